@@ -1,0 +1,215 @@
+/*
+ * Who holds which cells, and where: the shard of one rank, and the engine as the set of its ranks.
+ *
+ * A shard says, for each group, which layers, units and tokens a rank keeps, and for each (layer, part) a
+ * placement: the address of every cell as a sum of strides inside one of the rank's memory regions,
+ *
+ *   offset(block, row, unit) = offset + block * block_stride + row * row_stride + (unit - unit_begin) *
+ * unit_stride
+ *
+ * Offsets count from the start of a region; base addresses come in only when memory is registered with a
+ * transport. So a shard can be sent to a peer, and nothing in it can name memory outside a region.
+ *
+ * Shards and engines are immutable once made; any thread may read them.
+ */
+#ifndef KVFERRY_SHARD_H
+#define KVFERRY_SHARD_H
+
+#include <kvferry/model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Half open: begin <= i < end. */
+typedef struct kvf_range {
+    uint32_t begin;
+    uint32_t end;
+} kvf_range;
+
+/**
+ * Which tokens a rank keeps (decode context parallelism): token t when (t / width) % count == index. It
+ * stores them densely, in order. A zeroed struct means all tokens.
+ */
+typedef struct kvf_token_share {
+    uint32_t index; /**< less than count */
+    uint32_t count; /**< ranks that share the tokens; 0 means 1 */
+    uint32_t width; /**< neighbouring tokens kept together; 0 means 1 */
+} kvf_token_share;
+
+/** Where a rank keeps the cells of one (layer, part). Strides are in bytes. */
+typedef struct kvf_placement {
+    uint32_t region;       /**< index into the shard's regions */
+    uint64_t offset;       /**< of the first held unit's cell in row 0 of kernel block 0 */
+    uint64_t block_stride; /**< between kernel blocks */
+    uint64_t row_stride;
+    uint64_t unit_stride;
+} kvf_placement;
+
+/** What a rank holds of one part, in every layer of the group. */
+typedef struct kvf_part_share {
+    kvf_range units;        /**< of the whole model's units; empty: none */
+    uint32_t replica;       /**< which of the ranks with the same units and tokens this is */
+    uint32_t replica_count; /**< how many there are; 0 means 1 */
+} kvf_part_share;
+
+/**
+ * What a rank holds of one group.
+ *
+ * Two sizes of block: block tables count *logical* blocks; the memory may be cut into smaller *kernel*
+ * blocks, `kernel_blocks_per_block` for each, numbered logical * kernel_blocks_per_block + k. Strides are
+ * between kernel blocks.
+ */
+typedef struct kvf_group_shard_desc {
+    uint32_t tokens_per_block;        /**< of a logical block; 1 for state groups */
+    uint32_t kernel_blocks_per_block; /**< 0 means 1; divides tokens_per_block */
+    uint64_t block_count;             /**< logical blocks in the cache */
+    kvf_token_share tokens;
+    const kvf_part_share *parts;     /**< one for each part of the model's group */
+    const kvf_placement *placements; /**< [held layer of this group][part], layers ascending */
+} kvf_group_shard_desc;
+
+typedef struct kvf_shard_desc {
+    size_t struct_size;           /**< sizeof(kvf_shard_desc) */
+    uint32_t rank;                /**< number of this rank in its engine */
+    kvf_range layers;             /**< model layers this rank holds */
+    const uint64_t *region_bytes; /**< size of each memory region */
+    uint32_t region_count;
+    const kvf_group_shard_desc *groups; /**< one for each group of the model, also where no layer is held */
+    uint32_t tp_rank, tp_size, pp_rank, pp_size; /**< for messages and named quantities; sizes of 0 mean 1 */
+} kvf_shard_desc;
+
+typedef struct kvf_shard kvf_shard;
+
+/**
+ * Makes one rank's shard from explicit placements: for memory that something else laid out.
+ *
+ * Every cell of every block is checked to lie inside its region and to share no byte with another cell of its
+ * group. Different groups may share memory: hybrid engines do, with different block ids.
+ *
+ * @param desc  copied
+ * @param out   receives a shard owned by the caller, see kvf_shard_free()
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_OVERFLOW, KVF_E_OVERLAP, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_shard_create(const kvf_model *model, const kvf_shard_desc *desc, kvf_shard **out);
+
+/** Frees a shard; NULL is accepted. */
+KVF_API void kvf_shard_free(kvf_shard *shard);
+
+/** The model of a shard, owned by the shard. */
+KVF_API const kvf_model *kvf_shard_model(const kvf_shard *shard);
+
+/** The description of a shard with its zero defaults filled in, owned by the shard. */
+KVF_API const kvf_shard_desc *kvf_shard_get(const kvf_shard *shard);
+
+/** The layers of group `group` that this rank holds: indices into kvf_group_desc.layers. */
+KVF_API kvf_range kvf_shard_group_layers(const kvf_shard *shard, uint32_t group);
+
+/**
+ * The placement of one (layer, part). `layer` is an index into kvf_group_desc.layers.
+ *
+ * @return owned by the shard; NULL when this rank does not hold that layer, or there is no such part
+ */
+KVF_API const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group, uint32_t layer,
+                                                 uint32_t part);
+
+/** The region and byte offset of one cell. */
+typedef struct kvf_cell_location {
+    uint32_t region;
+    uint64_t offset;
+    uint64_t bytes;
+} kvf_cell_location;
+
+/**
+ * Finds one cell by its place in the block table's terms.
+ *
+ * @param layer  index into kvf_group_desc.layers
+ * @param block  logical block
+ * @param row    row in the logical block: token * rows_per_step + row of the step
+ * @param unit   unit of the whole model
+ * @return KVF_OK, or KVF_E_RANGE when this rank does not hold it
+ */
+KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t layer, uint32_t part,
+                                    uint64_t block, uint32_t row, uint32_t unit, kvf_cell_location *out);
+
+/* ---- engines: all ranks of one deployment -----------------------------------------------------------------
+ */
+
+/**
+ * How one rank arranges a group in memory.
+ *
+ * `order` nests the axes from outermost to innermost, one letter each: L layer, B block, T tensor, P part,
+ * H unit (a head, a channel), N row (a token); the cell itself is innermost. A '|' ends the axes that get a
+ * buffer of their own. T may be left out: it then stands just outside P. Examples:
+ *
+ *   "L|BPHN"   a buffer per layer; in a page all of K, then all of V; head before token (HND)
+ *   "L|BPNH"   the same, token before head (NHD)
+ *   "LP|BNH"   K and V in buffers of their own
+ *   "L|BHNP"   K and V of one token side by side
+ *   "LBPHN"    one buffer over all layers
+ *   "BLHNP"    one buffer, blocks outermost, all layers of a block in one row
+ *   "L|BTNPH"  conv state step by step, its projections side by side (SD); the recurrent state after it
+ *
+ * An axis outside P (or T) needs the same number of steps in all the parts it spans.
+ */
+typedef struct kvf_group_spec {
+    uint32_t tokens_per_block;        /**< 0: 16; state groups: always 1 */
+    uint32_t kernel_blocks_per_block; /**< 0: 1 */
+    uint64_t block_count;             /**< logical blocks in the cache; at least 1 */
+    const char *order;                /**< NULL: "L|BPHN" */
+    uint64_t page_bytes; /**< stride of the B axis; 0: as small as its content. Per kernel block */
+    uint64_t page_align; /**< rounds the stride of the B axis up to a multiple; 0: 1 */
+} kvf_group_spec;
+
+typedef struct kvf_engine_spec {
+    size_t struct_size; /**< sizeof(kvf_engine_spec) */
+    const char *name;   /**< for messages; NULL means "engine" */
+    uint32_t tp_size;   /**< 0 means 1 */
+    uint32_t pp_size;   /**< 0 means 1 */
+    const uint32_t
+        *pp_layers;    /**< layers of each pipeline stage, summing to the model's; NULL: as even as it goes */
+    uint32_t dcp_size; /**< ranks that share the tokens of a sequence; 0 means 1 */
+    uint32_t dcp_width;           /**< neighbouring tokens kept together; 0 means 1 */
+    kvf_group_spec all;           /**< for every group, unless `groups` says otherwise */
+    const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
+    bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory */
+} kvf_engine_spec;
+
+typedef struct kvf_engine kvf_engine;
+
+/**
+ * Lays out every rank of an engine. Rank numbers are pp_rank * tp_size + tp_rank.
+ *
+ * A TP rank r of n holds, of G granules of a split part, [r*G/n, (r+1)*G/n) when n <= G, and granule r*G/n
+ * otherwise (neighbours share). Under decode context parallelism rank r keeps token share r % dcp_size, which
+ * needs every granule to be held by a multiple of dcp_size neighbouring ranks.
+ *
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_OVERFLOW, KVF_E_NOMEM; the detail names the field
+ */
+KVF_API kvf_status kvf_engine_build(const kvf_model *model, const kvf_engine_spec *spec, kvf_engine **out);
+
+/**
+ * Makes an engine from shards that came from somewhere else. The shards become the engine's own on success.
+ *
+ * @param shards  shards of models that compare equal to `model`; shards[i] has rank i
+ * @return KVF_OK, KVF_E_MISMATCH (a shard of another model, or ranks that share tokens differently),
+ *         KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_engine_from_shards(const kvf_model *model, const char *name, kvf_shard *const *shards,
+                                          uint32_t shard_count, kvf_engine **out);
+
+/** Frees an engine and its shards; NULL is accepted. */
+KVF_API void kvf_engine_free(kvf_engine *engine);
+
+KVF_API const char *kvf_engine_name(const kvf_engine *engine);
+KVF_API const kvf_model *kvf_engine_model(const kvf_engine *engine);
+KVF_API uint32_t kvf_engine_rank_count(const kvf_engine *engine);
+
+/** The shard of one rank, owned by the engine; NULL when there is no such rank. */
+KVF_API const kvf_shard *kvf_engine_shard(const kvf_engine *engine, uint32_t rank);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

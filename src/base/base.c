@@ -1,0 +1,35 @@
+#include "base/base.h"
+
+#ifndef KVF_VERSION
+#define KVF_VERSION "0.1.0"
+#endif
+
+const char *kvf_version(void) {
+    return KVF_VERSION;
+}
+
+uint64_t kvf_gcd(uint64_t a, uint64_t b) {
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name) {
+    memset(out, 0, out_bytes);
+    if (!options)
+        return KVF_OK;
+    size_t given;
+    memcpy(&given, options, sizeof given);
+    if (given < sizeof given)
+        return kvf_fail(KVF_E_INVALID, "%s.struct_size is %zu; set it to sizeof(%s)", name, given, name);
+    for (size_t i = out_bytes; i < given; i++)
+        if (((const unsigned char *)options)[i])
+            return kvf_fail(KVF_E_INVALID,
+                            "%s.struct_size is %zu and byte %zu is set, but this library knows %zu bytes",
+                            name, given, i, out_bytes);
+    memcpy(out, options, given < out_bytes ? given : out_bytes);
+    return KVF_OK;
+}

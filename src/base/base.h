@@ -1,0 +1,78 @@
+/*
+ * What every room uses: failing with words, checked arithmetic, memory, and a growing text.
+ */
+#ifndef KVF_BASE_H
+#define KVF_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <kvferry/status.h>
+
+/** Records the detail text of this thread and returns `status`: return kvf_fail(KVF_E_RANGE, "...", ...). */
+kvf_status kvf_fail(kvf_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** Puts words before the detail that is there ("group 2: ") and returns `status`. */
+kvf_status kvf_fail_in(kvf_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** Empties the detail text of this thread. */
+void kvf_error_clear(void);
+
+/* Arithmetic on numbers from outside. Each returns false on overflow, leaving `out` undefined. */
+static inline bool kvf_add(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
+static inline bool kvf_mul(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+/** a*b + c. */
+static inline bool kvf_mul_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *out) {
+    uint64_t product;
+    return kvf_mul(a, b, &product) && kvf_add(product, c, out);
+}
+
+static inline uint64_t kvf_min_u64(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+static inline uint64_t kvf_max_u64(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+uint64_t kvf_gcd(uint64_t a, uint64_t b);
+
+/* Memory from the process's allocator. NULL (and KVF_E_NOMEM from the caller) when there is none; a count
+ * whose bytes overflow is treated as none. Zero elements give a valid pointer. */
+void *kvf_alloc(size_t count, size_t element_bytes);  /**< uninitialised */
+void *kvf_alloc0(size_t count, size_t element_bytes); /**< zeroed */
+void *kvf_resize(void *memory, size_t count, size_t element_bytes);
+void *kvf_copy(const void *memory, size_t count, size_t element_bytes);
+char *kvf_strdup(const char *text);
+void kvf_free(void *memory);
+
+/** KVF_E_NOMEM with the words for it. */
+kvf_status kvf_nomem(const char *what);
+
+/** A text that grows. Zeroed means empty; after a failed append `failed` stays set and appends do nothing. */
+typedef struct kvf_text {
+    char *data;
+    size_t length;
+    size_t capacity;
+    bool failed;
+} kvf_text;
+
+void kvf_text_add(kvf_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void kvf_text_free(kvf_text *text);
+
+/**
+ * Copies an option struct of the caller into ours, whichever of the two is newer: fields the caller does not
+ * know become zero. NULL gives all zeros.
+ *
+ * @return KVF_OK, or KVF_E_INVALID when struct_size is 0 or the caller sets fields this library does not know
+ */
+kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name);
+
+#endif

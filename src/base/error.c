@@ -1,0 +1,70 @@
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/base.h"
+
+#define DETAIL_BYTES 512
+
+static _Thread_local char detail[DETAIL_BYTES];
+
+kvf_status kvf_fail(kvf_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    /* The arguments may themselves point into the detail text. */
+    char fresh[DETAIL_BYTES];
+    (void)vsnprintf(fresh, sizeof fresh, format, arguments);
+    va_end(arguments);
+    memcpy(detail, fresh, sizeof detail);
+    return status;
+}
+
+kvf_status kvf_fail_in(kvf_status status, const char *format, ...) {
+    char where[DETAIL_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(where, sizeof where, format, arguments);
+    va_end(arguments);
+    return kvf_fail(status, "%s%s", where, detail);
+}
+
+void kvf_error_clear(void) {
+    detail[0] = '\0';
+}
+
+const char *kvf_error_detail(void) {
+    return detail;
+}
+
+kvf_status kvf_nomem(const char *what) {
+    return kvf_fail(KVF_E_NOMEM, "no memory for %s", what);
+}
+
+const char *kvf_status_name(kvf_status status) {
+    switch (status) {
+#define NAME(code)                                                                                           \
+    case code:                                                                                               \
+        return #code;
+        NAME(KVF_OK)
+        NAME(KVF_E_INVALID)
+        NAME(KVF_E_RANGE)
+        NAME(KVF_E_OVERFLOW)
+        NAME(KVF_E_OVERLAP)
+        NAME(KVF_E_MISMATCH)
+        NAME(KVF_E_UNCOVERED)
+        NAME(KVF_E_NOT_FOUND)
+        NAME(KVF_E_EXISTS)
+        NAME(KVF_E_NOT_EXPRESSIBLE)
+        NAME(KVF_E_UNSUPPORTED)
+        NAME(KVF_E_PARSE)
+        NAME(KVF_E_NOMEM)
+        NAME(KVF_E_IO)
+        NAME(KVF_E_PERMISSION)
+        NAME(KVF_E_NOT_REGISTERED)
+        NAME(KVF_E_PEER_LOST)
+        NAME(KVF_E_CANCELLED)
+        NAME(KVF_E_AGAIN)
+        NAME(KVF_E_TIMEOUT)
+#undef NAME
+    }
+    return "unknown status";
+}
