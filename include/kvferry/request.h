@@ -1,0 +1,128 @@
+/*
+ * Which bytes move for one request: block tables of both sides and a token range, turned into copy runs.
+ *
+ * Both sides are paired by token position, never by position in a block list: a table says with which block
+ * of the sequence it begins. The token range is walked in pieces that end at either side's block boundary,
+ * and each piece gives the longest runs that are contiguous on both sides; runs that touch are merged, over
+ * units, rows, blocks, parts and layers, wherever memory allows.
+ *
+ *    local blocks of 4    |0 1 2 3|4 5 6 7|8 9 . .|
+ *    remote blocks of 6   |0 1 2 3 4 5|6 7 8 9 . .|
+ *    pieces               |0 1 2 3|4 5|6 7|8 9|
+ *
+ * A request object is made once and set again for each request: in the steady state nothing is allocated. One
+ * thread at a time may use it; cursors over it may be read from several threads while it is not being set.
+ */
+#ifndef KVFERRY_REQUEST_H
+#define KVFERRY_REQUEST_H
+
+#include <kvferry/plan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A table entry without memory behind it: a block before the sliding window. */
+#define KVF_NO_BLOCK UINT32_MAX
+
+/** The blocks of one sequence in one group on one side. */
+typedef struct kvf_block_table {
+    const uint32_t *ids; /**< logical block ids, in sequence order; KVF_NO_BLOCK where there is none */
+    uint32_t count;
+    uint32_t first_block; /**< which block of the sequence ids[0] is: blocks before it are not in the table */
+} kvf_block_table;
+
+/**
+ * A table that ends where a sequence of `tokens` tokens ends: what an engine hands over after a prefix hit,
+ * when it lists only the blocks still to fill, or only those inside a sliding window.
+ *
+ * @param tokens_per_block  of a logical block, on the side the table belongs to
+ * @return KVF_OK; KVF_E_RANGE when the list is longer than the sequence; KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uint64_t tokens,
+                                        uint32_t tokens_per_block, kvf_block_table *out);
+
+/**
+ * One group of a request. Steps are tokens; in state groups, states.
+ *
+ * `begin == end` moves nothing (everything is cached here already). Steps before the group's sliding window
+ * or attention chunk are left out by kvf_request_set(), so tables need not have blocks for them.
+ */
+typedef struct kvf_group_request {
+    kvf_block_table local;
+    kvf_block_table remote;
+    uint64_t begin; /**< the first step wanted: tokens before it are here already */
+    uint64_t end;   /**< one past the last */
+} kvf_group_request;
+
+typedef struct kvf_request kvf_request;
+
+/**
+ * Makes an empty request over a plan, which must outlive it.
+ *
+ * @param out  receives a request owned by the caller, see kvf_request_free()
+ * @return KVF_OK, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_request_create(const kvf_plan *plan, kvf_request **out);
+
+/** Frees a request; NULL is accepted. */
+KVF_API void kvf_request_free(kvf_request *request);
+
+KVF_API const kvf_plan *kvf_request_plan(const kvf_request *request);
+
+/**
+ * Sets what the request moves. The tables are read during the call only.
+ *
+ * @param groups       one for each group of the model
+ * @param group_count  must be the model's
+ * @return KVF_OK; KVF_E_RANGE (a block id beyond its cache, a table that does not reach over the wanted
+ * steps: the detail names group, side, token and block); KVF_E_INVALID; KVF_E_NOMEM. After an error the
+ * request is as it was before
+ */
+KVF_API kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups,
+                                   uint32_t group_count);
+
+/** The steps of a group that the request really moves, after clipping to the window. */
+KVF_API void kvf_request_steps(const kvf_request *request, uint32_t group, uint64_t *begin, uint64_t *end);
+
+/** Bytes the request moves from one source (an index of the plan); 0 when there is no such source. */
+KVF_API uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source);
+
+/** Runs the request has for one source, after merging. Walks them: O(runs). */
+KVF_API uint64_t kvf_request_run_count(const kvf_request *request, uint32_t source);
+
+/** A piece of memory that is contiguous on both sides. Offsets count from the start of the regions. */
+typedef struct kvf_run {
+    uint64_t local_offset;
+    uint64_t remote_offset;
+    uint64_t bytes;
+    uint32_t local_region;
+    uint32_t remote_region;
+} kvf_run;
+
+/** A place in the sequence of a source's runs. Plain memory: copy it to remember a place; nothing to free. */
+typedef struct kvf_run_cursor {
+    const kvf_request *request;
+    uint32_t rule, rule_end; /* position: rule, then lane and piece, then rows and units in the piece */
+    uint32_t lane;
+    uint64_t piece;
+    uint64_t outer, inner;
+    kvf_run pending; /* not yet given out: the next run may touch it */
+} kvf_run_cursor;
+
+/** Puts a cursor before the first run of a source; a source that does not exist has no runs. */
+KVF_API void kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source);
+
+/**
+ * Gives the next runs.
+ *
+ * @param runs      receives up to `capacity` runs; capacity must be at least 1
+ * @return how many; 0 at the end
+ */
+KVF_API size_t kvf_run_cursor_next(kvf_run_cursor *cursor, kvf_run *runs, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

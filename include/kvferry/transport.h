@@ -1,0 +1,209 @@
+/*
+ * Moving runs between processes.
+ *
+ * A transport is one endpoint of a rank: it registers the rank's memory regions (in the order of its shard's
+ * regions), exports a *card* (address and memory keys, a few bytes for each region), and connects to peers by
+ * their cards. Reads and writes name memory by region and offset; every run is checked against both sides'
+ * registered sizes before a byte moves, so no peer can make us touch anything else.
+ *
+ * Kinds, and how "auto" chooses for each peer, best first:
+ *
+ *   "inproc"  the peer is in this process: plain copies
+ *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
+ * directly; memory the caller brought is read with process_vm_readv, or, where the kernel forbids that,
+ *             through a shared buffer that the peer fills
+ *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
+ *
+ * A transport and its peers may be used by one thread at a time; different transports are independent. All
+ * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
+ * function of the transport but kvf_transport_progress() and kvf_transport_close().
+ */
+#ifndef KVFERRY_TRANSPORT_H
+#define KVFERRY_TRANSPORT_H
+
+#include <kvferry/request.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_transport kvf_transport;
+typedef struct kvf_peer kvf_peer;
+
+typedef struct kvf_transport_options {
+    size_t struct_size;     /**< sizeof(kvf_transport_options) */
+    const char *name;       /**< for messages and for peers' logs; NULL: made from the process id */
+    uint32_t max_in_flight; /**< operations posted to the fabric at once, for each peer; 0: a default */
+    bool no_direct_read;    /**< never use process_vm_readv/writev, as if the kernel forbade it */
+    const char *ucx_tls;    /**< value for UCX_TLS; NULL: as the environment says */
+
+    /** A peer sent a notification. `data` is valid during the call. */
+    void (*on_notify)(void *context, kvf_transport *transport, const void *data, size_t bytes);
+    /** A peer is gone; its operations have failed with KVF_E_PEER_LOST before this call. Close it at any
+     * time. */
+    void (*on_peer_lost)(void *context, kvf_transport *transport, kvf_peer *peer);
+    void *context;
+} kvf_transport_options;
+
+/**
+ * Opens an endpoint.
+ *
+ * @param kind  "auto" (or NULL) or one of the kinds above, which is then the only one used
+ * @return KVF_OK, KVF_E_NOT_FOUND (no such kind), KVF_E_UNSUPPORTED (not in this build), KVF_E_IO,
+ * KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *options,
+                                      kvf_transport **out);
+
+/** The kinds in this build, best first; NULL past the last. */
+KVF_API const char *kvf_transport_kind_name(uint32_t i);
+
+/**
+ * Allocates memory that same-host peers can map: page aligned, zeroed, freed by kvf_transport_close().
+ *
+ * @return KVF_OK, KVF_E_INVALID (0 bytes), KVF_E_NOMEM, KVF_E_IO
+ */
+KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out);
+
+/** Where a region's bytes are. */
+typedef enum kvf_memory_kind {
+    KVF_MEMORY_HOST = 0,
+    KVF_MEMORY_CUDA = 1, /**< needs a UCX with CUDA support; other kinds refuse it */
+} kvf_memory_kind;
+
+typedef struct kvf_memory {
+    void *address;
+    uint64_t bytes;
+    kvf_memory_kind kind;
+} kvf_memory;
+
+/**
+ * Registers the memory regions of this rank, once, before export and connect. regions[i] is region i of the
+ * shard. The memory stays the caller's and must stay valid until kvf_transport_close().
+ *
+ * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes), KVF_E_OVERFLOW, KVF_E_EXISTS (registered already),
+ *         KVF_E_UNSUPPORTED (memory kind), KVF_E_IO, KVF_E_NOMEM; after an error nothing is registered
+ */
+KVF_API kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions,
+                                          uint32_t count);
+
+/**
+ * The card that lets a peer connect and access the registered memory. Whoever has it can read the cache: give
+ * it only to peers that may.
+ *
+ * @param card   receives a pointer owned by the transport, valid until it is closed
+ */
+KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **card, size_t *bytes);
+
+/**
+ * Connects to the endpoint that exported `card`. May return before the peer has answered: operations
+ * submitted meanwhile wait.
+ *
+ * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
+ * lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes,
+                                         kvf_peer **out);
+
+/** The kind that serves this peer, such as "shm"; owned by the library. */
+KVF_API const char *kvf_peer_kind(const kvf_peer *peer);
+
+/** Sizes of the peer's regions, by region; owned by the peer. */
+KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
+
+/** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
+KVF_API void kvf_peer_close(kvf_peer *peer);
+
+typedef enum kvf_direction {
+    KVF_READ = 0,  /**< remote to local */
+    KVF_WRITE = 1, /**< local to remote */
+} kvf_direction;
+
+/** Names one submitted batch; never used again by the same transport. 0 names none. */
+typedef uint64_t kvf_operation;
+
+/** Called once for every submitted batch. Bytes have moved only if status is KVF_OK. */
+typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status status);
+
+/**
+ * Submits a batch of runs. All of it is checked first: either the whole batch is accepted or none of it.
+ *
+ * @param runs  must stay unchanged until `done` was called
+ * @param done  called from kvf_transport_progress() (never from inside this function)
+ * @param out   receives the operation; may be NULL
+ * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
+ *         KVF_E_NOT_REGISTERED (no such region), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
+                                        size_t count, kvf_done done, void *context, kvf_operation *out);
+
+/**
+ * Cancels a batch: `done` is called with KVF_E_CANCELLED once nothing can touch its memory any more, or with
+ * KVF_OK if it was complete.
+ *
+ * @return KVF_OK, or KVF_E_NOT_FOUND when it has ended already
+ */
+KVF_API kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation);
+
+/**
+ * Sends a small message that arrives whole, once, in order, after everything this side has completed before.
+ *
+ * @param bytes  1 to 4096
+ * @return KVF_OK, KVF_E_RANGE, KVF_E_AGAIN (the peer does not drain; progress and repeat), KVF_E_PEER_LOST
+ */
+KVF_API kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes);
+
+/**
+ * Does a bounded amount of work (some megabytes of copying at the most) and calls what callbacks are due.
+ * Never blocks.
+ *
+ * @param busy  receives whether there is more to do at once; may be NULL
+ * @return KVF_OK, or KVF_E_IO when the endpoint itself is broken
+ */
+KVF_API kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy);
+
+/** A file descriptor that polls readable when kvf_transport_progress() has something to do. Do not read it.
+ */
+KVF_API int kvf_transport_event_fd(kvf_transport *transport);
+
+/** Closes all peers (their operations end with KVF_E_CANCELLED) and the endpoint; NULL is accepted. */
+KVF_API void kvf_transport_close(kvf_transport *transport);
+
+/* ---- a whole request --------------------------------------------------------------------------------------
+ */
+
+typedef struct kvf_transfer kvf_transfer;
+
+/**
+ * Starts moving a request: its runs go out in batches, a bounded number of them for each source.
+ *
+ * @param request  must stay unchanged until the transfer is freed
+ * @param peers    the peer of each source, by source index; all of one transport
+ * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_PEER_LOST, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction,
+                                      kvf_peer *const *peers, kvf_transfer **out);
+
+/**
+ * How a transfer stands. It moves while its transport progresses.
+ *
+ * @return KVF_OK when every byte is there, KVF_E_AGAIN while it moves, otherwise the first failure; by then
+ *         nothing touches its memory any more
+ */
+KVF_API kvf_status kvf_transfer_status(const kvf_transfer *transfer);
+
+/** Bytes and runs completed so far; either may be NULL. */
+KVF_API void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, uint64_t *runs);
+
+/** Stops a transfer; its status becomes KVF_E_CANCELLED once nothing touches its memory any more. */
+KVF_API void kvf_transfer_cancel(kvf_transfer *transfer);
+
+/** Frees a transfer that is no longer moving; one that is gets cancelled, and freed when it has ended. */
+KVF_API void kvf_transfer_free(kvf_transfer *transfer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
