@@ -1,0 +1,120 @@
+/*
+ * What a fabric implements, and what it may count on.
+ *
+ * The front (transport.c) owns everything that is the same for all fabrics: options, the list of regions, the
+ * outer card, choosing a fabric for each peer, checking every run against both sides' regions, operation
+ * numbers, and the order of callbacks. A fabric is one file (or two) with one kvf_fabric table; it moves runs
+ * that have been checked.
+ *
+ * A fabric never calls a user's callback itself: it calls kvf_batch_end(), kvf_deliver() and kvf_peer_lost(),
+ * and only from inside its progress(), disconnect() or close().
+ */
+#ifndef KVF_TRANSPORT_ROOM_H
+#define KVF_TRANSPORT_ROOM_H
+
+#include <kvferry/transport.h>
+
+#include "base/base.h"
+
+/** One submitted batch. Made by the front, owned by it, alive until kvf_batch_end(). */
+typedef struct kvf_batch {
+    kvf_peer *peer;
+    kvf_operation operation;
+    kvf_direction direction;
+    const kvf_run *runs; /**< all inside registered memory on both sides */
+    size_t count;
+    kvf_done done;
+    void *context;
+    bool cancelled;    /**< the owner wants it ended; the fabric ends it as soon as its memory is quiet */
+    size_t next;       /**< for the fabric: the first run not yet started */
+    size_t in_flight;  /**< for the fabric: posted and not yet complete */
+    kvf_status failed; /**< for the fabric: the first failure, reported once nothing is in flight */
+    struct kvf_batch *previous,
+        *following; /**< for the front: all batches of the peer, in order of submission */
+} kvf_batch;
+
+/** A growing array of bytes, for cards. */
+typedef struct kvf_bytes {
+    unsigned char *data;
+    size_t length;
+    size_t capacity;
+} kvf_bytes;
+
+kvf_status kvf_bytes_add(kvf_bytes *bytes, const void *data, size_t length);
+void kvf_bytes_free(kvf_bytes *bytes);
+
+/**
+ * One fabric. `endpoint` is what open() made, `link` what connect() made. All functions are called by one
+ * thread at a time for each endpoint; every pointer given to a fabric outlives its use there.
+ */
+typedef struct kvf_fabric {
+    const char *kind;
+
+    /** KVF_E_UNSUPPORTED (with a reason) when this machine cannot do it: "auto" then goes on without. */
+    kvf_status (*open)(kvf_transport *transport, const kvf_transport_options *options, void **endpoint);
+
+    /** NULL when the fabric has no memory of its own; memory is freed by close(). */
+    kvf_status (*allocate)(void *endpoint, uint64_t bytes, void **out);
+
+    /** Called once. After an error nothing is registered. KVF_E_UNSUPPORTED: "auto" goes on without this
+     * fabric. */
+    kvf_status (*register_memory)(void *endpoint, const kvf_memory *regions, uint32_t count);
+
+    /** Appends this fabric's part of the card. */
+    kvf_status (*card)(void *endpoint, kvf_bytes *out);
+
+    /**
+     * Connects by the part the same fabric of the peer wrote. `card` is untrusted. KVF_E_UNSUPPORTED means
+     * that this peer cannot be reached this way (another host, another process): the next fabric is tried.
+     * `region_bytes` are the sizes the outer card claims; a fabric that learns the true sizes must compare.
+     */
+    kvf_status (*connect)(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
+
+    /** Takes a batch in. Fails only as a whole, and then before anything moved. */
+    kvf_status (*submit)(void *link, kvf_batch *batch);
+
+    /** `batch->cancelled` was just set: start no more of its runs, end it from progress() when it is quiet.
+     */
+    void (*cancel)(void *link, kvf_batch *batch);
+
+    kvf_status (*notify)(void *link, const void *data, size_t bytes);
+
+    /** Ends the link. No batch of this link may touch memory after it returns; the front ends the batches. */
+    void (*disconnect)(void *link);
+
+    /** Bounded work. Sets *busy when it should be called again at once. */
+    kvf_status (*progress)(void *endpoint, bool *busy);
+
+    /** Readable when progress() has something to do. */
+    int (*event_fd)(void *endpoint);
+
+    /** All links are closed already. */
+    void (*close)(void *endpoint);
+} kvf_fabric;
+
+/* What fabrics call. */
+
+/** Ends a batch; it must not be used afterwards. With batch->cancelled set, a status other than KVF_OK
+ * becomes KVF_E_CANCELLED. */
+void kvf_batch_end(kvf_batch *batch, kvf_status status);
+
+/** A notification came in from whoever is connected to us. */
+void kvf_deliver(kvf_transport *transport, const void *data, size_t bytes);
+
+/** The other side of this link is gone: the front ends its batches with KVF_E_PEER_LOST and tells the user.
+ * The fabric must have made sure before that no batch of the link touches memory any more. */
+void kvf_peer_lost(kvf_peer *peer);
+
+/** The regions registered with the front: address and size, by region number. */
+const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
+
+/** The name from the options, for messages. */
+const char *kvf_transport_name(const kvf_transport *transport);
+
+extern const kvf_fabric kvf_fabric_inproc;
+extern const kvf_fabric kvf_fabric_shm;
+#ifdef KVF_HAVE_UCX
+extern const kvf_fabric kvf_fabric_ucx;
+#endif
+
+#endif
