@@ -103,11 +103,10 @@ typedef struct kvf_run {
 /** A place in the sequence of a source's runs. Plain memory: copy it to remember a place; nothing to free. */
 typedef struct kvf_run_cursor {
     const kvf_request *request;
-    uint32_t rule, rule_end; /* position: rule, then lane and piece, then rows and units in the piece */
+    uint32_t rule, rule_end;
     uint32_t lane;
-    uint64_t piece;
-    uint64_t outer, inner;
-    kvf_run pending; /* not yet given out: the next run may touch it */
+    uint32_t piece;
+    uint64_t run; /* within the piece */
 } kvf_run_cursor;
 
 /** Puts a cursor before the first run of a source; a source that does not exist has no runs. */

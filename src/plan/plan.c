@@ -1,0 +1,93 @@
+#include "plan/plan.h"
+
+static kvf_status check_arguments(const kvf_shard *local, const kvf_engine *remote, kvf_plan **out) {
+    if (!local || !remote || !out)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !local ? "local" : !remote ? "remote" : "out");
+    if (local->model == remote->model)
+        return KVF_OK;
+    kvf_status status = kvf_model_compare(local->model, remote->model);
+    return status ? kvf_fail_in(status, "local and %s: ", kvf_engine_name(remote)) : KVF_OK;
+}
+
+kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, const kvf_plan_options *options,
+                          kvf_plan **out) {
+    kvf_status status = check_arguments(local, remote, out);
+    if (status)
+        return status;
+    kvf_plan *plan = kvf_alloc0(1, sizeof *plan);
+    if (!plan)
+        return kvf_nomem("a plan");
+    plan->local = local;
+    plan->remote = remote;
+    status = kvf_take_options(&plan->options, sizeof plan->options, options, "kvf_plan_options");
+    if (!status && plan->options.replicas != KVF_REPLICA_SPREAD &&
+        plan->options.replicas != KVF_REPLICA_FIRST)
+        status = kvf_fail(KVF_E_INVALID, "replicas is %d; allowed is 0 (spread) or 1 (first)",
+                          (int)plan->options.replicas);
+    if (!status)
+        status = kvf_plan_cover(plan);
+    if (!status)
+        status = kvf_plan_fuse(plan);
+    if (status) {
+        kvf_plan_free(plan);
+        return status;
+    }
+    *out = plan;
+    return KVF_OK;
+}
+
+void kvf_plan_free(kvf_plan *plan) {
+    if (!plan)
+        return;
+    kvf_free(plan->source_ranks);
+    kvf_free(plan->source_rules);
+    kvf_free(plan->cuts);
+    kvf_free(plan->rules);
+    kvf_free(plan->rule_walks);
+    kvf_free(plan->lanes);
+    kvf_free(plan->walks);
+    kvf_free(plan);
+}
+
+const kvf_shard *kvf_plan_local(const kvf_plan *plan) {
+    return plan->local;
+}
+
+const kvf_engine *kvf_plan_remote(const kvf_plan *plan) {
+    return plan->remote;
+}
+
+size_t kvf_plan_memory_bytes(const kvf_plan *plan) {
+    return sizeof *plan + plan->source_count * (sizeof *plan->source_ranks + sizeof *plan->source_rules) +
+           plan->cut_count * sizeof *plan->cuts +
+           plan->rule_count * (sizeof *plan->rules + sizeof *plan->rule_walks) +
+           plan->lane_count * sizeof *plan->lanes + plan->walk_count * sizeof *plan->walks;
+}
+
+uint32_t kvf_plan_source_count(const kvf_plan *plan) {
+    return plan->source_count;
+}
+
+uint32_t kvf_plan_source_rank(const kvf_plan *plan, uint32_t source) {
+    return source < plan->source_count ? plan->source_ranks[source] : UINT32_MAX;
+}
+
+uint32_t kvf_plan_cut_count(const kvf_plan *plan) {
+    return plan->cut_count;
+}
+
+const kvf_plan_cut *kvf_plan_get_cut(const kvf_plan *plan, uint32_t i) {
+    return i < plan->cut_count ? &plan->cuts[i] : NULL;
+}
+
+uint32_t kvf_plan_rule_count(const kvf_plan *plan) {
+    return plan->rule_count;
+}
+
+const kvf_copy_rule *kvf_plan_get_rule(const kvf_plan *plan, uint32_t i) {
+    return i < plan->rule_count ? &plan->rules[i] : NULL;
+}
+
+kvf_range kvf_plan_source_rules(const kvf_plan *plan, uint32_t source) {
+    return source < plan->source_count ? plan->source_rules[source] : (kvf_range){0, 0};
+}

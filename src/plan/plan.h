@@ -1,0 +1,76 @@
+/*
+ * The inside of a plan, for the request room and for the files of this one.
+ */
+#ifndef KVF_PLAN_ROOM_H
+#define KVF_PLAN_ROOM_H
+
+#include <kvferry/plan.h>
+
+#include "base/base.h"
+#include "plan/walk.h"
+#include "shard/shard.h"
+
+/** A way to walk the steps of a group: rules that share it share the pieces of a request. */
+typedef struct kvf_plan_walk {
+    uint32_t group;
+    kvf_walk_side local, remote;
+} kvf_plan_walk;
+
+struct kvf_plan {
+    const kvf_shard *local;
+    const kvf_engine *remote;
+    kvf_plan_options options;
+    uint32_t *source_ranks; /* ascending */
+    kvf_range *source_rules;
+    uint32_t source_count;
+    kvf_plan_cut *cuts;
+    uint32_t cut_count;
+    kvf_copy_rule *rules;
+    uint32_t *rule_walks; /* [rule]: index into walks */
+    uint32_t rule_count;
+    kvf_copy_lane *lanes; /* of all rules */
+    uint32_t lane_count;
+    kvf_plan_walk *walks;
+    uint32_t walk_count;
+};
+
+/**
+ * Chooses who is read for every wanted unit, layer and token: fills cuts and sources.
+ * After an error the plan's fields are whatever they are; kvf_plan_free() takes care of them.
+ */
+kvf_status kvf_plan_cover(kvf_plan *plan);
+
+/** Turns the cuts into copy rules: fills rules, lanes and walks. */
+kvf_status kvf_plan_fuse(kvf_plan *plan);
+
+/** How the cells of one piece of a block pair fall into runs. */
+typedef struct kvf_run_shape {
+    uint64_t bytes;                                  /* of each run */
+    uint64_t outer_count, outer_local, outer_remote; /* count and strides of the outer loop */
+    uint64_t inner_count, inner_local, inner_remote;
+} kvf_run_shape;
+
+/**
+ * The runs of `rows` rows of one block pair under a rule. Fused cells already hold neighbouring units, so
+ * what is left to join are rows of one unit, and then units whose rows are whole on both sides.
+ */
+static inline kvf_run_shape kvf_rule_shape(const kvf_copy_rule *rule, uint64_t rows) {
+    kvf_run_shape s = {rule->cell_bytes, rows,        rule->local.row,
+                       rule->remote.row, rule->units, rule->local.unit,
+                       rule->remote.unit};
+    if (rows == 1 || (rule->local.row == rule->cell_bytes && rule->remote.row == rule->cell_bytes)) {
+        s.bytes = rule->cell_bytes * rows;
+        s.outer_count = 1;
+        if (rule->units > 1 && rule->local.unit == s.bytes && rule->remote.unit == s.bytes) {
+            s.bytes *= rule->units;
+            s.inner_count = 1;
+        }
+    } else if (rule->local.unit > rule->local.row) {
+        /* Local memory is written in ascending order. */
+        s = (kvf_run_shape){rule->cell_bytes, rule->units,     rule->local.unit, rule->remote.unit, rows,
+                            rule->local.row,  rule->remote.row};
+    }
+    return s;
+}
+
+#endif

@@ -1,0 +1,162 @@
+/*
+ * Proving a plan on addresses.
+ *
+ * For every cell of one step that the local shard wants, all lanes of all rules are asked where they read its
+ * bytes from: each remote token share that has tokens for us must answer exactly once, with the address of
+ * the same cell in the remote rank's own placement, and with strides that keep this true in every block and
+ * step.
+ */
+#include "plan/plan.h"
+
+typedef struct proof {
+    const kvf_plan *plan;
+    uint32_t group, layer, part, row, unit; /* the cell */
+    kvf_cell_location local;
+    uint32_t *answers; /* by remote token share */
+} proof;
+
+static kvf_status cell_fault(const proof *p, kvf_status status, const char *what, uint32_t rank) {
+    const kvf_group_desc *group = kvf_model_group(p->plan->local->model, p->group);
+    return kvf_fail(status, "group %s, layer %u, part %s, row %u, unit %u: %s (remote rank %u)", group->name,
+                    group->layers[p->layer], group->parts[p->part].name, p->row, p->unit, what, rank);
+}
+
+/* Where a lane of a rule reads `offset` of step 0 of block 0 from; false when it does not write there. */
+static bool read_from(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint64_t offset, uint64_t *remote,
+                      uint64_t *room) {
+    if (offset < lane->local_offset)
+        return false;
+    for (uint64_t row = 0; row < rule->rows_per_step; row++) {
+        uint64_t rest = offset - lane->local_offset;
+        if (rest < row * rule->local.row)
+            return false;
+        rest -= row * rule->local.row;
+        uint64_t unit = rule->units > 1 ? rest / rule->local.unit : 0;
+        if (unit >= rule->units)
+            continue;
+        rest -= unit * rule->local.unit;
+        if (rest >= rule->cell_bytes)
+            continue;
+        *remote = lane->remote_offset + row * rule->remote.row + unit * rule->remote.unit + rest;
+        *room = rule->cell_bytes - rest;
+        return true;
+    }
+    return false;
+}
+
+static bool same_steps(const kvf_copy_rule *rule, kvf_strides strides, const kvf_placement *placement,
+                       const kvf_part_desc *part, uint32_t kernel_tokens) {
+    return strides.block == placement->block_stride &&
+           (kernel_tokens == 1 ||
+            strides.row * rule->rows_per_step == placement->row_stride * part->rows_per_step);
+}
+
+static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_lane *lane, uint64_t remote,
+                               uint64_t room) {
+    const kvf_plan *plan = p->plan;
+    const kvf_copy_rule *rule = &plan->rules[index];
+    const kvf_plan_walk *walk = &plan->walks[plan->rule_walks[index]];
+    const kvf_part_desc *part = &kvf_model_group(plan->local->model, p->group)->parts[p->part];
+    uint32_t rank = plan->source_ranks[rule->source];
+    const kvf_shard *shard = plan->remote->shards[rank];
+    kvf_cell_location there;
+    if (kvf_shard_locate(shard, p->group, p->layer, p->part, 0, p->row, p->unit, &there) ||
+        shard->groups[p->group].tokens.index != rule->remote_tokens.index)
+        return cell_fault(p, KVF_E_MISMATCH, "it is read from a rank that does not hold it", rank);
+    if (there.region != lane->remote_region || there.offset != remote || room < there.bytes)
+        return cell_fault(p, KVF_E_MISMATCH, "it is read from a wrong address", rank);
+    if (!same_steps(rule, rule->local, kvf_shard_placement(plan->local, p->group, p->layer, p->part), part,
+                    walk->local.kernel_tokens) ||
+        !same_steps(rule, rule->remote, kvf_shard_placement(shard, p->group, p->layer, p->part), part,
+                    walk->remote.kernel_tokens))
+        return cell_fault(p, KVF_E_MISMATCH, "it is right in the first block only", rank);
+    if (p->answers[rule->remote_tokens.index]++)
+        return cell_fault(p, KVF_E_OVERLAP, "it is written twice", rank);
+    return KVF_OK;
+}
+
+static kvf_status check_cell(proof *p) {
+    const kvf_plan *plan = p->plan;
+    const kvf_engine_group *remote = &plan->remote->groups[p->group];
+    memset(p->answers, 0, remote->share_count * sizeof *p->answers);
+    kvf_status status =
+        kvf_shard_locate(plan->local, p->group, p->layer, p->part, 0, p->row, p->unit, &p->local);
+    for (uint32_t i = 0; i < plan->rule_count && !status; i++) {
+        const kvf_copy_rule *rule = &plan->rules[i];
+        if (rule->group != p->group)
+            continue;
+        for (uint32_t l = 0; l < rule->lane_count && !status; l++) {
+            uint64_t from, room;
+            if (rule->lanes[l].local_region == p->local.region &&
+                read_from(rule, &rule->lanes[l], p->local.offset, &from, &room))
+                status = check_answer(p, i, &rule->lanes[l], from, room);
+        }
+    }
+    kvf_token_share share = {0, remote->share_count, remote->share_width};
+    for (; share.index < share.count && !status; share.index++)
+        if (!p->answers[share.index] && kvf_shares_meet(share, plan->local->groups[p->group].tokens))
+            status = cell_fault(p, KVF_E_UNCOVERED, "nobody writes it", UINT32_MAX);
+    return status;
+}
+
+/* Bytes the rules of a group write for one step, over all remote token shares, less those its cells want. */
+static kvf_status check_totals(const kvf_plan *plan, uint32_t group) {
+    const kvf_group_desc *desc = kvf_model_group(plan->local->model, group);
+    const kvf_group_shard_desc *held = &plan->local->groups[group];
+    uint64_t wanted = 0, written = 0;
+    for (uint32_t p = 0; p < desc->part_count; p++)
+        wanted += (uint64_t)(held->parts[p].units.end - held->parts[p].units.begin) *
+                  desc->parts[p].rows_per_step * kvf_part_cell_bytes(&desc->parts[p]);
+    kvf_range layers = plan->local->group_layers[group];
+    wanted *= layers.end - layers.begin;
+    uint64_t shares = 0;
+    kvf_token_share share = {0, plan->remote->groups[group].share_count,
+                             plan->remote->groups[group].share_width};
+    for (; share.index < share.count; share.index++)
+        shares += kvf_shares_meet(share, held->tokens);
+    for (uint32_t i = 0; i < plan->rule_count; i++) {
+        const kvf_copy_rule *rule = &plan->rules[i];
+        if (rule->group == group)
+            written += rule->lane_count * rule->cell_bytes * rule->units * rule->rows_per_step;
+    }
+    if (written != wanted * shares)
+        return kvf_fail(KVF_E_OVERLAP, "group %s: the rules write %llu bytes a step, its cells have %llu",
+                        desc->name, (unsigned long long)written, (unsigned long long)(wanted * shares));
+    return KVF_OK;
+}
+
+static kvf_status check_group(proof *p) {
+    const kvf_shard *local = p->plan->local;
+    const kvf_group_desc *group = kvf_model_group(local->model, p->group);
+    kvf_range layers = local->group_layers[p->group];
+    for (p->layer = layers.begin; p->layer < layers.end; p->layer++) {
+        for (p->part = 0; p->part < group->part_count; p->part++) {
+            kvf_range units = local->groups[p->group].parts[p->part].units;
+            for (p->row = 0; p->row < group->parts[p->part].rows_per_step; p->row++) {
+                for (p->unit = units.begin; p->unit < units.end; p->unit++) {
+                    kvf_status status = check_cell(p);
+                    if (status)
+                        return status;
+                }
+            }
+        }
+    }
+    return layers.begin < layers.end ? check_totals(p->plan, p->group) : KVF_OK;
+}
+
+kvf_status kvf_plan_verify(const kvf_plan *plan) {
+    if (!plan)
+        return kvf_fail(KVF_E_INVALID, "plan is NULL");
+    uint32_t groups = kvf_model_group_count(plan->local->model), shares = 1;
+    for (uint32_t g = 0; g < groups; g++)
+        if (plan->remote->groups[g].share_count > shares)
+            shares = plan->remote->groups[g].share_count;
+    proof p = {.plan = plan, .answers = kvf_alloc(shares, sizeof *p.answers)};
+    if (!p.answers)
+        return kvf_nomem("a proof");
+    kvf_status status = KVF_OK;
+    for (p.group = 0; p.group < groups && !status; p.group++)
+        status = check_group(&p);
+    kvf_free(p.answers);
+    return status;
+}

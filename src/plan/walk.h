@@ -1,0 +1,46 @@
+/*
+ * Walking a range of steps (tokens, states) in pieces that are contiguous in a kernel block of both sides.
+ *
+ * Positions: a side that shares its tokens stores the tokens it keeps densely, in order. Token t is at
+ *
+ *   position(t) = t / (width * count) * width + t % width        (t / width % count == index)
+ *
+ * and position p lies in kernel block p / kernel_tokens, row p % kernel_tokens. Everything here is arithmetic
+ * on positions; block tables come in later.
+ */
+#ifndef KVF_PLAN_WALK_H
+#define KVF_PLAN_WALK_H
+
+#include <kvferry/shard.h>
+
+#include "base/base.h"
+
+/** One side of a walk. */
+typedef struct kvf_walk_side {
+    uint32_t kernel_tokens; /* of a kernel block */
+    kvf_token_share share;  /* defaults filled in */
+} kvf_walk_side;
+
+typedef struct kvf_walk {
+    kvf_walk_side local, remote;
+    uint64_t at, end; /* steps not yet walked */
+} kvf_walk;
+
+typedef struct kvf_walk_piece {
+    uint64_t step;            /* the first */
+    uint64_t local_position;  /* of the first */
+    uint64_t remote_position; /* of the first */
+    uint32_t steps;
+} kvf_walk_piece;
+
+/** The next piece of steps that both sides keep; false at the end. */
+bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece);
+
+/** Where a side stores the first step at or after `step` that it keeps; at the end, how many it keeps before.
+ */
+uint64_t kvf_walk_position(const kvf_walk_side *side, uint64_t step);
+
+/** Whether any token is kept by both shares. */
+bool kvf_shares_meet(kvf_token_share a, kvf_token_share b);
+
+#endif

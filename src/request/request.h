@@ -1,0 +1,35 @@
+/*
+ * The inside of a request: the pieces of each walk of its plan, with block ids looked up.
+ */
+#ifndef KVF_REQUEST_ROOM_H
+#define KVF_REQUEST_ROOM_H
+
+#include <kvferry/request.h>
+
+#include "base/base.h"
+#include "plan/plan.h"
+
+/** Steps that are neighbours in one kernel block of both sides. */
+typedef struct kvf_piece {
+    uint32_t local_block; /* kernel block ids */
+    uint32_t remote_block;
+    uint32_t local_step; /* of the first step, in its block */
+    uint32_t remote_step;
+    uint32_t steps;
+} kvf_piece;
+
+/** The pieces of one walk of the plan. */
+typedef struct kvf_walk_pieces {
+    kvf_piece *pieces;
+    uint32_t count, capacity;
+    uint64_t steps; /* of all pieces */
+} kvf_walk_pieces;
+
+struct kvf_request {
+    const kvf_plan *plan;
+    kvf_walk_pieces *walks; /* by walk of the plan */
+    kvf_walk_pieces *next;  /* being filled: becomes `walks` if all goes well */
+    uint64_t *begin, *end;  /* by group: the steps moved */
+};
+
+#endif

@@ -1,0 +1,170 @@
+/*
+ * Do two cells of a group share a byte?
+ *
+ * First each placement alone: sorted by stride, every axis must step over all that lies inside it. Then
+ * placements against each other: those whose address ranges meet must repeat with the same block stride, and
+ * then their intervals inside one period must be disjoint.
+ */
+#include <stdlib.h>
+
+#include "shard/shard.h"
+
+typedef struct axis {
+    uint64_t count;
+    uint64_t stride;
+} axis;
+
+/* One placement, with the range of bytes from its first cell to its last. */
+typedef struct extent {
+    const kvf_placement *placement;
+    const kvf_part_desc *part;
+    uint32_t layer;
+    uint64_t rows, units;
+    uint64_t begin, end;
+} extent;
+
+typedef struct interval {
+    uint64_t begin, end;
+    const extent *owner;
+} interval;
+
+static kvf_status check_alone(const extent *e, uint64_t blocks) {
+    axis axes[3] = {{blocks, e->placement->block_stride},
+                    {e->rows, e->placement->row_stride},
+                    {e->units, e->placement->unit_stride}};
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < 2 - i; j++) {
+            if (axes[j].stride > axes[j + 1].stride) {
+                axis swap = axes[j];
+                axes[j] = axes[j + 1];
+                axes[j + 1] = swap;
+            }
+        }
+    }
+    uint64_t inside = kvf_part_cell_bytes(e->part);
+    for (int i = 0; i < 3; i++) {
+        if (axes[i].count < 2)
+            continue;
+        if (axes[i].stride < inside)
+            return kvf_fail(
+                KVF_E_OVERLAP,
+                "part %s: strides %llu (block), %llu (row), %llu (unit) overlap: a step of %llu bytes does "
+                "not clear the %llu inside it",
+                e->part->name, (unsigned long long)e->placement->block_stride,
+                (unsigned long long)e->placement->row_stride, (unsigned long long)e->placement->unit_stride,
+                (unsigned long long)axes[i].stride, (unsigned long long)inside);
+        inside += (axes[i].count - 1) * axes[i].stride;
+    }
+    return KVF_OK;
+}
+
+static int by_region_and_begin(const void *a, const void *b) {
+    const extent *x = a, *y = b;
+    if (x->placement->region != y->placement->region)
+        return x->placement->region < y->placement->region ? -1 : 1;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+static int by_begin(const void *a, const void *b) {
+    const interval *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* The cells of block 0 of one placement, modulo the block stride. */
+static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
+    uint64_t cell = kvf_part_cell_bytes(e->part);
+    size_t n = 0;
+    for (uint64_t row = 0; row < e->rows; row++) {
+        for (uint64_t unit = 0; unit < e->units; unit++) {
+            uint64_t begin =
+                e->placement->offset + row * e->placement->row_stride + unit * e->placement->unit_stride;
+            begin %= period;
+            uint64_t end = begin + cell;
+            out[n++] = (interval){begin, end < period ? end : period, e};
+            if (end > period)
+                out[n++] = (interval){0, end - period, e};
+        }
+    }
+    return n;
+}
+
+static kvf_status check_together(const extent *extents, size_t count) {
+    uint64_t period = extents[0].placement->block_stride;
+    size_t room = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (extents[i].placement->block_stride != period)
+            return kvf_fail(
+                KVF_E_OVERLAP,
+                "layer %u part %s and layer %u part %s: their bytes are interleaved, but with different "
+                "block strides %llu and %llu",
+                extents[0].layer, extents[0].part->name, extents[i].layer, extents[i].part->name,
+                (unsigned long long)period, (unsigned long long)extents[i].placement->block_stride);
+        room += 2 * extents[i].rows * extents[i].units;
+    }
+    if (period == 0)
+        period = UINT64_MAX; /* a single block */
+    interval *intervals = kvf_alloc(room, sizeof *intervals);
+    if (!intervals)
+        return kvf_nomem("a check of placements");
+    size_t n = 0;
+    for (size_t i = 0; i < count; i++)
+        n += add_intervals(&extents[i], period, intervals + n);
+    qsort(intervals, n, sizeof *intervals, by_begin);
+    kvf_status status = KVF_OK;
+    for (size_t i = 1; i < n && !status; i++) {
+        const extent *a = intervals[i - 1].owner, *b = intervals[i].owner;
+        if (intervals[i].begin < intervals[i - 1].end)
+            status = kvf_fail(KVF_E_OVERLAP,
+                              "layer %u part %s and layer %u part %s share byte %llu of each block", a->layer,
+                              a->part->name, b->layer, b->part->name, (unsigned long long)intervals[i].begin);
+    }
+    kvf_free(intervals);
+    return status;
+}
+
+kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group) {
+    const kvf_group_desc *desc = kvf_model_group(shard->model, group);
+    const kvf_group_shard_desc *held = &shard->groups[group];
+    kvf_range layers = shard->group_layers[group];
+    uint64_t blocks = held->block_count * held->kernel_blocks_per_block;
+    size_t count = 0;
+    extent *extents = kvf_alloc((size_t)(layers.end - layers.begin) * desc->part_count, sizeof *extents);
+    if (!extents)
+        return kvf_nomem("a check of placements");
+    kvf_status status = KVF_OK;
+    const kvf_placement *placement = held->placements;
+    for (uint32_t layer = layers.begin; layer < layers.end; layer++) {
+        for (uint32_t p = 0; p < desc->part_count && !status; p++, placement++) {
+            uint64_t units = held->parts[p].units.end - held->parts[p].units.begin;
+            if (units == 0)
+                continue;
+            extent *e = &extents[count++];
+            *e = (extent){placement,
+                          &desc->parts[p],
+                          desc->layers[layer],
+                          kvf_kernel_rows(held, &desc->parts[p]),
+                          units,
+                          placement->offset,
+                          0};
+            e->end = e->begin + (blocks - 1) * placement->block_stride +
+                     (e->rows - 1) * placement->row_stride + (units - 1) * placement->unit_stride +
+                     kvf_part_cell_bytes(e->part);
+            status = check_alone(e, blocks);
+        }
+    }
+    if (!status && count)
+        qsort(extents, count, sizeof *extents, by_region_and_begin);
+    for (size_t i = 0; i < count && !status;) {
+        uint64_t end = extents[i].end;
+        size_t j = i + 1;
+        for (; j < count && extents[j].placement->region == extents[i].placement->region &&
+               extents[j].begin < end;
+             j++)
+            end = kvf_max_u64(end, extents[j].end);
+        if (j - i > 1)
+            status = check_together(extents + i, j - i);
+        i = j;
+    }
+    kvf_free(extents);
+    return status;
+}

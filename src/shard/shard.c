@@ -1,0 +1,255 @@
+/*
+ * One rank's shard: copied, completed and checked once, then only read.
+ */
+#include "shard/shard.h"
+
+#include "base/base.h"
+
+static uint32_t or_one(uint32_t value) {
+    return value ? value : 1;
+}
+
+/* The group's layers inside [layers.begin, layers.end), as indices: the list is ascending. */
+static kvf_range held_layers(const kvf_group_desc *group, kvf_range layers) {
+    kvf_range held = {0, 0};
+    while (held.begin < group->layer_count && group->layers[held.begin] < layers.begin)
+        held.begin++;
+    held.end = held.begin;
+    while (held.end < group->layer_count && group->layers[held.end] < layers.end)
+        held.end++;
+    return held;
+}
+
+static kvf_status check_blocks(const kvf_group_desc *group, const kvf_group_shard_desc *shard) {
+    if (shard->tokens_per_block == 0)
+        return kvf_fail(KVF_E_INVALID, "tokens_per_block is 0; allowed is 1 to %u", UINT32_MAX);
+    if (group->kind == KVF_GROUP_STATE && shard->tokens_per_block != 1)
+        return kvf_fail(KVF_E_INVALID, "tokens_per_block is %u; a block of a state group holds 1 state",
+                        shard->tokens_per_block);
+    if (shard->tokens_per_block % shard->kernel_blocks_per_block != 0)
+        return kvf_fail(KVF_E_INVALID,
+                        "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
+                        shard->kernel_blocks_per_block, shard->tokens_per_block);
+    uint64_t kernel_blocks;
+    if (shard->block_count == 0 ||
+        !kvf_mul(shard->block_count, shard->kernel_blocks_per_block, &kernel_blocks) ||
+        kernel_blocks >= UINT32_MAX)
+        return kvf_fail(
+            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed is 1 to %u in all",
+            (unsigned long long)shard->block_count, shard->kernel_blocks_per_block, UINT32_MAX - 1);
+    const kvf_token_share *tokens = &shard->tokens;
+    if (tokens->index >= tokens->count)
+        return kvf_fail(KVF_E_RANGE, "tokens.index is %u; allowed is 0 to %u", tokens->index,
+                        tokens->count - 1);
+    if (group->kind == KVF_GROUP_STATE && tokens->count != 1)
+        return kvf_fail(KVF_E_INVALID, "tokens.count is %u; a state cannot be shared by token",
+                        tokens->count);
+    return KVF_OK;
+}
+
+static kvf_status check_share(const kvf_part_desc *part, const kvf_part_share *share) {
+    if (share->units.begin > share->units.end || share->units.end > part->units)
+        return kvf_fail(KVF_E_RANGE, "part %s: units are [%u, %u); allowed is a range within [0, %u)",
+                        part->name, share->units.begin, share->units.end, part->units);
+    if (share->replica >= share->replica_count)
+        return kvf_fail(KVF_E_RANGE, "part %s: replica is %u; allowed is 0 to %u", part->name, share->replica,
+                        share->replica_count - 1);
+    return KVF_OK;
+}
+
+/* The last byte of the last cell must lie in the region; all arithmetic is checked here, once. */
+static kvf_status check_placement(const kvf_shard *shard, uint32_t group, uint32_t part,
+                                  const kvf_placement *placement) {
+    const kvf_part_desc *desc = &kvf_model_group(shard->model, group)->parts[part];
+    const kvf_group_shard_desc *held = &shard->groups[group];
+    kvf_range units = held->parts[part].units;
+    if (units.begin == units.end)
+        return KVF_OK;
+    if (placement->region >= shard->desc.region_count)
+        return kvf_fail(KVF_E_RANGE, "region is %u, but the shard has %u", placement->region,
+                        shard->desc.region_count);
+    uint64_t end = placement->offset;
+    uint64_t blocks = held->block_count * held->kernel_blocks_per_block; /* fits: check_blocks() */
+    if (!kvf_mul_add(blocks - 1, placement->block_stride, end, &end) ||
+        !kvf_mul_add(kvf_kernel_rows(held, desc) - 1, placement->row_stride, end, &end) ||
+        !kvf_mul_add(units.end - units.begin - 1, placement->unit_stride, end, &end) ||
+        !kvf_add(end, kvf_part_cell_bytes(desc), &end))
+        return kvf_fail(
+            KVF_E_OVERFLOW, "offset %llu with strides %llu (block), %llu (row), %llu (unit) ends past 2^64",
+            (unsigned long long)placement->offset, (unsigned long long)placement->block_stride,
+            (unsigned long long)placement->row_stride, (unsigned long long)placement->unit_stride);
+    if (end > shard->desc.region_bytes[placement->region])
+        return kvf_fail(KVF_E_RANGE, "the last cell ends at byte %llu of region %u, which has %llu",
+                        (unsigned long long)end, placement->region,
+                        (unsigned long long)shard->desc.region_bytes[placement->region]);
+    return KVF_OK;
+}
+
+static kvf_status check_placements(const kvf_shard *shard, uint32_t group) {
+    const kvf_group_desc *desc = kvf_model_group(shard->model, group);
+    kvf_range layers = shard->group_layers[group];
+    const kvf_placement *placement = shard->groups[group].placements;
+    for (uint32_t layer = layers.begin; layer < layers.end; layer++) {
+        for (uint32_t part = 0; part < desc->part_count; part++, placement++) {
+            kvf_status status = check_placement(shard, group, part, placement);
+            if (status)
+                return kvf_fail_in(status, "layer %u, part %s: ", desc->layers[layer],
+                                   desc->parts[part].name);
+        }
+    }
+    return KVF_OK;
+}
+
+/* Copies group `g` of the description into the shard, completes its defaults, and checks it. */
+static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given, uint32_t g) {
+    const kvf_group_desc *group = kvf_model_group(shard->model, g);
+    kvf_group_shard_desc *own = &shard->groups[g];
+    kvf_range layers = held_layers(group, shard->desc.layers);
+    shard->group_layers[g] = layers;
+    *own = *given;
+    own->parts = NULL;
+    own->placements = NULL;
+    own->kernel_blocks_per_block = or_one(given->kernel_blocks_per_block);
+    own->tokens.count = or_one(given->tokens.count);
+    own->tokens.width = or_one(given->tokens.width);
+    kvf_status status = check_blocks(group, own);
+    if (status)
+        return status;
+
+    size_t placements = (size_t)(layers.end - layers.begin) * group->part_count;
+    if (!given->parts || (placements && !given->placements))
+        return kvf_fail(KVF_E_INVALID, "%s is NULL; it needs %u parts and %zu placements",
+                        given->parts ? "placements" : "parts", group->part_count, placements);
+    kvf_part_share *parts = kvf_copy(given->parts, group->part_count, sizeof *parts);
+    own->parts = parts;
+    own->placements = kvf_copy(given->placements, placements, sizeof *own->placements);
+    if (!own->parts || !own->placements)
+        return kvf_nomem("a shard");
+    for (uint32_t p = 0; p < group->part_count; p++) {
+        parts[p].replica_count = or_one(parts[p].replica_count);
+        if ((status = check_share(&group->parts[p], &parts[p])))
+            return status;
+    }
+    return check_placements(shard, g);
+}
+
+static kvf_status check_desc(const kvf_model *model, kvf_shard_desc *desc) {
+    desc->tp_size = or_one(desc->tp_size);
+    desc->pp_size = or_one(desc->pp_size);
+    if (desc->tp_rank >= desc->tp_size || desc->pp_rank >= desc->pp_size)
+        return kvf_fail(KVF_E_RANGE,
+                        "tp_rank %u of tp_size %u, pp_rank %u of pp_size %u: a rank must be below its size",
+                        desc->tp_rank, desc->tp_size, desc->pp_rank, desc->pp_size);
+    uint32_t layer_count = kvf_model_layer_count(model);
+    if (desc->layers.begin > desc->layers.end || desc->layers.end > layer_count)
+        return kvf_fail(KVF_E_RANGE, "layers are [%u, %u); allowed is a range within [0, %u)",
+                        desc->layers.begin, desc->layers.end, layer_count);
+    if (!desc->groups || (desc->region_count && !desc->region_bytes))
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", desc->groups ? "region_bytes" : "groups");
+    return KVF_OK;
+}
+
+kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bool look_for_overlap,
+                          kvf_shard **out) {
+    kvf_shard_desc given;
+    kvf_status status = kvf_take_options(&given, sizeof given, desc, "kvf_shard_desc");
+    if (status || (status = check_desc(model, &given)))
+        return status;
+    kvf_shard *shard = kvf_alloc0(1, sizeof *shard);
+    if (!shard)
+        return kvf_nomem("a shard");
+    uint32_t groups = kvf_model_group_count(model);
+    shard->model = kvf_model_retain(model);
+    shard->desc = given;
+    shard->groups = kvf_alloc0(groups, sizeof *shard->groups);
+    shard->desc.groups = shard->groups;
+    shard->group_layers = kvf_alloc0(groups, sizeof *shard->group_layers);
+    shard->desc.region_bytes = kvf_copy(given.region_bytes, given.region_count, sizeof *given.region_bytes);
+    if (!shard->groups || !shard->group_layers || !shard->desc.region_bytes)
+        status = kvf_nomem("a shard");
+    for (uint32_t g = 0; g < groups && !status; g++) {
+        status = take_group(shard, &given.groups[g], g);
+        if (!status && look_for_overlap)
+            status = kvf_shard_check_overlap(shard, g);
+        if (status)
+            status = kvf_fail_in(status, "rank %u, group %s: ", given.rank, kvf_model_group(model, g)->name);
+    }
+    if (status) {
+        kvf_shard_free(shard);
+        return status;
+    }
+    *out = shard;
+    return KVF_OK;
+}
+
+kvf_status kvf_shard_create(const kvf_model *model, const kvf_shard_desc *desc, kvf_shard **out) {
+    if (!model || !desc || !out)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : !desc ? "desc" : "out");
+    return kvf_shard_make(model, desc, true, out);
+}
+
+void kvf_shard_free(kvf_shard *shard) {
+    if (!shard)
+        return;
+    for (uint32_t g = 0; shard->groups && g < kvf_model_group_count(shard->model); g++) {
+        kvf_free((void *)shard->groups[g].parts);
+        kvf_free((void *)shard->groups[g].placements);
+    }
+    kvf_free(shard->groups);
+    kvf_free(shard->group_layers);
+    kvf_free((void *)shard->desc.region_bytes);
+    kvf_model_free(shard->model);
+    kvf_free(shard);
+}
+
+const kvf_model *kvf_shard_model(const kvf_shard *shard) {
+    return shard->model;
+}
+
+const kvf_shard_desc *kvf_shard_get(const kvf_shard *shard) {
+    return &shard->desc;
+}
+
+kvf_range kvf_shard_group_layers(const kvf_shard *shard, uint32_t group) {
+    if (group >= kvf_model_group_count(shard->model))
+        return (kvf_range){0, 0};
+    return shard->group_layers[group];
+}
+
+const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group, uint32_t layer,
+                                         uint32_t part) {
+    kvf_range layers = kvf_shard_group_layers(shard, group);
+    if (layer < layers.begin || layer >= layers.end)
+        return NULL;
+    uint32_t parts = kvf_model_group(shard->model, group)->part_count;
+    if (part >= parts)
+        return NULL;
+    return &shard->groups[group].placements[(size_t)(layer - layers.begin) * parts + part];
+}
+
+kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t layer, uint32_t part,
+                            uint64_t block, uint32_t row, uint32_t unit, kvf_cell_location *out) {
+    const kvf_placement *placement = kvf_shard_placement(shard, group, layer, part);
+    if (!placement)
+        return kvf_fail(KVF_E_RANGE, "rank %u does not hold layer %u of group %u, part %u", shard->desc.rank,
+                        layer, group, part);
+    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_part_desc *desc = &kvf_model_group(shard->model, group)->parts[part];
+    kvf_range units = held->parts[part].units;
+    uint64_t rows = kvf_kernel_rows(held, desc);
+    if (block >= held->block_count || row >= rows * held->kernel_blocks_per_block)
+        return kvf_fail(KVF_E_RANGE, "block %llu, row %u; the cache has %llu blocks of %llu rows",
+                        (unsigned long long)block, row, (unsigned long long)held->block_count,
+                        (unsigned long long)rows * held->kernel_blocks_per_block);
+    if (unit < units.begin || unit >= units.end)
+        return kvf_fail(KVF_E_RANGE, "unit is %u; rank %u holds [%u, %u)", unit, shard->desc.rank,
+                        units.begin, units.end);
+    uint64_t kernel_block = block * held->kernel_blocks_per_block + row / rows;
+    /* No overflow: check_placement() bounded the last cell. */
+    out->region = placement->region;
+    out->offset = placement->offset + kernel_block * placement->block_stride +
+                  row % rows * placement->row_stride +
+                  (uint64_t)(unit - units.begin) * placement->unit_stride;
+    out->bytes = kvf_part_cell_bytes(desc);
+    return KVF_OK;
+}
