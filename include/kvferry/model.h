@@ -180,8 +180,8 @@ KVF_API uint64_t kvf_group_step_bytes(const kvf_group_desc *group);
 KVF_API uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t end);
 
 /**
- * Whether two models cache the same cells: same layers, groups, parts and dtypes. Names are not compared, nor
- * is anything that may differ between engines.
+ * Whether two models cache the same cells: same layers, groups, parts and dtypes. The models' own names are
+ * not compared, nor is what may differ between engines: granule_units and tensor.
  *
  * @return KVF_OK, or KVF_E_MISMATCH and a detail that names the first field that differs and both values
  */

@@ -1,0 +1,20 @@
+# How every C file of the project is compiled and linked.
+
+add_compile_options(-Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes
+                    -Wformat=2 -Wconversion -Wno-sign-conversion -Wvla)
+if(KVF_WERROR)
+  add_compile_options(-Werror)
+endif()
+
+# A program that does not use a transport should not load what the transport needs.
+add_link_options(-Wl,--as-needed)
+
+if(KVF_SANITIZE)
+  # -fno-sanitize-recover: a finding ends the process, so that a test cannot pass over it.
+  add_compile_options(-fsanitize=${KVF_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # GCC guesses wrong about initialisation in instrumented code.
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-Wno-maybe-uninitialized)
+  endif()
+  add_link_options(-fsanitize=${KVF_SANITIZE})
+endif()

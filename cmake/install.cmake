@@ -1,0 +1,42 @@
+# What `make install` puts where: headers, both libraries, the command, its manual pages, and the files by
+# which pkg-config and CMake find the library.
+
+include(CMakePackageConfigHelpers)
+
+set(KVF_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/kvferry)
+
+file(GLOB public_headers CONFIGURE_DEPENDS include/kvferry/*.h)
+list(TRANSFORM KVF_ABSENT_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/include/kvferry/ OUTPUT_VARIABLE absent)
+if(absent)
+  list(REMOVE_ITEM public_headers ${absent})
+endif()
+install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvferry)
+install(TARGETS kvferry EXPORT kvferryTargets)
+install(TARGETS kvferry_static EXPORT kvferryStaticTargets)
+if(TARGET kvferry_command)
+  install(TARGETS kvferry_command)
+endif()
+
+file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.1)
+if(man_pages)
+  install(FILES ${man_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+endif()
+file(GLOB license_files LICENSE NOTICE)
+install(FILES ${license_files} DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# The shared library needs nothing from those who link it; the static one needs what it was built from. They
+# are exported apart, so that only users of the static library must have those packages.
+install(EXPORT kvferryTargets NAMESPACE kvferry:: DESTINATION ${KVF_CMAKE_DIR})
+install(EXPORT kvferryStaticTargets NAMESPACE kvferry:: DESTINATION ${KVF_CMAKE_DIR})
+configure_package_config_file(cmake/kvferryConfig.cmake.in ${CMAKE_BINARY_DIR}/kvferryConfig.cmake
+                              INSTALL_DESTINATION ${KVF_CMAKE_DIR})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/kvferryConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/kvferryConfig.cmake ${CMAKE_BINARY_DIR}/kvferryConfigVersion.cmake
+        DESTINATION ${KVF_CMAKE_DIR})
+
+# The .pc file names its prefix relative to where it lies, so that a staged or moved tree works as it is.
+file(RELATIVE_PATH KVF_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" KVF_PC_TO_PREFIX "${KVF_PC_TO_PREFIX}")
+configure_file(cmake/kvferry.pc.in ${CMAKE_BINARY_DIR}/kvferry.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/kvferry.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,70 @@
+# What ctest runs. Labels are the folders' names: `ctest -L unit`. Every test has a time limit, so that one
+# that hangs fails; the limits are generous, for they must hold under sanitizers on a small machine.
+
+if(KVF_SANITIZE)
+  set(KVF_LIMIT_FACTOR 3)
+else()
+  set(KVF_LIMIT_FACTOR 1)
+endif()
+set(KVF_TEST_ENVIRONMENT "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
+                         "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1")
+
+# kvf_add_test(NAME LABEL SECONDS command...)
+function(kvf_add_test name label seconds)
+  add_test(NAME ${name} COMMAND ${ARGN} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
+  math(EXPR limit "${seconds} * ${KVF_LIMIT_FACTOR}")
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${limit}
+                                          ENVIRONMENT "${KVF_TEST_ENVIRONMENT}")
+endfunction()
+
+kvf_add_programs(tests/unit unit NAMES unit_names NEEDS PkgConfig::CMOCKA)
+foreach(name IN LISTS unit_names)
+  kvf_add_test(${name} unit 120 ${name})
+endforeach()
+
+kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
+foreach(name IN LISTS property_names)
+  kvf_add_test(property.${name} property 600 property_${name})
+endforeach()
+
+# One program from all files: it is given the folder that holds the cases.
+file(GLOB vectors_sources CONFIGURE_DEPENDS tests/vectors/*.c)
+if(vectors_sources)
+  add_executable(vectors ${vectors_sources})
+  set_target_properties(vectors PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/vectors)
+  target_include_directories(vectors PRIVATE src tests/vectors)
+  target_compile_definitions(vectors PRIVATE _GNU_SOURCE)
+  target_link_libraries(vectors PRIVATE kvferry_static PkgConfig::JSONC Threads::Threads m)
+  kvf_add_test(vectors vectors 300 vectors ${PROJECT_SOURCE_DIR}/tests/vectors)
+endif()
+
+if(NOT KVF_CORE_ONLY)
+  kvf_add_programs(examples example PUBLIC NAMES example_names)
+  foreach(name IN LISTS example_names)
+    kvf_add_test(example.${name} examples 120 example_${name})
+  endforeach()
+endif()
+
+# These start processes and use memory as the command does, so each runs alone.
+if(TARGET kvferry_command)
+  file(GLOB integration_scripts CONFIGURE_DEPENDS tests/integration/*.sh)
+  foreach(script IN LISTS integration_scripts)
+    get_filename_component(name ${script} NAME_WE)
+    kvf_add_test(integration.${name} integration 600 bash ${script})
+    set_property(TEST integration.${name} APPEND PROPERTY ENVIRONMENT
+                 "KVFERRY=$<TARGET_FILE:kvferry_command>" "KVF_BIN_DIR=${PROJECT_BINARY_DIR}")
+    set_tests_properties(integration.${name} PROPERTIES RUN_SERIAL ON)
+  endforeach()
+endif()
+
+# What others build against. A sanitized library is not something to install.
+kvf_add_test(rooms_include_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/rooms.sh
+             ${PROJECT_SOURCE_DIR})
+if(NOT KVF_SANITIZE)
+  kvf_add_test(headers_stand_alone install 120 bash ${PROJECT_SOURCE_DIR}/tests/install/headers.sh
+               ${PROJECT_SOURCE_DIR}/include ${CMAKE_C_COMPILER})
+  kvf_add_test(exported_symbols install 60 bash ${PROJECT_SOURCE_DIR}/tests/install/exports.sh
+               $<TARGET_FILE:kvferry> ${PROJECT_SOURCE_DIR}/include ${KVF_ABSENT_HEADERS})
+  kvf_add_test(installed_package install 300 bash ${PROJECT_SOURCE_DIR}/tests/install/consume.sh
+               ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
+endif()

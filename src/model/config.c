@@ -1,0 +1,165 @@
+/*
+ * From the text of a config.json to a model.
+ */
+#include <stdio.h>
+
+#include "model/config.h"
+
+/* ---- options and the text model ----------------------------------------------------------------------- */
+
+static kvf_status check_dtype_option(const char *name, kvf_dtype dtype) {
+    if (dtype != KVF_DTYPE_INVALID && kvf_dtype_bits(dtype) == 0)
+        return kvf_fail(KVF_E_INVALID, "kvf_config_options.%s is %d, which is not a kvf_dtype", name,
+                        (int)dtype);
+    return KVF_OK;
+}
+
+static kvf_status take_options(kvf_config_options *out, const kvf_config_options *options) {
+    kvf_status status = kvf_take_options(out, sizeof *out, options, "kvf_config_options");
+    if (!status)
+        status = check_dtype_option("cache_dtype", out->cache_dtype);
+    if (!status)
+        status = check_dtype_option("state_dtype", out->state_dtype);
+    if (!status)
+        status = check_dtype_option("scale_dtype", out->scale_dtype);
+    if (!status && out->scale_per_head && !out->scale_dtype)
+        status = kvf_fail(KVF_E_INVALID, "kvf_config_options.scale_per_head is set, but scale_dtype is not");
+    return status;
+}
+
+/* Multimodal models keep the language model's configuration in an object inside. */
+static kvf_status find_text_model(const kvf_fields *root, kvf_fields *out) {
+    static const char *const names[] = {"text_config", "llm_config", "language_config"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        kvf_status status = kvf_field_object(root, names[i], out);
+        if (status || out->object)
+            return status;
+    }
+    *out = *root;
+    return KVF_OK;
+}
+
+/* The inner configuration names its own type, or is of its wrapper's. */
+static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
+    const char *outer;
+    const char *inner;
+    kvf_status status = kvf_field_text(root, "model_type", &outer);
+    if (!status)
+        status = kvf_field_text(&config->fields, "model_type", &inner);
+    if (status)
+        return status;
+    const char *model_type = inner ? inner : outer;
+    if (!model_type)
+        return kvf_field_missing(root, "model_type");
+    config->family = kvf_family_find(model_type);
+    if (!config->family)
+        return kvf_fail(KVF_E_UNSUPPORTED, "%smodel_type is \"%.64s\", a family that is not known",
+                        inner ? config->fields.prefix : "", model_type);
+    if (!config->options.name)
+        config->options.name = outer ? outer : inner;
+    return KVF_OK;
+}
+
+/* The model's type: of the language model, or of the whole, or the family's. */
+static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
+    static const char names[] = "dtype|torch_dtype";
+    const char *text;
+    kvf_status status = kvf_field_text(&config->fields, names, &text);
+    if (!status && !text)
+        status = kvf_field_text(root, names, &text);
+    if (status)
+        return status;
+    config->dtype = config->family->dtype;
+    if (text && kvf_dtype_by_name(text, &config->dtype))
+        return kvf_fail_in(KVF_E_INVALID, "dtype: ");
+    if (config->dtype)
+        return KVF_OK;
+    bool only_attention = !kvf_config_has(config, KVF_KEEPS_STATE);
+    if (config->options.cache_dtype && only_attention)
+        return KVF_OK; /* nothing is kept in the model's own type */
+    return kvf_fail(KVF_E_INVALID, "%sdtype (or torch_dtype) is missing%s", config->fields.prefix,
+                    only_attention ? ", and no cache_dtype is given" : "");
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------- */
+
+bool kvf_config_has(const kvf_config *config, uint8_t what) {
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        if (config->keeps[i] & what)
+            return true;
+    return false;
+}
+
+kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_group_kind kind,
+                                     uint8_t what) {
+    uint32_t g = config->group_count++;
+    uint32_t *layers = config->layers + (size_t)g * config->layer_count;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        if (config->keeps[i] & what)
+            layers[count++] = i;
+    config->groups[g] = (kvf_group_desc){
+        .name = name, .kind = kind, .layers = layers, .layer_count = count, .parts = config->parts[g]};
+    return &config->groups[g];
+}
+
+kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype) {
+    uint32_t g = config->group_count - 1;
+    kvf_part_desc *part = &config->parts[g][config->groups[g].part_count++];
+    *part = (kvf_part_desc){.name = name, .dtype = dtype};
+    return part;
+}
+
+static kvf_status build(kvf_config *config, kvf_model **out) {
+    config->layers = kvf_alloc(config->layer_count, KVF_CONFIG_MAX_GROUPS * sizeof *config->layers);
+    if (!config->layers)
+        return kvf_nomem("the layers of a configuration");
+    kvf_status status = kvf_config_add_attention(config);
+    if (!status)
+        status = kvf_config_add_state(config);
+    if (!status && config->group_count == 0)
+        status = kvf_fail(KVF_E_INVALID, "%snum_hidden_layers is %u, and none of them keeps a cache",
+                          config->fields.prefix, config->layer_count);
+    if (status)
+        return status;
+    const kvf_model_desc desc = {
+        .struct_size = sizeof desc,
+        .name = config->options.name,
+        .layer_count = config->layer_count,
+        .groups = config->groups,
+        .group_count = config->group_count,
+    };
+    return kvf_model_create(&desc, out);
+}
+
+static kvf_status read_tree(struct json_object *tree, const kvf_config_options *options, kvf_model **out) {
+    kvf_config config = {.options = *options};
+    kvf_fields root = {.object = tree};
+    kvf_status status = find_text_model(&root, &config.fields);
+    if (!status)
+        status = find_family(&root, &config);
+    if (!status)
+        status = kvf_config_read_layers(&config);
+    if (!status)
+        status = read_dtype(&root, &config);
+    if (!status)
+        status = build(&config, out);
+    kvf_free(config.layers);
+    kvf_free(config.keeps);
+    return status;
+}
+
+kvf_status kvf_model_from_config(const char *json, size_t bytes, const kvf_config_options *options,
+                                 kvf_model **out) {
+    if (!json || !out)
+        return kvf_fail(KVF_E_INVALID, "configuration: %s is NULL", json ? "out" : "json");
+    kvf_config_options taken;
+    kvf_status status = take_options(&taken, options);
+    struct json_object *tree = NULL;
+    if (!status)
+        status = kvf_config_parse(json, bytes, &tree);
+    if (!status)
+        status = read_tree(tree, &taken, out);
+    json_object_put(tree);
+    return status;
+}

@@ -1,0 +1,222 @@
+/*
+ * Inside the model room: reading a config.json.
+ *
+ *   text --config_json--> fields --config_family--> family (a row of data)
+ *     fields + family --config_layers--> what each layer keeps
+ *     fields + family --config_attention, config_state--> the parts of each kind of layer
+ *     all of it --config--> a kvf_model_desc
+ */
+#ifndef KVF_MODEL_CONFIG_H
+#define KVF_MODEL_CONFIG_H
+
+#include <json-c/json.h>
+
+#include "model/model.h"
+
+/* Bounds on what a configuration may hold, far beyond any published one. */
+#define KVF_CONFIG_MAX_BYTES (16u << 20)
+#define KVF_CONFIG_MAX_DEPTH 32
+#define KVF_CONFIG_MAX_HEADS 65536u
+#define KVF_CONFIG_MAX_WIDTH (1u << 24) /**< hidden size, head sizes, ranks, channels */
+#define KVF_CONFIG_MAX_WINDOW (1u << 31)
+
+/* ---- fields ------------------------------------------------------------------------------------------- */
+
+/** One JSON object, and what stands before its fields' names in messages: "text_config.". */
+typedef struct kvf_fields {
+    struct json_object *object; /**< borrowed from the tree */
+    char prefix[96];
+} kvf_fields;
+
+/**
+ * Parses a text strictly: one object, no field twice, bounded depth and size.
+ *
+ * @param tree  receives the tree; the caller gives it back with json_object_put()
+ */
+kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object **tree);
+
+/*
+ * Readers. `names` is one name or several with '|' between: the same thing under different names, of which at
+ * most one may be given, or all alike. A field that is null counts as not given. A field of another type, or
+ * outside the bounds, is an error that names the field, its value and what is allowed.
+ */
+
+/** Whether one of the names is there at all, even as null. */
+bool kvf_field_exists(const kvf_fields *fields, const char *names);
+
+/** The value, or NULL when not given; `name` (may be NULL) receives the name it was found under. */
+kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct json_object **value,
+                          const char **name);
+
+/** A whole number. When not given: `given` is false and `out` stays as it was. */
+kvf_status kvf_field_number(const kvf_fields *fields, const char *names, uint32_t least, uint32_t most,
+                            bool *given, uint32_t *out);
+
+/** A whole number that must be given, unless `fallback` is not 0. */
+kvf_status kvf_field_need(const kvf_fields *fields, const char *names, uint32_t least, uint32_t most,
+                          uint32_t fallback, uint32_t *out);
+
+/** When not given, `out` stays as it was. */
+kvf_status kvf_field_flag(const kvf_fields *fields, const char *names, bool *out);
+
+/** NULL when not given. The text lives as long as the tree. */
+kvf_status kvf_field_text(const kvf_fields *fields, const char *names, const char **out);
+
+/** NULL when not given; an error when not a list. `name` as in kvf_field_find(). */
+kvf_status kvf_field_list(const kvf_fields *fields, const char *names, struct json_object **out,
+                          const char **name);
+
+/** An object inside this one; `out->object` is NULL when not given. */
+kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fields *out);
+
+/** Element `i` of the list `name` as a whole number. */
+kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct json_object *list, size_t i,
+                              uint32_t least, uint32_t most, uint32_t *out);
+
+/** The failure of a field that must be there. */
+kvf_status kvf_field_missing(const kvf_fields *fields, const char *names);
+
+/* ---- families ----------------------------------------------------------------------------------------- */
+
+/** What a layer keeps: a set, for layers with attention and state side by side. */
+enum {
+    KVF_KEEPS_NOTHING = 0,
+    KVF_KEEPS_FULL = 1,
+    KVF_KEEPS_WINDOW = 2,
+    KVF_KEEPS_CHUNK = 4,
+    KVF_KEEPS_STATE = 8,
+};
+#define KVF_KEEPS_ATTENTION (KVF_KEEPS_FULL | KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)
+
+/** How a configuration says what each layer keeps. The first rule that applies decides. */
+typedef enum kvf_rule_kind {
+    KVF_RULE_END = 0, /**< none applied: an error that names the first rule's field */
+    KVF_RULE_ALL,     /**< every layer is `picked` */
+    KVF_RULE_WINDOW,  /**< every layer is `picked`, when there is a window */
+    KVF_RULE_WORDS,   /**< `field` lists a word for each layer */
+    KVF_RULE_LETTERS, /**< `field` is a text with a letter for each layer */
+    KVF_RULE_FLAGS,   /**< `field` lists 0 (`picked`) or 1 (`others`) for each layer */
+    KVF_RULE_PERIOD,  /**< the last of every `field` layers is `picked`; `fallback` when not given */
+    KVF_RULE_OFFSET,  /**< layers with i % `field` == `second` are `picked` */
+    KVF_RULE_BELOW,   /**< layers below `field` are `picked`, when there is a window */
+    KVF_RULE_NUMBERS, /**< `field` lists the layers that are `picked`, `second` (may be absent) the others */
+} kvf_rule_kind;
+
+typedef struct kvf_layer_rule {
+    kvf_rule_kind kind;
+    const char *inside; /**< the object that holds the fields; NULL: the configuration itself */
+    const char *field;
+    const char *second;
+    uint32_t fallback;        /**< 0: the rule does not apply without its field */
+    uint32_t second_fallback; /**< for KVF_RULE_OFFSET */
+    uint32_t first_number;    /**< for KVF_RULE_NUMBERS: the number of the first layer */
+    uint8_t picked;
+    uint8_t others;
+} kvf_layer_rule;
+
+typedef enum kvf_attention_kind {
+    KVF_ATTENTION_NONE = 0,
+    KVF_ATTENTION_HEADS,  /**< K and V for each KV head */
+    KVF_ATTENTION_LATENT, /**< one latent for all heads, perhaps with an indexer key */
+} kvf_attention_kind;
+
+typedef enum kvf_state_kind {
+    KVF_STATE_NONE = 0,
+    KVF_STATE_MAMBA1,
+    KVF_STATE_MAMBA2,
+    KVF_STATE_GDN, /**< gated delta net */
+    KVF_STATE_KDA, /**< Kimi delta attention */
+} kvf_state_kind;
+
+/** Names of the fields that size a recurrent state. Those a kind does not use are NULL. */
+typedef struct kvf_state_fields {
+    kvf_state_kind kind;
+    const char *inside;     /**< the object that holds them; NULL: the configuration itself */
+    const char *conv;       /**< taps of the convolution, the state keeps one less */
+    const char *expand;     /**< inner width as a multiple of the hidden size */
+    const char *inner;      /**< inner width, instead of `expand` */
+    const char *heads;      /**< value heads */
+    const char *head_dim;   /**< of a value head; may be the text "auto" */
+    const char *groups;     /**< Mamba 2: groups of B and C; delta rule: key heads */
+    const char *state_size; /**< Mamba: of each channel; delta rule: of a key head */
+    kvf_dtype dtype;        /**< of the recurrent state, where it is always the same */
+} kvf_state_fields;
+
+#define KVF_AS_MANY_AS_HEADS UINT32_MAX
+
+/**
+ * A family of models as data. Numbers are the family's own defaults of fields that its published
+ * configurations leave out; 0: the field must be given.
+ */
+typedef struct kvf_family {
+    const char *model_types;       /**< with spaces between */
+    const kvf_layer_rule *layers;  /**< tried in order */
+    const kvf_state_fields *state; /**< NULL: none */
+    const char *window_switch;     /**< the window counts only where this flag is true */
+    const char *full_head_dim;     /**< head size of full layers, where it is another one */
+    const char *full_kv_heads;     /**< KV heads of full layers, where there are others */
+    const char *full_kv_heads_if;  /**< and this flag is true */
+    const char *shared_layers;     /**< how many of the last layers use another layer's cache */
+
+    kvf_attention_kind attention;
+    kvf_dtype dtype;
+    uint32_t heads;
+    uint32_t kv_heads; /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
+    uint32_t head_dim; /**< 0: when not given, the hidden size divided by the heads */
+    uint32_t window, chunk;
+    uint32_t full_head_dim_or; /**< the default of `full_head_dim` */
+    uint32_t shared_layers_or; /**< the default of `shared_layers` */
+} kvf_family;
+
+/** The family of a model_type; NULL when it is not known. */
+const kvf_family *kvf_family_find(const char *model_type);
+
+/* ---- building ----------------------------------------------------------------------------------------- */
+
+#define KVF_CONFIG_MAX_GROUPS 4u /**< one for each thing a layer can keep */
+#define KVF_CONFIG_MAX_PARTS 4u
+
+/** What is known of a model while its description is put together. */
+typedef struct kvf_config {
+    kvf_fields fields;
+    const kvf_family *family;
+    kvf_config_options options;
+    kvf_dtype dtype;                      /**< the model's own */
+    uint32_t window_tokens, chunk_tokens; /**< 0: none */
+    uint32_t layer_count;
+    uint8_t *keeps;   /**< [layer] */
+    uint32_t *layers; /**< room for the layer lists of all groups: [KVF_CONFIG_MAX_GROUPS][layer_count] */
+    uint32_t group_count;
+    kvf_group_desc groups[KVF_CONFIG_MAX_GROUPS];
+    kvf_part_desc parts[KVF_CONFIG_MAX_GROUPS][KVF_CONFIG_MAX_PARTS];
+} kvf_config;
+
+/** Sets window_tokens, chunk_tokens, layer_count and keeps (the caller frees it, also after a failure). */
+kvf_status kvf_config_read_layers(kvf_config *config);
+
+/** Adds a group of the layers that keep `what`; they are at least one. Its parts are then added one by one.
+ */
+kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_group_kind kind, uint8_t what);
+
+/** Adds a zeroed part to the group that was added last. */
+kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype);
+
+/** Whether some layer keeps `what`. */
+bool kvf_config_has(const kvf_config *config, uint8_t what);
+
+/** Add the groups of all attention layers, and of all state layers. */
+kvf_status kvf_config_add_attention(kvf_config *config);
+kvf_status kvf_config_add_state(kvf_config *config);
+
+/* ---- the models that come with the library ------------------------------------------------------------ */
+
+typedef struct kvf_builtin_model {
+    const char *name;
+    const unsigned char *text;
+    size_t bytes;
+} kvf_builtin_model;
+
+/** Generated at build time from models/, by name; ends with a row without a name. */
+extern const kvf_builtin_model kvf_builtin_models[];
+
+#endif

@@ -1,0 +1,332 @@
+/*
+ * The families of models, as data.
+ *
+ * A row says which fields size a family's cache and how its configuration tells the layers apart. Defaults
+ * are those of the families' own public configuration classes; they are here because published configurations
+ * leave those fields out.
+ */
+#include "model/config.h"
+
+/* ---- what each layer keeps ---------------------------------------------------------------------------- */
+
+#define WORDS(name)                                                                                          \
+    { .kind = KVF_RULE_WORDS, .field = (name) }
+#define LAYER_TYPES WORDS("layer_types|layers_block_type")
+#define ALL_FULL                                                                                             \
+    { .kind = KVF_RULE_ALL, .picked = KVF_KEEPS_FULL }
+#define LAST_OF_EACH(name, period, most)                                                                     \
+    {                                                                                                        \
+        .kind = KVF_RULE_PERIOD, .field = (name), .fallback = (period), .picked = KVF_KEEPS_FULL,            \
+        .others = (most)                                                                                     \
+    }
+#define END                                                                                                  \
+    { .kind = KVF_RULE_END }
+
+static const kvf_layer_rule all_full[] = {LAYER_TYPES, ALL_FULL};
+
+static const kvf_layer_rule all_window[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_WINDOW, .picked = KVF_KEEPS_WINDOW},
+    ALL_FULL,
+};
+
+/* Full attention in the first max_window_layers layers, a window in those above. */
+#define FULL_BELOW(layer)                                                                                    \
+    {                                                                                                        \
+        .kind = KVF_RULE_BELOW, .field = "max_window_layers", .fallback = (layer), .picked = KVF_KEEPS_FULL, \
+        .others = KVF_KEEPS_WINDOW                                                                           \
+    }
+
+static const kvf_layer_rule window_above_28[] = {LAYER_TYPES, FULL_BELOW(28), ALL_FULL};
+static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), ALL_FULL};
+
+static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW)};
+
+static const kvf_layer_rule window_but_every_4th[] = {
+    LAYER_TYPES,
+    LAST_OF_EACH("sliding_window_pattern|_sliding_window_pattern", 4, KVF_KEEPS_WINDOW),
+};
+
+static const kvf_layer_rule window_but_every_5th[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 5, KVF_KEEPS_WINDOW)};
+
+static const kvf_layer_rule window_but_every_6th[] = {
+    LAYER_TYPES,
+    LAST_OF_EACH("sliding_window_pattern|_sliding_window_pattern", 6, KVF_KEEPS_WINDOW),
+};
+
+/* A layer without rotary positions sees everything; the others see their chunk. */
+static const kvf_layer_rule chunks_with_rope[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_FLAGS, .field = "no_rope_layers", .picked = KVF_KEEPS_FULL, .others = KVF_KEEPS_CHUNK},
+    LAST_OF_EACH("no_rope_layer_interval", 4, KVF_KEEPS_CHUNK),
+};
+
+static const kvf_layer_rule state_but_every_4th[] = {
+    LAYER_TYPES,
+    LAST_OF_EACH("full_attention_interval", 4, KVF_KEEPS_STATE),
+};
+
+static const kvf_layer_rule one_of_a_period[] = {
+    WORDS("layers_block_type"),
+    {.kind = KVF_RULE_OFFSET,
+     .field = "attn_layer_period",
+     .second = "attn_layer_offset",
+     .fallback = 8,
+     .second_fallback = 4,
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
+};
+
+static const kvf_layer_rule lettered[] = {
+    {.kind = KVF_RULE_LETTERS, .field = "hybrid_override_pattern"},
+    LAYER_TYPES,
+    END,
+};
+
+static const kvf_layer_rule worded[] = {LAYER_TYPES, END};
+
+static const kvf_layer_rule listed_from_0[] = {
+    {.kind = KVF_RULE_NUMBERS,
+     .field = "attn_layer_indices",
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
+    LAYER_TYPES,
+    END,
+};
+
+static const kvf_layer_rule listed_from_1[] = {
+    {.kind = KVF_RULE_NUMBERS,
+     .inside = "linear_attn_config",
+     .field = "full_attn_layers",
+     .second = "kda_layers",
+     .first_number = 1,
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
+    LAYER_TYPES,
+    END,
+};
+
+static const kvf_layer_rule all_state[] = {{.kind = KVF_RULE_ALL, .picked = KVF_KEEPS_STATE}};
+
+static const kvf_layer_rule both_everywhere[] = {
+    {.kind = KVF_RULE_ALL, .picked = KVF_KEEPS_FULL | KVF_KEEPS_STATE},
+};
+
+/* ---- what sizes a state ------------------------------------------------------------------------------- */
+
+static const kvf_state_fields mamba1 = {
+    .kind = KVF_STATE_MAMBA1, .conv = "conv_kernel", .expand = "expand", .state_size = "state_size"};
+
+static const kvf_state_fields jamba_mamba1 = {.kind = KVF_STATE_MAMBA1,
+                                              .conv = "mamba_d_conv",
+                                              .expand = "mamba_expand",
+                                              .state_size = "mamba_d_state"};
+
+static const kvf_state_fields mamba2 = {.kind = KVF_STATE_MAMBA2,
+                                        .conv = "conv_kernel",
+                                        .heads = "num_heads",
+                                        .head_dim = "head_dim",
+                                        .groups = "n_groups",
+                                        .state_size = "state_size"};
+
+static const kvf_state_fields nemotron_mamba2 = {.kind = KVF_STATE_MAMBA2,
+                                                 .conv = "conv_kernel|mamba_d_conv",
+                                                 .heads = "mamba_num_heads",
+                                                 .head_dim = "mamba_head_dim",
+                                                 .groups = "n_groups|mamba_n_groups",
+                                                 .state_size = "ssm_state_size"};
+
+static const kvf_state_fields granite_mamba2 = {.kind = KVF_STATE_MAMBA2,
+                                                .conv = "mamba_d_conv",
+                                                .expand = "mamba_expand",
+                                                .heads = "mamba_n_heads",
+                                                .head_dim = "mamba_d_head",
+                                                .groups = "mamba_n_groups",
+                                                .state_size = "mamba_d_state"};
+
+static const kvf_state_fields falcon_mamba2 = {.kind = KVF_STATE_MAMBA2,
+                                               .conv = "mamba_d_conv",
+                                               .expand = "mamba_expand",
+                                               .inner = "mamba_d_ssm",
+                                               .heads = "mamba_n_heads",
+                                               .head_dim = "mamba_d_head",
+                                               .groups = "mamba_n_groups",
+                                               .state_size = "mamba_d_state"};
+
+static const kvf_state_fields gated_delta = {.kind = KVF_STATE_GDN,
+                                             .conv = "linear_conv_kernel_dim",
+                                             .heads = "linear_num_value_heads",
+                                             .head_dim = "linear_value_head_dim",
+                                             .groups = "linear_num_key_heads",
+                                             .state_size = "linear_key_head_dim"};
+
+/* Engines keep this state in single precision whatever the model's type is. */
+static const kvf_state_fields kimi_delta = {.kind = KVF_STATE_KDA,
+                                            .inside = "linear_attn_config",
+                                            .conv = "short_conv_kernel_size",
+                                            .heads = "num_heads",
+                                            .head_dim = "head_dim",
+                                            .dtype = KVF_DTYPE_F32};
+
+/* ---- families ----------------------------------------------------------------------------------------- */
+
+static const kvf_family families[] = {
+    /* Multi-head, grouped-query and multi-query attention, the same in every layer. */
+    {.model_types = "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "stablelm glm4_moe glm4v_moe_text exaone4 qwen3_vl_moe_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full},
+    {.model_types = "glm glm4 minimax_m2 qwen3_vl_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .head_dim = 128},
+    {.model_types = "gemma", .attention = KVF_ATTENTION_HEADS, .layers = all_full, .head_dim = 256},
+
+    /* One window for all layers, or none. */
+    {.model_types = "mistral ministral",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .window = 4096},
+    {.model_types = "mixtral starcoder2 phimoe", .attention = KVF_ATTENTION_HEADS, .layers = all_window},
+    {.model_types = "ministral3", .attention = KVF_ATTENTION_HEADS, .layers = all_window, .head_dim = 128},
+    {.model_types = "phi3",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "qwen3_moe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .window = 4096,
+     .window_switch = "use_sliding_window"},
+
+    /* Windows in some layers. */
+    {.model_types = "qwen2 qwen2_moe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_above_28,
+     .window = 4096,
+     .window_switch = "use_sliding_window"},
+    {.model_types = "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_above_80,
+     .window = 4096,
+     .window_switch = "use_sliding_window"},
+    {.model_types = "qwen3",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_above_28,
+     .head_dim = 128,
+     .window = 4096,
+     .window_switch = "use_sliding_window"},
+    {.model_types = "gemma2",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_2nd,
+     .head_dim = 256,
+     .window = 4096},
+    {.model_types = "gemma3 gemma3_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_6th,
+     .heads = 8,
+     .kv_heads = 4,
+     .head_dim = 256,
+     .window = 4096},
+    {.model_types = "gemma3n gemma3n_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_5th,
+     .heads = 8,
+     .kv_heads = 2,
+     .head_dim = 256,
+     .window = 512,
+     .shared_layers = "num_kv_shared_layers",
+     .shared_layers_or = 15},
+    {.model_types = "gemma4 gemma4_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_6th,
+     .head_dim = 256,
+     .window = 512,
+     .full_head_dim = "global_head_dim",
+     .full_head_dim_or = 512,
+     .full_kv_heads = "num_global_key_value_heads",
+     .full_kv_heads_if = "attention_k_eq_v",
+     .shared_layers = "num_kv_shared_layers"},
+    {.model_types = "gpt_oss",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_2nd,
+     .head_dim = 64,
+     .window = 128,
+     .dtype = KVF_DTYPE_BF16},
+    {.model_types = "cohere2 olmo3",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_4th,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .window = 4096},
+
+    /* Chunks in some layers. */
+    {.model_types = "llama4 llama4_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = chunks_with_rope,
+     .head_dim = 128,
+     .chunk = 8192},
+
+    /* One latent for all heads; with an indexer key where there is an index_head_dim. */
+    {.model_types = "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite glm_moe_dsa",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = all_full},
+
+    /* State in all layers. */
+    {.model_types = "mamba falcon_mamba", .layers = all_state, .state = &mamba1},
+    {.model_types = "mamba2", .layers = all_state, .state = &mamba2},
+
+    /* Attention and state. */
+    {.model_types = "jamba",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = one_of_a_period,
+     .state = &jamba_mamba1},
+    {.model_types = "nemotron_h",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = lettered,
+     .head_dim = 128,
+     .state = &nemotron_mamba2},
+    {.model_types = "granitemoehybrid",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .state = &granite_mamba2},
+    {.model_types = "bamba",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = listed_from_0,
+     .state = &granite_mamba2},
+    {.model_types = "falcon_h1",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = both_everywhere,
+     .state = &falcon_mamba2},
+    {.model_types = "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = state_but_every_4th,
+     .head_dim = 256,
+     .state = &gated_delta},
+    {.model_types = "kimi_linear",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = listed_from_1,
+     .state = &kimi_delta},
+};
+
+/* Whether `word` is one of the words of `words`. */
+static bool is_among(const char *word, const char *words) {
+    size_t length = strlen(word);
+    for (const char *p = words; *p; p += strspn(p, " ")) {
+        size_t here = strcspn(p, " ");
+        if (here == length && memcmp(p, word, length) == 0)
+            return true;
+        p += here;
+    }
+    return false;
+}
+
+const kvf_family *kvf_family_find(const char *model_type) {
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (is_among(model_type, families[i].model_types))
+            return &families[i];
+    return NULL;
+}

@@ -1,0 +1,324 @@
+/*
+ * A configuration's text, and typed access to its fields.
+ *
+ * json-c is strict about syntax but keeps the last of two fields of one name; two programs that read the same
+ * file may then see different models, so we refuse such a file. Infinity and NaN are not JSON, but published
+ * configurations contain them, and json-c reads them.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model/config.h"
+
+/* ---- the text ----------------------------------------------------------------------------------------- */
+
+static bool is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+/* A field's name where it stands in the text. */
+typedef struct field_site {
+    uint32_t object; /* number of the object it is in */
+    uint32_t length;
+    const char *name;
+} field_site;
+
+typedef struct field_sites {
+    field_site *at;
+    uint32_t count;
+    uint32_t capacity;
+} field_sites;
+
+/* A field takes at least four bytes of text, so the bound on those bounds these. */
+static kvf_status add_site(field_sites *sites, field_site site) {
+    if (sites->count == sites->capacity) {
+        uint32_t capacity = sites->capacity ? sites->capacity * 2 : 256;
+        field_site *at = kvf_resize(sites->at, capacity, sizeof *at);
+        if (!at)
+            return kvf_nomem("the fields of a configuration");
+        sites->at = at;
+        sites->capacity = capacity;
+    }
+    sites->at[sites->count++] = site;
+    return KVF_OK;
+}
+
+static int compare_sites(const void *left, const void *right) {
+    const field_site *a = left;
+    const field_site *b = right;
+    if (a->object != b->object)
+        return a->object < b->object ? -1 : 1;
+    if (a->length != b->length)
+        return a->length < b->length ? -1 : 1;
+    int order = memcmp(a->name, b->name, a->length);
+    return order ? order : (a->name > b->name) - (a->name < b->name);
+}
+
+/* Steps over a string from its first character to its closing mark. json-c lets control characters pass. */
+static kvf_status skip_string(const char *json, const char *end, const char **at) {
+    const char *p = *at;
+    while (p < end && *p != '"') {
+        if ((unsigned char)*p < ' ')
+            return kvf_fail(KVF_E_PARSE,
+                            "configuration is not JSON at byte %zu: control character in a string",
+                            (size_t)(p - json));
+        p += *p == '\\' && p + 1 < end ? 2 : 1;
+    }
+    *at = p;
+    return KVF_OK;
+}
+
+/* Whether the string that closes at `mark` is the name of a field. */
+static bool is_name(const char *mark, const char *end) {
+    const char *p = mark + 1;
+    while (p < end && is_space(*p))
+        p++;
+    return p < end && *p == ':';
+}
+
+/* Lists the fields of a text. It has parsed, so strings end and brackets match. */
+static kvf_status collect_sites(const char *json, size_t bytes, field_sites *sites) {
+    uint32_t inside[KVF_CONFIG_MAX_DEPTH + 1] = {0};
+    uint32_t depth = 0;
+    uint32_t objects = 0;
+    const char *end = json + bytes;
+    kvf_status status = KVF_OK;
+    for (const char *p = json; p < end && !status; p++) {
+        if (*p == '{' || *p == '[') {
+            if (depth == KVF_CONFIG_MAX_DEPTH)
+                return kvf_fail(KVF_E_PARSE, "configuration nests deeper than %d", KVF_CONFIG_MAX_DEPTH);
+            inside[++depth] = ++objects;
+        } else if ((*p == '}' || *p == ']') && depth > 0) {
+            depth--;
+        } else if (*p == '\'') {
+            /* json-c lets these stand for quotation marks, and then this scan would not know its place. */
+            status = kvf_fail(KVF_E_PARSE, "configuration is not JSON at byte %zu: single quotation mark",
+                              (size_t)(p - json));
+        } else if (*p == '"') {
+            const char *name = ++p;
+            status = skip_string(json, end, &p);
+            if (!status && is_name(p, end))
+                status = add_site(sites, (field_site){inside[depth], (uint32_t)(p - name), name});
+        }
+    }
+    return status;
+}
+
+static kvf_status check_unique(const char *json, size_t bytes) {
+    field_sites sites = {0};
+    kvf_status status = collect_sites(json, bytes, &sites);
+    if (!status && sites.count)
+        qsort(sites.at, sites.count, sizeof *sites.at, compare_sites);
+    for (uint32_t i = 1; i < sites.count && !status; i++) {
+        const field_site *a = &sites.at[i - 1];
+        const field_site *b = &sites.at[i];
+        if (a->object == b->object && a->length == b->length && memcmp(a->name, b->name, a->length) == 0)
+            status = kvf_fail(KVF_E_INVALID, "%.*s is given twice in one object, at byte %zu and at byte %zu",
+                              (int)(b->length < 80 ? b->length : 80), b->name, (size_t)(a->name - json),
+                              (size_t)(b->name - json));
+    }
+    kvf_free(sites.at);
+    return status;
+}
+
+static kvf_status parse_failure(struct json_tokener *tokener, size_t bytes) {
+    enum json_tokener_error error = json_tokener_get_error(tokener);
+    if (error == json_tokener_continue)
+        return kvf_fail(KVF_E_PARSE, "configuration ends in the middle, at byte %zu", bytes);
+    if (error == json_tokener_error_depth)
+        return kvf_fail(KVF_E_PARSE, "configuration nests deeper than %d at byte %zu", KVF_CONFIG_MAX_DEPTH,
+                        json_tokener_get_parse_end(tokener));
+    return kvf_fail(KVF_E_PARSE, "configuration is not JSON at byte %zu: %s",
+                    json_tokener_get_parse_end(tokener), json_tokener_error_desc(error));
+}
+
+static kvf_status parse_with(struct json_tokener *tokener, const char *json, size_t bytes,
+                             struct json_object **tree) {
+    json_tokener_set_flags(tokener, JSON_TOKENER_STRICT | JSON_TOKENER_ALLOW_TRAILING_CHARS |
+                                        JSON_TOKENER_VALIDATE_UTF8);
+    struct json_object *parsed = json_tokener_parse_ex(tokener, json, (int)bytes);
+    kvf_status status = KVF_OK;
+    if (json_tokener_get_error(tokener) != json_tokener_success) {
+        status = parse_failure(tokener, bytes);
+    } else if (!json_object_is_type(parsed, json_type_object)) {
+        status = kvf_fail(KVF_E_PARSE, "configuration is a JSON %s; it must be an object",
+                          json_type_to_name(json_object_get_type(parsed)));
+    } else {
+        size_t end = json_tokener_get_parse_end(tokener);
+        while (end < bytes && is_space(json[end]))
+            end++;
+        if (end < bytes)
+            status = kvf_fail(KVF_E_PARSE, "configuration goes on after its end, at byte %zu", end);
+        else
+            status = check_unique(json, bytes);
+    }
+    if (status)
+        json_object_put(parsed);
+    else
+        *tree = parsed;
+    return status;
+}
+
+kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object **tree) {
+    if (bytes == 0 || bytes > KVF_CONFIG_MAX_BYTES)
+        return kvf_fail(KVF_E_RANGE, "configuration has %zu bytes; allowed 1 to %u", bytes,
+                        KVF_CONFIG_MAX_BYTES);
+    struct json_tokener *tokener = json_tokener_new_ex(KVF_CONFIG_MAX_DEPTH);
+    if (!tokener)
+        return kvf_nomem("a configuration");
+    kvf_status status = parse_with(tokener, json, bytes, tree);
+    json_tokener_free(tokener);
+    return status;
+}
+
+/* ---- fields ------------------------------------------------------------------------------------------- */
+
+/* The value as it is written, short enough for a message. */
+static const char *written(struct json_object *value) {
+    const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
+    return text ? text : "?";
+}
+
+/* Takes the next of `names` ("a|b|c") into `name`; false when there is none. */
+static bool next_name(const char **names, char *name, size_t room) {
+    if (!**names)
+        return false;
+    size_t length = strcspn(*names, "|");
+    (void)snprintf(name, room, "%.*s", (int)length, *names);
+    *names += length + ((*names)[length] == '|');
+    return true;
+}
+
+bool kvf_field_exists(const kvf_fields *fields, const char *names) {
+    char name[64];
+    while (next_name(&names, name, sizeof name))
+        if (json_object_object_get_ex(fields->object, name, NULL))
+            return true;
+    return false;
+}
+
+kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct json_object **value,
+                          const char **name) {
+    *value = NULL;
+    const char *found_name = names;
+    char candidate[64];
+    const char *rest = names;
+    for (const char *start = rest; next_name(&rest, candidate, sizeof candidate); start = rest) {
+        struct json_object *here = NULL;
+        if (!json_object_object_get_ex(fields->object, candidate, &here) || !here)
+            continue;
+        if (*value && !json_object_equal(*value, here))
+            return kvf_fail(KVF_E_INVALID, "%s%.*s is %.40s, but %s%s is %.40s", fields->prefix,
+                            (int)strcspn(found_name, "|"), found_name, written(*value), fields->prefix,
+                            candidate, written(here));
+        if (!*value)
+            found_name = start;
+        *value = here;
+    }
+    if (name)
+        *name = found_name;
+    return KVF_OK;
+}
+
+/* How messages name a field: a name inside `names` ends at '|'. */
+#define NAMED "%s%.*s"
+#define NAME_OF(fields, name) (fields)->prefix, (int)strcspn(name, "|"), name
+
+kvf_status kvf_field_missing(const kvf_fields *fields, const char *names) {
+    return kvf_fail(KVF_E_INVALID, NAMED " is missing", NAME_OF(fields, names));
+}
+
+static kvf_status number_of(const kvf_fields *fields, const char *name, struct json_object *value,
+                            uint32_t least, uint32_t most, uint32_t *out) {
+    if (!json_object_is_type(value, json_type_int))
+        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a whole number from %u to %u",
+                        NAME_OF(fields, name), written(value), least, most);
+    int64_t number = json_object_get_int64(value); /* one that does not fit becomes the nearest that does */
+    if (number < (int64_t)least || number > (int64_t)most)
+        return kvf_fail(KVF_E_RANGE, NAMED " is %.40s; allowed %u to %u", NAME_OF(fields, name),
+                        written(value), least, most);
+    *out = (uint32_t)number;
+    return KVF_OK;
+}
+
+kvf_status kvf_field_number(const kvf_fields *fields, const char *names, uint32_t least, uint32_t most,
+                            bool *given, uint32_t *out) {
+    struct json_object *value;
+    const char *name;
+    kvf_status status = kvf_field_find(fields, names, &value, &name);
+    *given = !status && value;
+    return *given ? number_of(fields, name, value, least, most, out) : status;
+}
+
+kvf_status kvf_field_need(const kvf_fields *fields, const char *names, uint32_t least, uint32_t most,
+                          uint32_t fallback, uint32_t *out) {
+    bool given;
+    kvf_status status = kvf_field_number(fields, names, least, most, &given, out);
+    if (status || given)
+        return status;
+    if (!fallback)
+        return kvf_field_missing(fields, names);
+    *out = fallback;
+    return KVF_OK;
+}
+
+kvf_status kvf_field_flag(const kvf_fields *fields, const char *names, bool *out) {
+    struct json_object *value;
+    const char *name;
+    kvf_status status = kvf_field_find(fields, names, &value, &name);
+    if (status || !value)
+        return status;
+    if (!json_object_is_type(value, json_type_boolean))
+        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be true or false", NAME_OF(fields, name),
+                        written(value));
+    *out = json_object_get_boolean(value);
+    return KVF_OK;
+}
+
+kvf_status kvf_field_text(const kvf_fields *fields, const char *names, const char **out) {
+    *out = NULL;
+    struct json_object *value;
+    const char *name;
+    kvf_status status = kvf_field_find(fields, names, &value, &name);
+    if (status || !value)
+        return status;
+    if (!json_object_is_type(value, json_type_string))
+        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a text", NAME_OF(fields, name),
+                        written(value));
+    *out = json_object_get_string(value);
+    return *out ? KVF_OK : kvf_nomem("a text of the configuration");
+}
+
+kvf_status kvf_field_list(const kvf_fields *fields, const char *names, struct json_object **out,
+                          const char **name) {
+    kvf_status status = kvf_field_find(fields, names, out, name);
+    if (status || !*out)
+        return status;
+    if (!json_object_is_type(*out, json_type_array))
+        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a list", NAME_OF(fields, *name),
+                        written(*out));
+    return KVF_OK;
+}
+
+kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fields *out) {
+    *out = (kvf_fields){0};
+    struct json_object *value;
+    kvf_status status = kvf_field_find(fields, name, &value, NULL);
+    if (status || !value)
+        return status;
+    if (!json_object_is_type(value, json_type_object))
+        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be an object", NAME_OF(fields, name),
+                        written(value));
+    out->object = value;
+    (void)snprintf(out->prefix, sizeof out->prefix, "%.60s%.32s.", fields->prefix, name);
+    return KVF_OK;
+}
+
+kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct json_object *list, size_t i,
+                              uint32_t least, uint32_t most, uint32_t *out) {
+    kvf_fields element = *fields;
+    char numbered[96];
+    (void)snprintf(numbered, sizeof numbered, "%.*s[%zu]", (int)strcspn(name, "|"), name, i);
+    return number_of(&element, numbered, json_object_array_get_idx(list, i), least, most, out);
+}

@@ -1,0 +1,365 @@
+/*
+ * What each layer keeps: a family's rules, tried in order, over the fields of a configuration.
+ */
+#include <stdio.h>
+
+#include "model/config.h"
+
+static const struct {
+    const char *word;
+    uint8_t keeps;
+} words[] = {
+    {"full_attention", KVF_KEEPS_FULL},
+    {"attention", KVF_KEEPS_FULL},
+    {"indexed_attention", KVF_KEEPS_FULL},
+    {"deepseek_sparse_attention", KVF_KEEPS_FULL},
+    {"sliding_attention", KVF_KEEPS_WINDOW},
+    {"chunked_attention", KVF_KEEPS_CHUNK},
+    {"linear_attention", KVF_KEEPS_STATE},
+    {"mamba", KVF_KEEPS_STATE},
+    {"mamba2", KVF_KEEPS_STATE},
+    {"hybrid", KVF_KEEPS_FULL | KVF_KEEPS_STATE},
+    {"mlp", KVF_KEEPS_NOTHING},
+    {"moe", KVF_KEEPS_NOTHING},
+};
+
+static const struct {
+    char letter;
+    uint8_t keeps;
+} letters[] = {
+    {'M', KVF_KEEPS_STATE},
+    {'*', KVF_KEEPS_FULL},
+    {'-', KVF_KEEPS_NOTHING},
+    {'E', KVF_KEEPS_NOTHING},
+};
+
+/* ---- how many layers ---------------------------------------------------------------------------------- */
+
+/* Makes room for `count` layers, or checks that they are as many as there already are. */
+static kvf_status settle_count(kvf_config *config, const char *field, size_t count) {
+    if (config->layer_count && count != config->layer_count)
+        return kvf_fail(KVF_E_INVALID, "%s%.*s speaks of %zu layers, but num_hidden_layers is %u",
+                        config->fields.prefix, (int)strcspn(field, "|"), field, count, config->layer_count);
+    if (count == 0 || count > KVF_MODEL_MAX_LAYERS)
+        return kvf_fail(KVF_E_RANGE, "%s%.*s speaks of %zu layers; allowed 1 to %u", config->fields.prefix,
+                        (int)strcspn(field, "|"), field, count, KVF_MODEL_MAX_LAYERS);
+    config->layer_count = (uint32_t)count;
+    if (!config->keeps)
+        config->keeps = kvf_alloc0(count, sizeof *config->keeps);
+    return config->keeps ? KVF_OK : kvf_nomem("the layers of a configuration");
+}
+
+/* A rule that does not itself say how many layers there are needs the field that does. */
+static kvf_status need_count(const kvf_config *config) {
+    return config->layer_count ? KVF_OK : kvf_field_missing(&config->fields, "num_hidden_layers");
+}
+
+/* ---- rules -------------------------------------------------------------------------------------------- */
+
+/* Each sets `applied` when it has decided about all layers. */
+
+static kvf_status keep_word(kvf_config *config, const char *field, struct json_object *list, uint32_t i) {
+    struct json_object *element = json_object_array_get_idx(list, i);
+    const char *word =
+        json_object_is_type(element, json_type_string) ? json_object_get_string(element) : NULL;
+    for (size_t w = 0; word && w < sizeof words / sizeof words[0]; w++)
+        if (strcmp(word, words[w].word) == 0) {
+            config->keeps[i] = words[w].keeps;
+            return KVF_OK;
+        }
+    const char *text = json_object_to_json_string_ext(element, JSON_C_TO_STRING_PLAIN);
+    return kvf_fail(KVF_E_INVALID,
+                    "%s%.*s[%u] is %.60s; known are full_attention, sliding_attention, chunked_attention, "
+                    "linear_attention, mamba, hybrid, mlp and moe",
+                    config->fields.prefix, (int)strcspn(field, "|"), field, i, text ? text : "?");
+}
+
+static kvf_status apply_words(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    struct json_object *list;
+    const char *field;
+    kvf_status status = kvf_field_list(&config->fields, rule->field, &list, &field);
+    if (status || !list)
+        return status;
+    *applied = true;
+    status = settle_count(config, field, json_object_array_length(list));
+    for (uint32_t i = 0; i < config->layer_count && !status; i++)
+        status = keep_word(config, field, list, i);
+    return status;
+}
+
+static kvf_status apply_letters(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    const char *pattern;
+    kvf_status status = kvf_field_text(&config->fields, rule->field, &pattern);
+    if (status || !pattern)
+        return status;
+    *applied = true;
+    status = settle_count(config, rule->field, strlen(pattern));
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        size_t l = 0;
+        while (l < sizeof letters / sizeof letters[0] && letters[l].letter != pattern[i])
+            l++;
+        if (l == sizeof letters / sizeof letters[0])
+            return kvf_fail(KVF_E_INVALID, "%s%s has '%c' for layer %u; known are M, *, - and E",
+                            config->fields.prefix, rule->field, pattern[i] >= ' ' ? pattern[i] : '?', i);
+        config->keeps[i] = letters[l].keeps;
+    }
+    return status;
+}
+
+static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    struct json_object *list;
+    const char *field;
+    kvf_status status = kvf_field_list(&config->fields, rule->field, &list, &field);
+    if (status || !list || json_object_array_length(list) == 0) /* published as [] where it is not used */
+        return status;
+    *applied = true;
+    status = settle_count(config, field, json_object_array_length(list));
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        uint32_t flag = 0;
+        status = kvf_element_number(&config->fields, field, list, i, 0, 1, &flag);
+        config->keeps[i] = flag ? rule->others : rule->picked;
+    }
+    return status;
+}
+
+static kvf_status apply_period(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    uint32_t period = rule->fallback;
+    bool given = false;
+    kvf_status status = need_count(config);
+    if (!status && rule->field)
+        status = kvf_field_number(&config->fields, rule->field, 1, KVF_MODEL_MAX_LAYERS, &given, &period);
+    if (status || period == 0)
+        return status;
+    *applied = true;
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        config->keeps[i] = (i + 1) % period == 0 ? rule->picked : rule->others;
+    return KVF_OK;
+}
+
+static kvf_status apply_offset(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    uint32_t period = rule->fallback;
+    uint32_t offset = rule->second_fallback;
+    bool given;
+    kvf_status status = need_count(config);
+    if (!status)
+        status = kvf_field_number(&config->fields, rule->field, 1, KVF_MODEL_MAX_LAYERS, &given, &period);
+    if (!status)
+        status = kvf_field_number(&config->fields, rule->second, 0, period - 1, &given, &offset);
+    if (!status && offset >= period)
+        status = kvf_fail(KVF_E_INVALID, "%s%s is missing, and its default, %u, is not below %s, %u",
+                          config->fields.prefix, rule->second, offset, rule->field, period);
+    if (status)
+        return status;
+    *applied = true;
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        config->keeps[i] = i % period == offset ? rule->picked : rule->others;
+    return KVF_OK;
+}
+
+static kvf_status apply_below(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    uint32_t first = rule->fallback;
+    bool given;
+    kvf_status status = need_count(config);
+    if (!status)
+        status = kvf_field_number(&config->fields, rule->field, 0, KVF_MODEL_MAX_LAYERS, &given, &first);
+    if (status || !config->window_tokens)
+        return status;
+    *applied = true;
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        config->keeps[i] = i < first ? rule->picked : rule->others;
+    return KVF_OK;
+}
+
+static kvf_status apply_all(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    kvf_status status = need_count(config);
+    if (status)
+        return status;
+    *applied = true;
+    memset(config->keeps, rule->picked, config->layer_count);
+    return KVF_OK;
+}
+
+/* A layer of a list, that no list has named before (`unset` marks those). */
+static const uint8_t unset = UINT8_MAX;
+
+static kvf_status keep_numbered(kvf_config *config, const kvf_fields *fields, const char *field,
+                                const kvf_layer_rule *rule, uint8_t keeps, bool *given) {
+    struct json_object *list;
+    const char *name;
+    kvf_status status = kvf_field_list(fields, field, &list, &name);
+    *given = !status && list;
+    if (!*given)
+        return status;
+    size_t count = json_object_array_length(list);
+    uint32_t most = config->layer_count - 1 + rule->first_number;
+    for (size_t i = 0; i < count && !status; i++) {
+        uint32_t number = 0;
+        status = kvf_element_number(fields, name, list, i, rule->first_number, most, &number);
+        if (status)
+            return status;
+        uint8_t *layer = &config->keeps[number - rule->first_number];
+        if (*layer != unset)
+            return kvf_fail(KVF_E_INVALID, "%s%s[%zu] is %u, a layer that is listed before", fields->prefix,
+                            name, i, number);
+        *layer = keeps;
+    }
+    return status;
+}
+
+static kvf_status apply_numbers(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    kvf_fields fields = config->fields;
+    kvf_status status = rule->inside ? kvf_field_object(&config->fields, rule->inside, &fields) : KVF_OK;
+    if (status || !fields.object)
+        return status;
+    status = need_count(config);
+    if (status)
+        return status;
+    memset(config->keeps, unset, config->layer_count);
+    bool others_given = false;
+    status = keep_numbered(config, &fields, rule->field, rule, rule->picked, applied);
+    if (!status && *applied && rule->second)
+        status = keep_numbered(config, &fields, rule->second, rule, rule->others, &others_given);
+    for (uint32_t i = 0; i < config->layer_count && !status && *applied; i++) {
+        if (config->keeps[i] == unset && others_given)
+            return kvf_fail(KVF_E_INVALID, "%s%s and %s: layer %u is in neither", fields.prefix, rule->field,
+                            rule->second, i + rule->first_number);
+        if (config->keeps[i] == unset)
+            config->keeps[i] = rule->others;
+    }
+    return status;
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------- */
+
+static kvf_status apply_rule(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    switch (rule->kind) {
+    case KVF_RULE_ALL:
+        return apply_all(config, rule, applied);
+    case KVF_RULE_WINDOW:
+        return config->window_tokens ? apply_all(config, rule, applied) : KVF_OK;
+    case KVF_RULE_WORDS:
+        return apply_words(config, rule, applied);
+    case KVF_RULE_LETTERS:
+        return apply_letters(config, rule, applied);
+    case KVF_RULE_FLAGS:
+        return apply_flags(config, rule, applied);
+    case KVF_RULE_PERIOD:
+        return apply_period(config, rule, applied);
+    case KVF_RULE_OFFSET:
+        return apply_offset(config, rule, applied);
+    case KVF_RULE_BELOW:
+        return apply_below(config, rule, applied);
+    case KVF_RULE_NUMBERS:
+        return apply_numbers(config, rule, applied);
+    case KVF_RULE_END:
+        break;
+    }
+    return kvf_field_missing(&config->fields, config->family->layers[0].field);
+}
+
+/* A default stands for a field that is not there; one that is null means that there is none. */
+static kvf_status read_span(const kvf_config *config, const char *field, uint32_t fallback, uint32_t *out) {
+    bool given;
+    *out = kvf_field_exists(&config->fields, field) ? 0 : fallback;
+    return kvf_field_number(&config->fields, field, 1, KVF_CONFIG_MAX_WINDOW, &given, out);
+}
+
+static kvf_status read_spans(kvf_config *config) {
+    bool windows = true;
+    kvf_status status = KVF_OK;
+    if (config->family->window_switch) {
+        windows = false;
+        status = kvf_field_flag(&config->fields, config->family->window_switch, &windows);
+    }
+    if (!status && windows)
+        status = read_span(config, "sliding_window", config->family->window, &config->window_tokens);
+    if (!status)
+        status = read_span(config, "attention_chunk_size", config->family->chunk, &config->chunk_tokens);
+    return status;
+}
+
+/* A pattern whose window or chunk is null means full attention; a layer that is named one contradicts it. */
+static kvf_status settle_spans(kvf_config *config, bool named) {
+    static const struct {
+        uint8_t keeps;
+        const char *word;
+        const char *field;
+    } spans[] = {
+        {KVF_KEEPS_WINDOW, "sliding_attention", "sliding_window"},
+        {KVF_KEEPS_CHUNK, "chunked_attention", "attention_chunk_size"},
+    };
+    for (uint32_t s = 0; s < 2; s++) {
+        if (spans[s].keeps == KVF_KEEPS_WINDOW ? config->window_tokens : config->chunk_tokens)
+            continue;
+        for (uint32_t i = 0; i < config->layer_count; i++) {
+            if (!(config->keeps[i] & spans[s].keeps))
+                continue;
+            if (named)
+                return kvf_fail(KVF_E_INVALID, "layer %u is %s, but %s%s is missing or not used", i,
+                                spans[s].word, config->fields.prefix, spans[s].field);
+            config->keeps[i] = KVF_KEEPS_FULL;
+        }
+    }
+    return KVF_OK;
+}
+
+/* The last layers of some families read what an earlier layer of their kind has cached. */
+static kvf_status drop_shared(kvf_config *config) {
+    const char *field = config->family->shared_layers;
+    if (!field)
+        return KVF_OK;
+    uint32_t shared = config->family->shared_layers_or;
+    bool given;
+    kvf_status status = kvf_field_number(&config->fields, field, 0, config->layer_count - 1, &given, &shared);
+    if (status)
+        return status;
+    if (shared >= config->layer_count)
+        return kvf_field_missing(&config->fields, field);
+    uint8_t kept = KVF_KEEPS_NOTHING;
+    for (uint32_t i = 0; i < config->layer_count - shared; i++)
+        kept |= config->keeps[i];
+    for (uint32_t i = config->layer_count - shared; i < config->layer_count; i++) {
+        if (config->keeps[i] & ~kept)
+            return kvf_fail(KVF_E_INVALID, "%s%s is %u, but no layer before layer %u is of its kind",
+                            config->fields.prefix, field, shared, i);
+        config->keeps[i] = KVF_KEEPS_NOTHING;
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_known(const kvf_config *config) {
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        uint8_t keeps = config->keeps[i];
+        if ((keeps & KVF_KEEPS_ATTENTION) && config->family->attention == KVF_ATTENTION_NONE)
+            return kvf_fail(KVF_E_INVALID, "layer %u has attention, which this family has not", i);
+        if ((keeps & (KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)) &&
+            config->family->attention == KVF_ATTENTION_LATENT)
+            return kvf_fail(KVF_E_UNSUPPORTED, "layer %u has a window or chunks over latents", i);
+        if ((keeps & KVF_KEEPS_STATE) && !config->family->state)
+            return kvf_fail(KVF_E_INVALID, "layer %u has a recurrent state, which this family has not", i);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_config_read_layers(kvf_config *config) {
+    bool given;
+    uint32_t count = 0;
+    kvf_status status =
+        kvf_field_number(&config->fields, "num_hidden_layers", 1, KVF_MODEL_MAX_LAYERS, &given, &count);
+    if (!status && given)
+        status = settle_count(config, "num_hidden_layers", count);
+    if (!status)
+        status = read_spans(config);
+
+    const kvf_layer_rule *rule = config->family->layers;
+    bool applied = false;
+    while (!status && !applied) {
+        status = apply_rule(config, rule, &applied);
+        rule += !applied;
+    }
+    if (!status)
+        status = settle_spans(config, rule->kind == KVF_RULE_WORDS);
+    if (!status)
+        status = drop_shared(config);
+    return status ? status : check_known(config);
+}

@@ -1,0 +1,210 @@
+/*
+ * The group of state layers: a convolution's last inputs, one part for each projection it runs over, and the
+ * recurrent state.
+ *
+ *                conv parts, a row for each tap but one                recurrent state, one row
+ *   Mamba 1      x: a unit is a channel                                unit: channel, cell: state_size
+ *   Mamba 2      x: heads x head_dim | B, C: groups x state_size       unit: head, cell: head_dim x
+ * state_size delta rule   Q, K: key heads x key dim | V: heads x head_dim       unit: head, cell: head_dim x
+ * key dim
+ *
+ * Granules are what tensor parallelism keeps together: the channels of a head, or of a group; where several
+ * value heads share a key head, all of them, so that a rank's heads always match its keys.
+ */
+#include "model/config.h"
+
+/* Sizes of a state, whichever family they come from. */
+typedef struct state_shape {
+    uint32_t conv_rows;
+    uint32_t heads;      /* Mamba 1: channels */
+    uint32_t head_dim;   /* Mamba 1: 1 */
+    uint32_t groups;     /* of B and C, or key heads */
+    uint32_t group_size; /* channels of each: the state size, or the key head's */
+} state_shape;
+
+/* ---- reading ------------------------------------------------------------------------------------------ */
+
+/* The object that holds the state's fields. */
+static kvf_status state_fields(const kvf_config *config, kvf_fields *out) {
+    *out = config->fields;
+    const char *inside = config->family->state->inside;
+    if (!inside)
+        return KVF_OK;
+    kvf_status status = kvf_field_object(&config->fields, inside, out);
+    if (!status && !out->object)
+        status = kvf_field_missing(&config->fields, inside);
+    return status;
+}
+
+static kvf_status read_expanded(const kvf_config *config, const kvf_fields *fields, uint32_t *inner) {
+    uint32_t hidden = 0;
+    uint32_t expand = 0;
+    kvf_status status = kvf_field_need(&config->fields, "hidden_size", 1, KVF_CONFIG_MAX_WIDTH, 0, &hidden);
+    if (!status)
+        status = kvf_field_need(fields, config->family->state->expand, 1, 256, 0, &expand);
+    *inner = hidden * expand; /* at most 2^24 x 2^8: it wraps to 0 only there */
+    if (!status && *inner == 0)
+        status = kvf_fail(KVF_E_RANGE, "%s%s is %u, times hidden_size, %u, is beyond 32 bits", fields->prefix,
+                          config->family->state->expand, expand, hidden);
+    return status;
+}
+
+/* The inner width of the layer, where the family's fields say one; 0 where only heads do. */
+static kvf_status read_inner(const kvf_config *config, const kvf_fields *fields, uint32_t *inner) {
+    const kvf_state_fields *names = config->family->state;
+    bool given = false;
+    *inner = 0;
+    if (names->inner) {
+        kvf_status status = kvf_field_number(fields, names->inner, 1, KVF_CONFIG_MAX_WIDTH, &given, inner);
+        if (status || given)
+            return status;
+    }
+    return names->expand ? read_expanded(config, fields, inner) : KVF_OK;
+}
+
+static bool is_auto(const kvf_fields *fields, const char *field) {
+    struct json_object *value = NULL;
+    return json_object_object_get_ex(fields->object, field, &value) &&
+           json_object_is_type(value, json_type_string) && strcmp(json_object_get_string(value), "auto") == 0;
+}
+
+static kvf_status read_heads(const kvf_config *config, const kvf_fields *fields, state_shape *shape) {
+    const kvf_state_fields *names = config->family->state;
+    uint32_t inner = 0;
+    kvf_status status = kvf_field_need(fields, names->heads, 1, KVF_CONFIG_MAX_HEADS, 0, &shape->heads);
+    if (!status)
+        status = read_inner(config, fields, &inner);
+    if (status)
+        return status;
+    if (inner && is_auto(fields, names->head_dim)) {
+        if (inner % shape->heads)
+            return kvf_fail(KVF_E_INVALID, "%s%s is %u, which does not divide the inner width, %u",
+                            fields->prefix, names->heads, shape->heads, inner);
+        shape->head_dim = inner / shape->heads;
+        return KVF_OK;
+    }
+    status = kvf_field_need(fields, names->head_dim, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->head_dim);
+    if (!status && inner && (uint64_t)shape->heads * shape->head_dim != inner)
+        status = kvf_fail(KVF_E_INVALID, "%s%s is %u and %s is %u, but the inner width is %u", fields->prefix,
+                          names->heads, shape->heads, names->head_dim, shape->head_dim, inner);
+    return status;
+}
+
+static kvf_status read_groups(const kvf_config *config, const kvf_fields *fields, state_shape *shape) {
+    const kvf_state_fields *names = config->family->state;
+    if (!names->groups) { /* keys are as many and as wide as values */
+        shape->groups = shape->heads;
+        shape->group_size = shape->head_dim;
+        return KVF_OK;
+    }
+    kvf_status status = kvf_field_need(fields, names->groups, 1, shape->heads, 0, &shape->groups);
+    if (!status)
+        status = kvf_field_need(fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
+    if (!status && shape->heads % shape->groups)
+        status = kvf_fail(KVF_E_INVALID, "%s%s is %u, which does not divide %s, %u", fields->prefix,
+                          names->groups, shape->groups, names->heads, shape->heads);
+    return status;
+}
+
+static kvf_status read_shape(const kvf_config *config, state_shape *shape) {
+    const kvf_state_fields *names = config->family->state;
+    kvf_fields fields;
+    uint32_t taps = 0;
+    kvf_status status = state_fields(config, &fields);
+    if (!status)
+        status = kvf_field_need(&fields, names->conv, 2, KVF_CONFIG_MAX_WIDTH, 0, &taps);
+    if (status)
+        return status;
+    shape->conv_rows = taps - 1;
+    if (names->kind != KVF_STATE_MAMBA1) {
+        status = read_heads(config, &fields, shape);
+        return status ? status : read_groups(config, &fields, shape);
+    }
+    shape->head_dim = 1;
+    shape->groups = 1;
+    status = read_inner(config, &fields, &shape->heads);
+    if (!status)
+        status = kvf_field_need(&fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
+    return status;
+}
+
+/* Products that do not fit in a part's 32 bits are refused here, by the names of what is multiplied. */
+static kvf_status multiply(const char *what, uint32_t a, uint32_t b, uint32_t *out) {
+    uint64_t wide = (uint64_t)a * b;
+    *out = (uint32_t)wide;
+    if (wide > UINT32_MAX)
+        return kvf_fail(KVF_E_OVERFLOW, "%s is %u x %u, beyond 32 bits", what, a, b);
+    return KVF_OK;
+}
+
+/* The recurrent state's type: asked for, or said by the configuration, or the family's, or the model's. */
+static kvf_status read_dtype(const kvf_config *config, kvf_dtype *out) {
+    static const char names[] = "mamba_ssm_cache_dtype|mamba_ssm_dtype";
+    const char *text;
+    kvf_status status = kvf_field_text(&config->fields, names, &text);
+    *out = config->family->state->dtype ? config->family->state->dtype : config->dtype;
+    if (!status && text && strcmp(text, "auto") != 0 && kvf_dtype_by_name(text, out))
+        status = kvf_fail_in(KVF_E_INVALID, "%smamba_ssm_cache_dtype: ", config->fields.prefix);
+    if (config->options.state_dtype)
+        *out = config->options.state_dtype;
+    return status;
+}
+
+/* ---- building ----------------------------------------------------------------------------------------- */
+
+static kvf_status add_conv(kvf_config *config, const char *name, const state_shape *shape, uint32_t count,
+                           uint32_t size, uint32_t together) {
+    kvf_part_desc *part = kvf_config_add_part(config, name, config->dtype);
+    part->rows_per_step = shape->conv_rows;
+    part->cell_elements = 1;
+    kvf_status status = multiply("channels of the convolution", count, size, &part->units);
+    return status ? status : multiply("channels of a granule", together, size, &part->granule_units);
+}
+
+static kvf_status add_parts(kvf_config *config, const state_shape *shape, kvf_dtype dtype) {
+    bool delta = config->family->state->kind == KVF_STATE_GDN || config->family->state->kind == KVF_STATE_KDA;
+    uint32_t together = delta ? shape->heads / shape->groups : 1;
+    kvf_status status = KVF_OK;
+    if (delta) {
+        status = add_conv(config, "conv.Q", shape, shape->groups, shape->group_size, 1);
+        if (!status)
+            status = add_conv(config, "conv.K", shape, shape->groups, shape->group_size, 1);
+        if (!status)
+            status = add_conv(config, "conv.V", shape, shape->heads, shape->head_dim, together);
+    } else {
+        status = add_conv(config, "conv.x", shape, shape->heads, shape->head_dim, 1);
+        bool mamba2 = config->family->state->kind == KVF_STATE_MAMBA2;
+        if (!status && mamba2)
+            status = add_conv(config, "conv.B", shape, shape->groups, shape->group_size, 1);
+        if (!status && mamba2)
+            status = add_conv(config, "conv.C", shape, shape->groups, shape->group_size, 1);
+    }
+    if (status)
+        return status;
+    kvf_part_desc *state = kvf_config_add_part(config, "ssm", dtype);
+    state->units = shape->heads;
+    state->granule_units = together;
+    state->tensor = 1;
+    return multiply("elements of a recurrent state", shape->head_dim, shape->group_size,
+                    &state->cell_elements);
+}
+
+kvf_status kvf_config_add_state(kvf_config *config) {
+    static const char *const names[] = {
+        [KVF_STATE_MAMBA1] = "ssm",
+        [KVF_STATE_MAMBA2] = "ssm",
+        [KVF_STATE_GDN] = "gdn",
+        [KVF_STATE_KDA] = "kda",
+    };
+    if (!kvf_config_has(config, KVF_KEEPS_STATE))
+        return KVF_OK;
+    state_shape shape = {0};
+    kvf_dtype dtype = KVF_DTYPE_INVALID;
+    kvf_status status = read_shape(config, &shape);
+    if (!status)
+        status = read_dtype(config, &dtype);
+    if (status)
+        return status;
+    (void)kvf_config_add_group(config, names[config->family->state->kind], KVF_GROUP_STATE, KVF_KEEPS_STATE);
+    return add_parts(config, &shape, dtype);
+}

@@ -1,0 +1,646 @@
+/*
+ * Models from configurations: what each family's layers keep. Sizes are worked out by hand, in comments where
+ * they are not plain.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "model/config.h"
+
+/* ---- reading ------------------------------------------------------------------------------------------ */
+
+static kvf_model *read_with(const char *json, const kvf_config_options *options) {
+    kvf_model *model = NULL;
+    if (kvf_model_from_config(json, strlen(json), options, &model) != KVF_OK)
+        fail_msg("%s", kvf_error_detail());
+    return model;
+}
+
+static void assert_failure(kvf_status got, kvf_status status, const char *words) {
+    if (got != status || !strstr(kvf_error_detail(), words))
+        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(status), words, kvf_status_name(got),
+                 kvf_error_detail());
+}
+
+static void assert_refused(const char *json, kvf_status status, const char *words) {
+    kvf_model *model = NULL;
+    assert_failure(kvf_model_from_config(json, strlen(json), NULL, &model), status, words);
+    assert_null(model);
+}
+
+static const kvf_group_desc *group_named(const kvf_model *model, const char *name) {
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        if (strcmp(kvf_model_group(model, g)->name, name) == 0)
+            return kvf_model_group(model, g);
+    return NULL;
+}
+
+/* What a layer keeps, as one letter for each: F full, W window, C chunk, S state, B both, - nothing. */
+static void assert_layers(const kvf_model *model, const char *letters) {
+    char got[128];
+    uint32_t count = kvf_model_layer_count(model);
+    assert_true(count < sizeof got);
+    memset(got, '-', count);
+    got[count] = '\0';
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        char letter = group->kind == KVF_GROUP_STATE ? 'S'
+                      : group->window_tokens         ? 'W'
+                      : group->chunk_tokens          ? 'C'
+                                                     : 'F';
+        for (uint32_t i = 0; i < group->layer_count; i++)
+            got[group->layers[i]] = got[group->layers[i]] == '-' ? letter : 'B';
+    }
+    assert_string_equal(got, letters);
+}
+
+static void assert_layers_of(const char *json, const char *letters) {
+    kvf_model *model = read_with(json, NULL);
+    assert_layers(model, letters);
+    kvf_model_free(model);
+}
+
+static void assert_part(const kvf_part_desc *part, const char *name, kvf_dtype dtype, uint32_t units,
+                        uint32_t granule_units, uint32_t cell_elements, uint32_t rows_per_step,
+                        uint32_t tensor, kvf_tp_rule tp_rule) {
+    assert_string_equal(part->name, name);
+    assert_int_equal(part->dtype, dtype);
+    assert_int_equal(part->units, units);
+    assert_int_equal(part->granule_units, granule_units);
+    assert_int_equal(part->cell_elements, cell_elements);
+    assert_int_equal(part->rows_per_step, rows_per_step);
+    assert_int_equal(part->tensor, tensor);
+    assert_int_equal(part->tp_rule, tp_rule);
+}
+
+#define LLAMA                                                                                                \
+    "\"model_type\": \"llama\", \"num_hidden_layers\": 2, \"hidden_size\": 512, "                            \
+    "\"num_attention_heads\": 8"
+#define BF16 ", \"torch_dtype\": \"bfloat16\""
+#define LLAMA_WITH(fields) "{" LLAMA BF16 fields "}"
+
+/* ---- the models that come with the library ------------------------------------------------------------ */
+
+typedef struct expected_group {
+    const char *name;
+    uint32_t layers;
+    uint32_t step_bytes;
+    uint32_t window_tokens;
+    uint32_t chunk_tokens;
+} expected_group;
+
+static const struct {
+    const char *name;
+    uint32_t layers;
+    expected_group groups[2];
+} shipped[] = {
+    /* 2 x 8 heads x 128 x 2 bytes = 4096 a layer: 128 KiB and 320 KiB a token */
+    {"llama-3.1-8b", 32, {{"full", 32, 131072 / 32, 0, 0}}},
+    {"llama-3.1-70b", 80, {{"full", 80, 327680 / 80, 0, 0}}},
+    {"qwen3-32b", 64, {{"full", 64, 262144 / 64, 0, 0}}},
+    {"mistral-7b-v0.1", 32, {{"swa", 32, 4096, 4096, 0}}},
+    /* every 6th of 62 layers is full */
+    {"gemma-3-27b", 62, {{"full", 10, 2 * 16 * 128 * 2, 0, 0}, {"swa", 52, 2 * 16 * 128 * 2, 1024, 0}}},
+    {"gemma-4-26b-a4b", 30, {{"full", 5, 2 * 2 * 512 * 2, 0, 0}, {"swa", 25, 2 * 8 * 256 * 2, 1024, 0}}},
+    {"gemma-4-31b", 60, {{"full", 10, 2 * 4 * 512 * 2, 0, 0}, {"swa", 50, 2 * 16 * 256 * 2, 1024, 0}}},
+    {"gpt-oss-120b", 36, {{"full", 18, 2 * 8 * 64 * 2, 0, 0}, {"swa", 18, 2 * 8 * 64 * 2, 128, 0}}},
+    {"llama-4-scout", 48, {{"full", 12, 4096, 0, 0}, {"chunked", 36, 4096, 0, 8192}}},
+    /* a latent of 512 + 64; the indexer adds 128 bytes and a 4-byte scale */
+    {"deepseek-v3", 61, {{"mla", 61, 576 * 2, 0, 0}}},
+    {"deepseek-v3.2", 61, {{"mla", 61, 576 * 2 + 132, 0, 0}}},
+    /* conv: (64 x 64 + 2 x 8 x 128) channels x 3 rows x 2 bytes; state: 64 x 64 x 128 in single precision */
+    {"nemotron-3-nano-30b", 52, {{"full", 6, 2 * 2 * 128 * 2, 0, 0}, {"ssm", 23, 36864 + 2097152, 0, 0}}},
+    /* conv: (256 x 64 + 2 x 8 x 256) x 3 x 2; state: 256 x 64 x 256 x 2 */
+    {"nemotron-h-56b", 118, {{"full", 10, 4096, 0, 0}, {"ssm", 54, 122880 + 8388608, 0, 0}}},
+    /* conv: (8192 + 2 x 128) x 3 x 2; state: 128 x 64 x 128 x 2 */
+    {"granite-4.0-h-small", 40, {{"full", 4, 4096, 0, 0}, {"ssm", 36, 50688 + 2097152, 0, 0}}},
+    /* conv: 8192 x 3 x 2; state: 8192 x 16 x 2 */
+    {"jamba-1.5-mini", 32, {{"full", 4, 4096, 0, 0}, {"ssm", 28, 49152 + 262144, 0, 0}}},
+    /* conv: (2 x 16 x 128 + 32 x 128) x 3 x 2; state: 32 x 128 x 128 x 2 */
+    {"qwen3-next-80b-a3b", 48, {{"full", 12, 2 * 2 * 256 * 2, 0, 0}, {"gdn", 36, 49152 + 1048576, 0, 0}}},
+    /* conv: 3 x 32 x 128 x 3 x 2; state: 32 x 128 x 128 in single precision */
+    {"kimi-linear-48b-a3b", 27, {{"mla", 7, 1152, 0, 0}, {"kda", 20, 73728 + 2097152, 0, 0}}},
+};
+
+static void every_shipped_model_has_its_published_cache_sizes(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++) {
+        kvf_model *model = NULL;
+        if (kvf_model_load(shipped[i].name, NULL, &model) != KVF_OK)
+            fail_msg("%s: %s", shipped[i].name, kvf_error_detail());
+        assert_int_equal(kvf_model_layer_count(model), shipped[i].layers);
+        uint32_t groups = shipped[i].groups[1].name ? 2 : 1;
+        assert_int_equal(kvf_model_group_count(model), groups);
+        for (uint32_t g = 0; g < groups; g++) {
+            const expected_group *expected = &shipped[i].groups[g];
+            const kvf_group_desc *group = kvf_model_group(model, g);
+            assert_string_equal(group->name, expected->name);
+            assert_int_equal(group->layer_count, expected->layers);
+            assert_int_equal(kvf_group_step_bytes(group), expected->step_bytes);
+            assert_int_equal(group->window_tokens, expected->window_tokens);
+            assert_int_equal(group->chunk_tokens, expected->chunk_tokens);
+        }
+        kvf_model_free(model);
+    }
+}
+
+static void every_shipped_model_is_listed_and_tested(void **state) {
+    (void)state;
+    uint32_t count = 0;
+    for (const char *name; (name = kvf_builtin_model_name(count)); count++) {
+        bool tested = false;
+        for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++)
+            tested |= strcmp(shipped[i].name, name) == 0;
+        if (!tested)
+            fail_msg("%s is shipped and not tested", name);
+    }
+    assert_int_equal(count, sizeof shipped / sizeof shipped[0]);
+    assert_null(kvf_builtin_model_name(UINT32_MAX));
+}
+
+/* ---- heads -------------------------------------------------------------------------------------------- */
+
+static void heads_without_kv_heads_are_multi_head_attention(void **state) {
+    (void)state;
+    kvf_model *model = read_with(LLAMA_WITH(""), NULL);
+    const kvf_group_desc *full = kvf_model_group(model, 0);
+    assert_string_equal(kvf_model_name(model), "llama");
+    assert_string_equal(full->name, "full");
+    assert_int_equal(full->part_count, 2);
+    assert_part(&full->parts[0], "k", KVF_DTYPE_BF16, 8, 1, 64, 1, 0, KVF_TP_SPLIT);
+    assert_part(&full->parts[1], "v", KVF_DTYPE_BF16, 8, 1, 64, 1, 0, KVF_TP_SPLIT);
+    kvf_model_free(model);
+}
+
+static void one_kv_head_is_multi_query_attention(void **state) {
+    (void)state;
+    kvf_model *model = read_with(LLAMA_WITH(", \"num_key_value_heads\": 1"), NULL);
+    assert_int_equal(kvf_model_group(model, 0)->parts[0].units, 1);
+    kvf_model_free(model);
+}
+
+static void a_head_size_that_is_given_need_not_divide_the_hidden_size(void **state) {
+    (void)state;
+    kvf_model *model = read_with(LLAMA_WITH(", \"head_dim\": 100"), NULL);
+    assert_int_equal(kvf_model_group(model, 0)->parts[1].cell_elements, 100);
+    kvf_model_free(model);
+}
+
+static void a_field_that_is_null_counts_as_not_given(void **state) {
+    (void)state;
+    kvf_model *model = read_with(LLAMA_WITH(", \"head_dim\": null, \"num_key_value_heads\": null"), NULL);
+    assert_int_equal(kvf_model_group(model, 0)->parts[0].cell_elements, 64);
+    assert_int_equal(kvf_model_group(model, 0)->parts[0].units, 8);
+    kvf_model_free(model);
+}
+
+static void options_choose_the_cache_type_and_the_name(void **state) {
+    (void)state;
+    const kvf_config_options options = {
+        .struct_size = sizeof options, .name = "mine", .cache_dtype = KVF_DTYPE_F8_E4M3};
+    kvf_model *model = read_with("{" LLAMA "}", &options); /* no type of its own is needed then */
+    assert_string_equal(kvf_model_name(model), "mine");
+    assert_int_equal(kvf_group_step_bytes(kvf_model_group(model, 0)), 2 * 8 * 64);
+    kvf_model_free(model);
+}
+
+static void scales_are_parts_beside_k_and_v(void **state) {
+    (void)state;
+    kvf_config_options options = {.struct_size = sizeof options,
+                                  .cache_dtype = KVF_DTYPE_I8,
+                                  .scale_dtype = KVF_DTYPE_F32,
+                                  .scale_per_head = true};
+    kvf_model *model = read_with(LLAMA_WITH(", \"num_key_value_heads\": 4"), &options);
+    const kvf_group_desc *full = kvf_model_group(model, 0);
+    assert_int_equal(full->part_count, 4);
+    assert_part(&full->parts[0], "k", KVF_DTYPE_I8, 4, 1, 64, 1, 0, KVF_TP_SPLIT);
+    assert_part(&full->parts[2], "k_scale", KVF_DTYPE_F32, 4, 1, 1, 1, 1, KVF_TP_SPLIT);
+    assert_part(&full->parts[3], "v_scale", KVF_DTYPE_F32, 4, 1, 1, 1, 1, KVF_TP_SPLIT);
+    kvf_model_free(model);
+
+    options.scale_per_head = false;
+    model = read_with(LLAMA_WITH(", \"num_key_value_heads\": 4"), &options);
+    full = kvf_model_group(model, 0);
+    assert_part(&full->parts[3], "v_scale", KVF_DTYPE_F32, 1, 1, 1, 1, 1, KVF_TP_REPLICATE);
+    kvf_model_free(model);
+}
+
+static void options_that_mean_nothing_are_refused(void **state) {
+    (void)state;
+    static const char json[] = LLAMA_WITH("");
+    static const char latent[] = "{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 1, "
+                                 "\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64" BF16 "}";
+    kvf_model *model = NULL;
+    kvf_config_options options = {.struct_size = sizeof options, .scale_per_head = true};
+    assert_failure(kvf_model_from_config(json, sizeof json - 1, &options, &model), KVF_E_INVALID,
+                   "scale_per_head is set, but scale_dtype is not");
+    options = (kvf_config_options){.struct_size = sizeof options, .state_dtype = (kvf_dtype)50};
+    assert_failure(kvf_model_from_config(json, sizeof json - 1, &options, &model), KVF_E_INVALID,
+                   "kvf_config_options.state_dtype is 50");
+    options = (kvf_config_options){.struct_size = sizeof options, .scale_dtype = KVF_DTYPE_I4};
+    assert_failure(kvf_model_from_config(json, sizeof json - 1, &options, &model), KVF_E_INVALID,
+                   "part 2 (k_scale): cell_elements is 1, which in i4 does not fill whole bytes");
+    options.scale_dtype = KVF_DTYPE_F32;
+    assert_failure(kvf_model_from_config(latent, sizeof latent - 1, &options, &model), KVF_E_INVALID,
+                   "scale_dtype is f32, but a latent has no K and V");
+    options.struct_size = 0;
+    assert_failure(kvf_model_from_config(json, sizeof json - 1, &options, &model), KVF_E_INVALID,
+                   "kvf_config_options.struct_size is 0");
+    assert_int_equal(kvf_model_from_config(NULL, 1, NULL, &model), KVF_E_INVALID);
+    assert_int_equal(kvf_model_from_config(json, 1, NULL, NULL), KVF_E_INVALID);
+    assert_null(model);
+}
+
+/* ---- windows and chunks ------------------------------------------------------------------------------- */
+
+#define HEADS "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 64" BF16
+#define WINDOWED(type, layers, fields)                                                                       \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": " layers ", " HEADS fields "}"
+
+static void mistral_has_a_window_in_all_layers_or_in_none(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("mistral", "3", ", \"sliding_window\": 4096"), "WWW");
+    assert_layers_of(WINDOWED("mistral", "3", ", \"sliding_window\": null"), "FFF");
+    assert_layers_of(WINDOWED("mixtral", "3", ""), "FFF");
+}
+
+static void qwen_has_windows_above_a_layer_and_only_when_they_are_switched_on(void **state) {
+    (void)state;
+    static const char fields[] = ", \"sliding_window\": 32, \"max_window_layers\": 2";
+    char json[512];
+    (void)snprintf(json, sizeof json, WINDOWED("qwen2", "4", ", \"use_sliding_window\": true%s"), fields);
+    assert_layers_of(json, "FFWW");
+    (void)snprintf(json, sizeof json, WINDOWED("qwen3", "4", ", \"use_sliding_window\": false%s"), fields);
+    assert_layers_of(json, "FFFF");
+    (void)snprintf(json, sizeof json, WINDOWED("qwen3", "4", "%s"), fields);
+    assert_layers_of(json, "FFFF");
+}
+
+static void gemma_is_full_in_the_last_layer_of_each_period(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("gemma2", "5", ", \"sliding_window\": 4096"), "WFWFW");
+    assert_layers_of(WINDOWED("gemma3_text", "8", ", \"sliding_window\": 512"), "WWWWWFWW");
+    assert_layers_of(WINDOWED("gemma3_text", "7", ", \"sliding_window\": 512, \"sliding_window_pattern\": 3"),
+                     "WWFWWFW");
+    assert_layers_of(
+        WINDOWED("gemma3_text", "4", ", \"sliding_window\": 512, \"_sliding_window_pattern\": 2"), "WFWF");
+    assert_layers_of(WINDOWED("cohere2", "5", ", \"sliding_window\": 4096"), "WWWFW");
+}
+
+static void fields_that_a_family_leaves_out_have_its_defaults(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_with("{\"model_type\": \"gemma3\", \"torch_dtype\": \"bfloat16\", \"text_config\": "
+                  "{\"model_type\": \"gemma3_text\", \"hidden_size\": 2560, "
+                  "\"num_hidden_layers\": 34, \"sliding_window\": 1024}}",
+                  NULL);
+    assert_int_equal(kvf_model_group(model, 0)->parts[0].units, 4);
+    assert_int_equal(kvf_model_group(model, 0)->parts[0].cell_elements, 256);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 1024);
+    kvf_model_free(model);
+}
+
+static void layer_types_decide_before_any_pattern(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("gemma3_text", "3",
+                              ", \"sliding_window\": 8, \"layer_types\": "
+                              "[\"full_attention\", \"sliding_attention\", \"full_attention\"]"),
+                     "FWF");
+    assert_layers_of(WINDOWED("gpt_oss", "2",
+                              ", \"sliding_window\": 8, \"layer_types\": "
+                              "[\"full_attention\", \"sliding_attention\"]"),
+                     "FW");
+}
+
+static void gemma_4_has_heads_of_its_own_in_full_layers(void **state) {
+    (void)state;
+    static const char fields[] = ", \"sliding_window\": 16, \"layer_types\": "
+                                 "[\"sliding_attention\", \"full_attention\"], \"global_head_dim\": 128, "
+                                 "\"num_global_key_value_heads\": 1";
+    char json[640];
+    (void)snprintf(json, sizeof json, WINDOWED("gemma4_text", "2", "%s, \"attention_k_eq_v\": true"), fields);
+    kvf_model *model = read_with(json, NULL);
+    assert_int_equal(group_named(model, "full")->parts[0].units, 1);
+    assert_int_equal(group_named(model, "full")->parts[1].cell_elements, 128);
+    assert_int_equal(group_named(model, "swa")->parts[0].units, 2);
+    assert_int_equal(group_named(model, "swa")->parts[1].cell_elements, 64);
+    kvf_model_free(model);
+
+    (void)snprintf(json, sizeof json, WINDOWED("gemma4_text", "2", "%s, \"attention_k_eq_v\": false"),
+                   fields);
+    model = read_with(json, NULL);
+    assert_int_equal(group_named(model, "full")->parts[0].units, 2);
+    kvf_model_free(model);
+}
+
+static void layers_that_share_a_cache_keep_none(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("gemma4_text", "8", ", \"sliding_window\": 16, \"num_kv_shared_layers\": 2"),
+                     "WWWWWF--");
+    assert_refused(WINDOWED("gemma4_text", "8", ", \"sliding_window\": 16, \"num_kv_shared_layers\": 8"),
+                   KVF_E_RANGE, "num_kv_shared_layers is 8; allowed 0 to 7");
+    assert_refused(WINDOWED("gemma4_text", "8", ", \"sliding_window\": 16, \"num_kv_shared_layers\": 3"),
+                   KVF_E_INVALID, "num_kv_shared_layers is 3, but no layer before layer 5 is of its kind");
+}
+
+static void llama_4_has_chunks_where_positions_rotate(void **state) {
+    (void)state;
+    static const char chunk[] = ", \"attention_chunk_size\": 64";
+    char json[512];
+    (void)snprintf(json, sizeof json, WINDOWED("llama4_text", "5", "%s, \"no_rope_layers\": []"), chunk);
+    assert_layers_of(json, "CCCFC");
+    (void)snprintf(json, sizeof json, WINDOWED("llama4_text", "3", "%s, \"no_rope_layers\": [1, 0, 1]"),
+                   chunk);
+    assert_layers_of(json, "CFC");
+    (void)snprintf(json, sizeof json, WINDOWED("llama4_text", "4", "%s, \"no_rope_layer_interval\": 2"),
+                   chunk);
+    assert_layers_of(json, "CFCF");
+    assert_layers_of(WINDOWED("llama4_text", "4", ", \"attention_chunk_size\": null"), "FFFF");
+}
+
+static void the_text_model_of_a_multimodal_one_is_read(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_with("{\"model_type\": \"mistral3\", \"vision_config\": {\"num_hidden_layers\": 7}, "
+                  "\"text_config\": {\"model_type\": \"mistral\", \"num_hidden_layers\": 3, " HEADS
+                  ", \"sliding_window\": null}}",
+                  NULL);
+    assert_string_equal(kvf_model_name(model), "mistral3");
+    assert_layers(model, "FFF");
+    kvf_model_free(model);
+}
+
+/* ---- latents ------------------------------------------------------------------------------------------ */
+
+#define LATENT(fields)                                                                                       \
+    "{\"model_type\": \"deepseek_v32\", \"num_hidden_layers\": 2, \"num_attention_heads\": 128, "            \
+    "\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64" BF16 fields "}"
+
+static void a_latent_is_one_replicated_unit(void **state) {
+    (void)state;
+    kvf_model *model = read_with(LATENT(""), NULL);
+    const kvf_group_desc *mla = kvf_model_group(model, 0);
+    assert_string_equal(mla->name, "mla");
+    assert_int_equal(mla->part_count, 1);
+    assert_part(&mla->parts[0], "latent", KVF_DTYPE_BF16, 1, 1, 576, 1, 0, KVF_TP_REPLICATE);
+    kvf_model_free(model);
+}
+
+static void an_indexer_adds_its_key_and_the_scale_of_it(void **state) {
+    (void)state;
+    const kvf_config_options options = {.struct_size = sizeof options, .cache_dtype = KVF_DTYPE_F16};
+    kvf_model *model = read_with(LATENT(", \"index_head_dim\": 128"), &options);
+    const kvf_group_desc *mla = kvf_model_group(model, 0);
+    assert_int_equal(mla->part_count, 3);
+    assert_part(&mla->parts[0], "latent", KVF_DTYPE_F16, 1, 1, 576, 1, 0, KVF_TP_REPLICATE);
+    assert_part(&mla->parts[1], "indexer", KVF_DTYPE_F8_E4M3, 1, 1, 128, 1, 1, KVF_TP_REPLICATE);
+    assert_part(&mla->parts[2], "indexer_scale", KVF_DTYPE_F32, 1, 1, 1, 1, 1, KVF_TP_REPLICATE);
+    kvf_model_free(model);
+}
+
+static void an_indexer_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    assert_refused(LATENT(", \"index_head_dim\": 100"), KVF_E_INVALID,
+                   "index_head_dim is 100; it must be a multiple of 128");
+    assert_refused(LATENT(", \"index_head_dim\": 128, \"indexer_types\": [\"full\", \"shared\"]"),
+                   KVF_E_UNSUPPORTED, "indexer_types[1] is \"shared\"");
+    assert_refused("{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 2, \"kv_lora_rank\": 512" BF16
+                   "}",
+                   KVF_E_INVALID, "qk_rope_head_dim is missing");
+}
+
+/* ---- states ------------------------------------------------------------------------------------------- */
+
+static void mamba_2_keeps_x_b_c_and_a_state_for_each_head(void **state) {
+    (void)state;
+    kvf_model *model = NULL;
+    assert_int_equal(kvf_model_load("nemotron-3-nano-30b", NULL, &model), KVF_OK);
+    assert_layers(model, "S-S-SF-S-S-SF-S-S-SF-S-S-SF-S-S-SF-S-S-S-SF-S-S-S-S-");
+    const kvf_group_desc *ssm = group_named(model, "ssm");
+    assert_int_equal(ssm->kind, KVF_GROUP_STATE);
+    assert_int_equal(ssm->part_count, 4);
+    assert_part(&ssm->parts[0], "conv.x", KVF_DTYPE_BF16, 4096, 64, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&ssm->parts[1], "conv.B", KVF_DTYPE_BF16, 1024, 128, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&ssm->parts[2], "conv.C", KVF_DTYPE_BF16, 1024, 128, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&ssm->parts[3], "ssm", KVF_DTYPE_F32, 64, 1, 64 * 128, 1, 1, KVF_TP_SPLIT);
+    kvf_model_free(model);
+}
+
+static void mamba_1_keeps_x_and_a_state_for_each_channel(void **state) {
+    (void)state;
+    kvf_model *model = NULL;
+    assert_int_equal(kvf_model_load("jamba-1.5-mini", NULL, &model), KVF_OK);
+    assert_layers(model, "SSSSFSSSSSSSFSSSSSSSFSSSSSSSFSSS");
+    const kvf_group_desc *ssm = group_named(model, "ssm");
+    assert_int_equal(ssm->part_count, 2);
+    assert_part(&ssm->parts[0], "conv.x", KVF_DTYPE_BF16, 8192, 1, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&ssm->parts[1], "ssm", KVF_DTYPE_BF16, 8192, 1, 16, 1, 1, KVF_TP_SPLIT);
+    kvf_model_free(model);
+}
+
+static void a_gated_delta_net_keeps_value_heads_with_their_key_head(void **state) {
+    (void)state;
+    kvf_model *model = NULL;
+    assert_int_equal(kvf_model_load("qwen3-next-80b-a3b", NULL, &model), KVF_OK);
+    const kvf_group_desc *gdn = group_named(model, "gdn");
+    assert_int_equal(gdn->part_count, 4);
+    assert_part(&gdn->parts[0], "conv.Q", KVF_DTYPE_BF16, 2048, 128, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&gdn->parts[1], "conv.K", KVF_DTYPE_BF16, 2048, 128, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&gdn->parts[2], "conv.V", KVF_DTYPE_BF16, 4096, 256, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&gdn->parts[3], "ssm", KVF_DTYPE_BF16, 32, 2, 128 * 128, 1, 1, KVF_TP_SPLIT);
+    kvf_model_free(model);
+}
+
+static void kimi_delta_attention_stands_beside_latents(void **state) {
+    (void)state;
+    kvf_model *model = NULL;
+    assert_int_equal(kvf_model_load("kimi-linear-48b-a3b", NULL, &model), KVF_OK);
+    assert_layers(model, "SSSFSSSFSSSFSSSFSSSFSSSFSSF");
+    const kvf_group_desc *kda = group_named(model, "kda");
+    assert_part(&kda->parts[1], "conv.K", KVF_DTYPE_BF16, 4096, 128, 1, 3, 0, KVF_TP_SPLIT);
+    assert_part(&kda->parts[3], "ssm", KVF_DTYPE_F32, 32, 1, 128 * 128, 1, 1, KVF_TP_SPLIT);
+    assert_string_equal(group_named(model, "mla")->parts[0].name, "latent");
+    kvf_model_free(model);
+}
+
+static void the_state_type_is_asked_for_or_said_or_the_models(void **state) {
+    (void)state;
+    static const char mamba[] =
+        "\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 2, "
+        "\"head_dim\": 4, \"n_groups\": 1, \"state_size\": 8, \"conv_kernel\": 4" BF16;
+    static const struct {
+        const char *said;
+        kvf_dtype asked;
+        kvf_dtype dtype;
+    } cases[] = {{"", KVF_DTYPE_INVALID, KVF_DTYPE_BF16},
+                 {", \"mamba_ssm_dtype\": \"float32\"", KVF_DTYPE_INVALID, KVF_DTYPE_F32},
+                 {", \"mamba_ssm_cache_dtype\": \"auto\"", KVF_DTYPE_INVALID, KVF_DTYPE_BF16},
+                 {", \"mamba_ssm_cache_dtype\": \"float32\"", KVF_DTYPE_F16, KVF_DTYPE_F16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char json[512];
+        (void)snprintf(json, sizeof json, "{%s%s}", mamba, cases[i].said);
+        /* the attention's type does not touch the state */
+        const kvf_config_options options = {
+            .struct_size = sizeof options, .cache_dtype = KVF_DTYPE_F8_E4M3, .state_dtype = cases[i].asked};
+        kvf_model *model = read_with(json, &options);
+        assert_int_equal(kvf_model_group(model, 0)->parts[0].dtype, KVF_DTYPE_BF16);
+        assert_int_equal(kvf_model_group(model, 0)->parts[3].dtype, cases[i].dtype);
+        kvf_model_free(model);
+    }
+}
+
+#define HYBRID(type, layers, fields)                                                                         \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": " layers ", \"hidden_size\": 64, " HEADS          \
+    ", \"mamba_d_conv\": 4, \"mamba_n_heads\": 8, \"mamba_d_state\": 16, \"mamba_n_groups\": 2, "            \
+    "\"mamba_expand\": 2" fields "}"
+
+static void layers_may_keep_both_attention_and_a_state(void **state) {
+    (void)state;
+    assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_ssm\": 96, \"mamba_d_head\": 12"), "BB");
+}
+
+static void a_head_size_of_auto_follows_from_the_inner_width(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_with(HYBRID("bamba", "3", ", \"mamba_d_head\": \"auto\", \"attn_layer_indices\": [1]"), NULL);
+    assert_layers(model, "SFS");
+    assert_int_equal(group_named(model, "ssm")->parts[3].cell_elements, 2 * 64 / 8 * 16);
+    kvf_model_free(model);
+}
+
+static void state_fields_that_contradict_each_other_are_refused(void **state) {
+    (void)state;
+    assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 15, \"attn_layer_indices\": [1]"), KVF_E_INVALID,
+                   "mamba_n_heads is 8 and mamba_d_head is 15, but the inner width is 128");
+    assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": \"big\", \"attn_layer_indices\": [1]"),
+                   KVF_E_INVALID, "mamba_d_head is \"big\"; it must be a whole number");
+    assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 16, \"attn_layer_indices\": [1, 3]"),
+                   KVF_E_RANGE, "attn_layer_indices[1] is 3; allowed 0 to 2");
+    assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 16, \"attn_layer_indices\": [1, 1]"),
+                   KVF_E_INVALID, "attn_layer_indices[1] is 1, a layer that is listed before");
+    assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 16"), KVF_E_INVALID,
+                   "attn_layer_indices is missing");
+    assert_refused(
+        "{\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 3, \"head_dim\": 4, "
+        "\"n_groups\": 2, \"state_size\": 8, \"conv_kernel\": 4" BF16 "}",
+        KVF_E_INVALID, "n_groups is 2, which does not divide num_heads, 3");
+    assert_refused(
+        "{\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 2, \"head_dim\": 4, "
+        "\"n_groups\": 2, \"state_size\": 8, \"conv_kernel\": 1" BF16 "}",
+        KVF_E_RANGE, "conv_kernel is 1; allowed 2 to");
+    assert_refused("{\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 65536, "
+                   "\"head_dim\": 65536, \"n_groups\": 1, \"state_size\": 8, \"conv_kernel\": 4" BF16 "}",
+                   KVF_E_OVERFLOW, "channels of the convolution is 65536 x 65536");
+    assert_refused("{\"model_type\": \"mamba\", \"num_hidden_layers\": 1, \"hidden_size\": 16777216, "
+                   "\"expand\": 256, \"state_size\": 8, \"conv_kernel\": 4" BF16 "}",
+                   KVF_E_RANGE, "expand is 256, times hidden_size, 16777216, is beyond 32 bits");
+}
+
+#define KIMI(full, kda)                                                                                      \
+    "{\"model_type\": \"kimi_linear\", \"num_hidden_layers\": 3, \"kv_lora_rank\": 8, "                      \
+    "\"qk_rope_head_dim\": 8" BF16 ", \"linear_attn_config\": {\"full_attn_layers\": " full                  \
+    ", \"kda_layers\": " kda ", \"num_heads\": 2, \"head_dim\": 4, \"short_conv_kernel_size\": 4}}"
+
+static void two_lists_of_layers_must_name_each_layer_once(void **state) {
+    (void)state;
+    assert_layers_of(KIMI("[2]", "[3, 1]"), "SFS");
+    assert_layers_of(KIMI("[2]", "null"), "SFS");
+    assert_refused(KIMI("[2]", "[1]"), KVF_E_INVALID,
+                   "linear_attn_config.full_attn_layers and kda_layers: layer 3 is in neither");
+    assert_refused(KIMI("[2]", "[1, 2, 3]"), KVF_E_INVALID,
+                   "linear_attn_config.kda_layers[1] is 2, a layer that is listed before");
+    assert_refused(KIMI("[0]", "[1, 2, 3]"), KVF_E_RANGE,
+                   "linear_attn_config.full_attn_layers[0] is 0; allowed 1 to 3");
+    assert_refused(KIMI("[\"2\"]", "[1, 3]"), KVF_E_INVALID,
+                   "linear_attn_config.full_attn_layers[0] is \"2\"; it must be a whole number");
+}
+
+static void a_pattern_of_letters_says_what_each_layer_keeps(void **state) {
+    (void)state;
+    static const char nemotron[] =
+        "\"model_type\": \"nemotron_h\", \"mamba_num_heads\": 2, \"mamba_head_dim\": 4, \"n_groups\": 1, "
+        "\"ssm_state_size\": 8, \"conv_kernel\": 4, " HEADS;
+    static const struct {
+        const char *fields;
+        kvf_status status;
+        const char *words; /* the layers, where the status is KVF_OK */
+    } cases[] = {
+        {"\"num_hidden_layers\": 4, \"hybrid_override_pattern\": \"M*-E\"", KVF_OK, "SF--"},
+        {"\"hybrid_override_pattern\": \"MM*\"", KVF_OK, "SSF"},
+        {"\"layers_block_type\": [\"mamba\", \"moe\", \"attention\", \"mlp\"]", KVF_OK, "S-F-"},
+        {"\"num_hidden_layers\": 4, \"hybrid_override_pattern\": \"M*-\"", KVF_E_INVALID,
+         "hybrid_override_pattern speaks of 3 layers, but num_hidden_layers is 4"},
+        {"\"num_hidden_layers\": 2, \"hybrid_override_pattern\": \"Mx\"", KVF_E_INVALID,
+         "hybrid_override_pattern has 'x' for layer 1"},
+        {"\"num_hidden_layers\": 2, \"hybrid_override_pattern\": \"--\"", KVF_E_INVALID,
+         "none of them keeps a cache"},
+        {"\"hybrid_override_pattern\": \"\"", KVF_E_RANGE, "hybrid_override_pattern speaks of 0 layers"},
+        {"\"num_hidden_layers\": 2", KVF_E_INVALID, "hybrid_override_pattern is missing"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char json[640];
+        (void)snprintf(json, sizeof json, "{%s, %s}", nemotron, cases[i].fields);
+        if (cases[i].status == KVF_OK)
+            assert_layers_of(json, cases[i].words);
+        else
+            assert_refused(json, cases[i].status, cases[i].words);
+    }
+}
+
+static void every_file_of_models_is_what_the_library_carries(void **state) {
+    (void)state;
+    for (uint32_t i = 0; kvf_builtin_model_name(i); i++) {
+        char path[512];
+        (void)snprintf(path, sizeof path, "%s/models/%s.json", KVF_SOURCE_DIR, kvf_builtin_model_name(i));
+        kvf_model *from_file = NULL;
+        kvf_model *carried = NULL;
+        assert_int_equal(kvf_model_load(path, NULL, &from_file), KVF_OK);
+        assert_int_equal(kvf_model_load(kvf_builtin_model_name(i), NULL, &carried), KVF_OK);
+        assert_int_equal(kvf_model_compare(from_file, carried), KVF_OK);
+        kvf_model_free(from_file);
+        kvf_model_free(carried);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_shipped_model_has_its_published_cache_sizes),
+        cmocka_unit_test(every_shipped_model_is_listed_and_tested),
+        cmocka_unit_test(heads_without_kv_heads_are_multi_head_attention),
+        cmocka_unit_test(one_kv_head_is_multi_query_attention),
+        cmocka_unit_test(a_head_size_that_is_given_need_not_divide_the_hidden_size),
+        cmocka_unit_test(a_field_that_is_null_counts_as_not_given),
+        cmocka_unit_test(options_choose_the_cache_type_and_the_name),
+        cmocka_unit_test(scales_are_parts_beside_k_and_v),
+        cmocka_unit_test(options_that_mean_nothing_are_refused),
+        cmocka_unit_test(mistral_has_a_window_in_all_layers_or_in_none),
+        cmocka_unit_test(qwen_has_windows_above_a_layer_and_only_when_they_are_switched_on),
+        cmocka_unit_test(gemma_is_full_in_the_last_layer_of_each_period),
+        cmocka_unit_test(fields_that_a_family_leaves_out_have_its_defaults),
+        cmocka_unit_test(layer_types_decide_before_any_pattern),
+        cmocka_unit_test(gemma_4_has_heads_of_its_own_in_full_layers),
+        cmocka_unit_test(layers_that_share_a_cache_keep_none),
+        cmocka_unit_test(llama_4_has_chunks_where_positions_rotate),
+        cmocka_unit_test(the_text_model_of_a_multimodal_one_is_read),
+        cmocka_unit_test(a_latent_is_one_replicated_unit),
+        cmocka_unit_test(an_indexer_adds_its_key_and_the_scale_of_it),
+        cmocka_unit_test(an_indexer_that_does_not_fit_is_refused),
+        cmocka_unit_test(mamba_2_keeps_x_b_c_and_a_state_for_each_head),
+        cmocka_unit_test(mamba_1_keeps_x_and_a_state_for_each_channel),
+        cmocka_unit_test(a_gated_delta_net_keeps_value_heads_with_their_key_head),
+        cmocka_unit_test(kimi_delta_attention_stands_beside_latents),
+        cmocka_unit_test(the_state_type_is_asked_for_or_said_or_the_models),
+        cmocka_unit_test(layers_may_keep_both_attention_and_a_state),
+        cmocka_unit_test(a_head_size_of_auto_follows_from_the_inner_width),
+        cmocka_unit_test(state_fields_that_contradict_each_other_are_refused),
+        cmocka_unit_test(two_lists_of_layers_must_name_each_layer_once),
+        cmocka_unit_test(a_pattern_of_letters_says_what_each_layer_keeps),
+        cmocka_unit_test(every_file_of_models_is_what_the_library_carries),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
