@@ -128,7 +128,8 @@ typedef struct kvf_copy_rule {
     kvf_token_share remote_tokens;
     const kvf_copy_lane *lanes; /**< owned by the plan */
     uint32_t lane_count;
-    bool lanes_inside; /**< neighbouring lanes lie in one page on both sides: visit them block by block */
+    uint32_t
+        lanes_per_page; /**< so many neighbouring lanes lie in one page: visit them block by block; 1: none */
 } kvf_copy_rule;
 
 KVF_API uint32_t kvf_plan_rule_count(const kvf_plan *plan);

@@ -104,7 +104,7 @@ typedef struct kvf_run {
 typedef struct kvf_run_cursor {
     const kvf_request *request;
     uint32_t rule, rule_end;
-    uint32_t lane;
+    uint32_t lane, lane_in_page;
     uint32_t piece;
     uint64_t run; /* within the piece */
 } kvf_run_cursor;

@@ -165,7 +165,7 @@ static kvf_status make_strands(fusion *f) {
         return kvf_nomem("a plan");
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const kvf_plan_cut *cut = &plan->cuts[i];
-        uint32_t walk;
+        uint32_t walk = 0;
         kvf_status status = walk_of(plan, cut, &walk);
         for (uint32_t layer = cut->layers.begin; layer < cut->layers.end && !status; layer++)
             status = add_strand(f, cut, walk, layer);
@@ -284,17 +284,62 @@ static kvf_status renumber_nests(fusion *f) {
     return KVF_OK;
 }
 
-/* Neighbouring lanes that lie in one page on both sides can merge only when a block is visited whole. */
-static bool in_one_page(const kvf_copy_rule *rule) {
-    for (uint32_t i = 1; i < rule->lane_count; i++) {
-        const kvf_copy_lane *a = &rule->lanes[i - 1], *b = &rule->lanes[i];
+static bool same_rule(const strand *a, const strand *b) {
+    return a->nest == b->nest && a->cell_bytes == b->cell_bytes;
+}
+
+/*
+ * How many strands from `first` on lie in one page on both sides, one after another: their runs can touch
+ * only when a block is visited whole.
+ */
+static uint32_t strands_of_page(const fusion *f, uint32_t first) {
+    const nest *n = &f->nests[f->strands[first].nest];
+    uint32_t i = first + 1;
+    for (; i < f->strand_count; i++) {
+        const strand *a = &f->strands[i - 1], *b = &f->strands[i];
         uint64_t distance = b->local_offset - a->local_offset;
-        if (a->local_region == b->local_region && a->remote_region == b->remote_region &&
-            distance == b->remote_offset - a->remote_offset && distance < rule->local.block &&
-            distance < rule->remote.block)
-            return true;
+        if (!same_rule(a, b) || a->local_region != b->local_region || a->remote_region != b->remote_region ||
+            distance != b->remote_offset - a->remote_offset || distance >= n->local.block ||
+            distance >= n->remote.block)
+            break;
     }
-    return false;
+    return i - first;
+}
+
+/* One past the last strand of the rule that begins at `first`: same nest and cell, pages of as many strands.
+ */
+static uint32_t end_of_rule(const fusion *f, uint32_t first, uint32_t per_page) {
+    uint32_t i = first + per_page;
+    while (i < f->strand_count && same_rule(&f->strands[first], &f->strands[i]) &&
+           strands_of_page(f, i) == per_page)
+        i += per_page;
+    return i;
+}
+
+static void make_rule(fusion *f, uint32_t first, uint32_t end, uint32_t per_page) {
+    kvf_plan *plan = f->plan;
+    const nest *n = &f->nests[f->strands[first].nest];
+    for (uint32_t i = first; i < end; i++) {
+        const strand *s = &f->strands[i];
+        plan->lanes[i] =
+            (kvf_copy_lane){s->local_offset, s->remote_offset, s->local_region, s->remote_region, s->layers};
+    }
+    plan->rules[plan->rule_count] = (kvf_copy_rule){.source = n->source,
+                                                    .group = n->group,
+                                                    .units = n->units,
+                                                    .rows_per_step = n->rows_per_step,
+                                                    .cell_bytes = f->strands[first].cell_bytes,
+                                                    .local = n->local,
+                                                    .remote = n->remote,
+                                                    .remote_tokens = n->remote_tokens,
+                                                    .lanes = plan->lanes + first,
+                                                    .lane_count = end - first,
+                                                    .lanes_per_page = per_page};
+    plan->rule_walks[plan->rule_count] = n->walk;
+    kvf_range *of_source = &plan->source_rules[n->source];
+    if (of_source->end == 0)
+        of_source->begin = plan->rule_count;
+    of_source->end = ++plan->rule_count;
 }
 
 static kvf_status make_rules(fusion *f) {
@@ -304,9 +349,8 @@ static kvf_status make_rules(fusion *f) {
         return status;
     sort_strands(f, by_rule);
     uint32_t rules = 0;
-    for (uint32_t i = 0; i < f->strand_count; i++)
-        rules += i == 0 || f->strands[i].nest != f->strands[i - 1].nest ||
-                 f->strands[i].cell_bytes != f->strands[i - 1].cell_bytes;
+    for (uint32_t i = 0; i < f->strand_count; rules++)
+        i = end_of_rule(f, i, strands_of_page(f, i));
     plan->rules = kvf_alloc(rules, sizeof *plan->rules);
     plan->rule_walks = kvf_alloc(rules, sizeof *plan->rule_walks);
     plan->lanes = kvf_alloc(f->strand_count, sizeof *plan->lanes);
@@ -315,33 +359,10 @@ static kvf_status make_rules(fusion *f) {
         return kvf_nomem("a plan");
     plan->lane_count = f->strand_count;
     for (uint32_t i = 0; i < f->strand_count;) {
-        const nest *n = &f->nests[f->strands[i].nest];
-        uint64_t cell_bytes = f->strands[i].cell_bytes;
-        kvf_copy_rule *rule = &plan->rules[plan->rule_count];
-        uint32_t first = i;
-        for (; i < f->strand_count && f->strands[i].nest == f->strands[first].nest &&
-               f->strands[i].cell_bytes == cell_bytes;
-             i++) {
-            const strand *s = &f->strands[i];
-            plan->lanes[i] = (kvf_copy_lane){s->local_offset, s->remote_offset, s->local_region,
-                                             s->remote_region, s->layers};
-        }
-        *rule = (kvf_copy_rule){.source = n->source,
-                                .group = n->group,
-                                .units = n->units,
-                                .rows_per_step = n->rows_per_step,
-                                .cell_bytes = cell_bytes,
-                                .local = n->local,
-                                .remote = n->remote,
-                                .remote_tokens = n->remote_tokens,
-                                .lanes = plan->lanes + first,
-                                .lane_count = i - first};
-        rule->lanes_inside = in_one_page(rule);
-        plan->rule_walks[plan->rule_count] = n->walk;
-        kvf_range *of_source = &plan->source_rules[n->source];
-        if (of_source->end == 0)
-            of_source->begin = plan->rule_count;
-        of_source->end = ++plan->rule_count;
+        uint32_t per_page = strands_of_page(f, i);
+        uint32_t end = end_of_rule(f, i, per_page);
+        make_rule(f, i, end, per_page);
+        i = end;
     }
     return KVF_OK;
 }

@@ -3,17 +3,17 @@
  */
 #include "plan/plan.h"
 
-/* With blocks scattered, runs merge inside a block pair only: parts and layers of one page, visited whole. */
+/* With blocks scattered, runs merge inside a block pair only: lanes of one page, visited whole. */
 static uint64_t runs_of_piece(const kvf_copy_rule *rule, uint64_t rows) {
     kvf_run_shape shape = kvf_rule_shape(rule, rows);
-    uint64_t runs = shape.outer_count * shape.inner_count;
-    if (runs > 1 || !rule->lanes_inside)
-        return runs * rule->lane_count;
+    uint64_t runs = shape.outer_count * shape.inner_count * rule->lane_count;
+    if (shape.outer_count * shape.inner_count > 1)
+        return runs;
     for (uint32_t i = 1; i < rule->lane_count; i++) {
         const kvf_copy_lane *a = &rule->lanes[i - 1], *b = &rule->lanes[i];
-        runs += a->local_region != b->local_region || a->remote_region != b->remote_region ||
-                a->local_offset + shape.bytes != b->local_offset ||
-                a->remote_offset + shape.bytes != b->remote_offset;
+        bool one_page = i % rule->lanes_per_page != 0;
+        runs -= one_page && a->local_offset + shape.bytes == b->local_offset &&
+                a->remote_offset + shape.bytes == b->remote_offset;
     }
     return runs;
 }

@@ -108,6 +108,8 @@ static kvf_status add_piece(kvf_walk_pieces *walk, kvf_piece piece) {
     }
     walk->pieces[walk->count++] = piece;
     walk->steps += piece.steps;
+    if (piece.steps > walk->longest)
+        walk->longest = piece.steps;
     return KVF_OK;
 }
 
@@ -180,7 +182,8 @@ kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups
         return kvf_fail(KVF_E_INVALID, "group_count is %u; the model has %u groups", group_count,
                         model_groups);
     for (uint32_t w = 0; w < plan->walk_count; w++)
-        request->next[w].count = 0, request->next[w].steps = 0;
+        request->next[w] =
+            (kvf_walk_pieces){.pieces = request->next[w].pieces, .capacity = request->next[w].capacity};
     for (uint32_t g = 0; g < group_count; g++) {
         kvf_status status = fill_group(request, g, &groups[g]);
         if (status)

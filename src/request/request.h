@@ -22,7 +22,8 @@ typedef struct kvf_piece {
 typedef struct kvf_walk_pieces {
     kvf_piece *pieces;
     uint32_t count, capacity;
-    uint64_t steps; /* of all pieces */
+    uint32_t longest; /* steps of the longest piece */
+    uint64_t steps;   /* of all pieces */
 } kvf_walk_pieces;
 
 struct kvf_request {

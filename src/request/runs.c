@@ -17,6 +17,17 @@ typedef struct emitter {
     size_t count, capacity;
 } emitter;
 
+/* The first byte of a piece on one side. No overflow: the last cell of the last block lies in a region. */
+static inline uint64_t first_byte(uint64_t offset, uint32_t block, uint32_t step, const kvf_strides *strides,
+                                  const kvf_copy_rule *rule) {
+    return offset + block * strides->block + (uint64_t)step * rule->rows_per_step * strides->row;
+}
+
+static inline bool touches(const kvf_run *last, uint64_t local, uint64_t remote, const kvf_copy_lane *lane) {
+    return last->local_offset + last->bytes == local && last->remote_offset + last->bytes == remote &&
+           last->local_region == lane->local_region && last->remote_region == lane->remote_region;
+}
+
 /*
  * Emits the runs of one piece in one lane, from run number *at on. Returns false when the array is full
  * first; *at then says where to go on.
@@ -24,19 +35,14 @@ typedef struct emitter {
 static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *lane, const kvf_piece *piece,
                               uint64_t *at, emitter *out) {
     kvf_run_shape s = kvf_rule_shape(rule, (uint64_t)piece->steps * rule->rows_per_step);
-    /* No overflow: the last cell of the last block of both sides lies in a region. */
-    uint64_t local = lane->local_offset + piece->local_block * rule->local.block +
-                     (uint64_t)piece->local_step * rule->rows_per_step * rule->local.row;
-    uint64_t remote = lane->remote_offset + piece->remote_block * rule->remote.block +
-                      (uint64_t)piece->remote_step * rule->rows_per_step * rule->remote.row;
+    uint64_t local =
+        first_byte(lane->local_offset, piece->local_block, piece->local_step, &rule->local, rule);
+    uint64_t remote =
+        first_byte(lane->remote_offset, piece->remote_block, piece->remote_step, &rule->remote, rule);
     uint64_t i = *at;
-    if (i == 0 && out->count) {
-        kvf_run *last = &out->runs[out->count - 1];
-        if (last->local_offset + last->bytes == local && last->remote_offset + last->bytes == remote &&
-            last->local_region == lane->local_region && last->remote_region == lane->remote_region) {
-            last->bytes += s.bytes;
-            i = 1;
-        }
+    if (i == 0 && out->count && touches(&out->runs[out->count - 1], local, remote, lane)) {
+        out->runs[out->count - 1].bytes += s.bytes;
+        i = 1;
     }
     uint64_t outer = i, inner = 0;
     if (s.inner_count > 1) {
@@ -61,23 +67,139 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
     return true;
 }
 
+#define ANY_STEPS UINT32_MAX
+
+/* Both regions as one number; UINT64_MAX is no pair of them. */
+static inline uint64_t regions_of(uint32_t local, uint32_t remote) {
+    return (uint64_t)local << 32 | remote;
+}
+
+/*
+ * Emits whole pieces of one page of lanes as fast as they can be stored, until one does not fit: *piece and
+ * *lane say where that is. The rule is a copy so that stores to runs cannot change it. Most pieces have as
+ * many rows as the one before, and so the same shape, and most shapes are a single run.
+ */
+static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule *shared_rule,
+                                                             uint32_t one_run_steps, uint32_t lanes_per_page,
+                                                             const kvf_copy_lane *lanes,
+                                                             const kvf_walk_pieces *walk, uint32_t *piece,
+                                                             uint32_t *lane, emitter *out) {
+    const kvf_copy_rule rule = *shared_rule;
+    const kvf_piece *const pieces = walk->pieces;
+    const uint32_t count = walk->count;
+    const uint64_t row_bytes = rule.cell_bytes * rule.units;
+    const uint64_t local_step = rule.rows_per_step * rule.local.row;
+    const uint64_t remote_step = rule.rows_per_step * rule.remote.row;
+    kvf_run_shape s = {0};
+    uint64_t shape_rows = 0, shape_runs = 1;
+    kvf_run *restrict run = out->runs + out->count;
+    const kvf_run *const full = out->runs + out->capacity;
+    /* Where the last run ends, kept at hand; in a region that does not exist when there is none. */
+    uint64_t local_end = 0, remote_end = 0, regions_end = UINT64_MAX;
+    if (out->count) {
+        local_end = run[-1].local_offset + run[-1].bytes;
+        remote_end = run[-1].remote_offset + run[-1].bytes;
+        regions_end = regions_of(run[-1].local_region, run[-1].remote_region);
+    }
+    uint32_t i = *piece, l = *lane;
+    for (; i < count; i++, l = 0) {
+        const kvf_piece *p = &pieces[i];
+        uint64_t rows = (uint64_t)p->steps * rule.rows_per_step;
+        if (one_run_steps) {
+            if (p->steps != one_run_steps && one_run_steps != ANY_STEPS)
+                goto stop;
+            s.bytes = row_bytes * rows;
+        } else if (rows != shape_rows) {
+            s = kvf_rule_shape(&rule, rows);
+            shape_rows = rows;
+            shape_runs = s.outer_count * s.inner_count;
+        }
+        uint64_t local_place = p->local_block * rule.local.block + p->local_step * local_step;
+        uint64_t remote_place = p->remote_block * rule.remote.block + p->remote_step * remote_step;
+        for (; l < lanes_per_page; l++) {
+            uint64_t local = lanes[l].local_offset + local_place,
+                     remote = lanes[l].remote_offset + remote_place;
+            const uint32_t local_region = lanes[l].local_region, remote_region = lanes[l].remote_region;
+            const uint64_t regions = regions_of(local_region, remote_region);
+            bool merges = local == local_end && remote == remote_end && regions == regions_end;
+            if (shape_runs > (uint64_t)(full - run) + merges)
+                goto stop;
+            regions_end = regions;
+            if (merges)
+                run[-1].bytes += s.bytes;
+            if (shape_runs == 1) {
+                if (!merges)
+                    *run++ = (kvf_run){local, remote, s.bytes, local_region, remote_region};
+                local_end = local + s.bytes;
+                remote_end = remote + s.bytes;
+                continue;
+            }
+            uint64_t inner = merges;
+            for (uint64_t outer = 0; outer < s.outer_count; outer++, inner = 0)
+                for (; inner < s.inner_count; inner++)
+                    *run++ = (kvf_run){local + outer * s.outer_local + inner * s.inner_local,
+                                       remote + outer * s.outer_remote + inner * s.inner_remote, s.bytes,
+                                       local_region, remote_region};
+            local_end = run[-1].local_offset + s.bytes;
+            remote_end = run[-1].remote_offset + s.bytes;
+        }
+    }
+stop:
+    *piece = i;
+    *lane = l;
+    out->count = (size_t)(run - out->runs);
+}
+
+/* Pieces of how many steps are a single run each: ANY_STEPS, the longest ones only, or 0 for none. */
+static uint32_t straight_steps(const kvf_copy_rule *rule, const kvf_walk_pieces *walk) {
+    if (rule->units == 1 && rule->local.row == rule->cell_bytes && rule->remote.row == rule->cell_bytes)
+        return ANY_STEPS;
+    kvf_run_shape longest = kvf_rule_shape(rule, (uint64_t)walk->longest * rule->rows_per_step);
+    return longest.outer_count * longest.inner_count == 1 ? walk->longest : 0;
+}
+
+/* The commonest rules are compiled for: one lane a page, a single run each piece. */
+static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, const kvf_walk_pieces *walk,
+                       uint32_t *piece, uint32_t *lane, emitter *out) {
+    uint32_t steps = straight_steps(rule, walk);
+    const kvf_copy_lane first = *lanes;
+    if (rule->lanes_per_page > 1)
+        emit_pages(rule, steps, rule->lanes_per_page, lanes, walk, piece, lane, out);
+    else if (steps == ANY_STEPS)
+        emit_pages(rule, ANY_STEPS, 1, &first, walk, piece, lane, out);
+    else if (steps)
+        emit_pages(rule, steps, 1, &first, walk, piece, lane, out);
+    else
+        emit_pages(rule, 0, 1, &first, walk, piece, lane, out);
+}
+
+/* The lanes of one page go together through all pieces, page after page. False when the array is full first.
+ */
+static bool emit_rule(kvf_run_cursor *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk,
+                      emitter *out) {
+    for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0) {
+        const kvf_copy_lane *lanes = rule->lanes + c->lane;
+        while (c->piece < walk->count) {
+            if (c->run == 0)
+                emit_whole(rule, lanes, walk, &c->piece, &c->lane_in_page, out);
+            if (c->piece == walk->count)
+                break;
+            if (!emit_piece(rule, &lanes[c->lane_in_page], &walk->pieces[c->piece], &c->run, out))
+                return false;
+            if (++c->lane_in_page == rule->lanes_per_page) {
+                c->lane_in_page = 0;
+                c->piece++;
+            }
+        }
+    }
+    return true;
+}
+
 size_t kvf_run_cursor_next(kvf_run_cursor *c, kvf_run *runs, size_t capacity) {
     const kvf_plan *plan = c->request->plan;
     emitter out = {runs, 0, capacity};
-    for (; c->rule < c->rule_end; c->rule++, c->lane = 0, c->piece = 0) {
-        const kvf_copy_rule *rule = &plan->rules[c->rule];
-        const kvf_walk_pieces *walk = &c->request->walks[plan->rule_walks[c->rule]];
-        if (rule->lanes_inside) {
-            for (; c->piece < walk->count; c->piece++, c->lane = 0)
-                for (; c->lane < rule->lane_count; c->lane++)
-                    if (!emit_piece(rule, &rule->lanes[c->lane], &walk->pieces[c->piece], &c->run, &out))
-                        return out.count;
-        } else {
-            for (; c->lane < rule->lane_count; c->lane++, c->piece = 0)
-                for (; c->piece < walk->count; c->piece++)
-                    if (!emit_piece(rule, &rule->lanes[c->lane], &walk->pieces[c->piece], &c->run, &out))
-                        return out.count;
-        }
-    }
+    for (; c->rule < c->rule_end; c->rule++, c->lane = 0)
+        if (!emit_rule(c, &plan->rules[c->rule], &c->request->walks[plan->rule_walks[c->rule]], &out))
+            break;
     return out.count;
 }
