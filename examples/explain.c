@@ -1,0 +1,43 @@
+/*
+ * The README's example: who reads what from whom when a prefill engine with four ranks and small NHD blocks
+ * feeds one rank of a decode engine with two ranks and larger HND blocks.
+ */
+#include <stdio.h>
+
+#include <kvferry/request.h>
+
+#define TRY(call)                                                                                            \
+    if (call)                                                                                                \
+    return fprintf(stderr, "%s\n", kvf_error_detail()), 1
+
+int main(void) {
+    kvf_model *model;
+    kvf_engine *prefill, *decode;
+    kvf_plan *plan;
+    kvf_request *request;
+    kvf_engine_spec p = {sizeof p, "prefill", .tp_size = 4,
+                         .all = {16, .block_count = 64, .order = "L|BPNH"}};
+    kvf_engine_spec d = {sizeof d, "decode", .tp_size = 2, .all = {24, .block_count = 64, .order = "L|BPHN"}};
+    TRY(kvf_model_load("llama-3.1-8b", NULL, &model));
+    TRY(kvf_engine_build(model, &p, &prefill));
+    TRY(kvf_engine_build(model, &d, &decode));
+    TRY(kvf_plan_build(kvf_engine_shard(decode, 0), prefill, NULL, &plan));
+    TRY(kvf_plan_verify(plan));
+    TRY(kvf_request_create(plan, &request));
+
+    /* 40 tokens: blocks 7, 3, 9 there, blocks 5, 1 here. */
+    uint32_t theirs[] = {7, 3, 9}, ours[] = {5, 1};
+    TRY(kvf_request_set(request, &(kvf_group_request){.local = {ours, 2}, .remote = {theirs, 3}, .end = 40},
+                        1));
+    for (uint32_t s = 0; s < kvf_plan_source_count(plan); s++)
+        printf("rank %u sends %llu bytes in %llu runs\n", kvf_plan_source_rank(plan, s),
+               (unsigned long long)kvf_request_bytes(request, s),
+               (unsigned long long)kvf_request_run_count(request, s));
+
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    kvf_engine_free(decode);
+    kvf_engine_free(prefill);
+    kvf_model_free(model);
+    return 0;
+}
