@@ -120,8 +120,8 @@ KVF_API kvf_status kvf_ssm_state_clip(const kvf_ids *blocks, uint32_t spec_block
  */
 
 /**
- * How a table is numbered: attention region r, block b is r*attention_blocks + b; all of attention is followed
- * by state, where region r, block b is r*state_blocks + b.
+ * How a table is numbered: attention region r, block b is r*attention_blocks + b; all of attention is
+ * followed by state, where region r, block b is r*state_blocks + b.
  */
 typedef struct kvf_id_space {
     size_t struct_size; /**< sizeof(kvf_id_space) */
@@ -195,14 +195,14 @@ typedef struct kvf_cache_memory {
     const uint64_t *region_block_bytes; /**< of a kernel block in each region */
     uint32_t region_count;
     uint32_t device;
-    uint64_t num_blocks;                /**< kernel blocks in each region */
-    uint32_t physical_per_logical;      /**< 0 means 1 */
-    const kvf_state_layout *state;      /**< state that shares the pages of each region; NULL: none */
+    uint64_t num_blocks;           /**< kernel blocks in each region */
+    uint32_t physical_per_logical; /**< 0 means 1 */
+    const kvf_state_layout *state; /**< state that shares the pages of each region; NULL: none */
 } kvf_cache_memory;
 
 /**
- * The descriptors of the local rank: per region and block, one for each of `block_size_ratio` pieces, K before
- * V where a block holds both; then state, per region each projection and the recurrent state.
+ * The descriptors of the local rank: per region and block, one for each of `block_size_ratio` pieces, K
+ * before V where a block holds both; then state, per region each projection and the recurrent state.
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_NOT_EXPRESSIBLE (a block does not divide), KVF_E_NOMEM
  */
@@ -228,6 +228,15 @@ typedef struct kvf_remote_view {
 KVF_API kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
                                           const kvf_remote_view *view, kvf_descriptor_table *out);
 
+/** The state descriptors of kvf_local_descriptors() alone. */
+KVF_API kvf_status kvf_local_state_descriptors(const kvf_cache_memory *memory, kvf_descriptor_table *out);
+
+/** The state descriptors of kvf_remote_descriptors() alone; `local` is our state's layout. */
+KVF_API kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+                                                const kvf_state_layout *local,
+                                                const kvf_cache_memory *remote_memory, uint32_t remote_rank,
+                                                kvf_descriptor_table *out);
+
 /** Regions, among those of a table, that every rank holds whole. A zeroed struct means none. */
 typedef struct kvf_replicated_regions {
     const bool *region_replicated;
@@ -236,7 +245,7 @@ typedef struct kvf_replicated_regions {
 } kvf_replicated_regions;
 
 /**
- * The local descriptors to use with one source rank (compute_split_handle_data): of attention the heads that
+ * The local descriptors to use with one source rank: of attention the heads that
  * rank holds, of state its channels.
  *
  * @param replicated  NULL for none
@@ -246,6 +255,17 @@ typedef struct kvf_replicated_regions {
 KVF_API kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
                                          const kvf_descriptor_table *local, uint32_t source_rank,
                                          const kvf_replicated_regions *replicated, kvf_descriptor_table *out);
+
+/**
+ * The local descriptors to use with one source rank, as PR 39529 makes them: as kvf_split_descriptors(), but
+ * a rank that brings state only names the first piece of attention, which is not read from it.
+ *
+ * @return as kvf_split_descriptors()
+ */
+KVF_API kvf_status kvf_compute_split_handle_data(const kvf_topology *topology,
+                                                 const kvf_remote_engine *remote,
+                                                 const kvf_descriptor_table *local, uint32_t source_rank,
+                                                 kvf_descriptor_table *out);
 
 /* ---- the plan of one remote engine (EngineTransferPlan), and its reads ------------------------------------
  */

@@ -34,6 +34,7 @@ typedef struct kvf_state_model {
     uint32_t key_head_size;     /**< gdn */
     uint32_t state_size;        /**< mamba */
     uint32_t conv_kernel;       /**< taps; the conv state keeps one step fewer */
+    uint32_t spec_steps;        /**< further steps, for tokens that may be taken back */
 } kvf_state_model;
 
 /** The shapes of one rank's state tensors. */

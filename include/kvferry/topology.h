@@ -105,12 +105,12 @@ typedef enum kvf_dialect {
 
 /** One rank of the local engine. */
 typedef struct kvf_topology_desc {
-    size_t struct_size;    /**< sizeof(kvf_topology_desc) */
-    const char *engine_id; /**< copied; may be empty */
-    uint32_t tp_size;      /**< at least 1 */
-    uint32_t tp_rank;      /**< less than tp_size */
-    uint32_t dcp_size;     /**< decode context parallelism; divides tp_size; 0 means 1 */
-    uint32_t block_size;   /**< tokens of a kernel block; at least 1 */
+    size_t struct_size;      /**< sizeof(kvf_topology_desc) */
+    const char *engine_id;   /**< copied; may be empty */
+    uint32_t tp_size;        /**< at least 1 */
+    uint32_t tp_rank;        /**< less than tp_size */
+    uint32_t dcp_size;       /**< decode context parallelism; divides tp_size; 0 means 1 */
+    uint32_t block_size;     /**< tokens of a kernel block; at least 1 */
     uint32_t total_kv_heads; /**< of the whole model; at least 1; not used when is_mla */
     bool is_mla;             /**< attention keeps one latent, which every rank holds */
     bool is_mamba;           /**< some groups keep recurrent state */
@@ -366,8 +366,8 @@ KVF_API kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf
                                          char **text);
 
 /**
- * The text a consumer sends to a producer rank when it is done: the request's id at the producer, a colon, and
- * a number: how many consumers that rank waits for (PR 40731: the consumers' tp_size).
+ * The text a consumer sends to a producer rank when it is done: the request's id at the producer, a colon,
+ * and a number: how many consumers that rank waits for (PR 40731: the consumers' tp_size).
  */
 KVF_API kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf_remote_engine *remote,
                                          const char *remote_request_id, char **text);
