@@ -7,7 +7,8 @@
 
 static _Thread_local char detail[DETAIL_BYTES];
 
-kvf_status kvf_fail(kvf_status status, const char *format, ...) {
+/* The names are in parentheses because base.h makes them macros for static analysers. */
+kvf_status(kvf_fail)(kvf_status status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     /* The arguments may themselves point into the detail text. */
@@ -18,7 +19,7 @@ kvf_status kvf_fail(kvf_status status, const char *format, ...) {
     return status;
 }
 
-kvf_status kvf_fail_in(kvf_status status, const char *format, ...) {
+kvf_status(kvf_fail_in)(kvf_status status, const char *format, ...) {
     char where[DETAIL_BYTES];
     va_list arguments;
     va_start(arguments, format);
@@ -35,7 +36,7 @@ const char *kvf_error_detail(void) {
     return detail;
 }
 
-kvf_status kvf_nomem(const char *what) {
+kvf_status(kvf_nomem)(const char *what) {
     return kvf_fail(KVF_E_NOMEM, "no memory for %s", what);
 }
 

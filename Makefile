@@ -1,0 +1,80 @@
+# The commands of the project. Each does its own set-up; CMake does the building (see CMakePresets.json).
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+VECTORS ?= tests/vectors
+ARGS ?=
+
+.DEFAULT_GOAL := build
+.PHONY: help setup build debug demo check check-property check-vectors check-long bench lint format install clean
+
+help:
+	@echo 'make                  build the library and the command into build/release'
+	@echo 'make demo             run the main job; ARGS="--help" shows what it can be told'
+	@echo 'make check            build and run all tests, plain and under ASan+UBSan'
+	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
+	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
+	@echo 'make check-long       100000 property cases, and every test under ASan+UBSan'
+	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
+	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
+	@echo 'make debug            build into build/debug'
+	@echo 'make install          install into $(DESTDIR)$(PREFIX); PREFIX and DESTDIR may be set'
+	@echo 'make setup            only install the packages that the above need'
+	@echo 'make clean            remove build/'
+
+setup:
+	@scripts/setup build check
+
+build:
+	@scripts/setup build
+	@scripts/build release
+
+debug:
+	@scripts/setup build
+	@scripts/build debug
+
+demo:
+	@scripts/setup build
+	@scripts/build release --target kvferry_command
+	build/release/kvferry demo $(ARGS)
+
+check:
+	@scripts/check
+
+check-property:
+	@scripts/setup build check
+	@scripts/build release -DKVF_BUILD_TESTS=ON
+	@scripts/check-property release
+
+check-vectors:
+	@scripts/setup build check
+	@scripts/build release -DKVF_BUILD_TESTS=ON --target vectors
+	build/release/tests/vectors/vectors $(VECTORS)
+
+check-long:
+	@scripts/setup build check
+	@scripts/build release -DKVF_BUILD_TESTS=ON
+	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property release
+	@scripts/build asan -DKVF_BUILD_TESTS=ON
+	ctest --preset asan
+
+bench:
+	@scripts/setup build
+	@scripts/build release -DKVF_BUILD_BENCH=ON
+	@scripts/bench
+
+lint:
+	@scripts/setup build check lint
+	@scripts/lint
+
+format:
+	@scripts/setup lint
+	@scripts/lint --fix-format
+
+install:
+	@scripts/setup build
+	@scripts/build release -DCMAKE_INSTALL_PREFIX='$(PREFIX)'
+	DESTDIR='$(DESTDIR)' cmake --install build/release
+
+clean:
+	rm -rf build

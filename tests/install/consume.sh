@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Installs a build into an empty folder, and builds a small C and C++ program against that with nothing but
+# pkg-config, then with nothing but find_package: consume.sh BUILD_DIR CMAKE CC
+set -euo pipefail
+build=$1
+cmake=$2
+cc=$3
+here=$(cd "$(dirname "$0")" && pwd)
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export DESTDIR="$work/stage"
+"$cmake" --install "$build" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
+unset DESTDIR
+
+prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:[^=]*=//p' "$build/CMakeCache.txt")
+root=$work/stage$prefix
+pc=$(find "$root" -name kvferry.pc)
+libdir=$(dirname "$(dirname "$pc")")
+(cd "$root/include" && printf '#include <%s>\n' kvferry/*.h) >"$work/every_header.h"
+version=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --modversion kvferry)
+
+# build_with NAME LIBRARY_FLAGS...: compiles, links and runs the program.
+build_with() {
+    local name=$1 flags
+    shift
+    read -ra flags < <(pkg-config --cflags kvferry)
+    "$cc" -x c -std=c11 -Wall -Wextra -Werror "${flags[@]}" -I "$work" -c "$here/consumer.c" -o "$work/c.o"
+    "$cc" -x c++ -std=c++17 -Wall -Wextra -Werror "${flags[@]}" -I "$work" -c "$here/consumer_cxx.cpp" \
+        -o "$work/cxx.o"
+    "$cc" "$work/c.o" "$work/cxx.o" "$@" -lstdc++ -o "$work/$name"
+    LD_LIBRARY_PATH=$libdir "$work/$name" "$version"
+    echo "ok: $name"
+}
+
+export PKG_CONFIG_PATH=$libdir/pkgconfig
+read -ra shared < <(pkg-config --libs kvferry)
+build_with pkgconfig_shared "${shared[@]}"
+read -ra static < <(pkg-config --static --libs kvferry | sed 's/-lkvferry/-l:libkvferry.a/')
+build_with pkgconfig_static "${static[@]}"
+unset PKG_CONFIG_PATH
+
+"$cmake" -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$root" -DCMAKE_C_COMPILER="$cc" \
+    -DEVERY_HEADER_DIR="$work" -DWANTED_VERSION="$version" >"$work/cmake.log" 2>&1 &&
+    "$cmake" --build "$work/cmake" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+for program in consumer_shared consumer_static; do
+    "$work/cmake/$program" "$version"
+    echo "ok: $program"
+done
+
+# The libraries' names, and the command finding its library without being told where.
+[ "$(readlink "$libdir/libkvferry.so")" = "libkvferry.so.${version%.*}" ]
+[ "$(readlink "$libdir/libkvferry.so.${version%.*}")" = "libkvferry.so.$version" ]
+if [ -x "$root/bin/kvferry" ]; then
+    "$root/bin/kvferry" --version
+fi
+echo "ok: names and command"

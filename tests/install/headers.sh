@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Every public header compiles alone, as C11 and as C++17, without a warning: headers.sh INCLUDE_DIR CC
+set -euo pipefail
+include=$1
+cc=$2
+
+bad=0
+for header in "$include"/kvferry/*.h; do
+    name=kvferry/${header##*/}
+    for language in "c -std=c11 -Wstrict-prototypes" "c++ -std=c++17"; do
+        # Twice, for the include guard.
+        # shellcheck disable=SC2086
+        if ! printf '#include <%s>\n#include <%s>\n' "$name" "$name" |
+            "$cc" -x $language -Wall -Wextra -Werror -pedantic -fsyntax-only -I "$include" -; then
+            echo "$name does not compile alone as ${language%% *}"
+            bad=1
+        fi
+    done
+done
+exit "$bad"
