@@ -28,11 +28,11 @@ static void require(kvf_status status) {
     bench_require(status == KVF_OK, kvf_error_detail());
 }
 
-static kvf_engine *engine_of(const kvf_model *model, side side, uint64_t blocks) {
+static kvf_engine *engine_of(const kvf_model *model, side shape, uint64_t blocks) {
     kvf_engine_spec spec = {
         .struct_size = sizeof spec,
-        .tp_size = side.tp_size,
-        .all = {.tokens_per_block = side.tokens_per_block, .block_count = blocks, .order = side.order}};
+        .tp_size = shape.tp_size,
+        .all = {.tokens_per_block = shape.tokens_per_block, .block_count = blocks, .order = shape.order}};
     kvf_engine *engine;
     require(kvf_engine_build(model, &spec, &engine));
     return engine;

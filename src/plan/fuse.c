@@ -198,9 +198,12 @@ static void sort_strands(const fusion *f, int (*compare)(const void *, const voi
     }
 }
 
+static bool may_join(const fusion *f, const strand *a, const strand *b) {
+    return !f->plan->options.keep_layers_apart || a->layers.begin == b->layers.begin;
+}
+
 static bool touch(const fusion *f, const strand *a, const strand *b) {
-    bool may = !f->plan->options.keep_layers_apart || a->layers.begin == b->layers.begin;
-    return may && a->nest == b->nest && a->local_region == b->local_region &&
+    return may_join(f, a, b) && a->nest == b->nest && a->local_region == b->local_region &&
            a->remote_region == b->remote_region && a->local_offset + a->cell_bytes == b->local_offset &&
            a->remote_offset + a->cell_bytes == b->remote_offset;
 }
@@ -298,9 +301,9 @@ static uint32_t strands_of_page(const fusion *f, uint32_t first) {
     for (; i < f->strand_count; i++) {
         const strand *a = &f->strands[i - 1], *b = &f->strands[i];
         uint64_t distance = b->local_offset - a->local_offset;
-        if (!same_rule(a, b) || a->local_region != b->local_region || a->remote_region != b->remote_region ||
-            distance != b->remote_offset - a->remote_offset || distance >= n->local.block ||
-            distance >= n->remote.block)
+        if (!same_rule(a, b) || !may_join(f, a, b) || a->local_region != b->local_region ||
+            a->remote_region != b->remote_region || distance != b->remote_offset - a->remote_offset ||
+            distance >= n->local.block || distance >= n->remote.block)
             break;
     }
     return i - first;

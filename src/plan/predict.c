@@ -3,42 +3,132 @@
  */
 #include "plan/plan.h"
 
-/* With blocks scattered, runs merge inside a block pair only: lanes of one page, visited whole. */
-static uint64_t runs_of_piece(const kvf_copy_rule *rule, uint64_t rows) {
-    kvf_run_shape shape = kvf_rule_shape(rule, rows);
-    uint64_t runs = shape.outer_count * shape.inner_count * rule->lane_count;
-    if (shape.outer_count * shape.inner_count > 1)
-        return runs;
-    for (uint32_t i = 1; i < rule->lane_count; i++) {
-        const kvf_copy_lane *a = &rule->lanes[i - 1], *b = &rule->lanes[i];
-        bool one_page = i % rule->lanes_per_page != 0;
-        runs -= one_page && a->local_offset + shape.bytes == b->local_offset &&
-                a->remote_offset + shape.bytes == b->remote_offset;
-    }
-    return runs;
+/* Where a run begins or ends on both sides. */
+typedef struct run_edge {
+    uint64_t local, remote;
+    uint32_t local_region, remote_region;
+} run_edge;
+
+/* What the lanes of one page give, with every logical block far from the others. */
+typedef struct tally {
+    uint64_t rows, runs;
+    run_edge begin, end; /* of the first run and of the last; not set when there are none */
+} tally;
+
+static bool same_edge(const run_edge *a, const run_edge *b) {
+    return a->local == b->local && a->remote == b->remote && a->local_region == b->local_region &&
+           a->remote_region == b->remote_region;
 }
 
-static void add_rule(const kvf_plan *plan, uint32_t index, uint64_t tokens, kvf_prediction *out) {
+/* Where a piece begins if logical block b of the sequence lies at 2b: kernel blocks of one stay neighbours.
+ */
+static uint64_t scattered_place(const kvf_walk_side *side, uint32_t kernel_blocks_per_block,
+                                uint64_t position, const kvf_strides *strides, uint32_t rows_per_step) {
+    uint64_t kernel = position / side->kernel_tokens;
+    uint64_t block = kernel + kernel / kernel_blocks_per_block * kernel_blocks_per_block;
+    return block * strides->block + position % side->kernel_tokens * rows_per_step * strides->row;
+}
+
+static void add_piece(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint64_t rows, uint64_t local,
+                      uint64_t remote, tally *t) {
+    kvf_run_shape s = kvf_rule_shape(rule, rows);
+    run_edge begin = {lane->local_offset + local, lane->remote_offset + remote, lane->local_region,
+                      lane->remote_region};
+    run_edge end = begin;
+    end.local += (s.outer_count - 1) * s.outer_local + (s.inner_count - 1) * s.inner_local + s.bytes;
+    end.remote += (s.outer_count - 1) * s.outer_remote + (s.inner_count - 1) * s.inner_remote + s.bytes;
+    bool merges = t->runs && same_edge(&t->end, &begin);
+    if (t->runs == 0)
+        t->begin = begin;
+    t->runs += s.outer_count * s.inner_count - merges;
+    t->end = end;
+}
+
+/* The lanes of one page go through all pieces together, as kvf_run_cursor_next() lets them. */
+static tally tally_page(const kvf_plan *plan, uint32_t index, const kvf_copy_lane *lanes, uint64_t tokens) {
     const kvf_copy_rule *rule = &plan->rules[index];
     const kvf_plan_walk *sides = &plan->walks[plan->rule_walks[index]];
     const kvf_group_desc *group = kvf_model_group(plan->local->model, rule->group);
+    uint32_t local_kernel = plan->local->groups[rule->group].kernel_blocks_per_block;
+    uint32_t remote_kernel = plan->remote->groups[rule->group].kernel_blocks_per_block;
     uint64_t end = group->kind == KVF_GROUP_STATE ? 1 : tokens;
     kvf_walk walk = {sides->local, sides->remote, kvf_group_first_needed(group, end), end};
     kvf_walk_piece piece;
+    tally t = {0};
     while (kvf_walk_next(&walk, &piece)) {
         uint64_t rows = (uint64_t)piece.steps * rule->rows_per_step;
-        out->runs += runs_of_piece(rule, rows);
-        out->bytes += rows * rule->units * rule->cell_bytes * rule->lane_count;
+        uint64_t local = scattered_place(&sides->local, local_kernel, piece.local_position, &rule->local,
+                                         rule->rows_per_step);
+        uint64_t remote = scattered_place(&sides->remote, remote_kernel, piece.remote_position, &rule->remote,
+                                          rule->rows_per_step);
+        t.rows += rows;
+        for (uint32_t l = 0; l < rule->lanes_per_page; l++)
+            add_piece(rule, &lanes[l], rows, local, remote, &t);
     }
+    return t;
+}
+
+/* Whether the page of lanes before gives the same tally, at another place. */
+static bool like_page_before(const kvf_copy_rule *rule, const kvf_copy_lane *lanes) {
+    const kvf_copy_lane *before = lanes - rule->lanes_per_page;
+    for (uint32_t l = 1; l < rule->lanes_per_page; l++) /* remote distances in a page are the local ones */
+        if (lanes[l].local_offset - lanes[0].local_offset != before[l].local_offset - before[0].local_offset)
+            return false;
+    return true;
+}
+
+static void move_edge(run_edge *edge, const kvf_copy_lane *from, const kvf_copy_lane *to) {
+    edge->local += to->local_offset - from->local_offset;
+    edge->remote += to->remote_offset - from->remote_offset;
+    edge->local_region = to->local_region;
+    edge->remote_region = to->remote_region;
+}
+
+/* The runs of one source so far, and the last of them. */
+typedef struct forecast {
+    const kvf_plan *plan;
+    uint64_t tokens, bytes, runs;
+    run_edge last;
+    uint32_t last_group, last_layer;
+} forecast;
+
+/* As in kvf_run_cursor_next(), runs merge over pages and rules, but over layers only where they may. */
+static void add_page(forecast *f, const kvf_copy_rule *rule, const kvf_copy_lane *lanes, const tally *t) {
+    bool same_layer = f->last_group == rule->group && f->last_layer == lanes->layers.begin;
+    bool merges =
+        f->runs && (same_layer || !f->plan->options.keep_layers_apart) && same_edge(&f->last, &t->begin);
+    f->runs += t->runs - merges;
+    f->last = t->end;
+    f->last_group = rule->group;
+    f->last_layer = lanes->layers.begin;
+}
+
+static void add_rule(forecast *f, uint32_t index) {
+    const kvf_copy_rule *rule = &f->plan->rules[index];
+    tally t = {0};
+    for (uint32_t l = 0; l < rule->lane_count; l += rule->lanes_per_page) {
+        const kvf_copy_lane *lanes = &rule->lanes[l];
+        if (l == 0 || !like_page_before(rule, lanes)) {
+            t = tally_page(f->plan, index, lanes, f->tokens);
+        } else {
+            move_edge(&t.begin, lanes - rule->lanes_per_page, lanes);
+            move_edge(&t.end, lanes - rule->lanes_per_page, lanes);
+        }
+        if (t.runs == 0)
+            return;
+        add_page(f, rule, lanes, &t);
+    }
+    f->bytes += t.rows * rule->units * rule->cell_bytes * rule->lane_count;
 }
 
 kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,
                             const kvf_cost_model *cost, kvf_prediction *out) {
     if (source >= plan->source_count)
         return kvf_fail(KVF_E_RANGE, "source is %u; the plan has %u", source, plan->source_count);
-    kvf_prediction p = {0};
+    forecast f = {.plan = plan, .tokens = tokens};
     for (uint32_t i = plan->source_rules[source].begin; i < plan->source_rules[source].end; i++)
-        add_rule(plan, i, tokens, &p);
+        add_rule(&f, i);
+    kvf_prediction p = {.bytes = f.bytes, .runs = f.runs};
     if (cost)
         p.ns = cost->ns_per_source + cost->ns_per_run * (double)p.runs + cost->ns_per_byte * (double)p.bytes;
     *out = p;

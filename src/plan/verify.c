@@ -31,7 +31,7 @@ static bool read_from(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint
         if (rest < row * rule->local.row)
             return false;
         rest -= row * rule->local.row;
-        uint64_t unit = rule->units > 1 ? rest / rule->local.unit : 0;
+        uint64_t unit = rule->units > 1 && rule->local.unit ? rest / rule->local.unit : 0;
         if (unit >= rule->units)
             continue;
         rest -= unit * rule->local.unit;
@@ -51,6 +51,13 @@ static bool same_steps(const kvf_copy_rule *rule, kvf_strides strides, const kvf
             strides.row * rule->rows_per_step == placement->row_stride * part->rows_per_step);
 }
 
+/* Whether the steps of a group are walked as the shard stores them. */
+static bool same_tokens(const kvf_walk_side *side, const kvf_group_shard_desc *held) {
+    return side->kernel_tokens == held->tokens_per_block / held->kernel_blocks_per_block &&
+           side->share.index == held->tokens.index && side->share.count == held->tokens.count &&
+           side->share.width == held->tokens.width;
+}
+
 static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_lane *lane, uint64_t remote,
                                uint64_t room) {
     const kvf_plan *plan = p->plan;
@@ -65,6 +72,9 @@ static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_la
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a rank that does not hold it", rank);
     if (there.region != lane->remote_region || there.offset != remote || room < there.bytes)
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a wrong address", rank);
+    if (walk->group != p->group || !same_tokens(&walk->local, &plan->local->groups[p->group]) ||
+        !same_tokens(&walk->remote, &shard->groups[p->group]))
+        return cell_fault(p, KVF_E_MISMATCH, "its tokens are those of another share or block size", rank);
     if (!same_steps(rule, rule->local, kvf_shard_placement(plan->local, p->group, p->layer, p->part), part,
                     walk->local.kernel_tokens) ||
         !same_steps(rule, rule->remote, kvf_shard_placement(shard, p->group, p->layer, p->part), part,

@@ -60,14 +60,14 @@ bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece) {
 /*
  * a keeps [x, x + wa) modulo pa, b keeps [y, y + wb) modulo pb. Some a-token equals some b-token exactly when
  * a difference of the two intervals, one of x - y - (wb - 1) ... x - y + (wa - 1), is a multiple of gcd(pa,
- * pb).
+ * pb). All terms fit in 64 bits for any share: x and y + wb are at most a period, below 2^64.
  */
 bool kvf_shares_meet(kvf_token_share a, kvf_token_share b) {
     if (a.count <= 1 || b.count <= 1)
         return true;
-    int64_t g = (int64_t)kvf_gcd((uint64_t)a.width * a.count, (uint64_t)b.width * b.count);
-    int64_t lowest = (int64_t)a.width * a.index - (int64_t)b.width * b.index - (b.width - 1);
-    int64_t span = (int64_t)a.width + b.width - 2;
-    int64_t to_multiple = ((-lowest) % g + g) % g;
-    return to_multiple <= span;
+    uint64_t g = kvf_gcd((uint64_t)a.width * a.count, (uint64_t)b.width * b.count);
+    uint64_t first = (uint64_t)a.width * a.index % g;
+    uint64_t last = ((uint64_t)b.width * b.index + (b.width - 1)) % g;
+    uint64_t to_multiple = last >= first ? last - first : g - (first - last);
+    return to_multiple <= (uint64_t)a.width + b.width - 2;
 }

@@ -81,9 +81,9 @@ static kvf_status look_up(const table_side *side, uint64_t position, uint64_t st
     if (logical < table->first_block || logical - table->first_block >= table->count)
         return kvf_fail(
             KVF_E_RANGE,
-            "%s table: step %llu is in block %llu of the sequence, but the table has blocks %u to %llu",
+            "%s table: step %llu is in block %llu of the sequence, but the table has blocks [%u, %llu)",
             side->name, (unsigned long long)step, (unsigned long long)logical, table->first_block,
-            (unsigned long long)table->first_block + table->count - 1);
+            (unsigned long long)table->first_block + table->count);
     uint32_t id = table->ids[logical - table->first_block];
     if (id == KVF_NO_BLOCK)
         return kvf_fail(KVF_E_RANGE, "%s table: step %llu is wanted, but entry %llu has no block", side->name,

@@ -11,10 +11,12 @@ void kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, ui
     *cursor = (kvf_run_cursor){.request = request, .rule = rules.begin, .rule_end = rules.end};
 }
 
-/* Where runs go. */
+/* Where runs go. The first `closed` of them are not added to any more. */
 typedef struct emitter {
     kvf_run *runs;
     size_t count, capacity;
+    size_t closed;
+    uint32_t group, layer; /* of the last lanes, where layers are kept apart */
 } emitter;
 
 /* The first byte of a piece on one side. No overflow: the last cell of the last block lies in a region. */
@@ -40,7 +42,7 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
     uint64_t remote =
         first_byte(lane->remote_offset, piece->remote_block, piece->remote_step, &rule->remote, rule);
     uint64_t i = *at;
-    if (i == 0 && out->count && touches(&out->runs[out->count - 1], local, remote, lane)) {
+    if (i == 0 && out->count > out->closed && touches(&out->runs[out->count - 1], local, remote, lane)) {
         out->runs[out->count - 1].bytes += s.bytes;
         i = 1;
     }
@@ -96,7 +98,7 @@ static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule
     const kvf_run *const full = out->runs + out->capacity;
     /* Where the last run ends, kept at hand; in a region that does not exist when there is none. */
     uint64_t local_end = 0, remote_end = 0, regions_end = UINT64_MAX;
-    if (out->count) {
+    if (out->count > out->closed) {
         local_end = run[-1].local_offset + run[-1].bytes;
         remote_end = run[-1].remote_offset + run[-1].bytes;
         regions_end = regions_of(run[-1].local_region, run[-1].remote_region);
@@ -173,12 +175,23 @@ static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, co
         emit_pages(rule, 0, 1, &first, walk, piece, lane, out);
 }
 
+/* Where layers are kept apart, lanes of a page are of one layer: what the lanes before gave is closed, unless
+ * they are of the same one. */
+static void close_layer(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, emitter *out) {
+    if (rule->group != out->group || lanes->layers.begin != out->layer)
+        out->closed = out->count;
+    out->group = rule->group;
+    out->layer = lanes->layers.begin;
+}
+
 /* The lanes of one page go together through all pieces, page after page. False when the array is full first.
  */
 static bool emit_rule(kvf_run_cursor *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk,
                       emitter *out) {
     for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0) {
         const kvf_copy_lane *lanes = rule->lanes + c->lane;
+        if (c->request->plan->options.keep_layers_apart)
+            close_layer(rule, lanes, out);
         while (c->piece < walk->count) {
             if (c->run == 0)
                 emit_whole(rule, lanes, walk, &c->piece, &c->lane_in_page, out);
@@ -197,7 +210,7 @@ static bool emit_rule(kvf_run_cursor *c, const kvf_copy_rule *rule, const kvf_wa
 
 size_t kvf_run_cursor_next(kvf_run_cursor *c, kvf_run *runs, size_t capacity) {
     const kvf_plan *plan = c->request->plan;
-    emitter out = {runs, 0, capacity};
+    emitter out = {.runs = runs, .capacity = capacity};
     for (; c->rule < c->rule_end; c->rule++, c->lane = 0)
         if (!emit_rule(c, &plan->rules[c->rule], &c->request->walks[plan->rule_walks[c->rule]], &out))
             break;

@@ -20,6 +20,7 @@ typedef struct extent {
     const kvf_part_desc *part;
     uint32_t layer;
     uint64_t rows, units;
+    uint64_t period; /* its block stride; 0 where there is a single block, which steps over nothing */
     uint64_t begin, end;
 } extent;
 
@@ -89,16 +90,16 @@ static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
 }
 
 static kvf_status check_together(const extent *extents, size_t count) {
-    uint64_t period = extents[0].placement->block_stride;
+    uint64_t period = extents[0].period;
     size_t room = 0;
     for (size_t i = 0; i < count; i++) {
-        if (extents[i].placement->block_stride != period)
+        if (extents[i].period != period)
             return kvf_fail(
                 KVF_E_OVERLAP,
                 "layer %u part %s and layer %u part %s: their bytes are interleaved, but with different "
                 "block strides %llu and %llu",
                 extents[0].layer, extents[0].part->name, extents[i].layer, extents[i].part->name,
-                (unsigned long long)period, (unsigned long long)extents[i].placement->block_stride);
+                (unsigned long long)period, (unsigned long long)extents[i].period);
         room += 2 * extents[i].rows * extents[i].units;
     }
     if (period == 0)
@@ -144,6 +145,7 @@ kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group) {
                           desc->layers[layer],
                           kvf_kernel_rows(held, &desc->parts[p]),
                           units,
+                          blocks > 1 ? placement->block_stride : 0,
                           placement->offset,
                           0};
             e->end = e->begin + (blocks - 1) * placement->block_stride +

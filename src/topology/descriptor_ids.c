@@ -80,7 +80,7 @@ kvf_status kvf_desc_ids(const kvf_id_space *given, const kvf_cache_kind *kinds, 
     if (!given || !kinds || !lists || !out)
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     kvf_id_space space;
-    uint64_t state_begin, end;
+    uint64_t state_begin = 0, end = 0;
     kvf_ids made = {0};
     kvf_status status = kvf_take_struct(&space, sizeof space, given, "kvf_id_space");
     if (!status)
@@ -166,7 +166,7 @@ typedef enum walk_order { BY_GROUP, BY_REGION, BY_LAYER } walk_order;
 
 static kvf_status number_by(walk_order order, const kvf_block_lists *lists, const int32_t *groups,
                             const uint64_t *blocks, size_t count, kvf_ids *out) {
-    uint64_t *starts;
+    uint64_t *starts = NULL;
     kvf_status status = region_starts(blocks, count, &starts);
     if (status)
         return status;

@@ -83,7 +83,7 @@ static kvf_status trim(const trim_rule *rule, const kvf_block_lists *decode, con
     if (!status)
         status = kvf_block_lists_make(&theirs, prefill->count);
     for (size_t g = 0; !status && g < decode->count; g++) {
-        pairing pair;
+        pairing pair = {0};
         status = trim_group(rule, g, decode->groups[g].count, prefill->groups[g].count, &pair);
         if (!status)
             status = cut(&pair, &decode->groups[g], &prefill->groups[g], &ours.groups[g], &theirs.groups[g]);
