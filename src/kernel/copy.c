@@ -1,0 +1,42 @@
+#include "kernel/kernel.h"
+
+/*
+ * Bytes from which copies go past the caches. Below, the destination may well stay in the second level cache
+ * (1 MiB and more on the machines this is for) until somebody reads it.
+ */
+#define STREAM_BYTES (256u << 10)
+
+static void copy_plain(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const kvf_run *run = &runs[i];
+        if (way == KVF_COPY_TO_LOCAL)
+            memcpy(bases.to[run->local_region] + run->local_offset,
+                   bases.from[run->remote_region] + run->remote_offset, run->bytes);
+        else
+            memcpy(bases.to[run->remote_region] + run->remote_offset,
+                   bases.from[run->local_region] + run->local_offset, run->bytes);
+    }
+}
+
+const kvf_copy_kernels kvf_copy_plain = {"plain", copy_plain, copy_plain};
+
+const kvf_copy_kernels *kvf_kernel_copy_set(uint32_t i) {
+    if (i == 0)
+        return &kvf_copy_plain;
+#if defined(__x86_64__)
+    if (i == 1 && __builtin_cpu_supports("avx2"))
+        return &kvf_copy_avx2;
+#endif
+    return NULL;
+}
+
+void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count,
+                          uint64_t bytes) {
+    const kvf_copy_kernels *best = kvf_kernel_copy_set(1);
+    if (!best)
+        best = &kvf_copy_plain;
+    if (bytes >= STREAM_BYTES)
+        best->stream(way, bases, runs, count);
+    else
+        best->runs(way, bases, runs, count);
+}
