@@ -29,8 +29,9 @@ typedef struct kvf_batch {
     size_t next;       /**< for the fabric: the first run not yet started */
     size_t in_flight;  /**< for the fabric: posted and not yet complete */
     kvf_status failed; /**< for the fabric: the first failure, reported once nothing is in flight */
-    struct kvf_batch *previous,
-        *following; /**< for the front: all batches of the peer, in order of submission */
+    /** Kept by the front: all batches of the peer that the fabric has not ended, in order of submission. A
+     * fabric may follow them. */
+    struct kvf_batch *previous, *following;
 } kvf_batch;
 
 /** A growing array of bytes, for cards. */
@@ -56,8 +57,8 @@ typedef struct kvf_fabric {
     /** NULL when the fabric has no memory of its own; memory is freed by close(). */
     kvf_status (*allocate)(void *endpoint, uint64_t bytes, void **out);
 
-    /** Called once. After an error nothing is registered. KVF_E_UNSUPPORTED: "auto" goes on without this
-     * fabric. */
+    /** Called until it succeeds once; kvf_transport_regions() has the regions already. After an error nothing
+     * is registered. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */
     kvf_status (*register_memory)(void *endpoint, const kvf_memory *regions, uint32_t count);
 
     /** Appends this fabric's part of the card. */
@@ -79,7 +80,8 @@ typedef struct kvf_fabric {
 
     kvf_status (*notify)(void *link, const void *data, size_t bytes);
 
-    /** Ends the link. No batch of this link may touch memory after it returns; the front ends the batches. */
+    /** Ends the link, which may be lost already. No batch of this link may touch memory after it returns; the
+     * front ends the batches. Called outside of progress(). */
     void (*disconnect)(void *link);
 
     /** Bounded work. Sets *busy when it should be called again at once. */
@@ -107,6 +109,9 @@ void kvf_peer_lost(kvf_peer *peer);
 
 /** The regions registered with the front: address and size, by region number. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
+
+/** Where each registered region begins, by region number. */
+unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);

@@ -1,0 +1,332 @@
+/*
+ * Same-host transfer of scattered blocks, beside what the machine can do with the same list of blocks:
+ *
+ *   mapped   memory that the library allocated, against a plain memcpy loop from a shared mapping
+ *   direct   memory that the caller brought, against process_vm_readv with 1024 blocks a call
+ *
+ * The memory is another process's. Both ways are measured in turn, so that what disturbs one disturbs the
+ * other; figures are medians of the rounds.
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <kvferry/transport.h>
+
+#include "kernel/kernel.h"
+#include "report.h"
+
+#define REGION_BYTES (256ull << 20)
+#define ROUNDS 9
+#define BATCH_RUNS 1024u
+#define BATCHES 3u
+#define VECTORS 1024u
+#define REQUIRED 0.90
+
+static const uint64_t block_bytes[] = {512, 2048, 8192, 32768, 131072};
+#define BLOCK_SIZES (sizeof block_bytes / sizeof *block_bytes)
+
+/* ---- the other process --------------------------------------------------------------------------------- */
+
+typedef struct bench_owner {
+    pid_t pid;
+    int to, from;           /* pipes */
+    unsigned char *brought; /* its address there */
+    unsigned char *card;
+    size_t card_bytes;
+} bench_owner;
+
+static void *map_bytes(uint64_t bytes, int flags, int fd) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    bench_require(memory != MAP_FAILED, "no memory");
+    return memory;
+}
+
+static void write_all(int fd, const void *data, size_t bytes) {
+    bench_require(write(fd, data, bytes) == (ssize_t)bytes, "a pipe cannot be written");
+}
+
+static void read_all(int fd, void *data, size_t bytes) {
+    unsigned char *at = data;
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = read(fd, at + done, bytes - done);
+        bench_require(got > 0, "the other process has ended");
+        done += (size_t)got;
+    }
+}
+
+/* Region 0 is allocated by the library, region 1 is brought; `shared` is for the plain loop. Serves until the
+ * pipe is closed. */
+static void be_owner(int from, int to, unsigned char *shared) {
+    kvf_transport *transport = NULL;
+    void *allocated = NULL;
+    const void *card = NULL;
+    size_t card_bytes = 0;
+    bench_require(kvf_transport_open("shm", NULL, &transport) == KVF_OK &&
+                      kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK,
+                  "the owner cannot open its transport");
+    unsigned char *brought = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    for (uint64_t i = 0; i < REGION_BYTES; i++)
+        brought[i] = (unsigned char)((i * 0x9e3779b97f4a7c15u) >> 56);
+    memcpy(allocated, brought, REGION_BYTES);
+    memcpy(shared, brought, REGION_BYTES);
+    kvf_memory regions[2] = {{allocated, REGION_BYTES, KVF_MEMORY_HOST},
+                             {brought, REGION_BYTES, KVF_MEMORY_HOST}};
+    bench_require(kvf_transport_register(transport, regions, 2) == KVF_OK &&
+                      kvf_transport_export(transport, &card, &card_bytes) == KVF_OK,
+                  "the owner cannot register its memory");
+    write_all(to, &brought, sizeof brought);
+    write_all(to, &card_bytes, sizeof card_bytes);
+    write_all(to, card, card_bytes);
+    struct pollfd fds[2] = {{kvf_transport_event_fd(transport), POLLIN, 0}, {from, POLLIN, 0}};
+    while (poll(fds, 2, -1) > 0 && !fds[1].revents)
+        bench_require(kvf_transport_progress(transport, NULL) == KVF_OK, "the owner cannot serve");
+    kvf_transport_close(transport);
+    (void)munmap(brought, REGION_BYTES);
+}
+
+static bench_owner start_owner(unsigned char *shared) {
+    int down[2] = {-1, -1}, up[2] = {-1, -1};
+    bench_require(pipe(down) == 0 && pipe(up) == 0, "no pipes");
+    bench_owner owner = {.to = down[1], .from = up[0]};
+    (void)fflush(stdout);
+    owner.pid = fork();
+    bench_require(owner.pid >= 0, "no second process");
+    if (owner.pid == 0) {
+        (void)close(down[1]);
+        (void)close(up[0]);
+        be_owner(down[0], up[1], shared);
+        _exit(0);
+    }
+    (void)close(down[0]);
+    (void)close(up[1]);
+    read_all(owner.from, &owner.brought, sizeof owner.brought);
+    read_all(owner.from, &owner.card_bytes, sizeof owner.card_bytes);
+    owner.card = bench_alloc(owner.card_bytes, 1);
+    read_all(owner.from, owner.card, owner.card_bytes);
+    return owner;
+}
+
+static void end_owner(bench_owner *owner) {
+    (void)close(owner->to);
+    (void)close(owner->from);
+    (void)waitpid(owner->pid, NULL, 0);
+    free(owner->card);
+}
+
+/* ---- the list ------------------------------------------------------------------------------------------ */
+
+static uint64_t draw(uint64_t below) {
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+static void shuffle(uint64_t *order, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        order[i] = i;
+    for (size_t i = count; i > 1; i--) {
+        size_t j = draw(i);
+        uint64_t kept = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = kept;
+    }
+}
+
+/* Every block of the region once, from a random place to a random place. */
+static kvf_run *make_runs(uint64_t bytes, uint32_t remote_region, size_t *count) {
+    *count = REGION_BYTES / bytes;
+    kvf_run *runs = bench_alloc(*count, sizeof *runs);
+    uint64_t *from = bench_alloc(*count, sizeof *from), *to = bench_alloc(*count, sizeof *to);
+    shuffle(from, *count);
+    shuffle(to, *count);
+    for (size_t i = 0; i < *count; i++)
+        runs[i] = (kvf_run){to[i] * bytes, from[i] * bytes, bytes, 0, remote_region};
+    free(from);
+    free(to);
+    return runs;
+}
+
+/* ---- the ways to move it ------------------------------------------------------------------------------- */
+
+typedef struct bench_state {
+    bench_owner owner;
+    kvf_transport *transport;
+    kvf_peer *peer;
+    unsigned char *local;  /* also region 0 of the transport */
+    unsigned char *shared; /* with the other process */
+    const kvf_run *runs;
+    size_t count, next, ended;
+    struct iovec *local_vectors, *remote_vectors;
+    kvf_status failed;
+} bench_state;
+
+static void by_memcpy(bench_state *bench) {
+    for (size_t i = 0; i < bench->count; i++)
+        memcpy(bench->local + bench->runs[i].local_offset, bench->shared + bench->runs[i].remote_offset,
+               bench->runs[i].bytes);
+}
+
+/* The vectors were made before: the loop is nothing but the system calls. */
+static void by_process_vm(bench_state *bench) {
+    for (size_t i = 0; i < bench->count; i += VECTORS) {
+        size_t here = bench->count - i < VECTORS ? bench->count - i : VECTORS;
+        ssize_t moved = process_vm_readv(bench->owner.pid, bench->local_vectors + i, here,
+                                         bench->remote_vectors + i, here, 0);
+        bench_require(moved == (ssize_t)(here * bench->runs[0].bytes), "process_vm_readv is forbidden here");
+    }
+}
+
+static void submit_next(bench_state *bench);
+
+static void on_done(void *context, kvf_operation operation, kvf_status status) {
+    (void)operation;
+    bench_state *bench = context;
+    bench->ended++;
+    if (status)
+        bench->failed = status;
+    submit_next(bench);
+}
+
+static void submit_next(bench_state *bench) {
+    size_t here = bench->count - bench->next < BATCH_RUNS ? bench->count - bench->next : BATCH_RUNS;
+    if (here == 0 || bench->failed)
+        return;
+    bench->failed =
+        kvf_transport_submit(bench->peer, KVF_READ, bench->runs + bench->next, here, on_done, bench, NULL);
+    bench->next += here;
+}
+
+static void by_kvferry(bench_state *bench) {
+    bench->next = bench->ended = 0;
+    size_t batches = (bench->count + BATCH_RUNS - 1) / BATCH_RUNS;
+    for (uint32_t i = 0; i < BATCHES; i++)
+        submit_next(bench);
+    while (bench->ended < batches && !bench->failed)
+        bench->failed = kvf_transport_progress(bench->transport, NULL);
+    bench_require(bench->failed == KVF_OK, kvf_error_detail());
+}
+
+static double gigabytes_per_second(bench_state *bench, void (*way)(bench_state *)) {
+    uint64_t begin = bench_now_ns();
+    way(bench);
+    return (double)REGION_BYTES / (double)(bench_now_ns() - begin);
+}
+
+static void check_copy(const bench_state *bench) {
+    for (size_t i = 0; i < bench->count; i += 97)
+        bench_require(memcmp(bench->local + bench->runs[i].local_offset,
+                             bench->shared + bench->runs[i].remote_offset, bench->runs[i].bytes) == 0,
+                      "the bytes that arrived are wrong");
+}
+
+/* One cell of the table: our way and the machine's, in turn. */
+static void compare(bench_report *report, bench_state *bench, uint64_t bytes, bool mapped) {
+    size_t count;
+    kvf_run *runs = make_runs(bytes, mapped ? 0 : 1, &count);
+    bench->runs = runs;
+    bench->count = count;
+    bench->local_vectors = bench_alloc(count, sizeof *bench->local_vectors);
+    bench->remote_vectors = bench_alloc(count, sizeof *bench->remote_vectors);
+    for (size_t i = 0; i < count; i++) {
+        bench->local_vectors[i] = (struct iovec){bench->local + runs[i].local_offset, bytes};
+        bench->remote_vectors[i] = (struct iovec){bench->owner.brought + runs[i].remote_offset, bytes};
+    }
+    void (*machine)(bench_state *) = mapped ? by_memcpy : by_process_vm;
+    double ours[ROUNDS], limit[ROUNDS];
+    (void)gigabytes_per_second(bench, machine); /* pages are found */
+    memset(bench->local, 0, REGION_BYTES);
+    (void)gigabytes_per_second(bench, by_kvferry);
+    check_copy(bench);
+    for (int i = 0; i < ROUNDS; i++) {
+        limit[i] = gigabytes_per_second(bench, machine);
+        ours[i] = gigabytes_per_second(bench, by_kvferry);
+    }
+    bench_spread us = bench_spread_of(ours, ROUNDS), it = bench_spread_of(limit, ROUNDS);
+    bench_text(report, bench_bytes(bytes));
+    bench_number(report, 2, us.median);
+    bench_number(report, 2, us.low);
+    bench_number(report, 2, us.high);
+    bench_number(report, 2, it.median);
+    bench_number(report, 2, it.low);
+    bench_number(report, 2, it.high);
+    bench_number(report, 2, us.median / it.median);
+    if (us.median < REQUIRED * it.median)
+        bench_fail(report, "less than 90% of the machine's limit");
+    free(bench->local_vectors);
+    free(bench->remote_vectors);
+    free(runs);
+}
+
+/* ---- the copying loops by themselves ------------------------------------------------------------------- */
+
+static void compare_kernels(bench_report *report, bench_state *bench) {
+    bench_table(report, "Copying loops, GB/s from a shared mapping",
+                (const char *[]){"block", "memcpy", "loops", "GB/s", "past caches", "ratio", NULL});
+    const kvf_copy_kernels *best = kvf_kernel_copy_set(1) ? kvf_kernel_copy_set(1) : kvf_kernel_copy_set(0);
+    for (size_t size = 0; size < BLOCK_SIZES; size++) {
+        size_t count;
+        kvf_run *runs = make_runs(block_bytes[size], 0, &count);
+        kvf_copy_bases bases = {&bench->local, &bench->shared};
+        void (*const ways[3])(kvf_copy_way, kvf_copy_bases, const kvf_run *,
+                              size_t) = {kvf_copy_plain.runs, best->runs, best->stream};
+        double rates[3][ROUNDS];
+        for (int i = 0; i < ROUNDS; i++)
+            for (int way = 0; way < 3; way++) {
+                uint64_t begin = bench_now_ns();
+                for (size_t at = 0; at < count; at += BATCH_RUNS)
+                    ways[way](KVF_COPY_TO_LOCAL, bases, runs + at,
+                              count - at < BATCH_RUNS ? count - at : BATCH_RUNS);
+                rates[way][i] = (double)REGION_BYTES / (double)(bench_now_ns() - begin);
+            }
+        double plain = bench_spread_of(rates[0], ROUNDS).median;
+        double stream = bench_spread_of(rates[2], ROUNDS).median;
+        bench_text(report, bench_bytes(block_bytes[size]));
+        bench_number(report, 2, plain);
+        bench_text(report, best->name);
+        bench_number(report, 2, bench_spread_of(rates[1], ROUNDS).median);
+        bench_number(report, 2, stream);
+        bench_number(report, 2, stream / plain);
+        free(runs);
+    }
+}
+
+int main(int argc, char **argv) {
+    bench_report *report = bench_report_start("transport", argc, argv);
+    bench_state bench = {0};
+    int fd = memfd_create("bench", MFD_CLOEXEC);
+    bench_require(fd >= 0 && ftruncate(fd, (off_t)REGION_BYTES) == 0, "no shared memory");
+    bench.shared = map_bytes(REGION_BYTES, MAP_SHARED, fd);
+    bench.owner = start_owner(bench.shared);
+    bench.local = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    memset(bench.local, 0, REGION_BYTES);
+    kvf_memory local = {bench.local, REGION_BYTES, KVF_MEMORY_HOST};
+    bench_require(kvf_transport_open("shm", NULL, &bench.transport) == KVF_OK &&
+                      kvf_transport_register(bench.transport, &local, 1) == KVF_OK &&
+                      kvf_transport_connect(bench.transport, bench.owner.card, bench.owner.card_bytes,
+                                            &bench.peer) == KVF_OK,
+                  "no connection");
+    const char *const columns[] = {"block",     "GB/s",       "low",   "high", "limit",
+                                   "limit low", "limit high", "ratio", NULL};
+    bench_table(report, "Memory the library allocated: kvferry, and memcpy from a shared mapping", columns);
+    for (size_t size = 0; size < BLOCK_SIZES; size++)
+        compare(report, &bench, block_bytes[size], true);
+    bench_table(report, "Memory the caller brought: kvferry, and process_vm_readv of 1024 blocks", columns);
+    for (size_t size = 0; size < BLOCK_SIZES; size++)
+        compare(report, &bench, block_bytes[size], false);
+    compare_kernels(report, &bench);
+    bench_note(report, "Every block of 256 MiB moved once, scattered on both sides; medians of 9 rounds.");
+    kvf_transport_close(bench.transport);
+    end_owner(&bench.owner);
+    (void)munmap(bench.local, REGION_BYTES);
+    (void)munmap(bench.shared, REGION_BYTES);
+    (void)close(fd);
+    return bench_report_end(report);
+}

@@ -1,0 +1,329 @@
+/*
+ * Operations: checking and numbering what is submitted, and calling what callbacks are due.
+ */
+#include <unistd.h>
+
+#include "transport/front.h"
+
+/* ---- lists --------------------------------------------------------------------------------------------- */
+
+static void list_add(kvf_batch_list *list, kvf_batch *batch) {
+    batch->previous = list->last;
+    batch->following = NULL;
+    if (list->last)
+        list->last->following = batch;
+    else
+        list->first = batch;
+    list->last = batch;
+}
+
+static void list_remove(kvf_batch_list *list, kvf_batch *batch) {
+    if (batch->previous)
+        batch->previous->following = batch->following;
+    else
+        list->first = batch->following;
+    if (batch->following)
+        batch->following->previous = batch->previous;
+    else
+        list->last = batch->previous;
+}
+
+static kvf_front_batch *front_of(kvf_batch *batch) {
+    return (kvf_front_batch *)batch;
+}
+
+/* ---- the table of operations ---------------------------------------------------------------------------
+ *
+ * Numbers count up, so consecutive ones fall into different buckets and chains stay short while there are at
+ * least as many buckets as batches.
+ */
+
+static kvf_front_batch **bucket_of(const kvf_transport *transport, kvf_operation operation) {
+    return &transport->buckets[operation & (transport->bucket_count - 1)];
+}
+
+static kvf_status grow_table(kvf_transport *transport) {
+    size_t count = transport->bucket_count ? transport->bucket_count * 2 : 64;
+    kvf_front_batch **buckets = kvf_alloc0(count, sizeof(kvf_front_batch *));
+    if (!buckets)
+        return kvf_nomem("operations");
+    for (size_t i = 0; i < transport->bucket_count; i++) {
+        for (kvf_front_batch *batch = transport->buckets[i], *next; batch; batch = next) {
+            next = batch->same_bucket;
+            kvf_front_batch **at = &buckets[batch->fabric_view.operation & (count - 1)];
+            batch->same_bucket = *at;
+            *at = batch;
+        }
+    }
+    kvf_free(transport->buckets);
+    transport->buckets = buckets;
+    transport->bucket_count = count;
+    return KVF_OK;
+}
+
+static kvf_front_batch *find(const kvf_transport *transport, kvf_operation operation) {
+    kvf_front_batch *batch = transport->bucket_count ? *bucket_of(transport, operation) : NULL;
+    while (batch && batch->fabric_view.operation != operation)
+        batch = batch->same_bucket;
+    return batch;
+}
+
+/* A batch with a number, in no list. */
+static kvf_status take_batch(kvf_transport *transport, kvf_front_batch **out) {
+    if (transport->open_batches == transport->bucket_count) {
+        kvf_status status = grow_table(transport);
+        if (status)
+            return status;
+    }
+    kvf_front_batch *batch = transport->spare;
+    if (batch)
+        transport->spare = batch->same_bucket;
+    else if (!(batch = kvf_alloc(1, sizeof *batch)))
+        return kvf_nomem("an operation");
+    *batch = (kvf_front_batch){.fabric_view.operation = ++transport->last_operation};
+    kvf_front_batch **bucket = bucket_of(transport, batch->fabric_view.operation);
+    batch->same_bucket = *bucket;
+    *bucket = batch;
+    transport->open_batches++;
+    *out = batch;
+    return KVF_OK;
+}
+
+static void give_back(kvf_transport *transport, kvf_front_batch *batch) {
+    kvf_front_batch **at = bucket_of(transport, batch->fabric_view.operation);
+    while (*at != batch)
+        at = &(*at)->same_bucket;
+    *at = batch->same_bucket;
+    transport->open_batches--;
+    batch->same_bucket = transport->spare;
+    transport->spare = batch;
+}
+
+void kvf_front_free_batches(kvf_transport *transport) {
+    for (kvf_front_batch *batch = transport->spare, *next; batch; batch = next) {
+        next = batch->same_bucket;
+        kvf_free(batch);
+    }
+    kvf_free(transport->buckets);
+    kvf_bytes_free(&transport->notices);
+    kvf_bytes_free(&transport->delivering);
+}
+
+/* ---- submit and cancel --------------------------------------------------------------------------------- */
+
+static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_t region, uint64_t offset,
+                         uint64_t region_bytes, uint32_t count) {
+    if (region >= count)
+        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region is %u, but %u are registered", i, side,
+                        region, count);
+    return kvf_fail(KVF_E_RANGE,
+                    "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
+                    (unsigned long long)run->bytes, (unsigned long long)offset, side, region,
+                    (unsigned long long)region_bytes);
+}
+
+/* Every run lies inside a registered region on both sides. Everything behind this uses plain arithmetic. */
+static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count) {
+    const kvf_memory *local = peer->transport->regions;
+    const uint64_t *remote = peer->region_bytes;
+    uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
+    for (size_t i = 0; i < count; i++) {
+        const kvf_run *run = &runs[i];
+        if (run->local_region >= local_count || run->local_offset > local[run->local_region].bytes ||
+            run->bytes > local[run->local_region].bytes - run->local_offset)
+            return refuse(run, i, "local", run->local_region, run->local_offset,
+                          run->local_region < local_count ? local[run->local_region].bytes : 0, local_count);
+        if (run->remote_region >= remote_count || run->remote_offset > remote[run->remote_region] ||
+            run->bytes > remote[run->remote_region] - run->remote_offset)
+            return refuse(run, i, "remote", run->remote_region, run->remote_offset,
+                          run->remote_region < remote_count ? remote[run->remote_region] : 0, remote_count);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
+                               size_t count, kvf_done done) {
+    if (!peer || !done || (!runs && count > 0))
+        return kvf_fail(KVF_E_INVALID, "submit: %s is NULL", !peer ? "peer" : !done ? "done" : "runs");
+    if (direction != KVF_READ && direction != KVF_WRITE)
+        return kvf_fail(KVF_E_INVALID, "submit: direction is %d; allowed 0 (read) and 1 (write)",
+                        (int)direction);
+    if (peer->lost || peer->closing)
+        return kvf_fail(KVF_E_PEER_LOST, "submit: %s is %s", peer->name,
+                        peer->lost ? "gone" : "being closed");
+    return check_runs(peer, runs, count);
+}
+
+kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
+                                kvf_done done, void *context, kvf_operation *out) {
+    kvf_status status = check_submit(peer, direction, runs, count, done);
+    if (status)
+        return status;
+    kvf_transport *transport = peer->transport;
+    kvf_front_batch *front = NULL;
+    status = take_batch(transport, &front);
+    if (status)
+        return status;
+    kvf_batch *batch = &front->fabric_view;
+    batch->peer = peer;
+    batch->direction = direction;
+    batch->runs = runs;
+    batch->count = count;
+    batch->done = done;
+    batch->context = context;
+    list_add(&peer->batches, batch);
+    if (count == 0) /* nothing for a fabric to do */
+        kvf_batch_end(batch, KVF_OK);
+    else
+        status = peer->fabric->submit(peer->link, batch);
+    if (status) {
+        list_remove(&peer->batches, batch);
+        give_back(transport, front);
+        return status;
+    }
+    if (out)
+        *out = batch->operation;
+    kvf_front_update_wake(transport);
+    return KVF_OK;
+}
+
+kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation) {
+    if (!transport)
+        return kvf_fail(KVF_E_INVALID, "cancel: transport is NULL");
+    kvf_front_batch *front = find(transport, operation);
+    if (!front)
+        return kvf_fail(KVF_E_NOT_FOUND, "cancel: operation %llu is not under way",
+                        (unsigned long long)operation);
+    kvf_batch *batch = &front->fabric_view;
+    if (!front->ended && !batch->cancelled) {
+        batch->cancelled = true;
+        batch->peer->fabric->cancel(batch->peer->link, batch);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) {
+    if (!peer || !data)
+        return kvf_fail(KVF_E_INVALID, "notify: %s is NULL", !peer ? "peer" : "data");
+    if (bytes < 1 || bytes > 4096)
+        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed 1 to 4096", bytes);
+    if (peer->lost || peer->closing)
+        return kvf_fail(KVF_E_PEER_LOST, "notify: %s is %s", peer->name,
+                        peer->lost ? "gone" : "being closed");
+    return peer->fabric->notify(peer->link, data, bytes);
+}
+
+/* ---- what fabrics report ------------------------------------------------------------------------------- */
+
+void kvf_batch_end(kvf_batch *batch, kvf_status status) {
+    kvf_front_batch *front = front_of(batch);
+    kvf_transport *transport = batch->peer->transport;
+    list_remove(&batch->peer->batches, batch);
+    front->ended = true;
+    front->status = status && batch->cancelled ? KVF_E_CANCELLED : status;
+    list_add(&transport->ended, batch);
+}
+
+void kvf_front_end_batches(kvf_peer *peer, kvf_status status) {
+    while (peer->batches.first)
+        kvf_batch_end(peer->batches.first, status);
+}
+
+void kvf_deliver(kvf_transport *transport, const void *data, size_t bytes) {
+    uint32_t length = (uint32_t)bytes;
+    kvf_bytes *notices = &transport->notices;
+    size_t before = notices->length;
+    kvf_status status = kvf_bytes_add(notices, &length, sizeof length);
+    if (!status)
+        status = kvf_bytes_add(notices, data, bytes);
+    if (status)
+        notices->length = before;
+}
+
+void kvf_peer_lost(kvf_peer *peer) {
+    if (peer->lost)
+        return;
+    peer->lost = true;
+    kvf_front_end_batches(peer, KVF_E_PEER_LOST);
+    if (!peer->closing) {
+        peer->lost_untold = true;
+        peer->transport->lost_untold++;
+    }
+}
+
+/* ---- callbacks ----------------------------------------------------------------------------------------- */
+
+static void call_done(kvf_transport *transport, kvf_batch *batch) {
+    kvf_status status = front_of(batch)->status;
+    kvf_done done = batch->done;
+    void *context = batch->context;
+    kvf_operation operation = batch->operation;
+    list_remove(&transport->ended, batch);
+    give_back(transport, front_of(batch));
+    transport->calling++;
+    done(context, operation, status);
+    transport->calling--;
+}
+
+void kvf_front_dispatch_peer(kvf_transport *transport, const kvf_peer *peer) {
+    /* From the start each time: a callback may end or close anything else. */
+    for (;;) {
+        kvf_batch *batch = transport->ended.first;
+        while (batch && batch->peer != peer)
+            batch = batch->following;
+        if (!batch)
+            return;
+        call_done(transport, batch);
+    }
+}
+
+static void tell_notices(kvf_transport *transport) {
+    if (transport->notices.length == 0)
+        return;
+    /* Callbacks may bring in more (by closing peers), which belongs to the next time. */
+    kvf_bytes told = transport->notices;
+    transport->notices = transport->delivering;
+    transport->delivering = told;
+    for (size_t at = 0; at < told.length;) {
+        uint32_t length;
+        memcpy(&length, told.data + at, sizeof length);
+        at += sizeof length;
+        if (transport->options.on_notify)
+            transport->options.on_notify(transport->options.context, transport, told.data + at, length);
+        at += length;
+    }
+    transport->delivering.length = 0;
+}
+
+static void tell_lost(kvf_transport *transport) {
+    while (transport->lost_untold > 0) {
+        kvf_peer *peer = transport->peers;
+        while (peer && !peer->lost_untold)
+            peer = peer->following;
+        if (!peer)
+            return;
+        peer->lost_untold = false;
+        transport->lost_untold--;
+        if (transport->options.on_peer_lost)
+            transport->options.on_peer_lost(transport->options.context, transport, peer);
+    }
+}
+
+void kvf_front_dispatch(kvf_transport *transport) {
+    while (transport->ended.first)
+        call_done(transport, transport->ended.first);
+    tell_notices(transport);
+    /* A notice may have cancelled or closed: what it ended comes before the loss of its peer. */
+    while (transport->ended.first)
+        call_done(transport, transport->ended.first);
+    tell_lost(transport);
+}
+
+void kvf_front_update_wake(kvf_transport *transport) {
+    bool due = transport->ended.first || transport->notices.length > 0 || transport->lost_untold > 0;
+    uint64_t count = 1;
+    if (due && !transport->awake)
+        transport->awake = write(transport->wake_fd, &count, sizeof count) == (ssize_t)sizeof count;
+    else if (!due && transport->awake)
+        transport->awake = read(transport->wake_fd, &count, sizeof count) < 0;
+}

@@ -1,0 +1,224 @@
+#include "transport/card.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#define CARD_VERSION 1
+#define CHECKSUM_BYTES 8
+
+static const unsigned char magic[4] = {'K', 'V', 'F', 'C'};
+
+kvf_status kvf_bytes_add(kvf_bytes *bytes, const void *data, size_t length) {
+    uint64_t want;
+    if (!kvf_add(bytes->length, length, &want))
+        return kvf_fail(KVF_E_OVERFLOW, "%zu bytes after %zu", length, bytes->length);
+    if (want > bytes->capacity) {
+        uint64_t capacity = kvf_max_u64(want, kvf_max_u64(256, (uint64_t)bytes->capacity * 2));
+        unsigned char *grown = kvf_resize(bytes->data, capacity, 1);
+        if (!grown)
+            return kvf_nomem("a card");
+        bytes->data = grown;
+        bytes->capacity = capacity;
+    }
+    if (length > 0)
+        memcpy(bytes->data + bytes->length, data, length);
+    bytes->length = want;
+    return KVF_OK;
+}
+
+void kvf_bytes_free(kvf_bytes *bytes) {
+    kvf_free(bytes->data);
+    *bytes = (kvf_bytes){0};
+}
+
+/* FNV-1a. It finds damage, not forgery: whoever may write a card may write this too. */
+static uint64_t checksum(const unsigned char *data, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ data[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------- */
+
+/* Appends the low `width` bytes of a number. The first failure stays. */
+static void put(kvf_status *status, kvf_bytes *out, uint64_t number, size_t width) {
+    unsigned char raw[8];
+    for (size_t i = 0; i < width; i++)
+        raw[i] = (unsigned char)(number >> (8 * i));
+    if (!*status)
+        *status = kvf_bytes_add(out, raw, width);
+}
+
+static void put_bytes(kvf_status *status, kvf_bytes *out, const void *data, size_t bytes) {
+    if (!*status)
+        *status = kvf_bytes_add(out, data, bytes);
+}
+
+kvf_status kvf_card_write(const kvf_card *card, kvf_bytes *out) {
+    kvf_status status = KVF_OK;
+    size_t start = out->length;
+    size_t name = strlen(card->name);
+    put_bytes(&status, out, magic, sizeof magic);
+    put(&status, out, CARD_VERSION, 2);
+    put(&status, out, name, 1);
+    put_bytes(&status, out, card->name, name);
+    put_bytes(&status, out, card->host, sizeof card->host);
+    put(&status, out, card->region_count, 4);
+    for (uint32_t i = 0; i < card->region_count; i++)
+        put(&status, out, card->region_bytes[i], 8);
+    put(&status, out, card->part_count, 1);
+    for (uint32_t i = 0; i < card->part_count; i++) {
+        const kvf_card_part *part = &card->parts[i];
+        if (part->bytes > UINT32_MAX)
+            return kvf_fail(KVF_E_OVERFLOW, "card: the part of %s has %zu bytes; allowed 0 to %u", part->kind,
+                            part->bytes, UINT32_MAX);
+        size_t kind = strlen(part->kind);
+        put(&status, out, kind, 1);
+        put_bytes(&status, out, part->kind, kind);
+        put(&status, out, part->bytes, 4);
+        put_bytes(&status, out, part->data, part->bytes);
+    }
+    if (!status)
+        put(&status, out, checksum(out->data + start, out->length - start), CHECKSUM_BYTES);
+    return status;
+}
+
+/* ---- reading ------------------------------------------------------------------------------------------- */
+
+/* The bytes not yet read. Once something was missing, everything after it reads as zeros. */
+typedef struct reader {
+    const unsigned char *data;
+    size_t left;
+    bool cut_off;
+} reader;
+
+static const unsigned char *take_bytes(reader *from, size_t bytes) {
+    if (bytes > from->left) {
+        from->cut_off = true;
+        from->left = 0;
+        return NULL;
+    }
+    const unsigned char *data = from->data;
+    from->data += bytes;
+    from->left -= bytes;
+    return data;
+}
+
+static uint64_t take(reader *from, size_t width) {
+    const unsigned char *raw = take_bytes(from, width);
+    uint64_t number = 0;
+    for (size_t i = 0; raw && i < width; i++)
+        number |= (uint64_t)raw[i] << (8 * i);
+    return number;
+}
+
+/* A short text: its length in one byte, then its characters, none of them NUL. */
+static bool take_text(reader *from, char *out, size_t most) {
+    size_t length = take(from, 1);
+    const unsigned char *raw = length <= most ? take_bytes(from, length) : NULL;
+    if (!raw || memchr(raw, '\0', length))
+        return false;
+    memcpy(out, raw, length);
+    out[length] = '\0';
+    return true;
+}
+
+static kvf_status cut_off(void) {
+    return kvf_fail(KVF_E_PARSE, "card: it ends in the middle, or a length in it is damaged");
+}
+
+/* The number of regions is believed only as far as there are bytes for them. */
+static kvf_status read_regions(reader *from, kvf_card *card) {
+    uint32_t count = (uint32_t)take(from, 4);
+    if (count > from->left / 8)
+        return cut_off();
+    card->region_bytes = kvf_alloc(count, sizeof *card->region_bytes);
+    if (!card->region_bytes)
+        return kvf_nomem("a card");
+    card->region_count = count;
+    for (uint32_t i = 0; i < count; i++)
+        card->region_bytes[i] = take(from, 8);
+    return KVF_OK;
+}
+
+static kvf_status read_parts(reader *from, kvf_card *card) {
+    uint32_t count = (uint32_t)take(from, 1);
+    if (count > KVF_CARD_PARTS_MAX)
+        return kvf_fail(KVF_E_PARSE, "card: %u parts; allowed 0 to %d", count, KVF_CARD_PARTS_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        kvf_card_part *part = &card->parts[i];
+        if (!take_text(from, part->kind, KVF_CARD_KIND_MAX))
+            return cut_off();
+        part->bytes = take(from, 4);
+        part->data = take_bytes(from, part->bytes);
+        if (from->cut_off)
+            return cut_off();
+    }
+    card->part_count = count;
+    return KVF_OK;
+}
+
+static kvf_status read_body(reader *from, kvf_card *out) {
+    if (!take_text(from, out->name, KVF_CARD_NAME_MAX))
+        return cut_off();
+    const unsigned char *host = take_bytes(from, KVF_HOST_ID_BYTES);
+    if (!host)
+        return cut_off();
+    memcpy(out->host, host, KVF_HOST_ID_BYTES);
+    kvf_status status = read_regions(from, out);
+    if (!status)
+        status = read_parts(from, out);
+    if (!status && (from->cut_off || from->left > 0))
+        status = kvf_fail(KVF_E_PARSE, "card: %zu bytes after its end", from->left);
+    return status;
+}
+
+kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
+    *out = (kvf_card){0};
+    if (!data)
+        return kvf_fail(KVF_E_PARSE, "card: NULL");
+    reader from = {data, bytes, false};
+    const unsigned char *start = take_bytes(&from, sizeof magic);
+    if (!start || memcmp(start, magic, sizeof magic) != 0)
+        return kvf_fail(KVF_E_PARSE, "card: these %zu bytes are not a card", bytes);
+    uint32_t version = (uint32_t)take(&from, 2);
+    if (from.cut_off || from.left < CHECKSUM_BYTES)
+        return cut_off();
+    if (version != CARD_VERSION)
+        return kvf_fail(KVF_E_UNSUPPORTED, "card: version %u; this library knows version %d", version,
+                        CARD_VERSION);
+    reader tail = {start + bytes - CHECKSUM_BYTES, CHECKSUM_BYTES, false};
+    if (take(&tail, CHECKSUM_BYTES) != checksum(start, bytes - CHECKSUM_BYTES))
+        return kvf_fail(KVF_E_PARSE, "card: its checksum does not fit: it is damaged or cut off");
+    from.left -= CHECKSUM_BYTES;
+    kvf_status status = read_body(&from, out);
+    if (status)
+        kvf_card_free(out);
+    return status;
+}
+
+void kvf_card_free(kvf_card *card) {
+    kvf_free(card->region_bytes);
+    *card = (kvf_card){0};
+}
+
+/* The kernel makes a new boot id at every start; containers of one machine see the same. */
+void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]) {
+    memset(out, 0, KVF_HOST_ID_BYTES);
+    char text[64];
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t got = read(fd, text, sizeof text);
+    (void)close(fd);
+    uint32_t digit = 0;
+    for (ssize_t i = 0; i < got && digit < 2 * KVF_HOST_ID_BYTES; i++) {
+        char c = text[i];
+        int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (value < 0)
+            continue;
+        out[digit / 2] = (unsigned char)(out[digit / 2] | (digit % 2 ? value : value << 4));
+        digit++;
+    }
+}

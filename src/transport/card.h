@@ -1,0 +1,52 @@
+/*
+ * The outer card: what one endpoint says about itself to those who may connect to it.
+ *
+ *   magic, version | name | host | sizes of the regions | for each fabric: kind and its own part | checksum
+ *
+ * All numbers are little endian. Cards come from other processes: reading one trusts nothing in it.
+ */
+#ifndef KVF_TRANSPORT_CARD_H
+#define KVF_TRANSPORT_CARD_H
+
+#include "transport/transport.h"
+
+#define KVF_CARD_NAME_MAX 255 /**< bytes of an endpoint's name */
+#define KVF_CARD_KIND_MAX 15  /**< bytes of a fabric's kind */
+#define KVF_CARD_PARTS_MAX 8
+#define KVF_HOST_ID_BYTES 16
+
+/** What one fabric wrote. */
+typedef struct kvf_card_part {
+    char kind[KVF_CARD_KIND_MAX + 1];
+    const void *data;
+    size_t bytes;
+} kvf_card_part;
+
+/** A card that was read. The parts point into the bytes it was read from. */
+typedef struct kvf_card {
+    char name[KVF_CARD_NAME_MAX + 1];
+    unsigned char host[KVF_HOST_ID_BYTES];
+    uint64_t *region_bytes;
+    uint32_t region_count;
+    kvf_card_part parts[KVF_CARD_PARTS_MAX];
+    uint32_t part_count;
+} kvf_card;
+
+/** Appends the card of `card` to `out`. */
+kvf_status kvf_card_write(const kvf_card *card, kvf_bytes *out);
+
+/**
+ * Reads a card.
+ *
+ * @param out  zeroed on failure; otherwise freed by kvf_card_free()
+ * @return KVF_OK, KVF_E_PARSE (not a card, cut off, or damaged), KVF_E_UNSUPPORTED (another version),
+ *         KVF_E_NOMEM
+ */
+kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out);
+
+void kvf_card_free(kvf_card *card);
+
+/** What all processes of this boot of this machine have in common, and no others; zeros when unknown. */
+void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]);
+
+#endif

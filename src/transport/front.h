@@ -1,0 +1,95 @@
+/*
+ * The front's own structures, shared by its files: transport.c (endpoints and peers) and batches.c
+ * (operations, and what callbacks are due). Fabrics do not include this.
+ *
+ * Nothing a fabric reports reaches the user while the fabric runs: ended batches, notifications and lost
+ * peers are queued, and their callbacks are called once all fabrics have returned. So a callback may close
+ * any peer without a fabric standing on it.
+ */
+#ifndef KVF_TRANSPORT_FRONT_H
+#define KVF_TRANSPORT_FRONT_H
+
+#include "transport/transport.h"
+
+#define KVF_FABRICS_MAX 4
+
+/** A batch as the front sees it: `fabric_view` is all a fabric knows. */
+typedef struct kvf_front_batch {
+    kvf_batch fabric_view; /* first, so that the two can be cast */
+    kvf_status status;     /* once ended */
+    bool ended;
+    struct kvf_front_batch *same_bucket;
+} kvf_front_batch;
+
+/** Batches in a list, linked by previous and following. */
+typedef struct kvf_batch_list {
+    kvf_batch *first, *last;
+} kvf_batch_list;
+
+struct kvf_peer {
+    kvf_transport *transport;
+    const kvf_fabric *fabric;
+    void *link;
+    char *name;
+    uint64_t *region_bytes;
+    uint32_t region_count;
+    kvf_batch_list batches; /* those the fabric has */
+    bool lost;
+    bool lost_untold; /* on_peer_lost is due */
+    bool closing;
+    struct kvf_peer *previous, *following;
+};
+
+/** A fabric of one endpoint. */
+typedef struct kvf_front_fabric {
+    const kvf_fabric *fabric;
+    void *endpoint;
+    bool disabled; /* it cannot serve the registered memory; it may still own memory */
+} kvf_front_fabric;
+
+struct kvf_transport {
+    kvf_transport_options options;
+    char *name;
+    bool automatic;
+    kvf_front_fabric fabrics[KVF_FABRICS_MAX];
+    uint32_t fabric_count;
+    kvf_memory *regions;
+    unsigned char **bases; /* their addresses, for the copying loops */
+    uint32_t region_count;
+    kvf_bytes card;
+    int event_fd; /* an epoll of the fabrics' descriptors and of wake_fd */
+    int wake_fd;  /* an eventfd, readable while callbacks are due */
+    bool awake;
+    uint32_t calling; /* callbacks under way, or progress() */
+    kvf_peer *peers;
+
+    /* batches.c */
+    kvf_operation last_operation;
+    kvf_front_batch **buckets; /* by operation number */
+    size_t bucket_count;       /* a power of two, or 0 */
+    size_t open_batches;
+    kvf_front_batch *spare; /* batches to use again, linked by same_bucket */
+    kvf_batch_list ended;
+    kvf_bytes notices, delivering; /* each: its length, then its bytes */
+    uint32_t lost_untold;
+
+    /* memory from kvf_transport_allocate() where no fabric has its own */
+    struct kvf_plain_memory *plain_memory;
+};
+
+/** Calls the callbacks that are due. Called with no fabric running. */
+void kvf_front_dispatch(kvf_transport *transport);
+
+/** Calls `done` of every batch of a peer that has none but ended batches. */
+void kvf_front_dispatch_peer(kvf_transport *transport, const kvf_peer *peer);
+
+/** Ends all batches a peer's fabric has. */
+void kvf_front_end_batches(kvf_peer *peer, kvf_status status);
+
+/** Makes wake_fd readable exactly while callbacks are due. */
+void kvf_front_update_wake(kvf_transport *transport);
+
+/** Frees the tables of batches.c. */
+void kvf_front_free_batches(kvf_transport *transport);
+
+#endif

@@ -1,0 +1,403 @@
+/*
+ * The fabric for peers in this process: plain copies.
+ *
+ * Endpoints find each other in a registry of the process. Each may be driven by a thread of its own, so what
+ * others see of an endpoint is under the registry's mutex, and an endpoint that closes waits for the copies
+ * that others are making from and to its memory: those are one slice each.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "kernel/kernel.h"
+#include "transport/slices.h"
+
+#define TOKEN_BYTES 16
+#define CARD_BYTES (TOKEN_BYTES + sizeof(uint64_t))
+#define INBOX_BYTES (1u << 20) /* of notifications that wait for their receiver */
+
+typedef struct inproc_link inproc_link;
+
+typedef struct inproc_endpoint {
+    kvf_transport *transport;
+    inproc_link *links;  /* ours */
+    kvf_bytes delivered; /* an inbox being read */
+
+    /* Under the registry's mutex. */
+    uint64_t id;
+    uint32_t references; /* by its transport and by links */
+    uint32_t copying;    /* slices that are being copied from or to its memory, by others */
+    bool closed;
+    bool signalled; /* wake_fd is readable */
+    int wake_fd;
+    kvf_bytes inbox; /* each: its length, then its bytes */
+    struct inproc_endpoint *previous, *following;
+} inproc_endpoint;
+
+struct inproc_link {
+    inproc_endpoint *self;
+    inproc_endpoint *remote;
+    kvf_peer *peer;
+    kvf_slices slices;
+    bool lost;
+    struct inproc_link *previous, *following;
+};
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t copied; /* some endpoint's `copying` became 0 */
+    inproc_endpoint *endpoints;
+    uint64_t last_id;
+    pid_t pid; /* whose token it is: a forked child is another process */
+    unsigned char token[TOKEN_BYTES];
+} registry = {.mutex = PTHREAD_MUTEX_INITIALIZER, .copied = PTHREAD_COND_INITIALIZER};
+
+static void lock(void) {
+    (void)pthread_mutex_lock(&registry.mutex);
+}
+
+static void unlock(void) {
+    (void)pthread_mutex_unlock(&registry.mutex);
+}
+
+/* All of these need the mutex. */
+
+static kvf_status make_token(void) {
+    pid_t pid = getpid();
+    if (registry.pid == pid)
+        return KVF_OK;
+    if (getrandom(registry.token, TOKEN_BYTES, 0) != TOKEN_BYTES)
+        return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+    registry.pid = pid;
+    return KVF_OK;
+}
+
+static void signal_endpoint(inproc_endpoint *endpoint, bool on) {
+    uint64_t count = 1;
+    if (endpoint->signalled == on || endpoint->wake_fd < 0)
+        return;
+    ssize_t done =
+        on ? write(endpoint->wake_fd, &count, sizeof count) : read(endpoint->wake_fd, &count, sizeof count);
+    if (done == (ssize_t)sizeof count)
+        endpoint->signalled = on;
+}
+
+static void release(inproc_endpoint *endpoint) {
+    if (--endpoint->references > 0)
+        return;
+    kvf_bytes_free(&endpoint->inbox);
+    kvf_bytes_free(&endpoint->delivered);
+    kvf_free(endpoint);
+}
+
+/* ---- the endpoint -------------------------------------------------------------------------------------- */
+
+static kvf_status inproc_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    (void)options;
+    inproc_endpoint *opened = kvf_alloc0(1, sizeof *opened);
+    if (!opened)
+        return kvf_nomem("an endpoint");
+    opened->transport = transport;
+    opened->references = 1;
+    opened->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (opened->wake_fd < 0) {
+        kvf_free(opened);
+        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+    }
+    lock();
+    opened->id = ++registry.last_id;
+    opened->following = registry.endpoints;
+    if (registry.endpoints)
+        registry.endpoints->previous = opened;
+    registry.endpoints = opened;
+    unlock();
+    *out = opened;
+    return KVF_OK;
+}
+
+static kvf_status inproc_register(void *self, const kvf_memory *regions, uint32_t count) {
+    (void)self;
+    for (uint32_t i = 0; i < count; i++)
+        if (regions[i].kind != KVF_MEMORY_HOST)
+            return kvf_fail(KVF_E_UNSUPPORTED, "region %u is not host memory", i);
+    return KVF_OK;
+}
+
+static kvf_status inproc_card(void *self, kvf_bytes *out) {
+    const inproc_endpoint *exported = self;
+    lock();
+    kvf_status status = make_token();
+    if (!status)
+        status = kvf_bytes_add(out, registry.token, TOKEN_BYTES);
+    if (!status)
+        status = kvf_bytes_add(out, &exported->id, sizeof exported->id);
+    unlock();
+    return status;
+}
+
+static int inproc_event_fd(void *self) {
+    return ((inproc_endpoint *)self)->wake_fd;
+}
+
+static void inproc_close(void *self) {
+    inproc_endpoint *closed = self;
+    lock();
+    closed->closed = true;
+    while (closed->copying > 0)
+        (void)pthread_cond_wait(&registry.copied, &registry.mutex);
+    if (closed->previous)
+        closed->previous->following = closed->following;
+    else
+        registry.endpoints = closed->following;
+    if (closed->following)
+        closed->following->previous = closed->previous;
+    /* Those who are connected to it find out in their next progress(). */
+    for (inproc_endpoint *other = registry.endpoints; other; other = other->following)
+        signal_endpoint(other, true);
+    (void)close(closed->wake_fd);
+    closed->wake_fd = -1;
+    release(closed);
+    unlock();
+}
+
+/* ---- links --------------------------------------------------------------------------------------------- */
+
+static inproc_endpoint *find_endpoint(uint64_t id) {
+    inproc_endpoint *found = registry.endpoints;
+    while (found && found->id != id)
+        found = found->following;
+    return found;
+}
+
+/* The card is of our process and undamaged, yet its sizes come from outside. */
+static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer *peer) {
+    uint32_t have, claimed;
+    const kvf_memory *regions = kvf_transport_regions(remote->transport, &have);
+    const uint64_t *bytes = kvf_peer_region_bytes(peer, &claimed);
+    if (have != claimed)
+        return kvf_fail(KVF_E_PARSE, "the card names %u regions, the endpoint has %u", claimed, have);
+    for (uint32_t i = 0; i < have; i++)
+        if (regions[i].bytes != bytes[i])
+            return kvf_fail(KVF_E_PARSE, "region %u has %llu bytes in the card and %llu at its endpoint", i,
+                            (unsigned long long)bytes[i], (unsigned long long)regions[i].bytes);
+    return KVF_OK;
+}
+
+/* Needs the mutex. */
+static kvf_status find_remote(const unsigned char *card, const kvf_peer *peer, inproc_endpoint **out) {
+    uint64_t id;
+    memcpy(&id, card + TOKEN_BYTES, sizeof id);
+    kvf_status status = make_token();
+    if (status)
+        return status;
+    if (memcmp(card, registry.token, TOKEN_BYTES) != 0)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another process");
+    inproc_endpoint *remote = find_endpoint(id);
+    if (!remote || remote->closed)
+        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is closed");
+    *out = remote;
+    return compare_regions(remote, peer);
+}
+
+static kvf_status inproc_connect(void *self, const void *card, size_t bytes, kvf_peer *peer, void **out) {
+    if (bytes != CARD_BYTES)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
+    inproc_link *made = kvf_alloc0(1, sizeof *made);
+    if (!made)
+        return kvf_nomem("a peer");
+    made->self = self;
+    made->peer = peer;
+    lock();
+    kvf_status status = find_remote(card, peer, &made->remote);
+    if (!status)
+        made->remote->references++;
+    unlock();
+    if (status) {
+        kvf_free(made);
+        return status;
+    }
+    made->following = made->self->links;
+    if (made->following)
+        made->following->previous = made;
+    made->self->links = made;
+    *out = made;
+    return KVF_OK;
+}
+
+static void inproc_disconnect(void *at) {
+    inproc_link *gone = at;
+    if (gone->previous)
+        gone->previous->following = gone->following;
+    else
+        gone->self->links = gone->following;
+    if (gone->following)
+        gone->following->previous = gone->previous;
+    lock();
+    release(gone->remote);
+    unlock();
+    kvf_free(gone);
+}
+
+static kvf_status inproc_submit(void *at, kvf_batch *batch) {
+    inproc_link *to = at;
+    kvf_slices_add(&to->slices, batch);
+    lock();
+    signal_endpoint(to->self, true);
+    unlock();
+    return KVF_OK;
+}
+
+static void inproc_cancel(void *at, kvf_batch *batch) {
+    (void)batch;
+    inproc_link *to = at;
+    kvf_slices_cancel(&to->slices);
+    lock();
+    signal_endpoint(to->self, true);
+    unlock();
+}
+
+static kvf_status add_notice(kvf_bytes *inbox, const void *data, uint32_t bytes) {
+    if (inbox->length + sizeof bytes + bytes > INBOX_BYTES)
+        return kvf_fail(KVF_E_AGAIN, "the peer has %zu bytes of notifications to read first", inbox->length);
+    size_t before = inbox->length;
+    kvf_status status = kvf_bytes_add(inbox, &bytes, sizeof bytes);
+    if (!status)
+        status = kvf_bytes_add(inbox, data, bytes);
+    if (status)
+        inbox->length = before;
+    return status;
+}
+
+static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
+    inproc_endpoint *remote = ((inproc_link *)at)->remote;
+    lock();
+    kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "notify: the peer has closed")
+                                       : add_notice(&remote->inbox, data, (uint32_t)bytes);
+    if (!status)
+        signal_endpoint(remote, true);
+    unlock();
+    return status;
+}
+
+/* ---- progress ------------------------------------------------------------------------------------------ */
+
+/* Keeps the remote memory in place while a slice is copied; false when it is gone. */
+static bool enter(inproc_endpoint *remote) {
+    lock();
+    bool there = !remote->closed;
+    remote->copying += there;
+    unlock();
+    return there;
+}
+
+static void leave(inproc_endpoint *remote) {
+    lock();
+    if (--remote->copying == 0 && remote->closed)
+        (void)pthread_cond_broadcast(&registry.copied);
+    unlock();
+}
+
+static void copy_slice(const inproc_link *to, kvf_direction direction, const kvf_slice *slice) {
+    unsigned char *const *local = kvf_transport_bases(to->self->transport);
+    unsigned char *const *remote = kvf_transport_bases(to->remote->transport);
+    bool read = direction == KVF_READ;
+    kvf_copy_bases bases = {read ? local : remote, read ? remote : local};
+    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases,
+                         slice->count ? slice->runs : &slice->part, slice->count ? slice->count : 1,
+                         slice->bytes);
+}
+
+/* Copies up to `budget` bytes and returns how many; a look at a run costs something too. */
+static uint64_t move(inproc_link *to, uint64_t budget) {
+    uint64_t moved = 0;
+    kvf_slices_reap(&to->slices);
+    while (to->slices.current && moved < budget) {
+        kvf_slice slice;
+        kvf_slices_peek(&to->slices, budget - moved, KVF_SLICE_RUNS, &slice);
+        if (slice.count == 0 && to->slices.offset == 0 && moved > 0)
+            break; /* a long run: rather whole, next time */
+        if (!enter(to->remote)) {
+            to->lost = true;
+            return moved;
+        }
+        kvf_batch *batch = to->slices.current;
+        copy_slice(to, batch->direction, &slice);
+        leave(to->remote);
+        moved += slice.bytes + slice.count;
+        if (kvf_slices_advance(&to->slices, &slice))
+            kvf_batch_end(batch, KVF_OK);
+    }
+    return moved;
+}
+
+static void read_inbox(inproc_endpoint *self) {
+    lock();
+    kvf_bytes full = self->inbox;
+    self->inbox = self->delivered;
+    self->delivered = full;
+    unlock();
+    for (size_t at = 0; at < full.length;) {
+        uint32_t bytes;
+        memcpy(&bytes, full.data + at, sizeof bytes);
+        at += sizeof bytes;
+        kvf_deliver(self->transport, full.data + at, bytes);
+        at += bytes;
+    }
+    self->delivered.length = 0;
+}
+
+static void find_lost(inproc_endpoint *self) {
+    lock();
+    for (inproc_link *at = self->links; at; at = at->following)
+        at->lost = at->lost || at->remote->closed;
+    unlock();
+}
+
+/* The remote end may have gone with copies left to make: those end as lost, the others had ended before. */
+static void report_lost(inproc_endpoint *self) {
+    for (inproc_link *at = self->links; at; at = at->following)
+        if (at->lost && at->peer) {
+            kvf_peer *peer = at->peer;
+            at->slices = (kvf_slices){0};
+            at->peer = NULL;
+            kvf_peer_lost(peer);
+        }
+}
+
+static kvf_status inproc_progress(void *at, bool *busy) {
+    inproc_endpoint *self = at;
+    find_lost(self);
+    read_inbox(self);
+    uint32_t moving = 0;
+    for (const inproc_link *to = self->links; to; to = to->following)
+        moving += to->slices.current && !to->lost;
+    *busy = false;
+    for (inproc_link *to = self->links; to && moving > 0; to = to->following) {
+        if (!to->slices.current || to->lost)
+            continue;
+        (void)move(to, KVF_SLICE_BYTES / moving + 1);
+        *busy = *busy || (to->slices.current && !to->lost);
+    }
+    report_lost(self);
+    lock();
+    signal_endpoint(self, *busy || self->inbox.length > 0);
+    unlock();
+    return KVF_OK;
+}
+
+const kvf_fabric kvf_fabric_inproc = {
+    .kind = "inproc",
+    .open = inproc_open,
+    .register_memory = inproc_register,
+    .card = inproc_card,
+    .connect = inproc_connect,
+    .submit = inproc_submit,
+    .cancel = inproc_cancel,
+    .notify = inproc_notify,
+    .disconnect = inproc_disconnect,
+    .progress = inproc_progress,
+    .event_fd = inproc_event_fd,
+    .close = inproc_close,
+};

@@ -1,0 +1,72 @@
+#include "transport/slices.h"
+
+void kvf_slices_add(kvf_slices *slices, kvf_batch *batch) {
+    if (!slices->current) {
+        slices->current = batch;
+        slices->offset = 0;
+    }
+}
+
+void kvf_slices_cancel(kvf_slices *slices) {
+    slices->cancelled = true;
+}
+
+kvf_batch *kvf_slices_drop_current(kvf_slices *slices) {
+    kvf_batch *batch = slices->current;
+    slices->current = batch->following;
+    slices->offset = 0;
+    return batch;
+}
+
+void kvf_slices_reap(kvf_slices *slices) {
+    if (!slices->cancelled)
+        return;
+    slices->cancelled = false;
+    for (kvf_batch *batch = slices->current, *next; batch; batch = next) {
+        next = batch->following;
+        if (!batch->cancelled)
+            continue;
+        if (batch == slices->current)
+            (void)kvf_slices_drop_current(slices);
+        if (batch->in_flight == 0)
+            kvf_batch_end(batch, KVF_E_CANCELLED);
+    }
+}
+
+void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf_slice *out) {
+    const kvf_batch *batch = slices->current;
+    const kvf_run *first = &batch->runs[batch->next];
+    size_t left = batch->count - batch->next;
+    if (left > runs)
+        left = runs;
+    out->runs = first;
+    out->count = 0;
+    out->bytes = 0;
+    if (slices->offset > 0 || first->bytes > budget) {
+        out->part = *first;
+        out->part.local_offset += slices->offset;
+        out->part.remote_offset += slices->offset;
+        out->part.bytes = kvf_min_u64(first->bytes - slices->offset, budget);
+        out->bytes = out->part.bytes;
+        return;
+    }
+    while (out->count < left && first[out->count].bytes <= budget - out->bytes)
+        out->bytes += first[out->count++].bytes;
+}
+
+bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice) {
+    kvf_batch *batch = slices->current;
+    if (slice->count > 0) {
+        batch->next += slice->count;
+    } else {
+        slices->offset += slice->part.bytes;
+        if (slices->offset == batch->runs[batch->next].bytes) {
+            slices->offset = 0;
+            batch->next++;
+        }
+    }
+    if (batch->next < batch->count)
+        return false;
+    (void)kvf_slices_drop_current(slices);
+    return true;
+}

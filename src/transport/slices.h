@@ -1,0 +1,46 @@
+/*
+ * The batches of one link, walked run by run in slices: what the fabrics that copy with the processor have
+ * in common. It follows the front's list of the peer's batches, which is in order of submission.
+ */
+#ifndef KVF_TRANSPORT_SLICES_H
+#define KVF_TRANSPORT_SLICES_H
+
+#include "transport/transport.h"
+
+/** Bytes one progress() may copy, and runs it may look at. */
+#define KVF_SLICE_BYTES (4u << 20)
+#define KVF_SLICE_RUNS 8192u
+
+typedef struct kvf_slices {
+    kvf_batch *current; /**< the first batch with runs not yet started */
+    uint64_t offset;    /**< how much of its next run is started already */
+    bool cancelled;     /**< some batch not yet started was cancelled */
+} kvf_slices;
+
+/** The runs at the front of the current batch that fit whole into `budget`; or a part of its next run. */
+typedef struct kvf_slice {
+    const kvf_run *runs;
+    size_t count;   /**< whole runs; 0 when `part` is to be moved instead */
+    kvf_run part;   /**< of a run that is longer than the budget, or that was begun before */
+    uint64_t bytes; /**< of all of it */
+} kvf_slice;
+
+/** Takes a batch in, from submit(). */
+void kvf_slices_add(kvf_slices *slices, kvf_batch *batch);
+
+/** Notes that a batch was cancelled, from cancel(). */
+void kvf_slices_cancel(kvf_slices *slices);
+
+/** Ends what was cancelled and not started. Batches with something in flight only stop. */
+void kvf_slices_reap(kvf_slices *slices);
+
+/** Looks at what comes next: at most `runs` whole runs and `budget` bytes. Needs a current batch. */
+void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf_slice *out);
+
+/** Counts a slice as started; true when that was the last of its batch, which then is not the current one. */
+bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice);
+
+/** Stops the current batch: no more of its runs are started. */
+kvf_batch *kvf_slices_drop_current(kvf_slices *slices);
+
+#endif

@@ -1,0 +1,397 @@
+/* What is the same for all kinds: opening, registering, the card, and what connecting refuses. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "transport/card.h"
+#include "transport_pair.h"
+
+static const pair_kind automatic = {"auto", {true, false}, false, "inproc"};
+static const pair_kind same_host = {"shm", {true, false}, false, "shm"};
+
+static kvf_transport *open_kind(const char *kind) {
+    kvf_transport *transport = NULL;
+    assert_int_equal(kvf_transport_open(kind, NULL, &transport), KVF_OK);
+    return transport;
+}
+
+/* ---- opening and memory -------------------------------------------------------------------------------- */
+
+static void every_kind_of_the_build_opens_and_others_are_not_found(void **state) {
+    (void)state;
+    uint32_t count = 0;
+    for (const char *kind; (kind = kvf_transport_kind_name(count)) != NULL; count++)
+        if (strcmp(kind, "ucx") != 0)
+            kvf_transport_close(open_kind(kind));
+    assert_true(count >= 2);
+    assert_string_equal(kvf_transport_kind_name(0), "inproc");
+    assert_string_equal(kvf_transport_kind_name(1), "shm");
+    kvf_transport *none = NULL;
+    assert_int_equal(kvf_transport_open("carrier pigeon", NULL, &none), KVF_E_NOT_FOUND);
+    assert_non_null(strstr(kvf_error_detail(), "carrier pigeon"));
+    assert_null(none);
+}
+
+static void options_of_another_size_or_a_name_too_long_are_refused(void **state) {
+    (void)state;
+    kvf_transport *none = NULL;
+    kvf_transport_options options = {0};
+    assert_int_equal(kvf_transport_open("shm", &options, &none), KVF_E_INVALID);
+    char name[300];
+    memset(name, 'n', sizeof name);
+    name[299] = '\0';
+    options.struct_size = sizeof options;
+    options.name = name;
+    assert_int_equal(kvf_transport_open("shm", &options, &none), KVF_E_INVALID);
+    name[255] = '\0';
+    assert_int_equal(kvf_transport_open("shm", &options, &none), KVF_OK);
+    kvf_transport_close(none);
+}
+
+static void nothing_happens_without_a_transport(void **state) {
+    (void)state;
+    bool busy;
+    kvf_transport_close(NULL);
+    kvf_peer_close(NULL);
+    assert_int_equal(kvf_transport_open("shm", NULL, NULL), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_progress(NULL, &busy), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_register(NULL, NULL, 0), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_cancel(NULL, 1), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_event_fd(NULL), -1);
+    assert_null(kvf_peer_region_bytes(NULL, NULL));
+}
+
+static void allocated_memory_is_aligned_zeroed_and_as_large_as_asked(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"auto", "inproc", "shm"};
+    for (size_t kind = 0; kind < 3; kind++) {
+        kvf_transport *transport = open_kind(kinds[kind]);
+        void *memory[2];
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(kvf_transport_allocate(transport, 10000, &memory[i]), KVF_OK);
+            assert_int_equal((uintptr_t)memory[i] % (uintptr_t)sysconf(_SC_PAGESIZE), 0);
+            for (size_t at = 0; at < 10000; at++)
+                assert_int_equal(((unsigned char *)memory[i])[at], 0);
+        }
+        memset(memory[0], 1, 10000);
+        assert_int_equal(*(unsigned char *)memory[1], 0);
+        assert_int_equal(kvf_transport_allocate(transport, 0, &memory[0]), KVF_E_INVALID);
+        assert_int_equal(kvf_transport_allocate(transport, UINT64_MAX, &memory[0]), KVF_E_NOMEM);
+        assert_int_equal(kvf_transport_allocate(transport, UINT64_MAX / 4, &memory[0]), KVF_E_NOMEM);
+        kvf_transport_close(transport);
+    }
+}
+
+static void memory_is_registered_once_and_only_if_all_of_it_can_be(void **state) {
+    (void)state;
+    static unsigned char memory[100];
+    kvf_transport *transport = open_kind("shm");
+    kvf_memory good = {memory, 100, KVF_MEMORY_HOST};
+    struct {
+        kvf_memory second;
+        kvf_status status;
+    } cases[] = {
+        {{NULL, 100, KVF_MEMORY_HOST}, KVF_E_INVALID},
+        {{memory, 0, KVF_MEMORY_HOST}, KVF_E_INVALID},
+        {{memory, UINT64_MAX, KVF_MEMORY_HOST}, KVF_E_OVERFLOW},
+        {{memory, 100, KVF_MEMORY_CUDA}, KVF_E_UNSUPPORTED},
+        {{memory, 100, (kvf_memory_kind)7}, KVF_E_INVALID},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvf_memory regions[2] = {good, cases[i].second};
+        assert_int_equal(kvf_transport_register(transport, regions, 2), cases[i].status);
+    }
+    assert_int_equal(kvf_transport_register(transport, NULL, 1), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_register(transport, &good, 0), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_register(transport, &good, 1), KVF_OK);
+    assert_int_equal(kvf_transport_register(transport, &good, 1), KVF_E_EXISTS);
+    kvf_transport_close(transport);
+}
+
+static void memory_is_not_registered_after_the_card_was_exported(void **state) {
+    (void)state;
+    static unsigned char memory[100];
+    kvf_transport *transport = open_kind("auto");
+    kvf_memory region = {memory, 100, KVF_MEMORY_HOST};
+    const void *card;
+    size_t bytes;
+    assert_int_equal(kvf_transport_export(transport, &card, &bytes), KVF_OK);
+    assert_int_equal(kvf_transport_register(transport, &region, 1), KVF_E_EXISTS);
+    kvf_transport_close(transport);
+}
+
+/* ---- the card ------------------------------------------------------------------------------------------ */
+
+static void a_card_cut_off_anywhere_is_refused(void **state) {
+    (void)state;
+    test_side here;
+    side_open(&here, &automatic, 1);
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer = NULL;
+    assert_int_equal(kvf_transport_export(here.transport, &card, &bytes), KVF_OK);
+    for (size_t length = 0; length < bytes; length++) {
+        void *cut = malloc(length + 1); /* so that reading behind it is found */
+        assert_non_null(cut);
+        memcpy(cut, card, length);
+        assert_int_equal(kvf_transport_connect(here.transport, cut, length, &peer), KVF_E_PARSE);
+        free(cut);
+    }
+    assert_int_equal(kvf_transport_connect(here.transport, NULL, 5, &peer), KVF_E_INVALID);
+    assert_null(peer);
+    side_close(&here);
+}
+
+static void a_card_with_any_byte_changed_is_refused(void **state) {
+    (void)state;
+    test_side here;
+    side_open(&here, &automatic, 1);
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer = NULL;
+    assert_int_equal(kvf_transport_export(here.transport, &card, &bytes), KVF_OK);
+    unsigned char *changed = malloc(bytes);
+    assert_non_null(changed);
+    for (size_t at = 0; at < bytes; at++)
+        for (int bit = 0; bit < 8; bit++) {
+            memcpy(changed, card, bytes);
+            changed[at] ^= (unsigned char)(1 << bit);
+            kvf_status status = kvf_transport_connect(here.transport, changed, bytes, &peer);
+            assert_true(status == KVF_E_PARSE || (status == KVF_E_UNSUPPORTED && (at == 4 || at == 5)));
+        }
+    free(changed);
+    side_close(&here);
+}
+
+/* Whoever forges a card can make its checksum too. */
+static void fix_checksum(unsigned char *card, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < bytes - 8; i++)
+        hash = (hash ^ card[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < 8; i++)
+        card[bytes - 8 + i] = (unsigned char)(hash >> (8 * i));
+}
+
+static void forged_cards_connect_to_nothing_that_was_not_meant(void **state) {
+    (void)state;
+    test_side here, there;
+    side_open(&here, &same_host, 1);
+    side_open(&there, &same_host, 2);
+    const void *card;
+    size_t bytes;
+    assert_int_equal(kvf_transport_export(there.transport, &card, &bytes), KVF_OK);
+    unsigned char *forged = malloc(bytes);
+    assert_non_null(forged);
+    for (size_t at = 0; at < bytes - 8; at++)
+        for (int value = 0; value < 256; value += 51) {
+            memcpy(forged, card, bytes);
+            forged[at] = (unsigned char)(forged[at] + value + 1);
+            fix_checksum(forged, bytes);
+            kvf_peer *peer = NULL;
+            if (kvf_transport_connect(here.transport, forged, bytes, &peer) == KVF_OK) {
+                drive_idle(&here, &there);
+                kvf_peer_close(peer);
+            }
+        }
+    drive_idle(&here, &there);
+    free(forged);
+    side_close(&here);
+    side_close(&there);
+}
+
+static void random_bytes_are_not_a_card(void **state) {
+    (void)state;
+    uint64_t seed = 99;
+    static const unsigned char version[6] = {'K', 'V', 'F', 'C', 1, 0};
+    unsigned char bytes[400];
+    for (int round = 0; round < 2000; round++) {
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = (unsigned char)draw(&seed, 256);
+        if (round % 2)
+            memcpy(bytes, version, sizeof version);
+        size_t length = draw(&seed, sizeof bytes);
+        if (length > 16)
+            fix_checksum(bytes, length);
+        kvf_card card;
+        if (kvf_card_read(bytes, length, &card) == KVF_OK)
+            kvf_card_free(&card);
+    }
+}
+
+static void a_card_is_read_as_it_was_written(void **state) {
+    (void)state;
+    uint64_t sizes[3] = {1, 1ull << 40, UINT64_MAX};
+    kvf_card written = {.name = "rank 3", .region_bytes = sizes, .region_count = 3, .part_count = 2};
+    kvf_card read;
+    kvf_bytes bytes = {0};
+    for (size_t i = 0; i < KVF_HOST_ID_BYTES; i++)
+        written.host[i] = (unsigned char)(i + 1);
+    written.parts[0] = (kvf_card_part){"inproc", "abc", 3};
+    written.parts[1] = (kvf_card_part){"fifteen letters", "", 0};
+    assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_OK);
+    assert_string_equal(read.name, "rank 3");
+    assert_memory_equal(read.host, written.host, KVF_HOST_ID_BYTES);
+    assert_int_equal(read.region_count, 3);
+    assert_memory_equal(read.region_bytes, sizes, sizeof sizes);
+    assert_int_equal(read.part_count, 2);
+    assert_string_equal(read.parts[1].kind, "fifteen letters");
+    assert_int_equal(read.parts[0].bytes, 3);
+    assert_memory_equal(read.parts[0].data, "abc", 3);
+    kvf_card_free(&read);
+    kvf_bytes_free(&bytes);
+}
+
+static void another_version_of_the_card_is_named(void **state) {
+    (void)state;
+    kvf_transport *transport = open_kind("auto");
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    assert_int_equal(kvf_transport_export(transport, &card, &bytes), KVF_OK);
+    unsigned char *newer = malloc(bytes);
+    assert_non_null(newer);
+    memcpy(newer, card, bytes);
+    newer[4] = 9;
+    assert_int_equal(kvf_transport_connect(transport, newer, bytes, &peer), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "version 9"));
+    free(newer);
+    kvf_transport_close(transport);
+}
+
+static void sides_without_a_common_kind_name_what_each_has(void **state) {
+    (void)state;
+    kvf_transport *here = open_kind("inproc"), *there = open_kind("shm");
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    assert_int_equal(kvf_transport_export(there, &card, &bytes), KVF_OK);
+    assert_int_equal(kvf_transport_connect(here, card, bytes, &peer), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "inproc"));
+    assert_non_null(strstr(kvf_error_detail(), "shm"));
+    kvf_transport_close(here);
+    kvf_transport_close(there);
+}
+
+/* ---- submitting ---------------------------------------------------------------------------------------- */
+
+static void submitting_without_a_peer_runs_or_callback_is_refused(void **state) {
+    (void)state;
+    test_side here;
+    test_outcome outcome = {0};
+    side_open(&here, &automatic, 1);
+    kvf_peer *peer = side_connect(&here, &here);
+    kvf_run run = {0, 0, 1, 0, 1};
+    assert_int_equal(kvf_transport_submit(NULL, KVF_READ, &run, 1, note_outcome, &outcome, NULL),
+                     KVF_E_INVALID);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, NULL, 1, note_outcome, &outcome, NULL),
+                     KVF_E_INVALID);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, NULL, &outcome, NULL), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_submit(peer, (kvf_direction)2, &run, 1, note_outcome, &outcome, NULL),
+                     KVF_E_INVALID);
+    side_close(&here);
+    assert_int_equal(outcome.calls, 0);
+}
+
+static void endpoints_without_memory_exchange_notifications_only(void **state) {
+    (void)state;
+    test_side there;
+    side_open(&there, &automatic, 2);
+    test_side here = {.transport = open_kind("auto")};
+    kvf_peer *peer = side_connect(&here, &there);
+    kvf_run run = {0, 0, 1, 0, 0};
+    uint32_t value = 5;
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, NULL, NULL),
+                     KVF_E_NOT_REGISTERED);
+    assert_int_equal(kvf_transport_notify(peer, &value, sizeof value), KVF_OK);
+    drive(&here, &there, &there.notices, 1);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* ---- an allocator that fails --------------------------------------------------------------------------- */
+
+static uint32_t allocations_left;
+
+static void *allocate_some(void *context, size_t bytes) {
+    (void)context;
+    return allocations_left && allocations_left-- ? malloc(bytes) : NULL;
+}
+
+static void *resize_some(void *context, void *memory, size_t bytes) {
+    (void)context;
+    return allocations_left && allocations_left-- ? realloc(memory, bytes) : NULL;
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+/* Opens, registers, exports, connects and submits, as far as memory goes. */
+static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
+    static unsigned char memory[100];
+    static test_outcome outcome;
+    kvf_memory region = {memory, 100, KVF_MEMORY_HOST};
+    kvf_run run = {0, 50, 50, 0, 0};
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    void *allocated;
+    kvf_status status = kvf_transport_open(kind, NULL, out);
+    if (!status)
+        status = kvf_transport_allocate(*out, 5000, &allocated);
+    if (!status)
+        status = kvf_transport_register(*out, &region, 1);
+    if (!status)
+        status = kvf_transport_export(*out, &card, &bytes);
+    if (!status)
+        status = kvf_transport_connect(*out, card, bytes, &peer);
+    if (!status)
+        status = kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL);
+    return status;
+}
+
+static void every_allocation_may_fail_and_nothing_leaks(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"inproc", "shm"};
+    kvf_allocator allocator = {allocate_some, resize_some, release, NULL};
+    assert_int_equal(kvf_set_allocator(&allocator), KVF_OK);
+    for (size_t kind = 0; kind < 2; kind++) {
+        kvf_status status = KVF_E_NOMEM;
+        for (uint32_t granted = 0; status != KVF_OK; granted++) {
+            kvf_transport *transport = NULL;
+            assert_true(granted < 100);
+            allocations_left = granted;
+            status = go_as_far_as_possible(kinds[kind], &transport);
+            assert_true(status == KVF_OK || status == KVF_E_NOMEM);
+            kvf_transport_close(transport);
+        }
+    }
+    assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind_of_the_build_opens_and_others_are_not_found),
+        cmocka_unit_test(options_of_another_size_or_a_name_too_long_are_refused),
+        cmocka_unit_test(nothing_happens_without_a_transport),
+        cmocka_unit_test(allocated_memory_is_aligned_zeroed_and_as_large_as_asked),
+        cmocka_unit_test(memory_is_registered_once_and_only_if_all_of_it_can_be),
+        cmocka_unit_test(memory_is_not_registered_after_the_card_was_exported),
+        cmocka_unit_test(a_card_cut_off_anywhere_is_refused),
+        cmocka_unit_test(a_card_with_any_byte_changed_is_refused),
+        cmocka_unit_test(forged_cards_connect_to_nothing_that_was_not_meant),
+        cmocka_unit_test(random_bytes_are_not_a_card),
+        cmocka_unit_test(a_card_is_read_as_it_was_written),
+        cmocka_unit_test(another_version_of_the_card_is_named),
+        cmocka_unit_test(sides_without_a_common_kind_name_what_each_has),
+        cmocka_unit_test(submitting_without_a_peer_runs_or_callback_is_refused),
+        cmocka_unit_test(endpoints_without_memory_exchange_notifications_only),
+        cmocka_unit_test(every_allocation_may_fail_and_nothing_leaks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

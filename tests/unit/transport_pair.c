@@ -1,0 +1,166 @@
+#include "transport_pair.h"
+
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define PERIOD 65521u /* a prime: bytes that come from beside do not look right */
+
+static const uint64_t region_bytes[SIDE_REGIONS] = {(5u << 20) + 13, 70001, (1u << 20) + 4099};
+
+unsigned char side_byte(uint32_t seed, uint32_t region, uint64_t offset) {
+    uint64_t mixed =
+        (offset % PERIOD + 1) * 0x9e3779b97f4a7c15u + seed * 0x632be59bd9b4e019u + region * (uint64_t)77;
+    return (unsigned char)(mixed >> 40);
+}
+
+void side_fill(unsigned char *memory, uint32_t seed, uint32_t region, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes && at < PERIOD; at++)
+        memory[at] = side_byte(seed, region, at);
+    for (uint64_t at = PERIOD; at < bytes; at += PERIOD)
+        memcpy(memory + at, memory, bytes - at < PERIOD ? bytes - at : PERIOD);
+}
+
+unsigned char *side_memory(const test_side *side, uint32_t region) {
+    return side->regions[region].address;
+}
+
+static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
+    test_side *at = context;
+    assert_ptr_equal(at->transport, transport);
+    assert_true(bytes >= sizeof(uint32_t));
+    if (at->notices < SIDE_NOTICES)
+        memcpy(&at->notice_values[at->notices], data, sizeof(uint32_t));
+    at->notices++;
+    if (at->on_notice)
+        at->on_notice(at);
+}
+
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+    test_side *at = context;
+    assert_ptr_equal(at->transport, transport);
+    at->lost++;
+    at->lost_peer = peer;
+}
+
+void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
+    kvf_transport_options options = {.struct_size = sizeof options,
+                                     .no_direct_read = kind->no_direct_read,
+                                     .on_notify = on_notify,
+                                     .on_peer_lost = on_peer_lost,
+                                     .context = side};
+    memset(side, 0, sizeof *side);
+    assert_int_equal(kvf_transport_open(kind->kind, &options, &side->transport), KVF_OK);
+    for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
+        void *memory = NULL;
+        if (kind->allocated[i % 2])
+            assert_int_equal(kvf_transport_allocate(side->transport, region_bytes[i], &memory), KVF_OK);
+        else
+            memory = side->brought[i] = malloc(region_bytes[i]);
+        assert_non_null(memory);
+        side_fill(memory, seed, i, region_bytes[i]);
+        side->regions[i] = (kvf_memory){memory, region_bytes[i], KVF_MEMORY_HOST};
+    }
+    assert_int_equal(kvf_transport_register(side->transport, side->regions, SIDE_REGIONS), KVF_OK);
+}
+
+void side_close(test_side *side) {
+    kvf_transport_close(side->transport);
+    for (uint32_t i = 0; i < SIDE_REGIONS; i++)
+        free(side->brought[i]);
+    side->transport = NULL;
+    memset(side->brought, 0, sizeof side->brought);
+}
+
+kvf_peer *side_connect(test_side *from, const test_side *to) {
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer = NULL;
+    assert_int_equal(kvf_transport_export(to->transport, &card, &bytes), KVF_OK);
+    assert_int_equal(kvf_transport_connect(from->transport, card, bytes, &peer), KVF_OK);
+    return peer;
+}
+
+void note_outcome(void *context, kvf_operation operation, kvf_status status) {
+    test_outcome *noted = context;
+    noted->calls++;
+    noted->status = status;
+    noted->operation = operation;
+}
+
+void drive(test_side *a, test_side *b, const uint32_t *counter, uint32_t wanted) {
+    test_side *sides[2] = {a, b};
+    while (*counter < wanted) {
+        struct pollfd fds[2];
+        for (int i = 0; i < 2; i++)
+            fds[i] = (struct pollfd){sides[i] ? kvf_transport_event_fd(sides[i]->transport) : -1, POLLIN, 0};
+        assert_true(poll(fds, 2, 60000) > 0);
+        for (int i = 0; i < 2; i++)
+            if (sides[i] && fds[i].revents)
+                assert_int_equal(kvf_transport_progress(sides[i]->transport, NULL), KVF_OK);
+    }
+}
+
+void drive_idle(test_side *a, test_side *b) {
+    test_side *sides[2] = {a, b};
+    for (bool busy = true; busy;) {
+        busy = false;
+        for (int i = 0; i < 2; i++) {
+            if (!sides[i])
+                continue;
+            struct pollfd fd = {kvf_transport_event_fd(sides[i]->transport), POLLIN, 0};
+            if (poll(&fd, 1, 0) > 0) {
+                assert_int_equal(kvf_transport_progress(sides[i]->transport, NULL), KVF_OK);
+                busy = true;
+            }
+        }
+    }
+}
+
+kvf_status move_runs(test_side *a, test_side *b, kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
+                     size_t count) {
+    test_outcome outcome = {0};
+    kvf_operation operation = 0;
+    assert_int_equal(kvf_transport_submit(peer, direction, runs, count, note_outcome, &outcome, &operation),
+                     KVF_OK);
+    assert_int_equal(outcome.calls, 0);
+    drive(a, b, &outcome.calls, 1);
+    assert_int_equal(outcome.calls, 1);
+    assert_int_equal(outcome.operation, operation);
+    return outcome.status;
+}
+
+uint64_t draw(uint64_t *state, uint64_t below) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return below ? *state % below : 0;
+}
+
+size_t draw_runs(uint64_t *state, const test_side *local, const test_side *remote, kvf_direction direction,
+                 uint64_t longest, kvf_run *runs, size_t most) {
+    const test_side *to = direction == KVF_READ ? local : remote;
+    const test_side *from = direction == KVF_READ ? remote : local;
+    uint64_t next[SIDE_REGIONS] = {0}; /* the destination is walked upwards, so nothing overlaps */
+    size_t count = 0;
+    while (count < most) {
+        uint32_t into = (uint32_t)draw(state, SIDE_REGIONS);
+        uint32_t of = (uint32_t)draw(state, SIDE_REGIONS);
+        uint64_t bytes = draw(state, draw(state, 4) ? longest / 64 + 1 : longest);
+        uint64_t begin = next[into] + draw(state, 100);
+        if (begin + bytes > to->regions[into].bytes || bytes > from->regions[of].bytes)
+            break;
+        uint64_t source = draw(state, from->regions[of].bytes - bytes + 1);
+        next[into] = begin + bytes;
+        bool read = direction == KVF_READ;
+        runs[count++] = (kvf_run){.local_offset = read ? begin : source,
+                                  .remote_offset = read ? source : begin,
+                                  .bytes = bytes,
+                                  .local_region = read ? into : of,
+                                  .remote_region = read ? of : into};
+    }
+    return count;
+}

@@ -1,0 +1,84 @@
+/*
+ * What the transport tests share: two endpoints with registered memory, of which one is connected to the
+ * other, and driving them by their event descriptors.
+ */
+#ifndef TRANSPORT_PAIR_H
+#define TRANSPORT_PAIR_H
+
+#include <kvferry/transport.h>
+
+#include "base/base.h"
+
+#define SIDE_REGIONS 3
+#define SIDE_NOTICES 4096
+
+/** How a pair is made. */
+typedef struct pair_kind {
+    const char *kind;     /**< of kvf_transport_open() */
+    bool allocated[2];    /**< regions 0 and 1 (2 is as 0): from kvf_transport_allocate(), or brought */
+    bool no_direct_read;  /**< for both sides */
+    const char *expected; /**< what kvf_peer_kind() must say */
+} pair_kind;
+
+/** One endpoint. Its regions have sizes that are no multiples of anything. */
+typedef struct test_side {
+    kvf_transport *transport;
+    kvf_memory regions[SIDE_REGIONS];
+    void *brought[SIDE_REGIONS];
+    uint32_t notices; /**< that came in */
+    uint32_t notice_values[SIDE_NOTICES];
+    uint32_t lost; /**< calls of on_peer_lost */
+    kvf_peer *lost_peer;
+    void (*on_notice)(struct test_side *side); /**< called after counting */
+    void *user;
+} test_side;
+
+/** Counts what `done` was called with. */
+typedef struct test_outcome {
+    uint32_t calls;
+    kvf_status status;
+    kvf_operation operation;
+} test_outcome;
+
+/** Opens and registers; `seed` fills the memory. */
+void side_open(test_side *side, const pair_kind *kind, uint32_t seed);
+void side_close(test_side *side);
+
+/** Connects `from` to `to` by its card. */
+kvf_peer *side_connect(test_side *from, const test_side *to);
+
+/** The byte that side_open() put at an offset of a region. */
+unsigned char side_byte(uint32_t seed, uint32_t region, uint64_t offset);
+
+/** Fills memory with the bytes that side_open() puts at the start of a region. */
+void side_fill(unsigned char *memory, uint32_t seed, uint32_t region, uint64_t bytes);
+
+unsigned char *side_memory(const test_side *side, uint32_t region);
+
+/** `done` for an outcome. */
+void note_outcome(void *context, kvf_operation operation, kvf_status status);
+
+/**
+ * Lets the sides work, each when its event descriptor says so, until `*counter` is at least `wanted`. Fails
+ * the test when nothing happens for a minute. NULL sides are left out.
+ */
+void drive(test_side *a, test_side *b, const uint32_t *counter, uint32_t wanted);
+
+/** Lets both work until neither has anything to do. */
+void drive_idle(test_side *a, test_side *b);
+
+/** Submits, drives, and returns how it ended. */
+kvf_status move_runs(test_side *a, test_side *b, kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
+                     size_t count);
+
+/** A small generator of numbers. */
+uint64_t draw(uint64_t *state, uint64_t below);
+
+/**
+ * Random runs between the regions of two sides, of which no two overlap at their destination. Returns how
+ * many, at most `most`.
+ */
+size_t draw_runs(uint64_t *state, const test_side *local, const test_side *remote, kvf_direction direction,
+                 uint64_t longest, kvf_run *runs, size_t most);
+
+#endif
