@@ -1,0 +1,965 @@
+/*
+ * The UCX fabric between real processes: a target that owns memory and an actor that reads and writes it.
+ *
+ * Every test forks both, before either has opened UCX; the test process itself never opens it and only waits
+ * for them. A process that finds something wrong says what and exits with 1. Nothing here measures time; the
+ * alarm is only there so that an operation that hangs fails the test.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "transport/transport.h"
+
+#ifdef KVF_HAVE_UCX
+
+#include "transport/front.h"
+#include "transport/ucx.h"
+
+#define REGIONS 3u
+#define REGION_BYTES 300007u /* odd, so that runs have every alignment */
+#define ALARM_SECONDS 60
+
+/* By which transports, and with whose memory. */
+typedef struct route {
+    const char *tls;
+    bool allocated; /* by kvf_transport_allocate(): peers on this machine can map it */
+} route;
+
+static const route tcp_way = {"tcp,self", false};
+static const route posix_way = {"posix,self", true};
+static const route sysv_way = {"sysv,self", true};
+static const route brought_way = {"posix,cma,self", false};
+static const route mixed_way = {"posix,sysv,cma,tcp,self", true};
+
+/* ---- processes ---- */
+
+static _Noreturn void wrong(const char *file, int line, const char *what) {
+    (void)fprintf(stderr, "%s:%d: %s (detail: %s)\n", file, line, what, kvf_error_detail());
+    (void)fflush(stderr);
+    _exit(1);
+}
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition))                                                                                    \
+            wrong(__FILE__, __LINE__, #condition);                                                           \
+    } while (0)
+
+/* One end of the two processes' conversation, besides the transport. */
+typedef struct process {
+    const route *way;
+    int line; /* a socket to the other process */
+    kvf_transport *transport;
+    unsigned char *memory[REGIONS];
+    kvf_peer *peer;
+    kvf_status ended; /* of the last operation */
+    unsigned ends;
+    unsigned lost;
+    unsigned notes;
+    uint32_t last_note;
+    bool notes_in_order;
+    bool data_was_there;
+    pid_t other;
+} process;
+
+static void say(const process *side, char word) {
+    CHECK(send(side->line, &word, 1, MSG_NOSIGNAL) == 1);
+}
+
+static void hear(const process *side, char expected) {
+    char word = 0;
+    CHECK(recv(side->line, &word, 1, 0) == 1);
+    CHECK(word == expected);
+}
+
+static bool heard(const process *side) {
+    char word;
+    return recv(side->line, &word, 1, MSG_DONTWAIT) >= 0;
+}
+
+/* Runs both; the actor must exit with 0, and the target too unless it was killed. */
+static void run_both(const route *way, void (*target)(process *), void (*actor)(process *),
+                     bool target_dies) {
+    int lines[2];
+    pid_t pids[2];
+    int statuses[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, lines), 0);
+    for (int i = 0; i < 2; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0) {
+            process side = {.way = way, .line = lines[i], .notes_in_order = true, .other = i ? pids[0] : 0};
+            (void)close(lines[!i]);
+            (void)alarm(ALARM_SECONDS);
+            (i ? actor : target)(&side);
+            exit(0);
+        }
+    }
+    (void)close(lines[0]);
+    (void)close(lines[1]);
+    for (int i = 1; i >= 0; i--)
+        assert_int_equal(waitpid(pids[i], &statuses[i], 0), pids[i]);
+    assert_true(WIFEXITED(statuses[1]));
+    assert_int_equal(WEXITSTATUS(statuses[1]), 0);
+    if (target_dies) {
+        assert_true(WIFSIGNALED(statuses[0]));
+        assert_int_equal(WTERMSIG(statuses[0]), SIGKILL);
+    } else {
+        assert_true(WIFEXITED(statuses[0]));
+        assert_int_equal(WEXITSTATUS(statuses[0]), 0);
+    }
+}
+
+/* ---- memory and runs ---- */
+
+static unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset) {
+    uint64_t mixed =
+        (offset + 1) * 0x9e3779b97f4a7c15u + region * 0x100000001b3u + salt * 0x632be59bd9b4e019u;
+    return (unsigned char)(mixed >> 56);
+}
+
+static void fill(process *side, unsigned salt) {
+    for (uint32_t r = 0; r < REGIONS; r++)
+        for (uint64_t i = 0; i < REGION_BYTES; i++)
+            side->memory[r][i] = byte_of(salt, r, i);
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Runs that do not overlap locally: a read's result does not depend on their order. `remote` gets a place of
+ * its own too when `disjoint`, which writes need. */
+static size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed) {
+    uint64_t at[REGIONS] = {0};
+    size_t made = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t region = (uint32_t)(next_random(&seed) % REGIONS);
+        uint64_t gap = next_random(&seed) % 17;
+        uint64_t bytes = next_random(&seed) % (bytes_max + 1);
+        if (at[region] + gap + bytes > REGION_BYTES)
+            continue;
+        uint64_t offset = at[region] + gap;
+        at[region] = offset + bytes;
+        /* The mirror image, in another region, so that local and remote places differ everywhere. */
+        runs[made++] = (kvf_run){.local_region = region,
+                                 .local_offset = offset,
+                                 .remote_region = (region + 1) % REGIONS,
+                                 .remote_offset = REGION_BYTES - offset - bytes,
+                                 .bytes = bytes};
+    }
+    return made;
+}
+
+/* Every byte of `memory` is what the runs put there, or what was there before. `from` is the salt of the
+ * other side's memory, `before` of this one's. `reading`: memory is the local side of the runs. */
+static bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, unsigned from,
+                     unsigned before) {
+    unsigned char *expected[REGIONS];
+    bool same = true;
+    for (uint32_t r = 0; r < REGIONS; r++) {
+        expected[r] = malloc(REGION_BYTES);
+        CHECK(expected[r]);
+        for (uint64_t i = 0; i < REGION_BYTES; i++)
+            expected[r][i] = byte_of(before, r, i);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const kvf_run *run = &runs[i];
+        for (uint64_t b = 0; b < run->bytes; b++)
+            if (reading)
+                expected[run->local_region][run->local_offset + b] =
+                    byte_of(from, run->remote_region, run->remote_offset + b);
+            else
+                expected[run->remote_region][run->remote_offset + b] =
+                    byte_of(from, run->local_region, run->local_offset + b);
+    }
+    for (uint32_t r = 0; r < REGIONS; r++) {
+        same = same && memcmp(expected[r], side->memory[r], REGION_BYTES) == 0;
+        free(expected[r]);
+    }
+    return same;
+}
+
+/* ---- transports ---- */
+
+static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
+    (void)transport;
+    process *side = context;
+    uint32_t number;
+    CHECK(bytes >= sizeof number);
+    memcpy(&number, data, sizeof number);
+    if (side->notes++ != number)
+        side->notes_in_order = false;
+    side->last_note = number;
+    for (size_t i = sizeof number; i < bytes; i++)
+        CHECK(((const unsigned char *)data)[i] == byte_of(number, 0, i));
+}
+
+static void on_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+    (void)transport;
+    process *side = context;
+    CHECK(peer == side->peer);
+    side->lost++;
+}
+
+static void on_done(void *context, kvf_operation operation, kvf_status status) {
+    (void)operation;
+    process *side = context;
+    side->ended = status;
+    side->ends++;
+}
+
+static void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
+    kvf_transport_options options = {.struct_size = sizeof options,
+                                     .ucx_tls = side->way->tls,
+                                     .max_in_flight = max_in_flight,
+                                     .on_notify = on_notify,
+                                     .on_peer_lost = on_lost,
+                                     .context = side};
+    CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
+    kvf_memory regions[REGIONS];
+    for (uint32_t r = 0; r < REGIONS; r++) {
+        void *memory = NULL;
+        if (side->way->allocated)
+            CHECK(kvf_transport_allocate(side->transport, REGION_BYTES, &memory) == KVF_OK);
+        else
+            memory = calloc(1, REGION_BYTES);
+        CHECK(memory);
+        side->memory[r] = memory;
+        for (uint64_t i = 0; i < REGION_BYTES; i++)
+            CHECK(side->memory[r][i] == 0);
+        regions[r] = (kvf_memory){.address = memory, .bytes = REGION_BYTES};
+    }
+    fill(side, salt);
+    CHECK(kvf_transport_register(side->transport, regions, REGIONS) == KVF_OK);
+}
+
+static void close_side(process *side) {
+    kvf_transport_close(side->transport);
+    for (uint32_t r = 0; r < REGIONS && !side->way->allocated; r++)
+        free(side->memory[r]);
+}
+
+static void send_card(const process *side) {
+    const void *card;
+    size_t bytes;
+    CHECK(kvf_transport_export(side->transport, &card, &bytes) == KVF_OK);
+    CHECK(send(side->line, card, bytes, MSG_NOSIGNAL) == (ssize_t)bytes);
+}
+
+static size_t receive_card(const process *side, void *card, size_t capacity) {
+    ssize_t got = recv(side->line, card, capacity, 0);
+    CHECK(got > 0);
+    return (size_t)got;
+}
+
+static void connect_side(process *side) {
+    static unsigned char card[65536];
+    size_t bytes = receive_card(side, card, sizeof card);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+    CHECK(strcmp(kvf_peer_kind(side->peer), "ucx") == 0);
+}
+
+/* Progresses as an event loop does: sleeps on the descriptor, which must wake whenever there is work. */
+static void progress(process *side) {
+    struct pollfd fds[2] = {{.fd = kvf_transport_event_fd(side->transport), .events = POLLIN},
+                            {.fd = side->line, .events = POLLIN}};
+    CHECK(poll(fds, 2, -1) > 0 || errno == EINTR);
+    CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+}
+
+/* The same, woken by nothing but the transport. */
+static void progress_until_lost(process *side) {
+    struct pollfd wake = {.fd = kvf_transport_event_fd(side->transport), .events = POLLIN};
+    while (side->lost == 0) {
+        CHECK(poll(&wake, 1, -1) > 0 || errno == EINTR);
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    }
+}
+
+static void serve_until_told(process *side) {
+    while (!heard(side))
+        progress(side);
+}
+
+static void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,
+                   kvf_operation *operation) {
+    CHECK(kvf_transport_submit(side->peer, direction, runs, count, on_done, side, operation) == KVF_OK);
+}
+
+static void await_end(process *side, unsigned ends) {
+    while (side->ends < ends)
+        progress(side);
+}
+
+static void notify(process *side, uint32_t number, size_t bytes) {
+    unsigned char data[4096];
+    memcpy(data, &number, sizeof number);
+    for (size_t i = sizeof number; i < bytes; i++)
+        data[i] = byte_of(number, 0, i);
+    kvf_status status;
+    while ((status = kvf_transport_notify(side->peer, data, bytes)) == KVF_E_AGAIN)
+        progress(side);
+    CHECK(status == KVF_OK);
+}
+
+/* ---- targets ---- */
+
+static void serving_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    close_side(side);
+}
+
+/* ---- reads and writes ---- */
+
+static void reading_actor(process *side) {
+    static kvf_run runs[4096];
+    open_side(side, 0, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 400, 5000, 88172645463325252u);
+    submit(side, KVF_READ, runs, count, NULL);
+    CHECK(side->ends == 0); /* never from inside submit */
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, runs, count, true, 1, 2));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_read_brings_every_byte_of_its_runs_and_touches_no_other(void **state) {
+    run_both(*state, serving_target, reading_actor, false);
+}
+
+static void many_runs_actor(process *side) {
+    static kvf_run runs[8192];
+    open_side(side, 4, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 6000, 100, 362436069u);
+    CHECK(count > 5000);
+    submit(side, KVF_READ, runs, count, NULL);
+    const kvf_ucx_link *link = side->peer->link;
+    CHECK(link->endpoint->max_in_flight == 4);
+    while (side->ends == 0) {
+        CHECK(link->in_flight <= 4);
+        progress(side);
+    }
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, runs, count, true, 1, 2));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void thousands_of_runs_go_with_only_as_many_in_flight_as_allowed(void **state) {
+    run_both(*state, serving_target, many_runs_actor, false);
+}
+
+/* The runs of every write: both processes make the same. */
+static size_t write_runs(kvf_run *runs, uint32_t number) {
+    return make_runs(runs, 200, 4000, 521288629u + number);
+}
+
+static void checking_target(process *side) {
+    static kvf_run runs[256];
+    open_side(side, 0, 1);
+    send_card(side);
+    for (uint32_t i = 0; i < 5; i++) {
+        while (side->notes < i + 1)
+            progress(side);
+        CHECK(side->notes_in_order);
+        CHECK(is_exact(side, runs, write_runs(runs, i), false, 2, 1));
+        fill(side, 1);
+        say(side, 'n');
+    }
+    serve_until_told(side);
+    close_side(side);
+}
+
+static void writing_actor(process *side) {
+    static kvf_run runs[256];
+    open_side(side, 0, 2);
+    connect_side(side);
+    for (uint32_t i = 0; i < 5; i++) {
+        size_t count = write_runs(runs, i);
+        submit(side, KVF_WRITE, runs, count, NULL);
+        await_end(side, i + 1);
+        CHECK(side->ended == KVF_OK);
+        notify(side, i, 100);
+        char word = 0;
+        while (recv(side->line, &word, 1, MSG_DONTWAIT) < 0)
+            progress(side);
+        CHECK(word == 'n');
+    }
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_notification_after_a_write_finds_every_byte_written(void **state) {
+    run_both(*state, checking_target, writing_actor, false);
+}
+
+/* ---- notifications ---- */
+
+static void late_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    hear(side, 'f'); /* until then nothing is drained */
+    while (side->notes < 600)
+        progress(side);
+    CHECK(side->notes_in_order);
+    say(side, 'n');
+    serve_until_told(side);
+    close_side(side);
+}
+
+static void flooding_actor(process *side) {
+    open_side(side, 0, 2);
+    connect_side(side);
+    unsigned char data[4096];
+    uint32_t sent = 0;
+    kvf_status status = KVF_OK;
+    for (; sent < 600; sent++) {
+        memcpy(data, &sent, sizeof sent);
+        size_t bytes = 4 + sent * 7 % 4093;
+        for (size_t i = sizeof sent; i < bytes; i++)
+            data[i] = byte_of(sent, 0, i);
+        status = kvf_transport_notify(side->peer, data, bytes);
+        if (status)
+            break;
+    }
+    /* Nobody drains, and there is no room for all of them. */
+    CHECK(status == KVF_E_AGAIN);
+    say(side, 'f');
+    for (; sent < 600; sent++)
+        notify(side, sent, 4 + sent * 7 % 4093);
+    char word = 0;
+    while (recv(side->line, &word, 1, MSG_DONTWAIT) < 0)
+        progress(side);
+    CHECK(word == 'n');
+    say(side, 'x');
+    close_side(side);
+}
+
+static void notifications_arrive_whole_and_in_order_and_wait_for_a_peer_that_does_not_drain(void **state) {
+    run_both(*state, late_target, flooding_actor, false);
+}
+
+static void last_words_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    while (side->notes < 3)
+        progress(side);
+    CHECK(side->notes_in_order);
+    close_side(side);
+}
+
+static void last_words_actor(process *side) {
+    kvf_run run = {.bytes = 10};
+    open_side(side, 0, 2);
+    connect_side(side);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        notify(side, i, 4000);
+    close_side(side);
+}
+
+static void notifications_sent_just_before_closing_arrive(void **state) {
+    run_both(*state, last_words_target, last_words_actor, false);
+}
+
+/* ---- cancelling ---- */
+
+static void cancelling_actor(process *side) {
+    static kvf_run runs[8192];
+    open_side(side, 2, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 6000, 100, 7u);
+    kvf_operation operation;
+    submit(side, KVF_READ, runs, count, &operation);
+    CHECK(kvf_transport_cancel(side->transport, operation) == KVF_OK);
+    CHECK(side->ends == 0);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_E_CANCELLED);
+    CHECK(kvf_transport_cancel(side->transport, operation) == KVF_E_NOT_FOUND);
+    /* Nothing comes in afterwards, and the link still works. */
+    fill(side, 3);
+    submit(side, KVF_READ, runs, 10, NULL);
+    await_end(side, 2);
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, runs, 10, true, 1, 3));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_cancelled_read_ends_once_and_leaves_the_memory_and_the_link_alone(void **state) {
+    run_both(*state, serving_target, cancelling_actor, false);
+}
+
+/* ---- peers that go away ---- */
+
+static void dying_actor(process *side) {
+    static kvf_run runs[8192];
+    open_side(side, 2, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 6000, 100, 11u);
+    submit(side, KVF_READ, runs, 10, NULL);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    submit(side, KVF_READ, runs, count, NULL);
+    submit(side, KVF_WRITE, runs, count, NULL);
+    CHECK(kill(side->other, SIGKILL) == 0);
+    struct pollfd dead = {.fd = side->line, .events = POLLIN};
+    CHECK(poll(&dead, 1, -1) == 1);
+    progress_until_lost(side);
+    CHECK(side->ends == 3);
+    CHECK(side->ended == KVF_E_PEER_LOST);
+    CHECK(side->lost == 1);
+    CHECK(kvf_transport_submit(side->peer, KVF_READ, runs, 1, on_done, side, NULL) == KVF_E_PEER_LOST);
+    CHECK(kvf_transport_notify(side->peer, "gone", 4) == KVF_E_PEER_LOST);
+    kvf_peer_close(side->peer);
+    close_side(side);
+}
+
+static void operations_on_a_peer_that_is_killed_end_with_peer_lost(void **state) {
+    run_both(*state, serving_target, dying_actor, true);
+}
+
+static void idle_dying_actor(process *side) {
+    kvf_run run = {.bytes = 10};
+    open_side(side, 0, 2);
+    connect_side(side);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    CHECK(kill(side->other, SIGKILL) == 0);
+    progress_until_lost(side);
+    close_side(side);
+}
+
+static void the_death_of_a_peer_is_noticed_while_nothing_is_under_way(void **state) {
+    run_both(*state, serving_target, idle_dying_actor, true);
+}
+
+static void closing_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    close_side(side);
+    /* The process lives on until the other side has noticed. */
+    char word;
+    CHECK(recv(side->line, &word, 1, 0) == 1);
+}
+
+static void left_actor(process *side) {
+    static kvf_run runs[256];
+    open_side(side, 2, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 200, 1000, 13u);
+    submit(side, KVF_READ, runs, count, NULL);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    say(side, 'x');
+    progress_until_lost(side);
+    say(side, 'y');
+    close_side(side);
+}
+
+static void a_peer_that_closes_while_its_process_lives_on_is_lost(void **state) {
+    run_both(*state, closing_target, left_actor, false);
+}
+
+static void nobody_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    close_side(side);
+    say(side, 'g');
+}
+
+static void too_late_actor(process *side) {
+    static unsigned char card[65536];
+    kvf_run run = {.bytes = 10};
+    open_side(side, 2, 2);
+    size_t bytes = receive_card(side, card, sizeof card);
+    hear(side, 'g');
+    kvf_status status = kvf_transport_connect(side->transport, card, bytes, &side->peer);
+    if (status) { /* some transports notice at once */
+        CHECK(status == KVF_E_PEER_LOST || status == KVF_E_UNSUPPORTED);
+    } else {
+        submit(side, KVF_READ, &run, 1, NULL);
+        await_end(side, 1);
+        CHECK(side->ended == KVF_E_PEER_LOST);
+    }
+    close_side(side);
+}
+
+static void connecting_to_nobody_ends_with_peer_lost(void **state) {
+    run_both(*state, nobody_target, too_late_actor, false);
+}
+
+/* ---- peers that do not progress ---- */
+
+static void sleeping_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    say(side, 's');
+    hear(side, 'w'); /* asleep, as far as the transport can see */
+    CHECK(is_exact(side, NULL, 0, true, 0, 1));
+    close_side(side);
+}
+
+static void one_sided_actor(process *side) {
+    static kvf_run runs[256];
+    open_side(side, 2, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 200, 3000, 17u);
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 1);
+    say(side, 'x');
+    hear(side, 's');
+    submit(side, KVF_READ, runs, count, NULL);
+    await_end(side, 2);
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, runs, count, true, 1, 2));
+    say(side, 'w');
+    close_side(side);
+}
+
+static void memory_that_peers_map_is_read_while_its_owner_does_not_progress(void **state) {
+    run_both(*state, sleeping_target, one_sided_actor, false);
+}
+
+static void impatient_actor(process *side) {
+    static kvf_run runs[256];
+    open_side(side, 2, 2);
+    connect_side(side);
+    size_t count = make_runs(runs, 200, 3000, 19u);
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 1);
+    say(side, 'x');
+    hear(side, 's');
+    submit(side, KVF_READ, runs, count, NULL);
+    for (int i = 0; i < 1000; i++)
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    CHECK(side->ends == 1);
+    kvf_peer_close(side->peer);
+    CHECK(side->ends == 2);
+    CHECK(side->ended == KVF_E_CANCELLED);
+    fill(side, 3);
+    say(side, 'w');
+    for (int i = 0; i < 1000; i++)
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    CHECK(is_exact(side, NULL, 0, true, 0, 3));
+    close_side(side);
+}
+
+static void
+closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_alone(void **state) {
+    run_both(*state, sleeping_target, impatient_actor, false);
+}
+
+/* ---- cards ---- */
+
+static void reseal(unsigned char *card, size_t bytes) {
+    uint64_t sum = kvf_ucx_card_sum(card, bytes);
+    for (int i = 0; i < 8; i++)
+        card[4 + i] = (unsigned char)(sum >> (8 * i));
+}
+
+/* The fabric's own part of a card, with made-up contents that UCX never sees. */
+static void make_part(kvf_bytes *out) {
+    kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
+    kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
+    card.beacon[3] = 9;
+    assert_int_equal(kvf_ucx_card_write(&card, out), KVF_OK);
+}
+
+static void a_card_says_what_was_written(void **state) {
+    (void)state;
+    kvf_bytes part = {0};
+    kvf_ucx_card card;
+    make_part(&part);
+    assert_int_equal(kvf_ucx_card_read(part.data, part.length, &card), KVF_OK);
+    assert_int_equal(card.beacon[3], 9);
+    assert_int_equal(card.worker_bytes, 10);
+    assert_memory_equal(card.worker, "an address", 10);
+    assert_int_equal(card.region_count, 2);
+    assert_int_equal(card.regions[1].address, 0x20000);
+    assert_int_equal(card.regions[1].bytes, 8192);
+    assert_int_equal(card.regions[1].key_bytes, 8);
+    assert_memory_equal(card.regions[1].key, "key two!", 8);
+    kvf_free(card.regions);
+    kvf_bytes_free(&part);
+}
+
+static void a_card_cut_off_anywhere_is_refused(void **state) {
+    (void)state;
+    kvf_bytes part = {0};
+    make_part(&part);
+    for (size_t bytes = 0; bytes < part.length; bytes++) {
+        kvf_ucx_card card;
+        unsigned char *cut =
+            malloc(bytes ? bytes : 1); /* so that a sanitizer sees a byte read past its end */
+        assert_non_null(cut);
+        memcpy(cut, part.data, bytes);
+        assert_int_equal(kvf_ucx_card_read(cut, bytes, &card), KVF_E_PARSE);
+        if (bytes >= 12) { /* with a right sum too */
+            reseal(cut, bytes);
+            assert_int_equal(kvf_ucx_card_read(cut, bytes, &card), KVF_E_PARSE);
+        }
+        free(cut);
+    }
+    kvf_bytes_free(&part);
+}
+
+static void a_card_damaged_anywhere_is_refused(void **state) {
+    (void)state;
+    kvf_bytes part = {0};
+    make_part(&part);
+    for (size_t at = 0; at < part.length; at++) {
+        for (int bit = 0; bit < 8; bit++) {
+            kvf_ucx_card card;
+            part.data[at] ^= (unsigned char)(1 << bit);
+            assert_int_equal(kvf_ucx_card_read(part.data, part.length, &card), KVF_E_PARSE);
+            part.data[at] ^= (unsigned char)(1 << bit);
+        }
+    }
+    kvf_bytes_free(&part);
+}
+
+static void a_forged_card_is_read_within_its_bytes(void **state) {
+    (void)state;
+    kvf_bytes part = {0};
+    make_part(&part);
+    for (size_t at = 12; at < part.length; at++) {
+        for (int value = 0; value < 256; value++) {
+            kvf_ucx_card card;
+            unsigned char *forged = malloc(part.length);
+            assert_non_null(forged);
+            memcpy(forged, part.data, part.length);
+            forged[at] = (unsigned char)value;
+            reseal(forged, part.length);
+            kvf_status status = kvf_ucx_card_read(forged, part.length, &card);
+            assert_true(status == KVF_OK || status == KVF_E_PARSE);
+            for (uint32_t r = 0; !status && r < card.region_count; r++) {
+                assert_true((const unsigned char *)card.regions[r].key + card.regions[r].key_bytes <=
+                            forged + part.length);
+                assert_true(card.regions[r].bytes <= UINT64_MAX - card.regions[r].address);
+            }
+            kvf_free(card.regions);
+            free(forged);
+        }
+    }
+    kvf_bytes_free(&part);
+}
+
+static void damaging_actor(process *side) {
+    static unsigned char card[65536];
+    open_side(side, 2, 2);
+    size_t bytes = receive_card(side, card, sizeof card);
+    for (size_t at = 0; at < bytes; at++) {
+        card[at] ^= 0x55;
+        CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) != KVF_OK);
+        card[at] ^= 0x55;
+        CHECK(kvf_transport_connect(side->transport, card, at, &side->peer) != KVF_OK);
+    }
+    kvf_run run = {.bytes = 10};
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody(void **state) {
+    run_both(*state, serving_target, damaging_actor, false);
+}
+
+/* The front of this process hands the fabric a peer with other sizes than the fabric's card has. */
+static void disagreeing_actor(process *side) {
+    static unsigned char bytes_of_card[65536];
+    open_side(side, 2, 2);
+    size_t bytes = receive_card(side, bytes_of_card, sizeof bytes_of_card);
+    CHECK(bytes > 0);
+    const void *data = NULL;
+    kvf_bytes part = {0};
+    CHECK(kvf_fabric_ucx.card(side->transport->fabrics[0].endpoint, &part) == KVF_OK);
+    uint64_t sizes[REGIONS] = {REGION_BYTES, REGION_BYTES, REGION_BYTES + 1};
+    kvf_peer peer = {.transport = side->transport, .region_bytes = sizes, .region_count = REGIONS};
+    data = part.data;
+    CHECK(kvf_fabric_ucx.connect(side->transport->fabrics[0].endpoint, data, part.length, &peer,
+                                 &peer.link) == KVF_E_PARSE);
+    peer.region_count = REGIONS - 1;
+    CHECK(kvf_fabric_ucx.connect(side->transport->fabrics[0].endpoint, data, part.length, &peer,
+                                 &peer.link) == KVF_E_PARSE);
+    kvf_bytes_free(&part);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused(void **state) {
+    run_both(*state, serving_target, disagreeing_actor, false);
+}
+
+/* ---- what this machine or build cannot do ---- */
+
+static void silent(process *side, void (*act)(process *)) {
+    int lines[2];
+    CHECK(pipe(lines) == 0);
+    int kept = dup(2), kept_out = dup(1);
+    CHECK(dup2(lines[1], 2) == 2 && dup2(lines[1], 1) == 1);
+    act(side);
+    (void)fflush(NULL);
+    CHECK(dup2(kept, 2) == 2 && dup2(kept_out, 1) == 1);
+    (void)close(lines[1]);
+    char text[256];
+    ssize_t said = read(lines[0], text, sizeof text - 1);
+    if (said > 0) {
+        text[said] = '\0';
+        (void)fprintf(stderr, "%s", text);
+    }
+    CHECK(said == 0);
+}
+
+static void open_with_nonsense(process *side) {
+    kvf_transport_options options = {.struct_size = sizeof options, .ucx_tls = "no_such_transport"};
+    CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "UCX"));
+}
+
+static void nonsense_actor(process *side) {
+    silent(side, open_with_nonsense);
+}
+
+static void idle_target(process *side) {
+    (void)side;
+}
+
+static void an_unknown_transport_is_unsupported_and_nothing_is_printed(void **state) {
+    (void)state;
+    run_both(&tcp_way, idle_target, nonsense_actor, false);
+}
+
+static void tcp_target(process *side) {
+    side->way = &tcp_way;
+    serving_target(side);
+}
+
+static void connect_in_vain(process *side) {
+    static unsigned char card[65536];
+    size_t bytes = receive_card(side, card, sizeof card);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "no active messages transport"));
+}
+
+static void stranger_actor(process *side) {
+    open_side(side, 2, 2);
+    silent(side, connect_in_vain);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed(void **state) {
+    (void)state;
+    run_both(&posix_way, tcp_target, stranger_actor, false);
+}
+
+static void quiet_death_actor(process *side) {
+    silent(side, dying_actor);
+}
+
+static void the_death_of_a_peer_prints_nothing(void **state) {
+    run_both(*state, serving_target, quiet_death_actor, true);
+}
+
+static void cuda_actor(process *side) {
+    kvf_transport_options options = {.struct_size = sizeof options, .ucx_tls = "tcp,self"};
+    CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
+    const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    if (endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) {
+        kvf_transport_close(side->transport);
+        exit(0); /* whether it really works can only be tested with CUDA memory */
+    }
+    unsigned char bytes[64] = {0};
+    kvf_memory regions[2] = {{bytes, 32, KVF_MEMORY_HOST}, {bytes + 32, 32, KVF_MEMORY_CUDA}};
+    CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "region 1"));
+    CHECK(strstr(kvf_error_detail(), "CUDA"));
+    /* Nothing stayed registered. */
+    regions[1].kind = KVF_MEMORY_HOST;
+    CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_OK);
+    kvf_transport_close(side->transport);
+}
+
+static void cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered(void **state) {
+    (void)state;
+    run_both(&tcp_way, idle_target, cuda_actor, false);
+}
+
+/* ---- all of them ---- */
+
+#define BY(test, way_name)                                                                                   \
+    { #test " by " #way_name, test, NULL, NULL, (void *)(uintptr_t)&way_name##_way }
+#define BY_ALL(test) BY(test, tcp), BY(test, posix), BY(test, sysv), BY(test, brought), BY(test, mixed)
+
+int main(void) {
+    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* this test stays on this machine */
+    const struct CMUnitTest tests[] = {
+        BY_ALL(a_read_brings_every_byte_of_its_runs_and_touches_no_other),
+        BY_ALL(thousands_of_runs_go_with_only_as_many_in_flight_as_allowed),
+        BY_ALL(a_notification_after_a_write_finds_every_byte_written),
+        BY_ALL(notifications_arrive_whole_and_in_order_and_wait_for_a_peer_that_does_not_drain),
+        BY_ALL(notifications_sent_just_before_closing_arrive),
+        BY_ALL(a_cancelled_read_ends_once_and_leaves_the_memory_and_the_link_alone),
+        BY_ALL(operations_on_a_peer_that_is_killed_end_with_peer_lost),
+        BY_ALL(the_death_of_a_peer_is_noticed_while_nothing_is_under_way),
+        BY_ALL(the_death_of_a_peer_prints_nothing),
+        BY_ALL(a_peer_that_closes_while_its_process_lives_on_is_lost),
+        BY_ALL(connecting_to_nobody_ends_with_peer_lost),
+        BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, posix),
+        BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, sysv),
+        BY(closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_alone, tcp),
+        BY(closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_alone, brought),
+        BY_ALL(a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody),
+        BY(a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused, tcp),
+        cmocka_unit_test(a_card_says_what_was_written),
+        cmocka_unit_test(a_card_cut_off_anywhere_is_refused),
+        cmocka_unit_test(a_card_damaged_anywhere_is_refused),
+        cmocka_unit_test(a_forged_card_is_read_within_its_bytes),
+        cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
+        cmocka_unit_test(peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed),
+        cmocka_unit_test(cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered),
+    };
+    return cmocka_run_group_tests_name("transport_ucx", tests, NULL, NULL);
+}
+
+#else
+
+static void this_build_has_no_ucx(void **state) {
+    (void)state;
+    print_message("this build has no UCX: nothing to test\n");
+    skip();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(this_build_has_no_ucx)};
+    return cmocka_run_group_tests_name("transport_ucx", tests, NULL, NULL);
+}
+
+#endif
