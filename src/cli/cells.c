@@ -1,0 +1,115 @@
+#include "cells.h"
+
+#include "pattern.h"
+
+/* Where the first row of a step is: its position among the tokens that this rank keeps gives block and row.
+ */
+static uint64_t step_offset(const kvf_group_shard_desc *held, const kvf_placement *placement,
+                            const kvf_block_table *table, uint64_t step, uint32_t rows_per_step) {
+    uint64_t period = (uint64_t)held->tokens.count * held->tokens.width;
+    uint64_t position = step / period * held->tokens.width + step % held->tokens.width;
+    uint32_t logical = table->ids[position / held->tokens_per_block - table->first_block];
+    uint32_t kernel_tokens = held->tokens_per_block / held->kernel_blocks_per_block;
+    uint64_t in_block = position % held->tokens_per_block;
+    uint64_t kernel = (uint64_t)logical * held->kernel_blocks_per_block + in_block / kernel_tokens;
+    return placement->offset + kernel * placement->block_stride +
+           in_block % kernel_tokens * rows_per_step * placement->row_stride;
+}
+
+static bool is_kept(const kvf_token_share *tokens, uint64_t step) {
+    return step / tokens->width % tokens->count == tokens->index;
+}
+
+static bool has_block(const kvf_group_shard_desc *held, const kvf_block_table *table, uint64_t step) {
+    uint64_t period = (uint64_t)held->tokens.count * held->tokens.width;
+    uint64_t position = step / period * held->tokens.width + step % held->tokens.width;
+    uint64_t block = position / held->tokens_per_block;
+    return block >= table->first_block && block - table->first_block < table->count &&
+           table->ids[block - table->first_block] != KVF_NO_BLOCK;
+}
+
+/* A walk inside one layer and part. */
+typedef struct part_walk {
+    const cell_memory *memory;
+    const kvf_group_shard_desc *held;
+    const kvf_placement *placement;
+    const kvf_block_table *table;
+    uint64_t begin, end; /* steps */
+    uint32_t rows_per_step;
+    kvf_range units;
+    pattern_stream stream;
+} part_walk;
+
+static bool visit_part(const part_walk *walk, logical_cell *at, cell_visitor visit, void *context) {
+    uint8_t *region = walk->memory->regions[walk->placement->region];
+    for (uint64_t step = walk->begin; step < walk->end; step++) {
+        if (!is_kept(&walk->held->tokens, step))
+            continue;
+        uint8_t *first =
+            region + step_offset(walk->held, walk->placement, walk->table, step, walk->rows_per_step);
+        for (uint32_t row = 0; row < walk->rows_per_step; row++) {
+            uint8_t *address = first + row * walk->placement->row_stride;
+            at->row = step * walk->rows_per_step + row;
+            for (at->unit = walk->units.begin; at->unit < walk->units.end; at->unit++) {
+                at->address = address;
+                at->key = pattern_key(walk->stream, at->row, at->unit);
+                if (!visit(context, at))
+                    return false;
+                address += walk->placement->unit_stride;
+            }
+        }
+    }
+    return true;
+}
+
+bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, const kvf_group_request *groups,
+                 cell_visitor visit, void *context) {
+    const kvf_model *model = kvf_shard_model(memory->shard);
+    const kvf_shard_desc *shard = kvf_shard_get(memory->shard);
+    logical_cell at = {.request = request};
+    for (at.group = 0; at.group < kvf_model_group_count(model); at.group++) {
+        const kvf_group_desc *group = kvf_model_group(model, at.group);
+        const kvf_group_request *wanted = &groups[at.group];
+        const kvf_group_shard_desc *held = &shard->groups[at.group];
+        kvf_range layers = kvf_shard_group_layers(memory->shard, at.group);
+        uint64_t begin = kvf_group_first_needed(group, wanted->end);
+        if (side == CELLS_OF_DECODE && wanted->begin > begin)
+            begin = wanted->begin;
+        for (uint32_t layer = layers.begin; layer < layers.end; layer++) {
+            at.layer = group->layers[layer];
+            for (at.part = 0; at.part < group->part_count; at.part++) {
+                const kvf_part_desc *part = &group->parts[at.part];
+                at.bytes = kvf_part_cell_bytes(part);
+                part_walk walk = {
+                    .memory = memory,
+                    .held = held,
+                    .placement = kvf_shard_placement(memory->shard, at.group, layer, at.part),
+                    .table = side == CELLS_OF_DECODE ? &wanted->local : &wanted->remote,
+                    .begin = begin,
+                    .end = wanted->end,
+                    .rows_per_step = part->rows_per_step,
+                    .units = held->parts[at.part].units,
+                    .stream = pattern_stream_of(memory->seed, request, at.group, at.layer, at.part),
+                };
+                if (!visit_part(&walk, &at, visit, context))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
+uint8_t *cell_address(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
+                      uint32_t part, uint64_t row, uint32_t unit) {
+    const kvf_group_shard_desc *held = &kvf_shard_get(memory->shard)->groups[group];
+    const kvf_placement *placement = kvf_shard_placement(memory->shard, group, layer, part);
+    uint32_t rows_per_step =
+        kvf_model_group(kvf_shard_model(memory->shard), group)->parts[part].rows_per_step;
+    uint64_t step = row / rows_per_step;
+    kvf_range units = held->parts[part].units;
+    if (!placement || unit < units.begin || unit >= units.end || !is_kept(&held->tokens, step) ||
+        !has_block(held, table, step))
+        return NULL;
+    return memory->regions[placement->region] + step_offset(held, placement, table, step, rows_per_step) +
+           row % rows_per_step * placement->row_stride + (unit - units.begin) * placement->unit_stride;
+}

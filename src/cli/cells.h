@@ -1,0 +1,51 @@
+/*
+ * Walking the cells of a request in a rank's memory, by their coordinates and the placement formula alone:
+ * nothing here knows plans, rules or runs, so it can judge them.
+ */
+#ifndef KVFERRY_CLI_CELLS_H
+#define KVFERRY_CLI_CELLS_H
+
+#include <kvferry/request.h>
+
+typedef struct logical_cell {
+    uint8_t *address;
+    uint64_t bytes;
+    uint32_t request;
+    uint32_t group;
+    uint32_t layer; /* of the model */
+    uint32_t part;
+    uint64_t row; /* token * rows_per_step + row of the step */
+    uint32_t unit;
+    uint32_t key; /* see pattern.h */
+} logical_cell;
+
+/** Is called for each cell; false ends the walk. */
+typedef bool (*cell_visitor)(void *context, const logical_cell *at);
+
+/** One rank's memory. */
+typedef struct cell_memory {
+    const kvf_shard *shard;
+    uint8_t *const *regions; /* where each region begins */
+    uint64_t seed;
+} cell_memory;
+
+/** Which cells of a request: those that a prefill rank has, or those that a decode rank wants. */
+typedef enum cell_side {
+    CELLS_OF_PREFILL,
+    CELLS_OF_DECODE,
+} cell_side;
+
+/**
+ * Visits the cells of one request, ordered by group, layer, part, row and unit.
+ *
+ * @param groups  one for each group of the model
+ * @return false when the visitor ended the walk
+ */
+bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, const kvf_group_request *groups,
+                 cell_visitor visit, void *context);
+
+/** Where a rank keeps a row of a unit, or NULL when it does not hold it. `layer` is an index in the group. */
+uint8_t *cell_address(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
+                      uint32_t part, uint64_t row, uint32_t unit);
+
+#endif

@@ -1,0 +1,82 @@
+/*
+ * Messages between the coordinator of a demo and its ranks, over a socket of each: whole, in order, blocking.
+ * Both ends are the same program, so payloads are plain structs.
+ */
+#ifndef KVFERRY_CLI_CHANNEL_H
+#define KVFERRY_CLI_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum message_type {
+    /* From a rank. */
+    MESSAGE_READY = 1, /* its caches are filled; prefill: its card; decode: a plan_figures */
+    MESSAGE_PROGRESS,  /* a progress_figures */
+    MESSAGE_CONNECTED, /* decode: the kind of transport, a text */
+    MESSAGE_MOVED,     /* decode: a move_figures */
+    MESSAGE_VERIFIED,  /* decode: a verdict */
+    MESSAGE_PARTED,    /* its transport is closed; prefill: its memory is freed */
+    MESSAGE_PREPARED,  /* decode: its part of the memory to copy from is filled */
+    MESSAGE_COPIED,    /* decode: a copy_figures */
+    MESSAGE_FAILED,    /* why it ends, a text */
+    /* To a rank. */
+    MESSAGE_CONNECT, /* decode: the cards of all prefill ranks, each after its length as a uint64_t */
+    MESSAGE_MOVE,
+    MESSAGE_VERIFY,
+    MESSAGE_PART, /* prefill: after how many notifications, a uint64_t */
+    MESSAGE_PREPARE,
+    MESSAGE_COPY,
+    MESSAGE_QUIT,
+} message_type;
+
+typedef struct plan_figures {
+    uint64_t sources, rules, memory_bytes, build_ns;
+} plan_figures;
+
+typedef struct progress_figures {
+    uint64_t done, total;
+} progress_figures;
+
+typedef struct move_figures {
+    uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC, which all processes share */
+    uint64_t bytes, runs;
+} move_figures;
+
+typedef struct copy_figures {
+    uint64_t ns; /* spent copying */
+    uint64_t bytes;
+} copy_figures;
+
+/** What a decode rank found in its caches. */
+typedef struct verdict {
+    bool wrong;
+    uint64_t bytes;           /* of cells that were checked */
+    uint64_t untouched_bytes; /* of all other memory, checked too */
+    uint64_t order[6];        /* of the first wrong coordinate, for comparing verdicts */
+    char text[400];           /* that coordinate in words */
+} verdict;
+
+/** A received message; `data` is the channel's, until the next one. */
+typedef struct message {
+    message_type type;
+    size_t bytes;
+    const void *data;
+} message;
+
+typedef struct channel {
+    int fd;
+    unsigned char *buffer; /* owned */
+    size_t capacity;
+} channel;
+
+/** False when the other end is gone. */
+bool channel_send(const channel *to, message_type type, const void *data, size_t bytes);
+
+/** Waits for a message. False when the other end is gone, or memory is. */
+bool channel_receive(channel *from, message *out);
+
+/** Closes the socket and frees the buffer. */
+void channel_close(channel *closed);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * The command's own frame: subcommands, exit codes, and how failures are said.
+ */
+#ifndef KVFERRY_CLI_H
+#define KVFERRY_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvferry/status.h>
+
+enum {
+    EXIT_DONE = 0,
+    EXIT_FAILED = 1, /* the work was begun and did not succeed */
+    EXIT_USAGE = 2,  /* what was asked for cannot be meant */
+};
+
+/** Says one sentence on stderr and returns EXIT_USAGE. */
+int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/** Says one sentence on stderr and returns EXIT_FAILED. */
+int failure(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/**
+ * Says "context: " and the library's detail of its last failure. Returns EXIT_FAILED where the machine is at
+ * fault (memory, input and output), otherwise EXIT_USAGE: then a given number, name or shape is wrong.
+ */
+int library_error(kvf_status status, const char *context, ...) __attribute__((format(printf, 2, 3)));
+
+/** The same, always EXIT_FAILED. */
+int library_failure(kvf_status status, const char *context, ...) __attribute__((format(printf, 2, 3)));
+
+/** A subcommand. */
+typedef struct command {
+    const char *name;
+    const char *summary;
+    uint32_t bit; /* marks the options that it takes, see options.c */
+    int (*run)(int argc, char **argv);
+} command;
+
+enum {
+    COMMAND_PLAN = 1,
+    COMMAND_DEMO = 2,
+    COMMAND_BENCH = 4,
+    COMMAND_MODELS = 8,
+};
+
+int run_plan(int argc, char **argv);
+int run_demo(int argc, char **argv);
+int run_bench(int argc, char **argv);
+int run_models(int argc, char **argv);
+
+/** Prints what `kvferry help COMMAND` says. */
+void print_command_help(uint32_t command_bit);
+
+#endif

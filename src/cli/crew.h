@@ -1,0 +1,63 @@
+/*
+ * The processes of a demo as its coordinator sees them: started, spoken with, waited for, and ended.
+ *
+ * Every rank is a process of its own; over the in-process transport all ranks are threads of one process.
+ */
+#ifndef KVFERRY_CLI_CREW_H
+#define KVFERRY_CLI_CREW_H
+
+#include <sys/types.h>
+
+#include "demo.h"
+
+typedef struct crew_member {
+    channel to;
+    pid_t pid;  /* 0: reaped */
+    int status; /* of waitpid(), once reaped */
+    uint64_t heard_ns;
+    progress_figures progress;
+    bool awaited;
+} crew_member;
+
+typedef struct crew {
+    const demo_job *job;
+    crew_member *members; /* prefill ranks, then decode ranks */
+    uint32_t count;
+    bool shows_progress;
+} crew;
+
+/** Starts all ranks; says what failed. */
+int crew_start(crew *out, const demo_job *job);
+
+/** Which ranks: all, or those of one side. */
+typedef enum crew_part {
+    CREW_PREFILL = 1,
+    CREW_DECODE = 2,
+    CREW_ALL = 3,
+} crew_part;
+
+/** Sends the same to several ranks. One that is gone is noticed when it is waited for. */
+void crew_send(crew *to, crew_part whom, message_type type, const void *data, size_t bytes);
+
+void crew_send_one(crew *to, uint32_t member, message_type type, const void *data, size_t bytes);
+
+/** Takes a message. `index` counts within the rank's side. False when the message is not as expected. */
+typedef bool (*crew_handler)(void *context, demo_side side, uint32_t index, const message *from);
+
+/**
+ * Waits until each of several ranks has sent one message of a type, showing progress meanwhile.
+ *
+ * @param doing   what they do, for messages: "moving"
+ * @param handle  may be NULL
+ * @return EXIT_DONE, or EXIT_FAILED after saying which rank failed, died or fell silent
+ */
+int crew_await(crew *of, crew_part whom, message_type type, const char *doing, crew_handler handle,
+               void *context);
+
+/** Tells all to quit and reaps them, killing those that do not. Returns EXIT_FAILED when one ended badly. */
+int crew_end(crew *of);
+
+/** Kills and reaps all that still run. */
+void crew_kill(crew *of);
+
+#endif

@@ -1,0 +1,309 @@
+#include "demo.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "copy_limit.h"
+#include "crew.h"
+#include "rank.h"
+#include "text.h"
+
+/* ---- the job ----------------------------------------------------------------------------------------------
+ */
+
+/* "prefill:1" */
+static int parse_fault(const options *asked, demo_job *job) {
+    job->fault_rank = UINT32_MAX;
+    if (asked->fault == FAULT_NONE)
+        return EXIT_DONE;
+    const char *colon = strchr(asked->fault_rank, ':');
+    uint64_t rank = 0;
+    bool valid = colon && parse_number(colon + 1, &rank);
+    if (valid && strncmp(asked->fault_rank, "prefill:", 8) == 0 && rank < job->prefill_ranks)
+        job->fault_rank = (uint32_t)rank;
+    else if (valid && strncmp(asked->fault_rank, "decode:", 7) == 0 && rank < job->decode_ranks)
+        job->fault_rank = job->prefill_ranks + (uint32_t)rank;
+    else
+        return usage_error("\"%s\" is no rank; allowed are such as prefill:0 and decode:1",
+                           asked->fault_rank);
+    return EXIT_DONE;
+}
+
+/* Address space only: the pages come when the prefill ranks have given theirs back. */
+static int reserve_copy_source(demo_job *job) {
+    job->copy_source = calloc(job->prefill_ranks, sizeof *job->copy_source);
+    job->copy_bytes = calloc(job->prefill_ranks, sizeof *job->copy_bytes);
+    if (!job->copy_source || !job->copy_bytes)
+        return failure("not enough memory");
+    for (uint32_t rank = 0; rank < job->prefill_ranks; rank++) {
+        const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(job->all.prefill, rank));
+        uint64_t bytes = 0;
+        for (uint32_t region = 0; region < shard->region_count; region++)
+            bytes += shard->region_bytes[region];
+        if (bytes == 0)
+            continue;
+        void *memory =
+            mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED)
+            return failure("mmap of %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
+        job->copy_source[rank] = memory;
+        job->copy_bytes[rank] = bytes;
+    }
+    return EXIT_DONE;
+}
+
+int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
+    *out = (demo_job){.asked = asked, .rounds = asked->rounds ? asked->rounds : default_rounds};
+    int result = engines_read(asked, &out->all);
+    if (!result)
+        result = workload_make(asked, &out->all, &out->work);
+    if (result)
+        return result;
+    out->prefill_ranks = kvf_engine_rank_count(out->all.prefill);
+    out->decode_ranks = kvf_engine_rank_count(out->all.decode);
+    result = parse_fault(asked, out);
+    if (!result && asked->corrupt)
+        result = corruption_parse(asked->corrupt, &out->all, &out->work, &out->corrupt);
+    return result ? result : reserve_copy_source(out);
+}
+
+void demo_free(demo_job *job) {
+    for (uint32_t rank = 0; job->copy_source && job->copy_bytes && rank < job->prefill_ranks; rank++)
+        if (job->copy_source[rank])
+            (void)munmap(job->copy_source[rank], job->copy_bytes[rank]);
+    free(job->copy_source);
+    free(job->copy_bytes);
+    workload_free(&job->work);
+    engines_free(&job->all);
+}
+
+/* ---- what ranks report ------------------------------------------------------------------------------------
+ */
+
+typedef struct run {
+    const demo_job *job;
+    crew all;
+    demo_result *result;
+    unsigned char *cards; /* all cards, each after its length; by prefill rank */
+    size_t card_bytes;
+    unsigned char **card; /* [prefill rank]: owned */
+    uint64_t *card_length;
+    uint64_t begin_ns, end_ns; /* of a round */
+    uint64_t bytes, runs;
+    uint64_t copy_ns;
+    verdict worst;
+} run;
+
+static bool take_ready(void *context, demo_side side, uint32_t index, const message *from) {
+    run *self = context;
+    if (side == SIDE_DECODE) {
+        const plan_figures *figures = from->data;
+        plan_figures *sum = &self->result->plans;
+        sum->sources += figures->sources;
+        sum->rules += figures->rules;
+        sum->memory_bytes += figures->memory_bytes;
+        if (figures->build_ns > sum->build_ns)
+            sum->build_ns = figures->build_ns;
+        return from->bytes == sizeof *figures;
+    }
+    self->card[index] = malloc(from->bytes + 1);
+    if (!self->card[index])
+        return false;
+    if (from->bytes)
+        memcpy(self->card[index], from->data, from->bytes);
+    self->card_length[index] = from->bytes;
+    return true;
+}
+
+static bool take_connected(void *context, demo_side side, uint32_t index, const message *from) {
+    (void)side, (void)index;
+    char *kinds = ((run *)context)->result->transport;
+    const char *kind = from->data;
+    size_t room = sizeof((run *)context)->result->transport, length = strlen(kinds);
+    if (kind[0] && !strstr(kinds, kind))
+        (void)snprintf(kinds + length, room - length, "%s%s", length ? "+" : "", kind);
+    return true;
+}
+
+static bool take_moved(void *context, demo_side side, uint32_t index, const message *from) {
+    (void)side, (void)index;
+    run *self = context;
+    const move_figures *figures = from->data;
+    if (figures->begin_ns < self->begin_ns)
+        self->begin_ns = figures->begin_ns;
+    if (figures->end_ns > self->end_ns)
+        self->end_ns = figures->end_ns;
+    self->bytes += figures->bytes;
+    self->runs += figures->runs;
+    return from->bytes == sizeof *figures;
+}
+
+static bool take_verdict(void *context, demo_side side, uint32_t index, const message *from) {
+    (void)side, (void)index;
+    run *self = context;
+    const verdict *found = from->data;
+    self->result->verified_bytes += found->bytes;
+    self->result->untouched_bytes += found->untouched_bytes;
+    if (!found->wrong)
+        return true;
+    size_t i = 0;
+    while (i < 5 && found->order[i] == self->worst.order[i])
+        i++;
+    if (!self->worst.wrong || found->order[i] < self->worst.order[i])
+        self->worst = *found;
+    return true;
+}
+
+static bool take_copied(void *context, demo_side side, uint32_t index, const message *from) {
+    (void)side, (void)index;
+    run *self = context;
+    const copy_figures *figures = from->data;
+    if (figures->ns > self->copy_ns)
+        self->copy_ns = figures->ns;
+    return from->bytes == sizeof *figures;
+}
+
+/* ---- the phases -------------------------------------------------------------------------------------------
+ */
+
+static int connect_ranks(run *self) {
+    uint32_t ranks = self->job->prefill_ranks;
+    int result = crew_await(&self->all, CREW_ALL, MESSAGE_READY, "filling caches", take_ready, self);
+    if (result)
+        return result;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < ranks; i++)
+        bytes += sizeof(uint64_t) + (size_t)self->card_length[i];
+    unsigned char *cards = malloc(bytes + 1), *at = cards;
+    if (!cards)
+        return failure("not enough memory");
+    for (uint32_t i = 0; i < ranks; i++) {
+        memcpy(at, &self->card_length[i], sizeof(uint64_t));
+        at += sizeof(uint64_t);
+        if (self->card_length[i])
+            memcpy(at, self->card[i], (size_t)self->card_length[i]);
+        at += self->card_length[i];
+    }
+    crew_send(&self->all, CREW_DECODE, MESSAGE_CONNECT, cards, bytes);
+    free(cards);
+    return crew_await(&self->all, CREW_DECODE, MESSAGE_CONNECTED, "connecting", take_connected, self);
+}
+
+static int move_round(run *self, uint32_t round) {
+    self->begin_ns = UINT64_MAX;
+    self->end_ns = self->bytes = self->runs = 0;
+    crew_send(&self->all, CREW_ALL, MESSAGE_MOVE, NULL, 0);
+    int result = crew_await(&self->all, CREW_DECODE, MESSAGE_MOVED, "moving", take_moved, self);
+    if (result)
+        return result;
+    self->result->seconds[round] = (double)(self->end_ns - self->begin_ns) / 1e9;
+    self->result->bytes = self->bytes;
+    self->result->runs = self->runs;
+    crew_send(&self->all, CREW_DECODE, MESSAGE_VERIFY, NULL, 0);
+    result = crew_await(&self->all, CREW_DECODE, MESSAGE_VERIFIED, "verifying", take_verdict, self);
+    if (!result && self->worst.wrong)
+        result = failure("%s", self->worst.text);
+    return result;
+}
+
+/* How often each prefill rank is told that a request was read: by each decode rank that has it as a source.
+ */
+static int count_notifications(const demo_job *job, uint64_t *expected) {
+    for (uint32_t rank = 0; rank < job->decode_ranks; rank++) {
+        kvf_plan *plan = NULL;
+        int result = engines_plan(&job->all, rank, job->asked, &plan);
+        if (result)
+            return result;
+        for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++)
+            expected[kvf_plan_source_rank(plan, source)] += (uint64_t)job->work.request_count * job->rounds;
+        kvf_plan_free(plan);
+    }
+    return EXIT_DONE;
+}
+
+/* Prefill ranks give their memory back, and decode ranks let go of it. */
+static int part_ranks(run *self) {
+    uint64_t *expected = calloc(self->job->prefill_ranks, sizeof *expected);
+    int result = expected ? count_notifications(self->job, expected) : failure("not enough memory");
+    for (uint32_t i = 0; i < self->job->prefill_ranks && !result; i++)
+        crew_send_one(&self->all, i, MESSAGE_PART, &expected[i], sizeof expected[i]);
+    free(expected);
+    if (!result)
+        result = crew_await(&self->all, CREW_PREFILL, MESSAGE_PARTED, "parting", NULL, NULL);
+    if (result)
+        return result;
+    crew_send(&self->all, CREW_DECODE, MESSAGE_PART, NULL, 0);
+    return crew_await(&self->all, CREW_DECODE, MESSAGE_PARTED, "parting", NULL, NULL);
+}
+
+static int measure_copying(run *self) {
+    self->result->copy_method = copy_limit_method(self->job->asked, self->result->transport);
+    crew_send(&self->all, CREW_DECODE, MESSAGE_PREPARE, NULL, 0);
+    int result = crew_await(&self->all, CREW_DECODE, MESSAGE_PREPARED, "measuring the limit", NULL, NULL);
+    for (uint32_t round = 0; round < self->job->rounds && !result; round++) {
+        self->copy_ns = 0;
+        crew_send(&self->all, CREW_DECODE, MESSAGE_COPY, NULL, 0);
+        result =
+            crew_await(&self->all, CREW_DECODE, MESSAGE_COPIED, "measuring the limit", take_copied, self);
+        self->result->copy_seconds[round] = (double)self->copy_ns / 1e9;
+    }
+    return result;
+}
+
+static int run_phases(run *self) {
+    int result = connect_ranks(self);
+    for (uint32_t round = 0; round < self->job->rounds && !result; round++)
+        result = move_round(self, round);
+    if (!result)
+        result = part_ranks(self);
+    return result ? result : measure_copying(self);
+}
+
+int demo_run(const demo_job *job, demo_result *out) {
+    uint64_t begin = now_ns();
+    *out = (demo_result){.copy_method = "memcpy"};
+    run self = {.job = job, .result = out};
+    out->seconds = calloc(job->rounds, sizeof *out->seconds);
+    out->copy_seconds = calloc(job->rounds, sizeof *out->copy_seconds);
+    self.card = calloc(job->prefill_ranks, sizeof *self.card);
+    self.card_length = calloc(job->prefill_ranks, sizeof *self.card_length);
+    int result = out->seconds && out->copy_seconds && self.card && self.card_length
+                     ? crew_start(&self.all, job)
+                     : failure("not enough memory");
+    if (!result) {
+        result = run_phases(&self);
+        if (result)
+            crew_kill(&self.all);
+        else
+            result = crew_end(&self.all);
+    }
+    for (uint32_t i = 0; self.card && i < job->prefill_ranks; i++)
+        free(self.card[i]);
+    free(self.card);
+    free(self.card_length);
+    out->wall_seconds = (double)(now_ns() - begin) / 1e9;
+    return result;
+}
+
+void demo_result_free(demo_result *result) {
+    free(result->seconds);
+    free(result->copy_seconds);
+    *result = (demo_result){0};
+}
+
+double demo_rate(const demo_result *result, uint32_t round) {
+    return (double)result->bytes / result->seconds[round] / 1e9;
+}
+
+double demo_copy_rate(const demo_result *result, uint32_t round) {
+    return (double)result->bytes / result->copy_seconds[round] / 1e9;
+}
+
+void demo_describe_transport(const demo_job *job, const demo_result *result, char *out, size_t bytes) {
+    (void)snprintf(out, bytes, "%s%s%s", result->transport,
+                   job->asked->brought_memory ? ", brought memory" : "",
+                   job->asked->no_direct_read ? ", no direct read" : "");
+}

@@ -1,0 +1,72 @@
+/*
+ * A demo: every rank of a prefill and of a decode engine as a process of its own, moving requests for real
+ * and verifying every byte.
+ */
+#ifndef KVFERRY_CLI_DEMO_H
+#define KVFERRY_CLI_DEMO_H
+
+#include "channel.h"
+#include "corrupt.h"
+#include "engines.h"
+#include "workload.h"
+
+/** What all ranks know; made before they start, and not changed after. */
+typedef struct demo_job {
+    const options *asked;
+    engines all;
+    workload work;
+    corruption corrupt;
+    uint32_t rounds;
+    uint32_t prefill_ranks, decode_ranks;
+    uint32_t fault_rank;   /* counted over prefill, then decode ranks; UINT32_MAX: none */
+    uint8_t **copy_source; /* by prefill rank: memory as large as its regions together, to measure copying */
+    uint64_t *copy_bytes;
+} demo_job;
+
+typedef enum demo_side {
+    SIDE_PREFILL,
+    SIDE_DECODE,
+} demo_side;
+
+/** A rank's place in the job. */
+typedef struct rank_seat {
+    const demo_job *job;
+    demo_side side;
+    uint32_t rank;
+    channel coordinator;
+} rank_seat;
+
+/** Runs a rank until it is told to quit. Returns its exit code; what went wrong is sent before. */
+int run_prefill_rank(rank_seat *seat);
+int run_decode_rank(rank_seat *seat);
+
+typedef struct demo_result {
+    char transport[16];       /* the kind that served */
+    uint64_t bytes, runs;     /* of one round, over all ranks */
+    double *seconds;          /* [round]: from the first rank's start to the last one's end */
+    double *copy_seconds;     /* [round]: the slowest rank's copying */
+    const char *copy_method;  /* how */
+    uint64_t verified_bytes;  /* cells checked, in all rounds */
+    uint64_t untouched_bytes; /* other memory checked, in all rounds */
+    plan_figures plans;       /* sums over decode ranks; build_ns is the longest */
+    double wall_seconds;
+} demo_result;
+
+/** Prepares a job as the options say. Free with demo_free() in either case. */
+int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out);
+
+/** Starts the ranks, moves, verifies, measures, and ends them; says what failed. Free with
+ * demo_result_free(). */
+int demo_run(const demo_job *job, demo_result *out);
+
+void demo_result_free(demo_result *result);
+void demo_free(demo_job *job);
+
+/** Bytes of a round divided by its seconds, in GB/s, and the same of the copies. */
+double demo_rate(const demo_result *result, uint32_t round);
+double demo_copy_rate(const demo_result *result, uint32_t round);
+
+/** "auto: shm, brought memory": what moved the bytes and between what. */
+void demo_describe_transport(const demo_job *job, const demo_result *result, char *out, size_t bytes);
+
+#endif

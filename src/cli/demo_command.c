@@ -1,0 +1,123 @@
+/*
+ * kvferry demo: the main job on real processes, and what came of it as a table or as JSON.
+ */
+#include <stdio.h>
+
+#include "demo.h"
+#include "json.h"
+#include "table.h"
+#include "text.h"
+
+enum { ROUNDS = 2 }; /* the first one also maps memory and faults it in */
+
+static void print_work(const demo_job *job) {
+    const workload *work = &job->work;
+    engines_print(&job->all);
+    printf(
+        "work     %u request%s of up to %llu tokens (%llu in all), %u with a prefix hit, scattered blocks\n",
+        work->request_count, work->request_count == 1 ? "" : "s", (unsigned long long)work->longest_tokens,
+        (unsigned long long)work->tokens, work->hit_count);
+    printf("memory   %s of caches, limit %s\n\n", text_bytes(work->cache_bytes).text,
+           text_bytes(job->asked->memory_limit).text);
+    (void)fflush(stdout);
+}
+
+/* "tp 4, 16 nhd": an engine in a cell. */
+static text shape_text(const engine_shape *shape, const kvf_model *model) {
+    char groups[64], pp[24] = "", dcp[24] = "";
+    shape_describe_groups(shape, model, groups, sizeof groups);
+    if (shape->pp > 1)
+        (void)snprintf(pp, sizeof pp, ", pp %u", shape->pp);
+    if (shape->dcp > 1)
+        (void)snprintf(dcp, sizeof dcp, ", dcp %u", shape->dcp);
+    return text_format("tp %u%s%s, %s", shape->tp, pp, dcp, groups);
+}
+
+static int print_rounds(const demo_job *job, const demo_result *result) {
+    table list;
+    char titles[160], transport[64];
+    demo_describe_transport(job, result, transport, sizeof transport);
+    (void)snprintf(titles, sizeof titles,
+                   "round|prefill|decode|transport|>requests|>bytes|>runs|>a run|>time|>GB/s|>%s GB/s|>of it",
+                   result->copy_method);
+    table_start(&list, titles);
+    for (uint32_t round = 0; round < job->rounds; round++) {
+        double rate = demo_rate(result, round), limit = demo_copy_rate(result, round);
+        table_cell(&list, round == 0 ? "first" : text_format("%u", round + 1).text);
+        table_cell(&list, shape_text(&job->all.prefill_shape, job->all.model).text);
+        table_cell(&list, shape_text(&job->all.decode_shape, job->all.model).text);
+        table_cell(&list, transport);
+        table_cell(&list, text_format("%u", job->work.request_count).text);
+        table_cell(&list, text_bytes(result->bytes).text);
+        table_cell(&list, text_count(result->runs).text);
+        table_cell(&list, text_bytes(result->runs ? result->bytes / result->runs : 0).text);
+        table_cell(&list, text_time(result->seconds[round] * 1e9).text);
+        table_cell(&list, text_format("%.2f", rate).text);
+        table_cell(&list, text_format("%.2f", limit).text);
+        table_cell(&list, text_format("%.0f%%", 100 * rate / limit).text);
+    }
+    return table_print(&list, 0) ? EXIT_DONE : failure("not enough memory");
+}
+
+static int print_text(const demo_job *job, const demo_result *result) {
+    int printed = print_rounds(job, result);
+    if (printed)
+        return printed;
+    printf("\nVerified after each round: all %s that were to arrive, by their coordinates, and that the "
+           "other %s "
+           "did not change.\n",
+           text_bytes(result->verified_bytes / job->rounds).text,
+           text_bytes(result->untouched_bytes / job->rounds).text);
+    printf(
+        "%s GB/s is the same runs copied by the same number of processes without a transport. All took %.1f "
+        "s.\n",
+        result->copy_method, result->wall_seconds);
+    return EXIT_DONE;
+}
+
+static int print_json(const demo_job *job, const demo_result *result) {
+    struct json_object *out = json_object_new_object(), *rounds = json_object_new_array();
+    engines_add_json(&job->all, out);
+    json_text(out, "transport", result->transport);
+    json_object_object_add(out, "brought_memory", json_object_new_boolean(job->asked->brought_memory));
+    json_count(out, "seed", job->asked->seed);
+    json_count(out, "requests", job->work.request_count);
+    json_count(out, "tokens", job->work.tokens);
+    json_count(out, "longest_tokens", job->work.longest_tokens);
+    json_count(out, "prefix_hits", job->work.hit_count);
+    json_count(out, "cache_bytes", job->work.cache_bytes);
+    json_count(out, "bytes", result->bytes);
+    json_count(out, "runs", result->runs);
+    json_text(out, "copy_method", result->copy_method);
+    for (uint32_t round = 0; round < job->rounds; round++) {
+        struct json_object *one = json_object_new_object();
+        json_real(one, "seconds", result->seconds[round]);
+        json_real(one, "gb_per_s", demo_rate(result, round));
+        json_real(one, "copy_gb_per_s", demo_copy_rate(result, round));
+        json_real(one, "of_copy", demo_rate(result, round) / demo_copy_rate(result, round));
+        json_object_array_add(rounds, one);
+    }
+    json_object_object_add(out, "rounds", rounds);
+    json_count(out, "verified_bytes", result->verified_bytes);
+    json_count(out, "untouched_bytes", result->untouched_bytes);
+    json_real(out, "wall_seconds", result->wall_seconds);
+    return json_write(out, "-");
+}
+
+int run_demo(int argc, char **argv) {
+    options asked;
+    demo_job job = {0};
+    demo_result result_of = {0};
+    int result = options_parse(argc, argv, COMMAND_DEMO, &asked);
+    if (!result)
+        result = demo_prepare(&asked, ROUNDS, &job);
+    if (!result && !asked.json)
+        print_work(&job);
+    if (!result)
+        result = demo_run(&job, &result_of);
+    if (!result)
+        result = asked.json ? print_json(&job, &result_of) : print_text(&job, &result_of);
+    demo_result_free(&result_of);
+    demo_free(&job);
+    return result;
+}

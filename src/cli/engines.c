@@ -1,0 +1,106 @@
+#include "engines.h"
+
+#include <stdio.h>
+
+#include "json.h"
+#include "text.h"
+
+int engines_read(const options *asked, engines *out) {
+    *out = (engines){0};
+    int result = options_load_model(asked, &out->model);
+    if (!result)
+        result = shape_parse("prefill", asked->prefill, out->model, &out->prefill_shape);
+    if (!result)
+        result = shape_parse("decode", asked->decode, out->model, &out->decode_shape);
+    return result;
+}
+
+int engines_build(engines *all) {
+    kvf_engine_free(all->prefill);
+    kvf_engine_free(all->decode);
+    all->prefill = all->decode = NULL;
+    int result = shape_build(&all->prefill_shape, all->model, &all->prefill);
+    if (!result)
+        result = shape_build(&all->decode_shape, all->model, &all->decode);
+    return result;
+}
+
+void engines_free(engines *all) {
+    kvf_engine_free(all->decode);
+    kvf_engine_free(all->prefill);
+    shape_free(&all->decode_shape);
+    shape_free(&all->prefill_shape);
+    kvf_model_free(all->model);
+    *all = (engines){0};
+}
+
+uint64_t engine_bytes(const kvf_engine *engine) {
+    uint64_t bytes = 0;
+    for (uint32_t rank = 0; rank < kvf_engine_rank_count(engine); rank++) {
+        const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, rank));
+        for (uint32_t region = 0; region < shard->region_count; region++)
+            bytes += shard->region_bytes[region];
+    }
+    return bytes;
+}
+
+static void print_model(const kvf_model *model) {
+    printf("model    %s, %u layers", kvf_model_name(model), kvf_model_layer_count(model));
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        printf("; %s %u x (", group->name, group->layer_count);
+        for (uint32_t p = 0; p < group->part_count; p++) {
+            const kvf_part_desc *part = &group->parts[p];
+            printf("%s%s %u x %u %s", p ? ", " : "", part->name, part->units, part->cell_elements,
+                   kvf_dtype_name(part->dtype));
+        }
+        printf(")");
+        if (group->window_tokens)
+            printf(" window %u", group->window_tokens);
+        if (group->chunk_tokens)
+            printf(" chunks of %u", group->chunk_tokens);
+    }
+    printf("\n");
+}
+
+static void print_engine(const engine_shape *shape, const kvf_engine *engine) {
+    const kvf_model *model = kvf_engine_model(engine);
+    uint32_t ranks = kvf_engine_rank_count(engine);
+    char groups[256];
+    shape_describe_groups(shape, model, groups, sizeof groups);
+    printf("%-8s %u rank%s: tp %u", shape->side, ranks, ranks == 1 ? "" : "s", shape->tp);
+    if (shape->pp > 1)
+        printf(", pp %u", shape->pp);
+    if (shape->dcp > 1)
+        printf(", dcp %u", shape->dcp);
+    if (shape->dcp > 1 && shape->dcp_width > 1)
+        printf(" by %u tokens", shape->dcp_width);
+    printf("; tokens a block and order: %s\n", groups);
+}
+
+void engines_print(const engines *all) {
+    print_model(all->model);
+    print_engine(&all->prefill_shape, all->prefill);
+    print_engine(&all->decode_shape, all->decode);
+}
+
+void engines_add_json(const engines *all, struct json_object *out) {
+    json_text(out, "model", kvf_model_name(all->model));
+    json_count(out, "layers", kvf_model_layer_count(all->model));
+    json_object_object_add(out, "prefill",
+                           json_shape(&all->prefill_shape, all->model, kvf_engine_rank_count(all->prefill)));
+    json_object_object_add(out, "decode",
+                           json_shape(&all->decode_shape, all->model, kvf_engine_rank_count(all->decode)));
+}
+
+int engines_plan(const engines *all, uint32_t rank, const options *asked, kvf_plan **out) {
+    kvf_plan_options how = {.struct_size = sizeof how,
+                            .replicas = asked->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD};
+    kvf_status status = kvf_plan_build(kvf_engine_shard(all->decode, rank), all->prefill, &how, out);
+    return status ? library_failure(status, "plan of decode rank %u", rank) : EXIT_DONE;
+}
+
+int engines_verify(const kvf_plan *plan, uint32_t rank) {
+    kvf_status status = kvf_plan_verify(plan);
+    return status ? library_failure(status, "plan of decode rank %u is wrong", rank) : EXIT_DONE;
+}

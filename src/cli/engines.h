@@ -1,0 +1,42 @@
+/*
+ * The two engines of a job: their shapes, their ranks, and a verified plan for every decode rank.
+ */
+#ifndef KVFERRY_CLI_ENGINES_H
+#define KVFERRY_CLI_ENGINES_H
+
+#include <json-c/json.h>
+#include <kvferry/plan.h>
+
+#include "options.h"
+#include "shape.h"
+
+typedef struct engines {
+    kvf_model *model;
+    engine_shape prefill_shape, decode_shape;
+    kvf_engine *prefill, *decode; /* NULL until engines_build() */
+} engines;
+
+/** Loads the model and reads both shapes. Free with engines_free() in either case. */
+int engines_read(const options *asked, engines *out);
+
+/** Lays out both engines, with the block counts that are in the shapes by now. */
+int engines_build(engines *all);
+
+void engines_free(engines *all);
+
+/** Prints the model and the two shapes, a line each. */
+void engines_print(const engines *all);
+
+/** The same for JSON: adds "model", "prefill" and "decode". */
+void engines_add_json(const engines *all, struct json_object *out);
+
+/** Bytes of all memory regions of an engine. */
+uint64_t engine_bytes(const kvf_engine *engine);
+
+/** Builds the plan of one decode rank, with the asked choice of replicas. */
+int engines_plan(const engines *all, uint32_t rank, const options *asked, kvf_plan **out);
+
+/** Proves a plan; says what is wrong with it. */
+int engines_verify(const kvf_plan *plan, uint32_t rank);
+
+#endif

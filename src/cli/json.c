@@ -1,0 +1,74 @@
+#include "json.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+void json_text(struct json_object *object, const char *key, const char *value) {
+    json_object_object_add(object, key, json_object_new_string(value));
+}
+
+void json_count(struct json_object *object, const char *key, uint64_t value) {
+    json_object_object_add(object, key, json_object_new_int64((int64_t)value));
+}
+
+void json_real(struct json_object *object, const char *key, double value) {
+    char digits[32];
+    (void)snprintf(digits, sizeof digits, "%.4g", isfinite(value) ? value : 0.0);
+    json_object_object_add(object, key, json_object_new_double_s(value, digits));
+}
+
+void json_range(struct json_object *object, const char *key, kvf_range range) {
+    struct json_object *pair = json_object_new_array();
+    json_object_array_add(pair, json_object_new_int64(range.begin));
+    json_object_array_add(pair, json_object_new_int64(range.end));
+    json_object_object_add(object, key, pair);
+}
+
+struct json_object *json_shape(const engine_shape *shape, const kvf_model *model, uint32_t ranks) {
+    struct json_object *out = json_object_new_object();
+    json_count(out, "ranks", ranks);
+    json_count(out, "tp", shape->tp);
+    json_count(out, "pp", shape->pp);
+    json_count(out, "dcp", shape->dcp);
+    json_count(out, "dcp_width", shape->dcp_width);
+    struct json_object *groups = json_object_new_array();
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const kvf_group_spec *spec = &shape->groups[g];
+        struct json_object *group = json_object_new_object();
+        json_text(group, "group", kvf_model_group(model, g)->name);
+        json_count(group, "tokens_per_block", spec->tokens_per_block);
+        json_count(group, "kernel_blocks_per_block", spec->kernel_blocks_per_block);
+        json_count(group, "blocks", spec->block_count);
+        json_text(group, "order", spec->order);
+        json_object_array_add(groups, group);
+    }
+    json_object_object_add(out, "groups", groups);
+    return out;
+}
+
+int json_check_file(const char *file) {
+    if (strcmp(file, "-") == 0)
+        return EXIT_DONE;
+    FILE *out = fopen(file, "a");
+    if (!out || fclose(out) != 0)
+        return failure("%s: %s", file, strerror(errno));
+    return EXIT_DONE;
+}
+
+int json_write(struct json_object *object, const char *file) {
+    const char *text =
+        json_object_to_json_string_ext(object, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED);
+    FILE *out = strcmp(file, "-") == 0 ? stdout : fopen(file, "w");
+    int result = EXIT_DONE;
+    if (!out) {
+        result = failure("%s: %s", file, strerror(errno));
+    } else {
+        bool written = text && fprintf(out, "%s\n", text) > 0;
+        if ((out != stdout && fclose(out) != 0) || !written)
+            result = failure("%s: writing failed", file);
+    }
+    json_object_put(object);
+    return result;
+}

@@ -1,0 +1,121 @@
+/*
+ * kvferry: explains, demonstrates and measures moving KV caches between engines of different shape.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const command commands[] = {
+    {"plan", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
+    {"demo", "move and verify a cache between two engines of real processes", COMMAND_DEMO, run_demo},
+    {"bench", "measure planning, run generation and transfer", COMMAND_BENCH, run_bench},
+    {"models", "list the models that come with the library", COMMAND_MODELS, run_models},
+};
+
+static const size_t command_count = sizeof commands / sizeof *commands;
+
+__attribute__((format(printf, 1, 0))) static void say(const char *format, va_list arguments) {
+    (void)fflush(stdout);
+    (void)fputs("kvferry: ", stderr);
+    (void)vfprintf(stderr, format, arguments);
+    (void)fputc('\n', stderr);
+}
+
+int usage_error(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
+    va_end(arguments);
+    return EXIT_USAGE;
+}
+
+int failure(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
+    va_end(arguments);
+    return EXIT_FAILED;
+}
+
+__attribute__((format(printf, 2, 0))) static void say_detail(kvf_status status, const char *context,
+                                                             va_list arguments) {
+    char before[512];
+    (void)vsnprintf(before, sizeof before, context, arguments);
+    const char *detail = kvf_error_detail();
+    (void)failure("%s: %s", before, detail[0] ? detail : kvf_status_name(status));
+}
+
+int library_error(kvf_status status, const char *context, ...) {
+    va_list arguments;
+    va_start(arguments, context);
+    say_detail(status, context, arguments);
+    va_end(arguments);
+    return status == KVF_E_NOMEM || status == KVF_E_IO ? EXIT_FAILED : EXIT_USAGE;
+}
+
+int library_failure(kvf_status status, const char *context, ...) {
+    va_list arguments;
+    va_start(arguments, context);
+    say_detail(status, context, arguments);
+    va_end(arguments);
+    return EXIT_FAILED;
+}
+
+static const command *find(const char *name) {
+    for (size_t i = 0; i < command_count; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static int unknown(const char *name) {
+    return usage_error("there is no command \"%s\"; the commands are plan, demo, bench, models and help",
+                       name);
+}
+
+static int print_help(void) {
+    printf("Usage: kvferry COMMAND [OPTION...]\n\n"
+           "Moves KV caches between LLM inference engines of different shape.\n\n"
+           "Commands:\n");
+    for (size_t i = 0; i < command_count; i++)
+        printf("  %-8s %s\n", commands[i].name, commands[i].summary);
+    printf("  %-8s %s\n\n", "help", "say how a command is used: kvferry help COMMAND");
+    printf("  --help     this text\n"
+           "  --version  the version of the library\n");
+    return EXIT_DONE;
+}
+
+static int print_help_about(const char *name) {
+    const command *about = find(name);
+    if (!about)
+        return unknown(name);
+    printf("Usage: kvferry %s [OPTION...]\n\n%c%s.\n\n", about->name, about->summary[0] - 'a' + 'A',
+           about->summary + 1);
+    print_command_help(about->bit);
+    return EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2)
+        return usage_error("a command is needed; \"kvferry help\" lists them");
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return print_help();
+    if (strcmp(name, "help") == 0)
+        return argc > 2 ? print_help_about(argv[2]) : print_help();
+    if (strcmp(name, "--version") == 0) {
+        printf("kvferry %s\n", kvf_version());
+        return EXIT_DONE;
+    }
+    const command *chosen = find(name);
+    if (!chosen)
+        return unknown(name);
+    if (argc > 2 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0))
+        return print_help_about(name);
+    int result = chosen->run(argc - 1, argv + 1);
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return failure("writing to standard output failed");
+    return result;
+}

@@ -1,0 +1,59 @@
+/*
+ * The options of all commands: one table says which command takes which.
+ */
+#ifndef KVFERRY_CLI_OPTIONS_H
+#define KVFERRY_CLI_OPTIONS_H
+
+#include <kvferry/model.h>
+
+#include "cli.h"
+
+/** A way to break a demo, to prove that it notices. */
+typedef enum fault_kind {
+    FAULT_NONE = 0,
+    FAULT_DIE,
+    FAULT_HANG,
+} fault_kind;
+
+/** What was asked for. Texts belong to argv. */
+typedef struct options {
+    const char *model;
+    kvf_config_options config;
+    const char *prefill; /* engine shapes, see shape.h */
+    const char *decode;
+    uint64_t tokens;   /* of a prompt; 0: chosen */
+    uint64_t requests; /* 0: chosen */
+    const char *transport;
+    const char *ucx_tls;
+    bool brought_memory;
+    bool no_direct_read;
+    uint64_t memory_limit; /* bytes */
+    uint32_t in_flight;    /* requests at once */
+    uint32_t rounds;
+    uint32_t timeout_s;
+    uint64_t seed;
+    bool first_replica;
+    bool json;
+    const char *json_file;
+    const char *corrupt; /* a coordinate, see corrupt.h */
+    fault_kind fault;
+    const char *fault_rank; /* such as "decode:1" */
+} options;
+
+/**
+ * Reads a command's options. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE.
+ *
+ * @param command_bit  which command: options that it does not take are errors
+ */
+int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
+
+/** Loads the model that was asked for; says what is wrong when it cannot. */
+int options_load_model(const options *asked, kvf_model **out);
+
+/** Reads a whole number with an optional suffix k, m, g or t (KiB and so on). */
+bool parse_bytes(const char *text, uint64_t *out);
+
+/** Reads a whole number without a sign. */
+bool parse_number(const char *text, uint64_t *out);
+
+#endif

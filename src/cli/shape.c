@@ -1,0 +1,322 @@
+#include "shape.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "options.h"
+
+typedef struct order_name {
+    const char *name;
+    const char *order;
+    const char *meaning;
+} order_name;
+
+static const order_name orders[] = {
+    {"nhd", "L|BPNH", "a buffer a layer; in a page all of K, then all of V; token before head"},
+    {"hnd", "L|BPHN", "the same, head before token"},
+    {"packed-nhd", "L|BNHP", "K and V of a token and head side by side; token before head"},
+    {"packed-hnd", "L|BHNP", "the same, head before token"},
+    {"kv-outer", "LP|BNH", "K and V in buffers of their own; token before head"},
+    {"blocks-first", "BLPHN", "one buffer; all layers of a block in one row; head before token"},
+    {"layers-first", "LBPHN", "one buffer; all blocks of a layer together; head before token"},
+    {"ds", "L|BPHN", "state: each projection of the conv state, channel before step"},
+    {"sd", "L|BTNPH", "state: step before channel, the projections of a step side by side"},
+};
+
+static const size_t order_count = sizeof orders / sizeof *orders;
+
+const char *shape_order_name(const char *order) {
+    for (size_t i = 0; i < order_count; i++)
+        if (strcmp(orders[i].order, order) == 0)
+            return orders[i].name;
+    return order;
+}
+
+static const char *order_of(const char *value) {
+    for (size_t i = 0; i < order_count; i++)
+        if (strcmp(orders[i].name, value) == 0)
+            return orders[i].order;
+    return value;
+}
+
+void print_shape_help(void) {
+    printf(
+        "\nA SHAPE is KEY=VALUE,... with the keys\n"
+        "  tp, pp, dcp        tensor, pipeline and decode-context parallel sizes (1)\n"
+        "  pp-layers=A+B+..   layers of each pipeline stage\n"
+        "  dcp-width=N        neighbouring tokens that stay on one rank (1)\n"
+        "  block=N            tokens of a logical block (16)\n"
+        "  kernel=N           kernel blocks of a logical block (1)\n"
+        "  blocks=N           logical blocks of the cache (chosen)\n"
+        "  page, page-align   bytes of a page, and what they are rounded up to a multiple of\n"
+        "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
+        "The keys from block on may be set for one group, GROUP.KEY, or for all state groups, state.KEY.\n\n"
+        "An ORDER nests L layer, B block, T tensor, P part, H head or channel, N token or step from the\n"
+        "outside in; what stands before | has buffers of its own. Some have names:\n");
+    for (size_t i = 0; i < order_count; i++)
+        printf("  %-13s %-8s %s\n", orders[i].name, orders[i].order, orders[i].meaning);
+}
+
+/* ---- cutting the text -------------------------------------------------------------------------------------
+ */
+
+static bool is_key(const char *key) {
+    static const char *const keys[] = {"tp",     "pp",     "pp-layers", "dcp",        "dcp-width", "block",
+                                       "kernel", "blocks", "page",      "page-align", "order"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(key, keys[i]) == 0)
+            return true;
+    return false;
+}
+
+static int cut_setting(engine_shape *shape, char *piece) {
+    char *equals = strchr(piece, '=');
+    if (!equals || equals == piece || !equals[1])
+        return usage_error("--%s: \"%s\" is not KEY=VALUE", shape->side, piece);
+    if (shape->setting_count == SHAPE_MAX_SETTINGS)
+        return usage_error("--%s: more than %d keys", shape->side, SHAPE_MAX_SETTINGS);
+    *equals = '\0';
+    shape_setting *setting = &shape->settings[shape->setting_count++];
+    *setting = (shape_setting){NULL, piece, equals + 1};
+    char *dot = strrchr(piece, '.');
+    if (dot) {
+        *dot = '\0';
+        setting->group = piece;
+        setting->key = dot + 1;
+    }
+    if (!is_key(setting->key))
+        return usage_error(
+            "--%s: there is no key \"%s\"; allowed are tp, pp, pp-layers, dcp, dcp-width, block, "
+            "kernel, blocks, page, page-align and order",
+            shape->side, setting->key);
+    return EXIT_DONE;
+}
+
+static int cut(engine_shape *shape) {
+    char *rest = shape->text;
+    for (char *piece; (piece = strsep(&rest, ",")) != NULL;) {
+        if (!*piece)
+            continue;
+        int result = cut_setting(shape, piece);
+        if (result)
+            return result;
+    }
+    return EXIT_DONE;
+}
+
+/* ---- numbers of the engine --------------------------------------------------------------------------------
+ */
+
+static int read_number(const engine_shape *shape, const shape_setting *setting, uint64_t most,
+                       uint64_t *out) {
+    if (parse_number(setting->value, out) && *out >= 1 && *out <= most)
+        return EXIT_DONE;
+    return usage_error("--%s: %s%s%s is \"%s\"; allowed is a whole number from 1 to %llu", shape->side,
+                       setting->group ? setting->group : "", setting->group ? "." : "", setting->key,
+                       setting->value, (unsigned long long)most);
+}
+
+static int read_stages(engine_shape *shape, const char *value) {
+    uint32_t count = 1;
+    for (const char *c = value; *c; c++)
+        count += *c == '+';
+    uint32_t *layers = calloc(count, sizeof *layers);
+    char *copy = strdup(value);
+    if (!layers || !copy) {
+        free(layers);
+        free(copy);
+        return failure("not enough memory");
+    }
+    int result = EXIT_DONE;
+    char *rest = copy;
+    for (uint32_t i = 0; i < count && !result; i++) {
+        uint64_t number;
+        const char *piece = strsep(&rest, "+");
+        if (!parse_number(piece, &number) || number == 0 || number > UINT32_MAX)
+            result = usage_error("--%s: pp-layers is \"%s\"; allowed are numbers of layers such as 16+16",
+                                 shape->side, value);
+        else
+            layers[i] = (uint32_t)number;
+    }
+    free(copy);
+    if (result) {
+        free(layers);
+        return result;
+    }
+    free(shape->pp_layers);
+    shape->pp_layers = layers;
+    shape->pp = count;
+    return EXIT_DONE;
+}
+
+/* A key that speaks of the whole engine. `known` says whether it is one. */
+static int read_engine_key(engine_shape *shape, const shape_setting *setting, bool *known) {
+    struct {
+        const char *key;
+        uint32_t *field;
+    } keys[] = {
+        {"tp", &shape->tp}, {"pp", &shape->pp}, {"dcp", &shape->dcp}, {"dcp-width", &shape->dcp_width}};
+    *known = true;
+    if (strcmp(setting->key, "pp-layers") == 0)
+        return read_stages(shape, setting->value);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (strcmp(setting->key, keys[i].key) != 0)
+            continue;
+        uint64_t number = 0;
+        int result = read_number(shape, setting, 65536, &number);
+        *keys[i].field = (uint32_t)number;
+        return result;
+    }
+    *known = false;
+    return EXIT_DONE;
+}
+
+/* ---- numbers of a group -----------------------------------------------------------------------------------
+ */
+
+static int read_group_key(engine_shape *shape, const shape_setting *setting, uint32_t group) {
+    kvf_group_spec *spec = &shape->groups[group];
+    uint64_t number = 0;
+    int result = EXIT_DONE;
+    if (strcmp(setting->key, "order") == 0) {
+        spec->order = order_of(setting->value);
+    } else if (strcmp(setting->key, "block") == 0) {
+        result = read_number(shape, setting, UINT32_MAX, &number);
+        spec->tokens_per_block = (uint32_t)number;
+    } else if (strcmp(setting->key, "kernel") == 0) {
+        result = read_number(shape, setting, UINT32_MAX, &number);
+        spec->kernel_blocks_per_block = (uint32_t)number;
+    } else if (strcmp(setting->key, "blocks") == 0) {
+        result = read_number(shape, setting, UINT32_MAX - 1, &spec->block_count);
+        shape->fixed_blocks[group] = true;
+    } else if (strcmp(setting->key, "page") == 0) {
+        result = read_number(shape, setting, UINT64_MAX, &spec->page_bytes);
+    } else if (strcmp(setting->key, "page-align") == 0) {
+        result = read_number(shape, setting, UINT64_MAX, &spec->page_align);
+    } else {
+        result = usage_error("--%s: %s is a key of the whole engine, not of group %s", shape->side,
+                             setting->key, setting->group);
+    }
+    return result;
+}
+
+/* How close a setting is to a group: 0 not at all, 1 all token groups, 2 all state groups, 3 this group. */
+static int closeness(const shape_setting *setting, const kvf_group_desc *group) {
+    bool is_state = group->kind == KVF_GROUP_STATE;
+    if (!setting->group)
+        return is_state ? 0 : 1;
+    if (strcmp(setting->group, group->name) == 0)
+        return 3;
+    return is_state && strcmp(setting->group, "state") == 0 ? 2 : 0;
+}
+
+static int check_group_names(const engine_shape *shape, const kvf_model *model) {
+    for (uint32_t i = 0; i < shape->setting_count; i++) {
+        const char *name = shape->settings[i].group;
+        bool found = !name || strcmp(name, "state") == 0;
+        char names[256] = "";
+        for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+            const char *known = kvf_model_group(model, g)->name;
+            found = found || strcmp(name, known) == 0;
+            size_t length = strlen(names);
+            (void)snprintf(names + length, sizeof names - length, "%s%s", g ? ", " : "", known);
+        }
+        if (!found)
+            return usage_error("--%s: there is no group \"%s\"; the model has %s", shape->side, name, names);
+    }
+    return EXIT_DONE;
+}
+
+static int apply(engine_shape *shape, const kvf_model *model) {
+    shape_setting *engine_wide[SHAPE_MAX_SETTINGS] = {0};
+    for (uint32_t i = 0; i < shape->setting_count; i++) {
+        shape_setting *setting = &shape->settings[i];
+        bool known = false;
+        int result = setting->group ? EXIT_DONE : read_engine_key(shape, setting, &known);
+        if (result)
+            return result;
+        engine_wide[i] = known ? setting : NULL;
+    }
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        bool is_state = group->kind == KVF_GROUP_STATE;
+        shape->groups[g] = (kvf_group_spec){.tokens_per_block = is_state ? 1 : 16,
+                                            .kernel_blocks_per_block = 1,
+                                            .order = order_of(is_state ? "ds" : "nhd")};
+        for (int close = 1; close <= 3; close++)
+            for (uint32_t i = 0; i < shape->setting_count; i++) {
+                const shape_setting *setting = &shape->settings[i];
+                if (engine_wide[i] || closeness(setting, group) != close)
+                    continue;
+                int result = read_group_key(shape, setting, g);
+                if (result)
+                    return result;
+            }
+    }
+    return EXIT_DONE;
+}
+
+/* ---- whole shapes -----------------------------------------------------------------------------------------
+ */
+
+int shape_parse(const char *side, const char *text, const kvf_model *model, engine_shape *out) {
+    uint32_t groups = kvf_model_group_count(model);
+    *out = (engine_shape){.side = side, .tp = 1, .pp = 1, .dcp = 1, .dcp_width = 1};
+    out->text = strdup(text);
+    out->groups = calloc(groups, sizeof *out->groups);
+    out->fixed_blocks = calloc(groups, sizeof *out->fixed_blocks);
+    if (!out->text || !out->groups || !out->fixed_blocks)
+        return failure("not enough memory");
+    int result = cut(out);
+    if (!result)
+        result = check_group_names(out, model);
+    if (!result)
+        result = apply(out, model);
+    return result;
+}
+
+void shape_free(engine_shape *shape) {
+    free(shape->text);
+    free(shape->pp_layers);
+    free(shape->groups);
+    free(shape->fixed_blocks);
+    *shape = (engine_shape){0};
+}
+
+int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out) {
+    kvf_engine_spec spec = {
+        .struct_size = sizeof spec,
+        .name = shape->side,
+        .tp_size = shape->tp,
+        .pp_size = shape->pp,
+        .pp_layers = shape->pp_layers,
+        .dcp_size = shape->dcp,
+        .dcp_width = shape->dcp_width,
+        .groups = shape->groups,
+    };
+    kvf_status status = kvf_engine_build(model, &spec, out);
+    return status ? library_error(status, "--%s", shape->side) : EXIT_DONE;
+}
+
+void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes) {
+    size_t length = 0;
+    out[0] = '\0';
+    const kvf_group_spec *last = NULL;
+    for (uint32_t g = 0; g < kvf_model_group_count(model) && length < bytes; g++) {
+        const kvf_group_spec *spec = &shape->groups[g];
+        if (last && last->tokens_per_block == spec->tokens_per_block && last->order == spec->order)
+            continue;
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        bool is_state = group->kind == KVF_GROUP_STATE;
+        char size[16] = "";
+        if (!is_state)
+            (void)snprintf(size, sizeof size, "%u ", spec->tokens_per_block);
+        const char *order = shape_order_name(spec->order);
+        if (is_state && strcmp(order, "hnd") == 0)
+            order = "ds"; /* the same strides, in the words for states */
+        length += (size_t)snprintf(out + length, bytes - length, "%s%s%s%s%s", g ? ", " : "",
+                                   g ? group->name : "", g ? " " : "", size, order);
+        last = spec;
+    }
+}

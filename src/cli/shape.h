@@ -1,0 +1,54 @@
+/*
+ * The shape of an engine as it is written on the command line: "tp=4,pp=2,block=16,order=nhd,state.order=sd".
+ *
+ * A key without a dot speaks of the engine or of all token groups; "state.KEY" of all state groups; and
+ * "GROUP.KEY" of the group of that name. What is closer wins.
+ */
+#ifndef KVFERRY_CLI_SHAPE_H
+#define KVFERRY_CLI_SHAPE_H
+
+#include <kvferry/shard.h>
+
+#include "cli.h"
+
+enum { SHAPE_MAX_SETTINGS = 64 };
+
+/** A KEY=VALUE, texts inside engine_shape.text. */
+typedef struct shape_setting {
+    const char *group; /* before the dot; NULL: none */
+    const char *key;
+    const char *value;
+} shape_setting;
+
+typedef struct engine_shape {
+    const char *side; /* "prefill" or "decode": for messages, and the engine's name */
+    char *text;       /* owned, cut into the settings */
+    shape_setting settings[SHAPE_MAX_SETTINGS];
+    uint32_t setting_count;
+    uint32_t tp, pp, dcp, dcp_width;
+    uint32_t *pp_layers;    /* owned; NULL: as even as it goes */
+    kvf_group_spec *groups; /* owned; one for each group of the model */
+    bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
+} engine_shape;
+
+/**
+ * Reads a shape for a model. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE. Free it with
+ * shape_free() in either case. The numbers of blocks are those asked for, or 0.
+ */
+int shape_parse(const char *side, const char *text, const kvf_model *model, engine_shape *out);
+
+void shape_free(engine_shape *shape);
+
+/** Lays out the engine with the block counts that are in shape->groups; says what is wrong with it. */
+int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);
+
+/** Writes the short name of an order ("nhd"), or the order itself where it has none. */
+const char *shape_order_name(const char *order);
+
+/** Writes how the groups' blocks and orders are, in short: "16 nhd", "16 nhd, ssm 1 sd". */
+void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes);
+
+/** The part of the help that says how shapes are written. */
+void print_shape_help(void);
+
+#endif

@@ -1,0 +1,84 @@
+#include "text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+text text_format(const char *format, ...) {
+    text out;
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(out.text, sizeof out.text, format, arguments);
+    va_end(arguments);
+    return out;
+}
+
+text text_bytes(uint64_t bytes) {
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (bytes < 1024)
+        return text_format("%u B", (unsigned)bytes);
+    double value = (double)bytes / 1024;
+    size_t unit = 0;
+    for (; value >= 1023.95 && unit + 1 < sizeof units / sizeof *units; unit++)
+        value /= 1024;
+    return text_format("%.1f %s", value, units[unit]);
+}
+
+text text_time(double ns) {
+    if (ns < 1e3)
+        return text_format("%.0f ns", ns);
+    if (ns < 1e6)
+        return text_format("%.2f us", ns / 1e3);
+    if (ns < 1e9)
+        return text_format("%.2f ms", ns / 1e6);
+    return text_format("%.2f s", ns / 1e9);
+}
+
+text text_count(uint64_t count) {
+    char digits[24];
+    size_t length = (size_t)snprintf(digits, sizeof digits, "%llu", (unsigned long long)count);
+    text out;
+    size_t n = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0)
+            out.text[n++] = ' ';
+        out.text[n++] = digits[i];
+    }
+    out.text[n] = '\0';
+    return out;
+}
+
+text text_range(kvf_range range) {
+    if (range.end - range.begin == 1)
+        return text_format("%u", range.begin);
+    return text_format("%u-%u", range.begin, range.end - 1);
+}
+
+text text_layers(const kvf_group_desc *group, kvf_range layers) {
+    const uint32_t *list = group->layers;
+    uint32_t count = layers.end - layers.begin;
+    uint32_t first = list[layers.begin], last = list[layers.end - 1];
+    if (count == 1)
+        return text_format("%u", first);
+    uint32_t step = list[layers.begin + 1] - first;
+    bool even = true;
+    for (uint32_t i = layers.begin + 1; i < layers.end; i++)
+        even = even && list[i] - list[i - 1] == step;
+    if (even && step == 1)
+        return text_format("%u-%u", first, last);
+    if (even)
+        return text_format("%u-%u by %u", first, last, step);
+    return text_format("%u of %u-%u", count, first, last);
+}
+
+static bool begins_with(const char *name, const char *beginning) {
+    return strncmp(name, beginning, strlen(beginning)) == 0;
+}
+
+const char *unit_word(const kvf_group_desc *group, const kvf_part_desc *part) {
+    if (group->kind == KVF_GROUP_STATE)
+        return begins_with(part->name, "conv") ? "channel" : "unit";
+    if (part->units == 1 && part->tp_rule == KVF_TP_REPLICATE)
+        return "latent";
+    return begins_with(part->name, "k") || begins_with(part->name, "v") ? "head" : "unit";
+}

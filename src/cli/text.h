@@ -1,0 +1,35 @@
+/*
+ * Numbers and lists as people read them.
+ */
+#ifndef KVFERRY_CLI_TEXT_H
+#define KVFERRY_CLI_TEXT_H
+
+#include <kvferry/model.h>
+#include <kvferry/shard.h>
+
+/** A text of bounded length, returned by value. */
+typedef struct text {
+    char text[64];
+} text;
+
+text text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/** "512 B", "16.0 MiB". */
+text text_bytes(uint64_t bytes);
+
+/** "850 ns", "3.21 ms". */
+text text_time(double ns);
+
+/** Thousands set apart: "1 048 576". */
+text text_count(uint64_t count);
+
+/** A half-open range as it is spoken of: "0-7", "3". */
+text text_range(kvf_range range);
+
+/** The model layers of a range of a group's layers: "0-31", "5-59 by 6", "12 of 0-40". */
+text text_layers(const kvf_group_desc *group, kvf_range layers);
+
+/** What a unit of a part is called: "head", "channel", "latent" or "unit". */
+const char *unit_word(const kvf_group_desc *group, const kvf_part_desc *part);
+
+#endif

@@ -1,0 +1,78 @@
+# What the integration tests have in common: each case is one run of the command, named as a sentence.
+#
+# KVFERRY is the path of the command. Results are printed as CMocka prints them.
+
+: "${KVFERRY:?must be the path of the kvferry command}"
+passed=0
+failed=0
+output=$(mktemp)
+errors=$(mktemp)
+trap 'rm -f "$output" "$errors"' EXIT
+
+pass() {
+    passed=$((passed + 1))
+    echo "[       OK ] $1"
+}
+
+fail() {
+    failed=$((failed + 1))
+    echo "[  FAILED  ] $1: $2"
+    sed 's/^/    /' "$output" "$errors"
+}
+
+# run ARGUMENTS...: runs the command; its exit code is in `code`, its words in $output and $errors.
+run() {
+    code=0
+    timeout "${LIMIT:-120}" "$KVFERRY" "$@" >"$output" 2>"$errors" </dev/null || code=$?
+}
+
+# succeeds NAME PATTERN ARGUMENTS...: the command exits with 0 and prints something like the pattern.
+succeeds() {
+    local name=$1 pattern=$2
+    shift 2
+    run "$@"
+    if [ "$code" -ne 0 ]; then
+        fail "$name" "exit code $code"
+    elif ! grep -Eq -- "$pattern" "$output"; then
+        fail "$name" "nothing printed is like '$pattern'"
+    else
+        pass "$name"
+    fi
+}
+
+# refuses NAME CODE PATTERN ARGUMENTS...: the command exits with the code and says one sentence like the
+# pattern on stderr.
+refuses() {
+    local name=$1 expected=$2 pattern=$3
+    shift 3
+    run "$@"
+    if [ "$code" -ne "$expected" ]; then
+        fail "$name" "exit code $code, not $expected"
+    elif [ "$(wc -l <"$errors")" -ne 1 ]; then
+        fail "$name" "stderr has $(wc -l <"$errors") lines, not 1"
+    elif ! grep -Eq -- "$pattern" "$errors"; then
+        fail "$name" "stderr is not like '$pattern'"
+    else
+        pass "$name"
+    fi
+}
+
+# Whether a file is JSON, by what this machine has for that; without anything, whether it looks like it.
+is_json() {
+    if command -v python3 >/dev/null; then
+        python3 -m json.tool "$1" >/dev/null
+    elif command -v jq >/dev/null; then
+        jq . "$1" >/dev/null
+    else
+        [ "$(head -c 1 "$1")" = "{" ] && [ "$(tail -n 1 "$1")" = "}" ]
+    fi
+}
+
+# finish: says how it went; the script's last command.
+finish() {
+    if [ "$failed" -gt 0 ]; then
+        echo "[  FAILED  ] $failed test(s)"
+        return 1
+    fi
+    echo "[  PASSED  ] $passed test(s)"
+}

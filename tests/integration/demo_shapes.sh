@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The demo between engines that differ in every way that they may.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+moves() { # moves NAME ARGUMENTS...
+    local name=$1
+    shift
+    succeeds "$name" 'Verified after each round' demo --memory-limit 256m --requests 3 --rounds 1 "$@"
+}
+
+moves "tensor parallel sizes need not divide each other" \
+    --tokens 70 --prefill tp=3 --decode tp=2,block=24,order=hnd
+moves "more ranks than heads share heads" --tokens 40 --prefill tp=16 --decode tp=2
+moves "decode ranks that share heads spread over prefill ranks that do" \
+    --tokens 20 --prefill tp=16,block=8 --decode tp=12,block=12,order=packed-hnd
+moves "decode may have more ranks than prefill" --tokens 70 --prefill tp=2,order=hnd --decode tp=8
+moves "uneven pipeline stages on both sides" --tokens 70 --prefill tp=2,pp-layers=5+20+7 --decode tp=1,pp=4
+moves "blocks of one engine hold many of the other's" --tokens 150 --prefill tp=2,block=4 --decode tp=2,block=64
+moves "blocks of one engine are inside the other's" --tokens 150 --prefill tp=2,block=128 --decode tp=2,block=3
+moves "kernel blocks are smaller than logical ones, each side in its way" \
+    --tokens 150 --prefill tp=2,block=48,kernel=3 --decode tp=2,block=40,kernel=5
+moves "K and V packed on one side and in buffers of their own on the other" \
+    --tokens 70 --prefill tp=2,order=packed-nhd --decode tp=1,order=kv-outer
+moves "blocks first on one side and layers first on the other" \
+    --tokens 70 --prefill tp=2,order=blocks-first --decode tp=2,block=24,order=layers-first
+moves "padded pages" --tokens 70 --prefill tp=2,page=40000 --decode tp=4,block=24,page-align=4096,order=hnd
+moves "equal shapes" --tokens 70 --prefill tp=2,block=16 --decode tp=2,block=16
+moves "the lowest replica when that is asked for" --tokens 20 --prefill tp=16 --decode tp=4 --replicas first
+moves "a single token" --tokens 1 --prefill tp=2 --decode tp=1,block=5
+moves "tokens dealt out to ranks on the prefill side" \
+    --model deepseek-v3 --tokens 200 --prefill tp=4,dcp=4 --decode tp=2,block=64
+moves "tokens dealt out to ranks on the decode side" \
+    --model deepseek-v3 --tokens 200 --prefill tp=2,block=64 --decode tp=4,dcp=2,dcp-width=8
+moves "tokens dealt out differently on both sides" \
+    --model deepseek-v3 --tokens 200 --prefill tp=6,dcp=3,dcp-width=4 --decode tp=4,dcp=4,dcp-width=1,block=24
+moves "heads and tokens dealt out at once" --tokens 100 --prefill tp=16,dcp=2 --decode tp=2,block=24,order=hnd
+
+finish

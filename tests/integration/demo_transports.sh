@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The demo over each transport and each kind of memory.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+small=(--memory-limit 160m --tokens 75 --requests 5)
+verified='Verified after each round'
+
+succeeds "the transport that is chosen on one host is shm" ' shm ' demo "${small[@]}"
+succeeds "requests move within one process" ' inproc ' demo "${small[@]}" --transport inproc
+succeeds "requests move from brought memory within one process" 'inproc, brought' \
+    demo "${small[@]}" --transport inproc --brought-memory
+succeeds "requests move from memory that peers map" "$verified" demo "${small[@]}" --transport shm
+succeeds "requests move from brought memory that peers read" 'shm, brought memory' \
+    demo "${small[@]}" --transport shm --brought-memory
+succeeds "requests move from brought memory that peers may not read" 'brought memory, no direct read' \
+    demo "${small[@]}" --transport shm --brought-memory --no-direct-read
+succeeds "one request at a time moves as well" "$verified" demo "${small[@]}" --in-flight 1
+succeeds "more requests in flight than there are move as well" "$verified" demo "${small[@]}" --in-flight 64
+
+run demo "${small[@]}" --transport ucx
+if [ "$code" -eq 1 ] && grep -q 'KVF_E_UNSUPPORTED' "$errors"; then
+    echo "UCX is not in this build"
+else
+    succeeds "requests move over UCX" ' ucx ' demo "${small[@]}" --transport ucx
+    succeeds "requests move over UCX from brought memory" 'ucx, brought memory' \
+        demo "${small[@]}" --transport ucx --brought-memory
+    succeeds "requests move over UCX and TCP" ' ucx ' \
+        demo --memory-limit 40m --tokens 12 --requests 2 --rounds 1 --transport ucx --ucx-tls tcp,self
+fi
+
+run demo "${small[@]}" --json
+if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"verified_bytes"' "$output"; then
+    pass "the figures of a demo can be had as JSON"
+else
+    fail "the figures of a demo can be had as JSON" "exit code $code, or not JSON"
+fi
+
+finish

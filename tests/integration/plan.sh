@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# What kvferry plan, models and help say.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+succeeds "each head range is read from its holder" '^ +1 +2 +full +k v +0-31 +heads 4-5 +all ' plan
+succeeds "plans are verified" '2 plans, each verified' plan
+succeeds "sizes that do not divide are cut" 'heads 2-3 ' plan --prefill tp=3 --decode tp=2
+succeeds "pipeline stages are cut" ' 20-31 ' plan --prefill pp-layers=20+12 --decode tp=2
+succeeds "token shares are shown" ' 3 mod 4 ' plan --model deepseek-v3 --prefill tp=4,dcp=4 --decode tp=1
+succeeds "projections of a state are cut each by itself" 'conv.x +.*channels 0-4095' \
+    plan --model jamba-1.5-mini --prefill tp=2 --decode tp=1
+succeeds "a config.json is read" '^model +llama-3.1-8b.json, 32 layers' \
+    plan --model "$(dirname "$0")/../../models/llama-3.1-8b.json"
+succeeds "the models are listed" '^llama-3.1-70b +80 ' models
+succeeds "a command's options are explained" '--memory-limit BYTES' help demo
+succeeds "orders are explained" 'packed-nhd +L\|BNHP' plan --help
+succeeds "the commands are listed" '^  bench ' --help
+succeeds "the version is said" '^kvferry [0-9]+\.[0-9]+\.[0-9]+$' --version
+
+prints_json() { # prints_json NAME PATTERN ARGUMENTS...
+    local name=$1 pattern=$2
+    shift 2
+    run "$@"
+    if [ "$code" -eq 0 ] && is_json "$output" && grep -Eq -- "$pattern" "$output"; then
+        pass "$name"
+    else
+        fail "$name" "exit code $code, or not JSON, or nothing like '$pattern'"
+    fi
+}
+
+prints_json "plans can be had as JSON" '"prefill_rank": *3' plan --json
+prints_json "plans of state can be had as JSON" '"part": *"conv.B"' \
+    plan --json --model nemotron-3-nano-30b --decode tp=2,state.order=sd
+prints_json "the models can be had as JSON" '"name": *"deepseek-v3"' models --json
+
+finish
