@@ -1,0 +1,31 @@
+/*
+ * The library's objects of a case, and whether they are what the world says.
+ */
+#ifndef KVF_PROPERTY_BUILD_H
+#define KVF_PROPERTY_BUILD_H
+
+#include <kvferry/request.h>
+
+#include "world.h"
+
+/** Writes down what went wrong and returns false. */
+bool wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/** What went wrong last. */
+const char *what_went_wrong(void);
+
+typedef struct built {
+    kvf_model *model;
+    kvf_engine *local_engine; /* NULL where the local shards are made by hand */
+    kvf_engine *remote;
+    kvf_shard *hand_made[MAX_RANKS];
+    const kvf_shard *local[MAX_RANKS];
+    bool refused; /* an engine was refused, and rightly so */
+} built;
+
+/** Makes the objects and checks them. False, after wrong(), when the library does not do as it should. */
+bool build_objects(const recipe *r, const world *w, built *out);
+
+void free_objects(const recipe *r, built *b);
+
+#endif

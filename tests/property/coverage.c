@@ -1,0 +1,157 @@
+#include "coverage.h"
+
+static const char *const names[KIND_COUNT] = {
+    [KIND_STATE] = "state groups",
+    [KIND_MIXED] = "token and state groups together",
+    [KIND_GRANULES] = "granules",
+    [KIND_SHARED_LAYERS] = "groups that share layers",
+    [KIND_WINDOW] = "sliding windows",
+    [KIND_CHUNK] = "attention chunks",
+    [KIND_UNEVEN_TP] = "TP sizes that do not divide the units",
+    [KIND_TP_ABOVE_UNITS] = "more TP ranks than granules",
+    [KIND_REPLICATED] = "replicated parts",
+    [KIND_PP] = "pipeline stages",
+    [KIND_UNEVEN_PP] = "uneven pipeline stages",
+    [KIND_DCP_LOCAL] = "local DCP",
+    [KIND_DCP_REMOTE] = "remote DCP",
+    [KIND_DCP_SAME] = "the same DCP on both sides",
+    [KIND_DCP_DIFFERENT] = "different DCP on both sides",
+    [KIND_UNEVEN_BLOCKS] = "block sizes that do not divide",
+    [KIND_KERNEL_BLOCKS] = "kernel blocks",
+    [KIND_OTHER_ORDER] = "different axis orders",
+    [KIND_PAGE_BYTES] = "page_bytes",
+    [KIND_PAGE_ALIGN] = "page_align",
+    [KIND_SHARED_PAGES] = "groups on shared pages",
+    [KIND_HAND_LOCAL] = "local shards by hand",
+    [KIND_HAND_REMOTE] = "remote shards by hand",
+    [KIND_ENGINE_REFUSED] = "engines refused",
+    [KIND_SHARD_REFUSED] = "shards refused",
+    [KIND_LAYERS_APART] = "layers kept apart",
+    [KIND_FIRST_REPLICA] = "first replica",
+    [KIND_RANK] = "local ranks",
+    [KIND_RANK_EMPTY] = "ranks that want nothing",
+    [KIND_UNCOVERED] = "plans refused: uncovered",
+    [KIND_MOVED] = "transfers compared",
+    [KIND_PREFIX_UNALIGNED] = "prefix hits inside a block",
+    [KIND_CACHED_BESIDE] = "a cached group beside one to move",
+    [KIND_TABLE_LATER] = "tables that begin later",
+    [KIND_TABLE_HOLES] = "tables with KVF_NO_BLOCK",
+    [KIND_REQUEST_REFUSED] = "requests refused",
+    [KIND_FAULT_ELSEWHERE] = "faults that this rank does not touch",
+    [KIND_PREDICTED] = "predictions",
+};
+
+static uint64_t counts[KIND_COUNT];
+
+void note(kind k) {
+    counts[k]++;
+}
+
+void note_if(kind k, bool is_so) {
+    counts[k] += is_so;
+}
+
+static bool any_part(const recipe *r, bool (*is)(const part_recipe *part, uint32_t tp), uint32_t tp) {
+    for (uint32_t g = 0; g < r->group_count; g++)
+        for (uint32_t p = 0; p < r->groups[g].part_count; p++)
+            if (is(&r->groups[g].parts[p], tp))
+                return true;
+    return false;
+}
+
+static bool has_granules(const part_recipe *part, uint32_t tp) {
+    (void)tp;
+    return part->granule > 1;
+}
+static bool is_replicated(const part_recipe *part, uint32_t tp) {
+    (void)tp;
+    return part->replicate;
+}
+static bool is_uneven(const part_recipe *part, uint32_t tp) {
+    return !part->replicate && part->units / part->granule > tp && part->units / part->granule % tp != 0;
+}
+static bool is_shared(const part_recipe *part, uint32_t tp) {
+    return !part->replicate && part->units / part->granule < tp;
+}
+
+static void note_model(const recipe *r) {
+    uint32_t states = 0, layers = 0;
+    bool window = false, chunk = false, shared = false;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        states += r->groups[g].is_state != 0;
+        window |= r->groups[g].window != 0;
+        chunk |= r->groups[g].chunk != 0;
+        shared |= (layers & r->groups[g].layer_mask) != 0;
+        layers |= r->groups[g].layer_mask;
+    }
+    note_if(KIND_STATE, states > 0);
+    note_if(KIND_MIXED, states > 0 && states < r->group_count);
+    note_if(KIND_WINDOW, window);
+    note_if(KIND_CHUNK, chunk);
+    note_if(KIND_SHARED_LAYERS, shared);
+    note_if(KIND_GRANULES, any_part(r, has_granules, 0));
+    note_if(KIND_REPLICATED, any_part(r, is_replicated, 0));
+}
+
+static void note_layouts(const recipe *r) {
+    bool kernel = false, page = false, align = false, order = false, uneven = false;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        const layout_recipe *of[SIDES];
+        uint32_t tokens[SIDES];
+        for (uint32_t side = 0; side < SIDES; side++) {
+            const engine_recipe *engine = &r->engines[side];
+            of[side] = &engine->layouts[engine->per_group ? g : r->groups[g].is_state];
+            kernel |= of[side]->kernel_blocks > 1;
+            page |= !engine->by_hand && of[side]->page_extra > 1;
+            align |= !engine->by_hand && of[side]->page_align > 1;
+            tokens[side] = of[side]->tokens ? of[side]->tokens : 16;
+        }
+        order |= of[LOCAL]->order != of[REMOTE]->order && !r->engines[LOCAL].by_hand &&
+                 !r->engines[REMOTE].by_hand;
+        uneven |= !r->groups[g].is_state && tokens[LOCAL] % tokens[REMOTE] && tokens[REMOTE] % tokens[LOCAL];
+    }
+    note_if(KIND_KERNEL_BLOCKS, kernel);
+    note_if(KIND_PAGE_BYTES, page);
+    note_if(KIND_PAGE_ALIGN, align);
+    note_if(KIND_OTHER_ORDER, order);
+    note_if(KIND_UNEVEN_BLOCKS, uneven);
+}
+
+void note_recipe(const recipe *r) {
+    const engine_recipe *local = &r->engines[LOCAL], *remote = &r->engines[REMOTE];
+    bool uneven = false, above = false, pp = false, stages = false;
+    for (uint32_t side = 0; side < SIDES; side++) {
+        const engine_recipe *engine = &r->engines[side];
+        if (engine->by_hand)
+            continue;
+        uneven |= any_part(r, is_uneven, engine->tp);
+        above |= any_part(r, is_shared, engine->tp);
+        pp |= engine->pp > 1;
+        stages |= engine->pp > 1 && engine->uneven;
+    }
+    note_model(r);
+    note_layouts(r);
+    note_if(KIND_UNEVEN_TP, uneven);
+    note_if(KIND_TP_ABOVE_UNITS, above);
+    note_if(KIND_PP, pp);
+    note_if(KIND_UNEVEN_PP, stages);
+    note_if(KIND_DCP_LOCAL, local->dcp > 1);
+    note_if(KIND_DCP_REMOTE, remote->dcp > 1);
+    note_if(KIND_DCP_SAME, local->dcp > 1 && local->dcp == remote->dcp && local->width == remote->width);
+    note_if(KIND_DCP_DIFFERENT, local->dcp > 1 && remote->dcp > 1 &&
+                                    (local->dcp != remote->dcp || local->width != remote->width));
+    note_if(KIND_SHARED_PAGES, (local->share_pages || remote->share_pages) && r->group_count > 1);
+    note_if(KIND_HAND_LOCAL, local->by_hand);
+    note_if(KIND_HAND_REMOTE, remote->by_hand);
+    note_if(KIND_LAYERS_APART, r->layers_apart);
+    note_if(KIND_FIRST_REPLICA, r->first_replica);
+}
+
+uint32_t print_coverage(FILE *to) {
+    uint32_t none = 0;
+    for (uint32_t k = 0; k < KIND_COUNT; k++) {
+        fprintf(to, "%12llu  %s%s\n", (unsigned long long)counts[k], names[k], counts[k] ? "" : "  <- NONE");
+        none += counts[k] == 0;
+    }
+    return none;
+}

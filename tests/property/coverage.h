@@ -1,0 +1,67 @@
+/*
+ * What the cases of a run were like: a generator that never makes some kind of case must be seen.
+ */
+#ifndef KVF_PROPERTY_COVERAGE_H
+#define KVF_PROPERTY_COVERAGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "recipe.h"
+
+typedef enum kind {
+    /* cases */
+    KIND_STATE,
+    KIND_MIXED,
+    KIND_GRANULES,
+    KIND_SHARED_LAYERS,
+    KIND_WINDOW,
+    KIND_CHUNK,
+    KIND_UNEVEN_TP,
+    KIND_TP_ABOVE_UNITS,
+    KIND_REPLICATED,
+    KIND_PP,
+    KIND_UNEVEN_PP,
+    KIND_DCP_LOCAL,
+    KIND_DCP_REMOTE,
+    KIND_DCP_SAME,
+    KIND_DCP_DIFFERENT,
+    KIND_UNEVEN_BLOCKS,
+    KIND_KERNEL_BLOCKS,
+    KIND_OTHER_ORDER,
+    KIND_PAGE_BYTES,
+    KIND_PAGE_ALIGN,
+    KIND_SHARED_PAGES,
+    KIND_HAND_LOCAL,
+    KIND_HAND_REMOTE,
+    KIND_ENGINE_REFUSED,
+    KIND_SHARD_REFUSED,
+    KIND_LAYERS_APART,
+    KIND_FIRST_REPLICA,
+    /* local ranks */
+    KIND_RANK,
+    KIND_RANK_EMPTY,
+    KIND_UNCOVERED,
+    KIND_MOVED,
+    KIND_PREFIX_UNALIGNED,
+    KIND_CACHED_BESIDE,
+    KIND_TABLE_LATER,
+    KIND_TABLE_HOLES,
+    KIND_REQUEST_REFUSED,
+    KIND_FAULT_ELSEWHERE,
+    KIND_PREDICTED,
+    KIND_COUNT,
+} kind;
+
+/** Counts one more of a kind. */
+void note(kind k);
+void note_if(kind k, bool is_so);
+
+/** Counts the kinds that show in the recipe. */
+void note_recipe(const recipe *r);
+
+/** Prints all counts, and returns how many kinds there were none of. */
+uint32_t print_coverage(FILE *to);
+
+#endif

@@ -1,0 +1,119 @@
+#include "forms.h"
+
+#include <string.h>
+
+void fill_model_form(const recipe *r, const world *w, model_form *out) {
+    static const char *const group_names[MAX_GROUPS] = {"g0", "g1", "g2", "g3"};
+    static const char *const part_names[MAX_PARTS] = {"p0", "p1", "p2", "p3"};
+    *out = (model_form){.desc = {.struct_size = sizeof out->desc,
+                                 .name = "random",
+                                 .layer_count = r->layer_count,
+                                 .groups = out->groups,
+                                 .group_count = r->group_count}};
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        const group_recipe *group = &r->groups[g];
+        out->groups[g] = (kvf_group_desc){.name = group_names[g],
+                                          .kind = group->is_state ? KVF_GROUP_STATE : KVF_GROUP_TOKENS,
+                                          .window_tokens = group->window,
+                                          .chunk_tokens = group->chunk,
+                                          .layers = w->layers[g],
+                                          .layer_count = w->layer_counts[g],
+                                          .parts = out->parts[g],
+                                          .part_count = group->part_count};
+        uint32_t tensor = 0;
+        for (uint32_t p = 0; p < group->part_count; p++) {
+            const part_recipe *part = &group->parts[p];
+            tensor += p > 0 && part->new_tensor;
+            out->parts[g][p] = (kvf_part_desc){.name = part_names[p],
+                                               .dtype = (kvf_dtype)part->dtype,
+                                               .units = part->units,
+                                               .granule_units = part->granule,
+                                               .cell_elements = part->cell_elements,
+                                               .rows_per_step = part->rows,
+                                               .tensor = tensor,
+                                               .tp_rule = part->replicate ? KVF_TP_REPLICATE : KVF_TP_SPLIT};
+        }
+    }
+}
+
+static kvf_group_spec group_spec(const recipe *r, const world *w, uint32_t side, uint32_t group,
+                                 engine_form *out) {
+    const layout_recipe *layout = &r->engines[side].layouts[layout_of(r, side, group)];
+    memcpy(out->orders[group], w->engines[side].orders[group], ORDER_TEXT);
+    return (kvf_group_spec){.tokens_per_block = layout->tokens,
+                            .kernel_blocks_per_block = layout->kernel_blocks,
+                            .block_count = w->engines[side].block_count[group],
+                            .order = layout->order ? out->orders[group] : NULL,
+                            .page_bytes = w->engines[side].page_bytes[group],
+                            .page_align = layout->page_align};
+}
+
+void fill_engine_form(const recipe *r, const world *w, uint32_t side, engine_form *out) {
+    const engine_recipe *engine = &r->engines[side];
+    memset(out, 0, sizeof *out);
+    out->spec = (kvf_engine_spec){.struct_size = sizeof out->spec,
+                                  .name = side == LOCAL ? "local" : "remote",
+                                  .tp_size = engine->tp,
+                                  .pp_size = engine->pp,
+                                  .pp_layers = engine->uneven ? engine->stages : NULL,
+                                  .dcp_size = engine->dcp,
+                                  .dcp_width = engine->width,
+                                  .share_pages = engine->share_pages};
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        out->groups[g] = group_spec(r, w, side, g, out);
+        if (r->groups[g].is_state)
+            out->spec.state = out->groups[g];
+        else
+            out->spec.all = out->groups[g];
+    }
+    if (engine->per_group) {
+        memset(&out->spec.all, 0, sizeof out->spec.all);
+        memset(&out->spec.state, 0, sizeof out->spec.state);
+        out->spec.groups = out->groups;
+    }
+}
+
+void fill_shard_form(const recipe *r, const world *w, uint32_t side, uint32_t rank, shard_form *out) {
+    const engine_world *e = &w->engines[side];
+    const rank_world *own = &e->ranks[rank];
+    *out = (shard_form){.desc = {.struct_size = sizeof out->desc,
+                                 .rank = rank,
+                                 .layers = {own->layers_begin, own->layers_end},
+                                 .region_bytes = out->region_bytes,
+                                 .region_count = own->region_count,
+                                 .groups = out->groups}};
+    for (uint32_t region = 0; region < own->region_count; region++)
+        out->region_bytes[region] = own->region_bytes[region];
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        const rank_group *held = &own->groups[g];
+        out->groups[g] =
+            (kvf_group_shard_desc){.tokens_per_block = e->tokens[g],
+                                   .kernel_blocks_per_block = e->kernel_blocks[g],
+                                   .block_count = held->block_count,
+                                   .tokens = {held->share_index, held->share_count, held->share_width},
+                                   .parts = out->shares[g],
+                                   .placements = out->placements[g]};
+        uint32_t n = 0;
+        for (uint32_t p = 0; p < r->groups[g].part_count; p++)
+            out->shares[g][p] = (kvf_part_share){{held->parts[p].units_begin, held->parts[p].units_end},
+                                                 held->parts[p].replica,
+                                                 held->parts[p].replica_count};
+        for (uint32_t layer = 0; layer < layers_of(held); layer++) {
+            for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
+                const strides *s = &held->parts[p].placements[layer];
+                out->placements[g][n++] = (kvf_placement){s->region, s->offset, s->block, s->row, s->unit};
+            }
+        }
+    }
+}
+
+void fill_request_form(const recipe *r, const world *w, kvf_group_request out[MAX_GROUPS]) {
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        const group_tables *tables = &w->tables[g];
+        const table_world *local = &tables->side[LOCAL], *remote = &tables->side[REMOTE];
+        out[g] = (kvf_group_request){.local = {local->ids, local->count, local->first_block},
+                                     .remote = {remote->ids, remote->count, remote->first_block},
+                                     .begin = tables->begin,
+                                     .end = tables->end};
+    }
+}

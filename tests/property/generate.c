@@ -1,0 +1,364 @@
+/*
+ * Random cases. Mostly small numbers, mostly legal engines: what matters is how sizes relate, not how large
+ * they are.
+ */
+#include <string.h>
+
+#include "random.h"
+#include "world.h"
+
+#define PICK(random, ...)                                                                                    \
+    ((const uint32_t[]){__VA_ARGS__}[rng_below(random, sizeof(uint32_t[]){__VA_ARGS__} / sizeof(uint32_t))])
+
+enum { INVALID = 0, F4_E2M1 = 9, I4 = 10 }; /* of kvf_dtype */
+
+/* ---- models -----------------------------------------------------------------------------------------------
+ */
+
+static uint32_t random_divisor(rng *random, uint32_t of) {
+    uint32_t divisors[64] = {1}, n = 0;
+    for (uint32_t d = 1; d <= of; d++)
+        if (of % d == 0)
+            divisors[n++] = d;
+    return divisors[rng_below(random, n)];
+}
+
+/* `few` units make more ranks than units, which decode context parallelism needs. */
+static void make_part(rng *random, bool is_state, bool few, const part_recipe *before, part_recipe *out) {
+    if (before && rng_chance(random, 50)) {
+        *out = *before;
+    } else {
+        out->dtype = rng_between(random, INVALID + 1, I4);
+        out->cell_elements = rng_between(random, 1, 6);
+        if (out->dtype == F4_E2M1 || out->dtype == I4)
+            out->cell_elements *= 2;
+        out->units = few ? rng_between(random, 1, 2) : PICK(random, 1, 2, 3, 4, 4, 5, 6, 8, 8, 10, 12);
+        if (before && rng_chance(random, 60))
+            out->units = before->units;
+        out->granule = rng_chance(random, 20) ? random_divisor(random, out->units) : 1;
+        out->rows = rng_chance(random, is_state ? 50 : 12) ? rng_between(random, 2, 4) : 1;
+        out->replicate = rng_chance(random, 20);
+    }
+    out->new_tensor = before && rng_chance(random, 50);
+}
+
+static void make_model(rng *random, recipe *out) {
+    bool few = rng_chance(random, 30);
+    out->layer_count = PICK(random, 1, 2, 2, 3, 3, 4, 5, 6);
+    out->group_count = PICK(random, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4);
+    for (uint32_t g = 0; g < out->group_count; g++) {
+        group_recipe *group = &out->groups[g];
+        uint32_t all = (1u << out->layer_count) - 1;
+        group->is_state = rng_chance(random, 30);
+        group->layer_mask = rng_chance(random, 40) ? all : 1 + rng_below(random, all);
+        if (!group->is_state && rng_chance(random, 20))
+            group->window = rng_between(random, 1, 40);
+        else if (!group->is_state && rng_chance(random, 12))
+            group->chunk = rng_between(random, 1, 32);
+        group->part_count = PICK(random, 1, 1, 1, 2, 2, 2, 2, 3, 4);
+        for (uint32_t p = 0; p < group->part_count; p++)
+            make_part(random, group->is_state, few, p ? &group->parts[p - 1] : NULL, &group->parts[p]);
+    }
+}
+
+/* ---- engines ----------------------------------------------------------------------------------------------
+ */
+
+static void make_order(rng *random, layout_recipe *out) {
+    if (rng_chance(random, 20))
+        return;
+    out->order = rng_between(random, 1, 120);
+    out->tensor_axis = rng_chance(random, 50) ? rng_between(random, 1, 5) : 0;
+    char text[ORDER_TEXT];
+    order_text(out, text);
+    uint32_t legal = (uint32_t)strspn(text, "LTP"); /* only these may have buffers of their own */
+    if (rng_chance(random, 60))
+        out->bar = 1 + rng_below(random, legal + 1);
+    if (rng_chance(random, 3))
+        out->bar = rng_between(random, 1, 7);
+    if (rng_chance(random, 3))
+        out->order_fault = rng_between(random, ORDER_MISSING, ORDER_TENSOR_INSIDE);
+}
+
+static void make_layout(rng *random, bool is_state, uint32_t other_tokens, layout_recipe *out) {
+    memset(out, 0, sizeof *out);
+    if (!is_state) {
+        out->tokens = PICK(random, 0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 10, 12, 15, 16, 16, 20, 24, 32, 48);
+        if (other_tokens && rng_chance(random, 25))
+            out->tokens = other_tokens;
+        uint32_t tokens = out->tokens ? out->tokens : 16;
+        if (rng_chance(random, 25))
+            out->kernel_blocks = random_divisor(random, tokens);
+        if (rng_chance(random, 2))
+            out->kernel_blocks = rng_between(random, 1, 5);
+    } else if (rng_chance(random, 3)) {
+        out->tokens = rng_between(random, 1, 3);
+    }
+    make_order(random, out);
+    if (rng_chance(random, 25))
+        out->page_extra = rng_between(random, 1, 24);
+    if (rng_chance(random, 2))
+        out->page_short = 1;
+    if (rng_chance(random, 20))
+        out->page_align = PICK(random, 1, 2, 3, 4, 8, 16, 32);
+    out->spare_blocks = rng_below(random, 4);
+}
+
+static void make_stages(rng *random, const recipe *r, engine_recipe *out) {
+    out->pp = PICK(random, 1, 1, 1, 1, 1, 2, 2, 3);
+    if (out->pp > r->layer_count && !rng_chance(random, 5))
+        out->pp = r->layer_count;
+    out->uneven = rng_chance(random, 50);
+    uint32_t left = r->layer_count;
+    for (uint32_t stage = 0; stage < out->pp; stage++) {
+        uint32_t later = out->pp - 1 - stage;
+        out->stages[stage] = later && left > later ? rng_between(random, 1, left - later) : left;
+        left -= out->stages[stage];
+    }
+    if (rng_chance(random, 2))
+        out->stages[0] = rng_below(random, 4);
+}
+
+static bool may_share_tokens(const recipe *r, uint32_t tp, uint32_t dcp) {
+    if (tp % dcp != 0)
+        return false;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        for (uint32_t p = 0; p < r->groups[g].part_count && !r->groups[g].is_state; p++) {
+            const part_recipe *part = &r->groups[g].parts[p];
+            uint32_t granules = part->units / part->granule;
+            if (!part->replicate && (tp % granules != 0 || tp / granules % dcp != 0))
+                return false;
+        }
+    }
+    return true;
+}
+
+static void share_tokens(rng *random, const recipe *r, const engine_recipe *other, engine_recipe *out) {
+    out->dcp = 1;
+    out->width = rng_chance(random, 60) ? 1 : rng_between(random, 1, 4);
+    if (rng_chance(random, 3))
+        out->dcp = rng_between(random, 1, 9);
+    if (!rng_chance(random, 60))
+        return;
+    uint32_t legal[9], n = 0;
+    for (uint32_t dcp = 2; dcp <= 9; dcp++)
+        if (may_share_tokens(r, out->tp, dcp))
+            legal[n++] = dcp;
+    if (n)
+        out->dcp = legal[rng_below(random, n)];
+    if (!other || !rng_chance(random, 40))
+        return;
+    out->width = other->width;
+    for (uint32_t i = 0; i < n; i++)
+        if (legal[i] == other->dcp)
+            out->dcp = other->dcp;
+}
+
+/* Ranks made by hand: the remote side is a grid of layers x units x shares with overlaps and, now and then, a
+ * hole; the local side is whatever it likes. */
+static void make_units(rng *random, const recipe *r, uint32_t piece, uint32_t pieces, hand_rank *hand) {
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
+            uint32_t units = r->groups[g].parts[p].units, begin, end;
+            if (pieces) {
+                /* Cuts that every rank of the engine computes alike, and a bit more than is needed. */
+                begin = piece * units / pieces;
+                end = (piece + 1) * units / pieces;
+                if (rng_chance(random, 25))
+                    begin = rng_below(random, begin + 1);
+                if (rng_chance(random, 25))
+                    end = rng_between(random, end, units);
+                if (rng_chance(random, 3))
+                    end = begin + rng_below(random, end - begin + 1);
+            } else {
+                begin = rng_below(random, units);
+                end = rng_between(random, begin + (rng_chance(random, 90) ? 1 : 0), units);
+            }
+            hand->units_begin[g][p] = begin;
+            hand->units_end[g][p] = end;
+        }
+    }
+}
+
+static void make_hand_rank(rng *random, hand_rank *out) {
+    out->spare_blocks = rng_below(random, 3);
+    out->replica_count = rng_between(random, 1, 3);
+    out->replica = rng_below(random, out->replica_count);
+    out->in_pages = rng_chance(random, 50);
+    out->regions = rng_between(random, 1, 3);
+    out->pad = rng_chance(random, 50) ? 0 : rng_between(random, 1, 9);
+    out->tight = rng_chance(random, 40);
+    out->junk = rng_chance(random, 30);
+    out->seed = (uint32_t)rng_next(random);
+    out->damage = rng_chance(random, 8) ? (uint32_t)rng_next(random) | 1 : 0;
+}
+
+static void make_by_hand(rng *random, const recipe *r, uint32_t side, engine_recipe *out) {
+    out->by_hand = 1;
+    out->dcp = rng_chance(random, 30) ? rng_between(random, 2, 3) : 1;
+    out->width = rng_between(random, 1, 3);
+    if (side == LOCAL) {
+        out->hand_count = rng_between(random, 1, 3);
+        for (uint32_t i = 0; i < out->hand_count; i++) {
+            hand_rank *hand = &out->hands[i];
+            make_hand_rank(random, hand);
+            hand->layers_begin = rng_below(random, r->layer_count);
+            hand->layers_end = rng_between(random, hand->layers_begin, r->layer_count);
+            hand->share_index = rng_below(random, out->dcp);
+            make_units(random, r, 0, 0, hand);
+        }
+        return;
+    }
+    uint32_t stages = r->layer_count > 1 ? rng_between(random, 1, 2) : 1, pieces = rng_between(random, 1, 3);
+    uint32_t cut = rng_between(random, 1, r->layer_count);
+    while (stages * pieces * out->dcp > MAX_HAND_RANKS)
+        pieces--;
+    for (uint32_t i = 0; i < stages * pieces * out->dcp; i++) {
+        hand_rank *hand = &out->hands[out->hand_count++];
+        make_hand_rank(random, hand);
+        uint32_t stage = i / (pieces * out->dcp);
+        hand->layers_begin = stage ? cut : 0;
+        hand->layers_end = stage || stages == 1 ? r->layer_count : cut;
+        if (hand->layers_begin && rng_chance(random, 25))
+            hand->layers_begin--;
+        hand->share_index = i % out->dcp;
+        make_units(random, r, i / out->dcp % pieces, pieces, hand);
+    }
+    if (rng_chance(random, 5))
+        out->disagree = 1 + rng_below(random, out->hand_count);
+    if (rng_chance(random, 4) && out->hand_count > 1)
+        out->hand_count--;
+}
+
+static void make_engine(rng *random, const recipe *r, uint32_t side, engine_recipe *out) {
+    const engine_recipe *other = side == REMOTE ? &r->engines[LOCAL] : NULL;
+    memset(out, 0, sizeof *out);
+    out->tp = PICK(random, 1, 1, 1, 2, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9);
+    make_stages(random, r, out);
+    share_tokens(random, r, other, out);
+    if (rng_chance(random, 15))
+        make_by_hand(random, r, side, out);
+    out->per_group = r->group_count > 1 && rng_chance(random, 60);
+    out->share_pages = rng_chance(random, 25);
+    for (uint32_t i = 0; i < MAX_GROUPS; i++) {
+        bool is_state = out->per_group ? r->groups[i].is_state : i == 1;
+        make_layout(random, is_state, other ? other->layouts[i].tokens : 0, &out->layouts[i]);
+        if (other && rng_chance(random, 20))
+            out->layouts[i].order = other->layouts[i].order;
+    }
+}
+
+/* ---- requests ---------------------------------------------------------------------------------------------
+ */
+
+static void make_table(rng *random, table_recipe *out) {
+    out->ids = rng_below(random, ID_MODES);
+    out->lead = rng_chance(random, 50) ? 0 : rng_between(random, 1, 9);
+    out->lead_empty = rng_chance(random, 50);
+    out->trail = rng_chance(random, 30) ? rng_between(random, 1, 2) : 0;
+}
+
+static void make_requests(rng *random, recipe *out) {
+    bool predictable = rng_chance(random, 25);
+    uint32_t end = rng_chance(random, 50) ? rng_between(random, 1, 40) : rng_between(random, 1, 130);
+    for (uint32_t g = 0; g < out->group_count; g++) {
+        group_request_recipe *request = &out->requests[g];
+        bool state = out->groups[g].is_state;
+        request->end = state ? rng_between(random, 1, 3) : end;
+        if (!state && rng_chance(random, 10) && !predictable)
+            request->end = rng_between(random, 0, 60);
+        if (rng_chance(random, 55))
+            request->begin = rng_below(random, request->end + 1);
+        if (rng_chance(random, 8))
+            request->begin = request->end;
+        for (uint32_t side = 0; side < SIDES; side++)
+            make_table(random, &request->tables[side]);
+        if (!predictable)
+            continue;
+        request->begin = 0;
+        if (state)
+            request->end = 1;
+        request->tables[LOCAL].ids = request->tables[REMOTE].ids = IDS_SCATTERED;
+    }
+    if (rng_chance(random, 35)) {
+        out->fault = rng_between(random, FAULT_NONE + 1, FAULTS - 1);
+        out->fault_group = rng_below(random, out->group_count);
+        out->fault_side = rng_below(random, SIDES);
+        out->fault_at = rng_below(random, 64);
+    }
+}
+
+static void make_case(rng *random, recipe *out) {
+    memset(out, 0, sizeof *out);
+    make_model(random, out);
+    for (uint32_t side = 0; side < SIDES; side++)
+        make_engine(random, out, side, &out->engines[side]);
+    make_requests(random, out);
+    out->ids_seed = (uint32_t)rng_next(random);
+    out->first_replica = rng_chance(random, 30);
+    out->layers_apart = rng_chance(random, 30);
+}
+
+/* Most engines that a die makes are illegal, by the order of their axes; most of these are made again. */
+void recipe_generate(uint64_t seed, recipe *out) {
+    rng random = {seed};
+    static world w;
+    for (;;) {
+        make_case(&random, out);
+        arena_reset();
+        if (!recipe_usable(out) || !world_make(out, &w))
+            continue;
+        for (uint32_t tries = 0; tries < 30; tries++) {
+            bool usable = true, legal = true;
+            for (uint32_t side = 0; side < SIDES; side++) {
+                if (!w.engines[side].illegal)
+                    continue;
+                legal = false;
+                if (!rng_chance(&random, 90))
+                    return;
+                make_engine(&random, out, side, &out->engines[side]);
+            }
+            if (legal)
+                return;
+            arena_reset();
+            usable = recipe_usable(out) && world_make(out, &w);
+            if (!usable)
+                break;
+        }
+    }
+}
+
+bool recipe_usable(const recipe *r) {
+    bool good = r->layer_count >= 1 && r->layer_count <= MAX_LAYERS && r->group_count >= 1 &&
+                r->group_count <= MAX_GROUPS && r->fault < FAULTS && r->fault_side < SIDES;
+    for (uint32_t g = 0; g < r->group_count && good; g++) {
+        const group_recipe *group = &r->groups[g];
+        good = group->layer_mask && group->layer_mask < 1u << r->layer_count && group->part_count >= 1 &&
+               group->part_count <= MAX_PARTS && !(group->window && group->chunk) &&
+               !(group->is_state && (group->window || group->chunk)) &&
+               r->requests[g].begin <= r->requests[g].end && r->requests[g].end <= 1000;
+        for (uint32_t p = 0; p < group->part_count && good; p++) {
+            const part_recipe *part = &group->parts[p];
+            good = part->dtype > INVALID && part->dtype <= I4 && part->units >= 1 && part->units <= 16 &&
+                   part->granule >= 1 && part->units % part->granule == 0 && part->cell_elements >= 1 &&
+                   part->cell_elements <= 64 && part->rows >= 1 && part->rows <= 8 &&
+                   (part->dtype < F4_E2M1 || part->cell_elements % 2 == 0);
+        }
+        for (uint32_t side = 0; side < SIDES && good; side++)
+            good = r->requests[g].tables[side].ids < ID_MODES;
+    }
+    for (uint32_t side = 0; side < SIDES && good; side++) {
+        const engine_recipe *engine = &r->engines[side];
+        good = engine->tp >= 1 && engine->tp <= 9 && engine->pp >= 1 && engine->pp <= MAX_STAGES &&
+               engine->dcp >= 1 && engine->dcp <= 9 && engine->width >= 1 && engine->width <= 8;
+        if (engine->by_hand)
+            good = good && engine->hand_count >= 1 && engine->hand_count <= MAX_HAND_RANKS;
+        for (uint32_t i = 0; i < engine->hand_count && good && engine->by_hand; i++)
+            good =
+                engine->hands[i].regions >= 1 && engine->hands[i].regions <= 8 && engine->hands[i].pad < 64;
+        for (uint32_t i = 0; i < MAX_GROUPS && good; i++)
+            good = engine->layouts[i].order <= 120 && engine->layouts[i].tokens <= 64 &&
+                   engine->layouts[i].kernel_blocks <= 64;
+    }
+    return good;
+}

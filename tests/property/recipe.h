@@ -1,0 +1,143 @@
+/*
+ * A recipe: everything that one random case is made of, as plain numbers.
+ *
+ * Nothing in a recipe depends on anything else in it: sizes of caches, block ids and addresses are derived
+ * (world.h). So a number can be made smaller without mending the others, which is how cases are shrunk. All
+ * members are uint32_t, which the shrinker relies on.
+ */
+#ifndef KVF_PROPERTY_RECIPE_H
+#define KVF_PROPERTY_RECIPE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum {
+    MAX_GROUPS = 4,
+    MAX_PARTS = 4,
+    MAX_LAYERS = 6,
+    MAX_STAGES = 3,
+    MAX_HAND_RANKS = 12,
+    MAX_RANKS = 27,
+    ORDER_TEXT = 16,
+};
+
+enum { LOCAL = 0, REMOTE = 1, SIDES = 2 };
+
+typedef struct part_recipe {
+    uint32_t dtype, units, granule, cell_elements, rows;
+    uint32_t new_tensor; /* begins a tensor of its own */
+    uint32_t replicate;
+} part_recipe;
+
+typedef struct group_recipe {
+    uint32_t is_state;
+    uint32_t window, chunk;
+    uint32_t layer_mask;
+    uint32_t part_count;
+    part_recipe parts[MAX_PARTS];
+} group_recipe;
+
+enum order_fault {
+    ORDER_FINE,
+    ORDER_MISSING,
+    ORDER_TWICE,
+    ORDER_UNKNOWN,
+    ORDER_TWO_BARS,
+    ORDER_TENSOR_INSIDE
+};
+
+typedef struct layout_recipe {
+    uint32_t tokens; /* 0: the default */
+    uint32_t kernel_blocks;
+    uint32_t order;       /* 0: NULL; 1 .. 120: a permutation of L, B, P, H, N */
+    uint32_t tensor_axis; /* 0: no T; else it stands so many letters outside P, at most at the front */
+    uint32_t bar;         /* 0: none; else it stands before letter bar - 1 */
+    uint32_t order_fault;
+    uint32_t page_extra; /* 0: no page_bytes; else what it has beyond the content, and 1 */
+    uint32_t page_short; /* page_bytes is one less than the content */
+    uint32_t page_align;
+    uint32_t spare_blocks;
+} layout_recipe;
+
+/* A rank with a shard made by hand: any units, any placements. */
+typedef struct hand_rank {
+    uint32_t layers_begin, layers_end;
+    uint32_t share_index;
+    uint32_t spare_blocks;
+    uint32_t replica, replica_count;
+    uint32_t units_begin[MAX_GROUPS][MAX_PARTS];
+    uint32_t units_end[MAX_GROUPS][MAX_PARTS];
+    uint32_t in_pages; /* all layers and parts of a block together; otherwise one after another */
+    uint32_t regions;
+    uint32_t pad;   /* the most bytes left free after a cell, a row ... */
+    uint32_t tight; /* nothing is left free after the last of them */
+    uint32_t junk;  /* strides that are never stepped have odd values */
+    uint32_t seed;
+    uint32_t damage; /* 0: none; otherwise one number of one placement is replaced */
+} hand_rank;
+
+typedef struct engine_recipe {
+    uint32_t by_hand;
+    uint32_t tp, pp;
+    uint32_t uneven; /* the stages have the sizes below */
+    uint32_t stages[MAX_STAGES];
+    uint32_t dcp, width; /* of hand-made shards, too */
+    uint32_t share_pages;
+    uint32_t per_group; /* a layout for each group; otherwise 0 is for tokens and 1 for states */
+    layout_recipe layouts[MAX_GROUPS];
+    uint32_t hand_count;
+    uint32_t disagree; /* 0: none; otherwise rank disagree - 1 shares its tokens by another width */
+    hand_rank hands[MAX_HAND_RANKS];
+} engine_recipe;
+
+enum id_mode { IDS_ASCENDING, IDS_DESCENDING, IDS_SHUFFLED, IDS_CHUNKS, IDS_SCATTERED, ID_MODES };
+
+typedef struct table_recipe {
+    uint32_t ids;        /* an id_mode */
+    uint32_t lead;       /* blocks listed before the first that is needed */
+    uint32_t lead_empty; /* they are KVF_NO_BLOCK */
+    uint32_t trail;      /* blocks listed after the last that is needed */
+} table_recipe;
+
+typedef struct group_request_recipe {
+    uint32_t begin, end;
+    table_recipe tables[SIDES];
+} group_request_recipe;
+
+enum fault {
+    FAULT_NONE,
+    FAULT_BEYOND,
+    FAULT_SHORT,
+    FAULT_LATE,
+    FAULT_HOLE,
+    FAULT_BACKWARDS,
+    FAULT_COUNT,
+    FAULTS
+};
+
+typedef struct recipe {
+    uint32_t layer_count, group_count;
+    group_recipe groups[MAX_GROUPS];
+    engine_recipe engines[SIDES];
+    group_request_recipe requests[MAX_GROUPS];
+    uint32_t ids_seed;
+    uint32_t first_replica; /* KVF_REPLICA_FIRST */
+    uint32_t layers_apart;
+    uint32_t fault; /* of a second request, which must be refused */
+    uint32_t fault_group, fault_side, fault_at;
+} recipe;
+
+/** Whether the numbers make a case at all: a model that may be made, and sizes within the bounds above. */
+bool recipe_usable(const recipe *r);
+
+/** A random case. */
+void recipe_generate(uint64_t seed, recipe *out);
+
+/** Makes a failing case smaller as long as `fails` says that it still fails. Returns how many were tried. */
+uint32_t recipe_shrink(recipe *r, bool (*fails)(const recipe *r));
+
+/** Prints the case as C that can be pasted into a test. */
+void recipe_print(FILE *to, const recipe *r, uint32_t local_rank);
+
+#endif

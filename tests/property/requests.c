@@ -1,0 +1,88 @@
+#include "requests.h"
+
+#include <string.h>
+
+#include "forms.h"
+
+/* Blocks of the sequence that a table no longer gives. */
+typedef struct lost_blocks {
+    uint32_t begin, end;
+} lost_blocks;
+
+/* Counts through the steps: does the rank want one that lies in a lost block of that side? */
+static bool is_touched(const recipe *r, const world *w, uint32_t local_rank, uint32_t group, uint32_t side,
+                       lost_blocks lost) {
+    const group_tables *tables = &w->tables[group];
+    const rank_group *held = &w->engines[LOCAL].ranks[local_rank].groups[group];
+    const rank_group *remote = remote_shares(w, group);
+    bool wants = false;
+    for (uint32_t p = 0; p < r->groups[group].part_count; p++)
+        wants |= units_of(&held->parts[p]) > 0 && layers_of(held) > 0;
+    uint32_t position[SIDES][MAX_SHARES] = {{0}};
+    for (uint32_t step = 0; step < tables->end && wants; step++) {
+        rank_group share = remote ? *remote : (rank_group){.share_count = 1, .share_width = 1};
+        share.share_index = step / share.share_width % share.share_count;
+        uint32_t of[SIDES] = {held->share_index, share.share_index}, block[SIDES];
+        if (keeps(held, step))
+            block[LOCAL] = position[LOCAL][of[LOCAL]]++ / w->engines[LOCAL].tokens[group];
+        block[REMOTE] = position[REMOTE][of[REMOTE]]++ / w->engines[REMOTE].tokens[group];
+        if (keeps(held, step) && step >= tables->first && block[side] >= lost.begin && block[side] < lost.end)
+            return true;
+    }
+    return false;
+}
+
+static uint32_t beyond(const world *w, uint32_t local_rank, uint32_t group, uint32_t side) {
+    if (side == LOCAL)
+        return w->engines[LOCAL].ranks[local_rank].groups[group].block_count;
+    uint32_t least = UINT32_MAX - 1;
+    const engine_world *e = &w->engines[REMOTE];
+    for (uint32_t i = 0; i < e->rank_count; i++)
+        if (layers_of(&e->ranks[i].groups[group]) && e->ranks[i].groups[group].block_count < least)
+            least = e->ranks[i].groups[group].block_count;
+    return least;
+}
+
+bool make_faulty(const recipe *r, const world *w, uint32_t local_rank, faulty_request *out) {
+    if (r->fault == FAULT_NONE)
+        return false;
+    fill_request_form(r, w, out->groups);
+    out->group_count = r->group_count;
+    out->expected = KVF_E_INVALID;
+    uint32_t group = r->fault_group % r->group_count;
+    if (r->fault == FAULT_COUNT) {
+        out->group_count += r->fault_at % 2 ? 1 : UINT32_MAX;
+        return true;
+    }
+    if (r->fault == FAULT_BACKWARDS) {
+        out->groups[group].begin = out->groups[group].end + 1 + r->fault_at % 3;
+        return true;
+    }
+    const table_world *t = &w->tables[group].side[r->fault_side];
+    uint32_t needed = t->needed_end - t->needed_begin;
+    if (t->count == 0 || needed == 0)
+        return false;
+    kvf_block_table *table = r->fault_side == LOCAL ? &out->groups[group].local : &out->groups[group].remote;
+    uint32_t *ids = arena_take(t->count, sizeof *ids);
+    memcpy(ids, t->ids, t->count * sizeof *ids);
+    uint32_t block = t->needed_begin + r->fault_at % needed;
+    lost_blocks lost = {block, block + 1};
+    if (r->fault == FAULT_SHORT) {
+        lost = (lost_blocks){t->needed_end - 1, UINT32_MAX};
+        table->count = lost.begin - t->first_block;
+    } else if (r->fault == FAULT_LATE) {
+        lost = (lost_blocks){0, t->needed_begin + 1};
+        uint32_t skipped = lost.end - t->first_block;
+        ids += skipped;
+        table->count -= skipped;
+        table->first_block = lost.end;
+    } else if (r->fault == FAULT_HOLE) {
+        ids[block - t->first_block] = KVF_NO_BLOCK;
+    } else {
+        ids[block - t->first_block] =
+            r->fault_at % 2 ? UINT32_MAX - 1 : beyond(w, local_rank, group, r->fault_side);
+    }
+    table->ids = ids;
+    out->expected = is_touched(r, w, local_rank, group, r->fault_side, lost) ? KVF_E_RANGE : KVF_OK;
+    return true;
+}

@@ -1,0 +1,448 @@
+/*
+ * One local rank after the other: plan, set a request, pull its runs, copy, compare.
+ */
+#include "transfer.h"
+
+#include <string.h>
+
+#include "coverage.h"
+#include "forms.h"
+#include "random.h"
+#include "requests.h"
+
+enum { MOST_RUNS_AT_ONCE = 64 };
+
+/* ---- memory -----------------------------------------------------------------------------------------------
+ */
+
+static void take_memory(const rank_world *rank, memory *out) {
+    for (uint32_t i = 0; i < rank->region_count; i++)
+        out->regions[i] = arena_take(rank->region_bytes[i] + 8u, 1);
+}
+
+static void fill_with_garbage(const rank_world *rank, const memory *m, uint64_t seed) {
+    uint64_t state = mix64(seed) | 1;
+    for (uint32_t i = 0; i < rank->region_count; i++) {
+        for (uint32_t at = 0; at < rank->region_bytes[i]; at += 8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            memcpy(m->regions[i] + at, &state, 8); /* there are 8 bytes more than the region has */
+        }
+    }
+}
+
+static bool write_content(const cell_visit *cell, void *context) {
+    const memory *m = context;
+    cell_content(cell, m->regions[cell->at.region] + cell->at.offset);
+    return true;
+}
+
+static void fill_remote(const recipe *r, const world *w, memory *remote) {
+    const engine_world *e = &w->engines[REMOTE];
+    for (uint32_t i = 0; i < e->rank_count; i++) {
+        take_memory(&e->ranks[i], &remote[i]);
+        fill_with_garbage(&e->ranks[i], &remote[i], r->ids_seed + 100 + i);
+        for (uint32_t g = 0; g < r->group_count; g++)
+            (void)visit_cells(w, REMOTE, i, g, 0, w->tables[g].end, write_content, &remote[i]);
+    }
+}
+
+/* ---- one local rank ---------------------------------------------------------------------------------------
+ */
+
+typedef struct transfer {
+    const recipe *r;
+    const world *w;
+    uint32_t rank;
+    const rank_world *own;
+    const kvf_plan *plan;
+    const choices *choices;
+    const memory *remote; /* by rank */
+    memory local, expected, written;
+    memory layers;                    /* of each wanted byte, and 1 */
+    uint64_t wanted_bytes[MAX_RANKS]; /* by remote rank */
+} transfer;
+
+static bool expect_cell(const cell_visit *cell, void *context) {
+    transfer *t = context;
+    cell_content(cell, t->expected.regions[cell->at.region] + cell->at.offset);
+    memset(t->layers.regions[cell->at.region] + cell->at.offset,
+           (int)t->w->layers[cell->group][cell->layer] + 1, cell->bytes);
+    const rank_group *remote = remote_shares(t->w, cell->group);
+    uint32_t share = cell->step / remote->share_width % remote->share_count;
+    uint32_t rank = t->choices->rank[cell->group][cell->layer][cell->part][cell->unit][share];
+    if (rank == NOBODY)
+        return wrong("group %u, layer %u, part %u, unit %u, step %u is in no cut", cell->group, cell->layer,
+                     cell->part, cell->unit, cell->step);
+    t->wanted_bytes[rank] += cell->bytes;
+    return true;
+}
+
+static bool expect_memory(transfer *t) {
+    take_memory(t->own, &t->local);
+    take_memory(t->own, &t->expected);
+    take_memory(t->own, &t->written);
+    take_memory(t->own, &t->layers);
+    fill_with_garbage(t->own, &t->local, t->r->ids_seed + 50 + t->rank);
+    for (uint32_t i = 0; i < t->own->region_count; i++) {
+        uint32_t bytes = t->own->region_bytes[i];
+        memcpy(t->expected.regions[i], t->local.regions[i], bytes);
+        memset(t->written.regions[i], 0, bytes);
+        memset(t->layers.regions[i], 0, bytes);
+    }
+    for (uint32_t g = 0; g < t->r->group_count; g++)
+        if (!visit_cells(t->w, LOCAL, t->rank, g, t->w->tables[g].first, t->w->tables[g].end, expect_cell, t))
+            return false;
+    return true;
+}
+
+/* Names the first byte that differs, and the cell it belongs to. */
+typedef struct byte_search {
+    place at;
+    cell_visit found;
+    bool is_cell;
+} byte_search;
+
+static bool is_not_it(const cell_visit *cell, void *context) {
+    byte_search *search = context;
+    if (cell->at.region != search->at.region || search->at.offset < cell->at.offset ||
+        search->at.offset >= cell->at.offset + cell->bytes)
+        return true;
+    search->found = *cell;
+    search->is_cell = true;
+    return false;
+}
+
+static bool compare_memory(const transfer *t) {
+    byte_search search = {.at = {0, 0}};
+    for (uint32_t i = 0; i < t->own->region_count; i++) {
+        uint32_t bytes = t->own->region_bytes[i];
+        if (memcmp(t->local.regions[i], t->expected.regions[i], bytes) == 0)
+            continue;
+        search.at.region = i;
+        while (t->local.regions[i][search.at.offset] == t->expected.regions[i][search.at.offset])
+            search.at.offset++;
+        for (uint32_t g = 0; g < t->r->group_count && !search.is_cell; g++)
+            (void)visit_cells(t->w, LOCAL, t->rank, g, t->w->tables[g].first, t->w->tables[g].end, is_not_it,
+                              &search);
+        const cell_visit *cell = &search.found;
+        if (!search.is_cell)
+            return wrong("region %u, byte %u belongs to no wanted cell, but was written", i,
+                         search.at.offset);
+        return wrong("group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u has a wrong value "
+                     "(region %u, byte %u; %s)",
+                     cell->group, cell->layer, cell->part, cell->step, cell->row, cell->unit,
+                     search.at.offset - cell->at.offset, i, search.at.offset,
+                     t->written.regions[i][search.at.offset] ? "written" : "never written");
+    }
+    return true;
+}
+
+/* ---- runs -------------------------------------------------------------------------------------------------
+ */
+
+typedef struct source_runs {
+    uint32_t source, rank;
+    uint64_t count, bytes;
+    kvf_run last;
+} source_runs;
+
+/* A last row or unit without the bytes left free behind the others may happen to touch what comes next in one
+ * piece. No engine lays memory out so, and runs are not looked through for it. */
+static bool may_touch(const recipe *r, uint32_t side, uint32_t rank) {
+    const hand_rank *hand = &r->engines[side].hands[rank];
+    return r->engines[side].by_hand && (hand->damage || (hand->tight && hand->pad));
+}
+
+static bool copy_run(transfer *t, source_runs *s, const kvf_run *run) {
+    const rank_world *remote = &t->w->engines[REMOTE].ranks[s->rank];
+    if (run->bytes == 0)
+        return wrong("source %u, run %llu has no bytes", s->source, (unsigned long long)s->count);
+    if (run->local_region >= t->own->region_count || run->remote_region >= remote->region_count ||
+        run->local_offset + run->bytes > t->own->region_bytes[run->local_region] ||
+        run->remote_offset + run->bytes > remote->region_bytes[run->remote_region])
+        return wrong("source %u, run %llu leaves a region: local %u at %llu, remote %u at %llu, %llu bytes",
+                     s->source, (unsigned long long)s->count, run->local_region,
+                     (unsigned long long)run->local_offset, run->remote_region,
+                     (unsigned long long)run->remote_offset, (unsigned long long)run->bytes);
+    const kvf_run *last = &s->last;
+    if (s->count && last->local_region == run->local_region && last->remote_region == run->remote_region &&
+        last->local_offset + last->bytes == run->local_offset &&
+        last->remote_offset + last->bytes == run->remote_offset && !may_touch(t->r, LOCAL, t->rank) &&
+        !may_touch(t->r, REMOTE, s->rank) &&
+        (!t->r->layers_apart || t->layers.regions[run->local_region][run->local_offset] ==
+                                    t->layers.regions[run->local_region][run->local_offset - 1]))
+        return wrong("source %u, run %llu touches the one before it", s->source,
+                     (unsigned long long)s->count);
+    unsigned char *to = t->local.regions[run->local_region] + run->local_offset;
+    unsigned char *written = t->written.regions[run->local_region] + run->local_offset;
+    const unsigned char *layers = t->layers.regions[run->local_region] + run->local_offset;
+    if (memchr(written, 1, run->bytes))
+        return wrong("source %u, run %llu writes what was written before", s->source,
+                     (unsigned long long)s->count);
+    for (uint64_t i = 1; i < run->bytes && t->r->layers_apart; i++)
+        if (layers[i] != layers[0])
+            return wrong("source %u, run %llu spans two layers, which are to be kept apart", s->source,
+                         (unsigned long long)s->count);
+    memset(written, 1, run->bytes);
+    memcpy(to, t->remote[s->rank].regions[run->remote_region] + run->remote_offset, run->bytes);
+    s->last = *run;
+    s->count++;
+    s->bytes += run->bytes;
+    return true;
+}
+
+static bool copy_source(transfer *t, const kvf_request *request, source_runs *s, rng *random) {
+    kvf_run runs[MOST_RUNS_AT_ONCE], again[MOST_RUNS_AT_ONCE];
+    kvf_run_cursor cursor;
+    kvf_run_cursor_start(&cursor, request, s->source);
+    for (;;) {
+        uint32_t capacity = rng_between(random, 1, rng_chance(random, 50) ? 6 : MOST_RUNS_AT_ONCE);
+        kvf_run_cursor before = cursor;
+        size_t n = kvf_run_cursor_next(&cursor, runs, capacity);
+        if (n > capacity)
+            return wrong("source %u: %zu runs, but there was room for %u", s->source, n, capacity);
+        if (rng_chance(random, 10) && (kvf_run_cursor_next(&before, again, capacity) != n ||
+                                       memcmp(runs, again, n * sizeof *runs) != 0))
+            return wrong("source %u: a copied cursor gives other runs", s->source);
+        for (size_t i = 0; i < n; i++)
+            if (!copy_run(t, s, &runs[i]))
+                return false;
+        if (n == 0)
+            break;
+    }
+    uint64_t count = kvf_request_run_count(request, s->source);
+    uint64_t bytes = kvf_request_bytes(request, s->source);
+    if (count != s->count)
+        return wrong("source %u: kvf_request_run_count() is %llu, but there are %llu runs", s->source,
+                     (unsigned long long)count, (unsigned long long)s->count);
+    if (bytes != s->bytes || bytes != t->wanted_bytes[s->rank])
+        return wrong("source %u: kvf_request_bytes() is %llu, the runs have %llu, %llu are wanted", s->source,
+                     (unsigned long long)bytes, (unsigned long long)s->bytes,
+                     (unsigned long long)t->wanted_bytes[s->rank]);
+    return true;
+}
+
+/* Blocks are scattered, all groups begin at the first step, and states are one. */
+static bool is_predictable(const transfer *t, uint32_t *tokens) {
+    *tokens = NO_ID;
+    for (uint32_t g = 0; g < t->r->group_count; g++) {
+        uint32_t end = t->w->tables[g].end;
+        if (t->r->groups[g].is_state ? end != 1 : *tokens != NO_ID && end != *tokens)
+            return false;
+        if (!t->r->groups[g].is_state)
+            *tokens = end;
+    }
+    return t->w->scattered;
+}
+
+static bool check_prediction(const transfer *t, const source_runs *s, uint32_t tokens) {
+    kvf_cost_model cost = {.ns_per_run = 3, .ns_per_byte = 0.5, .ns_per_source = 1000};
+    kvf_prediction p;
+    kvf_status status = kvf_plan_predict(t->plan, s->source, tokens, &cost, &p);
+    if (status)
+        return wrong("source %u: kvf_plan_predict() gives %s", s->source, kvf_status_name(status));
+    if (p.bytes != s->bytes || p.runs != s->count)
+        return wrong("source %u: predicted are %llu bytes in %llu runs; there are %llu in %llu", s->source,
+                     (unsigned long long)p.bytes, (unsigned long long)p.runs, (unsigned long long)s->bytes,
+                     (unsigned long long)s->count);
+    double ns = 1000 + 3 * (double)p.runs + 0.5 * (double)p.bytes;
+    if (p.ns < ns - 1e-3 || p.ns > ns + 1e-3)
+        return wrong("source %u: predicted are %f ns; expected %f", s->source, p.ns, ns);
+    note(KIND_PREDICTED);
+    return true;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------------------
+ */
+
+/* A table that ends with the sequence is what kvf_block_table_tail() makes of its ids. */
+static bool check_tails(const transfer *t, const kvf_group_request *groups) {
+    for (uint32_t g = 0; g < t->r->group_count; g++) {
+        for (uint32_t side = 0; side < SIDES; side++) {
+            const engine_world *e = &t->w->engines[side];
+            const kvf_block_table *table = side == LOCAL ? &groups[g].local : &groups[g].remote;
+            const table_recipe *wanted = &t->r->requests[g].tables[side];
+            if (table->count == 0 || wanted->trail || e->ranks[0].groups[g].share_count > 1)
+                continue;
+            kvf_block_table tail;
+            kvf_status status =
+                kvf_block_table_tail(table->ids, table->count, t->w->tables[g].end, e->tokens[g], &tail);
+            if (status || tail.ids != table->ids || tail.count != table->count ||
+                tail.first_block != table->first_block)
+                return wrong("group %u: kvf_block_table_tail() gives %s, first_block %u; expected %u", g,
+                             kvf_status_name(status), status ? 0 : tail.first_block, table->first_block);
+        }
+    }
+    return true;
+}
+
+static bool set_request(const transfer *t, kvf_request *request, const kvf_group_request *groups) {
+    kvf_status status = kvf_request_set(request, groups, t->r->group_count);
+    if (status)
+        return wrong("kvf_request_set() gives %s: %s", kvf_status_name(status), kvf_error_detail());
+    for (uint32_t g = 0; g < t->r->group_count; g++) {
+        uint64_t begin, end;
+        kvf_request_steps(request, g, &begin, &end);
+        if (begin != t->w->tables[g].first || end != t->w->tables[g].end)
+            return wrong("group %u: steps [%llu, %llu); expected [%u, %u)", g, (unsigned long long)begin,
+                         (unsigned long long)end, t->w->tables[g].first, t->w->tables[g].end);
+    }
+    return true;
+}
+
+/* A request that must be refused, before or after a good one; what was set stays set. */
+static bool try_faulty(const transfer *t, kvf_request *request, bool *refused) {
+    faulty_request faulty;
+    *refused = false;
+    if (!make_faulty(t->r, t->w, t->rank, &faulty))
+        return true;
+    kvf_status status = kvf_request_set(request, faulty.groups, faulty.group_count);
+    if (status != faulty.expected)
+        return wrong("a request with fault %u gives %s (%s); expected is %s", t->r->fault,
+                     kvf_status_name(status), status ? kvf_error_detail() : "",
+                     kvf_status_name(faulty.expected));
+    *refused = status != KVF_OK;
+    note(*refused ? KIND_REQUEST_REFUSED : KIND_FAULT_ELSEWHERE);
+    return true;
+}
+
+static bool is_empty(const transfer *t, const kvf_request *request) {
+    for (uint32_t s = 0; s < kvf_plan_source_count(t->plan); s++)
+        if (kvf_request_bytes(request, s) || kvf_request_run_count(request, s))
+            return wrong("source %u has runs, but the only request was refused", s);
+    return true;
+}
+
+static bool set_and_refuse(const transfer *t, kvf_request *request) {
+    kvf_group_request groups[MAX_GROUPS];
+    fill_request_form(t->r, t->w, groups);
+    bool refused, first = t->r->fault_at / 2 % 2;
+    if (first && (!try_faulty(t, request, &refused) || (refused && !is_empty(t, request))))
+        return false;
+    if (!check_tails(t, groups) || !set_request(t, request, groups))
+        return false;
+    if (first)
+        return true;
+    if (!try_faulty(t, request, &refused))
+        return false;
+    return refused || set_request(t, request, groups);
+}
+
+static bool move_request(transfer *t, kvf_request *request) {
+    if (!set_and_refuse(t, request) || !expect_memory(t))
+        return false;
+    rng random = {mix64(t->r->ids_seed + t->rank)};
+    uint32_t tokens;
+    bool predictable = is_predictable(t, &tokens);
+    for (uint32_t s = 0; s < kvf_plan_source_count(t->plan); s++) {
+        source_runs runs = {.source = s, .rank = kvf_plan_source_rank(t->plan, s)};
+        if (!copy_source(t, request, &runs, &random) ||
+            (predictable && !check_prediction(t, &runs, tokens == NO_ID ? 7 : tokens)))
+            return false;
+        t->wanted_bytes[runs.rank] = 0;
+    }
+    for (uint32_t i = 0; i < MAX_RANKS; i++)
+        if (t->wanted_bytes[i])
+            return wrong("rank %u is read, but is not a source", i);
+    return compare_memory(t);
+}
+
+/* ---- plans ------------------------------------------------------------------------------------------------
+ */
+
+static bool check_lanes(const transfer *t) {
+    for (uint32_t i = 0; i < kvf_plan_rule_count(t->plan); i++) {
+        const kvf_copy_rule *rule = kvf_plan_get_rule(t->plan, i);
+        for (uint32_t l = 0; l < rule->lane_count && t->r->layers_apart; l++)
+            if (rule->lanes[l].layers.end != rule->lanes[l].layers.begin + 1)
+                return wrong("rule %u, lane %u moves layers [%u, %u), which are to be kept apart", i, l,
+                             rule->lanes[l].layers.begin, rule->lanes[l].layers.end);
+    }
+    return true;
+}
+
+static void note_request(const transfer *t) {
+    bool unaligned = false, cached = false, moved = false, later = false, holes = false;
+    for (uint32_t g = 0; g < t->r->group_count; g++) {
+        const group_tables *tables = &t->w->tables[g];
+        cached |= tables->begin == tables->end;
+        moved |= tables->begin < tables->end;
+        for (uint32_t side = 0; side < SIDES && tables->first < tables->end; side++) {
+            const table_world *table = &tables->side[side];
+            unaligned |= tables->begin % t->w->engines[side].tokens[g] != 0;
+            later |= table->first_block > 0;
+            holes |= table->needed_begin > table->first_block && t->r->requests[g].tables[side].lead_empty;
+        }
+    }
+    note_if(KIND_PREFIX_UNALIGNED, unaligned);
+    note_if(KIND_CACHED_BESIDE, cached && moved);
+    note_if(KIND_TABLE_LATER, later);
+    note_if(KIND_TABLE_HOLES, holes);
+    note(KIND_MOVED);
+}
+
+static bool use_plan(transfer *t, choices *out) {
+    kvf_status status = kvf_plan_verify(t->plan);
+    if (status)
+        return wrong("kvf_plan_verify() gives %s: %s", kvf_status_name(status), kvf_error_detail());
+    if (!check_cuts(t->r, t->w, t->plan, t->rank, out) || !check_lanes(t))
+        return false;
+    kvf_request *request;
+    status = kvf_request_create(t->plan, &request);
+    if (status)
+        return wrong("kvf_request_create() gives %s", kvf_status_name(status));
+    t->choices = out;
+    bool good = move_request(t, request);
+    kvf_request_free(request);
+    note_request(t);
+    note_if(KIND_RANK_EMPTY, kvf_plan_source_count(t->plan) == 0);
+    return good;
+}
+
+static bool transfer_rank(const recipe *r, const world *w, const built *b, const memory *remote,
+                          uint32_t rank, choices *out, bool *all_covered) {
+    kvf_plan_options options = {.struct_size = sizeof options,
+                                .replicas = r->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD,
+                                .keep_layers_apart = r->layers_apart};
+    bool defaults = !r->first_replica && !r->layers_apart && rank % 2;
+    kvf_plan *plan;
+    kvf_status status = kvf_plan_build(b->local[rank], b->remote, defaults ? NULL : &options, &plan);
+    note(KIND_RANK);
+    if (is_uncovered(r, w, rank)) {
+        *all_covered = false;
+        note(KIND_UNCOVERED);
+        if (status == KVF_E_UNCOVERED)
+            return true;
+        if (status == KVF_OK)
+            kvf_plan_free(plan);
+        return wrong("kvf_plan_build() gives %s, but some cells are held by nobody", kvf_status_name(status));
+    }
+    if (status)
+        return wrong("kvf_plan_build() gives %s: %s", kvf_status_name(status), kvf_error_detail());
+    transfer *t = arena_take(1, sizeof *t);
+    memset(t, 0, sizeof *t);
+    t->r = r;
+    t->w = w;
+    t->rank = rank;
+    t->own = &w->engines[LOCAL].ranks[rank];
+    t->plan = plan;
+    t->remote = remote;
+    bool good = use_plan(t, out);
+    kvf_plan_free(plan);
+    return good;
+}
+
+bool transfer_case(const recipe *r, const world *w, const built *b, uint32_t *local_rank) {
+    memory *remote = arena_take(MAX_RANKS, sizeof *remote);
+    uint32_t ranks = w->engines[LOCAL].rank_count;
+    choices *by_rank = arena_take(ranks, sizeof *by_rank);
+    fill_remote(r, w, remote);
+    bool all_covered = true;
+    for (*local_rank = 0; *local_rank < ranks; (*local_rank)++)
+        if (!transfer_rank(r, w, b, remote, *local_rank, &by_rank[*local_rank], &all_covered))
+            return false;
+    *local_rank = 0;
+    return !all_covered || check_spread(r, w, by_rank);
+}
