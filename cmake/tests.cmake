@@ -19,7 +19,11 @@ endfunction()
 
 kvf_add_programs(tests/unit unit NAMES unit_names NEEDS PkgConfig::CMOCKA)
 foreach(name IN LISTS unit_names)
-  kvf_add_test(${name} unit 120 ${name})
+  kvf_add_test(${name} unit 300 ${name})
+  # Two processes that wait for each other by looking should not share a processor with a third.
+  if(name MATCHES "^transport_")
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  endif()
 endforeach()
 
 kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)

@@ -49,6 +49,7 @@ static int reserve_copy_source(demo_job *job) {
             mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED)
             return failure("mmap of %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
+        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* as the transports do with what they allocate */
         job->copy_source[rank] = memory;
         job->copy_bytes[rank] = bytes;
     }

@@ -459,8 +459,9 @@ static void shards_of_another_model_are_refused_and_stay_the_callers(void **stat
 
 static void shards_must_be_in_order_of_rank(void **state) {
     (void)state;
-    assert_fails(try_two((told){.rank = 1}, (told){.rank = 0}), KVF_E_INVALID, "shards[0] has another rank");
-    assert_fails(try_two((told){.rank = 0}, (told){.rank = 2}), KVF_E_INVALID, "shards[1] has another rank");
+    const told ranks[] = {{.rank = 0}, {.rank = 1}, {.rank = 2}};
+    assert_fails(try_two(ranks[1], ranks[0]), KVF_E_INVALID, "shards[0] has another rank");
+    assert_fails(try_two(ranks[0], ranks[2]), KVF_E_INVALID, "shards[1] has another rank");
 }
 
 static void an_engine_needs_shards(void **state) {
@@ -480,25 +481,29 @@ static void an_engine_needs_shards(void **state) {
 
 static void ranks_must_agree_on_the_size_of_a_block(void **state) {
     (void)state;
-    assert_fails(try_two((told){.rank = 0}, (told){.rank = 1, .tokens_per_block = 8}), KVF_E_MISMATCH,
-                 "group mla", "rank 0 has 4 tokens and 1 kernel blocks", "rank 1 has 8 and 1");
-    assert_fails(try_two((told){.rank = 0}, (told){.rank = 1, .kernel_blocks_per_block = 2}), KVF_E_MISMATCH,
-                 "rank 1 has 4 and 2");
+    const told first = {.rank = 0};
+    const told larger = {.rank = 1, .tokens_per_block = 8};
+    const told divided = {.rank = 1, .kernel_blocks_per_block = 2};
+    assert_fails(try_two(first, larger), KVF_E_MISMATCH, "group mla",
+                 "rank 0 has 4 tokens and 1 kernel blocks", "rank 1 has 8 and 1");
+    assert_fails(try_two(first, divided), KVF_E_MISMATCH, "rank 1 has 4 and 2");
 }
 
 static void ranks_must_share_tokens_the_same_way(void **state) {
     (void)state;
-    assert_fails(try_two((told){.rank = 0, .tokens = {0, 2, 1}}, (told){.rank = 1, .tokens = {1, 3, 1}}),
-                 KVF_E_MISMATCH, "group mla", "rank 0 shares tokens by 2 with width 1", "by 3 with width 1");
-    assert_fails(try_two((told){.rank = 0, .tokens = {0, 2, 1}}, (told){.rank = 1, .tokens = {1, 2, 4}}),
-                 KVF_E_MISMATCH, "by 2 with width 4");
-    assert_ok(try_two((told){.rank = 0, .tokens = {0, 2, 4}}, (told){.rank = 1, .tokens = {1, 2, 4}}));
+    const told even = {.rank = 0, .tokens = {0, 2, 1}}, pairs = {.rank = 0, .tokens = {0, 2, 4}};
+    const told third = {.rank = 1, .tokens = {1, 3, 1}}, odd_pairs = {.rank = 1, .tokens = {1, 2, 4}};
+    assert_fails(try_two(even, third), KVF_E_MISMATCH, "group mla", "rank 0 shares tokens by 2 with width 1",
+                 "by 3 with width 1");
+    assert_fails(try_two(even, odd_pairs), KVF_E_MISMATCH, "by 2 with width 4");
+    assert_ok(try_two(pairs, odd_pairs));
 }
 
 static void a_rank_without_layers_of_a_group_need_not_agree_on_it(void **state) {
     (void)state;
-    assert_ok(try_two((told){.rank = 0},
-                      (told){.rank = 1, .tokens_per_block = 8, .tokens = {1, 2, 1}, .layers = {2, 2}}));
+    const told first = {.rank = 0};
+    const told none = {.rank = 1, .tokens_per_block = 8, .tokens = {1, 2, 1}, .layers = {2, 2}};
+    assert_ok(try_two(first, none));
 }
 
 static void an_engine_has_as_many_blocks_as_its_smallest_rank(void **state) {

@@ -158,6 +158,28 @@ static void each_token_share_has_a_rule_of_its_own(void **state) {
     free_pair(&p);
 }
 
+static void the_rows_of_a_token_become_one_cell_where_they_are_neighbours(void **state) {
+    (void)state;
+    /* Two rows of 8 bytes a token; with the unit inside them, they are 16 bytes apart. */
+    kvf_part_desc part = PART(.name = "x", .units = 2, .cell_elements = 4, .rows_per_step = 2);
+    kvf_group_desc group = {.name = "full", .parts = &part, .part_count = 1};
+    pair same = pair_of(one_group(1, group), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS()));
+    kvf_plan *wide = plan_of(&same, 0);
+    assert_rule(wide, 0, RULE(.units = 2, .cell_bytes = 16, .local = {128, 16, 64}, .remote = {128, 16, 64}),
+                {0, 0, 0, 0, {0, 1}});
+    pair turned =
+        pair_of(one_group(1, group), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS(.order = "L|BPNH")));
+    kvf_plan *narrow = plan_of(&turned, 0);
+    assert_rule(
+        narrow, 0,
+        RULE(.units = 2, .rows_per_step = 2, .cell_bytes = 8, .local = {128, 8, 64}, .remote = {128, 16, 8}),
+        {0, 0, 0, 0, {0, 1}});
+    kvf_plan_free(wide);
+    kvf_plan_free(narrow);
+    free_pair(&same);
+    free_pair(&turned);
+}
+
 static void rules_are_found_by_source(void **state) {
     (void)state;
     pair p = pair_of(hybrid(1), ENGINE(.all = BLOCKS()), ENGINE(.tp_size = 2, .all = BLOCKS()));
@@ -291,6 +313,19 @@ static void the_layers_of_a_block_lie_in_one_page(void **state) {
     free_pair(&p);
 }
 
+static void lanes_a_page_apart_or_more_are_not_in_one_page(void **state) {
+    (void)state;
+    /* Layers are 64 bytes apart on both sides: two local pages of 32, but half a remote page of 128. */
+    pair p = pair_of(latent(2), ENGINE(.all = {.tokens_per_block = 4, .block_count = 2, .order = "LBPHN"}),
+                     ENGINE(.all = {.tokens_per_block = 8, .block_count = 2, .order = "BLPHN"}));
+    kvf_plan *plan = plan_of(&p, 0);
+
+    assert_rule(plan, 0, RULE(.cell_bytes = 8, .local = {32, 8, 0}, .remote = {128, 8, 0}),
+                {0, 0, 0, 0, {0, 1}}, {64, 64, 0, 0, {1, 2}});
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
 static void a_whole_state_becomes_one_cell(void **state) {
     (void)state;
     /* conv.x, conv.B and conv.C of a step, then the steps, then ssm: 48 + 64 bytes; local pages are padded.
@@ -362,7 +397,7 @@ static void a_large_model_takes_a_rule_a_source_and_less_than_64_kib(void **stat
     assert_int_equal(kvf_plan_rule_count(plan), 2);
     assert_int_equal(kvf_plan_get_rule(plan, 0)->lane_count, 160);
     assert_int_equal(kvf_plan_get_rule(plan, 1)->lane_count, 160);
-    assert_in_range(kvf_plan_memory_bytes(plan), 1, 2 * 65536);
+    assert_in_range(kvf_plan_memory_bytes(plan), 320 * sizeof(kvf_copy_lane), 2 * 65536);
     assert_ok(kvf_plan_verify(plan));
     kvf_plan_free(plan);
     free_pair(&p);
@@ -474,6 +509,52 @@ static void no_tokens_cost_nothing(void **state) {
     free_pair(&p);
 }
 
+static void layers_that_touch_are_one_run(void **state) {
+    (void)state;
+    /* A cache of a single block: layer 1 begins where layer 0 ends. */
+    const kvf_engine_spec *spec = ENGINE(.all = {.tokens_per_block = 4, .block_count = 1, .order = "LBPHN"});
+    pair p = pair_of(latent(2), spec, spec);
+    kvf_plan *plan = plan_of(&p, 0);
+    assert_prediction(plan, 0, 4, 64, 1);
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
+static kvf_shard *uneven_pages(const kvf_model *model) {
+    /* K and V touch in layer 0, but not in layer 1. */
+    const kvf_part_share parts[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
+    const kvf_placement places[] = {
+        {0, 0, 128, 8, 8}, {0, 32, 128, 8, 8}, {1, 0, 128, 8, 8}, {1, 40, 128, 8, 8}};
+    const uint64_t bytes[] = {1024, 1024};
+    kvf_group_shard_desc group = {
+        .tokens_per_block = 4, .block_count = 8, .parts = parts, .placements = places};
+    kvf_shard_desc desc = {.struct_size = sizeof desc,
+                           .layers = {0, 2},
+                           .region_bytes = bytes,
+                           .region_count = 2,
+                           .groups = &group};
+    kvf_shard *shard = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    return shard;
+}
+
+static void layers_with_parts_at_different_distances_are_counted_one_by_one(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 1, 4);
+    kvf_shard *local = uneven_pages(model), *remote = uneven_pages(model);
+    kvf_engine *engine = NULL;
+    kvf_plan *plan = NULL;
+    assert_ok(kvf_engine_from_shards(model, NULL, &remote, 1, &engine));
+    assert_ok(kvf_plan_build(local, engine, NULL, &plan));
+
+    assert_prediction(plan, 0, 8, 256, 2 * 1 + 2 * 2); /* two blocks of either layer */
+
+    kvf_plan_free(plan);
+    kvf_engine_free(engine);
+    kvf_shard_free(local);
+    kvf_model_free(model);
+}
+
 static void a_source_that_does_not_exist_has_no_prediction(void **state) {
     (void)state;
     pair p = two_into_one();
@@ -546,6 +627,7 @@ int main(void) {
         cmocka_unit_test(a_cut_begins_at_its_first_unit_on_both_sides),
         cmocka_unit_test(strides_are_between_kernel_blocks),
         cmocka_unit_test(each_token_share_has_a_rule_of_its_own),
+        cmocka_unit_test(the_rows_of_a_token_become_one_cell_where_they_are_neighbours),
         cmocka_unit_test(rules_are_found_by_source),
         cmocka_unit_test(past_the_last_rule_and_source_there_is_none),
         cmocka_unit_test(neighbouring_heads_of_a_token_become_one_cell),
@@ -556,6 +638,7 @@ int main(void) {
         cmocka_unit_test(layers_on_the_remote_side_only_stay_apart),
         cmocka_unit_test(parts_that_are_neighbours_on_one_side_only_stay_apart),
         cmocka_unit_test(the_layers_of_a_block_lie_in_one_page),
+        cmocka_unit_test(lanes_a_page_apart_or_more_are_not_in_one_page),
         cmocka_unit_test(a_whole_state_becomes_one_cell),
         cmocka_unit_test(a_whole_state_ordered_by_channel_becomes_one_cell_too),
         cmocka_unit_test(half_a_state_is_moved_projection_by_projection),
@@ -568,6 +651,8 @@ int main(void) {
         cmocka_unit_test(only_what_is_inside_the_window_counts),
         cmocka_unit_test(a_state_counts_once_whatever_the_number_of_tokens),
         cmocka_unit_test(no_tokens_cost_nothing),
+        cmocka_unit_test(layers_that_touch_are_one_run),
+        cmocka_unit_test(layers_with_parts_at_different_distances_are_counted_one_by_one),
         cmocka_unit_test(a_source_that_does_not_exist_has_no_prediction),
         cmocka_unit_test(a_prediction_is_what_a_request_over_scattered_blocks_counts),
         cmocka_unit_test_teardown(a_plan_survives_every_refused_allocation, stop_counting_memory),

@@ -27,6 +27,27 @@ static void plans_between_any_two_orders_hold(void **state) {
     kvf_model_free(model);
 }
 
+static void plans_between_any_two_orders_of_a_state_hold(void **state) {
+    (void)state;
+    static const char *const orders[] = {"L|BTNPH", "L|BTPHN", "L|BTPNH", "LT|BNPH", "BTLPHN", "L|BTNHP"};
+    kvf_part_desc parts[] = {PART(.name = "q", .units = 4, .cell_elements = 1, .rows_per_step = 3),
+                             PART(.name = "k", .units = 4, .cell_elements = 1, .rows_per_step = 3),
+                             PART(.name = "rec", .units = 2, .cell_elements = 16, .tensor = 1)};
+    kvf_model *model = one_group(
+        2, (kvf_group_desc){.name = "gdn", .kind = KVF_GROUP_STATE, .parts = parts, .part_count = 3});
+    for (size_t i = 0; i < COUNT_OF(orders) * COUNT_OF(orders); i++) {
+        pair p = pair_of(kvf_model_retain(model),
+                         ENGINE(.state = {.block_count = 8, .order = orders[i % COUNT_OF(orders)]}),
+                         ENGINE(.tp_size = 1 + (uint32_t)(i % 2),
+                                .state = {.block_count = 8, .order = orders[i / COUNT_OF(orders)]}));
+        kvf_plan *plan = plan_of(&p, 0);
+        assert_ok(kvf_plan_verify(plan));
+        kvf_plan_free(plan);
+        free_pair(&p);
+    }
+    kvf_model_free(model);
+}
+
 /* Two sources, a rule with the lanes K and V of layers 0 and 1 for each: tests spoil a copy of it. */
 typedef struct proven {
     pair p;
@@ -225,6 +246,31 @@ static void a_walk_over_blocks_of_another_size_is_found(void **state) {
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "layer 0, part k", "another share or block size");
 }
 
+static void a_walk_over_shares_of_another_width_is_found(void **state) {
+    (void)state;
+    pair p;
+    kvf_plan *plan = shared_plan(&p);
+    plan->walks[1].remote.share.width = 2;
+    assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "part latent", "another share", "remote rank 1");
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
+static void a_rule_that_walks_the_blocks_of_another_group_is_found(void **state) {
+    (void)state;
+    static const uint32_t layers[] = {0, 1};
+    kvf_part_desc part = PART(.name = "latent", .units = 1, .cell_elements = 4);
+    kvf_group_desc groups[] = {
+        {.name = "a", .layers = layers, .layer_count = 1, .parts = &part, .part_count = 1},
+        {.name = "b", .layers = layers + 1, .layer_count = 1, .parts = &part, .part_count = 1}};
+    pair p = pair_of(model_of(2, groups, 2), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS()));
+    kvf_plan *plan = plan_of(&p, 0);
+    plan->rule_walks[1] = 0;
+    assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "group b, layer 1, part latent");
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
 static void a_share_that_nobody_reads_is_found(void **state) {
     (void)state;
     pair p;
@@ -263,6 +309,7 @@ static void a_proof_survives_a_refused_allocation(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plans_between_any_two_orders_hold),
+        cmocka_unit_test(plans_between_any_two_orders_of_a_state_hold),
         PROOF_TEST(a_wrong_remote_offset_is_found),
         PROOF_TEST(a_wrong_remote_region_is_found),
         PROOF_TEST(a_wrong_local_offset_leaves_a_cell_out),
@@ -281,6 +328,8 @@ int main(void) {
         cmocka_unit_test(a_rule_with_the_tokens_of_another_share_is_found),
         cmocka_unit_test(a_rule_that_walks_the_tokens_of_another_share_is_found),
         PROOF_TEST(a_walk_over_blocks_of_another_size_is_found),
+        cmocka_unit_test(a_walk_over_shares_of_another_width_is_found),
+        cmocka_unit_test(a_rule_that_walks_the_blocks_of_another_group_is_found),
         cmocka_unit_test(a_share_that_nobody_reads_is_found),
         cmocka_unit_test(there_is_no_proof_of_nothing),
         cmocka_unit_test_teardown(a_proof_survives_a_refused_allocation, stop_counting_memory),

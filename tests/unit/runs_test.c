@@ -39,6 +39,39 @@ static void set(const moved *m, kvf_block_table local, kvf_block_table remote, u
     assert_ok(kvf_request_set(m->request, &group, 1));
 }
 
+#define MOST_RUNS 4096
+
+/* All runs of a source, taken `capacity` at a time. */
+static size_t take(const kvf_request *request, uint32_t source, size_t capacity, kvf_run *out) {
+    kvf_run_cursor cursor;
+    kvf_run_cursor_start(&cursor, request, source);
+    size_t total = 0;
+    for (;;) {
+        assert_true(total + capacity <= 2 * MOST_RUNS);
+        size_t n = kvf_run_cursor_next(&cursor, out + total, capacity);
+        assert_true(n <= capacity);
+        if (n == 0)
+            break;
+        total += n;
+    }
+    assert_int_equal(kvf_run_cursor_next(&cursor, out + total, capacity), 0); /* it stays at the end */
+    return total;
+}
+
+static void assert_capacity_does_not_matter(const kvf_request *request) {
+    static kvf_run all[2 * MOST_RUNS], few[2 * MOST_RUNS];
+    static const size_t capacities[] = {1, 2, 3, 5, 7, 64, 1000};
+    uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
+    for (uint32_t source = 0; source < sources; source++) {
+        size_t count = take(request, source, MOST_RUNS, all);
+        assert_int_equal(kvf_request_run_count(request, source), count);
+        for (size_t i = 0; i < COUNT_OF(capacities); i++) {
+            assert_int_equal(take(request, source, capacities[i], few), count);
+            assert_true(same_runs(all, few, count));
+        }
+    }
+}
+
 /* ---- what merges ------------------------------------------------------------------------------------------
  */
 
@@ -107,6 +140,7 @@ static void layers_that_are_kept_apart_do_not_merge(void **state) {
     const kvf_block_table all = TABLE(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     set(&m, all, all, 0, 64);
     assert_runs(m.request, 0, {0, 0, 2048, 0, 0}, {2048, 2048, 2048, 0, 0});
+    assert_capacity_does_not_matter(m.request);
     done(&m);
 }
 
@@ -163,6 +197,7 @@ static void bytes_of_different_regions_never_merge(void **state) {
     assert_ok(kvf_request_set(m.request, wanted, 2));
 
     assert_runs(m.request, 0, {0, 0, 32, 0, 0}, {32, 32, 32, 1, 1});
+    assert_capacity_does_not_matter(m.request);
     done(&m);
 }
 
@@ -175,6 +210,31 @@ static void part_of_a_block_is_a_run_for_each_head(void **state) {
     set(&m, TABLE(1), TABLE(2), 1, 3);
     assert_runs(m.request, 0, {136, 264, 16, 0, 0}, {168, 296, 16, 0, 0}, {200, 328, 16, 0, 0},
                 {232, 360, 16, 0, 0});
+    done(&m);
+}
+
+static void whole_blocks_and_parts_of_blocks_go_together(void **state) {
+    (void)state;
+    moved m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
+    set(&m, TABLE(0, 2), TABLE(5, 3), 0, 6);
+    assert_runs(m.request, 0, {0, 640, 128, 0, 0}, {256, 384, 16, 0, 0}, {288, 416, 16, 0, 0},
+                {320, 448, 16, 0, 0}, {352, 480, 16, 0, 0});
+    set(&m, TABLE(0, 2), TABLE(5, 3), 3, 8);
+    assert_runs(m.request, 0, {24, 664, 8, 0, 0}, {56, 696, 8, 0, 0}, {88, 728, 8, 0, 0}, {120, 760, 8, 0, 0},
+                {256, 384, 128, 0, 0});
+    done(&m);
+}
+
+static void tokens_of_several_rows_are_moved_with_all_of_them(void **state) {
+    (void)state;
+    /* Two rows of 8 bytes a token. Local: unit, row. Remote: row, unit: 16 bytes a row, 32 a token. */
+    kvf_part_desc part = PART(.name = "x", .units = 2, .cell_elements = 4, .rows_per_step = 2);
+    moved m = move_between(one_group(1, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1}),
+                           "L|BPHN", "L|BPNH");
+    set(&m, TABLE(1), TABLE(2), 1, 2);
+    assert_runs(m.request, 0, {144, 288, 8, 0, 0}, {152, 304, 8, 0, 0}, {208, 296, 8, 0, 0},
+                {216, 312, 8, 0, 0});
+    assert_capacity_does_not_matter(m.request);
     done(&m);
 }
 
@@ -279,8 +339,6 @@ static void a_head_slice_into_a_head_major_cache_is_a_run_a_block(void **state) 
 /* ---- cursors ----------------------------------------------------------------------------------------------
  */
 
-#define MOST_RUNS 4096
-
 /*
  * Tokens 1 to 9 of 2 layers of K and V of 2 heads, between orders that cut every cell: 72 cells, and in the
  * one full block of each layer the last cell of K ends where the first of V begins.
@@ -291,37 +349,6 @@ static moved move_cells(void) {
     moved m = move_between(attention(2, 2, 4), "L|BPHN", "L|BPNH");
     set(&m, TABLE(3, 1, 7), TABLE(5, 2, 0), 1, 10);
     return m;
-}
-
-/* All runs of a source, taken `capacity` at a time. */
-static size_t take(const kvf_request *request, uint32_t source, size_t capacity, kvf_run *out) {
-    kvf_run_cursor cursor;
-    kvf_run_cursor_start(&cursor, request, source);
-    size_t total = 0;
-    for (;;) {
-        assert_true(total + capacity <= 2 * MOST_RUNS);
-        size_t n = kvf_run_cursor_next(&cursor, out + total, capacity);
-        assert_true(n <= capacity);
-        if (n == 0)
-            break;
-        total += n;
-    }
-    assert_int_equal(kvf_run_cursor_next(&cursor, out + total, capacity), 0); /* it stays at the end */
-    return total;
-}
-
-static void assert_capacity_does_not_matter(const kvf_request *request) {
-    static kvf_run all[2 * MOST_RUNS], few[2 * MOST_RUNS];
-    static const size_t capacities[] = {1, 2, 3, 5, 7, 64, 1000};
-    uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
-    for (uint32_t source = 0; source < sources; source++) {
-        size_t count = take(request, source, MOST_RUNS, all);
-        assert_int_equal(kvf_request_run_count(request, source), count);
-        for (size_t i = 0; i < COUNT_OF(capacities); i++) {
-            assert_int_equal(take(request, source, capacities[i], few), count);
-            assert_true(same_runs(all, few, count));
-        }
-    }
 }
 
 static void runs_are_the_same_however_many_fit_at_a_time(void **state) {
@@ -425,6 +452,8 @@ int main(void) {
         cmocka_unit_test(padding_between_pages_keeps_blocks_apart),
         cmocka_unit_test(bytes_of_different_regions_never_merge),
         cmocka_unit_test(part_of_a_block_is_a_run_for_each_head),
+        cmocka_unit_test(whole_blocks_and_parts_of_blocks_go_together),
+        cmocka_unit_test(tokens_of_several_rows_are_moved_with_all_of_them),
         cmocka_unit_test(a_transposition_is_a_run_for_each_cell_in_order_of_local_memory),
         cmocka_unit_test(one_token_of_a_transposition_is_a_run_for_each_head),
         cmocka_unit_test(k_and_v_side_by_side_here_and_apart_there_are_a_run_each),

@@ -85,9 +85,8 @@ static inline kvf_model *attention(uint32_t layers, uint32_t heads, uint32_t ele
 
 /** One part of one unit, cells of 8 bytes, on every rank. `group` brings name, window and chunk. */
 static inline kvf_model *latent_of(uint32_t layers, kvf_group_desc group) {
-    kvf_part_desc latent =
-        PART(.name = "latent", .units = 1, .cell_elements = 4, .tp_rule = KVF_TP_REPLICATE);
-    group.parts = &latent;
+    kvf_part_desc part = PART(.name = "latent", .units = 1, .cell_elements = 4, .tp_rule = KVF_TP_REPLICATE);
+    group.parts = &part;
     group.part_count = 1;
     return one_group(layers, group);
 }
