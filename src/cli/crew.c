@@ -283,15 +283,19 @@ static int take(crew *of, uint32_t member, message_type type, const char *doing,
     return blame(of, member, doing, "it said something unexpected");
 }
 
+/* Ranks that wait for a silent one fall silent too, but later: the one to name has been silent longest. */
 static int check_silence(crew *of, const char *doing) {
     uint64_t now = now_ns(), most = (uint64_t)of->job->asked->timeout_s * 1000000000u;
+    uint32_t silent = UINT32_MAX;
     for (uint32_t i = 0; i < of->count; i++)
-        if (of->members[i].awaited && now - of->members[i].heard_ns > most) {
-            clear_progress(of);
-            return failure("%s has said nothing for %u s while %s", name_of(of, i).text,
-                           of->job->asked->timeout_s, doing);
-        }
-    return EXIT_DONE;
+        if (of->members[i].awaited &&
+            (silent == UINT32_MAX || of->members[i].heard_ns < of->members[silent].heard_ns))
+            silent = i;
+    if (silent == UINT32_MAX || now - of->members[silent].heard_ns <= most)
+        return EXIT_DONE;
+    clear_progress(of);
+    return failure("%s has said nothing for %u s while %s", name_of(of, silent).text,
+                   of->job->asked->timeout_s, doing);
 }
 
 int crew_await(crew *of, crew_part whom, message_type type, const char *doing, crew_handler handle,

@@ -64,7 +64,10 @@ is_json() {
     elif command -v jq >/dev/null; then
         jq . "$1" >/dev/null
     else
-        [ "$(head -c 1 "$1")" = "{" ] && [ "$(tail -n 1 "$1")" = "}" ]
+        case $(head -c 1 "$1")$(tail -n 1 "$1") in
+            "{}" | "[]") ;;
+            *) return 1 ;;
+        esac
     fi
 }
 
