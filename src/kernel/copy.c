@@ -18,9 +18,9 @@ static void copy_plain(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *ru
     }
 }
 
-const kvf_copy_kernels kvf_copy_plain = {"plain", copy_plain, copy_plain};
+const kvf_copy_loop kvf_copy_plain = {"plain", copy_plain};
 
-const kvf_copy_kernels *kvf_kernel_copy_set(uint32_t i) {
+const kvf_copy_loop *kvf_kernel_copy_loop(uint32_t i) {
     if (i == 0)
         return &kvf_copy_plain;
 #if defined(__x86_64__)
@@ -32,11 +32,6 @@ const kvf_copy_kernels *kvf_kernel_copy_set(uint32_t i) {
 
 void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count,
                           uint64_t bytes) {
-    const kvf_copy_kernels *best = kvf_kernel_copy_set(1);
-    if (!best)
-        best = &kvf_copy_plain;
-    if (bytes >= STREAM_BYTES)
-        best->stream(way, bases, runs, count);
-    else
-        best->runs(way, bases, runs, count);
+    const kvf_copy_loop *fast = bytes >= STREAM_BYTES ? kvf_kernel_copy_loop(1) : NULL;
+    (fast ? fast : &kvf_copy_plain)->runs(way, bases, runs, count);
 }

@@ -64,12 +64,4 @@ static void stream_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *r
     _mm_sfence(); /* streamed stores are not in order with others: they must be, before anyone is told */
 }
 
-static void copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (i + AHEAD < count)
-            ask_for(source(way, bases, &runs[i + AHEAD]), runs[i + AHEAD].bytes);
-        memcpy(destination(way, bases, &runs[i]), source(way, bases, &runs[i]), runs[i].bytes);
-    }
-}
-
-const kvf_copy_kernels kvf_copy_avx2 = {"avx2", copy_runs, stream_runs};
+const kvf_copy_loop kvf_copy_avx2 = {"avx2", stream_runs};

@@ -23,27 +23,24 @@ typedef enum kvf_copy_way {
     KVF_COPY_TO_REMOTE = 1,
 } kvf_copy_way;
 
-/** One set of loops. */
-typedef struct kvf_copy_kernels {
+/** One way to copy runs that do not overlap. Later stores of this thread are seen after the bytes. */
+typedef struct kvf_copy_loop {
     const char *name; /**< "plain", "avx2" */
-
-    /** Copies runs that do not overlap. Other threads see the bytes in order with later stores. */
     void (*runs)(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
+} kvf_copy_loop;
 
-    /** The same for more bytes than the caches should be filled with: written past the caches. */
-    void (*stream)(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
-} kvf_copy_kernels;
-
-/** Copies runs by the fastest loops of this machine. `bytes` is their sum. Any thread. */
+/** Copies runs by the fastest loop of this machine. `bytes` is their sum. Any thread. */
 void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count,
                           uint64_t bytes);
 
-/** The sets this machine can run, plain first; NULL past the last. Any thread. */
-const kvf_copy_kernels *kvf_kernel_copy_set(uint32_t i);
+/** The loops this machine can run, plain first, the fastest for many bytes last; NULL past it. Any thread. */
+const kvf_copy_loop *kvf_kernel_copy_loop(uint32_t i);
 
-extern const kvf_copy_kernels kvf_copy_plain;
+/** memcpy, run by run. */
+extern const kvf_copy_loop kvf_copy_plain;
 #if defined(__x86_64__)
-extern const kvf_copy_kernels kvf_copy_avx2;
+/** Writes past the caches. */
+extern const kvf_copy_loop kvf_copy_avx2;
 #endif
 
 #endif

@@ -31,7 +31,7 @@
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
-#define IDLE_ROUNDS_MAX 4096u
+#define IDLE_ROUNDS_MAX 64u
 #define LOOK_AROUND_EVERY 64u
 
 /* ---- waking ---- */
@@ -221,27 +221,35 @@ static void ucx_close(void *endpoint) {
 
 /* ---- progress ---- */
 
-/* What does not come through UCX: new watchers of our beacon, and the beacons we watch. */
-static void look_around(kvf_ucx_endpoint *endpoint) {
+/* Sees to what does not come through UCX: new watchers of our beacon, and the beacons we watch. Returns
+ * whether UCX's descriptor, or ours, is readable. */
+static bool look_around(kvf_ucx_endpoint *endpoint) {
     struct epoll_event events[16];
     int count = epoll_wait(endpoint->event_fd, events, sizeof events / sizeof *events, 0);
+    bool fired = false;
     for (int i = 0; i < count; i++) {
-        if (events[i].data.ptr == &endpoint->beacon) {
+        if (!events[i].data.ptr) {
+            fired = true;
+        } else if (events[i].data.ptr == &endpoint->beacon) {
             kvf_ucx_beacon_tend(&endpoint->beacon);
-        } else if (events[i].data.ptr) {
+        } else {
             kvf_ucx_link *link = events[i].data.ptr;
             if (kvf_ucx_beacon_gone(link->watch))
                 kvf_ucx_mark_lost(link, UCS_ERR_CONNECTION_RESET);
         }
     }
+    return fired;
 }
 
-/* Goes to sleep if there is nothing to do: afterwards the event descriptor wakes for whatever comes. */
-static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool *busy) {
+/*
+ * Goes to sleep if there is nothing to do: afterwards the event descriptor wakes for whatever comes. UCX
+ * stays armed until its descriptor fires, so who calls progress() in a loop pays for arming only once.
+ */
+static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool *busy) {
     endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
     *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->ready || endpoint->any_lost;
     kvf_status status = KVF_OK;
-    if (!*busy) {
+    if (!*busy && (endpoint->awake || fired)) {
         ucs_status_t armed = ucp_worker_arm(endpoint->worker);
         *busy = armed != UCS_OK;
         if (armed != UCS_OK && armed != UCS_ERR_BUSY)
@@ -255,6 +263,7 @@ static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
     kvf_ucx_endpoint *endpoint = endpoint_pointer;
     bool more = false;
     bool moved = false;
+    bool fired = false;
     kvf_ucx_enter();
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
         more = kvf_ucx_post(endpoint);
@@ -264,12 +273,12 @@ static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
     }
     moved = moved || more || endpoint->ready;
     if (endpoint->idle_rounds >= IDLE_ROUNDS_MAX || ++endpoint->rounds % LOOK_AROUND_EVERY == 0)
-        look_around(endpoint);
+        fired = look_around(endpoint);
     kvf_ucx_end_ready(endpoint);
     if (endpoint->any_lost)
         kvf_ucx_tell_lost(endpoint);
     kvf_status status = deliver_inbox(endpoint);
-    kvf_status rested = rest(endpoint, moved, busy);
+    kvf_status rested = rest(endpoint, moved, fired, busy);
     kvf_ucx_leave();
     return status ? status : rested;
 }

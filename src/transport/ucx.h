@@ -211,7 +211,7 @@ bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void
 kvf_status kvf_ucx_allocate(void *endpoint, uint64_t bytes, void **out);
 kvf_status kvf_ucx_register(void *endpoint, const kvf_memory *regions, uint32_t count);
 kvf_status kvf_ucx_write_card(void *endpoint, kvf_bytes *out);
-kvf_status kvf_ucx_connect(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
+kvf_status kvf_ucx_connect(void *endpoint, const void *data, size_t bytes, kvf_peer *peer, void **out);
 void kvf_ucx_disconnect(void *link);
 kvf_status kvf_ucx_notify(void *link, const void *data, size_t bytes);
 

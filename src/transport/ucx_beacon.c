@@ -26,12 +26,11 @@
 
 /* The name is made from the key here, on both sides: a card cannot make us connect to any other socket. */
 static socklen_t beacon_name(const unsigned char *key, struct sockaddr_un *out) {
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     char *name = out->sun_path + 1; /* after the zero that makes it abstract */
     int length = snprintf(name, sizeof out->sun_path - 1, "kvferry-");
     for (int i = 0; i < KVF_UCX_KEY_BYTES; i++)
         length += snprintf(name + length, sizeof out->sun_path - 1 - (size_t)length, "%02x", key[i]);
-    out->sun_family = AF_UNIX;
-    out->sun_path[0] = '\0';
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 

@@ -26,6 +26,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char *function,
                                     ucs_log_level_t level, const ucs_log_component_config_t *component,
+                                    const char *format, va_list arguments)
+    __attribute__((format(printf, 6, 0)));
+
+static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char *function,
+                                    ucs_log_level_t level, const ucs_log_component_config_t *component,
                                     const char *format, va_list arguments) {
     (void)file;
     (void)line;
@@ -34,10 +39,7 @@ static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char 
     if (depth == 0 || level == UCS_LOG_LEVEL_FATAL || level > UCS_LOG_LEVEL_DIAG)
         return UCS_LOG_FUNC_RC_CONTINUE;
     if (level == UCS_LOG_LEVEL_ERROR && !*first_error) {
-        va_list copy;
-        va_copy(copy, arguments);
-        (void)vsnprintf(first_error, sizeof first_error, format, copy);
-        va_end(copy);
+        (void)vsnprintf(first_error, sizeof first_error, format, arguments);
     }
     return UCS_LOG_FUNC_RC_STOP;
 }

@@ -1,4 +1,4 @@
-/* Each set of copying loops against a byte-by-byte copy, over sizes, alignments and tails. */
+/* Each copying loop against a byte-by-byte copy, over sizes, alignments and tails. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #define SPACE 4096
 
-typedef void (*loops)(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
+typedef void (*copy_runs)(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
 
 static unsigned char source[2][SPACE] __attribute__((aligned(64)));
 static unsigned char moved[2][SPACE] __attribute__((aligned(64)));
@@ -25,7 +25,7 @@ static void start(void) {
         }
 }
 
-static void check(loops run_them, kvf_copy_way way, const kvf_run *runs, size_t count) {
+static void check(copy_runs run_them, kvf_copy_way way, const kvf_run *runs, size_t count) {
     for (size_t i = 0; i < count; i++) {
         bool local = way == KVF_COPY_TO_LOCAL;
         uint32_t into = local ? runs[i].local_region : runs[i].remote_region;
@@ -39,17 +39,15 @@ static void check(loops run_them, kvf_copy_way way, const kvf_run *runs, size_t 
     assert_memory_equal(moved, expected, sizeof moved);
 }
 
-/* Calls `test` for both kinds of loops of every set. */
-static void for_each_set(void (*test)(loops)) {
-    const kvf_copy_kernels *set;
-    for (uint32_t i = 0; (set = kvf_kernel_copy_set(i)) != NULL; i++) {
-        print_message("loops: %s\n", set->name);
-        test(set->runs);
-        test(set->stream);
+static void for_each_loop(void (*test)(copy_runs)) {
+    const kvf_copy_loop *loop;
+    for (uint32_t i = 0; (loop = kvf_kernel_copy_loop(i)) != NULL; i++) {
+        print_message("loop: %s\n", loop->name);
+        test(loop->runs);
     }
 }
 
-static void test_sizes(loops run_them) {
+static void test_sizes(copy_runs run_them) {
     for (uint64_t bytes = 0; bytes <= 1025; bytes++) {
         start();
         kvf_run run = {64, 128, bytes, 0, 1};
@@ -59,10 +57,10 @@ static void test_sizes(loops run_them) {
 
 static void every_size_to_1025_is_copied_and_no_byte_beside_it(void **state) {
     (void)state;
-    for_each_set(test_sizes);
+    for_each_loop(test_sizes);
 }
 
-static void test_alignments(loops run_them) {
+static void test_alignments(copy_runs run_them) {
     static const uint64_t sizes[] = {1, 63, 64, 65, 255, 256, 257, 320, 511, 1024, 1087};
     for (size_t size = 0; size < sizeof sizes / sizeof *sizes; size++)
         for (uint64_t local = 0; local < 65; local += 1 + local / 8)
@@ -75,10 +73,10 @@ static void test_alignments(loops run_them) {
 
 static void every_alignment_of_both_sides_is_copied(void **state) {
     (void)state;
-    for_each_set(test_alignments);
+    for_each_loop(test_alignments);
 }
 
-static void test_lists(loops run_them) {
+static void test_lists(copy_runs run_them) {
     uint64_t state = 12345;
     for (int round = 0; round < 200; round++) {
         kvf_run runs[32];
@@ -104,10 +102,10 @@ static void test_lists(loops run_them) {
 
 static void lists_of_runs_are_copied_both_ways(void **state) {
     (void)state;
-    for_each_set(test_lists);
+    for_each_loop(test_lists);
 }
 
-static void the_chosen_loops_copy_few_and_many_bytes(void **state) {
+static void the_chosen_loop_copies_few_and_many_bytes(void **state) {
     (void)state;
     const size_t bytes = 3u << 20;
     unsigned char *one = malloc(bytes), *other = calloc(bytes, 1);
@@ -131,7 +129,7 @@ int main(void) {
         cmocka_unit_test(every_size_to_1025_is_copied_and_no_byte_beside_it),
         cmocka_unit_test(every_alignment_of_both_sides_is_copied),
         cmocka_unit_test(lists_of_runs_are_copied_both_ways),
-        cmocka_unit_test(the_chosen_loops_copy_few_and_many_bytes),
+        cmocka_unit_test(the_chosen_loop_copies_few_and_many_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
