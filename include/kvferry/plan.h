@@ -128,6 +128,7 @@ typedef struct kvf_copy_rule {
     kvf_token_share remote_tokens;
     const kvf_copy_lane *lanes; /**< owned by the plan */
     uint32_t lane_count;
+    bool whole_blocks; /**< a step is a kernel block: of pieces that are whole blocks on both sides */
     uint32_t
         lanes_per_page; /**< so many neighbouring lanes lie in one page: visit them block by block; 1: none */
 } kvf_copy_rule;

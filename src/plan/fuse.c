@@ -99,31 +99,58 @@ static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
 /* ---- strands ----------------------------------------------------------------------------------------------
  */
 
-static kvf_status walk_of(kvf_plan *plan, const kvf_plan_cut *cut, uint32_t *out) {
+/* Blocks that can be whole on both sides: as many tokens, no token missing in between, and rows that can be
+ * counted. */
+static bool has_whole_blocks(const kvf_plan_walk *walk, const kvf_group_desc *group) {
+    uint32_t tokens = walk->local.kernel_tokens;
+    for (uint32_t p = 0; p < group->part_count; p++)
+        if (group->parts[p].rows_per_step > UINT32_MAX / tokens)
+            return false;
+    return tokens == walk->remote.kernel_tokens && tokens > 1 && walk->local.share.count == 1 &&
+           walk->remote.share.count == 1;
+}
+
+/* The walks of a cut, made when there are none: `count` of them from `first` on. */
+static kvf_status walks_of(kvf_plan *plan, const kvf_plan_cut *cut, uint32_t *first, uint32_t *count) {
     for (uint32_t i = 0; i < plan->walk_count; i++) {
         const kvf_plan_walk *walk = &plan->walks[i];
         if (walk->group == cut->group && walk->remote.share.index == cut->tokens.index) {
-            *out = i;
+            *first = i;
+            *count = walk->whole_steps ? 2 : 1;
             return KVF_OK;
         }
     }
     /* Distinct (group, share) pairs: few, and bounded by the cuts. */
-    kvf_plan_walk *walks = kvf_resize(plan->walks, plan->walk_count + 1, sizeof *walks);
+    kvf_plan_walk *walks = kvf_resize(plan->walks, (size_t)plan->walk_count + 2, sizeof *walks);
     if (!walks)
         return kvf_nomem("a plan");
     plan->walks = walks;
     const kvf_group_shard_desc *local = &plan->local->groups[cut->group];
     const kvf_engine_group *remote = &plan->remote->groups[cut->group];
-    walks[plan->walk_count] =
-        (kvf_plan_walk){cut->group,
-                        {local->tokens_per_block / local->kernel_blocks_per_block, local->tokens},
-                        {remote->tokens_per_block / remote->kernel_blocks_per_block, cut->tokens}};
-    *out = plan->walk_count++;
+    kvf_plan_walk walk = {
+        .group = cut->group,
+        .local = {local->tokens_per_block / local->kernel_blocks_per_block, local->tokens},
+        .remote = {remote->tokens_per_block / remote->kernel_blocks_per_block, cut->tokens}};
+    *first = plan->walk_count;
+    *count = 1;
+    if (has_whole_blocks(&walk, kvf_model_group(plan->local->model, cut->group))) {
+        walk.whole_steps = walk.local.kernel_tokens;
+        walks[plan->walk_count++] = walk;
+        walk.takes_whole = true;
+        *count = 2;
+    }
+    walks[plan->walk_count++] = walk;
     return KVF_OK;
+}
+
+/* Whether blocks have a single step under the rules of a walk, on both sides. */
+static bool one_step_a_block(const kvf_plan_walk *walk) {
+    return walk->takes_whole || (walk->local.kernel_tokens == 1 && walk->remote.kernel_tokens == 1);
 }
 
 static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, uint32_t layer) {
     const kvf_plan *plan = f->plan;
+    const kvf_plan_walk *sides = &plan->walks[walk];
     const kvf_shard *remote = plan->remote->shards[plan->source_ranks[cut->source]];
     const kvf_placement *l = kvf_shard_placement(plan->local, cut->group, layer, cut->part);
     const kvf_placement *r = kvf_shard_placement(remote, cut->group, layer, cut->part);
@@ -140,12 +167,11 @@ static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, 
               .walk = walk,
               .group = cut->group,
               .units = cut->units.end - cut->units.begin,
-              .rows_per_step = part->rows_per_step,
+              .rows_per_step = part->rows_per_step * (sides->takes_whole ? sides->whole_steps : 1),
               .local = {l->block_stride, l->row_stride, l->unit_stride},
               .remote = {r->block_stride, r->row_stride, r->unit_stride},
               .remote_tokens = cut->tokens};
-    bool one_step = plan->walks[walk].local.kernel_tokens == 1 && plan->walks[walk].remote.kernel_tokens == 1;
-    widen(&n, &s.cell_bytes, one_step);
+    widen(&n, &s.cell_bytes, one_step_a_block(sides));
     uint32_t hint = f->strand_count ? f->strands[f->strand_count - 1].nest : 0;
     kvf_status status = intern(f, &n, hint, &s.nest);
     if (!status)
@@ -157,7 +183,7 @@ static kvf_status make_strands(fusion *f) {
     kvf_plan *plan = f->plan;
     size_t total = 0;
     for (uint32_t i = 0; i < plan->cut_count; i++)
-        total += plan->cuts[i].layers.end - plan->cuts[i].layers.begin;
+        total += 2 * (size_t)(plan->cuts[i].layers.end - plan->cuts[i].layers.begin);
     if (total > UINT32_MAX)
         return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, UINT32_MAX);
     f->strands = kvf_alloc(total, sizeof *f->strands);
@@ -165,10 +191,11 @@ static kvf_status make_strands(fusion *f) {
         return kvf_nomem("a plan");
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const kvf_plan_cut *cut = &plan->cuts[i];
-        uint32_t walk = 0;
-        kvf_status status = walk_of(plan, cut, &walk);
-        for (uint32_t layer = cut->layers.begin; layer < cut->layers.end && !status; layer++)
-            status = add_strand(f, cut, walk, layer);
+        uint32_t first = 0, count = 0;
+        kvf_status status = walks_of(plan, cut, &first, &count);
+        for (uint32_t walk = first; walk < first + count; walk++)
+            for (uint32_t layer = cut->layers.begin; layer < cut->layers.end && !status; layer++)
+                status = add_strand(f, cut, walk, layer);
         if (status)
             return status;
     }
@@ -236,8 +263,7 @@ static kvf_status join_and_widen(fusion *f) {
         for (uint32_t i = 0; i < f->strand_count; i++) {
             strand *s = &f->strands[i];
             nest n = f->nests[s->nest];
-            const kvf_plan_walk *walk = &f->plan->walks[n.walk];
-            widen(&n, &s->cell_bytes, walk->local.kernel_tokens == 1 && walk->remote.kernel_tokens == 1);
+            widen(&n, &s->cell_bytes, one_step_a_block(&f->plan->walks[n.walk]));
             uint32_t before = s->nest;
             kvf_status status = intern(f, &n, i ? f->strands[i - 1].nest : before, &s->nest);
             if (status)
@@ -337,6 +363,7 @@ static void make_rule(fusion *f, uint32_t first, uint32_t end, uint32_t per_page
                                                     .remote_tokens = n->remote_tokens,
                                                     .lanes = plan->lanes + first,
                                                     .lane_count = end - first,
+                                                    .whole_blocks = plan->walks[n->walk].takes_whole,
                                                     .lanes_per_page = per_page};
     plan->rule_walks[plan->rule_count] = n->walk;
     kvf_range *of_source = &plan->source_rules[n->source];

@@ -10,11 +10,28 @@
 #include "plan/walk.h"
 #include "shard/shard.h"
 
-/** A way to walk the steps of a group: rules that share it share the pieces of a request. */
+/**
+ * A way to walk the steps of a group: rules that share it share the pieces of a request.
+ *
+ * Where kernel blocks hold as many tokens on both sides there are two walks. One takes the pieces that are
+ * whole blocks, and counts each as one step: its rules see a block as they see a state, one thing with
+ * nothing to step over, and so may join all that touches in it. The other takes the rest.
+ */
 typedef struct kvf_plan_walk {
     uint32_t group;
     kvf_walk_side local, remote;
+    uint32_t
+        whole_steps; /* steps of a whole block, where there are two walks; 0: this walk takes all pieces */
+    bool takes_whole;
 } kvf_plan_walk;
+
+/** Whether a walk takes a piece, and as how many steps of its rules. */
+static inline bool kvf_plan_walk_takes(const kvf_plan_walk *walk, const kvf_walk_piece *piece,
+                                       uint32_t *steps) {
+    bool whole = piece->steps == walk->whole_steps;
+    *steps = whole ? 1 : piece->steps;
+    return walk->whole_steps == 0 || whole == walk->takes_whole;
+}
 
 struct kvf_plan {
     const kvf_shard *local;

@@ -56,7 +56,10 @@ static tally tally_page(const kvf_plan *plan, uint32_t index, const kvf_copy_lan
     kvf_walk_piece piece;
     tally t = {0};
     while (kvf_walk_next(&walk, &piece)) {
-        uint64_t rows = (uint64_t)piece.steps * rule->rows_per_step;
+        uint32_t steps;
+        if (!kvf_plan_walk_takes(sides, &piece, &steps))
+            continue;
+        uint64_t rows = (uint64_t)steps * rule->rows_per_step;
         uint64_t local = scattered_place(&sides->local, local_kernel, piece.local_position, &rule->local,
                                          rule->rows_per_step);
         uint64_t remote = scattered_place(&sides->remote, remote_kernel, piece.remote_position, &rule->remote,

@@ -4,13 +4,14 @@
  * For every cell of one step that the local shard wants, all lanes of all rules are asked where they read its
  * bytes from: each remote token share that has tokens for us must answer exactly once, with the address of
  * the same cell in the remote rank's own placement, and with strides that keep this true in every block and
- * step.
+ * step. Where whole blocks have rules of their own, these are asked again for every cell of one block.
  */
 #include "plan/plan.h"
 
 typedef struct proof {
     const kvf_plan *plan;
     uint32_t group, layer, part, row, unit; /* the cell */
+    bool whole;                             /* whether rules of whole blocks are asked, or those of steps */
     kvf_cell_location local;
     uint32_t *answers; /* by remote token share */
 } proof;
@@ -47,7 +48,7 @@ static bool read_from(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint
 static bool same_steps(const kvf_copy_rule *rule, kvf_strides strides, const kvf_placement *placement,
                        const kvf_part_desc *part, uint32_t kernel_tokens) {
     return strides.block == placement->block_stride &&
-           (kernel_tokens == 1 ||
+           (kernel_tokens == 1 || rule->whole_blocks ||
             strides.row * rule->rows_per_step == placement->row_stride * part->rows_per_step);
 }
 
@@ -72,7 +73,9 @@ static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_la
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a rank that does not hold it", rank);
     if (there.region != lane->remote_region || there.offset != remote || room < there.bytes)
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a wrong address", rank);
-    if (walk->group != p->group || !same_tokens(&walk->local, &plan->local->groups[p->group]) ||
+    if (walk->group != p->group || walk->takes_whole != rule->whole_blocks ||
+        (walk->whole_steps != 0 && walk->whole_steps != walk->local.kernel_tokens) ||
+        !same_tokens(&walk->local, &plan->local->groups[p->group]) ||
         !same_tokens(&walk->remote, &shard->groups[p->group]))
         return cell_fault(p, KVF_E_MISMATCH, "its tokens are those of another share or block size", rank);
     if (!same_steps(rule, rule->local, kvf_shard_placement(plan->local, p->group, p->layer, p->part), part,
@@ -93,7 +96,7 @@ static kvf_status check_cell(proof *p) {
         kvf_shard_locate(plan->local, p->group, p->layer, p->part, 0, p->row, p->unit, &p->local);
     for (uint32_t i = 0; i < plan->rule_count && !status; i++) {
         const kvf_copy_rule *rule = &plan->rules[i];
-        if (rule->group != p->group)
+        if (rule->group != p->group || rule->whole_blocks != p->whole)
             continue;
         for (uint32_t l = 0; l < rule->lane_count && !status; l++) {
             uint64_t from, room;
@@ -109,8 +112,9 @@ static kvf_status check_cell(proof *p) {
     return status;
 }
 
-/* Bytes the rules of a group write for one step, over all remote token shares, less those its cells want. */
-static kvf_status check_totals(const kvf_plan *plan, uint32_t group) {
+/* Bytes the rules of a group write for one step, or one block, over all remote token shares: what its cells
+ * have. */
+static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole, uint32_t steps) {
     const kvf_group_desc *desc = kvf_model_group(plan->local->model, group);
     const kvf_group_shard_desc *held = &plan->local->groups[group];
     uint64_t wanted = 0, written = 0;
@@ -118,7 +122,7 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group) {
         wanted += (uint64_t)(held->parts[p].units.end - held->parts[p].units.begin) *
                   desc->parts[p].rows_per_step * kvf_part_cell_bytes(&desc->parts[p]);
     kvf_range layers = plan->local->group_layers[group];
-    wanted *= layers.end - layers.begin;
+    wanted *= (uint64_t)(layers.end - layers.begin) * steps;
     uint64_t shares = 0;
     kvf_token_share share = {0, plan->remote->groups[group].share_count,
                              plan->remote->groups[group].share_width};
@@ -126,7 +130,7 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group) {
         shares += kvf_shares_meet(share, held->tokens);
     for (uint32_t i = 0; i < plan->rule_count; i++) {
         const kvf_copy_rule *rule = &plan->rules[i];
-        if (rule->group == group)
+        if (rule->group == group && rule->whole_blocks == whole)
             written += rule->lane_count * rule->cell_bytes * rule->units * rule->rows_per_step;
     }
     if (written != wanted * shares)
@@ -135,14 +139,15 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group) {
     return KVF_OK;
 }
 
-static kvf_status check_group(proof *p) {
+/* Every cell of `steps` steps of one block. */
+static kvf_status check_cells(proof *p, uint32_t steps) {
     const kvf_shard *local = p->plan->local;
     const kvf_group_desc *group = kvf_model_group(local->model, p->group);
     kvf_range layers = local->group_layers[p->group];
     for (p->layer = layers.begin; p->layer < layers.end; p->layer++) {
         for (p->part = 0; p->part < group->part_count; p->part++) {
             kvf_range units = local->groups[p->group].parts[p->part].units;
-            for (p->row = 0; p->row < group->parts[p->part].rows_per_step; p->row++) {
+            for (p->row = 0; p->row < group->parts[p->part].rows_per_step * steps; p->row++) {
                 for (p->unit = units.begin; p->unit < units.end; p->unit++) {
                     kvf_status status = check_cell(p);
                     if (status)
@@ -151,7 +156,20 @@ static kvf_status check_group(proof *p) {
             }
         }
     }
-    return layers.begin < layers.end ? check_totals(p->plan, p->group) : KVF_OK;
+    return layers.begin < layers.end ? check_totals(p->plan, p->group, p->whole, steps) : KVF_OK;
+}
+
+static kvf_status check_group(proof *p) {
+    uint32_t whole_steps = 0;
+    for (uint32_t w = 0; w < p->plan->walk_count; w++)
+        if (p->plan->walks[w].group == p->group)
+            whole_steps = p->plan->walks[w].whole_steps;
+    p->whole = false;
+    kvf_status status = check_cells(p, 1);
+    if (status || !whole_steps)
+        return status;
+    p->whole = true;
+    return check_cells(p, whole_steps);
 }
 
 kvf_status kvf_plan_verify(const kvf_plan *plan) {

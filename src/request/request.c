@@ -108,8 +108,6 @@ static kvf_status add_piece(kvf_walk_pieces *walk, kvf_piece piece) {
     }
     walk->pieces[walk->count++] = piece;
     walk->steps += piece.steps;
-    if (piece.steps > walk->longest)
-        walk->longest = piece.steps;
     return KVF_OK;
 }
 
@@ -119,9 +117,12 @@ static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *loca
     kvf_walk walk = {sides->local, sides->remote, begin, end};
     kvf_walk_piece at;
     while (kvf_walk_next(&walk, &at)) {
+        uint32_t steps;
+        if (!kvf_plan_walk_takes(sides, &at, &steps))
+            continue;
         kvf_piece piece = {.local_step = (uint32_t)(at.local_position % local->kernel_tokens),
                            .remote_step = (uint32_t)(at.remote_position % remote->kernel_tokens),
-                           .steps = at.steps};
+                           .steps = steps};
         kvf_status status = look_up(local, at.local_position, at.step, &piece.local_block);
         if (!status)
             status = look_up(remote, at.remote_position, at.step, &piece.remote_block);
@@ -173,6 +174,22 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
     return status;
 }
 
+/* Both sets of pieces grow together, so that a request no larger than one before allocates nothing. */
+static kvf_status match_capacity(const kvf_request *request) {
+    for (uint32_t w = 0; w < request->plan->walk_count; w++) {
+        kvf_walk_pieces *current = &request->walks[w];
+        uint32_t capacity = request->next[w].capacity;
+        if (current->capacity >= capacity)
+            continue;
+        kvf_piece *pieces = kvf_resize(current->pieces, capacity, sizeof *pieces);
+        if (!pieces)
+            return kvf_nomem("a request");
+        current->pieces = pieces;
+        current->capacity = capacity;
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups, uint32_t group_count) {
     if (!request || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", request ? "groups" : "request");
@@ -193,6 +210,9 @@ kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups
         request->begin[g] = first_wanted(request, g, &groups[g]);
         request->end[g] = groups[g].end;
     }
+    kvf_status status = match_capacity(request);
+    if (status)
+        return status;
     kvf_walk_pieces *filled = request->next;
     request->next = request->walks;
     request->walks = filled;

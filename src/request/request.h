@@ -22,8 +22,7 @@ typedef struct kvf_piece {
 typedef struct kvf_walk_pieces {
     kvf_piece *pieces;
     uint32_t count, capacity;
-    uint32_t longest; /* steps of the longest piece */
-    uint64_t steps;   /* of all pieces */
+    uint64_t steps; /* of all pieces */
 } kvf_walk_pieces;
 
 struct kvf_request {

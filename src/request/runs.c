@@ -69,8 +69,6 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
     return true;
 }
 
-#define ANY_STEPS UINT32_MAX
-
 /* Both regions as one number; UINT64_MAX is no pair of them. */
 static inline uint64_t regions_of(uint32_t local, uint32_t remote) {
     return (uint64_t)local << 32 | remote;
@@ -81,15 +79,14 @@ static inline uint64_t regions_of(uint32_t local, uint32_t remote) {
  * *lane say where that is. The rule is a copy so that stores to runs cannot change it. Most pieces have as
  * many rows as the one before, and so the same shape, and most shapes are a single run.
  */
-static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule *shared_rule,
-                                                             uint32_t one_run_steps, uint32_t lanes_per_page,
+static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule *shared_rule, bool one_run,
+                                                             uint32_t lanes_per_page,
                                                              const kvf_copy_lane *lanes,
                                                              const kvf_walk_pieces *walk, uint32_t *piece,
                                                              uint32_t *lane, emitter *out) {
     const kvf_copy_rule rule = *shared_rule;
     const kvf_piece *const pieces = walk->pieces;
     const uint32_t count = walk->count;
-    const uint64_t row_bytes = rule.cell_bytes * rule.units;
     const uint64_t local_step = rule.rows_per_step * rule.local.row;
     const uint64_t remote_step = rule.rows_per_step * rule.remote.row;
     kvf_run_shape s = {0};
@@ -107,10 +104,8 @@ static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule
     for (; i < count; i++, l = 0) {
         const kvf_piece *p = &pieces[i];
         uint64_t rows = (uint64_t)p->steps * rule.rows_per_step;
-        if (one_run_steps) {
-            if (p->steps != one_run_steps && one_run_steps != ANY_STEPS)
-                goto stop;
-            s.bytes = row_bytes * rows;
+        if (one_run) {
+            s.bytes = rule.cell_bytes * rows;
         } else if (rows != shape_rows) {
             s = kvf_rule_shape(&rule, rows);
             shape_rows = rows;
@@ -152,27 +147,23 @@ stop:
     out->count = (size_t)(run - out->runs);
 }
 
-/* Pieces of how many steps are a single run each: ANY_STEPS, the longest ones only, or 0 for none. */
-static uint32_t straight_steps(const kvf_copy_rule *rule, const kvf_walk_pieces *walk) {
-    if (rule->units == 1 && rule->local.row == rule->cell_bytes && rule->remote.row == rule->cell_bytes)
-        return ANY_STEPS;
-    kvf_run_shape longest = kvf_rule_shape(rule, (uint64_t)walk->longest * rule->rows_per_step);
-    return longest.outer_count * longest.inner_count == 1 ? walk->longest : 0;
+/* Whether any piece is a single run: its rows are neighbours on both sides, or it has one. */
+static bool is_straight(const kvf_copy_rule *rule) {
+    bool rows_join = rule->local.row == rule->cell_bytes && rule->remote.row == rule->cell_bytes;
+    return rule->units == 1 && (rows_join || (rule->whole_blocks && rule->rows_per_step == 1));
 }
 
 /* The commonest rules are compiled for: one lane a page, a single run each piece. */
 static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, const kvf_walk_pieces *walk,
                        uint32_t *piece, uint32_t *lane, emitter *out) {
-    uint32_t steps = straight_steps(rule, walk);
+    bool one_run = is_straight(rule);
     const kvf_copy_lane first = *lanes;
     if (rule->lanes_per_page > 1)
-        emit_pages(rule, steps, rule->lanes_per_page, lanes, walk, piece, lane, out);
-    else if (steps == ANY_STEPS)
-        emit_pages(rule, ANY_STEPS, 1, &first, walk, piece, lane, out);
-    else if (steps)
-        emit_pages(rule, steps, 1, &first, walk, piece, lane, out);
+        emit_pages(rule, one_run, rule->lanes_per_page, lanes, walk, piece, lane, out);
+    else if (one_run)
+        emit_pages(rule, true, 1, &first, walk, piece, lane, out);
     else
-        emit_pages(rule, 0, 1, &first, walk, piece, lane, out);
+        emit_pages(rule, false, 1, &first, walk, piece, lane, out);
 }
 
 /* Where layers are kept apart, lanes of a page are of one layer: what the lanes before gave is closed, unless

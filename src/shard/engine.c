@@ -272,7 +272,8 @@ static kvf_status agree(kvf_engine *engine, uint32_t g) {
 
 static kvf_status check_shards(const kvf_model *model, kvf_shard *const *shards, uint32_t count) {
     if (!shards || count == 0)
-        return kvf_fail(KVF_E_INVALID, "shard_count is %u; an engine needs at least 1 shard", count);
+        return kvf_fail(KVF_E_INVALID, "%s; an engine needs at least 1 shard",
+                        shards ? "shard_count is 0" : "shards is NULL");
     for (uint32_t i = 0; i < count; i++) {
         if (!shards[i] || shards[i]->desc.rank != i)
             return kvf_fail(KVF_E_INVALID, "shards[%u] %s; shards must be in order of rank", i,

@@ -93,7 +93,7 @@ static kvf_status place_repeated(layout *l, uint32_t axis, span parts, uint64_t 
     return KVF_OK;
 }
 
-/* The parts that share the tensor number of part `begin`: parts of a tensor stand together in a model. */
+/* The parts that share the tensor number of part `begin`: a model has parts of a tensor side by side. */
 static uint32_t tensor_end(const kvf_group_desc *group, uint32_t begin, uint32_t end) {
     uint32_t p = begin;
     while (p < end && group->parts[p].tensor == group->parts[begin].tensor)
@@ -177,17 +177,6 @@ static kvf_status parse_order(const char *order, layout *l) {
     return KVF_OK;
 }
 
-/* The tensor axis lays whole tensors after one another, so their parts must be neighbours. */
-static kvf_status check_tensors(const kvf_group_desc *group) {
-    for (uint32_t p = 0; p < group->part_count; p = tensor_end(group, p, group->part_count))
-        for (uint32_t q = tensor_end(group, p, group->part_count); q < group->part_count; q++)
-            if (group->parts[q].tensor == group->parts[p].tensor)
-                return kvf_fail(KVF_E_INVALID,
-                                "parts %s and %s are of tensor %u, but others stand between them",
-                                group->parts[p].name, group->parts[q].name, group->parts[p].tensor);
-    return KVF_OK;
-}
-
 static kvf_status spread_over_layers(const layout *l, uint64_t regions, kvf_placement *placements,
                                      uint64_t *region_bytes) {
     uint32_t parts = l->request->group->part_count;
@@ -213,7 +202,7 @@ kvf_status kvf_layout_place(const kvf_layout_request *request, kvf_placement *pl
     *region_count = 0;
     layout l = {.request = request};
     kvf_status status = parse_order(request->spec->order ? request->spec->order : "L|BPHN", &l);
-    if (status || (status = check_tensors(group)))
+    if (status)
         return status;
     if (request->layer_count == 0)
         return KVF_OK;

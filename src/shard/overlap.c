@@ -91,7 +91,7 @@ static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
 
 static kvf_status check_together(const extent *extents, size_t count) {
     uint64_t period = extents[0].period;
-    size_t room = 0;
+    uint64_t room = 0;
     for (size_t i = 0; i < count; i++) {
         if (extents[i].period != period)
             return kvf_fail(
@@ -100,7 +100,9 @@ static kvf_status check_together(const extent *extents, size_t count) {
                 "block strides %llu and %llu",
                 extents[0].layer, extents[0].part->name, extents[i].layer, extents[i].part->name,
                 (unsigned long long)period, (unsigned long long)extents[i].period);
-        room += 2 * extents[i].rows * extents[i].units;
+        uint64_t cells;
+        if (!kvf_mul(extents[i].rows, extents[i].units, &cells) || !kvf_mul_add(cells, 2, room, &room))
+            return kvf_nomem("a check of placements");
     }
     if (period == 0)
         period = UINT64_MAX; /* a single block */

@@ -45,7 +45,7 @@ static bool same_rule(const kvf_copy_rule *a, const kvf_copy_rule *b) {
                 a->remote_tokens.index == b->remote_tokens.index &&
                 a->remote_tokens.count == b->remote_tokens.count &&
                 a->remote_tokens.width == b->remote_tokens.width && a->lane_count == b->lane_count &&
-                a->lanes_per_page == b->lanes_per_page;
+                a->lanes_per_page == b->lanes_per_page && a->whole_blocks == b->whole_blocks;
     for (uint32_t i = 0; i < a->lane_count && same; i++)
         same = same_lane(&a->lanes[i], &b->lanes[i]);
     return same;
@@ -54,7 +54,7 @@ static bool same_rule(const kvf_copy_rule *a, const kvf_copy_rule *b) {
 /* The rule's lanes are `count` of `lanes`; what is left 0 in `wanted` is 1 where 0 makes no sense. */
 static void check_rule(const kvf_plan *plan, uint32_t index, kvf_copy_rule wanted, const kvf_copy_lane *lanes,
                        uint32_t count, const char *file, int line) {
-    const kvf_copy_rule *got = kvf_plan_get_rule(plan, index);
+    const kvf_copy_rule *got = nth_rule(plan, wanted.whole_blocks, index);
     assert_non_null(got);
     wanted.lanes = lanes;
     wanted.lane_count = count;
@@ -87,7 +87,7 @@ static void equal_shapes_give_one_rule_with_a_lane_for_each_layer_and_part(void 
                      ENGINE(.tp_size = 2, .all = BLOCKS()));
     kvf_plan *plan = plan_of(&p, 1);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(
         plan, 0,
         RULE(.units = 2, .cell_bytes = 8, .local = {128, 8, 32}, .remote = {128, 8, 32}, .lanes_per_page = 2),
@@ -103,7 +103,7 @@ static void two_sources_fill_their_heads_of_a_page(void **state) {
                      ENGINE(.tp_size = 2, .all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 2);
+    assert_int_equal(step_rule_count(plan), 2);
     assert_rule(plan, 0, RULE(.source = 0, .cell_bytes = 8, .local = {128, 8, 0}, .remote = {64, 8, 0}),
                 {0, 0, 0, 0, {0, 1}}, {64, 32, 0, 0, {0, 1}});
     assert_rule(plan, 1, RULE(.source = 1, .cell_bytes = 8, .local = {128, 8, 0}, .remote = {64, 8, 0}),
@@ -119,7 +119,7 @@ static void a_cut_begins_at_its_first_unit_on_both_sides(void **state) {
                      ENGINE(.all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 1);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.units = 2, .cell_bytes = 8, .local = {128, 8, 32}, .remote = {256, 32, 8}),
                 {0, 16, 0, 0, {0, 1}}, {64, 144, 0, 0, {0, 1}});
     kvf_plan_free(plan);
@@ -145,7 +145,7 @@ static void each_token_share_has_a_rule_of_its_own(void **state) {
                      ENGINE(.tp_size = 2, .dcp_size = 2, .dcp_width = 4, .all = BLOCKS()));
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 2);
+    assert_int_equal(step_rule_count(plan), 2);
     assert_rule(plan, 0,
                 RULE(.source = 0, .cell_bytes = 8, .local = {32, 8, 0}, .remote = {32, 8, 0},
                      .remote_tokens = {0, 2, 4}),
@@ -200,7 +200,7 @@ static void past_the_last_rule_and_source_there_is_none(void **state) {
     pair p = pair_of(latent(1), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS()));
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_null(kvf_plan_get_rule(plan, 1));
+    assert_null(kvf_plan_get_rule(plan, kvf_plan_rule_count(plan)));
     assert_range(kvf_plan_source_rules(plan, 1), 0, 0);
     kvf_plan_free(plan);
     free_pair(&p);
@@ -222,7 +222,7 @@ static void neighbouring_heads_of_a_token_become_one_cell(void **state) {
                      ENGINE(.all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 1);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.cell_bytes = 16, .local = {128, 16, 0}, .remote = {256, 32, 0}),
                 {0, 16, 0, 0, {0, 1}}, {64, 144, 0, 0, {0, 1}});
     kvf_plan_free(plan);
@@ -234,7 +234,7 @@ static void k_and_v_of_a_token_become_one_cell(void **state) {
     pair p = same_order(attention(2, 2, 4), "L|BHNP");
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.units = 2, .cell_bytes = 16, .local = {128, 16, 64}, .remote = {128, 16, 64}),
                 {0, 0, 0, 0, {0, 1}}, {0, 0, 1, 1, {1, 2}});
     kvf_plan_free(plan);
@@ -246,7 +246,7 @@ static void k_and_v_and_then_the_heads_become_one_cell(void **state) {
     pair p = same_order(attention(1, 2, 4), "L|BNHP");
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.cell_bytes = 32, .local = {128, 32, 0}, .remote = {128, 32, 0}),
                 {0, 0, 0, 0, {0, 1}});
     kvf_plan_free(plan);
@@ -258,7 +258,7 @@ static void layers_of_one_row_become_one_cell(void **state) {
     pair p = same_order(attention(3, 2, 4), "BNLPH");
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.cell_bytes = 96, .local = {384, 96, 0}, .remote = {384, 96, 0}),
                 {0, 0, 0, 0, {0, 3}});
     kvf_plan_free(plan);
@@ -271,7 +271,7 @@ static void layers_can_be_kept_apart(void **state) {
     kvf_plan_options options = {.struct_size = sizeof options, .keep_layers_apart = true};
     kvf_plan *plan = plan_with(&p, 0, &options);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.cell_bytes = 32, .local = {384, 96, 0}, .remote = {384, 96, 0}),
                 {0, 0, 0, 0, {0, 1}}, {32, 32, 0, 0, {1, 2}}, {64, 64, 0, 0, {2, 3}});
     kvf_plan_free(plan);
@@ -335,7 +335,7 @@ static void a_whole_state_becomes_one_cell(void **state) {
                 ENGINE(.state = {.block_count = 8, .order = "L|BTNPH"}));
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.cell_bytes = 112, .local = {128, 0, 0}, .remote = {112, 0, 0}),
                 {0, 0, 0, 0, {0, 1}});
     kvf_plan_free(plan);
@@ -347,7 +347,7 @@ static void a_whole_state_ordered_by_channel_becomes_one_cell_too(void **state) 
     pair p = same_order(state_model(1), "L|BTPHN");
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 1);
+    assert_int_equal(step_rule_count(plan), 1);
     assert_rule(plan, 0, RULE(.cell_bytes = 112, .local = {112, 0, 0}, .remote = {112, 0, 0}),
                 {0, 0, 0, 0, {0, 1}});
     kvf_plan_free(plan);
@@ -361,7 +361,7 @@ static void half_a_state_is_moved_projection_by_projection(void **state) {
                      ENGINE(.tp_size = 2, .state = {.block_count = 8, .order = "L|BTNPH"}));
     kvf_plan *plan = plan_of(&p, 0);
 
-    assert_int_equal(kvf_plan_rule_count(plan), 6);
+    assert_int_equal(step_rule_count(plan), 6);
     assert_rule(plan, 0,
                 RULE(.rows_per_step = 3, .cell_bytes = 2, .local = {112, 16, 0}, .remote = {56, 8, 0}),
                 {8, 4, 0, 0, {0, 1}}, {12, 6, 0, 0, {0, 1}});
@@ -388,15 +388,60 @@ static kvf_plan *large_plan(pair *p, uint64_t blocks) {
     return plan_of(p, 3);
 }
 
+/* ---- whole blocks -----------------------------------------------------------------------------------------
+ */
+
+static void a_whole_page_is_one_cell_where_it_lies_alike_on_both_sides(void **state) {
+    (void)state;
+    /* K of 8 bytes and V of 16, 2 heads, 4 tokens: pages of 4 * 2 * 24 bytes, whatever the order inside. */
+    static const char *const orders[] = {"L|BPHN", "L|BPNH", "L|BHPN", "L|BNHP", "L|BHNP", "L|BNPH"};
+    kvf_part_desc parts[] = {PART(.name = "k", .units = 2, .cell_elements = 4),
+                             PART(.name = "v", .units = 2, .cell_elements = 8)};
+    kvf_model *model = one_group(1, (kvf_group_desc){.name = "full", .parts = parts, .part_count = 2});
+    for (size_t i = 0; i < COUNT_OF(orders); i++) {
+        pair p = same_order(kvf_model_retain(model), orders[i]);
+        kvf_plan *plan = plan_of(&p, 0);
+        assert_rule(
+            plan, 0,
+            RULE(.cell_bytes = 192, .local = {192, 0, 0}, .remote = {192, 0, 0}, .whole_blocks = true),
+            {0, 0, 0, 0, {0, 1}});
+        assert_null(nth_rule(plan, true, 1));
+        kvf_plan_free(plan);
+        free_pair(&p);
+    }
+    kvf_model_free(model);
+}
+
+static void whole_pages_of_neighbouring_layers_are_one_cell(void **state) {
+    (void)state;
+    pair p = same_order(attention(3, 2, 4), "BHLNP");
+    kvf_plan *plan = plan_of(&p, 0);
+    assert_rule(plan, 0,
+                RULE(.cell_bytes = 384, .local = {384, 0, 0}, .remote = {384, 0, 0}, .whole_blocks = true),
+                {0, 0, 0, 0, {0, 3}});
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
+static void blocks_of_different_size_are_never_whole(void **state) {
+    (void)state;
+    pair p =
+        pair_of(latent(1), ENGINE(.all = BLOCKS()), ENGINE(.all = {.tokens_per_block = 8, .block_count = 8}));
+    kvf_plan *plan = plan_of(&p, 0);
+    assert_int_equal(kvf_plan_rule_count(plan), step_rule_count(plan));
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
 static void a_large_model_takes_a_rule_a_source_and_less_than_64_kib(void **state) {
     (void)state;
     pair p;
     kvf_plan *plan = large_plan(&p, 10000);
 
     assert_int_equal(kvf_plan_source_count(plan), 2);
-    assert_int_equal(kvf_plan_rule_count(plan), 2);
-    assert_int_equal(kvf_plan_get_rule(plan, 0)->lane_count, 160);
-    assert_int_equal(kvf_plan_get_rule(plan, 1)->lane_count, 160);
+    assert_int_equal(step_rule_count(plan), 2);
+    assert_int_equal(step_rule(plan, 0)->lane_count, 160);
+    assert_int_equal(step_rule(plan, 1)->lane_count, 160);
     assert_in_range(kvf_plan_memory_bytes(plan), 320 * sizeof(kvf_copy_lane), 2 * 65536);
     assert_ok(kvf_plan_verify(plan));
     kvf_plan_free(plan);
@@ -642,6 +687,9 @@ int main(void) {
         cmocka_unit_test(a_whole_state_becomes_one_cell),
         cmocka_unit_test(a_whole_state_ordered_by_channel_becomes_one_cell_too),
         cmocka_unit_test(half_a_state_is_moved_projection_by_projection),
+        cmocka_unit_test(a_whole_page_is_one_cell_where_it_lies_alike_on_both_sides),
+        cmocka_unit_test(whole_pages_of_neighbouring_layers_are_one_cell),
+        cmocka_unit_test(blocks_of_different_size_are_never_whole),
         cmocka_unit_test(a_large_model_takes_a_rule_a_source_and_less_than_64_kib),
         cmocka_unit_test(the_size_of_a_plan_does_not_depend_on_the_number_of_blocks),
         cmocka_unit_test(a_prediction_counts_bytes_runs_and_their_cost),

@@ -48,6 +48,9 @@ static void plans_between_any_two_orders_of_a_state_hold(void **state) {
     kvf_model_free(model);
 }
 
+/* The n-th rule that moves steps, to be spoiled. */
+#define RULE_OF(plan, n) (*(kvf_copy_rule *)step_rule((plan), (n)))
+
 /* Two sources, a rule with the lanes K and V of layers 0 and 1 for each: tests spoil a copy of it. */
 typedef struct proven {
     pair p;
@@ -101,15 +104,32 @@ static void a_wrong_local_region_leaves_a_cell_out(void **state) {
 
 static void a_missing_lane_is_found(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
-    plan->rules[1].lane_count--;
+    RULE_OF(plan, 1).lane_count--;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 1, part v, row 0, unit 1",
                  "nobody writes it");
 }
 
 static void a_missing_rule_is_found(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
-    plan->rule_count--;
+    RULE_OF(plan, 1).group = 9;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 0, part k, row 0, unit 1");
+}
+
+static void a_missing_rule_of_whole_blocks_is_found(void **state) {
+    kvf_plan *plan = ((proven *)*state)->plan;
+    assert_true(plan->rules[plan->rule_count - 1].whole_blocks);
+    plan->rule_count--;
+    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 0, part k, row 0, unit 1",
+                 "nobody writes it");
+}
+
+static void a_row_of_a_whole_block_that_is_read_from_another_is_found(void **state) {
+    kvf_plan *plan = ((proven *)*state)->plan;
+    kvf_copy_rule *whole = &plan->rules[plan->rule_count - 1];
+    assert_true(whole->whole_blocks);
+    whole->lanes_per_page = 1;
+    ((kvf_copy_lane *)whole->lanes)[0].remote_offset += 8;
+    assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "part k, row 0, unit 1", "wrong address");
 }
 
 static void a_lane_in_place_of_another_is_found(void **state) {
@@ -123,8 +143,8 @@ static void a_lane_that_comes_twice_is_found(void **state) {
     kvf_copy_lane lanes[5];
     memcpy(lanes, plan->lanes, 4 * sizeof *lanes);
     lanes[4] = lanes[2];
-    plan->rules[0].lanes = lanes;
-    plan->rules[0].lane_count = 5;
+    RULE_OF(plan, 0).lanes = lanes;
+    RULE_OF(plan, 0).lane_count = 5;
     assert_fails(kvf_plan_verify(plan), KVF_E_OVERLAP, "layer 1, part k, row 0, unit 0", "written twice");
 }
 
@@ -134,16 +154,16 @@ static void a_lane_that_writes_what_nobody_wants_is_found(void **state) {
     memcpy(lanes, plan->lanes, 4 * sizeof *lanes);
     lanes[4] = lanes[0];
     lanes[4].local_offset = 128; /* the padding of the page */
-    plan->rules[0].lanes = lanes;
-    plan->rules[0].lane_count = 5;
+    RULE_OF(plan, 0).lanes = lanes;
+    RULE_OF(plan, 0).lane_count = 5;
     assert_fails(kvf_plan_verify(plan), KVF_E_OVERLAP, "group full", "write 72 bytes a step",
                  "its cells have 64");
 }
 
 static void wrong_strides_between_rows_and_blocks_are_found(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
-    uint64_t *strides[] = {&plan->rules[0].local.block, &plan->rules[0].local.row,
-                           &plan->rules[0].remote.block, &plan->rules[0].remote.row};
+    uint64_t *strides[] = {&RULE_OF(plan, 0).local.block, &RULE_OF(plan, 0).local.row,
+                           &RULE_OF(plan, 0).remote.block, &RULE_OF(plan, 0).remote.row};
     for (size_t i = 0; i < COUNT_OF(strides); i++) {
         uint64_t right = *strides[i];
         *strides[i] = right + 8;
@@ -158,7 +178,7 @@ static void wrong_strides_between_units_are_found(void **state) {
     (void)state;
     pair p = pair_of(attention(1, 2, 4), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 0);
-    kvf_copy_rule *rule = &plan->rules[0];
+    kvf_copy_rule *rule = &RULE_OF(plan, 0);
     rule->remote.unit = 16;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "part k, row 0, unit 1", "wrong address");
     rule->remote.unit = 8;
@@ -174,7 +194,7 @@ static void a_missing_unit_is_found(void **state) {
     (void)state;
     pair p = pair_of(attention(1, 2, 4), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 0);
-    plan->rules[0].units = 1;
+    RULE_OF(plan, 0).units = 1;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "nobody writes it");
     kvf_plan_free(plan);
     free_pair(&p);
@@ -182,9 +202,9 @@ static void a_missing_unit_is_found(void **state) {
 
 static void a_cell_that_is_cut_short_or_too_long_is_found(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
-    plan->rules[0].cell_bytes = 4;
+    RULE_OF(plan, 0).cell_bytes = 4;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "layer 0, part k, row 0, unit 0", "wrong address");
-    plan->rules[0].cell_bytes = 16; /* writes over the next token */
+    RULE_OF(plan, 0).cell_bytes = 16; /* writes over the next token */
     assert_fails(kvf_plan_verify(plan), KVF_E_OVERLAP, "write 96 bytes a step", "its cells have 64");
 }
 
@@ -200,10 +220,10 @@ static void a_missing_step_of_a_state_is_found(void **state) {
     pair p = pair_of(state_model(1), ENGINE(.state = {.block_count = 8, .order = "L|BTNPH"}),
                      ENGINE(.tp_size = 2, .state = {.block_count = 8, .order = "L|BTNPH"}));
     kvf_plan *plan = plan_of(&p, 0);
-    plan->rules[1].rows_per_step = 2; /* conv.x of source 0 */
+    RULE_OF(plan, 1).rows_per_step = 2; /* conv.x of source 0 */
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "group ssm, layer 0, part conv.x, row 2, unit 0");
-    plan->rules[1].rows_per_step = 3;
-    plan->rules[1].remote.row = 10;
+    RULE_OF(plan, 1).rows_per_step = 3;
+    RULE_OF(plan, 1).remote.row = 10;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "part conv.x, row 1, unit 0", "wrong address");
     kvf_plan_free(plan);
     free_pair(&p);
@@ -219,7 +239,7 @@ static void a_rule_with_the_tokens_of_another_share_is_found(void **state) {
     (void)state;
     pair p;
     kvf_plan *plan = shared_plan(&p);
-    plan->rules[0].remote_tokens.index = 1;
+    RULE_OF(plan, 0).remote_tokens.index = 1;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "part latent", "does not hold it", "remote rank 0");
     kvf_plan_free(plan);
     free_pair(&p);
@@ -265,7 +285,7 @@ static void a_rule_that_walks_the_blocks_of_another_group_is_found(void **state)
         {.name = "b", .layers = layers + 1, .layer_count = 1, .parts = &part, .part_count = 1}};
     pair p = pair_of(model_of(2, groups, 2), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS()));
     kvf_plan *plan = plan_of(&p, 0);
-    plan->rule_walks[1] = 0;
+    plan->rule_walks[step_rule(plan, 1) - plan->rules] = 0;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "group b, layer 1, part latent");
     kvf_plan_free(plan);
     free_pair(&p);
@@ -275,7 +295,7 @@ static void a_share_that_nobody_reads_is_found(void **state) {
     (void)state;
     pair p;
     kvf_plan *plan = shared_plan(&p);
-    plan->rules[1].lane_count = 0;
+    RULE_OF(plan, 1).lane_count = 0;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part latent, row 0, unit 0", "nobody writes it");
     kvf_plan_free(plan);
     free_pair(&p);
@@ -316,6 +336,8 @@ int main(void) {
         PROOF_TEST(a_wrong_local_region_leaves_a_cell_out),
         PROOF_TEST(a_missing_lane_is_found),
         PROOF_TEST(a_missing_rule_is_found),
+        PROOF_TEST(a_missing_rule_of_whole_blocks_is_found),
+        PROOF_TEST(a_row_of_a_whole_block_that_is_read_from_another_is_found),
         PROOF_TEST(a_lane_in_place_of_another_is_found),
         PROOF_TEST(a_lane_that_comes_twice_is_found),
         PROOF_TEST(a_lane_that_writes_what_nobody_wants_is_found),

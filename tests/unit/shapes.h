@@ -170,6 +170,27 @@ static inline kvf_plan *plan_of(const pair *p, uint32_t local_rank) {
     return plan_with(p, local_rank, NULL);
 }
 
+/* The n-th of the rules that move whole blocks, or of those that move steps; NULL past the last. */
+static inline const kvf_copy_rule *nth_rule(const kvf_plan *plan, bool whole_blocks, uint32_t n) {
+    for (uint32_t i = 0; i < kvf_plan_rule_count(plan); i++) {
+        const kvf_copy_rule *rule = kvf_plan_get_rule(plan, i);
+        if (rule->whole_blocks == whole_blocks && n-- == 0)
+            return rule;
+    }
+    return NULL;
+}
+
+static inline const kvf_copy_rule *step_rule(const kvf_plan *plan, uint32_t n) {
+    return nth_rule(plan, false, n);
+}
+
+static inline uint32_t step_rule_count(const kvf_plan *plan) {
+    uint32_t count = 0;
+    while (step_rule(plan, count))
+        count++;
+    return count;
+}
+
 static inline kvf_request *request_of(const kvf_plan *plan) {
     kvf_request *request = NULL;
     assert_ok(kvf_request_create(plan, &request));
