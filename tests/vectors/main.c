@@ -16,8 +16,13 @@ static const struct {
     const char *name;
     const vector_op *ops;
 } sets[] = {
-    {"topology", topology_ops}, {"tp_mapping", tp_mapping_ops}, {"desc_ids", desc_ids_ops},
-    {"reads", reads_ops},       {"gemma", gemma_ops},           {"mamba", mamba_ops},
+    {"topology", topology_ops},
+    {"tp_mapping", tp_mapping_ops},
+    {"desc_ids", desc_ids_ops},
+    {"reads", reads_ops},
+    {"gemma", gemma_ops},
+    {"mamba", mamba_ops},
+    {"postprocess", postprocess_ops},
 };
 
 enum { MAX_KINDS = 64, MAX_REASONS = 64 };

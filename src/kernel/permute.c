@@ -1,0 +1,268 @@
+#include "kernel/permute.h"
+
+/* ---- what is asked ------------------------------------------------------------------------------------- */
+
+/* One axis of the wanted page: how many, and how far apart what is received lies. */
+typedef struct axis {
+    uint64_t count, from;
+} axis;
+
+/* Adds an axis inside those that are there; where it only continues the last one, it makes that longer. */
+static void add_axis(axis *axes, size_t *used, uint64_t count, uint64_t from) {
+    if (count == 1)
+        return;
+    axis *last = *used ? &axes[*used - 1] : NULL;
+    if (last && last->from == count * from)
+        *last = (axis){last->count * count, from};
+    else
+        axes[(*used)++] = (axis){count, from};
+}
+
+static kvf_status check_shape(const kvf_received_shape *shape, uint64_t *row_bytes) {
+    if (shape->heads == 0 || shape->cell_bytes == 0)
+        return kvf_fail(KVF_E_INVALID, "%s is 0; allowed: 1 and more", shape->heads ? "cell_bytes" : "heads");
+    const kvf_page_form *forms[] = {&shape->received, &shape->wanted};
+    for (size_t i = 0; i < 2; i++) {
+        const char *name = i ? "wanted" : "received";
+        if (forms[i]->order != KVF_PAGE_HND && forms[i]->order != KVF_PAGE_NHD)
+            return kvf_fail(KVF_E_INVALID, "%s.order is %d; allowed: KVF_PAGE_HND, KVF_PAGE_NHD", name,
+                            (int)forms[i]->order);
+        if (forms[i]->tokens == 0)
+            return kvf_fail(KVF_E_INVALID, "%s.tokens is 0; allowed: 1 and more", name);
+    }
+    uint64_t ours = shape->wanted.tokens, theirs = shape->received.tokens, most = kvf_max_u64(ours, theirs);
+    if (most % kvf_min_u64(ours, theirs) != 0)
+        return kvf_fail(KVF_E_NOT_EXPRESSIBLE,
+                        "received pages have %llu tokens and blocks %llu; one number must divide the other",
+                        (unsigned long long)theirs, (unsigned long long)ours);
+    uint64_t page_bytes;
+    if (!kvf_mul(shape->heads, shape->cell_bytes, row_bytes) || !kvf_mul(*row_bytes, most, &page_bytes) ||
+        page_bytes > SIZE_MAX / 2)
+        return kvf_fail(KVF_E_OVERFLOW, "a page of %llu heads, %llu tokens, %llu bytes does not fit",
+                        (unsigned long long)shape->heads, (unsigned long long)most,
+                        (unsigned long long)shape->cell_bytes);
+    return KVF_OK;
+}
+
+/*
+ * A received page has R tokens and lies in its order at
+ *
+ *     HND: head*R*cell + token*cell        NHD: token*heads*cell + head*cell
+ *
+ * and page follows page. A block has T tokens. With T = ratio*R its token axis is (page, token of the page);
+ * with R = n*T, block b of n takes the tokens from b*T on.
+ */
+kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out) {
+    uint64_t row_bytes = 0; /* of one token of all heads */
+    kvf_status status = check_shape(shape, &row_bytes);
+    if (status)
+        return status;
+    uint64_t cell = shape->cell_bytes, ours = shape->wanted.tokens, theirs = shape->received.tokens;
+    bool heads_apart = shape->received.order == KVF_PAGE_HND;
+    axis page = {ours > theirs ? ours / theirs : 1, theirs * row_bytes};
+    axis token = {kvf_min_u64(ours, theirs), heads_apart ? cell : row_bytes};
+    axis head = {shape->heads, heads_apart ? theirs * cell : cell};
+    axis axes[4];
+    size_t used = 0;
+    if (shape->wanted.order == KVF_PAGE_HND)
+        add_axis(axes, &used, head.count, head.from);
+    add_axis(axes, &used, page.count, page.from);
+    add_axis(axes, &used, token.count, token.from);
+    if (shape->wanted.order == KVF_PAGE_NHD)
+        add_axis(axes, &used, head.count, head.from);
+    if (used && axes[used - 1].from == cell)
+        cell *= axes[--used].count; /* cells side by side are one longer cell */
+    *out = (kvf_gather){.count = {1, 1, 1},
+                        .cell_bytes = cell,
+                        .block_bytes = ours * row_bytes,
+                        .block_from = ours * token.from};
+    uint64_t blocks = theirs > ours ? theirs / ours : 1;
+    if (blocks > UINT32_MAX)
+        return kvf_fail(KVF_E_OVERFLOW, "a received page is %llu blocks long; allowed: up to %u",
+                        (unsigned long long)blocks, UINT32_MAX);
+    out->block_count = (uint32_t)blocks;
+    for (size_t i = 0; i < used; i++) {
+        out->count[3 - used + i] = axes[i].count;
+        out->from[3 - used + i] = axes[i].from;
+    }
+    return KVF_OK;
+}
+
+/* ---- how it is done ------------------------------------------------------------------------------------ */
+
+/* Shorter cells are gathered: to look up a place takes as long as to move 64 bytes. */
+#define ROTATE_LEAST 64u
+
+#define LINE 64u /* of the cache */
+
+/* How much of the next block is asked for before one is gathered: all of most, for such cells are of scales
+ * or of few heads. */
+#define GATHER_AHEAD_BYTES 16384u
+
+static uint64_t cells_of_page(const kvf_gather *gather) {
+    return gather->block_bytes / gather->cell_bytes * gather->block_count;
+}
+
+static bool changes_nothing(const kvf_gather *gather) {
+    return gather->cell_bytes == gather->block_bytes &&
+           (gather->block_count == 1 || gather->block_from == gather->block_bytes);
+}
+
+static bool can_rotate(const kvf_gather *gather) {
+    return cells_of_page(gather) < UINT32_MAX && gather->block_count <= KVF_PLACE_BLOCKS &&
+           gather->block_bytes <= KVF_PLACE_BYTES;
+}
+
+kvf_permute_way kvf_permute_best_way(const kvf_gather *gather) {
+    if (changes_nothing(gather))
+        return KVF_PERMUTE_NOTHING;
+    return gather->cell_bytes >= ROTATE_LEAST && can_rotate(gather) ? KVF_PERMUTE_ROTATE : KVF_PERMUTE_GATHER;
+}
+
+/* For each cell: its place, where its cell comes from, and, at most, half a cycle. */
+#define ROTATE_CELL_BYTES (sizeof(kvf_place) + 2 * sizeof(uint32_t))
+
+bool kvf_permute_memory_bytes(const kvf_gather *gather, kvf_permute_way way, uint64_t *out) {
+    *out = 0;
+    if (way == KVF_PERMUTE_ROTATE)
+        return can_rotate(gather) &&
+               kvf_mul_add(cells_of_page(gather), ROTATE_CELL_BYTES, KVF_HOLD_BYTES + LINE, out);
+    if (way == KVF_PERMUTE_GATHER)
+        return kvf_mul_add(gather->block_bytes, gather->block_count, KVF_PERMUTE_SLACK, out);
+    return true;
+}
+
+/* Numbers the cells of a page in their new order and writes down, for each, the cell that goes there. All
+ * distances are whole cells: the axes were joined from the inside. */
+static void number_sources(const kvf_gather *gather, uint32_t *sources) {
+    uint64_t cell = gather->cell_bytes, step = gather->from[2] / cell;
+    for (uint64_t b = 0; b < gather->block_count; b++)
+        for (uint64_t i = 0; i < gather->count[0]; i++)
+            for (uint64_t j = 0; j < gather->count[1]; j++) {
+                uint64_t from = (b * gather->block_from + i * gather->from[0] + j * gather->from[1]) / cell;
+                for (uint64_t k = 0; k < gather->count[2]; k++, from += step)
+                    *sources++ = (uint32_t)from;
+            }
+}
+
+static void find_cycles(const kvf_gather *gather, uint32_t *sources, kvf_place *places, uint32_t *lengths,
+                        kvf_rotation *out) {
+    /* can_rotate() has seen that both fit */
+    uint32_t cells = (uint32_t)cells_of_page(gather), per_block = cells / gather->block_count;
+    number_sources(gather, sources);
+    size_t used = 0, cycles = 0;
+    for (uint32_t first = 0; first < cells; first++) {
+        if (sources[first] == first)
+            continue;
+        size_t begin = used;
+        for (uint32_t cell = first; sources[cell] != cell;) {
+            uint32_t source = sources[cell];
+            places[used++] = gather->block_count == 1 ? cell * gather->cell_bytes
+                                                      : (kvf_place)(cell / per_block) << 40 |
+                                                            cell % per_block * gather->cell_bytes;
+            sources[cell] = cell; /* done */
+            cell = source;
+        }
+        lengths[cycles++] = (uint32_t)(used - begin);
+    }
+    out->places = places;
+    out->lengths = lengths;
+    out->place_count = used;
+    out->cycle_count = cycles;
+    out->cell_bytes = gather->cell_bytes;
+    out->block_bytes = gather->block_bytes;
+    out->block_count = gather->block_count;
+}
+
+void kvf_permute_prepare(const kvf_gather *gather, kvf_permute_way way, const kvf_permute_kernels *kernels,
+                         void *memory, kvf_permutation *out) {
+    *out = (kvf_permutation){.gather = *gather, .kernels = kernels, .way = way};
+    if (way == KVF_PERMUTE_GATHER)
+        out->aside = memory;
+    if (way != KVF_PERMUTE_ROTATE)
+        return;
+    uint64_t cells = cells_of_page(gather);
+    kvf_place *places = memory;
+    uint32_t *sources = (uint32_t *)(places + cells);
+    find_cycles(gather, sources, places, sources + cells, &out->rotation);
+    unsigned char *hold = (unsigned char *)(sources + 2 * cells);
+    out->rotation.hold = hold + (LINE - (uintptr_t)hold % LINE) % LINE;
+}
+
+/* Asks for what is worked on next, into the second level cache. */
+static void ask_for(const unsigned char *memory, uint64_t bytes) {
+    for (uint64_t at = 0; at < kvf_min_u64(bytes, GATHER_AHEAD_BYTES); at += 64)
+        __builtin_prefetch(memory + at, 0, 2);
+}
+
+void kvf_permute_page(const kvf_permutation *permutation, unsigned char *const *blocks,
+                      unsigned char *const *next) {
+    const kvf_gather *gather = &permutation->gather;
+    if (permutation->way == KVF_PERMUTE_ROTATE)
+        permutation->kernels->rotate(&permutation->rotation, blocks, next);
+    if (permutation->way != KVF_PERMUTE_GATHER)
+        return;
+    for (uint32_t b = 0; b < gather->block_count; b++) {
+        memcpy(permutation->aside + b * gather->block_bytes, blocks[b], gather->block_bytes);
+        if (next)
+            ask_for(next[b], gather->block_bytes);
+    }
+    for (uint32_t b = 0; b < gather->block_count; b++)
+        permutation->kernels->gather(gather, blocks[b], permutation->aside + b * gather->block_from);
+}
+
+/* ---- the plain loops ----------------------------------------------------------------------------------- */
+
+static void plain_gather(const kvf_gather *gather, unsigned char *to, const unsigned char *from) {
+    size_t bytes = gather->cell_bytes;
+    for (uint64_t i = 0; i < gather->count[0]; i++)
+        for (uint64_t j = 0; j < gather->count[1]; j++)
+            for (uint64_t k = 0; k < gather->count[2]; k++, to += bytes)
+                memcpy(to, from + i * gather->from[0] + j * gather->from[1] + k * gather->from[2], bytes);
+}
+
+static void plain_rotate(const kvf_rotation *rotation, unsigned char *const *blocks,
+                         unsigned char *const *next) {
+    (void)next;
+    for (uint64_t at = 0; at < rotation->cell_bytes; at += KVF_HOLD_BYTES) {
+        size_t bytes = kvf_min_u64(rotation->cell_bytes - at, KVF_HOLD_BYTES);
+        const kvf_place *place = rotation->places;
+        for (size_t cycle = 0; cycle < rotation->cycle_count; cycle++) {
+            const kvf_place *last = place + rotation->lengths[cycle] - 1;
+            memcpy(rotation->hold, kvf_at_place(blocks, *place) + at, bytes);
+            for (; place < last; place++)
+                memcpy(kvf_at_place(blocks, place[0]) + at, kvf_at_place(blocks, place[1]) + at, bytes);
+            memcpy(kvf_at_place(blocks, *place++) + at, rotation->hold, bytes);
+        }
+    }
+}
+
+const kvf_permute_kernels kvf_permute_plain = {"plain", 0, plain_gather, plain_rotate};
+
+/* ---- which loops --------------------------------------------------------------------------------------- */
+
+const kvf_permute_kernels *kvf_kernel_permute_set(uint32_t i) {
+    const kvf_permute_kernels *sets[3] = {&kvf_permute_plain};
+    uint32_t count = 1;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2"))
+        sets[count++] = &kvf_permute_avx2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        sets[count++] = &kvf_permute_avx512;
+#endif
+    return i < count ? sets[i] : NULL;
+}
+
+/* The widest vectors are the fastest. Only where the cells are so small that they are transposed in vectors,
+ * and those of one row are few, wide vectors would be mostly empty. */
+const kvf_permute_kernels *kvf_permute_best_kernels(const kvf_gather *gather, kvf_permute_way way) {
+    uint64_t row_bytes = gather->count[1] * gather->cell_bytes;
+    const kvf_permute_kernels *best = &kvf_permute_plain, *set;
+    for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++) {
+        bool wide = way == KVF_PERMUTE_GATHER && gather->cell_bytes < 16 && best->vector_bytes >= row_bytes;
+        if (!wide)
+            best = set;
+    }
+    return best;
+}

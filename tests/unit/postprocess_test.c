@@ -1,0 +1,617 @@
+/* Received blocks are brought into the wanted form cell by cell, whatever the form; blocks are copied. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "kernel/permute.h"
+
+/* ---- a world to permute in ----------------------------------------------------------------------------- */
+
+static uint64_t draw(uint64_t below) {
+    static uint64_t state = 0x2545f4914f6cdd1du;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (state >> 11) % below;
+}
+
+/* Blocks of one region, and what they must become. */
+typedef struct world {
+    unsigned char *memory, *expected;
+    size_t bytes;
+    kvf_received_shape shape;
+    kvf_block_region region;
+    uint32_t ids[64];
+    size_t id_count;
+} world;
+
+static void fill(unsigned char *memory, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        memory[i] = (unsigned char)draw(256);
+}
+
+/* A region of `blocks` blocks with gaps, beginning at any byte, in memory that ends with it. */
+static world world_of(kvf_received_shape shape, uint64_t blocks, uint64_t parts, uint64_t misaligned) {
+    shape.struct_size = sizeof shape;
+    uint64_t page = shape.heads * shape.wanted.tokens * shape.cell_bytes;
+    uint64_t part_stride = page + (parts > 1 ? draw(9) : 0);
+    uint64_t stride = part_stride * (parts - 1) + page + draw(2) * draw(80);
+    world w = {.bytes = misaligned + stride * (blocks - 1) + part_stride * (parts - 1) + page,
+               .shape = shape};
+    w.memory = malloc(w.bytes);
+    w.expected = malloc(w.bytes);
+    assert_non_null(w.memory);
+    assert_non_null(w.expected);
+    fill(w.memory, w.bytes);
+    memcpy(w.expected, w.memory, w.bytes);
+    w.region = (kvf_block_region){.base = w.memory + misaligned,
+                                  .bytes = w.bytes - misaligned,
+                                  .block_count = blocks,
+                                  .block_stride_bytes = stride,
+                                  .part_count = parts,
+                                  .part_stride_bytes = part_stride,
+                                  .part_bytes = page};
+    return w;
+}
+
+static void end(world *w) {
+    free(w->memory);
+    free(w->expected);
+}
+
+/* Lists `count` different blocks in any order. */
+static void list_blocks(world *w, size_t count) {
+    uint32_t all[64];
+    uint32_t blocks = (uint32_t)w->region.block_count;
+    for (uint32_t i = 0; i < blocks; i++)
+        all[i] = i;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t j = i + (uint32_t)draw(blocks - i);
+        w->ids[i] = all[j];
+        all[j] = all[i];
+    }
+    w->id_count = count;
+}
+
+/* Where a cell of the form lies, counted in bytes over the listed blocks one after another. */
+static uint64_t cell_at(const kvf_received_shape *shape, kvf_page_form form, uint64_t token, uint64_t head) {
+    uint64_t page = token / form.tokens, row = token % form.tokens;
+    uint64_t in_page = form.order == KVF_PAGE_HND ? head * form.tokens + row : row * shape->heads + head;
+    return (page * form.tokens * shape->heads + in_page) * shape->cell_bytes;
+}
+
+static size_t byte_of(const world *w, uint64_t part, uint64_t offset) {
+    const kvf_block_region *r = &w->region;
+    size_t base = (size_t)((unsigned char *)r->base - w->memory);
+    return base + w->ids[offset / r->part_bytes] * r->block_stride_bytes + part * r->part_stride_bytes +
+           offset % r->part_bytes;
+}
+
+/* Cell by cell and byte by byte: what `expected` must be after the first `covered` tokens were received. */
+static void expect(world *w, uint64_t covered) {
+    const kvf_received_shape *s = &w->shape;
+    for (uint64_t part = 0; part < w->region.part_count; part++)
+        for (uint64_t token = 0; token < w->id_count * s->wanted.tokens; token++)
+            for (uint64_t head = 0; head < s->heads; head++)
+                for (uint64_t byte = 0; byte < s->cell_bytes; byte++) {
+                    size_t to = byte_of(w, part, cell_at(s, s->wanted, token, head) + byte);
+                    size_t from = byte_of(w, part, cell_at(s, s->received, token, head) + byte);
+                    w->expected[to] = token < covered ? w->memory[from] : 0;
+                }
+}
+
+static void check(const world *w) {
+    if (memcmp(w->memory, w->expected, w->bytes) == 0)
+        return;
+    const kvf_received_shape *s = &w->shape;
+    size_t at = 0;
+    while (w->memory[at] == w->expected[at])
+        at++;
+    fail_msg("byte %zu of %zu is %u, not %u: %llu heads, cells of %llu, order %d x%llu -> %d x%llu, %zu ids",
+             at, w->bytes, w->memory[at], w->expected[at], (unsigned long long)s->heads,
+             (unsigned long long)s->cell_bytes, (int)s->received.order,
+             (unsigned long long)s->received.tokens, (int)s->wanted.order,
+             (unsigned long long)s->wanted.tokens, w->id_count);
+}
+
+static kvf_received_shape shape_of(uint64_t heads, uint64_t cell_bytes, kvf_page_order received,
+                                   uint64_t received_tokens, kvf_page_order wanted, uint64_t wanted_tokens) {
+    return (kvf_received_shape){
+        sizeof(kvf_received_shape), heads, cell_bytes, {received, received_tokens}, {wanted, wanted_tokens}};
+}
+
+static kvf_received_shape any_shape(void) {
+    static const uint64_t cells[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 48, 63, 64, 65, 96, 128, 130, 256};
+    static const uint64_t long_cells[] = {300, 512, 656, 1152, 2048, 4095, 4100, 5000};
+    uint64_t cell = cells[draw(sizeof cells / sizeof *cells)];
+    bool long_cell = draw(8) == 0;
+    if (long_cell)
+        cell = long_cells[draw(sizeof long_cells / sizeof *long_cells)];
+    uint64_t ratio = 1 + draw(long_cell ? 3 : 6), tokens = 1 + draw(long_cell ? 3 : draw(2) ? 20 : 5);
+    uint64_t heads = 1 + draw(long_cell ? 3 : draw(2) ? 20 : 5);
+    bool remote_longer = draw(2);
+    return shape_of(heads, cell, (kvf_page_order)draw(2), remote_longer ? tokens * ratio : tokens,
+                    (kvf_page_order)draw(2), remote_longer ? tokens : tokens * ratio);
+}
+
+static uint64_t blocks_of_page(const kvf_received_shape *shape) {
+    return shape->received.tokens > shape->wanted.tokens ? shape->received.tokens / shape->wanted.tokens : 1;
+}
+
+/* ---- permuting ----------------------------------------------------------------------------------------- */
+
+static void any_form_becomes_any_other_cell_by_cell(void **state) {
+    (void)state;
+    for (int round = 0; round < 3000; round++) {
+        /* Given blocks in one form, in a region with gaps, at any address */
+        kvf_received_shape shape = any_shape();
+        uint64_t pages = draw(4), step = blocks_of_page(&shape);
+        world w = world_of(shape, pages * step + 1 + draw(4), 1 + draw(2), draw(4) ? draw(70) : 0);
+        list_blocks(&w, pages * step);
+        expect(&w, UINT64_MAX);
+        /* When they are permuted */
+        assert_int_equal(kvf_permute_received(&w.shape, &w.region, 1, w.ids, w.id_count, NULL), KVF_OK);
+        /* Then every cell is where it belongs, and no other byte has changed */
+        check(&w);
+        end(&w);
+    }
+}
+
+/* One page, the listed blocks, by one set of loops in one way. */
+static void permute_with(const kvf_permute_kernels *set, kvf_permute_way way, world *w) {
+    kvf_gather gather;
+    uint64_t bytes;
+    assert_int_equal(kvf_gather_of(&w->shape, &gather), KVF_OK);
+    assert_true(kvf_permute_memory_bytes(&gather, way, &bytes));
+    void *memory = malloc(bytes);
+    assert_non_null(memory);
+    kvf_permutation permutation;
+    kvf_permute_prepare(&gather, way, set, memory, &permutation);
+    unsigned char *blocks[8], *next[8];
+    assert_true(w->id_count <= 8);
+    for (size_t b = 0; b < w->id_count; b++) {
+        blocks[b] = (unsigned char *)w->region.base + w->ids[b] * w->region.block_stride_bytes;
+        next[b] = blocks[b];
+    }
+    kvf_permute_page(&permutation, blocks, draw(2) ? next : NULL);
+    free(memory);
+}
+
+static void every_set_of_loops_permutes_both_ways(void **state) {
+    (void)state;
+    const kvf_permute_kernels *set;
+    for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++) {
+        print_message("loops: %s\n", set->name);
+        for (int round = 0; round < 4000; round++) {
+            kvf_received_shape shape = any_shape();
+            uint64_t step = blocks_of_page(&shape);
+            world w = world_of(shape, step + 1, 1, draw(4) ? draw(70) : 0);
+            list_blocks(&w, step);
+            expect(&w, UINT64_MAX);
+            permute_with(set, round % 2 ? KVF_PERMUTE_ROTATE : KVF_PERMUTE_GATHER, &w);
+            check(&w);
+            end(&w);
+        }
+    }
+}
+
+/* Strips, ribbons, tiles, and what is left at their ends. */
+static void small_cells_are_transposed_for_every_number_of_heads_and_tokens(void **state) {
+    (void)state;
+    const kvf_permute_kernels *set;
+    for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++)
+        for (uint64_t cell = 1; cell <= 16; cell *= 2)
+            for (uint64_t heads = 1; heads <= 35; heads += 1 + heads / 20)
+                for (uint64_t tokens = 1; tokens <= 150; tokens += 1 + tokens / 12)
+                    for (int order = 0; order < 2; order++) {
+                        world w = world_of(shape_of(heads, cell, (kvf_page_order)order, tokens,
+                                                    (kvf_page_order)!order, tokens),
+                                           2, 1, draw(3));
+                        list_blocks(&w, 1);
+                        expect(&w, UINT64_MAX);
+                        permute_with(set, KVF_PERMUTE_GATHER, &w);
+                        check(&w);
+                        end(&w);
+                    }
+}
+
+static void the_reverse_change_of_form_gives_back_what_was_there(void **state) {
+    (void)state;
+    for (int round = 0; round < 300; round++) {
+        kvf_received_shape shape = any_shape(), reverse = shape;
+        shape.wanted.tokens = shape.received.tokens; /* the same blocks both ways */
+        reverse = shape_of(shape.heads, shape.cell_bytes, shape.wanted.order, shape.wanted.tokens,
+                           shape.received.order, shape.received.tokens);
+        world w = world_of(shape, 3, 1, 0);
+        list_blocks(&w, 3);
+        assert_int_equal(kvf_permute_received(&shape, &w.region, 1, w.ids, 3, NULL), KVF_OK);
+        assert_int_equal(kvf_permute_received(&reverse, &w.region, 1, w.ids, 3, NULL), KVF_OK);
+        check(&w);
+        end(&w);
+    }
+}
+
+static void every_region_is_permuted(void **state) {
+    (void)state;
+    kvf_received_shape shape = shape_of(3, 64, KVF_PAGE_HND, 2, KVF_PAGE_NHD, 6);
+    world a = world_of(shape, 5, 1, 0), b = world_of(shape, 4, 2, 1);
+    list_blocks(&b, 3);
+    memcpy(a.ids, b.ids, sizeof a.ids);
+    a.id_count = b.id_count;
+    expect(&a, UINT64_MAX);
+    expect(&b, UINT64_MAX);
+    kvf_block_region regions[2] = {a.region, b.region};
+    assert_int_equal(kvf_permute_received(&shape, regions, 2, b.ids, 3, NULL), KVF_OK);
+    check(&a);
+    check(&b);
+    end(&a);
+    end(&b);
+}
+
+static void without_blocks_or_regions_nothing_happens(void **state) {
+    (void)state;
+    world w = world_of(shape_of(2, 4, KVF_PAGE_HND, 2, KVF_PAGE_HND, 4), 2, 1, 0);
+    w.ids[0] = 0;
+    assert_int_equal(kvf_permute_received(&w.shape, &w.region, 1, NULL, 0, NULL), KVF_OK);
+    assert_int_equal(kvf_permute_received(&w.shape, NULL, 0, w.ids, 1, NULL), KVF_OK);
+    assert_int_equal(kvf_finish_received(&w.shape, &w.region, 1, NULL, 0, NULL), KVF_OK);
+    kvf_received_request empty = {NULL, 0, 0};
+    assert_int_equal(kvf_finish_received(&w.shape, &w.region, 1, &empty, 1, NULL), KVF_OK);
+    check(&w);
+    end(&w);
+}
+
+/* ---- the receive step ---------------------------------------------------------------------------------- */
+
+static void tokens_past_the_covered_ones_become_zero(void **state) {
+    (void)state;
+    for (int round = 0; round < 1500; round++) {
+        kvf_received_shape shape = any_shape();
+        uint64_t pages = draw(4), step = blocks_of_page(&shape);
+        world w = world_of(shape, pages * step + 1, 1 + draw(2), draw(5));
+        list_blocks(&w, pages * step);
+        uint64_t covered = draw(w.id_count * shape.wanted.tokens + 1);
+        expect(&w, covered);
+        kvf_received_request request = {w.ids, w.id_count, covered};
+        assert_int_equal(kvf_finish_received(&w.shape, &w.region, 1, &request, 1, NULL), KVF_OK);
+        check(&w);
+        end(&w);
+    }
+}
+
+static void each_request_has_its_own_cover(void **state) {
+    (void)state;
+    world w = world_of(shape_of(2, 1, KVF_PAGE_HND, 4, KVF_PAGE_HND, 4), 3, 1, 0);
+    const uint32_t one[] = {2}, other[] = {0, 1};
+    kvf_received_request requests[] = {{one, 1, 3}, {other, 2, 4}};
+    memcpy(w.memory, "abcdefghijklmnopqrstuvwx", 8);
+    memcpy((unsigned char *)w.region.base + 2 * w.region.block_stride_bytes, "qrstuvwx", 8);
+    memcpy(w.expected, w.memory, w.bytes);
+    memset(w.expected + w.region.block_stride_bytes, 0, 8);
+    memcpy(w.expected + 2 * w.region.block_stride_bytes, "qrs\0uvw", 8);
+    assert_int_equal(kvf_finish_received(&w.shape, &w.region, 1, requests, 2, NULL), KVF_OK);
+    check(&w);
+    end(&w);
+}
+
+/* ---- scratch ------------------------------------------------------------------------------------------- */
+
+static void scratch_of_exactly_the_size_asked_for_is_enough(void **state) {
+    (void)state;
+    for (int round = 0; round < 500; round++) {
+        kvf_received_shape shape = any_shape();
+        uint64_t pages = draw(4), step = blocks_of_page(&shape);
+        world w = world_of(shape, pages * step + 1, 1, 0);
+        list_blocks(&w, pages * step);
+        expect(&w, UINT64_MAX);
+        kvf_scratch scratch;
+        assert_int_equal(kvf_received_scratch_bytes(&shape, w.id_count, &scratch.bytes), KVF_OK);
+        scratch.memory = malloc(scratch.bytes);
+        assert_non_null(scratch.memory);
+        assert_int_equal(kvf_permute_received(&shape, &w.region, 1, w.ids, w.id_count, &scratch), KVF_OK);
+        check(&w);
+        free(scratch.memory);
+        end(&w);
+    }
+}
+
+static void scratch_for_long_cells_is_a_fraction_of_a_page(void **state) {
+    (void)state;
+    kvf_received_shape shape = shape_of(8, 256, KVF_PAGE_HND, 128, KVF_PAGE_NHD, 128);
+    uint64_t bytes;
+    assert_int_equal(kvf_received_scratch_bytes(&shape, 1, &bytes), KVF_OK);
+    assert_true(bytes < 8 * 128 * 256 / 10);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------------------ */
+
+#define assert_refused(call, status, word)                                                                   \
+    do {                                                                                                     \
+        assert_int_equal(call, status);                                                                      \
+        if (!strstr(kvf_error_detail(), word))                                                               \
+            fail_msg("\"%s\" does not say \"%s\"", kvf_error_detail(), word);                                \
+    } while (0)
+
+static void a_shape_without_meaning_is_refused(void **state) {
+    (void)state;
+    const kvf_received_shape good = shape_of(2, 4, KVF_PAGE_HND, 2, KVF_PAGE_HND, 4);
+    uint64_t bytes;
+    kvf_received_shape bad = good;
+    bad.struct_size = 0;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_INVALID, "struct_size");
+    bad = good;
+    bad.heads = 0;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_INVALID, "heads");
+    bad = good;
+    bad.cell_bytes = 0;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_INVALID, "cell_bytes");
+    bad = good;
+    bad.received.tokens = 0;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_INVALID, "received.tokens");
+    bad = good;
+    bad.wanted.order = (kvf_page_order)7;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_INVALID, "wanted.order is 7");
+    bad = good;
+    bad.received.tokens = 3;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_NOT_EXPRESSIBLE, "divide");
+    bad = good;
+    bad.heads = UINT64_MAX / 2;
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_OVERFLOW, "page");
+    bad = shape_of(1, 1, KVF_PAGE_HND, UINT64_MAX / 4, KVF_PAGE_NHD, 1);
+    assert_refused(kvf_received_scratch_bytes(&bad, 1, &bytes), KVF_E_OVERFLOW, "blocks");
+    assert_refused(kvf_received_scratch_bytes(&good, SIZE_MAX, &bytes), KVF_E_OVERFLOW, "scratch");
+    assert_refused(kvf_received_scratch_bytes(NULL, 1, &bytes), KVF_E_INVALID, "shape is NULL");
+    assert_refused(kvf_received_scratch_bytes(&good, 1, NULL), KVF_E_INVALID, "out is NULL");
+    assert_refused(kvf_permute_received(NULL, NULL, 0, NULL, 0, NULL), KVF_E_INVALID, "shape is NULL");
+}
+
+static kvf_status permute(const world *w, kvf_block_region region) {
+    return kvf_permute_received(&w->shape, &region, 1, w->ids, w->id_count, NULL);
+}
+
+static void a_region_that_does_not_hold_what_it_says_is_refused(void **state) {
+    (void)state;
+    world w = world_of(shape_of(2, 4, KVF_PAGE_HND, 2, KVF_PAGE_HND, 4), 4, 2, 0);
+    list_blocks(&w, 4);
+    kvf_block_region bad = w.region;
+    bad.base = NULL;
+    assert_refused(permute(&w, bad), KVF_E_INVALID, "base is NULL");
+    bad = w.region;
+    bad.bytes--;
+    assert_refused(permute(&w, bad), KVF_E_RANGE, "its blocks take");
+    bad = w.region;
+    bad.block_count = 0;
+    assert_refused(permute(&w, bad), KVF_E_INVALID, "block_count is 0");
+    bad = w.region;
+    bad.block_count = UINT64_C(1) << 32;
+    assert_refused(permute(&w, bad), KVF_E_INVALID, "block_count is 4294967296");
+    bad = w.region;
+    bad.part_bytes = 31;
+    assert_refused(permute(&w, bad), KVF_E_INVALID, "part_bytes is 31");
+    bad = w.region;
+    bad.part_bytes = 0;
+    assert_refused(permute(&w, bad), KVF_E_INVALID, "part_bytes is 0");
+    bad = w.region;
+    bad.part_stride_bytes = 31;
+    assert_refused(permute(&w, bad), KVF_E_OVERLAP, "part_stride_bytes is 31");
+    bad = w.region;
+    bad.block_stride_bytes = bad.part_stride_bytes + 31;
+    assert_refused(permute(&w, bad), KVF_E_OVERLAP, "block_stride_bytes");
+    bad = w.region;
+    bad.block_stride_bytes = UINT64_MAX / 2;
+    assert_refused(permute(&w, bad), KVF_E_OVERFLOW, "64 bits");
+    kvf_block_region twice[2] = {w.region, w.region};
+    assert_refused(kvf_permute_received(&w.shape, twice, 2, w.ids, w.id_count, NULL), KVF_E_OVERLAP,
+                   "regions 0 and 1");
+    assert_refused(kvf_permute_received(&w.shape, NULL, 1, w.ids, w.id_count, NULL), KVF_E_INVALID,
+                   "regions is NULL");
+    check(&w);
+    end(&w);
+}
+
+static void blocks_that_are_not_there_or_listed_twice_are_refused_and_nothing_changes(void **state) {
+    (void)state;
+    world w = world_of(shape_of(2, 4, KVF_PAGE_HND, 2, KVF_PAGE_HND, 4), 4, 1, 0);
+    const uint32_t beyond[] = {0, 4}, twice[] = {1, 3, 1}, absent[] = {UINT32_MAX}, good[] = {0, 1, 2};
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, beyond, 2, NULL), KVF_E_RANGE,
+                   "entry 1 is block 4; allowed: 0 to 3");
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, absent, 1, NULL), KVF_E_RANGE, "4294967295");
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, twice, 3, NULL), KVF_E_OVERLAP,
+                   "entry 2 is block 1");
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, NULL, 2, NULL), KVF_E_INVALID, "NULL");
+    kvf_received_request shared[] = {{good, 2, 8}, {good + 1, 2, 8}};
+    assert_refused(kvf_finish_received(&w.shape, &w.region, 1, shared, 2, NULL), KVF_E_OVERLAP, "request 1");
+    kvf_received_request too_much[] = {{good, 1, 4}, {good + 1, 1, 5}};
+    assert_refused(kvf_finish_received(&w.shape, &w.region, 1, too_much, 2, NULL), KVF_E_RANGE,
+                   "request 1: covered_tokens is 5; allowed: 0 to 4");
+    assert_refused(kvf_finish_received(&w.shape, &w.region, 1, NULL, 2, NULL), KVF_E_INVALID, "requests");
+    w.shape.received.tokens = 8;
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, good, 3, NULL), KVF_E_INVALID,
+                   "each received page takes 2");
+    check(&w);
+    end(&w);
+}
+
+static void scratch_that_is_too_small_or_askew_is_refused(void **state) {
+    (void)state;
+    world w = world_of(shape_of(2, 4, KVF_PAGE_HND, 2, KVF_PAGE_HND, 4), 4, 1, 0);
+    list_blocks(&w, 2);
+    uint64_t memory[512];
+    kvf_scratch scratch = {memory, 0};
+    assert_int_equal(kvf_received_scratch_bytes(&w.shape, 2, &scratch.bytes), KVF_OK);
+    assert_true(scratch.bytes < sizeof memory);
+    scratch.bytes--;
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, w.ids, 2, &scratch), KVF_E_INVALID,
+                   "scratch.bytes");
+    scratch = (kvf_scratch){(unsigned char *)memory + 4, sizeof memory - 4};
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, w.ids, 2, &scratch), KVF_E_INVALID,
+                   "aligned");
+    scratch = (kvf_scratch){NULL, sizeof memory};
+    assert_refused(kvf_permute_received(&w.shape, &w.region, 1, w.ids, 2, &scratch), KVF_E_INVALID, "NULL");
+    check(&w);
+    end(&w);
+}
+
+/* ---- copying ------------------------------------------------------------------------------------------- */
+
+/* Two layers of four blocks with two parts, and two of three blocks for the other side. */
+typedef struct copies {
+    unsigned char from[2][80], to[2][60];
+    kvf_block_region source[2], destination[2];
+} copies;
+
+static void start_copies(copies *c) {
+    static const char *const names[] = {"l0", "l1"};
+    fill((unsigned char *)c->from, sizeof c->from);
+    memset(c->to, 0xee, sizeof c->to);
+    for (size_t i = 0; i < 2; i++) {
+        /* The source: all first parts, then all second parts. The destination: parts side by side. */
+        c->source[i] = (kvf_block_region){names[i], c->from[i], 80, 4, 10, 2, 40, 9};
+        c->destination[1 - i] = (kvf_block_region){names[i], c->to[i], 60, 3, 20, 2, 10, 9};
+    }
+}
+
+static void assert_untouched(const copies *c) {
+    for (size_t layer = 0; layer < 2; layer++)
+        for (size_t i = 0; i < sizeof c->to[layer]; i++)
+            assert_int_equal(c->to[layer][i], 0xee);
+}
+
+static void pairs_are_copied_in_every_layer_by_its_name(void **state) {
+    (void)state;
+    copies c;
+    start_copies(&c);
+    const uint32_t from[] = {3, 0}, to[] = {0, 2};
+    size_t copied;
+    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, from, 2, to, 2, &copied), KVF_OK);
+    assert_int_equal(copied, 2);
+    for (size_t layer = 0; layer < 2; layer++) {
+        unsigned char expected[60];
+        memset(expected, 0xee, sizeof expected);
+        for (size_t i = 0; i < 2; i++)
+            for (size_t part = 0; part < 2; part++)
+                memcpy(expected + to[i] * 20 + part * 10, c.from[layer] + from[i] * 10 + part * 40, 9);
+        assert_memory_equal(c.to[layer], expected, 60);
+    }
+    /* And back again, to other blocks. */
+    const uint32_t back[] = {1, 2};
+    unsigned char before[160];
+    memcpy(before, c.from, 160);
+    assert_int_equal(kvf_copy_blocks(c.destination, 2, c.source, 2, to, 2, back, 2, NULL), KVF_OK);
+    for (size_t layer = 0; layer < 2; layer++)
+        for (size_t i = 0; i < 2; i++)
+            for (size_t part = 0; part < 2; part++)
+                memcpy(before + layer * 80 + back[i] * 10 + part * 40,
+                       before + layer * 80 + from[i] * 10 + part * 40, 9);
+    assert_memory_equal(c.from, before, 160);
+}
+
+static void a_source_may_be_copied_twice_and_the_last_of_two_stays(void **state) {
+    (void)state;
+    copies c;
+    start_copies(&c);
+    const uint32_t from[] = {1, 1, 2}, to[] = {0, 1, 1};
+    assert_int_equal(kvf_copy_blocks(c.source, 1, c.destination, 2, from, 3, to, 3, NULL), KVF_OK);
+    assert_memory_equal(c.to[0], c.from[0] + 10, 9);
+    assert_memory_equal(c.to[0] + 20, c.from[0] + 20, 9);
+    assert_int_equal(c.to[1][0], 0xee); /* a layer that the source does not have */
+}
+
+static void many_scattered_and_neighbouring_blocks_are_copied(void **state) {
+    (void)state;
+    enum { BLOCKS = 1000, BYTES = 777 };
+    unsigned char *from = malloc((size_t)BLOCKS * BYTES), *to = calloc(BLOCKS, BYTES);
+    assert_non_null(from);
+    assert_non_null(to);
+    fill(from, (size_t)BLOCKS * BYTES);
+    uint32_t source_ids[BLOCKS], destination_ids[BLOCKS];
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        source_ids[i] = i < 500 ? i : 999 - (i - 500);
+        destination_ids[i] = i < 500 ? i + 500 : i - 500;
+    }
+    kvf_block_region source = {"a", from, (uint64_t)BLOCKS * BYTES, BLOCKS, BYTES, 0, 0, BYTES};
+    kvf_block_region destination = source;
+    destination.base = to;
+    assert_int_equal(
+        kvf_copy_blocks(&source, 1, &destination, 1, source_ids, BLOCKS, destination_ids, BLOCKS, NULL),
+        KVF_OK);
+    for (size_t i = 0; i < BLOCKS; i++)
+        assert_memory_equal(to + (size_t)destination_ids[i] * BYTES, from + (size_t)source_ids[i] * BYTES,
+                            BYTES);
+    free(from);
+    free(to);
+}
+
+static void without_pairs_nothing_is_copied(void **state) {
+    (void)state;
+    copies c;
+    start_copies(&c);
+    const uint32_t ids[] = {0, 1};
+    size_t copied = 9;
+    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, ids, 2, ids, 1, &copied), KVF_OK);
+    assert_int_equal(copied, 0);
+    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, NULL, 0, NULL, 0, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(NULL, 0, c.destination, 2, ids, 2, ids, 2, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.source, 2, NULL, 0, ids, 2, ids, 2, NULL), KVF_OK);
+    assert_untouched(&c);
+}
+
+static void a_copy_that_cannot_be_whole_copies_nothing(void **state) {
+    (void)state;
+    copies c;
+    start_copies(&c);
+    const uint32_t good[] = {0, 1}, beyond[] = {0, 3};
+    /* Block 3 exists in the source and not in the destination. */
+    assert_refused(kvf_copy_blocks(c.source, 2, c.destination, 2, good, 2, beyond, 2, NULL), KVF_E_RANGE,
+                   "layer l0: destination_ids: entry 1 is block 3; allowed: 0 to 2");
+    assert_refused(kvf_copy_blocks(c.destination, 2, c.source, 2, beyond, 2, good, 2, NULL), KVF_E_RANGE,
+                   "source_ids");
+    assert_refused(kvf_copy_blocks(c.source, 2, c.destination, 1, good, 2, good, 2, NULL), KVF_E_NOT_FOUND,
+                   "no layer l0");
+    assert_refused(kvf_copy_blocks(c.source, 2, NULL, 1, good, 2, good, 2, NULL), KVF_E_INVALID, "NULL");
+    copies bad = c;
+    bad.source[1].layer = NULL;
+    assert_refused(kvf_copy_blocks(bad.source, 2, c.destination, 2, good, 2, good, 2, NULL), KVF_E_INVALID,
+                   "source 1: layer is NULL");
+    bad = c;
+    bad.destination[0].part_bytes = 8;
+    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, NULL), KVF_E_MISMATCH,
+                   "layer l1");
+    bad = c;
+    bad.destination[1].base = c.from[0] + 20;
+    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, NULL), KVF_E_OVERLAP,
+                   "source 0 and destination 1");
+    bad = c;
+    bad.destination[0].bytes = 58;
+    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, NULL), KVF_E_RANGE,
+                   "destination 0");
+    assert_untouched(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_form_becomes_any_other_cell_by_cell),
+        cmocka_unit_test(every_set_of_loops_permutes_both_ways),
+        cmocka_unit_test(small_cells_are_transposed_for_every_number_of_heads_and_tokens),
+        cmocka_unit_test(the_reverse_change_of_form_gives_back_what_was_there),
+        cmocka_unit_test(every_region_is_permuted),
+        cmocka_unit_test(without_blocks_or_regions_nothing_happens),
+        cmocka_unit_test(tokens_past_the_covered_ones_become_zero),
+        cmocka_unit_test(each_request_has_its_own_cover),
+        cmocka_unit_test(scratch_of_exactly_the_size_asked_for_is_enough),
+        cmocka_unit_test(scratch_for_long_cells_is_a_fraction_of_a_page),
+        cmocka_unit_test(a_shape_without_meaning_is_refused),
+        cmocka_unit_test(a_region_that_does_not_hold_what_it_says_is_refused),
+        cmocka_unit_test(blocks_that_are_not_there_or_listed_twice_are_refused_and_nothing_changes),
+        cmocka_unit_test(scratch_that_is_too_small_or_askew_is_refused),
+        cmocka_unit_test(pairs_are_copied_in_every_layer_by_its_name),
+        cmocka_unit_test(a_source_may_be_copied_twice_and_the_last_of_two_stays),
+        cmocka_unit_test(many_scattered_and_neighbouring_blocks_are_copied),
+        cmocka_unit_test(without_pairs_nothing_is_copied),
+        cmocka_unit_test(a_copy_that_cannot_be_whole_copies_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
