@@ -129,7 +129,8 @@ typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status stat
  * Submits a batch of runs. All of it is checked first: either the whole batch is accepted or none of it.
  *
  * @param runs  must stay unchanged until `done` was called
- * @param done  called from kvf_transport_progress() (never from inside this function)
+ * @param done  called from kvf_transport_progress(), or when the peer or the transport is closed; never from
+ * inside this function
  * @param out   receives the operation; may be NULL
  * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
  *         KVF_E_NOT_REGISTERED (no such region), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
