@@ -27,8 +27,8 @@ static void check_walk(kvf_walk walk, const kvf_walk_piece *wanted, size_t count
         }
     }
     bool more = kvf_walk_next(&walk, &piece);
-    more = kvf_walk_next(&walk, &piece) || more; /* it stays at the end */
-    if (more) {
+    bool again = kvf_walk_next(&walk, &piece); /* it stays at the end */
+    if (more || again) {
         print_error("there is a piece after the last, of step %llu\n", (unsigned long long)piece.step);
         _fail(file, line);
     }
