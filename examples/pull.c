@@ -16,7 +16,7 @@ static int fail(const char *what) {
  */
 static kvf_status open_rank(const kvf_shard *shard, kvf_transport **transport, unsigned char **first) {
     const kvf_shard_desc *desc = kvf_shard_get(shard);
-    kvf_memory regions[128];
+    kvf_memory regions[128] = {0};
     kvf_status status = kvf_transport_open("auto", NULL, transport);
     if (desc->region_count > 128)
         return KVF_E_RANGE;
