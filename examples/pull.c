@@ -17,9 +17,9 @@ static int fail(const char *what) {
 static kvf_status open_rank(const kvf_shard *shard, kvf_transport **transport, unsigned char **first) {
     const kvf_shard_desc *desc = kvf_shard_get(shard);
     kvf_memory regions[128] = {0};
-    kvf_status status = kvf_transport_open("auto", NULL, transport);
-    if (desc->region_count > 128)
+    if (desc->region_count < 1 || desc->region_count > 128)
         return KVF_E_RANGE;
+    kvf_status status = kvf_transport_open("auto", NULL, transport);
     for (uint32_t i = 0; i < desc->region_count && !status; i++) {
         regions[i] = (kvf_memory){.bytes = desc->region_bytes[i]};
         status = kvf_transport_allocate(*transport, regions[i].bytes, &regions[i].address);

@@ -1,9 +1,5 @@
 /*
- * The UCX fabric between real processes: a target that owns memory and an actor that reads and writes it.
- *
- * Every test forks both, before either has opened UCX; the test process itself never opens it and only waits
- * for them. A process that finds something wrong says what and exits with 1. Nothing here measures time; the
- * alarm is only there so that an operation that hangs fails the test.
+ * The UCX fabric between real processes, see ucx_pair.h.
  */
 #include <errno.h>
 #include <poll.h>
@@ -25,297 +21,13 @@
 
 #include "transport/front.h"
 #include "transport/ucx.h"
-
-#define REGIONS 3u
-#define REGION_BYTES 300007u /* odd, so that runs have every alignment */
-#define ALARM_SECONDS 60
-
-/* By which transports, and with whose memory. */
-typedef struct route {
-    const char *tls;
-    bool allocated; /* by kvf_transport_allocate(): peers on this machine can map it */
-} route;
+#include "ucx_pair.h"
 
 static const route tcp_way = {"tcp,self", false};
 static const route posix_way = {"posix,self", true};
 static const route sysv_way = {"sysv,self", true};
 static const route brought_way = {"posix,cma,self", false};
 static const route mixed_way = {"posix,sysv,cma,tcp,self", true};
-
-/* ---- processes ---- */
-
-static _Noreturn void wrong(const char *file, int line, const char *what) {
-    (void)fprintf(stderr, "%s:%d: %s (detail: %s)\n", file, line, what, kvf_error_detail());
-    (void)fflush(stderr);
-    _exit(1);
-}
-
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition))                                                                                    \
-            wrong(__FILE__, __LINE__, #condition);                                                           \
-    } while (0)
-
-/* One end of the two processes' conversation, besides the transport. */
-typedef struct process {
-    const route *way;
-    int line; /* a socket to the other process */
-    kvf_transport *transport;
-    unsigned char *memory[REGIONS];
-    kvf_peer *peer;
-    kvf_status ended; /* of the last operation */
-    unsigned ends;
-    unsigned lost;
-    unsigned notes;
-    uint32_t last_note;
-    bool notes_in_order;
-    bool data_was_there;
-    pid_t other;
-} process;
-
-static void say(const process *side, char word) {
-    CHECK(send(side->line, &word, 1, MSG_NOSIGNAL) == 1);
-}
-
-static void hear(const process *side, char expected) {
-    char word = 0;
-    CHECK(recv(side->line, &word, 1, 0) == 1);
-    CHECK(word == expected);
-}
-
-static bool heard(const process *side) {
-    char word;
-    return recv(side->line, &word, 1, MSG_DONTWAIT) >= 0;
-}
-
-/* Runs both; the actor must exit with 0, and the target too unless it was killed. */
-static void run_both(const route *way, void (*target)(process *), void (*actor)(process *),
-                     bool target_dies) {
-    int lines[2];
-    pid_t pids[2];
-    int statuses[2];
-    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, lines), 0);
-    for (int i = 0; i < 2; i++) {
-        pids[i] = fork();
-        assert_true(pids[i] >= 0);
-        if (pids[i] == 0) {
-            process side = {.way = way, .line = lines[i], .notes_in_order = true, .other = i ? pids[0] : 0};
-            (void)close(lines[!i]);
-            (void)alarm(ALARM_SECONDS);
-            (i ? actor : target)(&side);
-            exit(0);
-        }
-    }
-    (void)close(lines[0]);
-    (void)close(lines[1]);
-    for (int i = 1; i >= 0; i--)
-        assert_int_equal(waitpid(pids[i], &statuses[i], 0), pids[i]);
-    assert_true(WIFEXITED(statuses[1]));
-    assert_int_equal(WEXITSTATUS(statuses[1]), 0);
-    if (target_dies) {
-        assert_true(WIFSIGNALED(statuses[0]));
-        assert_int_equal(WTERMSIG(statuses[0]), SIGKILL);
-    } else {
-        assert_true(WIFEXITED(statuses[0]));
-        assert_int_equal(WEXITSTATUS(statuses[0]), 0);
-    }
-}
-
-/* ---- memory and runs ---- */
-
-static unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset) {
-    uint64_t mixed =
-        (offset + 1) * 0x9e3779b97f4a7c15u + region * 0x100000001b3u + salt * 0x632be59bd9b4e019u;
-    return (unsigned char)(mixed >> 56);
-}
-
-static void fill(process *side, unsigned salt) {
-    for (uint32_t r = 0; r < REGIONS; r++)
-        for (uint64_t i = 0; i < REGION_BYTES; i++)
-            side->memory[r][i] = byte_of(salt, r, i);
-}
-
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-/* Runs that do not overlap locally: a read's result does not depend on their order. `remote` gets a place of
- * its own too when `disjoint`, which writes need. */
-static size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed) {
-    uint64_t at[REGIONS] = {0};
-    size_t made = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t region = (uint32_t)(next_random(&seed) % REGIONS);
-        uint64_t gap = next_random(&seed) % 17;
-        uint64_t bytes = next_random(&seed) % (bytes_max + 1);
-        if (at[region] + gap + bytes > REGION_BYTES)
-            continue;
-        uint64_t offset = at[region] + gap;
-        at[region] = offset + bytes;
-        /* The mirror image, in another region, so that local and remote places differ everywhere. */
-        runs[made++] = (kvf_run){.local_region = region,
-                                 .local_offset = offset,
-                                 .remote_region = (region + 1) % REGIONS,
-                                 .remote_offset = REGION_BYTES - offset - bytes,
-                                 .bytes = bytes};
-    }
-    return made;
-}
-
-/* Every byte of `memory` is what the runs put there, or what was there before. `from` is the salt of the
- * other side's memory, `before` of this one's. `reading`: memory is the local side of the runs. */
-static bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, unsigned from,
-                     unsigned before) {
-    unsigned char *expected[REGIONS];
-    bool same = true;
-    for (uint32_t r = 0; r < REGIONS; r++) {
-        expected[r] = malloc(REGION_BYTES);
-        CHECK(expected[r]);
-        for (uint64_t i = 0; i < REGION_BYTES; i++)
-            expected[r][i] = byte_of(before, r, i);
-    }
-    for (size_t i = 0; i < count; i++) {
-        const kvf_run *run = &runs[i];
-        for (uint64_t b = 0; b < run->bytes; b++)
-            if (reading)
-                expected[run->local_region][run->local_offset + b] =
-                    byte_of(from, run->remote_region, run->remote_offset + b);
-            else
-                expected[run->remote_region][run->remote_offset + b] =
-                    byte_of(from, run->local_region, run->local_offset + b);
-    }
-    for (uint32_t r = 0; r < REGIONS; r++) {
-        same = same && memcmp(expected[r], side->memory[r], REGION_BYTES) == 0;
-        free(expected[r]);
-    }
-    return same;
-}
-
-/* ---- transports ---- */
-
-static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
-    (void)transport;
-    process *side = context;
-    uint32_t number;
-    CHECK(bytes >= sizeof number);
-    memcpy(&number, data, sizeof number);
-    if (side->notes++ != number)
-        side->notes_in_order = false;
-    side->last_note = number;
-    for (size_t i = sizeof number; i < bytes; i++)
-        CHECK(((const unsigned char *)data)[i] == byte_of(number, 0, i));
-}
-
-static void on_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
-    (void)transport;
-    process *side = context;
-    CHECK(peer == side->peer);
-    side->lost++;
-}
-
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
-    (void)operation;
-    process *side = context;
-    side->ended = status;
-    side->ends++;
-}
-
-static void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
-    kvf_transport_options options = {.struct_size = sizeof options,
-                                     .ucx_tls = side->way->tls,
-                                     .max_in_flight = max_in_flight,
-                                     .on_notify = on_notify,
-                                     .on_peer_lost = on_lost,
-                                     .context = side};
-    CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
-    kvf_memory regions[REGIONS];
-    for (uint32_t r = 0; r < REGIONS; r++) {
-        void *memory = NULL;
-        if (side->way->allocated)
-            CHECK(kvf_transport_allocate(side->transport, REGION_BYTES, &memory) == KVF_OK);
-        else
-            memory = calloc(1, REGION_BYTES);
-        CHECK(memory);
-        side->memory[r] = memory;
-        for (uint64_t i = 0; i < REGION_BYTES; i++)
-            CHECK(side->memory[r][i] == 0);
-        regions[r] = (kvf_memory){.address = memory, .bytes = REGION_BYTES};
-    }
-    fill(side, salt);
-    CHECK(kvf_transport_register(side->transport, regions, REGIONS) == KVF_OK);
-}
-
-static void close_side(process *side) {
-    kvf_transport_close(side->transport);
-    for (uint32_t r = 0; r < REGIONS && !side->way->allocated; r++)
-        free(side->memory[r]);
-}
-
-static void send_card(const process *side) {
-    const void *card;
-    size_t bytes;
-    CHECK(kvf_transport_export(side->transport, &card, &bytes) == KVF_OK);
-    CHECK(send(side->line, card, bytes, MSG_NOSIGNAL) == (ssize_t)bytes);
-}
-
-static size_t receive_card(const process *side, void *card, size_t capacity) {
-    ssize_t got = recv(side->line, card, capacity, 0);
-    CHECK(got > 0);
-    return (size_t)got;
-}
-
-static void connect_side(process *side) {
-    static unsigned char card[65536];
-    size_t bytes = receive_card(side, card, sizeof card);
-    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
-    CHECK(strcmp(kvf_peer_kind(side->peer), "ucx") == 0);
-}
-
-/* Progresses as an event loop does: sleeps on the descriptor, which must wake whenever there is work. */
-static void progress(process *side) {
-    struct pollfd fds[2] = {{.fd = kvf_transport_event_fd(side->transport), .events = POLLIN},
-                            {.fd = side->line, .events = POLLIN}};
-    CHECK(poll(fds, 2, -1) > 0 || errno == EINTR);
-    CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
-}
-
-/* The same, woken by nothing but the transport. */
-static void progress_until_lost(process *side) {
-    struct pollfd wake = {.fd = kvf_transport_event_fd(side->transport), .events = POLLIN};
-    while (side->lost == 0) {
-        CHECK(poll(&wake, 1, -1) > 0 || errno == EINTR);
-        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
-    }
-}
-
-static void serve_until_told(process *side) {
-    while (!heard(side))
-        progress(side);
-}
-
-static void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,
-                   kvf_operation *operation) {
-    CHECK(kvf_transport_submit(side->peer, direction, runs, count, on_done, side, operation) == KVF_OK);
-}
-
-static void await_end(process *side, unsigned ends) {
-    while (side->ends < ends)
-        progress(side);
-}
-
-static void notify(process *side, uint32_t number, size_t bytes) {
-    unsigned char data[4096];
-    memcpy(data, &number, sizeof number);
-    for (size_t i = sizeof number; i < bytes; i++)
-        data[i] = byte_of(number, 0, i);
-    kvf_status status;
-    while ((status = kvf_transport_notify(side->peer, data, bytes)) == KVF_E_AGAIN)
-        progress(side);
-    CHECK(status == KVF_OK);
-}
 
 /* ---- targets ---- */
 
@@ -367,6 +79,30 @@ static void many_runs_actor(process *side) {
 
 static void thousands_of_runs_go_with_only_as_many_in_flight_as_allowed(void **state) {
     run_both(*state, serving_target, many_runs_actor, false);
+}
+
+static void long_target(process *side) {
+    side->region_bytes = LONG_BYTES;
+    serving_target(side);
+}
+
+static void long_actor(process *side) {
+    const kvf_run runs[2] = {
+        {.local_offset = 3, .remote_region = 1, .remote_offset = 5, .bytes = LONG_BYTES - 5},
+        {.local_region = 2, .bytes = LONG_BYTES}};
+    side->region_bytes = LONG_BYTES;
+    open_side(side, 2, 2);
+    connect_side(side);
+    submit(side, KVF_READ, runs, 2, NULL);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, runs, 2, true, 1, 2));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_run_of_many_megabytes_is_read_byte_for_byte(void **state) {
+    run_both(*state, long_target, long_actor, false);
 }
 
 /* The runs of every write: both processes make the same. */
@@ -675,99 +411,6 @@ closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_
 
 /* ---- cards ---- */
 
-static void reseal(unsigned char *card, size_t bytes) {
-    uint64_t sum = kvf_ucx_card_sum(card, bytes);
-    for (int i = 0; i < 8; i++)
-        card[4 + i] = (unsigned char)(sum >> (8 * i));
-}
-
-/* The fabric's own part of a card, with made-up contents that UCX never sees. */
-static void make_part(kvf_bytes *out) {
-    kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
-    kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
-    card.beacon[3] = 9;
-    assert_int_equal(kvf_ucx_card_write(&card, out), KVF_OK);
-}
-
-static void a_card_says_what_was_written(void **state) {
-    (void)state;
-    kvf_bytes part = {0};
-    kvf_ucx_card card;
-    make_part(&part);
-    assert_int_equal(kvf_ucx_card_read(part.data, part.length, &card), KVF_OK);
-    assert_int_equal(card.beacon[3], 9);
-    assert_int_equal(card.worker_bytes, 10);
-    assert_memory_equal(card.worker, "an address", 10);
-    assert_int_equal(card.region_count, 2);
-    assert_int_equal(card.regions[1].address, 0x20000);
-    assert_int_equal(card.regions[1].bytes, 8192);
-    assert_int_equal(card.regions[1].key_bytes, 8);
-    assert_memory_equal(card.regions[1].key, "key two!", 8);
-    kvf_free(card.regions);
-    kvf_bytes_free(&part);
-}
-
-static void a_card_cut_off_anywhere_is_refused(void **state) {
-    (void)state;
-    kvf_bytes part = {0};
-    make_part(&part);
-    for (size_t bytes = 0; bytes < part.length; bytes++) {
-        kvf_ucx_card card;
-        unsigned char *cut =
-            malloc(bytes ? bytes : 1); /* so that a sanitizer sees a byte read past its end */
-        assert_non_null(cut);
-        memcpy(cut, part.data, bytes);
-        assert_int_equal(kvf_ucx_card_read(cut, bytes, &card), KVF_E_PARSE);
-        if (bytes >= 12) { /* with a right sum too */
-            reseal(cut, bytes);
-            assert_int_equal(kvf_ucx_card_read(cut, bytes, &card), KVF_E_PARSE);
-        }
-        free(cut);
-    }
-    kvf_bytes_free(&part);
-}
-
-static void a_card_damaged_anywhere_is_refused(void **state) {
-    (void)state;
-    kvf_bytes part = {0};
-    make_part(&part);
-    for (size_t at = 0; at < part.length; at++) {
-        for (int bit = 0; bit < 8; bit++) {
-            kvf_ucx_card card;
-            part.data[at] ^= (unsigned char)(1 << bit);
-            assert_int_equal(kvf_ucx_card_read(part.data, part.length, &card), KVF_E_PARSE);
-            part.data[at] ^= (unsigned char)(1 << bit);
-        }
-    }
-    kvf_bytes_free(&part);
-}
-
-static void a_forged_card_is_read_within_its_bytes(void **state) {
-    (void)state;
-    kvf_bytes part = {0};
-    make_part(&part);
-    for (size_t at = 12; at < part.length; at++) {
-        for (int value = 0; value < 256; value++) {
-            kvf_ucx_card card;
-            unsigned char *forged = malloc(part.length);
-            assert_non_null(forged);
-            memcpy(forged, part.data, part.length);
-            forged[at] = (unsigned char)value;
-            reseal(forged, part.length);
-            kvf_status status = kvf_ucx_card_read(forged, part.length, &card);
-            assert_true(status == KVF_OK || status == KVF_E_PARSE);
-            for (uint32_t r = 0; !status && r < card.region_count; r++) {
-                assert_true((const unsigned char *)card.regions[r].key + card.regions[r].key_bytes <=
-                            forged + part.length);
-                assert_true(card.regions[r].bytes <= UINT64_MAX - card.regions[r].address);
-            }
-            kvf_free(card.regions);
-            free(forged);
-        }
-    }
-    kvf_bytes_free(&part);
-}
-
 static void damaging_actor(process *side) {
     static unsigned char card[65536];
     open_side(side, 2, 2);
@@ -923,6 +566,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         BY_ALL(a_read_brings_every_byte_of_its_runs_and_touches_no_other),
         BY_ALL(thousands_of_runs_go_with_only_as_many_in_flight_as_allowed),
+        BY_ALL(a_run_of_many_megabytes_is_read_byte_for_byte),
         BY_ALL(a_notification_after_a_write_finds_every_byte_written),
         BY_ALL(notifications_arrive_whole_and_in_order_and_wait_for_a_peer_that_does_not_drain),
         BY_ALL(notifications_sent_just_before_closing_arrive),
@@ -938,10 +582,6 @@ int main(void) {
         BY(closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_alone, brought),
         BY_ALL(a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody),
         BY(a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused, tcp),
-        cmocka_unit_test(a_card_says_what_was_written),
-        cmocka_unit_test(a_card_cut_off_anywhere_is_refused),
-        cmocka_unit_test(a_card_damaged_anywhere_is_refused),
-        cmocka_unit_test(a_forged_card_is_read_within_its_bytes),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
         cmocka_unit_test(peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed),
         cmocka_unit_test(cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered),

@@ -1,0 +1,268 @@
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "ucx_pair.h"
+
+/* ---- processes ---- */
+
+_Noreturn void wrong(const char *file, int line, const char *what) {
+    (void)fprintf(stderr, "%s:%d: %s (detail: %s)\n", file, line, what, kvf_error_detail());
+    (void)fflush(stderr);
+    _exit(1);
+}
+
+void say(const process *side, char word) {
+    CHECK(send(side->line, &word, 1, MSG_NOSIGNAL) == 1);
+}
+
+void hear(const process *side, char expected) {
+    char word = 0;
+    CHECK(recv(side->line, &word, 1, 0) == 1);
+    CHECK(word == expected);
+}
+
+bool heard(const process *side) {
+    char word;
+    return recv(side->line, &word, 1, MSG_DONTWAIT) >= 0;
+}
+
+/* Runs both; the actor must exit with 0, and the target too unless it was killed. */
+void run_both(const route *way, void (*target)(process *), void (*actor)(process *), bool target_dies) {
+    int lines[2];
+    pid_t pids[2];
+    int statuses[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, lines), 0);
+    for (int i = 0; i < 2; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0) {
+            process side = {.way = way,
+                            .line = lines[i],
+                            .region_bytes = REGION_BYTES,
+                            .notes_in_order = true,
+                            .other = i ? pids[0] : 0};
+            (void)close(lines[!i]);
+            (void)alarm(ALARM_SECONDS);
+            (i ? actor : target)(&side);
+            exit(0);
+        }
+    }
+    (void)close(lines[0]);
+    (void)close(lines[1]);
+    for (int i = 1; i >= 0; i--)
+        assert_int_equal(waitpid(pids[i], &statuses[i], 0), pids[i]);
+    assert_true(WIFEXITED(statuses[1]));
+    assert_int_equal(WEXITSTATUS(statuses[1]), 0);
+    if (target_dies) {
+        assert_true(WIFSIGNALED(statuses[0]));
+        assert_int_equal(WTERMSIG(statuses[0]), SIGKILL);
+    } else {
+        assert_true(WIFEXITED(statuses[0]));
+        assert_int_equal(WEXITSTATUS(statuses[0]), 0);
+    }
+}
+
+/* ---- memory and runs ---- */
+
+unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset) {
+    uint64_t mixed =
+        (offset + 1) * 0x9e3779b97f4a7c15u + region * 0x100000001b3u + salt * 0x632be59bd9b4e019u;
+    return (unsigned char)(mixed >> 56);
+}
+
+void fill(process *side, unsigned salt) {
+    for (uint32_t r = 0; r < REGIONS; r++)
+        for (uint64_t i = 0; i < side->region_bytes; i++)
+            side->memory[r][i] = byte_of(salt, r, i);
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Runs that do not overlap locally: a read's result does not depend on their order. `remote` gets a place of
+ * its own too when `disjoint`, which writes need. */
+size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed) {
+    uint64_t at[REGIONS] = {0};
+    size_t made = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t region = (uint32_t)(next_random(&seed) % REGIONS);
+        uint64_t gap = next_random(&seed) % 17;
+        uint64_t bytes = next_random(&seed) % (bytes_max + 1);
+        if (at[region] + gap + bytes > REGION_BYTES)
+            continue;
+        uint64_t offset = at[region] + gap;
+        at[region] = offset + bytes;
+        /* The mirror image, in another region, so that local and remote places differ everywhere. */
+        runs[made++] = (kvf_run){.local_region = region,
+                                 .local_offset = offset,
+                                 .remote_region = (region + 1) % REGIONS,
+                                 .remote_offset = REGION_BYTES - offset - bytes,
+                                 .bytes = bytes};
+    }
+    return made;
+}
+
+/* Every byte of `memory` is what the runs put there, or what was there before. `from` is the salt of the
+ * other side's memory, `before` of this one's. `reading`: memory is the local side of the runs. */
+bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, unsigned from,
+              unsigned before) {
+    unsigned char *expected[REGIONS];
+    bool same = true;
+    for (uint32_t r = 0; r < REGIONS; r++) {
+        expected[r] = malloc(side->region_bytes);
+        CHECK(expected[r]);
+        for (uint64_t i = 0; i < side->region_bytes; i++)
+            expected[r][i] = byte_of(before, r, i);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const kvf_run *run = &runs[i];
+        for (uint64_t b = 0; b < run->bytes; b++)
+            if (reading)
+                expected[run->local_region][run->local_offset + b] =
+                    byte_of(from, run->remote_region, run->remote_offset + b);
+            else
+                expected[run->remote_region][run->remote_offset + b] =
+                    byte_of(from, run->local_region, run->local_offset + b);
+    }
+    for (uint32_t r = 0; r < REGIONS; r++) {
+        same = same && memcmp(expected[r], side->memory[r], side->region_bytes) == 0;
+        free(expected[r]);
+    }
+    return same;
+}
+
+/* ---- transports ---- */
+
+static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
+    (void)transport;
+    process *side = context;
+    uint32_t number;
+    CHECK(bytes >= sizeof number);
+    memcpy(&number, data, sizeof number);
+    if (side->notes++ != number)
+        side->notes_in_order = false;
+    for (size_t i = sizeof number; i < bytes; i++)
+        CHECK(((const unsigned char *)data)[i] == byte_of(number, 0, i));
+}
+
+static void on_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+    (void)transport;
+    process *side = context;
+    CHECK(peer == side->peer);
+    side->lost++;
+}
+
+void on_done(void *context, kvf_operation operation, kvf_status status) {
+    (void)operation;
+    process *side = context;
+    side->ended = status;
+    side->ends++;
+}
+
+void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
+    kvf_transport_options options = {.struct_size = sizeof options,
+                                     .ucx_tls = side->way->tls,
+                                     .max_in_flight = max_in_flight,
+                                     .on_notify = on_notify,
+                                     .on_peer_lost = on_lost,
+                                     .context = side};
+    CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
+    kvf_memory regions[REGIONS];
+    for (uint32_t r = 0; r < REGIONS; r++) {
+        void *memory = NULL;
+        if (side->way->allocated)
+            CHECK(kvf_transport_allocate(side->transport, side->region_bytes, &memory) == KVF_OK);
+        else
+            memory = calloc(1, side->region_bytes);
+        CHECK(memory);
+        side->memory[r] = memory;
+        for (uint64_t i = 0; i < side->region_bytes; i++)
+            CHECK(side->memory[r][i] == 0);
+        regions[r] = (kvf_memory){.address = memory, .bytes = side->region_bytes};
+    }
+    fill(side, salt);
+    CHECK(kvf_transport_register(side->transport, regions, REGIONS) == KVF_OK);
+}
+
+void close_side(process *side) {
+    kvf_transport_close(side->transport);
+    for (uint32_t r = 0; r < REGIONS && !side->way->allocated; r++)
+        free(side->memory[r]);
+}
+
+void send_card(const process *side) {
+    const void *card;
+    size_t bytes;
+    CHECK(kvf_transport_export(side->transport, &card, &bytes) == KVF_OK);
+    CHECK(send(side->line, card, bytes, MSG_NOSIGNAL) == (ssize_t)bytes);
+}
+
+size_t receive_card(const process *side, void *card, size_t capacity) {
+    ssize_t got = recv(side->line, card, capacity, 0);
+    CHECK(got > 0);
+    return (size_t)got;
+}
+
+void connect_side(process *side) {
+    static unsigned char card[65536];
+    size_t bytes = receive_card(side, card, sizeof card);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+    CHECK(strcmp(kvf_peer_kind(side->peer), "ucx") == 0);
+}
+
+/* Progresses as an event loop does: sleeps on the descriptor, which must wake whenever there is work. */
+void progress(process *side) {
+    struct pollfd fds[2] = {{.fd = kvf_transport_event_fd(side->transport), .events = POLLIN},
+                            {.fd = side->line, .events = POLLIN}};
+    CHECK(poll(fds, 2, -1) > 0 || errno == EINTR);
+    CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+}
+
+/* The same, woken by nothing but the transport. */
+void progress_until_lost(process *side) {
+    struct pollfd wake = {.fd = kvf_transport_event_fd(side->transport), .events = POLLIN};
+    while (side->lost == 0) {
+        CHECK(poll(&wake, 1, -1) > 0 || errno == EINTR);
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    }
+}
+
+void serve_until_told(process *side) {
+    while (!heard(side))
+        progress(side);
+}
+
+void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,
+            kvf_operation *operation) {
+    CHECK(kvf_transport_submit(side->peer, direction, runs, count, on_done, side, operation) == KVF_OK);
+}
+
+void await_end(process *side, unsigned ends) {
+    while (side->ends < ends)
+        progress(side);
+}
+
+void notify(process *side, uint32_t number, size_t bytes) {
+    unsigned char data[4096];
+    memcpy(data, &number, sizeof number);
+    for (size_t i = sizeof number; i < bytes; i++)
+        data[i] = byte_of(number, 0, i);
+    kvf_status status;
+    while ((status = kvf_transport_notify(side->peer, data, bytes)) == KVF_E_AGAIN)
+        progress(side);
+    CHECK(status == KVF_OK);
+}

@@ -1,0 +1,87 @@
+/*
+ * Two real processes for the UCX tests: a target that owns memory and an actor that reads and writes it.
+ *
+ * Both are forked before either has opened UCX; the test process itself never opens it and only waits for
+ * them. A process that finds something wrong says what and exits with 1. Nothing here measures time; the
+ * alarm is only there so that an operation that hangs fails the test.
+ */
+#ifndef UCX_PAIR_H
+#define UCX_PAIR_H
+
+#include <sys/types.h>
+
+#include "transport/transport.h"
+
+#define REGIONS 3u
+#define REGION_BYTES 300007u         /* odd, so that runs have every alignment */
+#define LONG_BYTES ((9u << 20) + 7u) /* more than the fabric posts in one piece */
+#define ALARM_SECONDS 60
+
+/* By which transports, and with whose memory. */
+typedef struct route {
+    const char *tls;
+    bool allocated; /* by kvf_transport_allocate(): peers on this machine can map it */
+} route;
+
+_Noreturn void wrong(const char *file, int line, const char *what);
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition))                                                                                    \
+            wrong(__FILE__, __LINE__, #condition);                                                           \
+    } while (0)
+
+/* One end of the two processes' conversation, besides the transport. */
+typedef struct process {
+    const route *way;
+    int line; /* a socket to the other process */
+    kvf_transport *transport;
+    uint64_t region_bytes;
+    unsigned char *memory[REGIONS];
+    kvf_peer *peer;
+    kvf_status ended; /* of the last operation */
+    unsigned ends;
+    unsigned lost;
+    unsigned notes;
+    bool notes_in_order;
+    pid_t other;
+} process;
+
+/** Runs both; the actor must exit with 0, and the target too unless it is to be killed. */
+void run_both(const route *way, void (*target)(process *), void (*actor)(process *), bool target_dies);
+
+/* Words over the line. */
+void say(const process *side, char word);
+void hear(const process *side, char expected);
+/** Whether something came, or the other process is gone. */
+bool heard(const process *side);
+
+/* Memory and runs. */
+/** What is at a place of memory that was filled with this salt. */
+unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset);
+void fill(process *side, unsigned salt);
+/** Up to `count` runs that overlap on neither side. */
+size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed);
+/** Whether every byte of this side's memory is what the runs put there, or what was there before. `from` is
+ * the salt of the other side, `before` of this one; `reading`: this memory is the local side of the runs. */
+bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, unsigned from, unsigned before);
+
+/* Transports. */
+void open_side(process *side, uint32_t max_in_flight, unsigned salt);
+void close_side(process *side);
+void send_card(const process *side);
+size_t receive_card(const process *side, void *card, size_t capacity);
+void connect_side(process *side);
+/** Progresses as an event loop does: sleeps on the descriptor, which must wake whenever there is work. */
+void progress(process *side);
+/** The same, woken by nothing but the transport. */
+void progress_until_lost(process *side);
+void serve_until_told(process *side);
+void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,
+            kvf_operation *operation);
+void await_end(process *side, unsigned ends);
+/** Sends a notification that the other side checks, waiting for room. */
+void notify(process *side, uint32_t number, size_t bytes);
+void on_done(void *context, kvf_operation operation, kvf_status status);
+
+#endif
