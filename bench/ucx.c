@@ -37,7 +37,6 @@
 #define LONGEST_BYTES 131072u
 #define PERFTEST_MS 20000 /* after that it is taken for hanging */
 
-
 static const uint64_t sizes[] = {512, 2048, 8192, 32768, LONGEST_BYTES};
 
 typedef struct bench_route {
