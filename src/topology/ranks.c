@@ -190,15 +190,20 @@ static kvf_status dcp_sources(const kvf_topology *topology, const kvf_remote_eng
     return KVF_OK;
 }
 
+/* A remote engine whose ranks can be told from ours: TP sizes that divide, token shares that fit. */
+static kvf_status take_related(const kvf_topology *topology, const kvf_remote_engine *remote,
+                               kvf_remote_engine *other, int64_t *ratio) {
+    kvf_status status = kvf_take_remote(remote, other);
+    if (!status)
+        status = kvf_tp_ratio(topology, other, ratio);
+    return status ? status : check_dcp(topology, other);
+}
+
 kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
                                       kvf_ids *out) {
     kvf_remote_engine other;
     int64_t ratio;
-    kvf_status status = kvf_take_remote(remote, &other);
-    if (!status)
-        status = kvf_tp_ratio(topology, &other, &ratio);
-    if (!status)
-        status = check_dcp(topology, &other);
+    kvf_status status = take_related(topology, remote, &other, &ratio);
     if (status)
         return status;
     if (other.dcp_size > 1)
@@ -235,11 +240,7 @@ kvf_status kvf_consumers_per_source(const kvf_topology *topology, const kvf_remo
                                     uint32_t *out) {
     kvf_remote_engine other;
     int64_t ratio;
-    kvf_status status = kvf_take_remote(remote, &other);
-    if (!status)
-        status = kvf_tp_ratio(topology, &other, &ratio);
-    if (!status)
-        status = check_dcp(topology, &other);
+    kvf_status status = take_related(topology, remote, &other, &ratio);
     if (status)
         return status;
     if (other.dcp_size <= 1) {
