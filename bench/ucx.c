@@ -32,7 +32,7 @@
 #define ROUNDS 5
 #define SECONDS_A_TURN 0.15
 #define RUNS 2048 /* of a batch */
-#define BATCHES 2 /* submitted at once */
+#define BATCHES 4 /* submitted at once */
 #define TARGET_SPINS 20000
 #define LONGEST_BYTES 131072u
 #define PERFTEST_MS 20000 /* after that it is taken for hanging */

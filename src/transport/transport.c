@@ -465,10 +465,13 @@ int kvf_transport_event_fd(kvf_transport *transport) {
 
 /* ---- closing ------------------------------------------------------------------------------------------- */
 
-/* Memory goes last: until the other fabrics are closed, peers may still be copying from it. */
+/*
+ * Fabrics without memory of their own go first: peers may still be copying through them. Then from last to
+ * first, for an early one allocates what the later ones have registered.
+ */
 static void close_fabrics(kvf_transport *transport) {
     for (int with_memory = 0; with_memory < 2; with_memory++)
-        for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        for (uint32_t i = transport->fabric_count; i-- > 0;) {
             const kvf_front_fabric *front = &transport->fabrics[i];
             if ((front->fabric->allocate != NULL) == with_memory)
                 front->fabric->close(front->endpoint);
