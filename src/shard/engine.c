@@ -115,9 +115,8 @@ static kvf_status lay_out_group(engine_builder *b, uint32_t g, kvf_range layers)
     if (status)
         return status;
 
-    uint32_t held = 0;
-    for (uint32_t i = 0; i < group->layer_count; i++)
-        held += group->layers[i] >= layers.begin && group->layers[i] < layers.end;
+    kvf_range held_layers = kvf_held_layers(group, layers);
+    uint32_t held = held_layers.end - held_layers.begin;
     kvf_part_share *shares = kvf_alloc(group->part_count, sizeof *shares);
     kvf_placement *placements = kvf_alloc((size_t)held * group->part_count, sizeof *placements);
     out->parts = shares;

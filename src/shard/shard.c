@@ -9,8 +9,8 @@ static uint32_t or_one(uint32_t value) {
     return value ? value : 1;
 }
 
-/* The group's layers inside [layers.begin, layers.end), as indices: the list is ascending. */
-static kvf_range held_layers(const kvf_group_desc *group, kvf_range layers) {
+/* The list of layers is ascending. */
+kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers) {
     kvf_range held = {0, 0};
     while (held.begin < group->layer_count && group->layers[held.begin] < layers.begin)
         held.begin++;
@@ -104,7 +104,7 @@ static kvf_status check_placements(const kvf_shard *shard, uint32_t group) {
 static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given, uint32_t g) {
     const kvf_group_desc *group = kvf_model_group(shard->model, g);
     kvf_group_shard_desc *own = &shard->groups[g];
-    kvf_range layers = held_layers(group, shard->desc.layers);
+    kvf_range layers = kvf_held_layers(group, shard->desc.layers);
     shard->group_layers[g] = layers;
     *own = *given;
     own->parts = NULL;

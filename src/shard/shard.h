@@ -32,6 +32,9 @@ struct kvf_engine {
     kvf_engine_group *groups;
 };
 
+/** The group's layers inside [layers.begin, layers.end), as indices into its list. */
+kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers);
+
 /** What one rank of a tensor-parallel engine holds of a part. */
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size);
 
