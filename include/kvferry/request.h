@@ -42,6 +42,13 @@ typedef struct kvf_block_table {
 KVF_API kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uint64_t tokens,
                                         uint32_t tokens_per_block, kvf_block_table *out);
 
+/** The blocks of one sequence in one group on one side, and which steps they hold or shall receive. */
+typedef struct kvf_group_steps {
+    kvf_block_table table;
+    uint64_t begin; /**< the first step */
+    uint64_t end;   /**< one past the last; equal to `begin`: nothing */
+} kvf_group_steps;
+
 /**
  * One group of a request. Steps are tokens; in state groups, states.
  *

@@ -1,0 +1,370 @@
+/*
+ * A shard as bytes. Layouts are regular: from layer to layer the region or the offset of a part goes on by a
+ * fixed step. So the placements of a part are runs over layers, each eight numbers,
+ *
+ *   [count, region, offset, block_stride, row_stride, unit_stride, region_step, offset_step]
+ *
+ * and equal sizes of neighbouring regions are written once, as [count, bytes].
+ */
+#include "shard/shard.h"
+#include "wire/check.h"
+#include "wire/forms.h"
+
+#define MAX_REGIONS (1u << 18)
+#define RUN_NUMBERS 8
+
+static const kvf_wire_field shard_fields[] = {
+    KVF_FIELD(U32, kvf_shard_desc, rank, .most = KVF_WIRE_MAX_RANKS - 1),
+    KVF_FIELD(U32, kvf_shard_desc, tp_rank),
+    KVF_FIELD(U32, kvf_shard_desc, tp_size),
+    KVF_FIELD(U32, kvf_shard_desc, pp_rank),
+    KVF_FIELD(U32, kvf_shard_desc, pp_size),
+    KVF_FIELD(RANGE, kvf_shard_desc, layers),
+};
+
+static const kvf_wire_field group_fields[] = {
+    KVF_FIELD(U32, kvf_group_shard_desc, tokens_per_block),
+    KVF_FIELD(U32, kvf_group_shard_desc, kernel_blocks_per_block),
+    KVF_FIELD(U64, kvf_group_shard_desc, block_count),
+    KVF_FIELD(U32, kvf_group_shard_desc, tokens.index),
+    KVF_FIELD(U32, kvf_group_shard_desc, tokens.count),
+    KVF_FIELD(U32, kvf_group_shard_desc, tokens.width),
+};
+
+static const kvf_wire_field part_fields[] = {
+    KVF_FIELD(RANGE, kvf_part_share, units),
+    KVF_FIELD(U32, kvf_part_share, replica),
+    KVF_FIELD(U32, kvf_part_share, replica_count),
+};
+
+#define FORM(fields)                                                                                         \
+    { fields, sizeof(fields) / sizeof(fields)[0], NULL }
+
+static const kvf_body_form shard_form = FORM(shard_fields);
+static const kvf_body_form group_form = FORM(group_fields);
+static const kvf_body_form part_form = FORM(part_fields);
+
+/* ---- encoding ---------------------------------------------------------------------------------------------
+ */
+
+/* The placements of one part: every `stride`-th of an array. */
+typedef struct sequence {
+    const kvf_placement *placements;
+    uint32_t count, stride;
+} sequence;
+
+static const kvf_placement *element(const sequence *s, uint32_t i) {
+    return &s->placements[(size_t)i * s->stride];
+}
+
+static bool same_strides(const kvf_placement *a, const kvf_placement *b) {
+    return a->block_stride == b->block_stride && a->row_stride == b->row_stride &&
+           a->unit_stride == b->unit_stride;
+}
+
+/* b - a, where it fits in an int64_t. */
+static bool step_between(uint64_t a, uint64_t b, int64_t *out) {
+    uint64_t distance = a < b ? b - a : a - b;
+    *out = a < b ? (int64_t)distance : -(int64_t)distance;
+    return distance <= INT64_MAX;
+}
+
+/* How many placements from `first` on go on evenly, and by which steps. */
+static uint32_t run_length(const sequence *s, uint32_t first, int64_t *region_step, int64_t *offset_step) {
+    *region_step = *offset_step = 0;
+    uint32_t n = 1;
+    for (; first + n < s->count; n++) {
+        const kvf_placement *a = element(s, first + n - 1), *b = element(s, first + n);
+        int64_t region, offset;
+        if (!same_strides(a, b) || !step_between(a->region, b->region, &region) ||
+            !step_between(a->offset, b->offset, &offset))
+            break;
+        if (n > 1 && (region != *region_step || offset != *offset_step))
+            break;
+        *region_step = region;
+        *offset_step = offset;
+    }
+    return n;
+}
+
+static uint32_t count_runs(const sequence *s) {
+    uint32_t runs = 0;
+    int64_t region_step, offset_step;
+    for (uint32_t i = 0; i < s->count; runs++)
+        i += run_length(s, i, &region_step, &offset_step);
+    return runs;
+}
+
+static void write_placements(kvf_packing *packing, const sequence *s) {
+    msgpack_packer *packer = &packing->packer;
+    msgpack_pack_array(packer, count_runs(s));
+    for (uint32_t i = 0, n; i < s->count; i += n) {
+        int64_t region_step, offset_step;
+        n = run_length(s, i, &region_step, &offset_step);
+        const kvf_placement *first = element(s, i);
+        msgpack_pack_array(packer, RUN_NUMBERS);
+        msgpack_pack_uint32(packer, n);
+        msgpack_pack_uint32(packer, first->region);
+        msgpack_pack_uint64(packer, first->offset);
+        msgpack_pack_uint64(packer, first->block_stride);
+        msgpack_pack_uint64(packer, first->row_stride);
+        msgpack_pack_uint64(packer, first->unit_stride);
+        msgpack_pack_int64(packer, region_step);
+        msgpack_pack_int64(packer, offset_step);
+    }
+}
+
+static void write_group(kvf_packing *packing, const kvf_shard *shard, uint32_t g) {
+    const kvf_group_shard_desc *group = &shard->groups[g];
+    uint32_t parts = kvf_model_group(shard->model, g)->part_count;
+    uint32_t layers = shard->group_layers[g].end - shard->group_layers[g].begin;
+    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0) + 1);
+    kvf_wire_fields_write(packing, &group_form, 0, group);
+    kvf_pack_key(packing, "parts");
+    msgpack_pack_array(&packing->packer, parts);
+    for (uint32_t p = 0; p < parts; p++) {
+        msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&part_form, 0) + 1);
+        kvf_wire_fields_write(packing, &part_form, 0, &group->parts[p]);
+        kvf_pack_key(packing, "placements");
+        sequence s = {layers ? group->placements + p : NULL, layers, parts};
+        write_placements(packing, &s);
+    }
+}
+
+static uint32_t equal_regions(const kvf_shard_desc *desc, uint32_t first) {
+    uint32_t n = 1;
+    while (first + n < desc->region_count && desc->region_bytes[first + n] == desc->region_bytes[first])
+        n++;
+    return n;
+}
+
+static void write_regions(kvf_packing *packing, const kvf_shard_desc *desc) {
+    uint32_t runs = 0;
+    for (uint32_t i = 0; i < desc->region_count; runs++)
+        i += equal_regions(desc, i);
+    msgpack_pack_array(&packing->packer, runs);
+    for (uint32_t i = 0, n; i < desc->region_count; i += n) {
+        n = equal_regions(desc, i);
+        msgpack_pack_array(&packing->packer, 2);
+        msgpack_pack_uint32(&packing->packer, n);
+        msgpack_pack_uint64(&packing->packer, desc->region_bytes[i]);
+    }
+}
+
+kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out) {
+    const kvf_shard_desc *desc = &shard->desc;
+    if (desc->region_count > MAX_REGIONS)
+        return kvf_fail(KVF_E_RANGE, "shard: it has %u regions; allowed is up to %u", desc->region_count,
+                        MAX_REGIONS);
+    uint32_t groups = kvf_model_group_count(shard->model);
+    kvf_packing packing;
+    kvf_packing_start(&packing);
+    msgpack_pack_map(&packing.packer, (size_t)kvf_wire_fields_count(&shard_form, 0) + 2);
+    kvf_wire_fields_write(&packing, &shard_form, 0, desc);
+    kvf_pack_key(&packing, "regions");
+    write_regions(&packing, desc);
+    kvf_pack_key(&packing, "groups");
+    msgpack_pack_array(&packing.packer, groups);
+    for (uint32_t g = 0; g < groups; g++)
+        write_group(&packing, shard, g);
+    kvf_wire_buffer made = {0};
+    kvf_status status = kvf_packing_end(&packing, &made);
+    /* A layout with no order in it may have more placements than a reader takes in. */
+    if (!status && kvf_wire_check((kvf_bytes){made.data, made.size}) != KVF_OK)
+        status = kvf_fail(KVF_E_RANGE, "%s", kvf_error_detail());
+    if (status) {
+        kvf_wire_buffer_free(&made);
+        return kvf_fail_in(status, "shard: ");
+    }
+    *out = made;
+    return KVF_OK;
+}
+
+/* ---- decoding ---------------------------------------------------------------------------------------------
+ */
+
+static kvf_status read_regions(const msgpack_object *map, kvf_shard_desc *desc, void **storage) {
+    const msgpack_object *object, *runs, *run;
+    uint32_t run_count, numbers;
+    kvf_status status = kvf_wire_field_find(map, "regions", &object);
+    if (!status)
+        status = kvf_wire_field_array(object, "regions", 0, MAX_REGIONS, &runs, &run_count);
+    if (status)
+        return status;
+    uint64_t total = 0, count, bytes;
+    for (uint32_t i = 0; i < run_count; i++) {
+        if ((status = kvf_wire_field_array(&runs[i], "a run of regions", 2, 2, &run, &numbers)) ||
+            (status = kvf_wire_field_number(&run[0], "a run of regions", 1, MAX_REGIONS, &count)) ||
+            (status = kvf_wire_field_number(&run[1], "the bytes of a region", 0, UINT64_MAX, &bytes)))
+            return status;
+        total += count;
+        if ((status = kvf_wire_field_check_size("regions", "elements", total, 0, MAX_REGIONS, KVF_E_PARSE)))
+            return status;
+    }
+    uint64_t *region_bytes = kvf_wire_keep(storage, total, sizeof *region_bytes);
+    if (!region_bytes)
+        return kvf_nomem("a shard");
+    desc->region_bytes = region_bytes;
+    desc->region_count = (uint32_t)total;
+    for (uint32_t i = 0; i < run_count; i++)
+        for (uint64_t n = runs[i].via.array.ptr[0].via.u64; n > 0; n--)
+            *region_bytes++ = runs[i].via.array.ptr[1].via.u64;
+    return KVF_OK;
+}
+
+static kvf_status read_step(const msgpack_object *object, const char *key, int64_t *out) {
+    if (object->type == MSGPACK_OBJECT_NEGATIVE_INTEGER) {
+        *out = object->via.i64;
+        return KVF_OK;
+    }
+    uint64_t number;
+    kvf_status status = kvf_wire_field_number(object, key, 0, INT64_MAX, &number);
+    *out = (int64_t)number;
+    return status;
+}
+
+/* first + times * step, from 0 to most. */
+static bool go_on(uint64_t first, int64_t step, uint64_t times, uint64_t most, uint64_t *out) {
+    uint64_t size = step < 0 ? 0 - (uint64_t)step : (uint64_t)step, way;
+    if (!kvf_mul(size, times, &way))
+        return false;
+    if (step < 0 ? way > first : way > most - first)
+        return false;
+    *out = step < 0 ? first - way : first + way;
+    return true;
+}
+
+/* The numbers of one run, and that its last placement has numbers too; those between then have. */
+static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t *count, kvf_placement *first,
+                           int64_t *region_step, int64_t *offset_step) {
+    static const char *const keys[RUN_NUMBERS] = {"count",      "region",      "offset",      "block_stride",
+                                                  "row_stride", "unit_stride", "region_step", "offset_step"};
+    const msgpack_object *numbers;
+    uint32_t number_count;
+    uint64_t values[RUN_NUMBERS - 2], last;
+    kvf_status status = kvf_wire_field_array(object, "a run of placements", RUN_NUMBERS, RUN_NUMBERS,
+                                             &numbers, &number_count);
+    for (uint32_t i = 0; i < RUN_NUMBERS - 2 && !status; i++)
+        status = kvf_wire_field_number(&numbers[i], keys[i], i == 0 ? 1 : 0,
+                                       i == 0   ? left
+                                       : i == 1 ? UINT32_MAX
+                                                : UINT64_MAX,
+                                       &values[i]);
+    if (!status)
+        status = read_step(&numbers[6], keys[6], region_step);
+    if (!status)
+        status = read_step(&numbers[7], keys[7], offset_step);
+    if (status)
+        return status;
+    *count = values[0];
+    *first = (kvf_placement){(uint32_t)values[1], values[2], values[3], values[4], values[5]};
+    if (!go_on(first->region, *region_step, *count - 1, UINT32_MAX, &last) ||
+        !go_on(first->offset, *offset_step, *count - 1, UINT64_MAX, &last))
+        return kvf_fail(KVF_E_PARSE,
+                        "%llu placements from region %u, offset %llu on, by steps of %lld and %lld, "
+                        "leave the range of such numbers",
+                        (unsigned long long)*count, first->region, (unsigned long long)first->offset,
+                        (long long)*region_step, (long long)*offset_step);
+    return KVF_OK;
+}
+
+/* Fills every `stride`-th of `placements`, `layers` of them. */
+static kvf_status read_placements(const msgpack_object *map, uint32_t layers, uint32_t stride,
+                                  kvf_placement *placements) {
+    const msgpack_object *object, *runs;
+    uint32_t run_count, filled = 0;
+    kvf_status status = kvf_wire_field_find(map, "placements", &object);
+    if (!status)
+        status = kvf_wire_field_array(object, "placements", 0, layers, &runs, &run_count);
+    if (status)
+        return status;
+    for (uint32_t r = 0; r < run_count; r++) {
+        uint64_t count;
+        kvf_placement first;
+        int64_t region_step, offset_step;
+        if ((status = read_run(&runs[r], layers - filled, &count, &first, &region_step, &offset_step)))
+            return status;
+        for (uint32_t i = 0; i < count; i++, filled++) {
+            kvf_placement *out = &placements[(size_t)filled * stride];
+            *out = first;
+            out->region += (uint32_t)((uint64_t)region_step * i);
+            out->offset += (uint64_t)offset_step * i;
+        }
+    }
+    if (filled != layers)
+        return kvf_fail(KVF_E_PARSE, "placements are of %u layers; %u are held", filled, layers);
+    return KVF_OK;
+}
+
+static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group, kvf_range layers,
+                             kvf_group_shard_desc *out, void **storage) {
+    kvf_status status = kvf_wire_fields_read(map, &group_form, 0, out, storage);
+    const msgpack_object *object, *parts;
+    uint32_t count;
+    if (!status)
+        status = kvf_wire_field_find(map, "parts", &object);
+    if (!status)
+        status = kvf_wire_field_array(object, "parts", group->part_count, group->part_count, &parts, &count);
+    if (status)
+        return status;
+    kvf_range held = kvf_held_layers(group, layers);
+    uint32_t held_count = held.end - held.begin;
+    kvf_part_share *shares = kvf_wire_keep(storage, count, sizeof *shares);
+    kvf_placement *placements = kvf_wire_keep(storage, (size_t)count * held_count, sizeof *placements);
+    if (!shares || !placements)
+        return kvf_nomem("a shard");
+    out->parts = shares;
+    out->placements = placements;
+    for (uint32_t p = 0; p < count && !status; p++) {
+        shares[p] = (kvf_part_share){0};
+        status = kvf_wire_fields_read(&parts[p], &part_form, 0, &shares[p], storage);
+        if (!status)
+            status = read_placements(&parts[p], held_count, count, placements + p);
+        if (status)
+            status = kvf_fail_in(status, "part %s: ", group->parts[p].name);
+    }
+    return status;
+}
+
+static kvf_status read_groups(const msgpack_object *map, const kvf_model *model, kvf_shard_desc *desc,
+                              void **storage) {
+    const msgpack_object *object, *elements;
+    uint32_t groups = kvf_model_group_count(model), count;
+    kvf_status status = kvf_wire_field_find(map, "groups", &object);
+    if (!status)
+        status = kvf_wire_field_array(object, "groups", groups, groups, &elements, &count);
+    if (status)
+        return status;
+    kvf_group_shard_desc *made = kvf_wire_keep(storage, groups, sizeof *made);
+    if (!made)
+        return kvf_nomem("a shard");
+    memset(made, 0, groups * sizeof *made);
+    desc->groups = made;
+    for (uint32_t g = 0; g < groups && !status; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        status = read_group(&elements[g], group, desc->layers, &made[g], storage);
+        if (status)
+            status = kvf_fail_in(status, "group %s: ", group->name);
+    }
+    return status;
+}
+
+kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_shard **out) {
+    msgpack_zone zone;
+    msgpack_object map;
+    kvf_status status = kvf_wire_unpack(bytes, &zone, &map);
+    if (status)
+        return kvf_fail_in(status, "shard: ");
+    void *storage = NULL;
+    kvf_shard_desc desc = {.struct_size = sizeof desc};
+    status = kvf_wire_fields_read(&map, &shard_form, 0, &desc, &storage);
+    if (!status)
+        status = read_regions(&map, &desc, &storage);
+    if (!status)
+        status = read_groups(&map, model, &desc, &storage);
+    if (!status)
+        status = kvf_shard_create(model, &desc, out);
+    kvf_wire_discard(&storage);
+    msgpack_zone_destroy(&zone);
+    return status ? kvf_fail_in(status, "shard: ") : KVF_OK;
+}

@@ -1,0 +1,248 @@
+/*
+ * What agents say to each other, as structs and as bytes (docs/protocol.md has the layout).
+ *
+ * A message is decoded in two steps. The *envelope* is the same in every version of the protocol: who speaks
+ * which version, which kind of message this is, and a body of bytes. The *body* is looked at only when the
+ * version is ours and, in a handshake, when both sides cache the same cells.
+ *
+ * Decoding trusts nothing: before anything is allocated the bytes are walked once, and a count that the bytes
+ * behind it cannot fill, a nesting deeper than the protocol has, a field that is missing, of another type or
+ * out of its range, or bytes after the end are KVF_E_PARSE with a detail that names message and field.
+ * Unknown fields of a body are skipped, so that fields can be added.
+ *
+ * Encoders hold to the same ranges, by the same tables (fields.h): what a decoder would refuse is
+ * KVF_E_RANGE, or KVF_E_INVALID for a NULL with a count. Names have no control characters, keys are Z85 of 40
+ * characters or empty, and a text of NULL is the empty one.
+ *
+ * Nothing here keeps state; any thread may call it.
+ */
+#ifndef KVF_WIRE_H
+#define KVF_WIRE_H
+
+#include <kvferry/request.h>
+
+#include "base/base.h"
+
+#define KVF_WIRE_VERSION 1u
+#define KVF_WIRE_MAX_BYTES (64u << 20) /* of one message */
+#define KVF_WIRE_MAX_NAME 255u         /* engine names, endpoints, keys */
+#define KVF_WIRE_MAX_REQUEST 1024u     /* bytes of a request id */
+#define KVF_WIRE_MAX_RANKS 65536u
+#define KVF_WIRE_MAX_DETAIL 4096u      /* bytes of a detail text */
+#define KVF_WIRE_MAX_FACTS (1u << 20)  /* bytes of a text of facts */
+#define KVF_WIRE_MAX_BLOCKS (4u << 20) /* block ids in one message, over all groups */
+#define KVF_WIRE_DIGEST_BYTES 32u
+#define KVF_WIRE_SESSION_BYTES 16u
+
+/** Bytes that belong to somebody else. A request id is such bytes: any of them are allowed in it. */
+typedef struct kvf_bytes {
+    const void *data;
+    size_t size;
+} kvf_bytes;
+
+/** Bytes made by an encoder, owned by the caller: kvf_wire_buffer_free(). */
+typedef struct kvf_wire_buffer {
+    uint8_t *data;
+    size_t size;
+} kvf_wire_buffer;
+
+void kvf_wire_buffer_free(kvf_wire_buffer *buffer);
+
+/* ---- what must match --------------------------------------------------------------------------------------
+ */
+
+/**
+ * The facts two engines must agree on, one `name: value` a line, in a fixed order: layers, and of each group
+ * its kind, window, chunk, layers, and of each part its dtype, units, cell size, rows. Not in it: what
+ * kvf_model_compare() does not compare, and everything an engine may choose (parallel sizes, block sizes,
+ * order, padding).
+ *
+ * @param extra  further facts of the engine's own (weights revision, rotary scaling ...), `name: value`
+ *               lines, or NULL
+ * @param out    receives a text, free with kvf_free()
+ */
+kvf_status kvf_wire_facts(const kvf_model *model, const char *extra, char **out);
+
+/** SHA-256 of the facts. */
+void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
+
+/**
+ * Says how two texts of facts differ: KVF_OK when they do not; otherwise KVF_E_MISMATCH and a detail that
+ * lists every field that differs with both values (and those that only one side has), the first dozen of
+ * them, and how many more. `theirs` came from a peer: it may be anything.
+ */
+kvf_status kvf_wire_compare_facts(const char *ours, const char *theirs, const char *their_name);
+
+/* ---- shards -----------------------------------------------------------------------------------------------
+ */
+
+/**
+ * Encodes a shard. Placements that go on evenly from layer to layer are written once, so the size is
+ * O(groups x parts + regions), not O(layers), for any regular layout.
+ */
+kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out);
+
+/**
+ * Makes a shard of `model` from bytes of a peer. Everything kvf_shard_create() checks is checked.
+ *
+ * @return KVF_OK, KVF_E_PARSE, or what kvf_shard_create() says
+ */
+kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_shard **out);
+
+/* ---- messages ---------------------------------------------------------------------------------------------
+ */
+
+typedef enum kvf_message_kind {
+    KVF_MESSAGE_HELLO = 1, /* client to server; the answers to it are WELCOME or REFUSED */
+    KVF_MESSAGE_WELCOME,
+    KVF_MESSAGE_REFUSED,
+    KVF_MESSAGE_CALL,  /* asks for something, is repeated until answered; `call` names what */
+    KVF_MESSAGE_ANSWER /* answers a call */
+} kvf_message_kind;
+
+/** What a call asks for. Each side may call the other. */
+typedef enum kvf_call_kind {
+    KVF_CALL_JOIN = 1, /* client: here is my shard and my card, so that you can write to me */
+    KVF_CALL_ACQUIRE,  /* consumer: I want to read this request; answer: a lease, and the block tables */
+    KVF_CALL_RELEASE,  /* consumer: I have read it, or need not, or gave up */
+    KVF_CALL_BEAT,     /* consumer: these leases and expectations live on; answer: those that do not */
+    KVF_CALL_EXPECT,   /* consumer: write this request to these blocks of mine */
+    KVF_CALL_WRITTEN,  /* producer: all is written, or will never be */
+    KVF_CALL_WITHDRAW, /* consumer: write no more; answered when nothing can be written any more */
+    KVF_CALL_CHECKSUM, /* consumer: checksums of cells under a lease */
+} kvf_call_kind;
+
+/** One group of a request: a block table of the sender, and the steps it holds (or wants). */
+typedef kvf_group_steps kvf_wire_group;
+
+/** How one rank of an engine introduces itself; holds no secret. */
+typedef struct kvf_introduction {
+    const char *engine;   /* its name */
+    uint64_t incarnation; /* chosen anew by each process */
+    uint32_t rank, rank_count;
+    const char *endpoint;   /* where its agent listens, "tcp://10.0.0.1:5555" */
+    const char *public_key; /* Z85, 40 characters; "" without encryption */
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES];
+    kvf_bytes shard; /* of kvf_wire_encode_shard() */
+} kvf_introduction;
+
+typedef struct kvf_hello {
+    const char *engine;
+    uint64_t incarnation;
+    uint32_t rank, rank_count;
+    bool wants_ranks; /* the introductions of all ranks the server knows of */
+    bool wants_card;  /* the server's own memory */
+    uint64_t clock_ns;
+} kvf_hello;
+
+typedef struct kvf_welcome {
+    uint8_t session[KVF_WIRE_SESSION_BYTES];
+    const char *engine;
+    uint64_t incarnation;
+    uint32_t rank, rank_count;      /* rank is UINT32_MAX of a directory, which holds no memory */
+    uint64_t clock_ns;              /* of the server */
+    kvf_bytes card;                 /* size 0: none was asked for */
+    const kvf_bytes *introductions; /* each of kvf_wire_encode_introduction() */
+    uint32_t introduction_count;
+} kvf_welcome;
+
+typedef struct kvf_refused {
+    kvf_status status;
+    const char *detail;
+    const char *facts; /* of the server, where they are why; "" otherwise */
+} kvf_refused;
+
+/** One call. Which fields mean something depends on `kind`; the others are zero. */
+typedef struct kvf_call_body {
+    uint8_t session[KVF_WIRE_SESSION_BYTES];
+    uint64_t number; /* of the caller's calls in this session: the answer repeats it */
+    kvf_call_kind kind;
+    kvf_bytes request;   /* ACQUIRE, RELEASE, EXPECT, WRITTEN, WITHDRAW */
+    uint64_t generation; /* EXPECT, WRITTEN, WITHDRAW: of the expectation. RELEASE, CHECKSUM: of the lease */
+    uint64_t time_ns;    /* ACQUIRE: how long to wait for the request. EXPECT: until when writing is allowed,
+                            on the receiver's clock */
+    uint64_t earlier;    /* RELEASE, WITHDRAW: number of the ACQUIRE or EXPECT that this ends, 0: of none.
+                            Should that one come late, it is ignored */
+    uint32_t rank_count; /* ACQUIRE, RELEASE, EXPECT: how many ranks of the sender's engine say so here */
+    kvf_status status;   /* RELEASE, WRITTEN: KVF_OK, or why not */
+    const char *detail;  /* WRITTEN */
+    uint64_t bytes;      /* WRITTEN */
+    const kvf_wire_group *groups; /* EXPECT; one for each group of the model, or none: nothing to write */
+    uint32_t group_count;
+    kvf_bytes introduction; /* JOIN */
+    kvf_bytes card;         /* JOIN */
+    const uint64_t *leases; /* BEAT: generations of leases */
+    uint32_t lease_count;
+    const uint64_t *expectations; /* BEAT: pairs of generation and until when, on the receiver's clock */
+    uint32_t expectation_count;   /* pairs */
+    uint64_t clock_ns;            /* BEAT: of the sender */
+    /* CHECKSUM */
+    uint32_t group, part;
+    kvf_range layers, units;
+    uint64_t begin, end;
+} kvf_call_body;
+
+typedef struct kvf_answer {
+    uint8_t session[KVF_WIRE_SESSION_BYTES];
+    uint64_t number;
+    kvf_call_kind kind; /* of the call */
+    kvf_status status;
+    const char *detail;
+    uint64_t generation;          /* ACQUIRE: of the lease */
+    uint64_t time_ns;             /* ACQUIRE, BEAT: how long a lease lasts from now */
+    const kvf_wire_group *groups; /* ACQUIRE */
+    uint32_t group_count;
+    const uint64_t *gone; /* BEAT: leases and expectations that are no more */
+    uint32_t gone_count;
+    const uint64_t *sums; /* CHECKSUM: one a step */
+    uint32_t sum_count;
+    uint64_t clock_ns; /* BEAT: of the sender */
+} kvf_answer;
+
+typedef struct kvf_message {
+    /* envelope */
+    uint32_t version;
+    kvf_message_kind kind;
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* HELLO, WELCOME, REFUSED */
+    kvf_bytes body;                        /* after kvf_wire_open(): still encoded */
+    /* body */
+    union {
+        kvf_hello hello;
+        kvf_welcome welcome;
+        kvf_refused refused;
+        kvf_call_body call;
+        kvf_answer answer;
+    };
+    void *storage; /* what kvf_wire_read() allocated */
+} kvf_message;
+
+/** Encodes a message whole; `version` and `body` are filled in by this function. */
+kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out);
+
+/**
+ * First step: the envelope. Succeeds for other versions of the protocol too; look at `version` and `digest`.
+ * `body` points into `bytes`.
+ */
+kvf_status kvf_wire_open(kvf_bytes bytes, kvf_message *out);
+
+/**
+ * Second step: the body, into the union. Texts end in a zero byte and have none inside. Everything the
+ * message points to is owned by it, see kvf_message_free(), or lies in the bytes given to kvf_wire_open().
+ *
+ * @return KVF_OK, KVF_E_PARSE, KVF_E_UNSUPPORTED (another version), KVF_E_NOMEM
+ */
+kvf_status kvf_wire_read(kvf_message *message);
+
+/** Frees what kvf_wire_read() allocated; a zeroed message is accepted. */
+void kvf_message_free(kvf_message *message);
+
+kvf_status kvf_wire_encode_introduction(const kvf_introduction *introduction, kvf_wire_buffer *out);
+
+/** Decodes an introduction; it points into `bytes` and into `*storage`, which the caller frees (kvf_free). */
+kvf_status kvf_wire_decode_introduction(kvf_bytes bytes, kvf_introduction *out, void **storage);
+
+/** "HELLO", "ACQUIRE" ... for messages; "unknown" for any other number. */
+const char *kvf_message_kind_name(kvf_message_kind kind);
+const char *kvf_call_kind_name(kvf_call_kind kind);
+
+#endif
