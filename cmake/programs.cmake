@@ -1,22 +1,36 @@
 # Folders of small programs: tests, benchmarks, examples. Each .c file with a main() becomes one executable;
-# the other .c files of the folder are shared by all of its executables. Where only the core is built, programs
-# that include a transport header are left out.
+# the other .c files of the folder are shared by all of its executables. Files that include a header of what is
+# not built (the transports, the sessions) are left out.
 
-# kvf_add_programs(FOLDER KIND [PUBLIC] [NAMES variable] [NEEDS libraries...])
+# kvf_add_programs(FOLDER KIND [PUBLIC] [NAMES variable] [NEEDS libraries...] [ALSO files...])
 #
 # Makes a target KIND_name (for unit tests: name) for each program of FOLDER, built as
 # <build>/<FOLDER>/name. PUBLIC links the shared library and sees the public headers only; otherwise the
 # static library, the headers under src/ and the definitions the library was built with. NAMES receives the
-# names.
+# names. ALSO: files of other folders that are shared too.
 function(kvf_add_programs folder kind)
-  cmake_parse_arguments(arg "PUBLIC" "NAMES" "NEEDS" ${ARGN})
+  cmake_parse_arguments(arg "PUBLIC" "NAMES" "NEEDS;ALSO" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.c)
+  set(also_folders "")
+  foreach(also IN LISTS arg_ALSO)
+    list(APPEND sources ${PROJECT_SOURCE_DIR}/${also})
+    get_filename_component(also_folder ${PROJECT_SOURCE_DIR}/${also} DIRECTORY)
+    list(APPEND also_folders ${also_folder})
+  endforeach()
   set(programs "")
   set(shared_sources "")
+  set(absent "")
+  if(KVF_CORE_ONLY)
+    list(APPEND absent transport)
+  endif()
+  if(NOT KVF_BUILDS_AGENT)
+    list(APPEND absent wire agent checksum engine)
+  endif()
+  list(JOIN absent "|" absent)
   foreach(source IN LISTS sources)
-    if(KVF_CORE_ONLY)
-      file(STRINGS ${source} transport_lines REGEX "^#include .(kvferry/)?transport[./]" LIMIT_COUNT 1)
-      if(transport_lines)
+    if(absent)
+      file(STRINGS ${source} absent_lines REGEX "^#include .(kvferry/)?(${absent})[._/]" LIMIT_COUNT 1)
+      if(absent_lines)
         continue()
       endif()
     endif()
@@ -35,7 +49,7 @@ function(kvf_add_programs folder kind)
     set(definitions _GNU_SOURCE)
   else()
     set(libraries kvferry_static PkgConfig::JSONC)
-    set(folders ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/${folder})
+    set(folders ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/${folder} ${also_folders})
     set(definitions _GNU_SOURCE KVF_SOURCE_DIR="${PROJECT_SOURCE_DIR}" KVF_VERSION="${PROJECT_VERSION}")
     if(KVF_USES_UCX)
       list(APPEND definitions KVF_HAVE_UCX)

@@ -18,6 +18,9 @@ kvf_status kvf_fail(kvf_status status, const char *format, ...) __attribute__((f
 /** Puts words before the detail that is there ("group 2: ") and returns `status`. */
 kvf_status kvf_fail_in(kvf_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/** A detail text is cut to this: room for a dozen differing fields of two engines, with both values. */
+#define KVF_DETAIL_BYTES 2048
+
 /** Empties the detail text of this thread. */
 void kvf_error_clear(void);
 

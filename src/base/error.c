@@ -3,16 +3,14 @@
 
 #include "base/base.h"
 
-#define DETAIL_BYTES 512
-
-static _Thread_local char detail[DETAIL_BYTES];
+static _Thread_local char detail[KVF_DETAIL_BYTES];
 
 /* The names are in parentheses because base.h makes them macros for static analysers. */
 kvf_status(kvf_fail)(kvf_status status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     /* The arguments may themselves point into the detail text. */
-    char fresh[DETAIL_BYTES];
+    char fresh[KVF_DETAIL_BYTES];
     (void)vsnprintf(fresh, sizeof fresh, format, arguments);
     va_end(arguments);
     memcpy(detail, fresh, sizeof detail);
@@ -20,7 +18,7 @@ kvf_status(kvf_fail)(kvf_status status, const char *format, ...) {
 }
 
 kvf_status(kvf_fail_in)(kvf_status status, const char *format, ...) {
-    char where[DETAIL_BYTES];
+    char where[KVF_DETAIL_BYTES];
     va_list arguments;
     va_start(arguments, format);
     (void)vsnprintf(where, sizeof where, format, arguments);

@@ -1,0 +1,419 @@
+/*
+ * Bytes that no honest peer sends: each field missing, doubled or of another type, messages cut off and
+ * flipped anywhere, counts that nothing stands behind.
+ */
+#include <msgpack.h>
+
+#include "wire_samples.h"
+
+#include "wire/check.h"
+
+/* ---- taking messages apart --------------------------------------------------------------------------------
+ */
+
+typedef kvf_status (*reader)(kvf_bytes bytes);
+
+static kvf_status read_message(kvf_bytes bytes) {
+    kvf_message message;
+    kvf_status status = kvf_wire_open(bytes, &message);
+    if (status)
+        return status;
+    status = kvf_wire_read(&message);
+    if (!status) {
+        kvf_wire_buffer again = {0}; /* what can be read can be sent */
+        assert_ok(kvf_wire_encode(&message, &again));
+        kvf_wire_buffer_free(&again);
+    }
+    kvf_message_free(&message);
+    return status;
+}
+
+static kvf_status read_introduction(kvf_bytes bytes) {
+    kvf_introduction introduction;
+    void *storage = NULL;
+    kvf_status status = kvf_wire_decode_introduction(bytes, &introduction, &storage);
+    assert_true(status == KVF_OK || storage == NULL);
+    kvf_free(storage);
+    return status;
+}
+
+/* A message whose body is `body` in place of its own. */
+static kvf_status read_with_body(const kvf_message *like, const msgpack_sbuffer *body) {
+    msgpack_sbuffer buffer;
+    msgpack_sbuffer_init(&buffer);
+    msgpack_packer packer;
+    msgpack_packer_init(&packer, &buffer, msgpack_sbuffer_write);
+    msgpack_pack_array(&packer, 5);
+    msgpack_pack_str_with_body(&packer, "kvf", 3);
+    msgpack_pack_uint32(&packer, KVF_WIRE_VERSION);
+    msgpack_pack_uint32(&packer, like->kind);
+    msgpack_pack_bin_with_body(&packer, like->digest, like->kind <= KVF_MESSAGE_REFUSED ? 32 : 0);
+    msgpack_pack_bin_with_body(&packer, body->data, body->size);
+    kvf_bytes exact = sample_exact(buffer.data, buffer.size);
+    kvf_status status = read_message(exact);
+    free((void *)exact.data);
+    msgpack_sbuffer_destroy(&buffer);
+    return status;
+}
+
+typedef enum change { LEFT_OUT, NIL, FLOAT, NEGATIVE, TWICE, WITH_UNKNOWN } change;
+
+/* Packs a map again with one of its pairs changed. */
+static void pack_changed(msgpack_sbuffer *out, const msgpack_object_map *map, uint32_t field, change how) {
+    msgpack_packer packer;
+    msgpack_packer_init(&packer, out, msgpack_sbuffer_write);
+    msgpack_pack_map(&packer, map->size + (how == TWICE || how == WITH_UNKNOWN ? 1 : 0) - (how == LEFT_OUT));
+    for (uint32_t i = 0; i < map->size; i++) {
+        if (i == field && how == LEFT_OUT)
+            continue;
+        msgpack_pack_object(&packer, map->ptr[i].key);
+        if (i == field && how == NIL)
+            msgpack_pack_nil(&packer);
+        else if (i == field && how == FLOAT)
+            msgpack_pack_double(&packer, 1.5);
+        else if (i == field && how == NEGATIVE)
+            msgpack_pack_int(&packer, -1);
+        else
+            msgpack_pack_object(&packer, map->ptr[i].val);
+        if (i == field && how == TWICE) {
+            msgpack_pack_object(&packer, map->ptr[i].key);
+            msgpack_pack_object(&packer, map->ptr[i].val);
+        }
+    }
+    if (how == WITH_UNKNOWN) { /* a key that is no text, and a value of some depth */
+        msgpack_pack_int(&packer, 77);
+        msgpack_pack_array(&packer, 2);
+        msgpack_pack_nil(&packer);
+        msgpack_pack_map(&packer, 1);
+        msgpack_pack_str_with_body(&packer, "engine", 6);
+        msgpack_pack_true(&packer);
+    }
+}
+
+static void check_changed(const kvf_message *message, const msgpack_object_map *map, uint32_t field,
+                          change how) {
+    msgpack_sbuffer body;
+    msgpack_sbuffer_init(&body);
+    pack_changed(&body, map, field, how);
+    kvf_status status = read_with_body(message, &body);
+    msgpack_sbuffer_destroy(&body);
+    if (how == WITH_UNKNOWN) {
+        assert_ok(status);
+        return;
+    }
+    char name[64];
+    const msgpack_object_str *key = &map->ptr[field].key.via.str;
+    (void)snprintf(name, sizeof name, ": %.*s %s", (int)key->size, key->ptr,
+                   how == LEFT_OUT ? "is missing"
+                   : how == TWICE  ? "is there twice"
+                                   : "is ");
+    assert_fails(status, KVF_E_PARSE, name);
+}
+
+static void every_field_must_be_there_once_and_of_its_type(void **state) {
+    (void)state;
+    static wire_sample sample;
+    for (uint32_t n = 0; n < SAMPLE_KINDS; n++) {
+        kvf_message_kind kind;
+        kvf_call_kind call;
+        sample_kind(n, &kind, &call);
+        sample_message(&sample, kind, call, 11);
+        kvf_wire_buffer encoded = sample_encoded(&sample.message);
+        kvf_message opened;
+        assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &opened));
+        msgpack_zone zone;
+        msgpack_object body;
+        assert_ok(kvf_wire_unpack(opened.body, &zone, &body));
+        for (uint32_t field = 0; field < body.via.map.size; field++)
+            for (change how = LEFT_OUT; how <= WITH_UNKNOWN; how++)
+                check_changed(&opened, &body.via.map, field, how);
+        msgpack_zone_destroy(&zone);
+        kvf_wire_buffer_free(&encoded);
+    }
+}
+
+/* ---- damage -----------------------------------------------------------------------------------------------
+ */
+
+/* Cut off anywhere, and with every bit of every byte flipped. */
+static void damage(const kvf_wire_buffer *encoded, reader read) {
+    for (size_t size = 0; size < encoded->size; size++) {
+        kvf_bytes cut = sample_exact(encoded->data, size);
+        assert_int_equal(read(cut), KVF_E_PARSE);
+        free((void *)cut.data);
+    }
+    kvf_bytes whole = sample_exact(encoded->data, encoded->size);
+    uint8_t *bytes = (uint8_t *)whole.data;
+    size_t refused = 0;
+    for (size_t bit = 0; bit < 8 * encoded->size; bit++) {
+        bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        kvf_status status = read(whole);
+        assert_true(status == KVF_OK || status == KVF_E_PARSE || status == KVF_E_UNSUPPORTED);
+        refused += status != KVF_OK;
+        bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    assert_true(refused > 0);
+    free(bytes);
+}
+
+static void damaged_messages_are_refused_or_are_other_messages(void **state) {
+    (void)state;
+    static wire_sample sample;
+    for (uint32_t n = 0; n < SAMPLE_KINDS; n++) {
+        kvf_message_kind kind;
+        kvf_call_kind call;
+        sample_kind(n, &kind, &call);
+        kvf_wire_buffer encoded = {0};
+        /* A short one: this reads it thousands of times. */
+        for (uint64_t seed = 20; encoded.size == 0 || encoded.size > 1200; seed++) {
+            kvf_wire_buffer_free(&encoded);
+            sample_message(&sample, kind, call, seed);
+            encoded = sample_encoded(&sample.message);
+        }
+        damage(&encoded, read_message);
+        kvf_wire_buffer_free(&encoded);
+    }
+}
+
+static void damaged_introductions_are_refused_or_are_other_introductions(void **state) {
+    (void)state;
+    static wire_sample sample;
+    for (uint64_t seed = 1; seed < 6; seed++) {
+        sample_introduction(&sample, seed);
+        kvf_wire_buffer encoded = {0};
+        assert_ok(kvf_wire_encode_introduction(&sample.introduction, &encoded));
+        damage(&encoded, read_introduction);
+        kvf_wire_buffer_free(&encoded);
+    }
+}
+
+static kvf_model *shard_model;
+
+static kvf_status read_shard(kvf_bytes bytes) {
+    kvf_shard *shard = NULL;
+    kvf_status status = kvf_wire_decode_shard(shard_model, bytes, &shard);
+    kvf_shard_free(shard);
+    /* What the shard room says counts as refused too. */
+    return status == KVF_OK || status == KVF_E_PARSE ? status : KVF_E_UNSUPPORTED;
+}
+
+static void damaged_shards_are_refused_or_are_other_shards(void **state) {
+    (void)state;
+    shard_model = hybrid(2);
+    kvf_engine *engine = engine_of(shard_model, ENGINE(.tp_size = 2, .all = {.block_count = 3}));
+    kvf_wire_buffer encoded = {0};
+    assert_ok(kvf_wire_encode_shard(kvf_engine_shard(engine, 1), &encoded));
+    damage(&encoded, read_shard);
+    kvf_wire_buffer_free(&encoded);
+    kvf_engine_free(engine);
+    kvf_model_free(shard_model);
+}
+
+/* ---- bytes that are no message ----------------------------------------------------------------------------
+ */
+
+#define BYTES(...) ((kvf_bytes){(const uint8_t[]){__VA_ARGS__}, sizeof((const uint8_t[]){__VA_ARGS__})})
+
+static void counts_that_nothing_stands_behind_are_refused_before_unpacking(void **state) {
+    (void)state;
+    assert_fails(kvf_wire_check(BYTES(0xdd, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
+                 "claims 4294967295 objects", "0 bytes follow");
+    assert_fails(kvf_wire_check(BYTES(0xdf, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
+                 "claims 8589934590 objects");
+    assert_fails(kvf_wire_check(BYTES(0xdc, 0x00, 0x03, 0x01, 0x02)), KVF_E_PARSE, "claims 3 objects");
+    assert_fails(kvf_wire_check(BYTES(0xc6, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE, "claims 4294967295 bytes");
+    assert_fails(kvf_wire_check(BYTES(0xdb, 0x00, 0x00, 0x00, 0x02, 'x')), KVF_E_PARSE, "claims 2 bytes");
+    /* Each array alone could be filled by what follows, but not both. */
+    assert_fails(kvf_wire_check(BYTES(0x92, 0x93, 1, 2, 3)), KVF_E_PARSE, "claims 3 objects");
+    assert_ok(kvf_wire_check(BYTES(0x92, 0x92, 1, 2, 3)));
+}
+
+static void every_type_of_object_is_stepped_over(void **state) {
+    (void)state;
+    kvf_bytes all =
+        BYTES(0xdc, 0, 29, 0xc0, 0xc2, 0xc3, 0xca, 1, 2, 3, 4, 0xcb, 1, 2, 3, 4, 5, 6, 7, 8, 0xcc, 1, 0xcd, 1,
+              2, 0xce, 1, 2, 3, 4, 0xcf, 1, 2, 3, 4, 5, 6, 7, 8, 0xd0, 1, 0xd1, 1, 2, 0xd2, 1, 2, 3, 4, 0xd3,
+              1, 2, 3, 4, 5, 6, 7, 8, 0xd4, 1, 2, 0xd5, 1, 2, 3, 0xd6, 1, 2, 3, 4, 5, 0xd7, 1, 2, 3, 4, 5, 6,
+              7, 8, 9, 0xd8, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0xc7, 1, 5, 6, 0xc8,
+              0, 1, 5, 6, 0xc9, 0, 0, 0, 1, 5, 6, 0xd9, 1, 'x', 0xda, 0, 1, 'x', 0xdb, 0, 0, 0, 1, 'x', 0xc4,
+              0, 0xe0, 0x7f, 0xa1, 'x', 0x80);
+    msgpack_zone zone;
+    msgpack_object array;
+    assert_ok(kvf_wire_unpack(all, &zone, &array));
+    assert_int_equal(array.via.array.size, 29);
+    msgpack_zone_destroy(&zone);
+}
+
+static void bytes_that_are_not_msgpack_are_refused(void **state) {
+    (void)state;
+    assert_fails(kvf_wire_check((kvf_bytes){NULL, 0}), KVF_E_PARSE, "end in the middle");
+    assert_fails(kvf_wire_check(BYTES(0xc1)), KVF_E_PARSE, "0xc1");
+    assert_fails(kvf_wire_check(BYTES(0x01, 0x02)), KVF_E_PARSE, "1 bytes after the end");
+    assert_fails(kvf_wire_check(BYTES(0xcf, 1, 2)), KVF_E_PARSE, "end inside the object at byte 0");
+    uint8_t deep[] = {0x91, 0x91, 0x91, 0x91, 0x91, 0x91, 0x91, 0x91, 0x91, 0x01};
+    assert_fails(kvf_wire_check((kvf_bytes){deep, sizeof deep}), KVF_E_PARSE, "nested deeper than 8");
+    assert_ok(kvf_wire_check((kvf_bytes){deep + 1, sizeof deep - 1}));
+}
+
+static void more_objects_than_any_message_has_are_refused(void **state) {
+    (void)state;
+    size_t size = KVF_WIRE_MAX_OBJECTS + 5;
+    uint8_t *bytes = calloc(size, 1);
+    assert_non_null(bytes);
+    memcpy(bytes, (const uint8_t[]){0xdd, 0, 0x10, 0, 0}, 5);
+    assert_fails(kvf_wire_check((kvf_bytes){bytes, size}), KVF_E_PARSE, "more than 1048576 objects");
+    free(bytes);
+}
+
+static void an_envelope_that_is_none_is_refused_in_words(void **state) {
+    (void)state;
+    kvf_message message;
+    assert_fails(kvf_wire_open(BYTES(0x01), &message), KVF_E_PARSE, "message: the envelope is a number");
+    assert_fails(kvf_wire_open(BYTES(0x91, 0x01), &message), KVF_E_PARSE, "the envelope has 1 elements");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'g', 1, 4, 0xc4, 0, 0xc4, 0), &message),
+                 KVF_E_PARSE, "does not begin with \"kvf\"");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 0, 4, 0xc4, 0, 0xc4, 0), &message),
+                 KVF_E_PARSE, "version is 0");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 1, 6, 0xc4, 0, 0xc4, 0), &message),
+                 KVF_E_PARSE, "kind is 6");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 1, 1, 0xc4, 0, 0xc4, 0), &message),
+                 KVF_E_PARSE, "digest has 0 bytes; allowed is 32");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 1, 4, 0xc4, 1, 9, 0xc4, 0), &message),
+                 KVF_E_PARSE, "digest has 1 bytes; allowed is 0");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 1, 4, 0xc4, 0, 0xa0), &message), KVF_E_PARSE,
+                 "body is no bin");
+}
+
+static void a_message_of_another_version_is_opened_but_not_read(void **state) {
+    (void)state;
+    kvf_message message;
+    kvf_bytes bytes = BYTES(0x95, 0xa3, 'k', 'v', 'f', 9, 0xcc, 200, 0xc4, 0, 0xc4, 2, 0xc1, 0xc1);
+    assert_ok(kvf_wire_open(bytes, &message));
+    assert_int_equal(message.version, 9);
+    assert_int_equal(message.kind, 200);
+    assert_int_equal(message.body.size, 2);
+    assert_fails(kvf_wire_read(&message), KVF_E_UNSUPPORTED, "version is 9", "speaks version 1");
+    kvf_message_free(&message);
+}
+
+static void a_message_above_the_size_limit_is_refused(void **state) {
+    (void)state;
+    kvf_message message;
+    uint8_t one = 0xc0;
+    assert_fails(kvf_wire_open((kvf_bytes){&one, KVF_WIRE_MAX_BYTES + 1}, &message), KVF_E_PARSE,
+                 "message: it has 67108865 bytes");
+}
+
+/* ---- values -----------------------------------------------------------------------------------------------
+ */
+
+static void text(msgpack_packer *to, const char *value) {
+    msgpack_pack_str_with_body(to, value, strlen(value));
+}
+
+/* An EXPECT with one group, whose ids are given as the field `form`. */
+static kvf_status read_ids(const char *form, kvf_bytes ids) {
+    msgpack_sbuffer body;
+    msgpack_sbuffer_init(&body);
+    msgpack_packer to;
+    msgpack_packer_init(&to, &body, msgpack_sbuffer_write);
+    msgpack_pack_map(&to, 8);
+    text(&to, "session");
+    msgpack_pack_bin_with_body(&to, "0123456789abcdef", 16);
+    text(&to, "number");
+    msgpack_pack_int(&to, 1);
+    text(&to, "kind");
+    msgpack_pack_int(&to, KVF_CALL_EXPECT);
+    text(&to, "request");
+    msgpack_pack_bin_with_body(&to, "r", 1);
+    text(&to, "generation");
+    msgpack_pack_int(&to, 1);
+    text(&to, "time_ns");
+    msgpack_pack_int(&to, 1);
+    text(&to, "rank_count");
+    msgpack_pack_int(&to, 1);
+    text(&to, "groups");
+    msgpack_pack_array(&to, 1);
+    msgpack_pack_map(&to, 4);
+    text(&to, "first_block");
+    msgpack_pack_int(&to, 0);
+    text(&to, "begin");
+    msgpack_pack_int(&to, 0);
+    text(&to, "end");
+    msgpack_pack_int(&to, 5);
+    text(&to, form);
+    msgpack_pack_bin_with_body(&to, ids.data, ids.size);
+    kvf_message like = {.kind = KVF_MESSAGE_CALL};
+    kvf_status status = read_with_body(&like, &body);
+    msgpack_sbuffer_destroy(&body);
+    return status;
+}
+
+static void runs_of_blocks_are_bounded(void **state) {
+    (void)state;
+    assert_ok(read_ids("runs", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
+    assert_ok(read_ids("ids", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
+    assert_ok(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 9, 0, 0, 0)));
+    assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
+                 "call EXPECT: groups[0]: the block tables have more than 4194304 ids");
+    assert_fails(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
+                 "more than 4194304 ids");
+    assert_fails(read_ids("runs", BYTES(0xfe, 0xff, 0xff, 0xff, 2, 0, 0, 0)), KVF_E_PARSE,
+                 "runs has 2 ids from 4294967294 on");
+    assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 0, 0, 0, 0)), KVF_E_PARSE, "runs has 0 ids");
+    assert_fails(read_ids("runs", BYTES(0, 0, 0, 0)), KVF_E_PARSE, "runs has 4 bytes", "entries of 8");
+    assert_fails(read_ids("ids", BYTES(0, 0, 0, 0, 0)), KVF_E_PARSE, "ids has 5 bytes", "entries of 4");
+    assert_fails(read_ids("neither", BYTES(0)), KVF_E_PARSE, "groups[0]: ids is missing");
+}
+
+static kvf_status read_refused(uint64_t status, const char *detail, size_t detail_bytes) {
+    msgpack_sbuffer body;
+    msgpack_sbuffer_init(&body);
+    msgpack_packer to;
+    msgpack_packer_init(&to, &body, msgpack_sbuffer_write);
+    msgpack_pack_map(&to, 3);
+    text(&to, "status");
+    msgpack_pack_uint64(&to, status);
+    text(&to, "detail");
+    msgpack_pack_str_with_body(&to, detail, detail_bytes);
+    text(&to, "facts");
+    text(&to, "");
+    kvf_message like = {.kind = KVF_MESSAGE_REFUSED};
+    kvf_status result = read_with_body(&like, &body);
+    msgpack_sbuffer_destroy(&body);
+    return result;
+}
+
+static void values_out_of_their_range_are_refused(void **state) {
+    (void)state;
+    assert_ok(read_refused(KVF_E_TIMEOUT, "late", 4));
+    assert_fails(read_refused(KVF_E_TIMEOUT + 1, "", 0), KVF_E_PARSE, "REFUSED: status is 20");
+    assert_fails(read_refused(UINT64_MAX, "", 0), KVF_E_PARSE, "status is 18446744073709551615");
+    assert_fails(read_refused(1ull << 32, "", 0), KVF_E_PARSE, "status is 4294967296");
+    assert_fails(read_refused(0, "a\0b", 3), KVF_E_PARSE, "detail has a zero at byte 1");
+    char *longest = calloc(KVF_WIRE_MAX_DETAIL + 1, 1);
+    assert_non_null(longest);
+    memset(longest, 'x', KVF_WIRE_MAX_DETAIL + 1);
+    assert_ok(read_refused(0, longest, KVF_WIRE_MAX_DETAIL));
+    assert_fails(read_refused(0, longest, KVF_WIRE_MAX_DETAIL + 1), KVF_E_PARSE, "detail has 4097 bytes");
+    free(longest);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_field_must_be_there_once_and_of_its_type),
+        cmocka_unit_test(damaged_messages_are_refused_or_are_other_messages),
+        cmocka_unit_test(damaged_introductions_are_refused_or_are_other_introductions),
+        cmocka_unit_test(damaged_shards_are_refused_or_are_other_shards),
+        cmocka_unit_test(counts_that_nothing_stands_behind_are_refused_before_unpacking),
+        cmocka_unit_test(every_type_of_object_is_stepped_over),
+        cmocka_unit_test(bytes_that_are_not_msgpack_are_refused),
+        cmocka_unit_test(more_objects_than_any_message_has_are_refused),
+        cmocka_unit_test(an_envelope_that_is_none_is_refused_in_words),
+        cmocka_unit_test(a_message_of_another_version_is_opened_but_not_read),
+        cmocka_unit_test(a_message_above_the_size_limit_is_refused),
+        cmocka_unit_test(runs_of_blocks_are_bounded),
+        cmocka_unit_test(values_out_of_their_range_are_refused),
+    };
+    return cmocka_run_group_tests_name("wire_hostile", tests, NULL, NULL);
+}

@@ -1,0 +1,304 @@
+/*
+ * Messages: what is written is read back, what must not be sent is refused, and the envelope can be read
+ * whatever its version.
+ */
+#include "wire_samples.h"
+
+#define ROUNDS 200
+
+/* ---- there and back ---------------------------------------------------------------------------------------
+ */
+
+static void every_kind_of_message_reads_as_it_was_written(void **state) {
+    (void)state;
+    static wire_sample sample;
+    for (uint32_t n = 0; n < SAMPLE_KINDS; n++) {
+        for (uint64_t seed = 1; seed <= ROUNDS; seed++) {
+            kvf_message_kind kind;
+            kvf_call_kind call;
+            sample_kind(n, &kind, &call);
+            sample_message(&sample, kind, call, seed);
+            kvf_wire_buffer encoded = sample_encoded(&sample.message);
+            kvf_message read;
+            assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+            assert_int_equal(read.version, KVF_WIRE_VERSION);
+            assert_ok(kvf_wire_read(&read));
+            assert_same_message(&sample.message, &read);
+            kvf_message_free(&read);
+            kvf_wire_buffer_free(&encoded);
+        }
+    }
+}
+
+static void an_introduction_reads_as_it_was_written(void **state) {
+    (void)state;
+    static wire_sample sample;
+    for (uint64_t seed = 1; seed <= ROUNDS; seed++) {
+        sample_introduction(&sample, seed);
+        kvf_wire_buffer encoded = {0};
+        assert_ok(kvf_wire_encode_introduction(&sample.introduction, &encoded));
+        kvf_introduction read;
+        void *storage;
+        assert_ok(kvf_wire_decode_introduction((kvf_bytes){encoded.data, encoded.size}, &read, &storage));
+        assert_same_introduction(&sample.introduction, &read);
+        kvf_free(storage);
+        kvf_wire_buffer_free(&encoded);
+    }
+}
+
+static void a_message_can_be_read_again(void **state) {
+    (void)state;
+    static wire_sample sample;
+    sample_message(&sample, KVF_MESSAGE_CALL, KVF_CALL_EXPECT, 7);
+    kvf_wire_buffer encoded = sample_encoded(&sample.message);
+    kvf_message read;
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    assert_ok(kvf_wire_read(&read));
+    assert_same_message(&sample.message, &read);
+    kvf_message_free(&read);
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
+}
+
+static void fields_a_kind_does_not_have_are_not_sent(void **state) {
+    (void)state;
+    kvf_call_body call = {.kind = KVF_CALL_WITHDRAW, .request = {"r", 1}, .generation = 3};
+    kvf_message bare = {.kind = KVF_MESSAGE_CALL, .call = call}, full = bare;
+    full.call.detail = "not of a WITHDRAW";
+    full.call.bytes = 5;
+    full.call.lease_count = 1; /* and no leases: nobody looks */
+    kvf_wire_buffer a = sample_encoded(&bare), b = sample_encoded(&full);
+    assert_int_equal(a.size, b.size);
+    assert_memory_equal(a.data, b.data, a.size);
+    assert_true(a.size < 100);
+    kvf_wire_buffer_free(&a);
+    kvf_wire_buffer_free(&b);
+}
+
+static void no_text_is_read_as_the_empty_text(void **state) {
+    (void)state;
+    kvf_message sent = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = KVF_E_PERMISSION}}, read;
+    kvf_wire_buffer encoded = sample_encoded(&sent);
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    assert_string_equal(read.refused.detail, "");
+    assert_string_equal(read.refused.facts, "");
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
+}
+
+/* ---- block tables -----------------------------------------------------------------------------------------
+ */
+
+static size_t encoded_table(const uint32_t *ids, uint32_t count) {
+    kvf_wire_group group = {.table = {ids, count, 0}, .begin = 0, .end = 1};
+    kvf_message sent = {.kind = KVF_MESSAGE_CALL,
+                        .call = {.kind = KVF_CALL_EXPECT,
+                                 .request = {"r", 1},
+                                 .rank_count = 1,
+                                 .groups = &group,
+                                 .group_count = 1}};
+    kvf_message read;
+    kvf_wire_buffer encoded = sample_encoded(&sent);
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    assert_same_message(&sent, &read);
+    kvf_message_free(&read);
+    size_t size = encoded.size;
+    kvf_wire_buffer_free(&encoded);
+    return size;
+}
+
+static void neighbouring_blocks_are_written_as_runs(void **state) {
+    (void)state;
+    static uint32_t ids[100000];
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++)
+        ids[i] = i < 5000 ? KVF_NO_BLOCK : 7 + i;
+    assert_true(encoded_table(ids, COUNT_OF(ids)) < 300);
+}
+
+static void scattered_blocks_take_four_bytes_each(void **state) {
+    (void)state;
+    static uint32_t ids[100000];
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++)
+        ids[i] = i * 2654435761u;
+    assert_true(encoded_table(ids, COUNT_OF(ids)) < 4 * COUNT_OF(ids) + 300);
+}
+
+static void the_last_block_id_and_no_block_are_not_one_run(void **state) {
+    (void)state;
+    const uint32_t ids[] = {KVF_NO_BLOCK - 2, KVF_NO_BLOCK - 1, KVF_NO_BLOCK, KVF_NO_BLOCK, 0, 1, 2, 3, 4, 5};
+    (void)encoded_table(ids, COUNT_OF(ids));
+    (void)encoded_table(ids, 0);
+    (void)encoded_table(ids, 1);
+}
+
+/* ---- what is not sent -------------------------------------------------------------------------------------
+ */
+
+static kvf_status try_call(kvf_call_body call) {
+    kvf_message message = {.kind = KVF_MESSAGE_CALL, .call = call};
+    kvf_wire_buffer out = {0};
+    kvf_status status = kvf_wire_encode(&message, &out);
+    assert_true(status == KVF_OK || out.data == NULL);
+    kvf_wire_buffer_free(&out);
+    return status;
+}
+
+static void a_request_id_of_any_bytes_up_to_the_limit_is_sent_and_no_longer_one(void **state) {
+    (void)state;
+    static char id[KVF_WIRE_MAX_REQUEST + 1];
+    kvf_call_body call = {.kind = KVF_CALL_WITHDRAW, .request = {id, KVF_WIRE_MAX_REQUEST}};
+    assert_ok(try_call(call));
+    call.request.size++;
+    assert_fails(try_call(call), KVF_E_RANGE, "call WITHDRAW", "request", "1025", "1 to 1024");
+    call.request.size = 0;
+    assert_fails(try_call(call), KVF_E_RANGE, "request has 0 bytes");
+    call.request = (kvf_bytes){NULL, 1};
+    assert_fails(try_call(call), KVF_E_INVALID, "request is NULL");
+}
+
+static void numbers_out_of_their_range_are_not_sent(void **state) {
+    (void)state;
+    kvf_call_body acquire = {.kind = KVF_CALL_ACQUIRE, .request = {"r", 1}};
+    assert_fails(try_call(acquire), KVF_E_RANGE, "call ACQUIRE", "rank_count is 0", "1 to 65536");
+    acquire.rank_count = 65537;
+    assert_fails(try_call(acquire), KVF_E_RANGE, "rank_count is 65537");
+    kvf_call_body checksum = {.kind = KVF_CALL_CHECKSUM, .group = 256};
+    assert_fails(try_call(checksum), KVF_E_RANGE, "group is 256", "0 to 255");
+    checksum = (kvf_call_body){.kind = KVF_CALL_CHECKSUM, .layers = {3, 2}};
+    assert_fails(try_call(checksum), KVF_E_RANGE, "layers is [3, 2)");
+    checksum = (kvf_call_body){.kind = KVF_CALL_CHECKSUM, .begin = 3, .end = 2};
+    assert_fails(try_call(checksum), KVF_E_RANGE, "begin to end is [3, 2)");
+    kvf_call_body release = {
+        .kind = KVF_CALL_RELEASE, .request = {"r", 1}, .rank_count = 1, .status = (kvf_status)99};
+    assert_fails(try_call(release), KVF_E_RANGE, "status is 99");
+    assert_fails(try_call((kvf_call_body){0}), KVF_E_RANGE, "kind is 0");
+    assert_fails(try_call((kvf_call_body){.kind = (kvf_call_kind)9}), KVF_E_RANGE, "kind is 9");
+}
+
+static void a_count_without_its_array_is_not_sent(void **state) {
+    (void)state;
+    assert_fails(try_call((kvf_call_body){.kind = KVF_CALL_BEAT, .lease_count = 2}), KVF_E_INVALID,
+                 "leases is NULL", "2");
+    kvf_wire_group group = {.table = {NULL, 4, 0}};
+    kvf_call_body expect = {.kind = KVF_CALL_EXPECT, .request = {"r", 1}, .rank_count = 1, .group_count = 1};
+    assert_fails(try_call(expect), KVF_E_INVALID, "groups is NULL");
+    expect.groups = &group;
+    assert_fails(try_call(expect), KVF_E_INVALID, "groups[0]", "ids is NULL");
+    group = (kvf_wire_group){.begin = 2, .end = 1};
+    assert_fails(try_call(expect), KVF_E_RANGE, "groups[0]", "begin to end is [2, 1)");
+}
+
+static kvf_status try_message(kvf_message message) {
+    kvf_wire_buffer out = {0};
+    kvf_status status = kvf_wire_encode(&message, &out);
+    kvf_wire_buffer_free(&out);
+    return status;
+}
+
+static void a_name_that_is_none_is_not_sent(void **state) {
+    (void)state;
+    char longest[KVF_WIRE_MAX_NAME + 2];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    kvf_hello hello = {.engine = longest + 1, .rank_count = 1};
+    assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}));
+    hello.engine = longest;
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
+                 "HELLO: engine has 256 bytes", "1 to 255");
+    hello.engine = NULL;
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
+                 "engine has 0 bytes");
+    hello.engine = "a\x1b[2J";
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
+                 "engine has the control character 0x1b at byte 1");
+    hello = (kvf_hello){.engine = "d", .rank = 2, .rank_count = 2};
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
+                 "rank is 2", "rank_count");
+    assert_fails(try_message((kvf_message){0}), KVF_E_RANGE, "message: kind is 0");
+}
+
+static void a_public_key_is_z85_or_empty(void **state) {
+    (void)state;
+    kvf_introduction introduction = {
+        .engine = "p", .rank_count = 1, .shard = {"s", 1}, .public_key = "short"};
+    kvf_wire_buffer out = {0};
+    assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE,
+                 "introduction: public_key has 5 characters", "0 or 40");
+    introduction.public_key = "0123456789012345678901234567890123456,89";
+    assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE, "public_key has 0x2c",
+                 "character 37");
+}
+
+static void a_message_above_the_size_limit_is_not_sent(void **state) {
+    (void)state;
+    static uint8_t most[KVF_WIRE_MAX_BYTES];
+    kvf_welcome welcome = {.engine = "p", .rank = UINT32_MAX, .card = {most, sizeof most}};
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}), KVF_E_RANGE,
+                 "WELCOME", "more than 67108864 bytes");
+    welcome.card.size -= 1000;
+    assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}));
+}
+
+/* ---- memory -----------------------------------------------------------------------------------------------
+ */
+
+static kvf_status there_and_back(void *subject) {
+    wire_sample *sample = subject;
+    kvf_wire_buffer encoded = {0};
+    kvf_message read = {0};
+    kvf_status status = kvf_wire_encode(&sample->message, &encoded);
+    if (!status)
+        status = kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read);
+    if (!status)
+        status = kvf_wire_read(&read);
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
+    return status;
+}
+
+static void nothing_leaks_where_memory_ends(void **state) {
+    (void)state;
+    static wire_sample sample;
+    memory_count memory;
+    count_memory(&memory);
+    const kvf_call_kind kinds[] = {KVF_CALL_EXPECT, KVF_CALL_BEAT, KVF_CALL_WRITTEN};
+    for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+        sample_message(&sample, KVF_MESSAGE_CALL, kinds[i], 3);
+        survive_every_refusal(&memory, there_and_back, &sample);
+    }
+    sample_message(&sample, KVF_MESSAGE_WELCOME, KVF_CALL_JOIN, 3);
+    survive_every_refusal(&memory, there_and_back, &sample);
+}
+
+static void names_of_kinds_are_known(void **state) {
+    (void)state;
+    assert_string_equal(kvf_message_kind_name(KVF_MESSAGE_REFUSED), "REFUSED");
+    assert_string_equal(kvf_call_kind_name(KVF_CALL_ACQUIRE), "ACQUIRE");
+    assert_string_equal(kvf_message_kind_name((kvf_message_kind)77), "unknown");
+    assert_string_equal(kvf_call_kind_name((kvf_call_kind)0), "unknown");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind_of_message_reads_as_it_was_written),
+        cmocka_unit_test(an_introduction_reads_as_it_was_written),
+        cmocka_unit_test(a_message_can_be_read_again),
+        cmocka_unit_test(fields_a_kind_does_not_have_are_not_sent),
+        cmocka_unit_test(no_text_is_read_as_the_empty_text),
+        cmocka_unit_test(neighbouring_blocks_are_written_as_runs),
+        cmocka_unit_test(scattered_blocks_take_four_bytes_each),
+        cmocka_unit_test(the_last_block_id_and_no_block_are_not_one_run),
+        cmocka_unit_test(a_request_id_of_any_bytes_up_to_the_limit_is_sent_and_no_longer_one),
+        cmocka_unit_test(numbers_out_of_their_range_are_not_sent),
+        cmocka_unit_test(a_count_without_its_array_is_not_sent),
+        cmocka_unit_test(a_name_that_is_none_is_not_sent),
+        cmocka_unit_test(a_public_key_is_z85_or_empty),
+        cmocka_unit_test(a_message_above_the_size_limit_is_not_sent),
+        cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
+        cmocka_unit_test(names_of_kinds_are_known),
+    };
+    return cmocka_run_group_tests_name("wire_messages", tests, NULL, NULL);
+}

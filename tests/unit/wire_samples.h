@@ -1,0 +1,49 @@
+/*
+ * Messages with random contents, and whether two say the same.
+ */
+#ifndef KVF_TEST_WIRE_SAMPLES_H
+#define KVF_TEST_WIRE_SAMPLES_H
+
+#include "shapes.h"
+
+#include "wire/wire.h"
+
+#define SAMPLE_NUMBERS 64
+#define SAMPLE_BLOCKS 512
+#define SAMPLE_GROUPS 4
+#define SAMPLE_BYTES 200
+
+/** What the fields of a sample point to. */
+typedef struct wire_sample {
+    kvf_message message;
+    kvf_introduction introduction;
+    char names[4][KVF_WIRE_MAX_NAME + 1];
+    char detail[SAMPLE_BYTES];
+    uint8_t bytes[3][SAMPLE_BYTES];
+    kvf_bytes list[5];
+    uint64_t numbers[2 * SAMPLE_NUMBERS], pairs[2 * SAMPLE_NUMBERS];
+    uint32_t ids[SAMPLE_GROUPS][SAMPLE_BLOCKS];
+    kvf_wire_group groups[SAMPLE_GROUPS];
+} wire_sample;
+
+/** Repeats itself for the same seed; never 0. */
+uint64_t sample_random(uint64_t *seed);
+
+/** Fills the fields that messages of this kind have; `call` is for CALL and ANSWER. */
+void sample_message(wire_sample *out, kvf_message_kind kind, kvf_call_kind call, uint64_t seed);
+void sample_introduction(wire_sample *out, uint64_t seed);
+
+/** How many kinds there are, counting calls and answers one by one; which is the n-th. */
+#define SAMPLE_KINDS (3u + 2u * KVF_CALL_CHECKSUM)
+void sample_kind(uint32_t n, kvf_message_kind *kind, kvf_call_kind *call);
+
+void assert_same_message(const kvf_message *a, const kvf_message *b);
+void assert_same_introduction(const kvf_introduction *a, const kvf_introduction *b);
+
+/** Encodes; the test ends where that fails. */
+kvf_wire_buffer sample_encoded(const kvf_message *message);
+
+/** The buffer's bytes in memory of exactly their size, so that a sanitizer sees a step over the end. */
+kvf_bytes sample_exact(const void *data, size_t size);
+
+#endif

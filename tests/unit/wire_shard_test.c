@@ -1,0 +1,417 @@
+/*
+ * Shards as bytes: every placement comes back, a regular layout stays small however many layers it has, and
+ * whatever else arrives is refused.
+ */
+#include <msgpack.h>
+
+#include "wire_samples.h"
+
+/* ---- there and back ---------------------------------------------------------------------------------------
+ */
+
+static void assert_same_share(const kvf_part_share *a, const kvf_part_share *b) {
+    assert_range(a->units, b->units.begin, b->units.end);
+    assert_int_equal(a->replica, b->replica);
+    assert_int_equal(a->replica_count, b->replica_count);
+}
+
+static void assert_same_group(const kvf_shard *a, const kvf_shard *b, uint32_t g) {
+    const kvf_group_shard_desc *x = &kvf_shard_get(a)->groups[g], *y = &kvf_shard_get(b)->groups[g];
+    assert_int_equal(x->tokens_per_block, y->tokens_per_block);
+    assert_int_equal(x->kernel_blocks_per_block, y->kernel_blocks_per_block);
+    assert_int_equal(x->block_count, y->block_count);
+    assert_int_equal(x->tokens.index, y->tokens.index);
+    assert_int_equal(x->tokens.count, y->tokens.count);
+    assert_int_equal(x->tokens.width, y->tokens.width);
+    const kvf_group_desc *group = kvf_model_group(kvf_shard_model(a), g);
+    kvf_range layers = kvf_shard_group_layers(a, g);
+    assert_range(kvf_shard_group_layers(b, g), layers.begin, layers.end);
+    for (uint32_t p = 0; p < group->part_count; p++) {
+        assert_same_share(&x->parts[p], &y->parts[p]);
+        for (uint32_t layer = layers.begin; layer < layers.end; layer++)
+            assert_placement(b, g, layer, p, *kvf_shard_placement(a, g, layer, p));
+    }
+}
+
+static void assert_same_shard(const kvf_shard *a, const kvf_shard *b) {
+    const kvf_shard_desc *x = kvf_shard_get(a), *y = kvf_shard_get(b);
+    assert_int_equal(x->rank, y->rank);
+    assert_int_equal(x->tp_rank, y->tp_rank);
+    assert_int_equal(x->tp_size, y->tp_size);
+    assert_int_equal(x->pp_rank, y->pp_rank);
+    assert_int_equal(x->pp_size, y->pp_size);
+    assert_range(x->layers, y->layers.begin, y->layers.end);
+    assert_int_equal(x->region_count, y->region_count);
+    if (x->region_count)
+        assert_memory_equal(x->region_bytes, y->region_bytes, x->region_count * sizeof *x->region_bytes);
+    for (uint32_t g = 0; g < kvf_model_group_count(kvf_shard_model(a)); g++)
+        assert_same_group(a, b, g);
+}
+
+static kvf_wire_buffer encoded_shard(const kvf_shard *shard) {
+    kvf_wire_buffer out = {0};
+    assert_ok(kvf_wire_encode_shard(shard, &out));
+    return out;
+}
+
+static void check_engine(const kvf_model *model, const kvf_engine_spec *spec) {
+    kvf_engine *engine = NULL;
+    if (kvf_engine_build(model, spec, &engine) != KVF_OK)
+        return; /* not every shape fits every model */
+    uint32_t ranks = kvf_engine_rank_count(engine);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        const kvf_shard *shard = kvf_engine_shard(engine, rank);
+        kvf_wire_buffer encoded = encoded_shard(shard);
+        kvf_shard *read = NULL;
+        assert_ok(kvf_wire_decode_shard(model, (kvf_bytes){encoded.data, encoded.size}, &read));
+        assert_same_shard(shard, read);
+        kvf_shard_free(read);
+        kvf_wire_buffer_free(&encoded);
+    }
+    kvf_engine_free(engine);
+}
+
+static kvf_model *loaded(const char *name) {
+    kvf_model *model = NULL;
+    assert_ok(kvf_model_load(name, NULL, &model));
+    return model;
+}
+
+static void shards_of_every_model_and_many_shapes_read_as_they_were_written(void **state) {
+    (void)state;
+    const struct {
+        uint32_t tp, pp, dcp;
+    } shapes[] = {{1, 1, 1}, {2, 2, 1}, {3, 1, 1}, {8, 3, 2}, {16, 1, 2}};
+    const char *const orders[] = {NULL, "L|BPNH", "LP|BNH", "LBPHN", "BLHNP", "L|BHNP"};
+    const char *name;
+    for (uint32_t m = 0; (name = kvf_builtin_model_name(m)); m++) {
+        kvf_model *model = loaded(name);
+        for (size_t s = 0; s < COUNT_OF(shapes); s++)
+            for (size_t o = 0; o < COUNT_OF(orders); o++)
+                check_engine(model, ENGINE(.tp_size = shapes[s].tp, .pp_size = shapes[s].pp,
+                                           .dcp_size = shapes[s].dcp, .share_pages = o % 2,
+                                           .all = {.block_count = 10,
+                                                   .order = orders[o],
+                                                   .kernel_blocks_per_block = 1 + (uint32_t)(s % 2),
+                                                   .page_align = s == 3 ? 4096 : 0},
+                                           .state = {.order = s % 2 ? "L|BTNPH" : NULL}));
+        kvf_model_free(model);
+    }
+}
+
+/* Regions, offsets and strides without any order in them. */
+static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
+    (void)state;
+    enum { LAYERS = 40 };
+    kvf_model *model = attention(LAYERS, 2, 4);
+    uint64_t region_bytes[LAYERS], seed = 5;
+    kvf_placement placements[LAYERS][2];
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        uint32_t region = (i * 7 + 3) % LAYERS;
+        region_bytes[i] = 10000 + sample_random(&seed) % 1000;
+        uint64_t row = 32 + 8 * (sample_random(&seed) % 4);
+        placements[i][0] = (kvf_placement){region, sample_random(&seed) % 100 * 8, row * 20, row, 16};
+        placements[i][1] = placements[i][0];
+        placements[i][1].offset += 8;
+    }
+    kvf_part_share shares[2] = {{.units = {0, 2}}, {.units = {0, 2}}};
+    kvf_group_shard_desc group = {
+        .tokens_per_block = 16, .block_count = 5, .parts = shares, .placements = placements[0]};
+    kvf_shard_desc desc = {.struct_size = sizeof desc,
+                           .layers = {0, LAYERS},
+                           .region_bytes = region_bytes,
+                           .region_count = LAYERS,
+                           .groups = &group};
+    kvf_shard *shard = NULL, *read = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    kvf_wire_buffer encoded = encoded_shard(shard);
+    assert_ok(kvf_wire_decode_shard(model, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_same_shard(shard, read);
+    kvf_shard_free(read);
+    kvf_shard_free(shard);
+    kvf_wire_buffer_free(&encoded);
+    kvf_model_free(model);
+}
+
+static void a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written(void **state) {
+    (void)state;
+    kvf_model *model = hybrid(2);
+    check_engine(model, ENGINE(.pp_size = 4, .all = {.block_count = 3}));
+    kvf_model_free(model);
+}
+
+/* ---- size -------------------------------------------------------------------------------------------------
+ */
+
+static size_t size_of(const kvf_model *model, const kvf_engine_spec *spec) {
+    kvf_engine *engine = engine_of(model, spec);
+    kvf_wire_buffer encoded = encoded_shard(kvf_engine_shard(engine, 0));
+    size_t size = encoded.size;
+    kvf_wire_buffer_free(&encoded);
+    kvf_engine_free(engine);
+    return size;
+}
+
+static void a_regular_shard_is_as_small_with_many_layers_as_with_few(void **state) {
+    (void)state;
+    const char *const orders[] = {"L|BPHN", "L|BPNH", "LP|BNH", "LBPHN", "BLHNP"};
+    kvf_model *few = attention(4, 8, 128), *many = attention(200, 8, 128);
+    for (size_t o = 0; o < COUNT_OF(orders); o++) {
+        const kvf_engine_spec *spec = ENGINE(.all = {.block_count = 1000, .order = orders[o]});
+        size_t small = size_of(few, spec), large = size_of(many, spec);
+        assert_true(large <= small + 24); /* larger numbers take more bytes */
+    }
+    kvf_model_free(few);
+    kvf_model_free(many);
+}
+
+static void a_rank_of_a_large_model_fits_in_a_kilobyte(void **state) {
+    (void)state;
+    kvf_model *model = loaded("llama-3.1-70b");
+    assert_true(size_of(model, ENGINE(.tp_size = 8, .all = {.block_count = 20000})) < 600);
+    kvf_model_free(model);
+    model = loaded("nemotron-h-56b");
+    assert_true(size_of(model, ENGINE(.tp_size = 8, .all = {.block_count = 20000})) < 1500);
+    kvf_model_free(model);
+}
+
+/* ---- what is refused --------------------------------------------------------------------------------------
+ */
+
+/* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; as numbers,
+ * of which a test changes one. */
+typedef struct parcel {
+    uint32_t rank, layers[2], regions, run_count;
+    uint64_t region_bytes;
+    int64_t run[8];
+    const char *skip; /* a field to leave out */
+    uint32_t parts;
+    uint32_t group_count;
+} parcel;
+
+static parcel good_parcel(void) {
+    return (parcel){.layers = {0, 2},
+                    .regions = 2,
+                    .run_count = 1,
+                    .region_bytes = 96,
+                    .run = {2, 0, 0, 32, 8, 16, 1, 0},
+                    .parts = 1,
+                    .group_count = 1};
+}
+
+static void key(msgpack_packer *to, const char *text) {
+    msgpack_pack_str_with_body(to, text, strlen(text));
+}
+
+static void number_field(msgpack_packer *to, const parcel *p, const char *name, uint64_t value) {
+    key(to, p->skip && strcmp(p->skip, name) == 0 ? "something else" : name);
+    msgpack_pack_uint64(to, value);
+}
+
+static void pack_part(msgpack_packer *to, const parcel *p) {
+    msgpack_pack_map(to, 4);
+    key(to, "units");
+    msgpack_pack_array(to, 2);
+    msgpack_pack_uint32(to, 0);
+    msgpack_pack_uint32(to, 2);
+    number_field(to, p, "replica", 0);
+    number_field(to, p, "replica_count", 1);
+    key(to, "placements");
+    msgpack_pack_array(to, p->run_count);
+    for (uint32_t r = 0; r < p->run_count; r++) {
+        msgpack_pack_array(to, 8);
+        for (int i = 0; i < 8; i++)
+            msgpack_pack_int64(to, p->run[i]);
+    }
+}
+
+static void pack_parcel(msgpack_packer *to, const parcel *p) {
+    msgpack_pack_map(to, 8);
+    number_field(to, p, "rank", p->rank);
+    number_field(to, p, "tp_rank", 0);
+    number_field(to, p, "tp_size", 1);
+    number_field(to, p, "pp_rank", 0);
+    number_field(to, p, "pp_size", 1);
+    key(to, "layers");
+    msgpack_pack_array(to, 2);
+    msgpack_pack_uint32(to, p->layers[0]);
+    msgpack_pack_uint32(to, p->layers[1]);
+    key(to, "regions");
+    msgpack_pack_array(to, 1);
+    msgpack_pack_array(to, 2);
+    msgpack_pack_uint32(to, p->regions);
+    msgpack_pack_uint64(to, p->region_bytes);
+    key(to, "groups");
+    msgpack_pack_array(to, p->group_count);
+    for (uint32_t g = 0; g < p->group_count; g++) {
+        msgpack_pack_map(to, 7);
+        number_field(to, p, "tokens_per_block", 2);
+        number_field(to, p, "kernel_blocks_per_block", 1);
+        number_field(to, p, "block_count", 3);
+        number_field(to, p, "tokens.index", 0);
+        number_field(to, p, "tokens.count", 1);
+        number_field(to, p, "tokens.width", 1);
+        key(to, "parts");
+        msgpack_pack_array(to, p->parts);
+        for (uint32_t part = 0; part < p->parts; part++)
+            pack_part(to, p);
+    }
+}
+
+static kvf_status try_parcel(parcel p) {
+    kvf_part_desc part = PART(.name = "k", .units = 2, .cell_elements = 4);
+    kvf_model *model = one_group(2, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1});
+    msgpack_sbuffer buffer;
+    msgpack_sbuffer_init(&buffer);
+    msgpack_packer packer;
+    msgpack_packer_init(&packer, &buffer, msgpack_sbuffer_write);
+    pack_parcel(&packer, &p);
+    kvf_bytes exact = sample_exact(buffer.data, buffer.size);
+    kvf_shard *shard = NULL;
+    kvf_status status = kvf_wire_decode_shard(model, exact, &shard);
+    if (status)
+        assert_null(shard);
+    kvf_shard_free(shard);
+    free((void *)exact.data);
+    msgpack_sbuffer_destroy(&buffer);
+    kvf_model_free(model);
+    return status;
+}
+
+static void a_shard_written_by_another_hand_is_read(void **state) {
+    (void)state;
+    assert_ok(try_parcel(good_parcel()));
+}
+
+static void a_field_that_is_missing_is_named(void **state) {
+    (void)state;
+    const char *const fields[] = {
+        "rank",        "tp_size",       "tokens_per_block", "kernel_blocks_per_block",
+        "block_count", "tokens.index",  "tokens.count",     "tokens.width",
+        "replica",     "replica_count", "pp_rank",          "pp_size"};
+    for (size_t i = 0; i < COUNT_OF(fields); i++) {
+        parcel p = good_parcel();
+        p.skip = fields[i];
+        char wanted[64];
+        (void)snprintf(wanted, sizeof wanted, "%s is missing", fields[i]);
+        assert_fails(try_parcel(p), KVF_E_PARSE, "shard: ", wanted);
+    }
+}
+
+static void placements_that_are_not_of_the_held_layers_are_refused(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.run[0] = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "group full: part k: ", "of 1 layers", "2 are held");
+    p.run[0] = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "count is 3", "1 to 2");
+    p = good_parcel();
+    p.run_count = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "placements has 3 elements");
+    p.run_count = 2;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "count is 2");
+    p = good_parcel();
+    p.layers[1] = 4000000000;
+    assert_fails(try_parcel(p), KVF_E_RANGE, "layers are [0, 4000000000)");
+    p.layers[0] = 2;
+    p.layers[1] = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "layers is [2, 1)");
+}
+
+static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.run[6] = -1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "steps of -1");
+    p.run[6] = UINT32_MAX;
+    assert_fails(try_parcel(p), KVF_E_RANGE, "region is 4294967295");
+    p.run[6] = INT64_MIN;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "leave the range");
+    p = good_parcel();
+    p.run[7] = -8;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "steps of 1 and -8");
+    p.run[2] = 8;
+    p.region_bytes = 200;
+    p.run[7] = INT64_MAX;
+    assert_fails(try_parcel(p), KVF_E_RANGE, "9223372036854775911");
+}
+
+static void a_placement_outside_its_region_is_refused(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.region_bytes = 95;
+    assert_fails(try_parcel(p), KVF_E_RANGE, "layer 0, part k", "which has 95");
+    p = good_parcel();
+    p.regions = 1;
+    assert_fails(try_parcel(p), KVF_E_RANGE, "region is 1");
+}
+
+static void cells_that_share_bytes_are_refused(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.run[6] = 0;
+    assert_fails(try_parcel(p), KVF_E_OVERLAP, "shard: ");
+}
+
+static void a_huge_number_of_regions_is_refused(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.regions = UINT32_MAX;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 4294967295", "262144");
+    p.regions = 0;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 0");
+}
+
+static void other_numbers_of_groups_and_parts_are_refused(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.group_count = 2;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "groups has 2 elements", "1 to 1");
+    p = good_parcel();
+    p.parts = 2;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "group full", "parts has 2 elements", "1 to 1");
+}
+
+static kvf_status decode_again(void *subject) {
+    const kvf_shard *shard = subject;
+    kvf_wire_buffer encoded = {0};
+    kvf_shard *read = NULL;
+    kvf_status status = kvf_wire_encode_shard(shard, &encoded);
+    if (!status)
+        status =
+            kvf_wire_decode_shard(kvf_shard_model(shard), (kvf_bytes){encoded.data, encoded.size}, &read);
+    kvf_shard_free(read);
+    kvf_wire_buffer_free(&encoded);
+    return status;
+}
+
+static void nothing_leaks_where_memory_ends(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    kvf_model *model = hybrid(2);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 3}));
+    survive_every_refusal(&memory, decode_again, (void *)kvf_engine_shard(engine, 0));
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shards_of_every_model_and_many_shapes_read_as_they_were_written),
+        cmocka_unit_test(a_shard_without_regularity_reads_as_it_was_written),
+        cmocka_unit_test(a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written),
+        cmocka_unit_test(a_regular_shard_is_as_small_with_many_layers_as_with_few),
+        cmocka_unit_test(a_rank_of_a_large_model_fits_in_a_kilobyte),
+        cmocka_unit_test(a_shard_written_by_another_hand_is_read),
+        cmocka_unit_test(a_field_that_is_missing_is_named),
+        cmocka_unit_test(placements_that_are_not_of_the_held_layers_are_refused),
+        cmocka_unit_test(steps_that_leave_the_range_of_their_numbers_are_refused),
+        cmocka_unit_test(a_placement_outside_its_region_is_refused),
+        cmocka_unit_test(cells_that_share_bytes_are_refused),
+        cmocka_unit_test(a_huge_number_of_regions_is_refused),
+        cmocka_unit_test(other_numbers_of_groups_and_parts_are_refused),
+        cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
+    };
+    return cmocka_run_group_tests_name("wire_shard", tests, NULL, NULL);
+}
