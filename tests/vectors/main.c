@@ -23,6 +23,10 @@ static const struct {
     {"gemma", gemma_ops},
     {"mamba", mamba_ops},
     {"postprocess", postprocess_ops},
+#ifndef KVF_WITHOUT_ENGINE
+    {"aggregator", aggregator_ops},
+    {"handshake", handshake_ops},
+#endif
 };
 
 enum { MAX_KINDS = 64, MAX_REASONS = 64 };

@@ -58,6 +58,8 @@ extern const vector_op reads_ops[];
 extern const vector_op gemma_ops[];
 extern const vector_op mamba_ops[];
 extern const vector_op postprocess_ops[];
+extern const vector_op aggregator_ops[];
+extern const vector_op handshake_ops[];
 
 /* ---- reading a case: a field that is missing or of another type marks the case as malformed and reads as 0,
  * false, an empty list or an empty text */

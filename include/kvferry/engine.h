@@ -1,0 +1,573 @@
+/*
+ * What an inference engine's scheduler needs to hand caches over: when a request has to wait, when its blocks
+ * are free, what the workers have to do, and what their answers add up to.
+ *
+ *   scheduler process                                        workers (one agent each, kvferry/agent.h)
+ *
+ *   kvf_schedule_add(request, where its cache is)
+ *   kvf_schedule_match()      how many tokens can be loaded
+ *   kvf_schedule_allocated()  these blocks ...
+ *   kvf_schedule_take() ----- instructions ----------------> pull, expect, hold, push, cancel
+ *   kvf_aggregator_step() <-- one output of each worker ---- received, sent, failed
+ *   kvf_schedule_update()     run these, free those, compute that anew
+ *   kvf_schedule_finished()   keep the blocks for a consumer?
+ *
+ * All of it is bookkeeping: no input or output, no threads, no clock (times are passed in), no agent. How
+ * instructions and outputs travel between the processes is the engine's business. Objects are used by one
+ * thread at a time; functions without an object by any.
+ *
+ * Request ids are any bytes, with zeros, commas and colons, up to KVF_REQUEST_ID_BYTES. The same id may come
+ * again after its request has ended; the *generation* tells the two apart, so that a late word about the
+ * first is never taken for the second.
+ */
+#ifndef KVFERRY_ENGINE_H
+#define KVFERRY_ENGINE_H
+
+#include <kvferry/request.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** The longest id of a request here; ids between engines have room for a suffix. */
+#define KVF_REQUEST_ID_BYTES 960u
+
+/** A request in one life. */
+typedef struct kvf_request_key {
+    const void *data; /**< the id; may be NULL when size is 0 */
+    size_t size;
+    uint64_t generation; /**< 0: of an engine that does not count them */
+} kvf_request_key;
+
+/** A logical block of one group. */
+typedef struct kvf_engine_block {
+    uint32_t group;
+    uint32_t block;
+} kvf_engine_block;
+
+/* ---- outputs of the workers -------------------------------------------------------------------------------
+ * In each step each worker answers once. A request is sent, or received, when as many workers as expected
+ * have said so.
+ */
+
+/** No worker. */
+#define KVF_NO_WORKER UINT32_MAX
+
+/** Opaque things that ride on an output. They stay with the engine: it is told which workers had them. */
+typedef enum kvf_rider {
+    KVF_RIDER_STATS = 1,
+    KVF_RIDER_META = 2,
+    KVF_RIDER_EVENTS = 4,
+} kvf_rider;
+
+/** What one worker says in one step. Read during kvf_aggregator_step(); order and repeats do not matter. */
+typedef struct kvf_worker_output {
+    size_t struct_size;          /**< sizeof(kvf_worker_output) */
+    const kvf_request_key *sent; /**< producer: this worker needs the request's blocks no more */
+    size_t sent_count;
+    const kvf_request_key *received; /**< consumer: over, well or not; nothing writes its blocks any more */
+    size_t received_count;
+    /**
+     * Of those received now or later: nothing of what was loaded is valid. Where a worker knows which blocks
+     * are not, it names those in `invalid` instead, no later than the request in `received`.
+     */
+    const kvf_request_key *failed;
+    size_t failed_count;
+    const kvf_engine_block *invalid; /**< blocks without valid content, of whatever requests */
+    size_t invalid_count;
+    uint32_t expected; /**< from here on so many workers are expected; 0: as before */
+    uint32_t riders;   /**< kvf_rider, or-ed */
+} kvf_worker_output;
+
+/** What is counted towards the number of workers expected. */
+typedef enum kvf_count_rule {
+    /** Workers: one that repeats itself counts once. More than there are workers are not waited for. */
+    KVF_COUNT_WORKERS = 0,
+    /** Reports, whoever they are from, as vLLM's KVOutputAggregator does. */
+    KVF_COUNT_REPORTS = 1,
+} kvf_count_rule;
+
+/** A zeroed struct with a worker_count means the defaults. */
+typedef struct kvf_aggregator_options {
+    size_t struct_size;    /**< sizeof(kvf_aggregator_options) */
+    uint32_t worker_count; /**< outputs in a step; 1 to 1048576 */
+    uint32_t expected;     /**< workers that report each request; 0: all */
+    kvf_count_rule rule;
+    /**
+     * Drop the whole step when the selected worker has no output, as vLLM's KVOutputAggregator does. What the
+     * other workers reported in it is lost, and requests may hang: for comparing only.
+     */
+    bool drops_steps;
+    uint32_t max_pending; /**< requests remembered that not all workers have reported, sent and received each;
+                               beyond it the oldest is forgotten and named [65536] */
+} kvf_aggregator_options;
+
+typedef struct kvf_aggregator kvf_aggregator;
+
+/** @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (worker_count; `expected` beyond it when workers are counted),
+ *          KVF_E_NOMEM */
+KVF_API kvf_status kvf_aggregator_create(const kvf_aggregator_options *options, kvf_aggregator **out);
+
+/** Frees an aggregator; NULL is accepted. */
+KVF_API void kvf_aggregator_free(kvf_aggregator *aggregator);
+
+/** What a step adds up to. Everything is owned by the aggregator and valid until its next call. */
+typedef struct kvf_aggregate {
+    uint32_t output; /**< the worker whose output stands for all; KVF_NO_WORKER: it has none in this step. The
+                          rest of this struct counts all the same */
+    uint32_t expected; /**< after this step */
+    /* Each request once, ordered by the bytes of the id, then by generation. */
+    const kvf_request_key *sent, *received;
+    const kvf_request_key *failed;    /**< among `received`: on one worker or more */
+    const kvf_request_key *forgotten; /**< for lack of room: see max_pending */
+    size_t sent_count, received_count, failed_count, forgotten_count;
+    const kvf_engine_block *invalid; /**< of all workers, each once, ascending */
+    size_t invalid_count;
+    const uint32_t *with_stats, *with_meta, *with_events; /**< workers that have them, ascending: merge so */
+    uint32_t with_stats_count, with_meta_count, with_events_count;
+} kvf_aggregate;
+
+/**
+ * Adds up one step.
+ *
+ * @param outputs   one for each worker; NULL: the worker has no output. An output without a connector's
+ *                  part is one with all counts 0
+ * @param count     must be the number of workers
+ * @param selected  the worker whose output the engine passes on
+ * @return KVF_OK; KVF_E_INVALID (count; an output missing though the selected worker has one; a NULL list);
+ *         KVF_E_RANGE (selected; a longer id than KVF_REQUEST_ID_BYTES); KVF_E_NOMEM. After an error
+ *         nothing has been counted
+ *
+ * Cost: O(reports log reports). Requests that nobody knows are counted like any other.
+ */
+KVF_API kvf_status kvf_aggregator_step(kvf_aggregator *aggregator, const kvf_worker_output *const *outputs,
+                                       uint32_t count, uint32_t selected, kvf_aggregate *out);
+
+/** Forgets what was reported of a request that is no more; nothing happens when nothing was. */
+KVF_API void kvf_aggregator_forget(kvf_aggregator *aggregator, const kvf_request_key *request);
+
+/** Requests that some workers have reported, but not all. */
+KVF_API size_t kvf_aggregator_pending(const kvf_aggregator *aggregator);
+
+/* ---- a scheduler's step, request by request --------------------------------------------------------------
+ */
+
+/** A request of one step, and the blocks it got in it. */
+typedef struct kvf_step_request {
+    const void *id;
+    size_t id_bytes;
+    const kvf_block_table *groups; /**< new blocks of each group; NULL: none */
+    uint32_t group_count;
+    bool resumed; /**< was preempted: `groups` replaces what it had. Not read from the caller */
+} kvf_step_request;
+
+/** An id. */
+typedef struct kvf_request_id {
+    const void *data;
+    size_t size;
+} kvf_request_id;
+
+/** What a scheduler decided for one step. */
+typedef struct kvf_step {
+    const kvf_step_request *fresh; /**< requests that run for the first time */
+    size_t fresh_count;
+    const kvf_step_request *cached; /**< requests the workers know */
+    size_t cached_count;
+    const kvf_request_id *resumed; /**< which of the cached were preempted before */
+    size_t resumed_count;
+} kvf_step;
+
+/**
+ * Lists all requests of a step in order, the fresh ones first (what vLLM's connectors call yield_req_data).
+ *
+ * @param items  receives fresh_count + cached_count entries; their pointers are the step's own
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_step_requests(const kvf_step *step, kvf_step_request *items);
+
+/* ---- statistics ------------------------------------------------------------------------------------------
+ */
+
+/** Samples of transfers, one entry each. */
+typedef struct kvf_transfer_samples {
+    const double *transfer_seconds;
+    const double *post_seconds;
+    const double *bytes;
+    const double *descriptors;
+    size_t count;
+    uint64_t failed, expired,
+        late; /**< transfers that failed, requests that expired, notifications after that */
+} kvf_transfer_samples;
+
+/** What operators read. Rounded to three decimals, descriptors to one; MB are 2^20 bytes. */
+typedef struct kvf_transfer_summary {
+    uint64_t transfers;
+    double average_transfer_ms, p90_transfer_ms; /**< 90th percentile, interpolated between samples */
+    double average_post_ms, p90_post_ms;
+    double average_mb, throughput_mb_per_s; /**< bytes over the sum of transfer times; 0 when that is 0 */
+    double average_descriptors;
+    uint64_t failed, expired, late;
+    bool empty; /**< nothing was counted at all */
+} kvf_transfer_summary;
+
+/** @return KVF_OK, KVF_E_INVALID (a list is NULL; a sample is negative or not finite), KVF_E_NOMEM */
+KVF_API kvf_status kvf_transfer_summarise(const kvf_transfer_samples *samples, kvf_transfer_summary *out);
+
+/**
+ * Writes a summary as one line of `name=value` pairs.
+ *
+ * @return the length of the whole line, as snprintf() does
+ */
+KVF_API size_t kvf_transfer_summary_text(const kvf_transfer_summary *summary, char *text, size_t text_bytes);
+
+/* ---- rules both sides must agree on ----------------------------------------------------------------------
+ */
+
+/**
+ * How much of an id is left without the suffix that front ends add to make it unique: a hyphen and eight
+ * hexadecimal digits at its very end. The id a proxy gave is the same on both engines; the suffix is not.
+ */
+KVF_API size_t kvf_base_request_bytes(const void *id, size_t id_bytes);
+
+/**
+ * The tokens of a prompt that a producer computes and hands over. A state cannot be stepped back, so with
+ * state groups the last token is left to the consumer; with speculation that looks `lookahead_tokens` ahead,
+ * all but one of those. A prompt that would have nothing left is computed whole.
+ */
+KVF_API uint64_t kvf_prefill_token_count(uint64_t prompt_tokens, bool has_state, uint32_t lookahead_tokens);
+
+/**
+ * Whether a lease is over, or will be within `margin_ns`.
+ *
+ * @param now_ns           our clock
+ * @param expiry_ns        on the clock of the engine that gave the lease; 0: the lease has no end
+ * @param clock_offset_ns  what that clock shows more than ours
+ */
+KVF_API bool kvf_lease_expired(uint64_t now_ns, uint64_t expiry_ns, int64_t clock_offset_ns,
+                               uint64_t margin_ns);
+
+/** One look at another clock. */
+typedef struct kvf_clock_probe {
+    int64_t sent_ns, received_ns; /**< our clock */
+    int64_t remote_ns;            /**< the other one, in between */
+} kvf_clock_probe;
+
+/**
+ * What the other clock shows more than ours, by the probe with the smallest round trip: its reading less the
+ * middle of the trip.
+ *
+ * @param error_ns  receives half of that round trip: how far off the offset may be; may be NULL
+ * @return KVF_OK, KVF_E_INVALID (no probes; one was received before it was sent), KVF_E_OVERFLOW
+ */
+KVF_API kvf_status kvf_clock_offset(const kvf_clock_probe *probes, size_t count, int64_t *offset_ns,
+                                    uint64_t *error_ns);
+
+/* ---- the schedule -----------------------------------------------------------------------------------------
+ * One for an engine, in the process of its scheduler; for consumers, producers and both at once.
+ *
+ * A request that loads:                                A request that serves:
+ *
+ *   waiting --match, allocated--> planned                 owed --finished--> planned
+ *      |                            | take                  |                   | take
+ *      |                         loading --+                |                holding --+
+ *      |                            |      | abort          |                   |      | abort
+ *      v                        received   v                v                  sent    v
+ *    ended <------------------------+-- stopping          ended <---------------+-- stopping
+ *
+ * Blocks named in an instruction that was taken are not free before the workers have reported the request,
+ * however it ends. Instructions that were not taken are withdrawn without a trace.
+ */
+
+typedef struct kvf_schedule kvf_schedule;
+
+/** What becomes of a request whose load failed. */
+typedef enum kvf_load_policy {
+    KVF_LOAD_RECOMPUTE = 0,
+    KVF_LOAD_FAIL = 1,
+} kvf_load_policy;
+
+/**
+ * How the cache of a request is found: made by the producer's kvf_schedule_finished(), carried to the
+ * consumer by whatever routes requests.
+ */
+typedef struct kvf_transfer_params {
+    size_t struct_size;     /**< sizeof(kvf_transfer_params) */
+    const char *engine;     /**< the producer: see kvf_contact of kvferry/agent.h */
+    const char *endpoint;   /**< NULL or "": known by other means */
+    const char *public_key; /**< NULL or "": no encryption */
+    const void *id;         /**< what both engines call the transfer, up to 1024 bytes */
+    size_t id_bytes;
+    uint64_t tokens;    /**< that the producer has; 0: all that kvf_prefill_token_count() says */
+    uint64_t expiry_ns; /**< on the producer's clock; 0: not known */
+    bool push;          /**< the producer writes; otherwise the consumer reads */
+} kvf_transfer_params;
+
+/** Durations are in nanoseconds; 0 means the default in brackets. */
+typedef struct kvf_schedule_options {
+    size_t struct_size;     /**< sizeof(kvf_schedule_options) */
+    const kvf_model *model; /**< needed; retained */
+    /** Needed: of the logical blocks of each group, 1 for states. Copied. */
+    const uint32_t *tokens_per_block;
+    const char *engine; /**< needed to serve: our name, and where we are met; copied */
+    const char *endpoint;
+    const char *public_key;
+    uint64_t incarnation;      /**< any number that differs from life to life of this process */
+    uint32_t lookahead_tokens; /**< see kvf_prefill_token_count() */
+    uint64_t lease_ns;         /**< how long blocks are kept for a consumer without a sign of life [30 s] */
+    uint64_t heartbeat_ns;     /**< between signs of life [a sixth of the lease] */
+    uint64_t margin_ns;        /**< a lease so close to its end is not begun with [5 s] */
+    uint64_t deadline_ns;      /**< a load, or a push, fails after so long [120 s] */
+    kvf_load_policy policy;
+    /**
+     * The engine sends signs of life for waiting requests by itself, see kvf_schedule_heartbeats(). Otherwise
+     * workers are told to reserve, and their agents do it.
+     */
+    bool heartbeats;
+    uint32_t max_requests; /**< at once, with those that have ended but whose blocks are not free [65536] */
+} kvf_schedule_options;
+
+/** @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOMEM */
+KVF_API kvf_status kvf_schedule_create(const kvf_schedule_options *options, kvf_schedule **out);
+
+/** Frees a schedule; NULL is accepted. */
+KVF_API void kvf_schedule_free(kvf_schedule *schedule);
+
+/* -- a request arrives */
+
+typedef struct kvf_schedule_request {
+    size_t struct_size; /**< sizeof(kvf_schedule_request) */
+    const void *id;
+    size_t id_bytes; /**< 1 to KVF_REQUEST_ID_BYTES */
+    uint64_t prompt_tokens;
+    const kvf_transfer_params *source; /**< where its cache is; NULL: nowhere, it will be computed. Copied */
+    int64_t clock_offset_ns;           /**< what the source's clock shows more than ours */
+    bool serves;                       /**< other engines will want its cache, see kvf_schedule_finished() */
+    uint32_t consumers;                /**< how many; 0: 1 */
+    bool push;                         /**< we write it to them, rather than wait until they read */
+    const void *push_id;               /**< what they call the transfer; NULL: the base of `id`. Copied */
+    size_t push_id_bytes;
+} kvf_schedule_request;
+
+/**
+ * Adds a request.
+ *
+ * @param generation  receives the number that names this life of the id, never used again; may be NULL
+ * @return KVF_OK; KVF_E_EXISTS (a request of this id has not ended); KVF_E_RANGE (ids; a source whose state
+ *         is after more tokens than a consumer can use: add the request without it); KVF_E_AGAIN
+ *         (max_requests); KVF_E_INVALID; KVF_E_NOMEM
+ *
+ * In the functions below a key's generation of 0 means the newest life of the id. All of them return
+ * KVF_E_NOT_FOUND for a request that is not known or has ended, and change nothing when they fail.
+ */
+KVF_API kvf_status kvf_schedule_add(kvf_schedule *schedule, const kvf_schedule_request *request,
+                                    uint64_t now_ns, uint64_t *generation);
+
+/**
+ * How many tokens beyond the `computed_tokens` that are cached here can be loaded. The request then has to
+ * wait from kvf_schedule_allocated() on until kvf_schedule_update() names it; others run meanwhile. Changes
+ * nothing but for a lease that is over, with which the request becomes one to be computed.
+ *
+ * @param tokens  receives the number; 0 when there is nothing to load, or no longer
+ */
+KVF_API kvf_status kvf_schedule_match(kvf_schedule *schedule, const kvf_request_key *request,
+                                      uint64_t computed_tokens, uint64_t now_ns, uint64_t *tokens);
+
+/**
+ * The request has blocks; the workers are told to fill them. With `load_tokens` 0 everything is cached here:
+ * the producer is told that it may free, and the request runs. Once the load has begun further calls do
+ * nothing.
+ *
+ * @param tables           one for each group, over all tokens the group needs; state groups: the last entry
+ *                         is the block of the state. Copied
+ * @param computed_tokens  cached here
+ * @param load_tokens      to load after those; not more than kvf_schedule_match() said
+ * @param waits            receives whether the request must wait; may be NULL
+ * @return KVF_OK; KVF_E_RANGE (more tokens than there are, a table that does not reach); KVF_E_TIMEOUT (the
+ *         lease has ended since: compute the request); KVF_E_INVALID; KVF_E_NOT_FOUND; KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_schedule_allocated(kvf_schedule *schedule, const kvf_request_key *request,
+                                          const kvf_block_table *tables, uint32_t group_count,
+                                          uint64_t computed_tokens, uint64_t load_tokens, uint64_t now_ns,
+                                          bool *waits);
+
+/**
+ * Lets workers push a request before it has finished: all of its prompt's blocks are known, computed or not.
+ * The workers themselves say to their agents which layers and chunks are ready.
+ *
+ * @return KVF_OK, KVF_E_INVALID (not a request that is pushed, or it was said before), KVF_E_RANGE,
+ *         KVF_E_NOT_FOUND, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_schedule_push(kvf_schedule *schedule, const kvf_request_key *request,
+                                     const kvf_block_table *tables, uint32_t group_count, uint64_t tokens);
+
+/* -- a request ends */
+
+typedef struct kvf_schedule_end {
+    bool keep; /**< the blocks are not free yet: kvf_schedule_update() will name the request */
+    bool has_params;
+    kvf_transfer_params params; /**< for the consumer; owned by the schedule, valid until its next call */
+} kvf_schedule_end;
+
+/**
+ * The request has finished. One that serves is kept for its consumers while they give signs of life.
+ *
+ * @param tables  what it leaves behind, as for kvf_schedule_allocated(); not used when it does not serve
+ * @param tokens  computed
+ */
+KVF_API kvf_status kvf_schedule_finished(kvf_schedule *schedule, const kvf_request_key *request,
+                                         const kvf_block_table *tables, uint32_t group_count, uint64_t tokens,
+                                         uint64_t now_ns, kvf_schedule_end *out);
+
+/**
+ * The request is aborted, at any point, also while its blocks are kept after it has finished. The engine at
+ * the other end is told.
+ *
+ * @param blocks_free  receives whether its blocks are free now; otherwise kvf_schedule_update() will name it
+ */
+KVF_API kvf_status kvf_schedule_abort(kvf_schedule *schedule, const kvf_request_key *request,
+                                      bool *blocks_free);
+
+/**
+ * The request loses its blocks and will come again. A load that workers have not seen is withdrawn and can be
+ * matched again; one that is under way is cancelled, and the request will be computed.
+ *
+ * @param blocks_free  as of kvf_schedule_abort()
+ */
+KVF_API kvf_status kvf_schedule_preempted(kvf_schedule *schedule, const kvf_request_key *request,
+                                          bool *blocks_free);
+
+/* -- what the workers are told */
+
+typedef enum kvf_instruction_kind {
+    /**
+     * Consumer: keep the producer's blocks alive, until a PULL, NOTIFY or CANCEL follows. No report: where it
+     * fails, the PULL is what fails.
+     */
+    KVF_INSTRUCT_RESERVE = 1,
+    KVF_INSTRUCT_PULL = 2,   /**< consumer: read; report `received` */
+    KVF_INSTRUCT_EXPECT = 3, /**< consumer: let it be written; report `received` */
+    KVF_INSTRUCT_NOTIFY = 4, /**< consumer: nothing is wanted, the producer may free; no report */
+    KVF_INSTRUCT_HOLD = 5,   /**< producer: keep for consumers to read; report `sent` */
+    KVF_INSTRUCT_PUSH = 6,   /**< producer: write to consumers; report `sent` */
+    KVF_INSTRUCT_CANCEL = 7, /**< stop what `cancels` says; report as that would, except for RESERVE */
+} kvf_instruction_kind;
+
+/** One group of an instruction: the steps [begin, end) in the blocks of `table`; tokens, or the one state. */
+typedef struct kvf_instruction_group {
+    kvf_block_table table;
+    uint64_t begin, end; /**< equal: nothing */
+} kvf_instruction_group;
+
+/**
+ * Something every worker does; owned by the schedule until the next kvf_schedule_take(). With an agent:
+ *
+ *   RESERVE   kvf_agent_pull() without groups
+ *   PULL      kvf_agent_pull(); kvf_agent_pull_into() when `reserved`
+ *   EXPECT    kvf_agent_expect()
+ *   NOTIFY    the same three with every group empty: kvf_agent_expect() when `push`
+ *   HOLD      kvf_agent_hold()
+ *   PUSH      kvf_agent_push(), and kvf_agent_push_ready() as layers and chunks become ready
+ *   CANCEL    kvf_agent_cancel() of the ticket that one of these gave
+ *
+ * A request is reported with the event of its ticket that says `blocks_free`, and not before.
+ */
+typedef struct kvf_instruction {
+    kvf_instruction_kind kind;
+    kvf_instruction_kind cancels; /**< CANCEL only */
+    kvf_request_key request;      /**< what reports have to say */
+    const void *transfer_id;      /**< what agents have to call it */
+    size_t transfer_id_bytes;
+    const kvf_instruction_group *groups; /**< PULL, EXPECT, HOLD, PUSH; NULL otherwise */
+    uint32_t group_count;
+    const char *engine, *endpoint, *public_key; /**< of the producer, for consumers; "" when there is none */
+    uint64_t deadline_ns; /**< PULL, EXPECT, RESERVE, PUSH: fails after so long. HOLD: the lease */
+    uint32_t consumers;   /**< HOLD, PUSH */
+    bool reserved;        /**< PULL, NOTIFY: a RESERVE went before; continue it */
+    bool push;            /**< NOTIFY: the producer would have written */
+} kvf_instruction;
+
+/**
+ * Takes the instructions given since the last call, each once, in order. Each goes to every worker.
+ *
+ * @return KVF_OK (also with none), KVF_E_NOMEM (none is taken)
+ */
+KVF_API kvf_status kvf_schedule_take(kvf_schedule *schedule, const kvf_instruction **instructions,
+                                     size_t *count);
+
+/* -- what the workers answer */
+
+typedef enum kvf_load_outcome {
+    KVF_LOADED = 0,         /**< run it */
+    KVF_LOADED_IN_PART = 1, /**< run it from token `tokens` on */
+    KVF_LOAD_FAILED = 2,    /**< by policy: end it */
+} kvf_load_outcome;
+
+typedef struct kvf_loaded {
+    kvf_request_key request;
+    kvf_load_outcome outcome;
+    uint64_t tokens; /**< from the first, whose cache is valid. Where the cache cannot be continued from
+                        within (states, tokens before a sliding window): those that were cached here before */
+    const kvf_engine_block *invalid; /**< its blocks that do not have what was asked for */
+    size_t invalid_count;
+} kvf_loaded;
+
+/** A request whose blocks were kept after it was finished, aborted or preempted, and are free now. */
+typedef struct kvf_freed {
+    kvf_request_key request;
+    bool of_load; /**< blocks that it was loading into; otherwise blocks that consumers were reading */
+} kvf_freed;
+
+/** Owned by the schedule, valid until its next call. */
+typedef struct kvf_schedule_news {
+    const kvf_loaded *loaded; /**< requests that waited and need not any more; their blocks are theirs */
+    size_t loaded_count;
+    const kvf_freed *freed;
+    size_t freed_count;
+} kvf_schedule_news;
+
+/**
+ * Takes in what a step added up to. Requests and generations that the schedule does not know are passed over.
+ *
+ * @param aggregate  of kvf_aggregator_step(), or the engine's own; `invalid` must ascend then, and the lists
+ *                   of riders are not read
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_NOMEM (no part has moved: call again with the same aggregate)
+ */
+KVF_API kvf_status kvf_schedule_update(kvf_schedule *schedule, const kvf_aggregate *aggregate,
+                                       kvf_schedule_news *out);
+
+/* -- signs of life */
+
+/** A request that waits in the queue, and whose producer must be kept from freeing it. */
+typedef struct kvf_heartbeat {
+    const char *engine, *endpoint, *public_key;
+    const void *transfer_id;
+    size_t transfer_id_bytes;
+} kvf_heartbeat;
+
+/**
+ * The signs of life that are due, ordered by engine and endpoint; with the option `heartbeats` only. Requests
+ * that are being loaded are kept alive by the agents.
+ *
+ * @param beats  receives a list owned by the schedule, valid until its next call
+ */
+KVF_API kvf_status kvf_schedule_heartbeats(kvf_schedule *schedule, uint64_t now_ns,
+                                           const kvf_heartbeat **beats, size_t *count);
+
+/* -- looking in */
+
+typedef struct kvf_schedule_counts {
+    size_t requests;     /**< known, in whatever state */
+    size_t waiting;      /**< could load, have no blocks */
+    size_t loading;      /**< planned or under way */
+    size_t serving;      /**< blocks held for, or pushed to, consumers */
+    size_t stopping;     /**< cancelled, not reported yet */
+    size_t instructions; /**< to be taken */
+} kvf_schedule_counts;
+
+KVF_API void kvf_schedule_count(const kvf_schedule *schedule, kvf_schedule_counts *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

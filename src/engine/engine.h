@@ -1,0 +1,36 @@
+/*
+ * What the files of this room share: names of requests, and hash tables that take memory from kvferry's
+ * allocator and can fail without ending the process.
+ */
+#ifndef KVF_ENGINE_ENGINE_H
+#define KVF_ENGINE_ENGINE_H
+
+#include <kvferry/engine.h>
+
+#include "base/base.h"
+
+#define HASH_NONFATAL_OOM 1
+#define uthash_malloc(bytes) kvf_alloc(1, bytes)
+#define uthash_free(memory, bytes) kvf_free(memory)
+#define uthash_nonfatal_oom(element) ((void)(element))
+#include <uthash.h>
+#include <utlist.h>
+
+/** KVF_E_RANGE or KVF_E_INVALID when these bytes cannot be an id; `what` and `index` are for the words. */
+kvf_status kvf_check_request_id(const void *data, size_t size, const char *what, size_t index);
+
+#define KVF_ID_TEXT_BYTES 64u
+
+/** An id for a message: its first bytes, those that cannot be printed as question marks. */
+void kvf_request_id_text(const void *data, size_t size, char text[KVF_ID_TEXT_BYTES]);
+
+/** By the bytes of the id, then by generation: less than, equal to or greater than 0. */
+int kvf_compare_request_keys(const void *a, const void *b);
+
+/** By group, then by block. */
+int kvf_compare_engine_blocks(const void *a, const void *b);
+
+/** Sorts and leaves each block once; returns how many are left. */
+size_t kvf_sort_engine_blocks(kvf_engine_block *blocks, size_t count);
+
+#endif

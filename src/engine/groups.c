@@ -1,0 +1,82 @@
+/* The groups of an instruction: block tables, and which steps are in them. */
+#include "engine/schedule.h"
+
+kvf_instruction_group *kvf_copy_groups(const kvf_instruction_group *groups, uint32_t count) {
+    uint64_t ids = 0, bytes;
+    for (uint32_t g = 0; g < count; g++)
+        ids += groups[g].table.count; /* 2^32 tables of 2^32 do not fit in memory */
+    if (!kvf_mul_add(ids, sizeof(uint32_t), (uint64_t)count * sizeof *groups, &bytes) || bytes > SIZE_MAX)
+        return NULL;
+    kvf_instruction_group *copy = kvf_alloc((size_t)bytes, 1);
+    if (!copy)
+        return NULL;
+    uint32_t *next = (uint32_t *)(copy + count);
+    for (uint32_t g = 0; g < count; g++) {
+        copy[g] = groups[g];
+        copy[g].table.ids = next;
+        if (groups[g].table.count)
+            memcpy(next, groups[g].table.ids, groups[g].table.count * sizeof *next);
+        next += groups[g].table.count;
+    }
+    return copy;
+}
+
+static kvf_status state_group(const char *group_name, const kvf_block_table *table,
+                              kvf_instruction_group *out) {
+    if (table->count == 0 || table->ids[table->count - 1] == KVF_NO_BLOCK)
+        return kvf_fail(KVF_E_RANGE, "group %s: there is no block for the state", group_name);
+    *out = (kvf_instruction_group){
+        .table = {.ids = &table->ids[table->count - 1], .count = 1}, .begin = 0, .end = 1};
+    return KVF_OK;
+}
+
+static kvf_status token_group(const kvf_group_desc *group, uint32_t tokens_per_block,
+                              const kvf_block_table *table, uint64_t begin, uint64_t end,
+                              kvf_instruction_group *out) {
+    uint64_t needed = kvf_group_first_needed(group, end);
+    *out = (kvf_instruction_group){
+        .table = *table, .begin = kvf_min_u64(kvf_max_u64(begin, needed), end), .end = end};
+    if (out->begin == out->end)
+        return KVF_OK;
+    uint64_t first = out->begin / tokens_per_block, last = (end - 1) / tokens_per_block;
+    uint64_t table_end = (uint64_t)table->first_block + table->count;
+    if (first < table->first_block || last >= table_end)
+        return kvf_fail(
+            KVF_E_RANGE,
+            "group %s: tokens [%llu, %llu) are in blocks [%llu, %llu], but the table has [%u, %llu)",
+            group->name, (unsigned long long)out->begin, (unsigned long long)end, (unsigned long long)first,
+            (unsigned long long)last, table->first_block, (unsigned long long)table_end);
+    for (uint64_t b = first; b <= last; b++)
+        if (table->ids[b - table->first_block] == KVF_NO_BLOCK)
+            return kvf_fail(KVF_E_RANGE,
+                            "group %s: tokens [%llu, %llu) need block %llu of the sequence, and the "
+                            "table has none there",
+                            group->name, (unsigned long long)out->begin, (unsigned long long)end,
+                            (unsigned long long)b);
+    return KVF_OK;
+}
+
+kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables, uint32_t count,
+                           uint64_t begin, uint64_t end, kvf_instruction_group **out) {
+    if (!tables || count != s->group_count)
+        return kvf_fail(KVF_E_INVALID, "tables of %u groups; the model has %u", tables ? count : 0,
+                        s->group_count);
+    kvf_instruction_group *groups = kvf_alloc(count, sizeof *groups);
+    if (!groups)
+        return kvf_nomem("the groups of an instruction");
+    kvf_status status = KVF_OK;
+    for (uint32_t g = 0; g < count && !status; g++) {
+        const kvf_group_desc *group = kvf_model_group(s->model, g);
+        if (tables[g].count && !tables[g].ids)
+            status = kvf_fail(KVF_E_INVALID, "group %s: the table is NULL and has %u blocks", group->name,
+                              tables[g].count);
+        else if (group->kind == KVF_GROUP_STATE)
+            status = state_group(group->name, &tables[g], &groups[g]);
+        else
+            status = token_group(group, s->options.tokens_per_block[g], &tables[g], begin, end, &groups[g]);
+    }
+    if (!status && !(*out = kvf_copy_groups(groups, count)))
+        status = kvf_nomem("the groups of an instruction");
+    kvf_free(groups);
+    return status;
+}

@@ -1,0 +1,50 @@
+/* Names of requests and blocks: what they may be, and their order. */
+#include <stdlib.h>
+
+#include "engine/engine.h"
+
+kvf_status kvf_check_request_id(const void *data, size_t size, const char *what, size_t index) {
+    if (size > KVF_REQUEST_ID_BYTES)
+        return kvf_fail(KVF_E_RANGE, "%s %zu: the id has %zu bytes; allowed: up to %u", what, index, size,
+                        KVF_REQUEST_ID_BYTES);
+    if (size && !data)
+        return kvf_fail(KVF_E_INVALID, "%s %zu: the id is NULL and has %zu bytes", what, index, size);
+    return KVF_OK;
+}
+
+void kvf_request_id_text(const void *data, size_t size, char text[KVF_ID_TEXT_BYTES]) {
+    const unsigned char *bytes = data;
+    size_t shown = bytes ? kvf_min_u64(size, KVF_ID_TEXT_BYTES - 4) : 0;
+    for (size_t i = 0; i < shown; i++)
+        text[i] = (char)(bytes[i] >= ' ' && bytes[i] < 0x7f ? bytes[i] : '?');
+    memcpy(text + shown, shown < size ? "..." : "", shown < size ? 4 : 1);
+}
+
+int kvf_compare_request_keys(const void *a, const void *b) {
+    const kvf_request_key *left = a, *right = b;
+    size_t common = left->size < right->size ? left->size : right->size;
+    int order = common ? memcmp(left->data, right->data, common) : 0;
+    if (order)
+        return order;
+    if (left->size != right->size)
+        return left->size < right->size ? -1 : 1;
+    return (left->generation > right->generation) - (left->generation < right->generation);
+}
+
+int kvf_compare_engine_blocks(const void *a, const void *b) {
+    const kvf_engine_block *left = a, *right = b;
+    if (left->group != right->group)
+        return left->group < right->group ? -1 : 1;
+    return (left->block > right->block) - (left->block < right->block);
+}
+
+size_t kvf_sort_engine_blocks(kvf_engine_block *blocks, size_t count) {
+    if (count == 0)
+        return 0;
+    qsort(blocks, count, sizeof *blocks, kvf_compare_engine_blocks);
+    size_t left = 1;
+    for (size_t i = 1; i < count; i++)
+        if (kvf_compare_engine_blocks(&blocks[left - 1], &blocks[i]) != 0)
+            blocks[left++] = blocks[i];
+    return left;
+}

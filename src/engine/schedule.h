@@ -1,0 +1,175 @@
+/*
+ * A schedule from within. Each request in each of its lives is a *record* with two parts, the one it loads
+ * and the one it serves; what workers will be told is a queue of *orders*. A part has at most one order that
+ * was not taken, and points to it, so that it can be withdrawn.
+ *
+ * Records leave at once when nothing of them is pending; results of a call point to them, so they are freed
+ * with the next call only (kvf_schedule_bury).
+ */
+#ifndef KVF_ENGINE_SCHEDULE_H
+#define KVF_ENGINE_SCHEDULE_H
+
+#include "engine/engine.h"
+
+#define KVF_TRANSFER_ID_BYTES 1024u
+
+/** How far a part of a request is. */
+typedef enum part_state {
+    PART_NONE = 0, /* nothing to do, or over */
+    PART_WAITING,  /* load: a source is known. serve: will be, when finished */
+    PART_PLANNED,  /* the order is not taken yet */
+    PART_ACTIVE,   /* workers are at it */
+    PART_STOPPING, /* workers were told to stop */
+    PART_DONE,     /* serve: pushed, but the request has not finished */
+} part_state;
+
+typedef struct record record;
+typedef struct order order;
+
+/** What a request loads, and from where. */
+typedef struct load_part {
+    part_state state;
+    order *order;
+    char *engine, *endpoint, *public_key; /* owned, never NULL while there is a source */
+    void *id;
+    size_t id_bytes;
+    uint64_t expiry_ns;
+    int64_t clock_offset_ns;
+    uint64_t tokens; /* that can be loaded, from the first of the prompt */
+    bool push;
+    bool reserved; /* workers keep the source alive */
+    bool alive;    /* a sign of life has been sent: expiry_ns means nothing any more */
+    uint64_t next_beat_ns;
+    uint64_t computed, end;        /* tokens cached here before; with those to be loaded */
+    kvf_instruction_group *groups; /* what is loaded into which blocks; of kvf_copy_groups() */
+    kvf_engine_block *invalid;     /* of its blocks, sorted, each once */
+    size_t invalid_count;
+} load_part;
+
+/** What a request serves. */
+typedef struct serve_part {
+    part_state state;
+    order *order;
+    uint32_t consumers;
+    bool push;
+    void *id; /* owned */
+    size_t id_bytes;
+} serve_part;
+
+/** All lives of one id, the newest first. */
+typedef struct name {
+    UT_hash_handle hh;
+    record *newest;
+    size_t size;
+    unsigned char bytes[];
+} name;
+
+struct record {
+    record *prev, *next; /* all records, or those to be buried */
+    record *older;       /* of the same name */
+    name *name;
+    kvf_request_key key; /* data points behind the struct */
+    load_part load;
+    serve_part serve;
+    bool ended; /* for the engine: only its blocks are still of interest */
+    unsigned char id[];
+};
+
+struct order {
+    order *prev, *next;
+    record *record;              /* NULL: nothing hangs on it */
+    kvf_instruction instruction; /* everything in it is owned; groups of kvf_copy_groups() */
+    unsigned char bytes[];
+};
+
+struct kvf_schedule {
+    kvf_schedule_options options; /* texts and tokens_per_block are owned */
+    const kvf_model *model;
+    uint32_t group_count;
+    bool has_state;
+    uint64_t last_generation;
+    name *names;
+    record *records, *buried;
+    size_t record_count;
+    order *queue, *taken;
+    size_t queue_length;
+    kvf_instruction *instructions; /* of what was taken */
+    unsigned char params_id[KVF_TRANSFER_ID_BYTES];
+    /* results */
+    kvf_loaded *loaded;
+    kvf_freed *freed;
+    kvf_heartbeat *beats;
+};
+
+/* ---- records (schedule.c) */
+
+/** Frees the records that results of the last call may have pointed to. Every call begins with it. */
+void kvf_schedule_bury(kvf_schedule *s);
+
+/** The record of a key: the newest for generation 0, ended or not. NULL: unknown. */
+record *kvf_find_record(const kvf_schedule *s, const kvf_request_key *key);
+
+/** KVF_E_NOT_FOUND in words; `r` is what was found all the same, or NULL. */
+kvf_status kvf_unknown_request(const kvf_request_key *key, const record *r);
+
+/** kvf_find_record() for a call of the engine: KVF_E_NOT_FOUND also when the request has ended. */
+kvf_status kvf_live_record(kvf_schedule *s, const kvf_request_key *key, record **out);
+
+/** Takes a record out when it has ended and no part is pending. */
+void kvf_settle_record(kvf_schedule *s, record *r);
+
+static inline bool kvf_part_is_pending(part_state state) {
+    return state == PART_PLANNED || state == PART_ACTIVE || state == PART_STOPPING;
+}
+
+/* ---- tables (groups.c) */
+
+/** Copies groups and their tables into one piece of memory, free with kvf_free(). NULL: no memory. */
+kvf_instruction_group *kvf_copy_groups(const kvf_instruction_group *groups, uint32_t count);
+
+/**
+ * Makes the groups of an instruction: of each token group the tokens [begin, end) as far as they are needed
+ * after `end`, of each state group the state in the last block.
+ */
+kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables, uint32_t count,
+                           uint64_t begin, uint64_t end, kvf_instruction_group **out);
+
+/* ---- orders (orders.c) */
+
+/**
+ * Makes an order about a record's load, or serve (HOLD, PUSH, and CANCEL of those). It is not in the queue
+ * yet: whoever makes it can still fail.
+ *
+ * @param groups  copied; NULL: none
+ * @return NULL: no memory
+ */
+order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_kind kind,
+                      kvf_instruction_kind cancels, const kvf_instruction_group *groups);
+
+/** Appends an order; `slot` (of a part, may be NULL) then points to it until it is taken or withdrawn. */
+void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot);
+
+/** Takes an order out of the queue and frees it; a NULL in the slot is accepted. */
+void kvf_withdraw_order(kvf_schedule *s, order **slot);
+
+void kvf_free_orders(order **list);
+
+/* ---- ending a part (load.c, serve.c) */
+
+/**
+ * Stops a load: the request is gone (`gone`), or comes again without blocks.
+ *
+ * @param kept  set when blocks stay with the workers for now
+ */
+kvf_status kvf_stop_load(kvf_schedule *s, record *r, bool gone, bool *kept);
+
+/** The same for what is served. */
+kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept);
+
+/** Queues a RESERVE for a load that waits, where that is how its source is kept alive. */
+kvf_status kvf_reserve_source(kvf_schedule *s, record *r);
+
+/** Lets go of a source whose lease is over. True when it was. */
+kvf_status kvf_check_lease(kvf_schedule *s, record *r, uint64_t now_ns, bool *over);
+
+#endif

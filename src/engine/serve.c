@@ -1,0 +1,175 @@
+/* What a request serves to others, and how requests end. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "engine/schedule.h"
+
+/*
+ * The name under which consumers read what a request has left behind: its id, and which life of which process
+ * it was, so that a consumer that comes late never reads blocks of another life.
+ */
+static kvf_status name_transfer(const kvf_schedule *s, record *r) {
+    char suffix[48];
+    if (r->serve.id)
+        return KVF_OK;
+    size_t length = (size_t)snprintf(suffix, sizeof suffix, "~%" PRIx64 ".%" PRIu64, s->options.incarnation,
+                                     r->key.generation);
+    char *id = kvf_alloc(r->key.size + length, 1);
+    if (!id)
+        return kvf_nomem("the name of a transfer");
+    memcpy(id, r->key.data, r->key.size);
+    memcpy(id + r->key.size, suffix, length);
+    r->serve.id = id;
+    r->serve.id_bytes = r->key.size + length;
+    return KVF_OK;
+}
+
+static kvf_status plan_serving(kvf_schedule *s, record *r, const kvf_block_table *tables,
+                               uint32_t group_count, uint64_t tokens) {
+    kvf_instruction_group *groups = NULL;
+    kvf_status status = name_transfer(s, r);
+    if (!status)
+        status = kvf_make_groups(s, tables, group_count, 0, tokens, &groups);
+    if (status)
+        return status;
+    order *o = kvf_make_order(s, r, r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, 0, groups);
+    kvf_free(groups);
+    if (!o)
+        return kvf_nomem("an instruction");
+    kvf_queue_order(s, o, r, &r->serve.order);
+    r->serve.state = PART_PLANNED;
+    return KVF_OK;
+}
+
+kvf_status kvf_schedule_push(kvf_schedule *s, const kvf_request_key *request, const kvf_block_table *tables,
+                             uint32_t group_count, uint64_t tokens) {
+    record *r;
+    kvf_status status = kvf_live_record(s, request, &r);
+    if (status)
+        return status;
+    if (!r->serve.push || r->serve.state != PART_WAITING)
+        return kvf_fail(KVF_E_INVALID, "the request is not one to be pushed, or is being pushed already");
+    if (r->load.state != PART_NONE && r->load.state != PART_STOPPING)
+        return kvf_fail(KVF_E_INVALID, "the request is not loaded yet, so it cannot be pushed");
+    if (tokens == 0)
+        return kvf_fail(KVF_E_RANGE, "tokens is 0; there is nothing to push");
+    return plan_serving(s, r, tables, group_count, tokens);
+}
+
+kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
+    switch (r->serve.state) {
+    case PART_WAITING:
+    case PART_DONE:
+        if (gone)
+            r->serve.state = PART_NONE;
+        return KVF_OK;
+    case PART_PLANNED:
+        kvf_withdraw_order(s, &r->serve.order);
+        r->serve.state = gone ? PART_NONE : PART_WAITING;
+        return KVF_OK;
+    case PART_ACTIVE: {
+        order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL,
+                                  r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, NULL);
+        if (!o)
+            return kvf_nomem("an instruction");
+        kvf_queue_order(s, o, NULL, NULL);
+        r->serve.state = PART_STOPPING;
+        *kept = true;
+        return KVF_OK;
+    }
+    case PART_STOPPING:
+        *kept = true;
+        return KVF_OK;
+    default:
+        return KVF_OK;
+    }
+}
+
+/* ---- requests end ----------------------------------------------------------------------------------------
+ */
+
+static void tell_params(kvf_schedule *s, const record *r, uint64_t tokens, uint64_t now_ns,
+                        kvf_schedule_end *out) {
+    uint64_t expiry;
+    if (!kvf_add(now_ns, s->options.lease_ns, &expiry))
+        expiry = UINT64_MAX;
+    memcpy(s->params_id, r->serve.id, r->serve.id_bytes); /* the record may leave before it is read */
+    out->has_params = true;
+    out->params = (kvf_transfer_params){.struct_size = sizeof out->params,
+                                        .engine = s->options.engine,
+                                        .endpoint = s->options.endpoint,
+                                        .public_key = s->options.public_key,
+                                        .id = s->params_id,
+                                        .id_bytes = r->serve.id_bytes,
+                                        .tokens = tokens,
+                                        .expiry_ns = expiry,
+                                        .push = r->serve.push};
+}
+
+kvf_status kvf_schedule_finished(kvf_schedule *s, const kvf_request_key *request,
+                                 const kvf_block_table *tables, uint32_t group_count, uint64_t tokens,
+                                 uint64_t now_ns, kvf_schedule_end *out) {
+    record *r;
+    if (!out)
+        return kvf_fail(KVF_E_INVALID, "kvf_schedule_finished: out is NULL");
+    kvf_status status = kvf_live_record(s, request, &r);
+    if (status)
+        return status;
+    bool kept = false, plans = r->serve.state == PART_WAITING && tokens > 0;
+    if (plans && r->load.state == PART_ACTIVE)
+        return kvf_fail(KVF_E_INVALID,
+                        "the request is still being loaded, and cannot have computed %llu tokens",
+                        (unsigned long long)tokens);
+    if (plans)
+        status = plan_serving(s, r, tables, group_count, tokens);
+    if (status)
+        return status;
+    status = kvf_stop_load(s, r, true, &kept);
+    if (status) {
+        if (plans) {
+            kvf_withdraw_order(s, &r->serve.order);
+            r->serve.state = PART_WAITING;
+        }
+        return status;
+    }
+    bool serves = r->serve.state == PART_PLANNED || r->serve.state == PART_ACTIVE;
+    *out = (kvf_schedule_end){.keep = kept || serves};
+    if (serves || r->serve.state == PART_DONE)
+        tell_params(s, r, tokens, now_ns, out);
+    r->ended = true;
+    kvf_settle_record(s, r);
+    return KVF_OK;
+}
+
+/* Not both parts need an order to stop: what loads is not pushed yet. So nothing is half done when one fails.
+ */
+static kvf_status stop(kvf_schedule *s, record *r, bool gone, bool *blocks_free) {
+    bool kept = false;
+    kvf_status status = kvf_stop_load(s, r, gone, &kept);
+    if (!status)
+        status = kvf_stop_serve(s, r, gone, &kept);
+    if (!status && blocks_free)
+        *blocks_free = !kept;
+    return status;
+}
+
+kvf_status kvf_schedule_abort(kvf_schedule *s, const kvf_request_key *request, bool *blocks_free) {
+    if (!s || !request)
+        return kvf_fail(KVF_E_INVALID, "kvf_schedule_abort: schedule or request is NULL");
+    kvf_schedule_bury(s);
+    record *r = kvf_find_record(s, request);
+    if (!r)
+        return kvf_unknown_request(request, r);
+    kvf_status status = stop(s, r, true, blocks_free);
+    if (status)
+        return status;
+    r->ended = true;
+    kvf_settle_record(s, r);
+    return KVF_OK;
+}
+
+kvf_status kvf_schedule_preempted(kvf_schedule *s, const kvf_request_key *request, bool *blocks_free) {
+    record *r;
+    kvf_status status = kvf_live_record(s, request, &r);
+    return status ? status : stop(s, r, false, blocks_free);
+}

@@ -1,0 +1,655 @@
+/*
+ * The schedule: requests that load. Those that serve, and what is refused, are in engine_serve_test.c.
+ */
+#include <kvferry/engine.h>
+
+#include "schedule_shapes.h"
+
+/* ---- loading ---------------------------------------------------------------------------------------------
+ */
+
+static void a_request_waits_until_its_cache_is_loaded(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_loading(&f, there());
+    assert_int_equal(match(&f, 0, 0), 10);
+
+    assert_true(allocate(&f, 0, 10));
+    const kvf_instruction *pull = TAKE(&f, KVF_INSTRUCT_PULL); /* and no RESERVE: it was not needed */
+
+    assert_bytes(pull->request.data, pull->request.size, "r");
+    assert_int_equal(pull->request.generation, generation);
+    assert_bytes(pull->transfer_id, pull->transfer_id_bytes, "x");
+    assert_string_equal(pull->engine, "there");
+    assert_string_equal(pull->endpoint, "tcp://there:2");
+    assert_string_equal(pull->public_key, "");
+    assert_int_equal(pull->deadline_ns, 120 * S);
+    assert_false(pull->reserved);
+    assert_int_equal(pull->group_count, 1);
+    assert_group(pull, 0, 0, 10, IDS, 3);
+    TAKE_NOTHING(&f);
+    assert_int_equal(match(&f, 0, 0), 0);
+
+    kvf_schedule_news news = received(&f, generation);
+    assert_int_equal(news.loaded_count, 1);
+    assert_int_equal(news.loaded[0].outcome, KVF_LOADED);
+    assert_int_equal(news.loaded[0].tokens, 10);
+    assert_int_equal(news.freed_count, 0);
+    assert_int_equal(received(&f, generation).loaded_count, 0); /* once */
+    assert_false(allocate(&f, 10, 0));                          /* engines may say it again */
+    TAKE_NOTHING(&f);
+    assert_false(finish(&f, 10).keep);
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
+static void only_what_is_not_cached_here_is_loaded(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+    assert_int_equal(match(&f, 4, 0), 6);
+
+    assert_true(allocate(&f, 4, 6));
+
+    assert_group(TAKE(&f, KVF_INSTRUCT_PULL), 0, 4, 10, IDS, 3);
+    done(&f);
+}
+
+static void a_table_may_begin_where_the_load_begins(void **state) {
+    (void)state;
+    fixture f = simple();
+    const kvf_block_table tail = {IDS, 2, 1}, late = {IDS, 1, 2};
+    bool waits;
+    add_loading(&f, there());
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, &late, 1, 4, 6, 0, &waits), KVF_E_RANGE, "[1, 2]", "[2, 3)");
+    assert_ok(kvf_schedule_allocated(f.s, &R, &tail, 1, 4, 6, 0, &waits));
+
+    assert_int_equal(TAKE(&f, KVF_INSTRUCT_PULL)->groups[0].table.first_block, 1);
+    done(&f);
+}
+
+static void a_full_hit_only_notifies_the_producer(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+    assert_int_equal(match(&f, 10, 0), 0);
+
+    assert_false(allocate(&f, 10, 0));
+
+    const kvf_instruction *notify = TAKE(&f, KVF_INSTRUCT_NOTIFY);
+    assert_bytes(notify->transfer_id, notify->transfer_id_bytes, "x");
+    assert_null(notify->groups);
+    assert_int_equal(match(&f, 0, 0), 0);
+    assert_false(allocate(&f, 10, 0));
+    TAKE_NOTHING(&f);
+    done(&f);
+}
+
+static void a_request_in_the_queue_has_its_source_reserved_once(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+
+    const kvf_instruction *reserve = TAKE(&f, KVF_INSTRUCT_RESERVE);
+    assert_bytes(reserve->transfer_id, reserve->transfer_id_bytes, "x");
+    assert_int_equal(counts(&f).waiting, 1);
+    assert_int_equal(match(&f, 0, 0), 10);
+    TAKE_NOTHING(&f);
+    assert_true(allocate(&f, 0, 10));
+
+    assert_true(TAKE(&f, KVF_INSTRUCT_PULL)->reserved);
+    assert_int_equal(counts(&f).loading, 1);
+    done(&f);
+}
+
+static void a_source_that_writes_is_expected(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_transfer_params source = there();
+    source.push = true;
+    uint64_t generation = add_loading(&f, source);
+    TAKE_NOTHING(&f); /* there is no lease to keep */
+
+    assert_true(allocate(&f, 0, 10));
+    assert_group(TAKE(&f, KVF_INSTRUCT_EXPECT), 0, 0, 10, IDS, 3);
+
+    assert_false(aborted(&f));
+    const kvf_instruction *cancel = TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_int_equal(cancel->cancels, KVF_INSTRUCT_EXPECT);
+    assert_int_equal(received(&f, generation).freed_count, 1);
+    done(&f);
+}
+
+static void what_the_source_has_less_is_not_offered(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_transfer_params source = there();
+    source.tokens = 6; /* the turn before */
+    add_loading(&f, source);
+
+    assert_int_equal(match(&f, 4, 0), 2);
+    assert_int_equal(match(&f, 8, 0), 0);
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, 4, 3, 0, NULL), KVF_E_RANGE, "3", "6");
+    done(&f);
+}
+
+static void a_window_is_loaded_from_its_first_token(void **state) {
+    (void)state;
+    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "swa", .window_tokens = 3}));
+    const uint32_t ids[] = {KVF_NO_BLOCK, 6, 8};
+    const kvf_block_table table = {ids, 3, 0};
+    add_loading(&f, there());
+
+    assert_ok(kvf_schedule_allocated(f.s, &R, &table, 1, 0, 10, 0, NULL));
+
+    assert_group(TAKE(&f, KVF_INSTRUCT_PULL), 0, 7, 10, ids, 3);
+    done(&f);
+}
+
+static void a_block_that_is_needed_must_be_in_the_table(void **state) {
+    (void)state;
+    fixture f = simple();
+    const uint32_t ids[] = {7, KVF_NO_BLOCK, 5};
+    const kvf_block_table hole = {ids, 3, 0}, nothing = {NULL, 3, 0};
+    add_loading(&f, there());
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, &hole, 1, 0, 10, 0, NULL), KVF_E_RANGE, "block 1");
+    assert_fails(kvf_schedule_allocated(f.s, &R, &nothing, 1, 0, 10, 0, NULL), KVF_E_INVALID, "mla");
+    assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 2, 0, 10, 0, NULL), KVF_E_INVALID, "2", "1");
+    assert_fails(kvf_schedule_allocated(f.s, &R, NULL, 1, 0, 10, 0, NULL), KVF_E_INVALID, "tables");
+    assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, UINT64_MAX, 10, 0, NULL), KVF_E_RANGE, "10");
+
+    assert_int_equal(match(&f, 0, 0), 10); /* nothing has happened */
+    done(&f);
+}
+
+/* ---- states ----------------------------------------------------------------------------------------------
+ */
+
+static void with_states_the_last_token_is_left_to_the_consumer(void **state) {
+    (void)state;
+    fixture f = schedule_of(hybrid(2));
+    const uint32_t states[] = {1, 2};
+    const kvf_block_table tables[] = {TABLE, {states, 2, 0}};
+    kvf_transfer_params source = there();
+    source.tokens = 0;
+    add_loading(&f, source);
+    assert_int_equal(match(&f, 0, 0), 9);
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, tables, 2, 0, 8, 0, NULL), KVF_E_RANGE, "states", "9");
+    assert_ok(kvf_schedule_allocated(f.s, &R, tables, 2, 0, 9, 0, NULL));
+
+    const kvf_instruction *pull = TAKE(&f, KVF_INSTRUCT_PULL);
+    assert_group(pull, 0, 0, 9, IDS, 3);
+    assert_group(pull, 1, 0, 1, states + 1, 1); /* the state after the last token */
+    done(&f);
+}
+
+static void a_state_after_too_many_tokens_is_of_no_use(void **state) {
+    (void)state;
+    fixture f = schedule_of(hybrid(2));
+    kvf_schedule_request r = request();
+    kvf_transfer_params source = there();
+    r.source = &source;
+
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "10", "9");
+
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
+static void a_state_needs_a_block(void **state) {
+    (void)state;
+    fixture f = schedule_of(hybrid(2));
+    const uint32_t none[] = {KVF_NO_BLOCK};
+    const kvf_block_table empty[] = {TABLE, {NULL, 0, 0}}, null_block[] = {TABLE, {none, 1, 0}};
+    kvf_transfer_params source = there();
+    source.tokens = 9;
+    add_loading(&f, source);
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, empty, 2, 0, 9, 0, NULL), KVF_E_RANGE, "ssm");
+    assert_fails(kvf_schedule_allocated(f.s, &R, null_block, 2, 0, 9, 0, NULL), KVF_E_RANGE, "ssm");
+    done(&f);
+}
+
+static void after_a_failure_with_states_nothing_of_the_load_counts(void **state) {
+    (void)state;
+    fixture f = schedule_of(hybrid(2));
+    const uint32_t states[] = {1};
+    const kvf_block_table tables[] = {TABLE, {states, 1, 0}};
+    const kvf_engine_block bad = {0, 5};
+    kvf_transfer_params source = there();
+    source.tokens = 9;
+    uint64_t generation = add_loading(&f, source);
+    assert_ok(kvf_schedule_allocated(f.s, &R, tables, 2, 4, 5, 0, NULL));
+    TAKE(&f, KVF_INSTRUCT_PULL);
+
+    kvf_schedule_news news = failed(&f, generation, &bad, 1);
+
+    assert_int_equal(news.loaded[0].outcome, KVF_LOADED_IN_PART);
+    assert_int_equal(news.loaded[0].tokens, 4);
+    done(&f);
+}
+
+/* ---- failures --------------------------------------------------------------------------------------------
+ */
+
+static void a_failed_load_goes_on_from_the_first_invalid_block(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    const kvf_engine_block bad[] = {{0, 3}, {0, 5}, {0, 99}, {1, 7}};
+
+    kvf_schedule_news news = failed(&f, generation, bad, 4);
+
+    assert_int_equal(news.loaded_count, 1);
+    assert_int_equal(news.loaded[0].outcome, KVF_LOADED_IN_PART);
+    assert_int_equal(news.loaded[0].tokens, 4);
+    assert_int_equal(news.loaded[0].invalid_count, 2); /* the others are somebody else's */
+    assert_memory_equal(news.loaded[0].invalid, bad, 2 * sizeof *bad);
+    done(&f);
+}
+
+static void tokens_that_were_cached_here_survive_a_failed_load(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 5);
+
+    kvf_schedule_news news = failed(&f, generation, NULL, 0);
+
+    assert_int_equal(news.loaded[0].tokens, 5); /* in the middle of a block */
+    assert_int_equal(news.loaded[0].invalid_count, 2);
+    done(&f);
+}
+
+static void a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    const kvf_engine_block bad = {0, 5};
+    kvf_request_key key = {"r", 1, generation};
+
+    kvf_schedule_news news =
+        update(&f, (kvf_aggregate){.received = &key,
+                                   .received_count = 1,
+                                   .failed = &key,
+                                   .failed_count = 1,
+                                   .invalid = &bad, /* of one worker; another named none */
+                                   .invalid_count = 1});
+
+    assert_int_equal(news.loaded[0].tokens, 0);
+    assert_int_equal(news.loaded[0].invalid_count, 3);
+    done(&f);
+}
+
+static void invalid_blocks_count_also_before_the_load_is_over(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    const kvf_engine_block bad = {0, 5};
+    kvf_aggregate early = {.invalid = &bad, .invalid_count = 1};
+    assert_int_equal(update(&f, early).loaded_count, 0);
+    assert_int_equal(update(&f, early).loaded_count, 0);
+
+    kvf_schedule_news news = received(&f, generation);
+
+    assert_int_equal(news.loaded[0].outcome, KVF_LOADED_IN_PART);
+    assert_int_equal(news.loaded[0].tokens, 8);
+    assert_int_equal(news.loaded[0].invalid_count, 1);
+    done(&f);
+}
+
+static void before_a_window_there_is_nothing_to_go_on_from(void **state) {
+    (void)state;
+    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "swa", .window_tokens = 3}));
+    const kvf_engine_block bad = {0, 5};
+    uint64_t generation = begin_load(&f, 4);
+
+    assert_int_equal(failed(&f, generation, &bad, 1).loaded[0].tokens, 4);
+    done(&f);
+}
+
+static void by_policy_a_failed_load_fails_the_request(void **state) {
+    (void)state;
+    fixture f = schedule_with(latent(1), (kvf_schedule_options){.policy = KVF_LOAD_FAIL});
+    uint64_t generation = begin_load(&f, 0);
+
+    assert_int_equal(failed(&f, generation, NULL, 0).loaded[0].outcome, KVF_LOAD_FAILED);
+    assert_false(finish(&f, 0).keep);
+    done(&f);
+}
+
+static void reports_about_nobody_are_passed_over(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    static char long_id[5000];
+    const kvf_request_key strangers[] = {
+        {"q", 1, 1}, {"r", 1, generation + 1}, {"r\0", 2, 0}, {NULL, 0, 0}, {long_id, sizeof long_id, 0}};
+    kvf_aggregate aggregate = {.received = strangers,
+                               .received_count = 5,
+                               .sent = strangers,
+                               .sent_count = 5,
+                               .failed = strangers,
+                               .failed_count = 5};
+
+    kvf_schedule_news news = update(&f, aggregate);
+    assert_int_equal(news.loaded_count + news.freed_count, 0);
+    assert_int_equal(sent(&f, generation).freed_count, 0); /* known, but not as a producer's */
+    assert_int_equal(received(&f, generation).loaded_count, 1);
+    done(&f);
+}
+
+/* ---- aborted and preempted -------------------------------------------------------------------------------
+ */
+
+static void aborted_in_the_queue_the_producer_is_notified(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+
+    assert_true(aborted(&f));
+
+    TAKE(&f, KVF_INSTRUCT_NOTIFY);
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
+static void aborted_in_the_queue_a_reservation_is_cancelled(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_loading(&f, there());
+    TAKE(&f, KVF_INSTRUCT_RESERVE);
+
+    assert_true(aborted(&f));
+
+    const kvf_instruction *cancel = TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_int_equal(cancel->cancels, KVF_INSTRUCT_RESERVE);
+    assert_int_equal(cancel->request.generation, generation);
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
+static void aborted_before_the_workers_know_blocks_are_free_at_once(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+    assert_true(allocate(&f, 0, 10));
+
+    assert_true(aborted(&f));
+
+    TAKE(&f, KVF_INSTRUCT_NOTIFY); /* and no PULL */
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
+static void aborted_in_flight_blocks_are_kept_until_the_workers_report(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+
+    assert_false(aborted(&f));
+    const kvf_instruction *cancel = TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_int_equal(cancel->cancels, KVF_INSTRUCT_PULL);
+    assert_bytes(cancel->transfer_id, cancel->transfer_id_bytes, "x");
+    assert_int_equal(counts(&f).stopping, 1);
+    assert_false(aborted(&f)); /* saying it again changes nothing */
+    TAKE_NOTHING(&f);
+
+    kvf_schedule_news news = received(&f, generation);
+    assert_int_equal(news.loaded_count, 0);
+    assert_int_equal(news.freed_count, 1);
+    assert_true(news.freed[0].of_load);
+    assert_bytes(news.freed[0].request.data, news.freed[0].request.size, "r");
+    assert_int_equal(counts(&f).requests, 0);
+    assert_fails(kvf_schedule_abort(f.s, &R, NULL), KVF_E_NOT_FOUND, "r");
+    done(&f);
+}
+
+static void a_load_that_was_cancelled_and_failed_is_just_over(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    const kvf_engine_block bad = {0, 7};
+    assert_false(aborted(&f));
+
+    kvf_schedule_news news = failed(&f, generation, &bad, 1);
+
+    assert_int_equal(news.loaded_count, 0);
+    assert_int_equal(news.freed_count, 1);
+    done(&f);
+}
+
+static void aborted_after_the_load_blocks_are_free(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    received(&f, generation);
+
+    assert_true(aborted(&f));
+
+    TAKE_NOTHING(&f);
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
+static void finished_while_loading_is_as_aborted(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+
+    kvf_schedule_end end = finish(&f, 0);
+
+    assert_true(end.keep);
+    assert_false(end.has_params);
+    TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_int_equal(received(&f, generation).freed_count, 1);
+    done(&f);
+}
+
+static void preempted_before_the_workers_know_it_can_be_loaded_again(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+    assert_true(allocate(&f, 0, 10));
+
+    assert_true(preempted(&f));
+
+    TAKE(&f, KVF_INSTRUCT_RESERVE);
+    assert_int_equal(match(&f, 0, 0), 10);
+    assert_true(allocate(&f, 0, 10));
+    assert_true(TAKE(&f, KVF_INSTRUCT_PULL)->reserved);
+    done(&f);
+}
+
+static void preempted_in_flight_it_will_be_computed(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+
+    assert_false(preempted(&f));
+
+    TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_int_equal(match(&f, 0, 0), 0);
+    assert_false(allocate(&f, 0, 0));
+    assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, 0, 10, 0, NULL), KVF_E_RANGE, "nothing to load");
+    kvf_schedule_news news = received(&f, generation);
+    assert_int_equal(news.freed_count, 1);
+    assert_int_equal(news.loaded_count, 0);
+    assert_int_equal(counts(&f).requests, 1); /* it runs on */
+    assert_false(finish(&f, 10).keep);
+    done(&f);
+}
+
+static void an_id_that_comes_again_is_another_request(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t first = begin_load(&f, 0);
+    assert_false(aborted(&f));
+    uint64_t second = add_loading(&f, there());
+    assert_true(allocate(&f, 0, 10));
+    TAKE(&f, KVF_INSTRUCT_CANCEL, KVF_INSTRUCT_PULL);
+    assert_true(second > first);
+
+    kvf_schedule_news news = received(&f, first);
+    assert_int_equal(news.loaded_count, 0);
+    assert_int_equal(news.freed_count, 1);
+    assert_int_equal(news.freed[0].request.generation, first);
+
+    assert_int_equal(received(&f, first).freed_count, 0);
+    assert_int_equal(received(&f, second).loaded_count, 1);
+    done(&f);
+}
+
+static void an_id_can_be_used_by_one_request_at_a_time(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_schedule_request r = request();
+    add_loading(&f, there());
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_EXISTS, "r");
+    done(&f);
+}
+
+/* ---- leases ----------------------------------------------------------------------------------------------
+ */
+
+static void what_expires_too_soon_is_not_loaded(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_schedule_request r = request();
+    kvf_transfer_params source = there();
+    source.expiry_ns = 105 * S;
+    r.source = &source;
+    assert_ok(kvf_schedule_add(f.s, &r, 100 * S, NULL)); /* five seconds are the margin */
+
+    assert_int_equal(match(&f, 0, 100 * S), 0);
+    assert_false(allocate(&f, 10, 0));
+
+    TAKE_NOTHING(&f);
+    done(&f);
+}
+
+static void a_lease_is_over_by_the_clock_of_the_producer(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_schedule_request r = request();
+    kvf_transfer_params source = there();
+    source.expiry_ns = 1106 * S;
+    r.source = &source;
+    r.clock_offset_ns = 1000 * (int64_t)S;
+    assert_ok(kvf_schedule_add(f.s, &r, 100 * S, NULL));
+
+    assert_int_equal(match(&f, 0, 100 * S), 10);
+    assert_int_equal(match(&f, 0, 101 * S), 0);
+
+    TAKE_NOTHING(&f); /* the reservation is withdrawn */
+    done(&f);
+}
+
+static void a_lease_that_ends_between_match_and_blocks_is_told(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_transfer_params source = there();
+    source.expiry_ns = 100 * S;
+    add_loading(&f, source);
+    assert_int_equal(match(&f, 0, S), 10);
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, 0, 10, 99 * S, NULL), KVF_E_TIMEOUT, "there");
+
+    assert_int_equal(match(&f, 0, 99 * S), 0);
+    done(&f);
+}
+
+static void a_source_that_is_kept_alive_does_not_expire(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_transfer_params source = there();
+    source.expiry_ns = 30 * S;
+    add_loading(&f, source);
+    TAKE(&f, KVF_INSTRUCT_RESERVE);
+
+    assert_int_equal(match(&f, 0, 1000 * S), 10);
+    done(&f);
+}
+
+static void add_named(const fixture *f, const char *id, const char *engine, const char *transfer) {
+    kvf_schedule_request r = request();
+    kvf_transfer_params source = there();
+    r.id = id;
+    r.id_bytes = strlen(id);
+    r.source = &source;
+    source.engine = engine;
+    source.id = transfer;
+    source.id_bytes = strlen(transfer);
+    source.expiry_ns = 30 * S;
+    assert_ok(kvf_schedule_add(f->s, &r, 0, NULL));
+}
+
+static void an_engine_that_sends_signs_of_life_itself_gets_the_list(void **state) {
+    (void)state;
+    fixture f = schedule_with(latent(1), (kvf_schedule_options){.heartbeats = true});
+    const kvf_heartbeat *beats;
+    size_t count;
+    add_named(&f, "1", "b", "x,y");
+    add_named(&f, "2", "a", "HB");
+    add_named(&f, "r", "b", "a:1");
+    TAKE_NOTHING(&f); /* no RESERVE */
+
+    assert_ok(kvf_schedule_heartbeats(f.s, 0, &beats, &count));
+    assert_int_equal(count, 3);
+    assert_string_equal(beats[0].engine, "a");
+    assert_bytes(beats[1].transfer_id, beats[1].transfer_id_bytes, "a:1");
+    assert_bytes(beats[2].transfer_id, beats[2].transfer_id_bytes, "x,y");
+    assert_ok(kvf_schedule_heartbeats(f.s, 5 * S - 1, &beats, &count));
+    assert_int_equal(count, 0);
+
+    assert_true(allocate(&f, 0, 10)); /* its agents do it from now on */
+    assert_ok(kvf_schedule_heartbeats(f.s, 5 * S, &beats, &count));
+    assert_int_equal(count, 2);
+    assert_int_equal(match(&f, 0, 5 * S), 0);
+    done(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_request_waits_until_its_cache_is_loaded),
+        cmocka_unit_test(only_what_is_not_cached_here_is_loaded),
+        cmocka_unit_test(a_table_may_begin_where_the_load_begins),
+        cmocka_unit_test(a_full_hit_only_notifies_the_producer),
+        cmocka_unit_test(a_request_in_the_queue_has_its_source_reserved_once),
+        cmocka_unit_test(a_source_that_writes_is_expected),
+        cmocka_unit_test(what_the_source_has_less_is_not_offered),
+        cmocka_unit_test(a_window_is_loaded_from_its_first_token),
+        cmocka_unit_test(a_block_that_is_needed_must_be_in_the_table),
+        cmocka_unit_test(with_states_the_last_token_is_left_to_the_consumer),
+        cmocka_unit_test(a_state_after_too_many_tokens_is_of_no_use),
+        cmocka_unit_test(a_state_needs_a_block),
+        cmocka_unit_test(after_a_failure_with_states_nothing_of_the_load_counts),
+        cmocka_unit_test(a_failed_load_goes_on_from_the_first_invalid_block),
+        cmocka_unit_test(tokens_that_were_cached_here_survive_a_failed_load),
+        cmocka_unit_test(a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named),
+        cmocka_unit_test(invalid_blocks_count_also_before_the_load_is_over),
+        cmocka_unit_test(before_a_window_there_is_nothing_to_go_on_from),
+        cmocka_unit_test(by_policy_a_failed_load_fails_the_request),
+        cmocka_unit_test(reports_about_nobody_are_passed_over),
+        cmocka_unit_test(aborted_in_the_queue_the_producer_is_notified),
+        cmocka_unit_test(aborted_in_the_queue_a_reservation_is_cancelled),
+        cmocka_unit_test(aborted_before_the_workers_know_blocks_are_free_at_once),
+        cmocka_unit_test(aborted_in_flight_blocks_are_kept_until_the_workers_report),
+        cmocka_unit_test(a_load_that_was_cancelled_and_failed_is_just_over),
+        cmocka_unit_test(aborted_after_the_load_blocks_are_free),
+        cmocka_unit_test(finished_while_loading_is_as_aborted),
+        cmocka_unit_test(preempted_before_the_workers_know_it_can_be_loaded_again),
+        cmocka_unit_test(preempted_in_flight_it_will_be_computed),
+        cmocka_unit_test(an_id_that_comes_again_is_another_request),
+        cmocka_unit_test(an_id_can_be_used_by_one_request_at_a_time),
+        cmocka_unit_test(what_expires_too_soon_is_not_loaded),
+        cmocka_unit_test(a_lease_is_over_by_the_clock_of_the_producer),
+        cmocka_unit_test(a_lease_that_ends_between_match_and_blocks_is_told),
+        cmocka_unit_test(a_source_that_is_kept_alive_does_not_expire),
+        cmocka_unit_test(an_engine_that_sends_signs_of_life_itself_gets_the_list),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
