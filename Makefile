@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-property check-vectors check-long bench lint format install clean
+.PHONY: help setup build debug demo check check-property check-vectors check-long fuzz bench lint format install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -14,7 +14,8 @@ help:
 	@echo 'make check            build and run all tests, plain and under ASan+UBSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases, and every test under ASan+UBSan'
+	@echo 'make check-long       100000 property cases, every test under ASan+UBSan, all fuzz targets'
+	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
 	@echo 'make debug            build into build/debug'
@@ -52,11 +53,16 @@ check-vectors:
 	build/release/tests/vectors/vectors $(VECTORS)
 
 check-long:
-	@scripts/setup build check
+	@scripts/setup build check fuzz
 	@scripts/build release -DKVF_BUILD_TESTS=ON
 	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property release
 	@scripts/build asan -DKVF_BUILD_TESTS=ON
 	ctest --preset asan
+	@scripts/fuzz
+
+fuzz:
+	@scripts/setup build fuzz
+	@scripts/fuzz
 
 bench:
 	@scripts/setup build

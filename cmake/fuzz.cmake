@@ -1,0 +1,36 @@
+# The fuzz targets: one executable from each file of fuzz/ that has libFuzzer's entry point, and the program that
+# writes their binary seeds. Made with clang only, and everything that is fuzzed must be instrumented too, so
+# they have a preset of their own: scripts/fuzz.
+
+option(KVF_BUILD_FUZZ "Build the fuzz targets: needs clang and KVF_SANITIZE=fuzzer-no-link,..." OFF)
+if(NOT KVF_BUILD_FUZZ)
+  return()
+endif()
+if(NOT CMAKE_C_COMPILER_ID STREQUAL "Clang" OR NOT KVF_SANITIZE MATCHES "fuzzer-no-link" OR NOT KVF_BUILDS_AGENT)
+  message(FATAL_ERROR "KVF_BUILD_FUZZ is ON; it needs clang, KVF_SANITIZE=fuzzer-no-link,address,undefined and "
+                      "the sessions (KVF_WITH_AGENT): use the preset fuzz")
+endif()
+
+# kvf_fuzz_program(TARGET OUTPUT_NAME sources...)
+function(kvf_fuzz_program target output)
+  add_executable(${target} ${ARGN})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${output}
+                                             RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/fuzz)
+  target_compile_definitions(${target} PRIVATE _GNU_SOURCE)
+  if(KVF_USES_UCX)
+    target_compile_definitions(${target} PRIVATE KVF_HAVE_UCX)
+  endif()
+  target_link_libraries(${target} PRIVATE kvferry_static)
+endfunction()
+
+file(GLOB fuzz_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/fuzz/*.c)
+foreach(source IN LISTS fuzz_sources)
+  file(STRINGS ${source} entry_lines REGEX "^int LLVMFuzzerTestOneInput\\(" LIMIT_COUNT 1)
+  if(entry_lines)
+    get_filename_component(name ${source} NAME_WE)
+    kvf_fuzz_program(fuzz_${name} ${name} ${source} ${PROJECT_SOURCE_DIR}/fuzz/messages.c)
+    target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+  endif()
+endforeach()
+kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_card.c fuzz/seeds_shm.c fuzz/messages.c)

@@ -1,0 +1,16 @@
+/*
+ * Writing seeds.
+ */
+#ifndef KVF_FUZZ_SEEDS_H
+#define KVF_FUZZ_SEEDS_H
+
+#include "fuzz.h"
+
+/** Writes `folder`/`target`/`name`.hex. */
+void seed_write(const char *target, const char *name, const void *data, size_t size);
+
+/** seeds_card.c and seeds_shm.c. */
+void seed_cards(void);
+void seed_shm(void);
+
+#endif

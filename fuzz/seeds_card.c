@@ -1,0 +1,34 @@
+#include "seeds.h"
+
+#include "transport/card.h"
+#ifdef KVF_HAVE_UCX
+#include "transport/ucx.h"
+#endif
+
+static void write_card(const char *name, const kvf_card *card) {
+    kvf_bytes bytes = {0};
+    FUZZ_MUST(kvf_card_write(card, &bytes) == KVF_OK);
+    seed_write("card", name, bytes.data, bytes.length);
+    kvf_bytes_free(&bytes);
+}
+
+static void seed_ucx_cards(void) {
+#ifdef KVF_HAVE_UCX
+    kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
+    kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
+    kvf_bytes bytes = {0};
+    FUZZ_MUST(kvf_ucx_card_write(&card, &bytes) == KVF_OK);
+    seed_write("card", "ucx", bytes.data, bytes.length);
+    kvf_bytes_free(&bytes);
+#endif
+}
+
+void seed_cards(void) {
+    static uint64_t sizes[] = {4096, 1 << 20, 0};
+    kvf_card card = {.name = "decode-0", .region_bytes = sizes, .region_count = 3, .part_count = 2};
+    card.parts[0] = (kvf_card_part){"shm", "sixteen letters here", 20};
+    card.parts[1] = (kvf_card_part){"ucx", "", 0};
+    write_card("two_parts", &card);
+    write_card("empty", &(kvf_card){0});
+    seed_ucx_cards();
+}

@@ -1,0 +1,63 @@
+/*
+ * Seeds for the same-host transport: what a peer that keeps to the protocol sends. See shm.c for their form.
+ */
+#include "seeds.h"
+
+#include "transport/shm_wire.h"
+
+typedef struct script {
+    uint8_t data[2048];
+    size_t size;
+} script;
+
+static void add(script *to, const void *packet, size_t bytes, uint8_t with) {
+    FUZZ_MUST(to->size + 3 + bytes <= sizeof to->data);
+    to->data[to->size++] = (uint8_t)bytes;
+    to->data[to->size++] = (uint8_t)(bytes >> 8);
+    to->data[to->size++] = with;
+    memcpy(to->data + to->size, packet, bytes);
+    to->size += bytes;
+}
+
+static void seed_consumer(void) {
+    script s = {{0}, 1};
+    const shm_buffer_message buffer = {{SHM_BUFFER, 0}, 4096, 4, 0};
+    shm_move_message move = {.header = {SHM_MOVE, 2}, .slot = 1, .direction = 0};
+    move.pieces[0] = (shm_piece){100, 2000, 0, 0};
+    move.pieces[1] = (shm_piece){4000, 1000, 1, 0};
+    add(&s, &buffer, sizeof buffer, 4);
+    add(&s, &move, offsetof(shm_move_message, pieces) + 2 * sizeof(shm_piece), 0);
+    move.direction = 1;
+    move.slot = 3;
+    add(&s, &move, offsetof(shm_move_message, pieces) + 2 * sizeof(shm_piece), 0);
+    struct {
+        shm_header header;
+        char text[5];
+    } notice = {{SHM_NOTICE, 5}, "hello"};
+    add(&s, &notice, sizeof(shm_header) + 5, 0);
+    seed_write("shm", "consumer", s.data, s.size);
+}
+
+/* Both regions in one arena of two pages, or only the first in it. */
+static void seed_owner(const char *name, uint32_t second_arena) {
+    script s = {{1}, 1};
+    const shm_arena_message arena = {{SHM_ARENA, 0}, 16384};
+    shm_regions_message regions = {.header = {SHM_REGIONS, 2}, .first = 0};
+    regions.regions[0] = (shm_region){0x10000, 4096, 0, 0, 0};
+    regions.regions[1] = (shm_region){0x20000, 4096, 4096, second_arena, 0};
+    const shm_header gate = {SHM_GATE, 0}, ready = {SHM_READY, 0};
+    const shm_moved_message moved = {{SHM_MOVED, 0}, 0, 0};
+    add(&s, &arena, sizeof arena, 4);
+    add(&s, &regions, offsetof(shm_regions_message, regions) + 2 * sizeof(shm_region), 0);
+    add(&s, &gate, sizeof gate, 4);
+    add(&s, &ready, sizeof ready, 0);
+    if (second_arena)
+        add(&s, &moved, sizeof moved, 0);
+    seed_write("shm", name, s.data, s.size);
+}
+
+void seed_shm(void) {
+    seed_consumer();
+    seed_owner("owner_mapped", 0);
+    seed_owner("owner_helps", SHM_NO_ARENA);
+}

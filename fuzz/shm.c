@@ -1,0 +1,179 @@
+/*
+ * The same-host transport and a process that does not keep to its protocol. The first byte says what that
+ * process plays: even, a consumer that has shown the key; odd, the owner of memory that we have connected to
+ * and read from. What it sends is the rest, packet by packet:
+ *
+ *   length 2 (little endian) | with 1 | bytes
+ *
+ * `with` is what comes with the packet: 0 to 3 nothing, otherwise a descriptor of so many pages of shared
+ * memory, sealed if it is even.
+ */
+#include "fuzz.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/card.h"
+#include "transport/shm_process.h"
+#include "transport/shm_wire.h"
+
+#define PAGE 4096u
+#define REGION_BYTES 5000u
+#define PEER_REGION_BYTES 4096u
+#define PACKETS_MAX 64
+
+static kvf_transport *transport;
+static uint64_t told_length;
+
+static void on_notify(void *context, kvf_transport *from, const void *data, size_t bytes) {
+    (void)context;
+    (void)from;
+    for (size_t i = 0; i < bytes; i++)
+        told_length += ((const uint8_t *)data)[i]; /* all of it can be read */
+}
+
+static void on_done(void *context, kvf_operation operation, kvf_status status) {
+    (void)operation;
+    *(int *)context += status == KVF_OK ? 1 : 100;
+}
+
+static shm_card own_card(void) {
+    const void *data;
+    size_t bytes;
+    kvf_card card;
+    shm_card found = {0};
+    FUZZ_MUST(kvf_transport_export(transport, &data, &bytes) == KVF_OK);
+    FUZZ_MUST(kvf_card_read(data, bytes, &card) == KVF_OK);
+    for (uint32_t i = 0; i < card.part_count; i++)
+        if (strcmp(card.parts[i].kind, "shm") == 0)
+            memcpy(&found, card.parts[i].data, sizeof found);
+    kvf_card_free(&card);
+    return found;
+}
+
+static void open_once(void) {
+    if (transport)
+        return;
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .no_direct_read = true, .on_notify = on_notify};
+    void *allocated = NULL, *brought = calloc(REGION_BYTES, 1);
+    FUZZ_MUST(kvf_transport_open("shm", &options, &transport) == KVF_OK);
+    FUZZ_MUST(brought && kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK);
+    const kvf_memory regions[] = {{.address = allocated, .bytes = REGION_BYTES},
+                                  {.address = brought, .bytes = REGION_BYTES}};
+    FUZZ_MUST(kvf_transport_register(transport, regions, 2) == KVF_OK);
+}
+
+static void progress(void) {
+    bool busy = true;
+    for (int i = 0; i < 8 && busy; i++)
+        FUZZ_MUST(kvf_transport_progress(transport, &busy) == KVF_OK);
+}
+
+/* ---- the other process ------------------------------------------------------------------------------------
+ */
+
+static int make_memory(uint32_t pages, bool sealed) {
+    int fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    FUZZ_MUST(fd >= 0 && ftruncate(fd, (off_t)pages * PAGE) == 0);
+    if (sealed)
+        FUZZ_MUST(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    return fd;
+}
+
+/* Reads what it is told, so that nothing waits for it. */
+static void drain(int fd) {
+    static shm_packet packet;
+    while (shm_receive(fd, &packet) == KVF_OK)
+        if (packet.fd >= 0)
+            (void)close(packet.fd);
+}
+
+static void send_packets(int fd, const uint8_t *data, size_t size) {
+    for (int i = 0; i < PACKETS_MAX && size >= 3; i++) {
+        size_t bytes = data[0] | (size_t)data[1] << 8;
+        uint32_t pages = data[2] < 4 ? 0 : data[2];
+        data += 3;
+        size -= 3;
+        if (bytes > size)
+            bytes = size;
+        int with = pages ? make_memory(pages, pages % 2 == 0) : -1;
+        kvf_status status = shm_send(fd, data, bytes, with);
+        if (with >= 0)
+            (void)close(with);
+        if (status && status != KVF_E_AGAIN)
+            return;
+        data += bytes;
+        size -= bytes;
+        progress();
+        drain(fd);
+    }
+}
+
+static void play_consumer(const uint8_t *data, size_t size) {
+    const shm_card card = own_card();
+    struct sockaddr_un address;
+    socklen_t length = shm_socket_address(card.name, &address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    FUZZ_MUST(fd >= 0 && connect(fd, (const struct sockaddr *)&address, length) == 0);
+    shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
+    memcpy(hello.key, card.key, sizeof hello.key);
+    FUZZ_MUST(shm_send(fd, &hello, sizeof hello, -1) == KVF_OK);
+    progress();
+    drain(fd);
+    send_packets(fd, data, size);
+    (void)close(fd);
+    progress();
+}
+
+static int listen_once(const shm_card *card) {
+    static int listening = -1;
+    if (listening >= 0)
+        return listening;
+    struct sockaddr_un address;
+    socklen_t length = shm_socket_address(card->name, &address);
+    listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    FUZZ_MUST(listening >= 0 && bind(listening, (const struct sockaddr *)&address, length) == 0);
+    FUZZ_MUST(listen(listening, 4) == 0);
+    return listening;
+}
+
+/* Regions of one page each; a read of both is under way while it talks. */
+static void play_owner(const uint8_t *data, size_t size) {
+    static uint64_t sizes[] = {PEER_REGION_BYTES, PEER_REGION_BYTES};
+    shm_card part = own_card(); /* of this host and process */
+    part.name[0] ^= 0x55;
+    int listening = listen_once(&part);
+    kvf_card card = {.name = "fuzz", .region_bytes = sizes, .region_count = 2, .part_count = 1};
+    card.parts[0] = (kvf_card_part){"shm", &part, sizeof part};
+    kvf_bytes bytes = {0};
+    kvf_peer *peer = NULL;
+    FUZZ_MUST(kvf_card_write(&card, &bytes) == KVF_OK);
+    FUZZ_MUST(kvf_transport_connect(transport, bytes.data, bytes.length, &peer) == KVF_OK);
+    kvf_bytes_free(&bytes);
+    int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    FUZZ_MUST(fd >= 0);
+    const kvf_run runs[] = {{0, 0, PEER_REGION_BYTES, 0, 1}, {100, 8, PEER_REGION_BYTES - 8, 1, 0}};
+    int done = 0;
+    kvf_operation operation;
+    FUZZ_MUST(kvf_transport_submit(peer, KVF_READ, runs, 2, on_done, &done, &operation) == KVF_OK);
+    drain(fd);
+    send_packets(fd, data, size);
+    (void)close(fd);
+    progress();
+    kvf_peer_close(peer);
+    FUZZ_MUST(done == 1 || done == 100); /* told once, whatever happened */
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size == 0)
+        return 0;
+    open_once();
+    if (data[0] % 2)
+        play_owner(data + 1, size - 1);
+    else
+        play_consumer(data + 1, size - 1);
+    return 0;
+}
