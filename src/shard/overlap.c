@@ -9,6 +9,10 @@
 
 #include "shard/shard.h"
 
+/* Shards come from other machines too: what one makes us allocate here has an end. Far above what is of use;
+ * 2^24 pieces would be K and V side by side of 64 layers, 128 heads and 1024 tokens a block. */
+#define MAX_INTERVALS (1ull << 24)
+
 typedef struct axis {
     uint64_t count;
     uint64_t stride;
@@ -71,16 +75,40 @@ static int by_begin(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* The cells of block 0 of one placement, modulo the block stride. */
+/* The cells of one block of a placement, as intervals: cells that touch are joined. */
+typedef struct pattern {
+    uint64_t bytes; /* of one interval */
+    uint64_t rows, units;
+} pattern;
+
+/* An axis whose steps touch, be it the inner or the outer one, only makes the interval longer. It stays
+ * inside one block stride: check_alone() has seen that a step over blocks clears all that is inside it, and a
+ * longer step clears the blocks, so that nothing touches. */
+static pattern join_cells(const extent *e) {
+    pattern joined = {kvf_part_cell_bytes(e->part), e->rows, e->units};
+    for (int turn = 0; turn < 2; turn++) {
+        if (e->placement->unit_stride == joined.bytes) {
+            joined.bytes *= joined.units;
+            joined.units = 1;
+        }
+        if (e->placement->row_stride == joined.bytes) {
+            joined.bytes *= joined.rows;
+            joined.rows = 1;
+        }
+    }
+    return joined;
+}
+
+/* The intervals of block 0 of one placement, modulo the block stride. */
 static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
-    uint64_t cell = kvf_part_cell_bytes(e->part);
+    pattern joined = join_cells(e);
     size_t n = 0;
-    for (uint64_t row = 0; row < e->rows; row++) {
-        for (uint64_t unit = 0; unit < e->units; unit++) {
+    for (uint64_t row = 0; row < joined.rows; row++) {
+        for (uint64_t unit = 0; unit < joined.units; unit++) {
             uint64_t begin =
                 e->placement->offset + row * e->placement->row_stride + unit * e->placement->unit_stride;
             begin %= period;
-            uint64_t end = begin + cell;
+            uint64_t end = begin + joined.bytes;
             out[n++] = (interval){begin, end < period ? end : period, e};
             if (end > period)
                 out[n++] = (interval){0, end - period, e};
@@ -100,9 +128,18 @@ static kvf_status check_together(const extent *extents, size_t count) {
                 "block strides %llu and %llu",
                 extents[0].layer, extents[0].part->name, extents[i].layer, extents[i].part->name,
                 (unsigned long long)period, (unsigned long long)extents[i].period);
-        uint64_t cells;
-        if (!kvf_mul(extents[i].rows, extents[i].units, &cells) || !kvf_mul_add(cells, 2, room, &room))
-            return kvf_nomem("a check of placements");
+        pattern joined = join_cells(&extents[i]);
+        /* Each may be cut in two where the block stride ends. */
+        if (joined.rows <= MAX_INTERVALS && joined.units <= MAX_INTERVALS)
+            room += 2 * joined.rows * joined.units;
+        else
+            room = UINT64_MAX;
+        if (room > 2 * MAX_INTERVALS)
+            return kvf_fail(
+                KVF_E_RANGE,
+                "layer %u part %s and others: their bytes are interleaved in more than %llu pieces "
+                "a block",
+                extents[i].layer, extents[i].part->name, MAX_INTERVALS);
     }
     if (period == 0)
         period = UINT64_MAX; /* a single block */

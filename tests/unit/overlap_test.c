@@ -270,6 +270,30 @@ static void a_part_without_units_overlaps_nothing(void **state) {
     kvf_model_free(model);
 }
 
+/* Sizes may be claims of another machine. */
+static void blocks_of_absurdly_many_interleaved_cells_are_refused(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 1, 4);
+    const uint32_t tokens = 1u << 31;
+    const kvf_part_share parts[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
+    const kvf_placement places[] = {{0, 0, 0, 16, 8}, {0, 8, 0, 16, 8}};
+    const uint64_t bytes = 16ull * tokens;
+    kvf_group_shard_desc group = {
+        .tokens_per_block = tokens, .block_count = 1, .parts = parts, .placements = places};
+    kvf_shard_desc desc = {.struct_size = sizeof desc,
+                           .layers = {0, 1},
+                           .region_bytes = &bytes,
+                           .region_count = 1,
+                           .groups = &group};
+    kvf_shard *shard = NULL;
+
+    assert_fails(kvf_shard_create(model, &desc, &shard), KVF_E_RANGE, "layer 0 part k", "interleaved",
+                 "16777216");
+
+    kvf_shard_free(shard);
+    kvf_model_free(model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cells_may_stand_shoulder_to_shoulder),
@@ -302,6 +326,7 @@ int main(void) {
         cmocka_unit_test(two_layers_on_the_same_memory_are_refused),
         cmocka_unit_test(two_groups_may_share_memory),
         cmocka_unit_test(a_part_without_units_overlaps_nothing),
+        cmocka_unit_test(blocks_of_absurdly_many_interleaved_cells_are_refused),
     };
     return cmocka_run_group_tests_name("overlap", tests, NULL, NULL);
 }
