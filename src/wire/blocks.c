@@ -35,8 +35,8 @@ static void write_runs(kvf_packing *packing, const uint32_t *ids, uint32_t count
     for (uint32_t i = 0, n; i < count; i += n) {
         n = run_length(ids + i, count - i);
         uint8_t pair[8];
-        kvf_put_little(pair, ids[i], 4);
-        kvf_put_little(pair + 4, n, 4);
+        kvf_put_little32(pair, ids[i]);
+        kvf_put_little32(pair + 4, n);
         msgpack_pack_bin_body(&packing->packer, pair, sizeof pair);
     }
 }
@@ -44,7 +44,7 @@ static void write_runs(kvf_packing *packing, const uint32_t *ids, uint32_t count
 static void write_ids(kvf_packing *packing, const uint32_t *ids, uint32_t count) {
     uint8_t chunk[512];
     for (uint32_t i = 0, filled = 0; i < count; i++) {
-        kvf_put_little(chunk + filled, ids[i], 4);
+        kvf_put_little32(chunk + filled, ids[i]);
         filled += 4;
         if (filled == sizeof chunk || i + 1 == count) {
             msgpack_pack_bin_body(&packing->packer, chunk, filled);
@@ -123,7 +123,7 @@ static kvf_status find_ids(const msgpack_object *map, coded_table *out, uint64_t
         return KVF_OK;
     }
     for (size_t at = 0; at < out->bytes; at += 8) {
-        uint64_t first = kvf_get_little(out->data + at, 4), n = kvf_get_little(out->data + at + 4, 4);
+        uint64_t first = kvf_get_little32(out->data + at), n = kvf_get_little32(out->data + at + 4);
         if (n == 0 || (first != KVF_NO_BLOCK && first + n > KVF_NO_BLOCK))
             return kvf_fail(KVF_E_PARSE, "runs has %llu ids from %llu on; block ids are below %u",
                             (unsigned long long)n, (unsigned long long)first, KVF_NO_BLOCK);
@@ -135,12 +135,12 @@ static kvf_status find_ids(const msgpack_object *map, coded_table *out, uint64_t
 static void read_ids(const coded_table *from, uint32_t *ids) {
     if (!from->folded) {
         for (size_t at = 0; at < from->bytes; at += 4)
-            *ids++ = (uint32_t)kvf_get_little(from->data + at, 4);
+            *ids++ = kvf_get_little32(from->data + at);
         return;
     }
     for (size_t at = 0; at < from->bytes; at += 8) {
-        uint32_t first = (uint32_t)kvf_get_little(from->data + at, 4);
-        uint32_t n = (uint32_t)kvf_get_little(from->data + at + 4, 4);
+        uint32_t first = kvf_get_little32(from->data + at);
+        uint32_t n = kvf_get_little32(from->data + at + 4);
         for (uint32_t i = 0; i < n; i++)
             *ids++ = first == KVF_NO_BLOCK ? first : first + i;
     }

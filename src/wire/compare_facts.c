@@ -20,15 +20,18 @@ typedef struct fact {
     span name, value;
 } fact;
 
-/* The lines of a text, one after the other. */
-static bool next_fact(const char **text, fact *out) {
-    while (**text == '\n')
-        ++*text; /* empty lines say nothing */
-    if (!**text)
+/* Takes the next line off a text. */
+static bool next_fact(span *text, fact *out) {
+    while (text->bytes && *text->at == '\n') {
+        text->at++; /* empty lines say nothing */
+        text->bytes--;
+    }
+    if (text->bytes == 0)
         return false;
-    const char *line = *text;
-    size_t bytes = strcspn(line, "\n");
-    *text = line + bytes;
+    const char *line = text->at, *newline = memchr(line, '\n', text->bytes);
+    size_t bytes = newline ? (size_t)(newline - line) : text->bytes;
+    text->at += bytes;
+    text->bytes -= bytes;
     const char *colon = memchr(line, ':', bytes);
     out->name = (span){line, colon ? (size_t)(colon - line) : bytes};
     out->value = (span){line + bytes, 0};
@@ -46,26 +49,25 @@ static bool same(span a, span b) {
 }
 
 /* Looks from `*from` on, where the last one was found, and then from the start: facts have a fixed order. */
-static bool find_fact(const char *text, const char **from, span name, fact *out) {
-    const char *at = *from;
-    while (next_fact(&at, out)) {
+static bool find_fact(span text, const char **from, span name, fact *out) {
+    size_t passed = (size_t)(*from - text.at);
+    span later = {*from, text.bytes - passed}, earlier = {text.at, passed};
+    while (next_fact(&later, out)) {
         if (same(out->name, name)) {
-            *from = at;
+            *from = later.at;
             return true;
         }
     }
-    const char *end = *from;
-    at = text;
-    while (at < end && next_fact(&at, out)) {
+    while (next_fact(&earlier, out)) {
         if (same(out->name, name)) {
-            *from = at;
+            *from = earlier.at;
             return true;
         }
     }
     return false;
 }
 
-static size_t count_lines(const char *text) {
+static size_t count_lines(span text) {
     size_t lines = 0;
     fact unused;
     while (lines <= MAX_LINES && next_fact(&text, &unused))
@@ -144,17 +146,17 @@ static void add_missing(differences *found, const fact *there_is, const char *wh
 /* ---- comparing --------------------------------------------------------------------------------------------
  */
 
-static void find_differences(const char *ours, const char *theirs, differences *found) {
+static void find_differences(span ours, span theirs, differences *found) {
     fact own, other;
-    const char *from = theirs;
-    for (const char *at = ours; next_fact(&at, &own);) {
+    const char *from = theirs.at;
+    for (span rest = ours; next_fact(&rest, &own);) {
         if (!find_fact(theirs, &from, own.name, &other))
             add_missing(found, &own, "here", "there");
         else if (!same(own.value, other.value))
             add_different(found, &own, &other);
     }
-    from = ours;
-    for (const char *at = theirs; next_fact(&at, &other);)
+    from = ours.at;
+    for (span rest = theirs; next_fact(&rest, &other);)
         if (!find_fact(ours, &from, other.name, &own))
             add_missing(found, &other, "there", "here");
 }
@@ -168,14 +170,15 @@ kvf_status kvf_wire_compare_facts(const char *ours, const char *theirs, const ch
         return KVF_OK;
     words name;
     (void)show(&name, (span){their_name, their_name ? strlen(their_name) : 0}, 0);
-    size_t lines = count_lines(theirs);
+    span own = {ours, strlen(ours)}, other = {theirs, strlen(theirs)};
+    size_t lines = count_lines(other);
     if (lines > MAX_LINES)
         return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" sent more than %d lines of facts", name.text,
                         MAX_LINES);
     if (lines == 0)
         return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" caches other cells and did not say which", name.text);
     differences found = {0};
-    find_differences(ours, theirs, &found);
+    find_differences(own, other, &found);
     if (found.count > SHOWN_FIELDS)
         kvf_text_add(&found.text, "; and %zu more", found.count - SHOWN_FIELDS);
     kvf_status status;

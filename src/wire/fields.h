@@ -6,6 +6,8 @@
 #ifndef KVF_WIRE_FIELDS_H
 #define KVF_WIRE_FIELDS_H
 
+#include <endian.h>
+
 #include <msgpack.h>
 
 #include "wire/wire.h"
@@ -133,16 +135,26 @@ kvf_status kvf_wire_groups_read(const msgpack_object *object, const char *key, c
 /* ---- numbers as bytes -------------------------------------------------------------------------------------
  */
 
-static inline void kvf_put_little(uint8_t *at, uint64_t number, uint32_t bytes) {
-    for (uint32_t i = 0; i < bytes; i++)
-        at[i] = (uint8_t)(number >> (8 * i));
+static inline void kvf_put_little32(uint8_t *at, uint32_t number) {
+    number = htole32(number);
+    memcpy(at, &number, sizeof number);
 }
 
-static inline uint64_t kvf_get_little(const uint8_t *at, uint32_t bytes) {
-    uint64_t number = 0;
-    for (uint32_t i = 0; i < bytes; i++)
-        number |= (uint64_t)at[i] << (8 * i);
-    return number;
+static inline void kvf_put_little64(uint8_t *at, uint64_t number) {
+    number = htole64(number);
+    memcpy(at, &number, sizeof number);
+}
+
+static inline uint32_t kvf_get_little32(const uint8_t *at) {
+    uint32_t number;
+    memcpy(&number, at, sizeof number);
+    return le32toh(number);
+}
+
+static inline uint64_t kvf_get_little64(const uint8_t *at) {
+    uint64_t number;
+    memcpy(&number, at, sizeof number);
+    return le64toh(number);
 }
 
 #endif

@@ -175,7 +175,7 @@ static kvf_status read_numbers(const msgpack_object *object, const kvf_wire_fiel
     if (!numbers)
         return kvf_nomem("a message");
     for (size_t i = 0; i < bytes.size / 8; i++)
-        numbers[i] = kvf_get_little((const uint8_t *)bytes.data + 8 * i, 8);
+        numbers[i] = kvf_get_little64((const uint8_t *)bytes.data + 8 * i);
     *out = numbers;
     *count = (uint32_t)(bytes.size / entry);
     return KVF_OK;
