@@ -173,7 +173,9 @@ typedef struct kvf_engine_spec {
     kvf_group_spec all;           /**< for every token group, unless `groups` says otherwise */
     kvf_group_spec state;         /**< the same for state groups; a block_count of 0 means that of `all` */
     const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
-    bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory */
+    bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory. Different
+                         block ids are then different bytes only where the groups' logical blocks are equally
+                         large and equally many: see page_bytes */
 } kvf_engine_spec;
 
 typedef struct kvf_engine kvf_engine;

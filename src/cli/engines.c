@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "json.h"
+#include "shared_pages.h"
 #include "text.h"
 
 int engines_read(const options *asked, engines *out) {
@@ -75,6 +76,8 @@ static void print_engine(const engine_shape *shape, const kvf_engine *engine) {
         printf(", dcp %u", shape->dcp);
     if (shape->dcp > 1 && shape->dcp_width > 1)
         printf(" by %u tokens", shape->dcp_width);
+    if (shape->share_pages)
+        printf(", shared pages of %llu bytes", (unsigned long long)shared_page_bytes(shape));
     printf("; tokens a block and order: %s\n", groups);
 }
 

@@ -33,6 +33,7 @@ struct json_object *json_shape(const engine_shape *shape, const kvf_model *model
     json_count(out, "pp", shape->pp);
     json_count(out, "dcp", shape->dcp);
     json_count(out, "dcp_width", shape->dcp_width);
+    json_object_object_add(out, "share_pages", json_object_new_boolean(shape->share_pages));
     struct json_object *groups = json_object_new_array();
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_spec *spec = &shape->groups[g];

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "options.h"
+#include "shared_pages.h"
 
 typedef struct order_name {
     const char *name;
@@ -46,6 +47,9 @@ void print_shape_help(void) {
         "  tp, pp, dcp        tensor, pipeline and decode-context parallel sizes (1)\n"
         "  pp-layers=A+B+..   layers of each pipeline stage\n"
         "  dcp-width=N        neighbouring tokens that stay on one rank (1)\n"
+        "  share-pages=yes    all groups keep their blocks in the same memory: a block table entry is a "
+        "block\n"
+        "                     of any group, and pages are as large as the largest group needs (no)\n"
         "  block=N            tokens of a logical block (16)\n"
         "  kernel=N           kernel blocks of a logical block (1)\n"
         "  blocks=N           logical blocks of the cache (chosen)\n"
@@ -62,8 +66,8 @@ void print_shape_help(void) {
  */
 
 static bool is_key(const char *key) {
-    static const char *const keys[] = {"tp",     "pp",     "pp-layers", "dcp",        "dcp-width", "block",
-                                       "kernel", "blocks", "page",      "page-align", "order"};
+    static const char *const keys[] = {"tp",    "pp",     "pp-layers", "dcp",  "dcp-width",  "share-pages",
+                                       "block", "kernel", "blocks",    "page", "page-align", "order"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strcmp(key, keys[i]) == 0)
             return true;
@@ -87,8 +91,8 @@ static int cut_setting(engine_shape *shape, char *piece) {
     }
     if (!is_key(setting->key))
         return usage_error(
-            "--%s: there is no key \"%s\"; allowed are tp, pp, pp-layers, dcp, dcp-width, block, "
-            "kernel, blocks, page, page-align and order",
+            "--%s: there is no key \"%s\"; allowed are tp, pp, pp-layers, dcp, dcp-width, share-pages, "
+            "block, kernel, blocks, page, page-align and order",
             shape->side, setting->key);
     return EXIT_DONE;
 }
@@ -150,6 +154,13 @@ static int read_stages(engine_shape *shape, const char *value) {
     return EXIT_DONE;
 }
 
+static int read_share_pages(engine_shape *shape, const char *value) {
+    shape->share_pages = strcmp(value, "yes") == 0;
+    if (shape->share_pages || strcmp(value, "no") == 0)
+        return EXIT_DONE;
+    return usage_error("--%s: share-pages is \"%s\"; allowed are yes and no", shape->side, value);
+}
+
 /* A key that speaks of the whole engine. `known` says whether it is one. */
 static int read_engine_key(engine_shape *shape, const shape_setting *setting, bool *known) {
     struct {
@@ -160,6 +171,8 @@ static int read_engine_key(engine_shape *shape, const shape_setting *setting, bo
     *known = true;
     if (strcmp(setting->key, "pp-layers") == 0)
         return read_stages(shape, setting->value);
+    if (strcmp(setting->key, "share-pages") == 0)
+        return read_share_pages(shape, setting->value);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         if (strcmp(setting->key, keys[i].key) != 0)
             continue;
@@ -273,6 +286,8 @@ int shape_parse(const char *side, const char *text, const kvf_model *model, engi
         result = check_group_names(out, model);
     if (!result)
         result = apply(out, model);
+    if (!result && out->share_pages)
+        result = shared_pages_fit(out, model);
     return result;
 }
 
@@ -294,6 +309,7 @@ int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **
         .dcp_size = shape->dcp,
         .dcp_width = shape->dcp_width,
         .groups = shape->groups,
+        .share_pages = shape->share_pages,
     };
     kvf_status status = kvf_engine_build(model, &spec, out);
     return status ? library_error(status, "--%s", shape->side) : EXIT_DONE;

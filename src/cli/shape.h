@@ -28,6 +28,7 @@ typedef struct engine_shape {
     uint32_t tp, pp, dcp, dcp_width;
     uint32_t *pp_layers;    /* owned; NULL: as even as it goes */
     kvf_group_spec *groups; /* owned; one for each group of the model */
+    bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
     bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
 } engine_shape;
 

@@ -14,9 +14,10 @@ enum {
 /* One engine while it is filled with requests. */
 typedef struct side {
     engine_shape *shape;
-    uint64_t *block_bytes; /* by group: what one more block costs, over all ranks */
-    uint64_t *needed;      /* by group: blocks that requests have */
-    uint32_t *shuffled;    /* block ids of one group in random order */
+    uint64_t *block_bytes; /* by pool: what one more block costs, over all ranks */
+    uint64_t *needed;      /* by pool: blocks that requests have */
+    uint32_t *shuffled;    /* block ids of one pool in random order */
+    uint32_t *next;        /* the first of them that is in no table */
 } side;
 
 typedef struct chooser {
@@ -26,6 +27,12 @@ typedef struct chooser {
     side prefill, decode;
     uint64_t tokens; /* of the longest prompt */
 } chooser;
+
+/* Which groups take their blocks from one pool: each has its own, named after it, or all have that of group
+ * 0. */
+static uint32_t pool_of(const side *of, uint32_t group) {
+    return of->shape->share_pages ? 0 : group;
+}
 
 /* ---- one request ------------------------------------------------------------------------------------------
  */
@@ -105,11 +112,11 @@ static int weigh_blocks(chooser *c, side *of) {
         shape->groups[g].block_count = 1;
     uint64_t one = 0, two = 0;
     int result = layout_bytes(shape, c->all->model, &one);
-    for (uint32_t g = 0; g < c->groups && !result; g++) {
-        shape->groups[g].block_count = 2;
+    for (uint32_t pool = 0; pool < c->groups && !result; pool++) {
+        for (uint32_t g = 0; g < c->groups; g++)
+            shape->groups[g].block_count = pool_of(of, g) == pool ? 2 : 1;
         result = layout_bytes(shape, c->all->model, &two);
-        shape->groups[g].block_count = 1;
-        of->block_bytes[g] = two - one;
+        of->block_bytes[pool] = two - one; /* 0 for what is no pool */
     }
     memcpy(shape->groups, asked, c->groups * sizeof *asked);
     free(asked);
@@ -121,13 +128,14 @@ static uint64_t with_spare(uint64_t needed) {
     return needed + (needed / 8 < 2 ? 2 : needed / 8);
 }
 
+static uint64_t pool_blocks(const side *of, uint32_t pool) {
+    return of->shape->fixed_blocks[pool] ? of->shape->groups[pool].block_count : with_spare(of->needed[pool]);
+}
+
 static double side_bytes(const chooser *c, const side *of) {
     double bytes = 0; /* may pass 2^64 while requests are tried */
-    for (uint32_t g = 0; g < c->groups; g++) {
-        uint64_t blocks =
-            of->shape->fixed_blocks[g] ? of->shape->groups[g].block_count : with_spare(of->needed[g]);
-        bytes += (double)blocks * (double)of->block_bytes[g];
-    }
+    for (uint32_t pool = 0; pool < c->groups; pool++)
+        bytes += (double)pool_blocks(of, pool) * (double)of->block_bytes[pool];
     return bytes;
 }
 
@@ -135,8 +143,8 @@ static void add_request(chooser *c, uint32_t request, int sign) {
     for (uint32_t g = 0; g < c->groups; g++) {
         kvf_group_request steps = steps_of(kvf_model_group(c->all->model, g), prompt_of(c, request));
         block_range prefill = prefill_blocks(c, g, &steps), decode = decode_blocks(c, g, &steps);
-        c->prefill.needed[g] += (uint64_t)sign * (prefill.end - prefill.begin);
-        c->decode.needed[g] += (uint64_t)sign * (decode.end - decode.begin);
+        c->prefill.needed[pool_of(&c->prefill, g)] += (uint64_t)sign * (prefill.end - prefill.begin);
+        c->decode.needed[pool_of(&c->decode, g)] += (uint64_t)sign * (decode.end - decode.begin);
     }
 }
 
@@ -180,8 +188,11 @@ static int say_what_does_not_fit(chooser *c, uint32_t count) {
             if (sides[s]->shape->fixed_blocks[g] &&
                 sides[s]->needed[g] > sides[s]->shape->groups[g].block_count)
                 return usage_error(
-                    "--%s: group %s has %llu blocks, but %u requests of up to %llu tokens need %llu",
-                    sides[s]->shape->side, kvf_model_group(c->all->model, g)->name,
+                    "--%s: group%s %s %llu blocks, but %u requests of up to %llu tokens need %llu",
+                    sides[s]->shape->side, sides[s]->shape->share_pages ? "s" : "",
+                    sides[s]->shape->share_pages
+                        ? "share"
+                        : text_format("%s has", kvf_model_group(c->all->model, g)->name).text,
                     (unsigned long long)sides[s]->shape->groups[g].block_count, asked,
                     (unsigned long long)c->tokens, (unsigned long long)sides[s]->needed[g]);
     double gib = (side_bytes(c, &c->prefill) + side_bytes(c, &c->decode)) / (1 << 30);
@@ -214,8 +225,7 @@ static int choose(chooser *c, uint32_t *count) {
     for (uint32_t g = 0; g < c->groups; g++) {
         side *sides[] = {&c->prefill, &c->decode};
         for (size_t s = 0; s < 2; s++)
-            if (!sides[s]->shape->fixed_blocks[g])
-                sides[s]->shape->groups[g].block_count = with_spare(sides[s]->needed[g]);
+            sides[s]->shape->groups[g].block_count = pool_blocks(sides[s], pool_of(sides[s], g));
     }
     return EXIT_DONE;
 }
@@ -225,7 +235,7 @@ static int choose(chooser *c, uint32_t *count) {
 
 static bool shuffle(side *of, uint64_t count, uint64_t seed) {
     free(of->shuffled);
-    uint32_t *ids = of->shuffled = calloc((size_t)count, sizeof *ids);
+    uint32_t *ids = of->shuffled = of->next = calloc((size_t)count, sizeof *ids);
     if (!ids)
         return false;
     for (uint64_t i = 0; i < count; i++)
@@ -238,6 +248,11 @@ static bool shuffle(side *of, uint64_t count, uint64_t seed) {
         ids[j] = id;
     }
     return true;
+}
+
+/* What is left of a pool goes to the next group of the same. */
+static bool open_pool(side *of, uint32_t group, uint64_t seed) {
+    return pool_of(of, group) != group || shuffle(of, of->shape->groups[group].block_count, seed);
 }
 
 /* Entries of a decode table: it goes from the prefix hit on, and blocks before a window have no memory. */
@@ -258,7 +273,6 @@ static uint64_t count_entries(const chooser *c, uint32_t count) {
 }
 
 static void fill_tables(chooser *c, uint32_t g, uint32_t **free_ids, workload *out) {
-    const uint32_t *prefill_ids = c->prefill.shuffled, *decode_ids = c->decode.shuffled;
     uint32_t *ids = *free_ids;
     for (uint32_t r = 0; r < out->request_count; r++) {
         kvf_group_request request = steps_of(kvf_model_group(c->all->model, g), prompt_of(c, r));
@@ -266,11 +280,11 @@ static void fill_tables(chooser *c, uint32_t g, uint32_t **free_ids, workload *o
         uint32_t count = (uint32_t)(prefill.end - prefill.begin);
         request.remote = (kvf_block_table){ids, count, (uint32_t)prefill.begin};
         for (uint32_t i = 0; i < count; i++)
-            *ids++ = *prefill_ids++;
+            *ids++ = *c->prefill.next++;
         uint64_t begin = decode_table_begin(c, g, &request);
         request.local = (kvf_block_table){ids, (uint32_t)(decode.end - begin), (uint32_t)begin};
         for (uint64_t i = begin; i < decode.end; i++)
-            *ids++ = i < decode.begin ? KVF_NO_BLOCK : *decode_ids++;
+            *ids++ = i < decode.begin ? KVF_NO_BLOCK : *c->decode.next++;
         out->groups[(size_t)r * c->groups + g] = request;
     }
     *free_ids = ids;
@@ -285,8 +299,7 @@ static int make_tables(chooser *c, uint32_t count, workload *out) {
     uint32_t *ids = out->ids;
     for (uint32_t g = 0; g < c->groups; g++) {
         uint64_t seed = c->asked->seed + g;
-        if (!shuffle(&c->prefill, c->prefill.shape->groups[g].block_count, pattern_mix(seed)) ||
-            !shuffle(&c->decode, c->decode.shape->groups[g].block_count, pattern_mix(~seed)))
+        if (!open_pool(&c->prefill, g, pattern_mix(seed)) || !open_pool(&c->decode, g, pattern_mix(~seed)))
             return failure("not enough memory");
         fill_tables(c, g, &ids, out);
     }

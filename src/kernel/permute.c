@@ -95,10 +95,6 @@ kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out) {
 
 #define LINE 64u /* of the cache */
 
-/* How much of the next block is asked for before one is gathered: all of most, for such cells are of scales
- * or of few heads. */
-#define GATHER_AHEAD_BYTES 16384u
-
 static uint64_t cells_of_page(const kvf_gather *gather) {
     return gather->block_bytes / gather->cell_bytes * gather->block_count;
 }
@@ -128,7 +124,7 @@ bool kvf_permute_memory_bytes(const kvf_gather *gather, kvf_permute_way way, uin
         return can_rotate(gather) &&
                kvf_mul_add(cells_of_page(gather), ROTATE_CELL_BYTES, KVF_HOLD_BYTES + LINE, out);
     if (way == KVF_PERMUTE_GATHER)
-        return kvf_mul_add(gather->block_bytes, gather->block_count, KVF_PERMUTE_SLACK, out);
+        return kvf_mul_add(gather->block_bytes, gather->block_count, KVF_PERMUTE_SLACK + LINE, out);
     return true;
 }
 
@@ -174,25 +170,23 @@ static void find_cycles(const kvf_gather *gather, uint32_t *sources, kvf_place *
     out->block_count = gather->block_count;
 }
 
+/* Where a line of the cache begins: vectors that lie over two lines cost twice. */
+static unsigned char *at_line(unsigned char *memory) {
+    return memory + (LINE - (uintptr_t)memory % LINE) % LINE;
+}
+
 void kvf_permute_prepare(const kvf_gather *gather, kvf_permute_way way, const kvf_permute_kernels *kernels,
                          void *memory, kvf_permutation *out) {
     *out = (kvf_permutation){.gather = *gather, .kernels = kernels, .way = way};
     if (way == KVF_PERMUTE_GATHER)
-        out->aside = memory;
+        out->aside = at_line(memory);
     if (way != KVF_PERMUTE_ROTATE)
         return;
     uint64_t cells = cells_of_page(gather);
     kvf_place *places = memory;
     uint32_t *sources = (uint32_t *)(places + cells);
     find_cycles(gather, sources, places, sources + cells, &out->rotation);
-    unsigned char *hold = (unsigned char *)(sources + 2 * cells);
-    out->rotation.hold = hold + (LINE - (uintptr_t)hold % LINE) % LINE;
-}
-
-/* Asks for what is worked on next, into the second level cache. */
-static void ask_for(const unsigned char *memory, uint64_t bytes) {
-    for (uint64_t at = 0; at < kvf_min_u64(bytes, GATHER_AHEAD_BYTES); at += 64)
-        __builtin_prefetch(memory + at, 0, 2);
+    out->rotation.hold = at_line((unsigned char *)(sources + 2 * cells));
 }
 
 void kvf_permute_page(const kvf_permutation *permutation, unsigned char *const *blocks,
@@ -202,13 +196,17 @@ void kvf_permute_page(const kvf_permutation *permutation, unsigned char *const *
         permutation->kernels->rotate(&permutation->rotation, blocks, next);
     if (permutation->way != KVF_PERMUTE_GATHER)
         return;
-    for (uint32_t b = 0; b < gather->block_count; b++) {
-        memcpy(permutation->aside + b * gather->block_bytes, blocks[b], gather->block_bytes);
-        if (next)
-            ask_for(next[b], gather->block_bytes);
+    const kvf_permute_kernels *kernels = permutation->kernels;
+    unsigned char *aside = permutation->aside;
+    if (kernels->put_aside && kernels->put_aside(gather, aside, blocks[0], next ? next[0] : blocks[0])) {
+        kernels->bring_back(gather, blocks[0], aside);
+        return;
     }
     for (uint32_t b = 0; b < gather->block_count; b++)
-        permutation->kernels->gather(gather, blocks[b], permutation->aside + b * gather->block_from);
+        kernels->copy_aside(aside + b * gather->block_bytes, blocks[b], gather->block_bytes,
+                            next ? next[b] : blocks[b]);
+    for (uint32_t b = 0; b < gather->block_count; b++)
+        kernels->gather(gather, blocks[b], aside + b * gather->block_from);
 }
 
 /* ---- the plain loops ----------------------------------------------------------------------------------- */
@@ -237,7 +235,14 @@ static void plain_rotate(const kvf_rotation *rotation, unsigned char *const *blo
     }
 }
 
-const kvf_permute_kernels kvf_permute_plain = {"plain", 0, plain_gather, plain_rotate};
+static void plain_copy_aside(unsigned char *aside, const unsigned char *block, size_t bytes,
+                             const unsigned char *next) {
+    (void)next;
+    memcpy(aside, block, bytes);
+}
+
+const kvf_permute_kernels kvf_permute_plain = {
+    .name = "plain", .gather = plain_gather, .rotate = plain_rotate, .copy_aside = plain_copy_aside};
 
 /* ---- which loops --------------------------------------------------------------------------------------- */
 
@@ -254,15 +259,11 @@ const kvf_permute_kernels *kvf_kernel_permute_set(uint32_t i) {
     return i < count ? sets[i] : NULL;
 }
 
-/* The widest vectors are the fastest. Only where the cells are so small that they are transposed in vectors,
- * and those of one row are few, wide vectors would be mostly empty. */
+/* The widest vectors are the fastest, but for what they say they do not suit. */
 const kvf_permute_kernels *kvf_permute_best_kernels(const kvf_gather *gather, kvf_permute_way way) {
-    uint64_t row_bytes = gather->count[1] * gather->cell_bytes;
     const kvf_permute_kernels *best = &kvf_permute_plain, *set;
-    for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++) {
-        bool wide = way == KVF_PERMUTE_GATHER && gather->cell_bytes < 16 && best->vector_bytes >= row_bytes;
-        if (!wide)
+    for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++)
+        if (way != KVF_PERMUTE_GATHER || !set->suits_gather || set->suits_gather(gather))
             best = set;
-    }
     return best;
 }

@@ -64,12 +64,26 @@ typedef struct kvf_rotation {
 
 /** One set of loops. */
 typedef struct kvf_permute_kernels {
-    const char *name;      /**< "plain", "avx2", "avx512" */
-    uint64_t vector_bytes; /**< 0: none */
+    const char *name; /**< "plain", "avx2", "avx512" */
+
+    /** Copies a block aside. `next` is the block of the next page, to ask for, or any memory as large. */
+    void (*copy_aside)(unsigned char *aside, const unsigned char *block, size_t bytes,
+                       const unsigned char *next);
 
     /** Writes one block in its new order. `from` has KVF_PERMUTE_SLACK readable bytes behind what is taken.
      */
     void (*gather)(const kvf_gather *gather, unsigned char *to, const unsigned char *from);
+
+    /**
+     * A gather in two halves instead, for pages of one block: what is put aside is half way to its new order.
+     * False: this permutation it gathers at once. NULL: all.
+     */
+    bool (*put_aside)(const kvf_gather *gather, unsigned char *aside, const unsigned char *block,
+                      const unsigned char *next);
+    void (*bring_back)(const kvf_gather *gather, unsigned char *block, const unsigned char *aside);
+
+    /** Whether these two, or gather, are faster than those of narrower vectors; NULL: always. */
+    bool (*suits_gather)(const kvf_gather *gather);
 
     /** Rotates the cells of one page. `next` are the blocks of the page that will be rotated after it, or
      * NULL. */

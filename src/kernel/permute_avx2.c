@@ -20,4 +20,11 @@
 
 #include "kernel/permute_vectors.h"
 
-const kvf_permute_kernels kvf_permute_avx2 = {"avx2", VECTOR_BYTES, gather_cells, rotate_cells};
+#include "kernel/permute_gather.h"
+
+const kvf_permute_kernels kvf_permute_avx2 = {.name = "avx2",
+                                              .copy_aside = copy_aside,
+                                              .gather = gather_cells,
+                                              .put_aside = put_aside,
+                                              .bring_back = bring_back,
+                                              .rotate = rotate_cells};

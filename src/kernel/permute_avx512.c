@@ -6,11 +6,11 @@
 #define load(from) _mm512_loadu_si512((const __m512i *)(const void *)(from))
 #define store(to, vector) _mm512_storeu_si512((__m512i *)(void *)(to), (vector))
 #define load_16(from) _mm_loadu_si128((const __m128i *)(const void *)(from))
-#define add_lane(vector, i, from) _mm512_inserti32x4((vector), load_16(from), (i))
+#define load_two(from, distance)                                                                             \
+    _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(from)), load_16((from) + (distance)), 1)
 #define load_lanes(from, distance)                                                                           \
-    add_lane(add_lane(add_lane(_mm512_castsi128_si512(load_16(from)), 1, (from) + (distance)), 2,            \
-                      (from) + 2 * (distance)),                                                              \
-             3, (from) + 3 * (distance))
+    _mm512_inserti64x4(_mm512_castsi256_si512(load_two((from), (distance))),                                 \
+                       load_two((from) + 2 * (distance), (distance)), 1)
 #define lane(vector, i) _mm512_extracti32x4_epi32((vector), (i))
 #define low1(a, b) _mm512_unpacklo_epi8((a), (b))
 #define low2(a, b) _mm512_unpacklo_epi16((a), (b))
@@ -23,4 +23,19 @@
 
 #include "kernel/permute_vectors.h"
 
-const kvf_permute_kernels kvf_permute_avx512 = {"avx512", VECTOR_BYTES, gather_cells, rotate_cells};
+#include "kernel/permute_gather.h"
+
+/* Where cells are transposed 16 bytes by 16 bytes and those of one row are few, wide vectors would be mostly
+ * empty; 2 rows are fewer than they have pieces, and with 16 the registers do not last. */
+static bool suits_gather(const kvf_gather *g) {
+    bool narrow = g->count[1] * g->cell_bytes <= 32 || g->count[2] == 2 || g->count[2] == 16;
+    return g->cell_bytes > 16 || (g->cell_bytes < 16 && !narrow);
+}
+
+const kvf_permute_kernels kvf_permute_avx512 = {.name = "avx512",
+                                                .copy_aside = copy_aside,
+                                                .gather = gather_cells,
+                                                .put_aside = put_aside,
+                                                .bring_back = bring_back,
+                                                .suits_gather = suits_gather,
+                                                .rotate = rotate_cells};

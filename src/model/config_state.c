@@ -100,9 +100,13 @@ static kvf_status read_groups(const kvf_config *config, const kvf_fields *fields
     kvf_status status = kvf_field_need(fields, names->groups, 1, shape->heads, 0, &shape->groups);
     if (!status)
         status = kvf_field_need(fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
+    struct json_object *value;
+    const char *given = names->groups; /* the one of its names that is there */
+    if (!status)
+        status = kvf_field_find(fields, names->groups, &value, &given);
     if (!status && shape->heads % shape->groups)
-        status = kvf_fail(KVF_E_INVALID, "%s%s is %u, which does not divide %s, %u", fields->prefix,
-                          names->groups, shape->groups, names->heads, shape->heads);
+        status = kvf_fail(KVF_E_INVALID, "%s%.*s is %u, which does not divide %s, %u", fields->prefix,
+                          (int)strcspn(given, "|"), given, shape->groups, names->heads, shape->heads);
     return status;
 }
 

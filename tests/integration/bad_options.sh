@@ -47,5 +47,17 @@ refused "token shares that do not divide the ranks" '--prefill: dcp_size is 3' p
 refused "kernel blocks that do not divide blocks" 'kernel_blocks_per_block is 5, which does not divide' \
     plan --decode block=24,kernel=5
 refused "pages smaller than their content" 'page_bytes is 16, but a page has' plan --prefill page=16
+refused "pages that are shared or not" '--decode: share-pages is "maybe"; allowed are yes and no' \
+    plan --decode share-pages=maybe
+refused "one group that shares pages" 'share-pages is a key of the whole engine' plan --decode full.share-pages=yes
+hybrid=(plan --model kimi-linear-48b-a3b)
+refused "different numbers of pages that are shared" 'mla and kda share pages, so blocks cannot be 9 and 8' \
+    "${hybrid[@]}" --decode share-pages=yes,blocks=9,state.blocks=8
+refused "pages of different size that are shared" 'group mla has pages of 99999 bytes in 1 kernel blocks, but pages' \
+    "${hybrid[@]}" --decode share-pages=yes,page=99999
+refused "shared pages that are too few" 'groups share 1 blocks, but 2 requests of up to 40 tokens need [0-9]+' \
+    demo --model kimi-linear-48b-a3b --requests 2 --tokens 40 --decode share-pages=yes,blocks=1
+refused "an alignment that no shared page can have" 'page-align 99999999999 with 1 kernel blocks is too large' \
+    "${hybrid[@]}" --decode share-pages=yes,page-align=99999999999
 
 finish

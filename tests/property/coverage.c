@@ -1,8 +1,15 @@
 #include "coverage.h"
 
+#include <string.h>
+
 static const char *const names[KIND_COUNT] = {
     [KIND_STATE] = "state groups",
     [KIND_MIXED] = "token and state groups together",
+    [KIND_MIXED_DTYPES] = "states of another type than the tokens beside them",
+    [KIND_SEVERAL_STATES] = "several states of one request",
+    [KIND_CONV] = "states of several projections in one tensor",
+    [KIND_REPLICATED_BESIDE_SPLIT] = "tokens replicated by rule, the state beside them split",
+    [KIND_SHARED_BESIDE_SPLIT] = "heads shared by ranks, the state beside them split",
     [KIND_GRANULES] = "granules",
     [KIND_SHARED_LAYERS] = "groups that share layers",
     [KIND_WINDOW] = "sliding windows",
@@ -18,10 +25,15 @@ static const char *const names[KIND_COUNT] = {
     [KIND_DCP_DIFFERENT] = "different DCP on both sides",
     [KIND_UNEVEN_BLOCKS] = "block sizes that do not divide",
     [KIND_KERNEL_BLOCKS] = "kernel blocks",
+    [KIND_KERNEL_BESIDE_STATE] = "kernel blocks beside a state",
+    [KIND_KERNEL_RATIOS] = "kernel blocks of another number on either side",
+    [KIND_GROUP_RATIOS] = "groups whose block sizes have different ratios",
     [KIND_OTHER_ORDER] = "different axis orders",
     [KIND_PAGE_BYTES] = "page_bytes",
     [KIND_PAGE_ALIGN] = "page_align",
     [KIND_SHARED_PAGES] = "groups on shared pages",
+    [KIND_SHARED_PAGES_STATE] = "tokens and states on shared pages",
+    [KIND_SHARED_PAGES_EVEN] = "the same, in pages of one size",
     [KIND_HAND_LOCAL] = "local shards by hand",
     [KIND_HAND_REMOTE] = "remote shards by hand",
     [KIND_ENGINE_REFUSED] = "engines refused",
@@ -74,6 +86,25 @@ static bool is_shared(const part_recipe *part, uint32_t tp) {
     return !part->replicate && part->units / part->granule < tp;
 }
 
+/* ---- models -----------------------------------------------------------------------------------------------
+ */
+
+static void note_states(const recipe *r) {
+    bool dtypes = false, several = false, conv = false;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        const group_recipe *group = &r->groups[g];
+        several |= group->is_state && r->requests[g].end > 1;
+        for (uint32_t p = 1; p < group->part_count; p++)
+            conv |= group->is_state && !group->parts[p].new_tensor && group->parts[p].rows > 1;
+        for (uint32_t other = 0; other < r->group_count; other++)
+            dtypes |= group->is_state && !r->groups[other].is_state &&
+                      group->parts[group->part_count - 1].dtype != r->groups[other].parts[0].dtype;
+    }
+    note_if(KIND_MIXED_DTYPES, dtypes);
+    note_if(KIND_SEVERAL_STATES, several);
+    note_if(KIND_CONV, conv);
+}
+
 static void note_model(const recipe *r) {
     uint32_t states = 0, layers = 0;
     bool window = false, chunk = false, shared = false;
@@ -91,10 +122,71 @@ static void note_model(const recipe *r) {
     note_if(KIND_SHARED_LAYERS, shared);
     note_if(KIND_GRANULES, any_part(r, has_granules, 0));
     note_if(KIND_REPLICATED, any_part(r, is_replicated, 0));
+    note_states(r);
+}
+
+/* ---- engines ----------------------------------------------------------------------------------------------
+ */
+
+/* Whether every part of a group that is of that kind is spread so over the ranks. */
+static bool all_parts(const recipe *r, bool is_state, bool (*is)(const part_recipe *part, uint32_t tp),
+                      uint32_t tp) {
+    bool any = false;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        bool all = (r->groups[g].is_state != 0) == is_state;
+        for (uint32_t p = 0; p < r->groups[g].part_count && all; p++)
+            all = is(&r->groups[g].parts[p], tp);
+        any |= all;
+    }
+    return any;
+}
+
+static bool is_split(const part_recipe *part, uint32_t tp) {
+    return !part->replicate && tp > 1 && part->units / part->granule >= tp;
+}
+
+static void note_spread(const recipe *r) {
+    bool replicated = false, shared = false;
+    for (uint32_t side = 0; side < SIDES; side++) {
+        const engine_recipe *engine = &r->engines[side];
+        if (engine->by_hand || !all_parts(r, true, is_split, engine->tp))
+            continue;
+        replicated |= all_parts(r, false, is_replicated, engine->tp);
+        shared |= all_parts(r, false, is_shared, engine->tp);
+    }
+    note_if(KIND_REPLICATED_BESIDE_SPLIT, replicated);
+    note_if(KIND_SHARED_BESIDE_SPLIT, shared);
+}
+
+static bool is_mixed(const recipe *r) {
+    uint32_t states = 0;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        states += r->groups[g].is_state != 0;
+    return states && states < r->group_count;
+}
+
+/* Whether tokens and states of a built engine lie in the same memory. */
+static bool shares_with_states(const recipe *r, uint32_t side) {
+    return is_mixed(r) && !r->engines[side].by_hand && r->engines[side].share_pages;
+}
+
+/* And are pages of one size, so that different ids are different bytes. */
+static bool shares_even_pages(const world *w, uint32_t side) {
+    const engine_world *e = &w->engines[side];
+    bool even = shares_with_states(w->recipe, side) && e->page_bytes[0] && !e->illegal;
+    for (uint32_t g = 1; g < w->recipe->group_count && even; g++)
+        even = e->page_bytes[g] * e->kernel_blocks[g] == e->page_bytes[0] * e->kernel_blocks[0];
+    return even;
+}
+
+void note_world(const world *w) {
+    note_if(KIND_SHARED_PAGES_EVEN, shares_even_pages(w, LOCAL) || shares_even_pages(w, REMOTE));
 }
 
 static void note_layouts(const recipe *r) {
     bool kernel = false, page = false, align = false, order = false, uneven = false;
+    bool state = false, kernel_tokens = false, kernel_ratios = false, group_ratios = false;
+    uint32_t first[SIDES] = {0};
     for (uint32_t g = 0; g < r->group_count; g++) {
         const layout_recipe *of[SIDES];
         uint32_t tokens[SIDES];
@@ -108,9 +200,24 @@ static void note_layouts(const recipe *r) {
         }
         order |= of[LOCAL]->order != of[REMOTE]->order && !r->engines[LOCAL].by_hand &&
                  !r->engines[REMOTE].by_hand;
+        state |= r->groups[g].is_state != 0;
+        if (!r->groups[g].is_state) {
+            uint32_t kernels[SIDES];
+            for (uint32_t side = 0; side < SIDES; side++)
+                kernels[side] = of[side]->kernel_blocks ? of[side]->kernel_blocks : 1;
+            kernel_tokens |= kernels[LOCAL] > 1 || kernels[REMOTE] > 1;
+            kernel_ratios |= kernels[LOCAL] != kernels[REMOTE];
+            if (first[LOCAL])
+                group_ratios |= first[LOCAL] * tokens[REMOTE] != first[REMOTE] * tokens[LOCAL];
+            else
+                memcpy(first, tokens, sizeof first);
+        }
         uneven |= !r->groups[g].is_state && tokens[LOCAL] % tokens[REMOTE] && tokens[REMOTE] % tokens[LOCAL];
     }
     note_if(KIND_KERNEL_BLOCKS, kernel);
+    note_if(KIND_KERNEL_BESIDE_STATE, kernel_tokens && state);
+    note_if(KIND_KERNEL_RATIOS, kernel_ratios);
+    note_if(KIND_GROUP_RATIOS, group_ratios);
     note_if(KIND_PAGE_BYTES, page);
     note_if(KIND_PAGE_ALIGN, align);
     note_if(KIND_OTHER_ORDER, order);
@@ -131,6 +238,8 @@ void note_recipe(const recipe *r) {
     }
     note_model(r);
     note_layouts(r);
+    note_spread(r);
+    note_if(KIND_SHARED_PAGES_STATE, shares_with_states(r, LOCAL) || shares_with_states(r, REMOTE));
     note_if(KIND_UNEVEN_TP, uneven);
     note_if(KIND_TP_ABOVE_UNITS, above);
     note_if(KIND_PP, pp);

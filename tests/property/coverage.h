@@ -8,12 +8,17 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "recipe.h"
+#include "world.h"
 
 typedef enum kind {
     /* cases */
     KIND_STATE,
     KIND_MIXED,
+    KIND_MIXED_DTYPES,
+    KIND_SEVERAL_STATES,
+    KIND_CONV,
+    KIND_REPLICATED_BESIDE_SPLIT,
+    KIND_SHARED_BESIDE_SPLIT,
     KIND_GRANULES,
     KIND_SHARED_LAYERS,
     KIND_WINDOW,
@@ -29,10 +34,15 @@ typedef enum kind {
     KIND_DCP_DIFFERENT,
     KIND_UNEVEN_BLOCKS,
     KIND_KERNEL_BLOCKS,
+    KIND_KERNEL_BESIDE_STATE,
+    KIND_KERNEL_RATIOS,
+    KIND_GROUP_RATIOS,
     KIND_OTHER_ORDER,
     KIND_PAGE_BYTES,
     KIND_PAGE_ALIGN,
     KIND_SHARED_PAGES,
+    KIND_SHARED_PAGES_STATE,
+    KIND_SHARED_PAGES_EVEN,
     KIND_HAND_LOCAL,
     KIND_HAND_REMOTE,
     KIND_ENGINE_REFUSED,
@@ -60,6 +70,9 @@ void note_if(kind k, bool is_so);
 
 /** Counts the kinds that show in the recipe. */
 void note_recipe(const recipe *r);
+
+/** Counts the kinds that show in the world only. */
+void note_world(const world *w);
 
 /** Prints all counts, and returns how many kinds there were none of. */
 uint32_t print_coverage(FILE *to);

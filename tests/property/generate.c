@@ -42,6 +42,37 @@ static void make_part(rng *random, bool is_state, bool few, const part_recipe *b
     out->new_tensor = before && rng_chance(random, 50);
 }
 
+/* What published hybrids have: heads that are few, or one latent, beside a convolution's projections and a
+ * state that are split finely. */
+static void make_hybrid(rng *random, recipe *out) {
+    if (out->group_count < 2)
+        out->group_count = 2;
+    group_recipe *tokens = &out->groups[0], *state = &out->groups[1];
+    tokens->is_state = 0;
+    uint32_t replicate = rng_chance(random, 50);
+    for (uint32_t p = 0; p < tokens->part_count; p++) {
+        tokens->parts[p].units = replicate ? 1 : rng_between(random, 1, 2);
+        tokens->parts[p].granule = 1;
+        tokens->parts[p].replicate = replicate;
+    }
+    memset(state, 0, sizeof *state);
+    state->is_state = 1;
+    state->layer_mask = 1 + rng_below(random, (1u << out->layer_count) - 1);
+    state->part_count = rng_between(random, 2, MAX_PARTS);
+    uint32_t rows = rng_between(random, 2, 4), heads = PICK(random, 4, 6, 8);
+    for (uint32_t p = 0; p < state->part_count; p++) {
+        part_recipe *part = &state->parts[p];
+        make_part(random, true, false, NULL, part);
+        bool last = p + 1 == state->part_count;
+        uint32_t channels = p ? 1 : rng_between(random, 1, 2); /* of a head, or a group */
+        part->units = last ? heads : heads * channels;
+        part->granule = last ? 1 : channels;
+        part->rows = last ? 1 : rows;
+        part->replicate = 0;
+        part->new_tensor = last;
+    }
+}
+
 static void make_model(rng *random, recipe *out) {
     bool few = rng_chance(random, 30);
     out->layer_count = PICK(random, 1, 2, 2, 3, 3, 4, 5, 6);
@@ -59,6 +90,15 @@ static void make_model(rng *random, recipe *out) {
         for (uint32_t p = 0; p < group->part_count; p++)
             make_part(random, group->is_state, few, p ? &group->parts[p - 1] : NULL, &group->parts[p]);
     }
+    if (rng_chance(random, 20))
+        make_hybrid(random, out);
+}
+
+static bool is_mixed(const recipe *r) {
+    uint32_t states = 0;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        states += r->groups[g].is_state != 0;
+    return states && states < r->group_count;
 }
 
 /* ---- engines ----------------------------------------------------------------------------------------------
@@ -93,6 +133,7 @@ static void make_layout(rng *random, bool is_state, uint32_t other_tokens, layou
             out->kernel_blocks = rng_between(random, 1, 5);
     } else if (rng_chance(random, 3)) {
         out->tokens = rng_between(random, 1, 3);
+        out->kernel_blocks = rng_between(random, 0, 2);
     }
     make_order(random, out);
     if (rng_chance(random, 25))
@@ -238,13 +279,17 @@ static void make_engine(rng *random, const recipe *r, uint32_t side, engine_reci
     share_tokens(random, r, other, out);
     if (rng_chance(random, 15))
         make_by_hand(random, r, side, out);
-    out->per_group = r->group_count > 1 && rng_chance(random, 60);
-    out->share_pages = rng_chance(random, 25);
+    bool mixed = is_mixed(r);
+    out->share_pages = rng_chance(random, mixed ? 50 : 25);
+    out->even_pages = r->group_count > 1 && out->share_pages && rng_chance(random, mixed ? 60 : 30);
+    out->per_group = r->group_count > 1 && (out->even_pages || rng_chance(random, 60));
     for (uint32_t i = 0; i < MAX_GROUPS; i++) {
         bool is_state = out->per_group ? r->groups[i].is_state : i == 1;
         make_layout(random, is_state, other ? other->layouts[i].tokens : 0, &out->layouts[i]);
         if (other && rng_chance(random, 20))
             out->layouts[i].order = other->layouts[i].order;
+        for (uint32_t tries = 0; out->even_pages && !has_whole_pages(&out->layouts[i]) && tries < 20; tries++)
+            make_order(random, &out->layouts[i]);
     }
 }
 

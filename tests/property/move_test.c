@@ -31,6 +31,7 @@ static bool run_case(const recipe *r) {
     failed_rank = 0;
     if (!world_make(r, &w))
         return true; /* too large: only the shrinker makes such */
+    note_world(&w);
     built objects;
     bool good = build_objects(r, &w, &objects);
     if (good && objects.refused)

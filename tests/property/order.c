@@ -222,8 +222,44 @@ static void count_group(const recipe *r, uint32_t side, engine_world *e, rank_wo
         rank->region_count = c.region;
 }
 
+enum { MOST_PADDED = 512 << 10 };
+
+bool has_whole_pages(const layout_recipe *layout) {
+    char order[ORDER_TEXT];
+    order_text(layout, order);
+    const char *block = strchr(order, 'B'), *head = strchr(order, 'H'), *token = strchr(order, 'N');
+    return !*order || (block && head > block && token > block);
+}
+
+/* The smallest size that holds a logical block of any group and comes apart into the kernel blocks of each;
+ * pages stay as they are where that makes the case too large. */
+static void even_pages(const recipe *r, uint32_t side, engine_world *e) {
+    uint32_t page = 1;
+    bool whole = true;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        uint32_t bytes = e->page_content[g] * e->kernel_blocks[g];
+        page = bytes > page ? bytes : page;
+        whole &= has_whole_pages(&r->engines[side].layouts[layout_of(r, side, g)]);
+    }
+    for (bool fits = false; !fits; page += !fits) {
+        fits = true;
+        for (uint32_t g = 0; g < r->group_count; g++)
+            fits &= page % e->kernel_blocks[g] == 0;
+    }
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < e->rank_count; i++)
+        for (uint32_t g = 0; g < r->group_count; g++)
+            bytes += (uint64_t)layers_of(&e->ranks[i].groups[g]) * e->block_count[g] * page;
+    for (uint32_t g = 0; g < r->group_count && whole && bytes <= MOST_PADDED; g++)
+        e->page_bytes[g] = page / e->kernel_blocks[g];
+}
+
 /* A layout that several groups have has one page size. */
 static void choose_pages(const recipe *r, uint32_t side, engine_world *e) {
+    if (r->engines[side].even_pages && r->engines[side].per_group) {
+        even_pages(r, side, e);
+        return;
+    }
     for (uint32_t g = 0; g < r->group_count; g++) {
         uint32_t layout = layout_of(r, side, g), most = 0;
         for (uint32_t other = 0; other < r->group_count; other++)
@@ -239,7 +275,7 @@ static void choose_pages(const recipe *r, uint32_t side, engine_world *e) {
 
 void place_by_order(const recipe *r, uint32_t side, world *w) {
     engine_world *e = &w->engines[side];
-    bool pages = false;
+    bool pages = r->engines[side].even_pages != 0;
     for (uint32_t g = 0; g < r->group_count; g++) {
         const layout_recipe *layout = &r->engines[side].layouts[layout_of(r, side, g)];
         order_text(layout, e->orders[g]);

@@ -84,7 +84,8 @@ typedef struct engine_recipe {
     uint32_t stages[MAX_STAGES];
     uint32_t dcp, width; /* of hand-made shards, too */
     uint32_t share_pages;
-    uint32_t per_group; /* a layout for each group; otherwise 0 is for tokens and 1 for states */
+    uint32_t even_pages; /* logical blocks of all groups are equally large, as hybrid engines make them */
+    uint32_t per_group;  /* a layout for each group; otherwise 0 is for tokens and 1 for states */
     layout_recipe layouts[MAX_GROUPS];
     uint32_t hand_count;
     uint32_t disagree; /* 0: none; otherwise rank disagree - 1 shares its tokens by another width */

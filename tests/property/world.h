@@ -127,6 +127,9 @@ void shape_engine(const recipe *r, uint32_t side, world *w);
 /** The order of axes as a text: "" for NULL. */
 void order_text(const layout_recipe *layout, char out[ORDER_TEXT]);
 
+/** Whether a block is in one place for each layer and part: heads and tokens are inside it. */
+bool has_whole_pages(const layout_recipe *layout);
+
 /** The addresses of all cells of a built engine, by counting. */
 void place_by_order(const recipe *r, uint32_t side, world *w);
 

@@ -198,6 +198,32 @@ static void every_set_of_loops_permutes_both_ways(void **state) {
     }
 }
 
+/* The shapes for which vectors have loops of their own: few heads, small cells, many tokens. */
+static void every_set_of_loops_gathers_small_cells_of_few_heads(void **state) {
+    (void)state;
+    static const uint64_t cells[] = {1, 2, 4, 8, 12, 16, 32}, heads[] = {2, 4, 8, 16},
+                          tokens[] = {16, 32, 48, 64, 128, 130};
+    const kvf_permute_kernels *set;
+    for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++)
+        for (size_t c = 0; c < sizeof cells / sizeof *cells; c++)
+            for (size_t h = 0; h < sizeof heads / sizeof *heads; h++)
+                for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
+                    for (uint64_t how = 0; how < 4; how++) {
+                        /* Either order first; blocks as long as what is received, or twice as long */
+                        kvf_page_order first = how & 1 ? KVF_PAGE_HND : KVF_PAGE_NHD;
+                        uint64_t ratio = how & 2 ? 2 : 1;
+                        kvf_received_shape shape =
+                            shape_of(heads[h], cells[c], first, tokens[t] / ratio,
+                                     first == KVF_PAGE_HND ? KVF_PAGE_NHD : KVF_PAGE_HND, tokens[t]);
+                        world w = world_of(shape, 2, 1, draw(2) ? draw(70) : 0);
+                        list_blocks(&w, 1);
+                        expect(&w, UINT64_MAX);
+                        permute_with(set, KVF_PERMUTE_GATHER, &w);
+                        check(&w);
+                        end(&w);
+                    }
+}
+
 /* Strips, ribbons, tiles, and what is left at their ends. */
 static void small_cells_are_transposed_for_every_number_of_heads_and_tokens(void **state) {
     (void)state;
@@ -595,6 +621,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_form_becomes_any_other_cell_by_cell),
         cmocka_unit_test(every_set_of_loops_permutes_both_ways),
+        cmocka_unit_test(every_set_of_loops_gathers_small_cells_of_few_heads),
         cmocka_unit_test(small_cells_are_transposed_for_every_number_of_heads_and_tokens),
         cmocka_unit_test(the_reverse_change_of_form_gives_back_what_was_there),
         cmocka_unit_test(every_region_is_permuted),
