@@ -32,6 +32,8 @@ typedef struct kvf_plan_options {
     size_t struct_size; /**< sizeof(kvf_plan_options) */
     kvf_replica_choice replicas;
     bool keep_layers_apart; /**< never fuse cells of two layers: needed to move layer by layer */
+    kvf_range layers;       /**< of the model: fill only these of the local shard's layers; empty: all. Plans
+                               of neighbouring ranges together move what one plan of all layers does */
 } kvf_plan_options;
 
 typedef struct kvf_plan kvf_plan;
@@ -45,7 +47,8 @@ typedef struct kvf_plan kvf_plan;
  * @param out      receives a plan owned by the caller, see kvf_plan_free()
  * @return KVF_OK, KVF_E_MISMATCH (the models differ; the detail names the field and both values),
  *         KVF_E_UNCOVERED (no rank holds some cells; the detail names group, layer, part, units and tokens),
- *         KVF_E_INVALID, KVF_E_NOMEM
+ *         KVF_E_RANGE (layers beyond the model's), KVF_E_INVALID, KVF_E_NOMEM. Where the local shard holds
+ *         none of the wanted layers, or none of them has a cache, the plan has no source
  */
 KVF_API kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote,
                                   const kvf_plan_options *options, kvf_plan **out);
@@ -84,9 +87,9 @@ KVF_API uint32_t kvf_plan_cut_count(const kvf_plan *plan);
 KVF_API const kvf_plan_cut *kvf_plan_get_cut(const kvf_plan *plan, uint32_t i);
 
 /**
- * Proves the plan: every cell the local shard wants is written exactly once, from the bytes of the same cell
- * on a rank that holds it. Works on addresses, from the two shards' placements, not from the planner's own
- * notes.
+ * Proves the plan: every cell the local shard wants, in the layers the plan is for, is written exactly once,
+ * and no other is, from the bytes of the same cell on a rank that holds it. Works on addresses, from the two
+ * shards' placements, not from the planner's own notes.
  *
  * @return KVF_OK; KVF_E_UNCOVERED, KVF_E_OVERLAP (a cell written twice) or KVF_E_MISMATCH (a cell read from a
  *         wrong address), with the coordinates of the first such cell; KVF_E_NOMEM

@@ -150,7 +150,7 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
 
 static kvf_status cover_group(cover *c) {
     const kvf_plan *plan = c->plan;
-    kvf_range wanted = plan->local->group_layers[c->group];
+    kvf_range wanted = kvf_plan_wanted_layers(plan, c->group);
     if (wanted.begin == wanted.end)
         return KVF_OK;
     uint32_t n = 0;

@@ -9,6 +9,28 @@ static kvf_status check_arguments(const kvf_shard *local, const kvf_engine *remo
     return status ? kvf_fail_in(status, "local and %s: ", kvf_engine_name(remote)) : KVF_OK;
 }
 
+static kvf_status check_options(const kvf_plan *plan) {
+    const kvf_plan_options *options = &plan->options;
+    uint32_t layers = kvf_model_layer_count(plan->local->model);
+    if (options->replicas != KVF_REPLICA_SPREAD && options->replicas != KVF_REPLICA_FIRST)
+        return kvf_fail(KVF_E_INVALID, "replicas is %d; allowed is 0 (spread) or 1 (first)",
+                        (int)options->replicas);
+    if (options->layers.begin > options->layers.end || options->layers.end > layers)
+        return kvf_fail(KVF_E_RANGE, "layers is [%u, %u); allowed are ranges inside [0, %u)",
+                        options->layers.begin, options->layers.end, layers);
+    return KVF_OK;
+}
+
+kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group) {
+    kvf_range held = plan->local->group_layers[group], asked = plan->options.layers;
+    if (asked.begin == asked.end)
+        return held;
+    asked = kvf_held_layers(kvf_model_group(plan->local->model, group), asked);
+    uint32_t begin = held.begin > asked.begin ? held.begin : asked.begin;
+    uint32_t end = held.end < asked.end ? held.end : asked.end;
+    return (kvf_range){begin, end > begin ? end : begin};
+}
+
 kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, const kvf_plan_options *options,
                           kvf_plan **out) {
     kvf_status status = check_arguments(local, remote, out);
@@ -20,10 +42,8 @@ kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, cons
     plan->local = local;
     plan->remote = remote;
     status = kvf_take_options(&plan->options, sizeof plan->options, options, "kvf_plan_options");
-    if (!status && plan->options.replicas != KVF_REPLICA_SPREAD &&
-        plan->options.replicas != KVF_REPLICA_FIRST)
-        status = kvf_fail(KVF_E_INVALID, "replicas is %d; allowed is 0 (spread) or 1 (first)",
-                          (int)plan->options.replicas);
+    if (!status)
+        status = check_options(plan);
     if (!status)
         status = kvf_plan_cover(plan);
     if (!status)

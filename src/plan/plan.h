@@ -51,6 +51,10 @@ struct kvf_plan {
     uint32_t walk_count;
 };
 
+/** The layers of a group the plan fills, as indices into the group's layers: held here, and in
+ * options.layers. */
+kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group);
+
 /**
  * Chooses who is read for every wanted unit, layer and token: fills cuts and sources.
  * After an error the plan's fields are whatever they are; kvf_plan_free() takes care of them.

@@ -121,7 +121,7 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole,
     for (uint32_t p = 0; p < desc->part_count; p++)
         wanted += (uint64_t)(held->parts[p].units.end - held->parts[p].units.begin) *
                   desc->parts[p].rows_per_step * kvf_part_cell_bytes(&desc->parts[p]);
-    kvf_range layers = plan->local->group_layers[group];
+    kvf_range layers = kvf_plan_wanted_layers(plan, group);
     wanted *= (uint64_t)(layers.end - layers.begin) * steps;
     uint64_t shares = 0;
     kvf_token_share share = {0, plan->remote->groups[group].share_count,
@@ -143,7 +143,7 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole,
 static kvf_status check_cells(proof *p, uint32_t steps) {
     const kvf_shard *local = p->plan->local;
     const kvf_group_desc *group = kvf_model_group(local->model, p->group);
-    kvf_range layers = local->group_layers[p->group];
+    kvf_range layers = kvf_plan_wanted_layers(p->plan, p->group);
     for (p->layer = layers.begin; p->layer < layers.end; p->layer++) {
         for (p->part = 0; p->part < group->part_count; p->part++) {
             kvf_range units = local->groups[p->group].parts[p->part].units;
@@ -156,7 +156,7 @@ static kvf_status check_cells(proof *p, uint32_t steps) {
             }
         }
     }
-    return layers.begin < layers.end ? check_totals(p->plan, p->group, p->whole, steps) : KVF_OK;
+    return check_totals(p->plan, p->group, p->whole, steps);
 }
 
 static kvf_status check_group(proof *p) {
