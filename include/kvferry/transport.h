@@ -114,6 +114,26 @@ KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *co
 /** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
 KVF_API void kvf_peer_close(kvf_peer *peer);
 
+/**
+ * Shuts out the endpoint that exported `card`: its connections to us are ended and new ones refused. Once
+ * this has returned KVF_OK, nothing that it has under way or starts later writes to our memory, also if its
+ * process was stopped in the middle and goes on in a day. For owners who want to use memory again that a peer
+ * was writing to when it fell silent.
+ *
+ * @return KVF_OK; KVF_E_AGAIN (it is in the middle of a write: progress and call again; it stays there while
+ * its process is stopped, and is out when that dies); KVF_E_UNSUPPORTED (it may be connected in a way that
+ *         cannot be shut, such as "ucx"); KVF_E_PARSE (not a card), KVF_E_INVALID, KVF_E_NOMEM. It is kept
+ * from connecting anew in all of these cases but the last three
+ */
+KVF_API kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_t bytes);
+
+/**
+ * Lets an endpoint that was shut out connect again: when it is known to have given up what it did before.
+ *
+ * @return KVF_OK, also when it was not shut out; KVF_E_PARSE, KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_transport_admit(kvf_transport *transport, const void *card, size_t bytes);
+
 typedef enum kvf_direction {
     KVF_READ = 0,  /**< remote to local */
     KVF_WRITE = 1, /**< local to remote */
@@ -185,6 +205,21 @@ typedef struct kvf_transfer kvf_transfer;
  */
 KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction,
                                       kvf_peer *const *peers, kvf_transfer **out);
+
+/**
+ * Starts moving what one source of a plan gives, at the source itself: this process is that remote rank, and
+ * writes the runs to the rank the plan calls local. For producers that write; the other sources of the plan
+ * do the same for themselves.
+ *
+ * @param request  over a plan to fill the peer's shard; must stay unchanged until the transfer is freed
+ * @param source   which source of the plan this rank is
+ * @param peer     the rank the plan calls local
+ * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
+ * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID, KVF_E_PEER_LOST, KVF_E_NOMEM, and what
+ *         kvf_transport_submit() refuses
+ */
+KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                                     kvf_transfer **out);
 
 /**
  * How a transfer stands. It moves while its transport progresses.

@@ -20,6 +20,13 @@
 
 typedef struct inproc_link inproc_link;
 
+/* An endpoint that was shut out. Its links from before stay shut when it may connect again. */
+typedef struct inproc_fence {
+    uint64_t id;
+    uint64_t number; /* fences so far, with this one */
+    bool admitted;
+} inproc_fence;
+
 typedef struct inproc_endpoint {
     kvf_transport *transport;
     inproc_link *links;  /* ours */
@@ -29,6 +36,11 @@ typedef struct inproc_endpoint {
     uint64_t id;
     uint32_t references; /* by its transport and by links */
     uint32_t copying;    /* slices that are being copied from or to its memory, by others */
+    const struct inproc_endpoint *copying_with; /* whose memory it is copying from or to itself */
+    uint32_t fencing;                           /* threads that wait for somebody to leave it */
+    inproc_fence *fences;
+    uint32_t fence_count;
+    uint64_t fence_number;
     bool closed;
     bool signalled; /* wake_fd is readable */
     int wake_fd;
@@ -42,12 +54,13 @@ struct inproc_link {
     kvf_peer *peer;
     kvf_slices slices;
     bool lost;
+    uint64_t made; /* fences of the remote side when it was */
     struct inproc_link *previous, *following;
 };
 
 static struct {
     pthread_mutex_t mutex;
-    pthread_cond_t copied; /* some endpoint's `copying` became 0 */
+    pthread_cond_t copied; /* somebody has left an endpoint that is waited for */
     inproc_endpoint *endpoints;
     uint64_t last_id;
     pid_t pid; /* whose token it is: a forked child is another process */
@@ -89,6 +102,7 @@ static void release(inproc_endpoint *endpoint) {
         return;
     kvf_bytes_free(&endpoint->inbox);
     kvf_bytes_free(&endpoint->delivered);
+    kvf_free(endpoint->fences);
     kvf_free(endpoint);
 }
 
@@ -171,6 +185,19 @@ static inproc_endpoint *find_endpoint(uint64_t id) {
     return found;
 }
 
+static inproc_fence *find_fence(const inproc_endpoint *at, uint64_t id) {
+    for (uint32_t i = 0; i < at->fence_count; i++)
+        if (at->fences[i].id == id)
+            return &at->fences[i];
+    return NULL;
+}
+
+/* Whether a link was shut by the endpoint at its other end. */
+static bool is_shut(const inproc_link *link) {
+    const inproc_fence *fence = find_fence(link->remote, link->self->id);
+    return fence && link->made < fence->number;
+}
+
 /* The card is of our process and undamaged, yet its sizes come from outside. */
 static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer *peer) {
     uint32_t have, claimed;
@@ -186,7 +213,8 @@ static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer 
 }
 
 /* Needs the mutex. */
-static kvf_status find_remote(const unsigned char *card, const kvf_peer *peer, inproc_endpoint **out) {
+static kvf_status find_remote(const inproc_endpoint *self, const unsigned char *card, const kvf_peer *peer,
+                              inproc_endpoint **out) {
     uint64_t id;
     memcpy(&id, card + TOKEN_BYTES, sizeof id);
     kvf_status status = make_token();
@@ -197,6 +225,9 @@ static kvf_status find_remote(const unsigned char *card, const kvf_peer *peer, i
     inproc_endpoint *remote = find_endpoint(id);
     if (!remote || remote->closed)
         return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is closed");
+    const inproc_fence *fence = find_fence(remote, self->id);
+    if (fence && !fence->admitted)
+        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card has shut this one out");
     *out = remote;
     return compare_regions(remote, peer);
 }
@@ -210,9 +241,11 @@ static kvf_status inproc_connect(void *self, const void *card, size_t bytes, kvf
     made->self = self;
     made->peer = peer;
     lock();
-    kvf_status status = find_remote(card, peer, &made->remote);
-    if (!status)
+    kvf_status status = find_remote(made->self, card, peer, &made->remote);
+    if (!status) {
         made->remote->references++;
+        made->made = made->remote->fence_number;
+    }
     unlock();
     if (status) {
         kvf_free(made);
@@ -283,18 +316,21 @@ static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
 
 /* ---- progress ------------------------------------------------------------------------------------------ */
 
-/* Keeps the remote memory in place while a slice is copied; false when it is gone. */
-static bool enter(inproc_endpoint *remote) {
+/* Keeps the remote memory in place while a slice is copied; false when it is gone, or we are shut out. */
+static bool enter(const inproc_link *to) {
     lock();
-    bool there = !remote->closed;
-    remote->copying += there;
+    bool there = !to->remote->closed && !is_shut(to);
+    to->remote->copying += there;
+    to->self->copying_with = there ? to->remote : NULL;
     unlock();
     return there;
 }
 
-static void leave(inproc_endpoint *remote) {
+static void leave(const inproc_link *to) {
+    inproc_endpoint *remote = to->remote;
     lock();
-    if (--remote->copying == 0 && remote->closed)
+    to->self->copying_with = NULL;
+    if ((--remote->copying == 0 && remote->closed) || remote->fencing > 0)
         (void)pthread_cond_broadcast(&registry.copied);
     unlock();
 }
@@ -318,13 +354,13 @@ static uint64_t move(inproc_link *to, uint64_t budget) {
         kvf_slices_peek(&to->slices, budget - moved, KVF_SLICE_RUNS, &slice);
         if (slice.count == 0 && to->slices.offset == 0 && moved > 0)
             break; /* a long run: rather whole, next time */
-        if (!enter(to->remote)) {
+        if (!enter(to)) {
             to->lost = true;
             return moved;
         }
         kvf_batch *batch = to->slices.current;
         copy_slice(to, batch->direction, &slice);
-        leave(to->remote);
+        leave(to);
         moved += slice.bytes + slice.count;
         if (kvf_slices_advance(&to->slices, &slice))
             kvf_batch_end(batch, KVF_OK);
@@ -351,7 +387,7 @@ static void read_inbox(inproc_endpoint *self) {
 static void find_lost(inproc_endpoint *self) {
     lock();
     for (inproc_link *at = self->links; at; at = at->following)
-        at->lost = at->lost || at->remote->closed;
+        at->lost = at->lost || at->remote->closed || is_shut(at);
     unlock();
 }
 
@@ -387,6 +423,65 @@ static kvf_status inproc_progress(void *at, bool *busy) {
     return KVF_OK;
 }
 
+/* ---- fences -------------------------------------------------------------------------------------------- */
+
+/* Needs the mutex. */
+static kvf_status add_fence(inproc_endpoint *self, uint64_t id) {
+    inproc_fence *fence = find_fence(self, id);
+    if (!fence) {
+        inproc_fence *grown = kvf_resize(self->fences, (size_t)self->fence_count + 1, sizeof *grown);
+        if (!grown)
+            return kvf_nomem("a fence");
+        self->fences = grown;
+        fence = &grown[self->fence_count++];
+    }
+    *fence = (inproc_fence){id, ++self->fence_number, false};
+    return KVF_OK;
+}
+
+/* Whether the card is of this process; needs the mutex. */
+static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
+    if (bytes != CARD_BYTES)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
+    kvf_status status = make_token();
+    if (!status && memcmp(card, registry.token, TOKEN_BYTES) != 0)
+        return KVF_E_NOT_FOUND; /* of another process, which never comes this way */
+    memcpy(id, (const unsigned char *)card + TOKEN_BYTES, sizeof *id);
+    return status;
+}
+
+/* Threads of this process are not stopped one by one: a copy that is under way is waited for. */
+static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
+    inproc_endpoint *self = at;
+    uint64_t id;
+    lock();
+    kvf_status status = read_card(card, bytes, &id);
+    if (!status)
+        status = add_fence(self, id);
+    if (!status) {
+        self->fencing++;
+        for (inproc_endpoint *other; (other = find_endpoint(id)) && other->copying_with == self;)
+            (void)pthread_cond_wait(&registry.copied, &registry.mutex);
+        self->fencing--;
+        inproc_endpoint *other = find_endpoint(id);
+        if (other)
+            signal_endpoint(other, true); /* to find out */
+    }
+    unlock();
+    return status;
+}
+
+static kvf_status inproc_admit(void *at, const void *card, size_t bytes) {
+    uint64_t id;
+    lock();
+    kvf_status status = read_card(card, bytes, &id);
+    inproc_fence *fence = status ? NULL : find_fence(at, id);
+    if (fence)
+        fence->admitted = true;
+    unlock();
+    return status == KVF_E_NOT_FOUND ? KVF_OK : status;
+}
+
 const kvf_fabric kvf_fabric_inproc = {
     .kind = "inproc",
     .open = inproc_open,
@@ -397,6 +492,8 @@ const kvf_fabric kvf_fabric_inproc = {
     .cancel = inproc_cancel,
     .notify = inproc_notify,
     .disconnect = inproc_disconnect,
+    .fence = inproc_fence_out,
+    .admit = inproc_admit,
     .progress = inproc_progress,
     .event_fd = inproc_event_fd,
     .close = inproc_close,

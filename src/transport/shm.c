@@ -90,6 +90,7 @@ static kvf_status open_descriptors(shm_endpoint *endpoint) {
 static void shm_close(void *self) {
     shm_endpoint *endpoint = self;
     shm_close_clients(endpoint);
+    shm_guests_free(&endpoint->guests);
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         (void)munmap(endpoint->arenas[i].address, endpoint->arenas[i].bytes);
         close_descriptor(endpoint->arenas[i].fd);
@@ -221,6 +222,8 @@ const kvf_fabric kvf_fabric_shm = {
     .cancel = shm_cancel,
     .notify = shm_notify,
     .disconnect = shm_disconnect,
+    .fence = shm_fence,
+    .admit = shm_admit,
     .progress = shm_progress,
     .event_fd = shm_event_fd,
     .close = shm_close,

@@ -1,10 +1,11 @@
 /*
- * The fabric for peers on this host, in four files:
+ * The fabric for peers on this host, in these files:
  *
  *   shm.c         the endpoint: its socket, its memory, its card, its turn of work
  *   shm_serve.c   the owner's side: who is connected to us, and what they ask
  *   shm_link.c    the consumer's side: connecting, what the owner tells, and moving batches
  *   shm_direct.c  reading and writing another process's memory by process_vm_readv and process_vm_writev
+ *   shm_gate.c    shutting a writer out
  *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden
  *   shm_wire.c    messages and shared memory
  */
@@ -14,6 +15,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "transport/shm_gate.h"
 #include "transport/shm_wire.h"
 #include "transport/slices.h"
 
@@ -51,6 +53,7 @@ typedef struct shm_endpoint {
     uint32_t arena_count;
     shm_client *clients;
     uint32_t unknown_clients;
+    shm_guests guests;
     shm_link *links;
     shm_packet packet; /* being looked at */
     struct iovec local[SHM_VECTORS], remote[SHM_VECTORS];
@@ -75,6 +78,11 @@ struct shm_client {
     uint32_t arenas_told; /* of what it is told at first */
     uint32_t regions_told;
     bool ready_told;
+    bool gate_told;
+    bool retired; /* gone, but perhaps still writing: waited for */
+    unsigned char from[SHM_ID_BYTES];
+    shm_gate *gate;
+    int gate_fd; /* until it is sent */
     bool answer_due;
     shm_moved_message answer;
     shm_buffer buffer;
@@ -110,6 +118,8 @@ struct shm_link {
     shm_arena *arenas; /* as mapped here; no descriptors */
     uint32_t arena_count;
 
+    shm_gate *gate; /* NULL: writing needs no leave */
+
     shm_buffer buffer; /* made when it is first needed */
     int buffer_fd;     /* until it is sent */
     shm_slot slots[SHM_SLOTS_MAX];
@@ -136,6 +146,12 @@ void shm_serve(shm_client *client, uint32_t events, uint64_t *budget);
 void shm_sweep_clients(shm_endpoint *endpoint);
 
 void shm_close_clients(shm_endpoint *endpoint);
+
+/** Shuts its gate; whether it may be in the middle of a write. */
+bool shm_client_writes(shm_client *client);
+
+kvf_status shm_fence(void *self, const void *part, size_t bytes);
+kvf_status shm_admit(void *self, const void *part, size_t bytes);
 
 /* shm_link.c */
 

@@ -62,6 +62,7 @@ static kvf_status take_hold(shm_link *link, const shm_card *card) {
 static kvf_status greet(shm_link *link, const shm_card *card) {
     shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
     memcpy(hello.key, card->key, SHM_ID_BYTES);
+    memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
     kvf_status status = shm_watch_add(link->endpoint, link->fd, &link->watch);
     if (!status && link->process_fd >= 0)
         status = shm_watch_add(link->endpoint, link->process_fd, &link->watch);
@@ -100,6 +101,7 @@ static void free_link(shm_link *link) {
     shm_link_hang_up(link);
     for (uint32_t i = 0; i < link->arena_count; i++)
         (void)munmap(link->arenas[i].address, link->arenas[i].bytes);
+    shm_gate_unmap(link->gate);
     kvf_free(link->arenas);
     kvf_free(link->bases);
     kvf_free(link->addresses);
@@ -220,6 +222,8 @@ static bool take_message(shm_link *link, const shm_packet *packet) {
         return take_arena(link, packet);
     case SHM_REGIONS:
         return take_regions(link, packet);
+    case SHM_GATE:
+        return !link->ready && !link->gate && shm_gate_map(packet->fd, &link->gate) == KVF_OK;
     case SHM_READY:
         if (link->ready || link->regions_known != link->region_count)
             return false;
@@ -308,14 +312,25 @@ static void copy_mapped(const shm_link *link, kvf_direction direction, const kvf
                          slice->bytes);
 }
 
+/* Without the owner's help. Writing needs its leave, for it may have shut us out meanwhile. */
+static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_slice *slice, bool mapped) {
+    kvf_status status = KVF_OK;
+    shm_gate *gate = direction == KVF_WRITE ? link->gate : NULL;
+    if (!shm_gate_enter(gate))
+        return KVF_E_PEER_LOST;
+    if (mapped)
+        copy_mapped(link, direction, slice);
+    else
+        status = shm_direct(link, direction, slice);
+    shm_gate_leave(gate);
+    return status;
+}
+
 /* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
 static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice *slice) {
-    if (same_way(link, slice)) {
-        copy_mapped(link, direction, slice);
-        return KVF_OK;
-    }
-    if (!link->no_direct) {
-        kvf_status status = shm_direct(link, direction, slice);
+    bool mapped = same_way(link, slice);
+    if (mapped || !link->no_direct) {
+        kvf_status status = move_alone(link, direction, slice, mapped);
         if (status != KVF_E_UNSUPPORTED)
             return status;
         link->no_direct = true;

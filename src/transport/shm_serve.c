@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -33,17 +34,36 @@ static void free_client(shm_client *client) {
         client->following->previous = client->previous;
     endpoint->unknown_clients -= !client->known;
     unmap_buffer(&client->buffer);
+    (void)shm_gate_shut(client->gate);
+    shm_gate_unmap(client->gate);
+    if (client->gate_fd >= 0)
+        (void)close(client->gate_fd);
     /* A forked child may hold the same file open, and then closing it does not end the watching. */
     (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
     (void)close(client->fd);
     kvf_free(client);
 }
 
+/* It closes its end outside of any copy, and the kernel closes it after all of its threads. */
+bool shm_client_writes(shm_client *client) {
+    struct pollfd end = {client->fd, POLLIN, 0};
+    if (!shm_gate_shut(client->gate))
+        return false;
+    return !client->hung_up && !(poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
+}
+
+/* One that is in the middle of a write is kept until it is not: it may be asked for by shm_fence(). */
 void shm_sweep_clients(shm_endpoint *endpoint) {
     for (shm_client *client = endpoint->clients, *next; client; client = next) {
         next = client->following;
-        if (client->gone)
+        if (!client->gone)
+            continue;
+        if (!shm_client_writes(client)) {
             free_client(client);
+        } else if (!client->retired) {
+            client->retired = true;
+            (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
+        }
     }
 }
 
@@ -72,6 +92,7 @@ static kvf_status add_client(shm_endpoint *endpoint, int fd) {
         return kvf_nomem("a client");
     client->endpoint = endpoint;
     client->fd = fd;
+    client->gate_fd = -1;
     client->watch = (shm_watch){SHM_WATCH_CLIENT, client};
     status = shm_watch_add(endpoint, fd, &client->watch);
     if (status) {
@@ -155,6 +176,19 @@ static kvf_status tell_arena(shm_client *client) {
     return status;
 }
 
+static kvf_status tell_gate(shm_client *client) {
+    shm_header message = {SHM_GATE, 0};
+    kvf_status status = client->gate ? KVF_OK : shm_gate_make(&client->gate, &client->gate_fd);
+    if (!status)
+        status = shm_send(client->fd, &message, sizeof message, client->gate_fd);
+    if (status)
+        return status;
+    client->gate_told = true;
+    (void)close(client->gate_fd);
+    client->gate_fd = -1;
+    return KVF_OK;
+}
+
 /* Sends what is due, in order, until the client does not read. */
 static kvf_status tell(shm_client *client) {
     uint32_t count;
@@ -165,6 +199,8 @@ static kvf_status tell(shm_client *client) {
             status = tell_arena(client);
         } else if (client->regions_told < count) {
             status = tell_regions(client, regions, count);
+        } else if (!client->gate_told) {
+            status = tell_gate(client);
         } else {
             shm_header ready = {SHM_READY, 0};
             status = shm_send(client->fd, &ready, sizeof ready, -1);
@@ -191,9 +227,12 @@ static bool same_key(const unsigned char *a, const unsigned char *b) {
 static bool take_hello(shm_client *client, const shm_packet *packet) {
     const shm_hello *hello = &packet->as.hello;
     if (packet->as.header.kind != SHM_HELLO || packet->bytes != sizeof *hello ||
-        hello->version != SHM_VERSION || !same_key(hello->key, client->endpoint->card.key))
+        hello->version != SHM_VERSION || !same_key(hello->key, client->endpoint->card.key) ||
+        shm_guests_fenced(&client->endpoint->guests, hello->from))
         return false;
     client->known = true;
+    memcpy(client->from, hello->from, SHM_ID_BYTES);
+    shm_guests_see(&client->endpoint->guests, hello->from);
     client->endpoint->unknown_clients--;
     return true;
 }

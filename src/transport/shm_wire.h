@@ -4,8 +4,8 @@
  *
  *     consumer                                   owner
  *     HELLO key                           ->     checks it
- *                                         <-     ARENA fd, ... REGIONS, ... READY
- *     (maps, or reads with process_vm_readv, without a word)
+ *                                         <-     ARENA fd, ... REGIONS, ... GATE fd, READY
+ *     (maps, or reads with process_vm_readv, without a word; writes while the gate is open)
  *     NOTICE bytes                        ->
  *     BUFFER fd                           ->     maps it                    only where direct reading is
  *     MOVE slot, list of pieces           ->     copies memory <-> slot      forbidden
@@ -19,7 +19,7 @@
 
 #include "base/base.h"
 
-#define SHM_VERSION 1u
+#define SHM_VERSION 2u
 #define SHM_ID_BYTES 16
 #define SHM_REGIONS_MAX 512u  /**< in one REGIONS */
 #define SHM_PIECES_MAX 1024u  /**< in one MOVE */
@@ -36,6 +36,7 @@ typedef enum shm_kind {
     SHM_MOVE = 6,
     SHM_MOVED = 7,
     SHM_NOTICE = 8,
+    SHM_GATE = 9, /**< with the descriptor of a shm_gate; nothing follows the header */
 } shm_kind;
 
 typedef struct shm_header {
@@ -57,6 +58,7 @@ typedef struct shm_hello {
     uint32_t version;
     uint32_t unused;
     unsigned char key[SHM_ID_BYTES];
+    unsigned char from[SHM_ID_BYTES]; /**< the name in the sender's own card */
 } shm_hello;
 
 /** With the descriptor of the memory. */

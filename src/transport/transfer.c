@@ -31,6 +31,7 @@ struct transfer_source {
 struct kvf_transfer {
     kvf_transport *transport;
     kvf_direction direction;
+    bool swapped;       /* pushed by the plan's remote side: its runs name our memory as the remote one */
     kvf_status failed;  /* the first failure, or KVF_E_CANCELLED */
     uint32_t in_flight; /* batches */
     bool abandoned;     /* kvf_transfer_free() was called: freed with the last batch */
@@ -56,14 +57,22 @@ static void fail(kvf_transfer *transfer, kvf_status status) {
             (void)kvf_transport_cancel(transfer->transport, transfer->batches[i].operation);
 }
 
+static void swap_sides(kvf_run *run) {
+    *run =
+        (kvf_run){run->remote_offset, run->local_offset, run->bytes, run->remote_region, run->local_region};
+}
+
 static void fill(transfer_source *source, transfer_batch *batch) {
     batch->count = 0;
     batch->bytes = 0;
     while (batch->count < BATCH_RUNS && batch->bytes < BATCH_BYTES && !source->exhausted) {
         size_t room = BATCH_RUNS - batch->count < PULL_RUNS ? BATCH_RUNS - batch->count : PULL_RUNS;
         size_t got = kvf_run_cursor_next(&source->cursor, batch->runs + batch->count, room);
-        for (size_t i = 0; i < got; i++)
-            batch->bytes += batch->runs[batch->count++].bytes;
+        for (size_t i = 0; i < got; i++, batch->count++) {
+            batch->bytes += batch->runs[batch->count].bytes;
+            if (source->transfer->swapped)
+                swap_sides(&batch->runs[batch->count]);
+        }
         source->exhausted = got == 0;
     }
 }
@@ -138,16 +147,31 @@ static kvf_status make(uint32_t sources, kvf_transfer **out) {
     return KVF_OK;
 }
 
-static void place_source(kvf_transfer *transfer, const kvf_request *request, uint32_t i, kvf_peer *peer) {
+/* Source i of the transfer is source `of_plan` of the request's plan. */
+static void place_source(kvf_transfer *transfer, uint32_t i, const kvf_request *request, uint32_t of_plan,
+                         kvf_peer *peer) {
     transfer_source *source = &transfer->sources[i];
     source->transfer = transfer;
     source->peer = peer;
     source->batches = &transfer->batches[(size_t)i * BATCHES];
-    kvf_run_cursor_start(&source->cursor, request, i);
+    kvf_run_cursor_start(&source->cursor, request, of_plan);
     for (uint32_t b = 0; b < BATCHES; b++) {
         source->batches[b].source = source;
         source->batches[b].submitted = false;
     }
+}
+
+/* Gets a placed transfer under way; it is freed if nothing of it is. */
+static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
+    for (uint32_t i = 0; i < transfer->source_count && !transfer->failed; i++)
+        pump(&transfer->sources[i]);
+    if (transfer->failed && transfer->in_flight == 0) {
+        kvf_status status = transfer->failed;
+        free_transfer(transfer);
+        return status;
+    }
+    *out = transfer; /* a failure with batches under way is told by its status */
+    return KVF_OK;
 }
 
 kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction, kvf_peer *const *peers,
@@ -167,16 +191,28 @@ kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction directio
     transfer->transport = sources > 0 ? peers[0]->transport : NULL;
     transfer->direction = direction;
     for (uint32_t i = 0; i < sources; i++)
-        place_source(transfer, request, i, peers[i]);
-    for (uint32_t i = 0; i < sources && !transfer->failed; i++)
-        pump(&transfer->sources[i]);
-    if (transfer->failed && transfer->in_flight == 0) {
-        status = transfer->failed;
-        free_transfer(transfer);
+        place_source(transfer, i, request, i, peers[i]);
+    return launch(transfer, out);
+}
+
+kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                             kvf_transfer **out) {
+    if (!request || !peer || !out)
+        return kvf_fail(KVF_E_INVALID, "push: %s is NULL", !request ? "request" : !peer ? "peer" : "out");
+    uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
+    if (source >= sources)
+        return kvf_fail(KVF_E_RANGE, "push: source is %u; the plan has %u", source, sources);
+    if (peer->lost || peer->closing)
+        return kvf_fail(KVF_E_PEER_LOST, "push: %s is %s", peer->name, peer->lost ? "gone" : "being closed");
+    kvf_transfer *transfer = NULL;
+    kvf_status status = make(1, &transfer);
+    if (status)
         return status;
-    }
-    *out = transfer; /* a failure with batches under way is told by its status */
-    return KVF_OK;
+    transfer->transport = peer->transport;
+    transfer->direction = KVF_WRITE;
+    transfer->swapped = true;
+    place_source(transfer, 0, request, source, peer);
+    return launch(transfer, out);
 }
 
 kvf_status kvf_transfer_status(const kvf_transfer *transfer) {

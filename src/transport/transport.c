@@ -23,6 +23,8 @@ static const kvf_fabric *const all_fabrics[] = {
     NULL,
 };
 
+const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
+
 typedef struct kvf_plain_memory {
     void *address;
     size_t bytes;
@@ -95,25 +97,27 @@ static kvf_status open_descriptors(kvf_transport *transport) {
     return watch(transport, transport->wake_fd);
 }
 
+/* With "auto", one that does not work here is left out. */
+static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric) {
+    kvf_front_fabric opened = {fabric, NULL, false};
+    kvf_status status = fabric->open(transport, &transport->options, &opened.endpoint);
+    if (status == KVF_E_UNSUPPORTED && transport->automatic)
+        return KVF_OK;
+    if (status)
+        return kvf_fail_in(status, "%s: ", fabric->kind);
+    transport->fabrics[transport->fabric_count++] = opened;
+    return watch(transport, fabric->event_fd(opened.endpoint));
+}
+
 static kvf_status open_fabrics(kvf_transport *transport, const char *kind) {
-    for (size_t i = 0; all_fabrics[i]; i++) {
-        const kvf_fabric *fabric = all_fabrics[i];
-        if (!transport->automatic && strcmp(kind, fabric->kind) != 0)
-            continue;
-        kvf_front_fabric opened = {fabric, NULL, false};
-        kvf_status status = fabric->open(transport, &transport->options, &opened.endpoint);
-        if (status == KVF_E_UNSUPPORTED && transport->automatic)
-            continue;
-        if (status)
-            return kvf_fail_in(status, "%s: ", fabric->kind);
-        transport->fabrics[transport->fabric_count++] = opened;
-        status = watch(transport, fabric->event_fd(opened.endpoint));
-        if (status)
-            return status;
-    }
-    if (transport->fabric_count == 0)
+    const kvf_fabric *in_front = kvf_fabric_in_front ? kvf_fabric_in_front(kind) : NULL;
+    kvf_status status = in_front ? open_fabric(transport, in_front) : KVF_OK;
+    for (size_t i = 0; all_fabrics[i] && !in_front && !status; i++)
+        if (transport->automatic || strcmp(kind, all_fabrics[i]->kind) == 0)
+            status = open_fabric(transport, all_fabrics[i]);
+    if (!status && transport->fabric_count == 0)
         return kvf_fail_in(KVF_E_UNSUPPORTED, "no transport works here; the last one: ");
-    return KVF_OK;
+    return status;
 }
 
 kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *options, kvf_transport **out) {

@@ -84,6 +84,18 @@ typedef struct kvf_fabric {
      * front ends the batches. Called outside of progress(). */
     void (*disconnect)(void *link);
 
+    /**
+     * The endpoint that wrote this part of a card shall not touch our memory any more. NULL where a fabric
+     * cannot know; then admit is NULL too.
+     *
+     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write), KVF_E_NOT_FOUND (it is kept out from
+     * now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE, KVF_E_NOMEM
+     */
+    kvf_status (*fence)(void *endpoint, const void *card, size_t bytes);
+
+    /** Takes a fence away. */
+    kvf_status (*admit)(void *endpoint, const void *card, size_t bytes);
+
     /** Bounded work. Sets *busy when it should be called again at once. */
     kvf_status (*progress)(void *endpoint, bool *busy);
 
@@ -115,6 +127,12 @@ unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);
+
+/**
+ * What tests put in front of the fabrics: called when an endpoint is opened, it may give a fabric to use
+ * instead of those of that kind; NULL leaves it as it is. NULL itself, as it always is outside tests.
+ */
+extern const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
 
 extern const kvf_fabric kvf_fabric_inproc;
 extern const kvf_fabric kvf_fabric_shm;

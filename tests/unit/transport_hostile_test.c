@@ -680,6 +680,8 @@ static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     assert_int_equal(kvf_transport_register(there, &remote, 1), KVF_OK);
     test_side a = {.transport = here}, b = {.transport = there};
     kvf_peer *peer = side_connect(&a, &b);
+    /* They have mapped what they need: nothing of theirs will fill the hole. */
+    assert_int_equal(move_runs(&a, &b, peer, KVF_READ, &(kvf_run){0, 0, page, 0, 0}, 1), KVF_OK);
     (void)munmap(memory + 8 * page, page);
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
         kvf_run across = {0, 0, 16 * page, 0, 0};

@@ -1,0 +1,65 @@
+/*
+ * Shutting an endpoint out. It may be connected by any of the fabrics it has in common with us; which of them
+ * it took, only those know that have seen it.
+ */
+#include "transport/card.h"
+#include "transport/front.h"
+
+/* What the fabrics say of an endpoint. */
+typedef struct verdict {
+    bool inside;  /* it may be writing */
+    bool outside; /* it was here, and writes no more */
+    bool unable;  /* it may be here without being seen */
+} verdict;
+
+static kvf_status ask(const kvf_front_fabric *front, const kvf_card_part *part, verdict *out) {
+    if (!front->fabric->fence) {
+        out->unable = true;
+        return KVF_OK;
+    }
+    kvf_status status = front->fabric->fence(front->endpoint, part->data, part->bytes);
+    out->inside = out->inside || status == KVF_E_AGAIN;
+    out->outside = out->outside || status == KVF_OK;
+    bool answered = status == KVF_E_AGAIN || status == KVF_E_NOT_FOUND;
+    return answered ? KVF_OK : status;
+}
+
+static kvf_status lift(const kvf_front_fabric *front, const kvf_card_part *part, verdict *out) {
+    (void)out;
+    return front->fabric->admit ? front->fabric->admit(front->endpoint, part->data, part->bytes) : KVF_OK;
+}
+
+/* Every fabric that both have. */
+static kvf_status
+each_in_common(kvf_transport *transport, const void *data, size_t bytes, const char *what,
+               kvf_status (*act)(const kvf_front_fabric *, const kvf_card_part *, verdict *), verdict *out) {
+    if (!transport || !data)
+        return kvf_fail(KVF_E_INVALID, "%s: %s is NULL", what, !transport ? "transport" : "card");
+    kvf_card card = {0};
+    kvf_status status = kvf_card_read(data, bytes, &card);
+    for (uint32_t i = 0; i < transport->fabric_count && !status; i++) {
+        const kvf_front_fabric *front = &transport->fabrics[i];
+        for (uint32_t p = 0; p < card.part_count && !front->disabled && !status; p++)
+            if (strcmp(card.parts[p].kind, front->fabric->kind) == 0)
+                status = act(front, &card.parts[p], out);
+    }
+    kvf_card_free(&card);
+    return status ? kvf_fail_in(status, "%s: ", what) : KVF_OK;
+}
+
+kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_t bytes) {
+    verdict found = {0};
+    kvf_status status = each_in_common(transport, card, bytes, "fence", ask, &found);
+    if (status)
+        return status;
+    if (found.inside)
+        return kvf_fail(KVF_E_AGAIN, "fence: the endpoint may be in the middle of a write");
+    if (found.unable && !found.outside)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "fence: the endpoint may be connected in a way that cannot be shut");
+    return KVF_OK;
+}
+
+kvf_status kvf_transport_admit(kvf_transport *transport, const void *card, size_t bytes) {
+    return each_in_common(transport, card, bytes, "admit", lift, &(verdict){0});
+}

@@ -1,0 +1,386 @@
+#include "faulty_fabric.h"
+
+#include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "transport/transport.h"
+
+/* ---- the schedule ----------------------------------------------------------------------------------------
+ */
+
+static struct {
+    faulty_options options;
+    _Atomic bool installed;
+    _Atomic uint64_t drawn;
+    _Atomic uint64_t counts[FAULTY_FAULTS];
+} schedule;
+
+static uint64_t draw(void) {
+    uint64_t x = schedule.options.seed * 0xd1342543de82ef95u + atomic_fetch_add(&schedule.drawn, 1);
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static bool happens(faulty_fault fault) {
+    bool now = atomic_load(&schedule.installed) && draw() % 1000 < schedule.options.per_mille[fault];
+    if (now)
+        atomic_fetch_add(&schedule.counts[fault], 1);
+    return now;
+}
+
+static uint32_t draw_turns(void) {
+    uint32_t most = schedule.options.turns ? schedule.options.turns : 1;
+    return 1 + (uint32_t)(draw() % most);
+}
+
+/* ---- the fabric ------------------------------------------------------------------------------------------
+ */
+
+typedef struct faulty_endpoint faulty_endpoint;
+typedef struct faulty_link faulty_link;
+
+/* A batch on its way: waiting to start, moving, or waiting to end. */
+typedef struct faulty_job {
+    faulty_link *link;
+    kvf_batch *batch;
+    enum { JOB_WAITS, JOB_MOVES, JOB_ENDS } state;
+    uint32_t turns; /* until what it waits for */
+    kvf_operation operation;
+    kvf_status status; /* it ends with */
+    bool half_moved, all_moved, late_end, deaf;
+    struct faulty_job *next;
+} faulty_job;
+
+struct faulty_link {
+    faulty_endpoint *endpoint;
+    kvf_peer *outer; /* NULL once it was reported lost */
+    kvf_peer *inner; /* NULL once it is closed */
+    bool leaving;    /* the front ends its batches: jobs end quietly */
+    bool lose;       /* to be reported lost in the next turn */
+    faulty_job *jobs;
+    struct faulty_link *next;
+};
+
+struct faulty_endpoint {
+    kvf_transport *outer, *inner;
+    int epoll_fd, wake_fd;
+    bool awake;
+    faulty_link *links;
+};
+
+/* What the endpoint that is being opened shall have behind it. */
+static _Thread_local const char *opening_kind;
+static _Thread_local bool opening_inner;
+
+static void wake(faulty_endpoint *endpoint, bool on) {
+    uint64_t count = 1;
+    if (endpoint->awake == on)
+        return;
+    ssize_t done =
+        on ? write(endpoint->wake_fd, &count, sizeof count) : read(endpoint->wake_fd, &count, sizeof count);
+    endpoint->awake = done == (ssize_t)sizeof count ? on : endpoint->awake;
+}
+
+static void on_notify(void *context, kvf_transport *inner, const void *data, size_t bytes) {
+    (void)inner;
+    kvf_deliver(((faulty_endpoint *)context)->outer, data, bytes);
+}
+
+static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer) {
+    (void)inner;
+    faulty_link *link = ((faulty_endpoint *)context)->links;
+    while (link && link->inner != peer)
+        link = link->next;
+    if (link)
+        link->lose = true;
+}
+
+/* ---- opening and closing ---------------------------------------------------------------------------------
+ */
+
+static void faulty_close(void *self) {
+    faulty_endpoint *endpoint = self;
+    kvf_transport_close(endpoint->inner);
+    if (endpoint->epoll_fd >= 0)
+        (void)close(endpoint->epoll_fd);
+    if (endpoint->wake_fd >= 0)
+        (void)close(endpoint->wake_fd);
+    kvf_free(endpoint);
+}
+
+static bool watch(const faulty_endpoint *endpoint, int fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    return fd >= 0 && epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    faulty_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
+    if (!endpoint)
+        return kvf_nomem("an endpoint");
+    kvf_transport_options inner = *options;
+    inner.struct_size = sizeof inner;
+    inner.on_notify = on_notify;
+    inner.on_peer_lost = on_peer_lost;
+    inner.context = endpoint;
+    endpoint->outer = transport;
+    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    opening_inner = true;
+    kvf_status status = kvf_transport_open(opening_kind, &inner, &endpoint->inner);
+    opening_inner = false;
+    if (!status &&
+        (!watch(endpoint, endpoint->wake_fd) || !watch(endpoint, kvf_transport_event_fd(endpoint->inner))))
+        status = kvf_fail(KVF_E_IO, "the descriptors of a faulty endpoint");
+    if (status)
+        faulty_close(endpoint);
+    else
+        *out = endpoint;
+    return status;
+}
+
+static kvf_status faulty_allocate(void *self, uint64_t bytes, void **out) {
+    return kvf_transport_allocate(((faulty_endpoint *)self)->inner, bytes, out);
+}
+
+static kvf_status faulty_register(void *self, const kvf_memory *regions, uint32_t count) {
+    return kvf_transport_register(((faulty_endpoint *)self)->inner, regions, count);
+}
+
+static kvf_status faulty_card(void *self, kvf_bytes *out) {
+    const void *card;
+    size_t bytes;
+    kvf_status status = kvf_transport_export(((faulty_endpoint *)self)->inner, &card, &bytes);
+    return status ? status : kvf_bytes_add(out, card, bytes);
+}
+
+static int faulty_event_fd(void *self) {
+    return ((faulty_endpoint *)self)->epoll_fd;
+}
+
+/* ---- links -----------------------------------------------------------------------------------------------
+ */
+
+static kvf_status faulty_connect(void *self, const void *card, size_t bytes, kvf_peer *peer, void **out) {
+    faulty_endpoint *endpoint = self;
+    if (happens(FAULTY_NOT_CONNECTED))
+        return kvf_fail(KVF_E_IO, "the schedule says so");
+    faulty_link *link = kvf_alloc0(1, sizeof *link);
+    if (!link)
+        return kvf_nomem("a peer");
+    kvf_status status = kvf_transport_connect(endpoint->inner, card, bytes, &link->inner);
+    if (status) {
+        kvf_free(link);
+        return status;
+    }
+    link->endpoint = endpoint;
+    link->outer = peer;
+    link->next = endpoint->links;
+    endpoint->links = link;
+    *out = link;
+    return KVF_OK;
+}
+
+/* Nothing of it touches memory any more; the front ends the batches. */
+static void leave(faulty_link *link) {
+    link->leaving = true;
+    kvf_peer *inner = link->inner;
+    link->inner = NULL;
+    kvf_peer_close(inner);
+    for (faulty_job *job = link->jobs, *next; job; job = next) {
+        next = job->next;
+        kvf_free(job);
+    }
+    link->jobs = NULL;
+}
+
+static void faulty_disconnect(void *at) {
+    faulty_link *link = at;
+    leave(link);
+    faulty_link **place = &link->endpoint->links;
+    while (*place != link)
+        place = &(*place)->next;
+    *place = link->next;
+    kvf_free(link);
+}
+
+static kvf_status faulty_notify(void *at, const void *data, size_t bytes) {
+    faulty_link *link = at;
+    if (!link->inner)
+        return kvf_fail(KVF_E_PEER_LOST, "notify: the peer is gone");
+    if (happens(FAULTY_NOT_NOTIFIED)) {
+        wake(link->endpoint, true); /* it can be tried again */
+        return kvf_fail(KVF_E_AGAIN, "the schedule says so");
+    }
+    return kvf_transport_notify(link->inner, data, bytes);
+}
+
+/* What the inner transport does not know is not known here either. */
+static kvf_status faulty_fence(void *self, const void *card, size_t bytes) {
+    return kvf_transport_fence(((faulty_endpoint *)self)->inner, card, bytes);
+}
+
+static kvf_status faulty_admit(void *self, const void *card, size_t bytes) {
+    return kvf_transport_admit(((faulty_endpoint *)self)->inner, card, bytes);
+}
+
+/* ---- batches ---------------------------------------------------------------------------------------------
+ */
+
+static void end_job(faulty_job *job, kvf_status status) {
+    job->state = JOB_ENDS;
+    job->status = status;
+    job->turns = job->late_end ? draw_turns() : 0;
+    wake(job->link->endpoint, true);
+}
+
+static void on_done(void *context, kvf_operation operation, kvf_status status) {
+    faulty_job *job = context;
+    (void)operation;
+    if (job->link->leaving)
+        return;
+    if (!status && (job->half_moved || job->all_moved))
+        status = kvf_fail(KVF_E_IO, "the schedule says so");
+    end_job(job, status);
+}
+
+static void start_job(faulty_job *job) {
+    const kvf_batch *batch = job->batch;
+    size_t count = job->half_moved ? batch->count / 2 : batch->count;
+    job->state = JOB_MOVES;
+    kvf_status status = kvf_transport_submit(job->link->inner, batch->direction, batch->runs, count, on_done,
+                                             job, &job->operation);
+    if (status)
+        end_job(job, status);
+}
+
+static kvf_status faulty_submit(void *at, kvf_batch *batch) {
+    faulty_link *link = at;
+    if (happens(FAULTY_REFUSED))
+        return kvf_fail(KVF_E_IO, "the schedule says so");
+    faulty_job *job = kvf_alloc0(1, sizeof *job);
+    if (!job)
+        return kvf_nomem("an operation");
+    *job = (faulty_job){.link = link, .batch = batch, .state = JOB_WAITS};
+    faulty_job **place = &link->jobs;
+    while (*place)
+        place = &(*place)->next;
+    *place = job;
+    job->half_moved = happens(FAULTY_HALF_MOVED);
+    job->all_moved = happens(FAULTY_ALL_MOVED);
+    job->late_end = happens(FAULTY_LATE_END);
+    job->deaf = happens(FAULTY_DEAF);
+    link->lose = link->lose || happens(FAULTY_PEER_LOST);
+    if (happens(FAULTY_NOTHING_MOVED))
+        end_job(job, KVF_E_IO);
+    else if (happens(FAULTY_LATE_START))
+        job->turns = draw_turns();
+    else
+        start_job(job);
+    if (job->state == JOB_WAITS || link->lose)
+        wake(link->endpoint, true);
+    return KVF_OK;
+}
+
+static void faulty_cancel(void *at, kvf_batch *batch) {
+    const faulty_link *link = at;
+    faulty_job *job = link->jobs;
+    while (job && job->batch != batch)
+        job = job->next;
+    if (!job || job->deaf)
+        return;
+    if (job->state == JOB_WAITS)
+        end_job(job, KVF_E_CANCELLED);
+    else if (job->state == JOB_MOVES)
+        (void)kvf_transport_cancel(link->endpoint->inner, job->operation);
+}
+
+/* ---- progress --------------------------------------------------------------------------------------------
+ */
+
+/* True when it waits for a turn. */
+static bool work_on_jobs(faulty_link *link) {
+    bool waiting = false;
+    for (faulty_job **place = &link->jobs; *place;) {
+        faulty_job *job = *place;
+        if (job->state != JOB_MOVES && job->turns > 0) {
+            job->turns--;
+            waiting = true;
+        } else if (job->state == JOB_WAITS) {
+            start_job(job);
+            waiting = true;
+        }
+        if (job->state == JOB_ENDS && job->turns == 0) {
+            *place = job->next;
+            kvf_batch_end(job->batch, job->status);
+            kvf_free(job);
+        } else {
+            place = &job->next;
+        }
+    }
+    return waiting;
+}
+
+static kvf_status faulty_progress(void *self, bool *busy) {
+    faulty_endpoint *endpoint = self;
+    bool waiting = false;
+    kvf_status status = kvf_transport_progress(endpoint->inner, busy);
+    for (faulty_link *link = endpoint->links; link; link = link->next) {
+        kvf_peer *outer = link->outer;
+        if (link->lose && outer) {
+            leave(link);
+            link->outer = NULL;
+            kvf_peer_lost(outer);
+        }
+        waiting = work_on_jobs(link) || waiting;
+    }
+    wake(endpoint, waiting);
+    *busy = *busy || waiting;
+    return status;
+}
+
+static const kvf_fabric faulty = {
+    .kind = "faulty",
+    .open = faulty_open,
+    .allocate = faulty_allocate,
+    .register_memory = faulty_register,
+    .card = faulty_card,
+    .connect = faulty_connect,
+    .submit = faulty_submit,
+    .cancel = faulty_cancel,
+    .notify = faulty_notify,
+    .disconnect = faulty_disconnect,
+    .fence = faulty_fence,
+    .admit = faulty_admit,
+    .progress = faulty_progress,
+    .event_fd = faulty_event_fd,
+    .close = faulty_close,
+};
+
+/* ---- installing ------------------------------------------------------------------------------------------
+ */
+
+static const kvf_fabric *in_front(const char *kind) {
+    opening_kind = kind;
+    return opening_inner ? NULL : &faulty;
+}
+
+void faulty_install(const faulty_options *options) {
+    schedule.options = *options;
+    atomic_store(&schedule.drawn, 0);
+    for (int i = 0; i < FAULTY_FAULTS; i++)
+        atomic_store(&schedule.counts[i], 0);
+    atomic_store(&schedule.installed, true);
+    kvf_fabric_in_front = in_front;
+}
+
+void faulty_remove(void) {
+    kvf_fabric_in_front = NULL;
+    atomic_store(&schedule.installed, false);
+}
+
+uint64_t faulty_count(faulty_fault fault) {
+    return atomic_load(&schedule.counts[fault]);
+}

@@ -1,0 +1,50 @@
+/*
+ * A faulty transport in front of a real one, for tests.
+ *
+ * While it is installed, every transport that opens is served by one fabric, "faulty", which has a transport
+ * of the wanted kind of its own behind it and passes on what it is given: late, half, or not at all, as a
+ * seeded schedule says. Whatever it does, it keeps the promises of a fabric: a batch ends once, bytes have
+ * moved if it ends well, and nothing touches its memory after it has ended.
+ *
+ *   outer transport -> faulty fabric -> inner transport -> inproc, shm, ucx
+ *
+ * Both ends of a connection need it. With one thread a seed gives the same faults again; several threads may
+ * use it, and then share its schedule as they happen to come.
+ */
+#ifndef KVF_TEST_FAULTY_FABRIC_H
+#define KVF_TEST_FAULTY_FABRIC_H
+
+#include <stdint.h>
+
+/** What can happen to an operation, and other faults. */
+typedef enum faulty_fault {
+    FAULTY_REFUSED,       /**< submitting fails with KVF_E_IO */
+    FAULTY_NOTHING_MOVED, /**< ends with KVF_E_IO before any byte moved */
+    FAULTY_HALF_MOVED,    /**< ends with KVF_E_IO, half of its runs done */
+    FAULTY_ALL_MOVED,     /**< ends with KVF_E_IO although all is done */
+    FAULTY_LATE_START,    /**< waits before it moves */
+    FAULTY_LATE_END,  /**< is complete for a while before that is told: a cancel then comes too late, or in
+                         time  to be reported */
+    FAULTY_DEAF,      /**< does not hear that it is cancelled: ends as it would have */
+    FAULTY_PEER_LOST, /**< its peer is reported lost before it ends */
+    FAULTY_NOT_CONNECTED, /**< connecting fails with KVF_E_IO */
+    FAULTY_NOT_NOTIFIED,  /**< a notification fails with KVF_E_AGAIN */
+    FAULTY_FAULTS,
+} faulty_fault;
+
+typedef struct faulty_options {
+    uint64_t seed;
+    uint32_t per_mille[FAULTY_FAULTS]; /**< how often, of 1000 */
+    uint32_t turns;                    /**< what is late waits for up to so many calls of progress(); 0: 1 */
+} faulty_options;
+
+/** Installs it for transports that open from now on. Not while others open one. */
+void faulty_install(const faulty_options *options);
+
+/** Removes it; transports that are open keep what they have, but have no more faults. */
+void faulty_remove(void);
+
+/** How often a fault has happened since faulty_install(). */
+uint64_t faulty_count(faulty_fault fault);
+
+#endif

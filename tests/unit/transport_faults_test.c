@@ -1,0 +1,371 @@
+/*
+ * Transfers over a faulty transport in front of real ones: whatever happens, they end, well with the right
+ * bytes or with an error, and once they have ended nothing is written any more.
+ */
+#include "cells.h"
+
+#include <poll.h>
+#include <stdio.h>
+
+#include <kvferry/transport.h>
+
+#include "faulty_fabric.h"
+
+#define TOKENS 400u
+#define SOURCES 2u
+
+typedef struct endpoint {
+    cell_rank cells;
+    kvf_transport *transport;
+} endpoint;
+
+/* One rank of D, all of P's. */
+typedef struct world {
+    pair engines;
+    cell_sequence d_sequence, p_sequence;
+    endpoint d, p[SOURCES];
+    kvf_plan *plan;
+    kvf_request *request;
+    cell_rank before, wanted; /* what D's memory was, and shall be */
+} world;
+
+static void *allocate(void *context, uint64_t bytes) {
+    void *memory = NULL;
+    assert_ok(kvf_transport_allocate(context, bytes, &memory));
+    return memory;
+}
+
+static void endpoint_open(endpoint *e, const kvf_shard *shard, const cell_sequence *sequence,
+                          const char *kind) {
+    assert_ok(kvf_transport_open(kind, NULL, &e->transport));
+    rank_open(&e->cells, shard, sequence, allocate, e->transport);
+    assert_ok(kvf_transport_register(e->transport, e->cells.regions, e->cells.region_count));
+}
+
+static world *world_open(const char *kind) {
+    world *w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    w->engines = pair_of(attention(2, 4, 32),
+                         ENGINE(.all = {.block_count = 60, .tokens_per_block = 12, .order = "LP|BNH"}),
+                         ENGINE(.tp_size = SOURCES, .all = {.block_count = 60, .tokens_per_block = 16}));
+    sequence_open(&w->d_sequence, kvf_engine_shard(w->engines.local, 0), TOKENS, 1);
+    sequence_open(&w->p_sequence, kvf_engine_shard(w->engines.remote, 0), TOKENS, 2);
+    endpoint_open(&w->d, kvf_engine_shard(w->engines.local, 0), &w->d_sequence, kind);
+    for (uint32_t i = 0; i < SOURCES; i++) {
+        endpoint_open(&w->p[i], kvf_engine_shard(w->engines.remote, i), &w->p_sequence, kind);
+        rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), 5);
+    }
+    rank_copy(&w->before, &w->d.cells);
+    rank_copy(&w->wanted, &w->d.cells);
+    rank_fill(&w->wanted, all_layers(w->wanted.shard), 5);
+    w->plan = plan_of(&w->engines, 0);
+    assert_int_equal(kvf_plan_source_count(w->plan), SOURCES);
+    w->request = request_of(w->plan);
+    set_sequences(w->request, &w->d_sequence, &w->p_sequence);
+    return w;
+}
+
+static void world_close(world *w) {
+    for (uint32_t i = 0; i < SOURCES; i++) {
+        rank_close(&w->p[i].cells);
+        kvf_transport_close(w->p[i].transport);
+    }
+    rank_close(&w->d.cells);
+    kvf_transport_close(w->d.transport);
+    rank_close(&w->before);
+    rank_close(&w->wanted);
+    kvf_request_free(w->request);
+    kvf_plan_free(w->plan);
+    sequence_close(&w->d_sequence);
+    sequence_close(&w->p_sequence);
+    free_pair(&w->engines);
+    free(w);
+}
+
+static bool step(const world *w, int timeout_ms) {
+    const endpoint *ends[] = {&w->d, &w->p[0], &w->p[1]};
+    struct pollfd fds[COUNT_OF(ends)];
+    for (size_t i = 0; i < COUNT_OF(ends); i++)
+        fds[i] = (struct pollfd){kvf_transport_event_fd(ends[i]->transport), POLLIN, 0};
+    bool worked = poll(fds, COUNT_OF(ends), timeout_ms) > 0;
+    for (size_t i = 0; i < COUNT_OF(ends); i++)
+        if (fds[i].revents)
+            assert_ok(kvf_transport_progress(ends[i]->transport, NULL));
+    return worked;
+}
+
+/* ---- one try ---------------------------------------------------------------------------------------------
+ */
+
+/* D reads from its sources, or each source writes to D. */
+typedef struct attempt {
+    kvf_peer *peers[SOURCES];
+    kvf_transfer *transfers[SOURCES];
+    uint32_t count;
+    kvf_status status;
+} attempt;
+
+static kvf_status connect_to(const endpoint *from, const endpoint *to, kvf_peer **out) {
+    const void *card;
+    size_t bytes;
+    assert_ok(kvf_transport_export(to->transport, &card, &bytes));
+    return kvf_transport_connect(from->transport, card, bytes, out);
+}
+
+static void attempt_start(attempt *a, const world *w, bool push) {
+    *a = (attempt){0};
+    for (uint32_t i = 0; i < SOURCES && !a->status; i++) {
+        const endpoint *p = &w->p[kvf_plan_source_rank(w->plan, i)];
+        a->status = connect_to(push ? p : &w->d, push ? &w->d : p, &a->peers[i]);
+        if (!a->status && push)
+            a->status = kvf_transfer_push(w->request, i, a->peers[i], &a->transfers[i]);
+    }
+    if (!a->status && !push)
+        a->status = kvf_transfer_start(w->request, KVF_READ, a->peers, &a->transfers[0]);
+    for (uint32_t i = 0; i < SOURCES; i++)
+        a->count += a->transfers[i] != NULL;
+}
+
+static bool attempt_moves(const attempt *a) {
+    for (uint32_t i = 0; i < SOURCES; i++)
+        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_E_AGAIN)
+            return true;
+    return false;
+}
+
+static void attempt_cancel(const attempt *a) {
+    for (uint32_t i = 0; i < SOURCES; i++)
+        kvf_transfer_cancel(a->transfers[i]);
+}
+
+static kvf_status attempt_end(attempt *a, const world *w) {
+    if (a->status)
+        attempt_cancel(a);
+    while (attempt_moves(a))
+        assert_true(step(w, 60000)); /* it never waits for nothing */
+    for (uint32_t i = 0; i < SOURCES; i++) {
+        if (a->transfers[i] && !a->status)
+            a->status = kvf_transfer_status(a->transfers[i]);
+        kvf_transfer_free(a->transfers[i]);
+    }
+    return a->status;
+}
+
+static void attempt_close(const attempt *a) {
+    for (uint32_t i = 0; i < SOURCES; i++)
+        kvf_peer_close(a->peers[i]);
+}
+
+/* Every byte is what it was or what it shall be. */
+static void assert_nothing_wrong(const world *w) {
+    for (uint32_t r = 0; r < w->d.cells.region_count; r++) {
+        const unsigned char *now = w->d.cells.regions[r].address;
+        const unsigned char *before = w->before.regions[r].address, *wanted = w->wanted.regions[r].address;
+        for (uint64_t at = 0; at < w->d.cells.regions[r].bytes; at++)
+            if (now[at] != before[at] && now[at] != wanted[at])
+                fail_msg("region %u, offset %llu", r, (unsigned long long)at);
+    }
+}
+
+static void check_memory(const world *w, kvf_status status) {
+    if (status == KVF_OK) {
+        assert_same_memory(&w->d.cells, &w->wanted);
+        return;
+    }
+    if (status != KVF_E_IO && status != KVF_E_PEER_LOST && status != KVF_E_CANCELLED)
+        fail_msg("%s: %s", kvf_status_name(status), kvf_error_detail());
+    assert_nothing_wrong(w);
+}
+
+/* After the end the source's blocks may hold anything: D must not see it. */
+static void assert_quiet(const world *w) {
+    cell_rank seen;
+    rank_copy(&seen, &w->d.cells);
+    for (uint32_t i = 0; i < SOURCES; i++)
+        rank_scribble(&w->p[i].cells, 77);
+    while (step(w, 1)) {
+    }
+    assert_same_memory(&w->d.cells, &seen);
+    for (uint32_t i = 0; i < SOURCES; i++)
+        rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), 5);
+    rank_close(&seen);
+}
+
+static void reset(const world *w) {
+    for (uint32_t r = 0; r < w->d.cells.region_count; r++)
+        memcpy(w->d.cells.regions[r].address, w->before.regions[r].address, w->d.cells.regions[r].bytes);
+}
+
+/* ---- tests -----------------------------------------------------------------------------------------------
+ */
+
+static void every_transfer_ends_well_or_with_an_error(void **state) {
+    uint32_t well = 0, badly = 0, cancelled = 0;
+    uint32_t seeds = strcmp(*state, "ucx") == 0 ? 12 : 40; /* UCX takes its time to open */
+    uint64_t faults[FAULTY_FAULTS] = {0};
+    for (uint32_t seed = 0; seed < seeds; seed++) {
+        faulty_install(&(faulty_options){.seed = seed, .turns = 5});
+        world *w = world_open(*state);
+        faulty_install(&(faulty_options){.seed = seed,
+                                         .per_mille = {[FAULTY_REFUSED] = 30,
+                                                       [FAULTY_NOTHING_MOVED] = 30,
+                                                       [FAULTY_HALF_MOVED] = 30,
+                                                       [FAULTY_ALL_MOVED] = 30,
+                                                       [FAULTY_LATE_START] = 200,
+                                                       [FAULTY_LATE_END] = 200,
+                                                       [FAULTY_DEAF] = 100,
+                                                       [FAULTY_PEER_LOST] = 30,
+                                                       [FAULTY_NOT_CONNECTED] = 20},
+                                         .turns = 5});
+        for (uint32_t round = 0; round < 6; round++) {
+            attempt a;
+            attempt_start(&a, w, round % 2);
+            for (uint32_t i = 0; i < round && round % 3 == 2 && attempt_moves(&a); i++)
+                assert_true(step(w, 60000));
+            if (round % 3 == 2)
+                attempt_cancel(&a);
+            kvf_status status = attempt_end(&a, w);
+            check_memory(w, status);
+            assert_quiet(w);
+            attempt_close(&a);
+            reset(w);
+            well += status == KVF_OK;
+            cancelled += status == KVF_E_CANCELLED;
+            badly += status == KVF_E_IO || status == KVF_E_PEER_LOST;
+        }
+        for (int i = 0; i < FAULTY_FAULTS; i++)
+            faults[i] += faulty_count((faulty_fault)i);
+        world_close(w);
+        faulty_remove();
+    }
+    assert_true(well > 5);
+    assert_true(badly > 5);
+    assert_true(cancelled > 5);
+    for (int i = 0; i < FAULTY_NOT_NOTIFIED; i++)
+        assert_true(faults[i] > 0);
+}
+
+/* One fault on every operation, and what becomes of a transfer then. */
+static void each_fault_has_its_own_end(void **state) {
+    static const struct {
+        faulty_fault fault;
+        kvf_status ends;
+    } cases[] = {
+        {FAULTY_REFUSED, KVF_E_IO},    {FAULTY_NOTHING_MOVED, KVF_E_IO},    {FAULTY_HALF_MOVED, KVF_E_IO},
+        {FAULTY_ALL_MOVED, KVF_E_IO},  {FAULTY_LATE_START, KVF_OK},         {FAULTY_LATE_END, KVF_OK},
+        {FAULTY_DEAF, KVF_OK},         {FAULTY_PEER_LOST, KVF_E_PEER_LOST}, {FAULTY_NOT_CONNECTED, KVF_E_IO},
+        {FAULTY_NOT_NOTIFIED, KVF_OK},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        faulty_options options = {.seed = 1, .turns = 3};
+        options.per_mille[cases[i].fault] = 1000;
+        faulty_install(&options);
+        world *w = world_open(*state);
+        for (int push = 0; push < 2; push++) {
+            attempt a;
+            attempt_start(&a, w, push);
+            kvf_status status = attempt_end(&a, w);
+            assert_int_equal(status, cases[i].ends);
+            check_memory(w, status);
+            assert_quiet(w);
+            attempt_close(&a);
+            reset(w);
+        }
+        world_close(w);
+        faulty_remove();
+    }
+}
+
+static void a_cancel_that_comes_too_late_finds_everything_there(void **state) {
+    faulty_options options = {.seed = 3, .per_mille = {[FAULTY_DEAF] = 1000}};
+    faulty_install(&options);
+    world *w = world_open(*state);
+    /* Few enough runs for all batches to be under way before the cancel. */
+    kvf_group_request few = {w->d_sequence.tables[0], w->p_sequence.tables[0], 0, 40};
+    assert_ok(kvf_request_set(w->request, &few, 1));
+    attempt a;
+    attempt_start(&a, w, false);
+    attempt_cancel(&a);
+    while (attempt_moves(&a))
+        assert_true(step(w, 60000));
+    uint64_t bytes = 0;
+    kvf_transfer_counts(a.transfers[0], &bytes, NULL);
+    assert_int_equal(bytes, kvf_request_bytes(w->request, 0) + kvf_request_bytes(w->request, 1));
+    (void)attempt_end(&a, w);
+    attempt_close(&a);
+    world_close(w);
+    faulty_remove();
+}
+
+static void notifications_come_through_when_tried_again(void **state) {
+    faulty_options options = {.seed = 9, .per_mille = {[FAULTY_NOT_NOTIFIED] = 500}};
+    faulty_install(&options);
+    world *w = world_open(*state);
+    kvf_peer *peer = NULL;
+    assert_ok(connect_to(&w->d, &w->p[0], &peer));
+    for (int i = 0; i < 20; i++) {
+        kvf_status status;
+        while ((status = kvf_transport_notify(peer, "done", 5)) == KVF_E_AGAIN)
+            assert_true(step(w, 60000));
+        assert_ok(status);
+    }
+    assert_true(faulty_count(FAULTY_NOT_NOTIFIED) > 0);
+    kvf_peer_close(peer);
+    world_close(w);
+    faulty_remove();
+}
+
+static void nothing_is_faulty_once_it_is_removed(void **state) {
+    faulty_options options = {.seed = 1, .per_mille = {[FAULTY_REFUSED] = 1000}};
+    faulty_install(&options);
+    faulty_remove();
+    world *w = world_open(*state);
+    attempt a;
+    attempt_start(&a, w, true);
+    assert_string_equal(kvf_peer_kind(a.peers[0]), *state);
+    assert_int_equal(attempt_end(&a, w), KVF_OK);
+    assert_same_memory(&w->d.cells, &w->wanted);
+    attempt_close(&a);
+    world_close(w);
+}
+
+static int remove_faults(void **state) {
+    (void)state;
+    faulty_remove();
+    return 0;
+}
+
+static bool has_kind(const char *kind) {
+    for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
+        if (strcmp(kvf_transport_kind_name(i), kind) == 0)
+            return true;
+    return false;
+}
+
+int main(void) {
+    typedef struct named {
+        const char *name;
+        CMUnitTestFunction run;
+    } named;
+#define NAMED(test)                                                                                          \
+    { #test, test }
+    static const named tests[] = {
+        NAMED(every_transfer_ends_well_or_with_an_error),
+        NAMED(each_fault_has_its_own_end),
+        NAMED(a_cancel_that_comes_too_late_finds_everything_there),
+        NAMED(notifications_come_through_when_tried_again),
+        NAMED(nothing_is_faulty_once_it_is_removed),
+    };
+    static const char *const kinds[] = {"inproc", "shm", "ucx"};
+    static struct CMUnitTest all[COUNT_OF(tests) * COUNT_OF(kinds)];
+    static char names[COUNT_OF(all)][128];
+    size_t count = 0;
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        for (size_t i = 0; i < COUNT_OF(tests) && has_kind(kinds[k]); i++, count++) {
+            (void)snprintf(names[count], sizeof names[count], "%s (%s)", tests[i].name, kinds[k]);
+            all[count] = (struct CMUnitTest){names[count], tests[i].run, NULL, remove_faults,
+                                             (void *)(uintptr_t)kinds[k]};
+        }
+    }
+    return _cmocka_run_group_tests("transport_faults", all, count, NULL, NULL);
+}
