@@ -1,0 +1,62 @@
+/*
+ * Checksums of cached cells that do not depend on the shape of the engine that holds them.
+ *
+ * The checksum of a *step* (a token, a state) is the sum modulo 2^64 of one 64-bit hash for each of its
+ * cells, and a cell's hash depends on its bytes and on its coordinates in the model: group, layer, part, row,
+ * unit and step. Block sizes, orders and who holds what do not come in, so a rank of P at TP 4 and a rank of
+ * D at TP 2 compare what they have in common:
+ *
+ *    P rank 0: heads 0..1  --- sum a ---.
+ *                                        +-- a + b  ==  sum of heads 0..3 on D rank 0
+ *    P rank 1: heads 2..3  --- sum b ---'
+ *
+ * Sums of areas that share no cell add up. They find corruption and mistakes; they are no protection against
+ * somebody who means to deceive.
+ *
+ * These functions only read memory. Any thread may call them.
+ */
+#ifndef KVFERRY_CHECKSUM_H
+#define KVFERRY_CHECKSUM_H
+
+#include <kvferry/transport.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Sums the cells of each step of [begin, end) in an area of one part. What the arguments name may come from a
+ * peer: it is checked before any memory is read.
+ *
+ * @param shard    of this rank
+ * @param regions  the memory of each region of the shard, as given to kvf_transport_register()
+ * @param layers   indices into kvf_group_desc.layers; all must be held here
+ * @param units    of the whole model's units; all must be held here
+ * @param table    where the steps are on this rank; needs blocks only for those that this rank keeps
+ * @param sums     [end - begin] receives the sum of each step; 0 for steps that this rank does not keep, see
+ *                 kvf_token_share
+ * @return KVF_OK; KVF_E_RANGE (no such group, part, layer, unit or block, a table that does not reach, a
+ * region smaller than the shard's: the detail names field, value and what is allowed); KVF_E_UNSUPPORTED (the
+ *         memory is not the host's); KVF_E_INVALID. After an error the sums are undefined
+ */
+KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
+                                      uint32_t part, kvf_range layers, kvf_range units,
+                                      const kvf_block_table *table, uint64_t begin, uint64_t end,
+                                      uint64_t *sums);
+
+/**
+ * Takes the sum of one step apart, so that two sides whose sums differ can find where.
+ *
+ * @param sums  [layer - layers.begin][unit - units.begin] receives a sum over the rows of the step; they add
+ * up to the step's sum, and are 0 when this rank does not keep the step
+ * @return as kvf_checksum_steps()
+ */
+KVF_API kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
+                                      uint32_t part, kvf_range layers, kvf_range units,
+                                      const kvf_block_table *table, uint64_t step, uint64_t *sums);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

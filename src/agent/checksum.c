@@ -1,0 +1,276 @@
+/*
+ * Checksums by coordinates: every cell is hashed by itself, also where cells lie side by side, for another
+ * shape would not find them there.
+ */
+#include <kvferry/checksum.h>
+
+#include <xxhash.h>
+
+#include "plan/walk.h"
+#include "shard/shard.h"
+
+/* Odd, so that no two cells of a part have the same seed within 2^64 steps, rows and units. */
+#define STEP_FACTOR 0x9c6f2b4d71e8a535u
+#define ROW_FACTOR 0xb3d8e47a1f0c6295u
+#define UNIT_FACTOR 0xe1572c9d8a4b3f67u
+
+/* The cells that are asked for, and where this rank has them. */
+typedef struct area {
+    const kvf_shard *shard;
+    const kvf_memory *regions;
+    uint32_t group, part;
+    kvf_range layers, units;
+    const kvf_block_table *table;
+    uint64_t begin, end;
+    kvf_walk_side side;
+    uint64_t cell_bytes;
+} area;
+
+/* ---- what a peer may have said ---------------------------------------------------------------------------
+ */
+
+static kvf_status check_inside(const char *what, kvf_range asked, kvf_range held) {
+    if (asked.begin > asked.end || asked.begin < held.begin || asked.end > held.end)
+        return kvf_fail(KVF_E_RANGE, "checksum: %s is [%u, %u); this rank holds [%u, %u)", what, asked.begin,
+                        asked.end, held.begin, held.end);
+    return KVF_OK;
+}
+
+static kvf_status check_regions(const area *a) {
+    for (uint32_t layer = a->layers.begin; layer < a->layers.end; layer++) {
+        uint32_t r = kvf_shard_placement(a->shard, a->group, layer, a->part)->region;
+        const kvf_memory *region = &a->regions[r];
+        if (region->kind != KVF_MEMORY_HOST)
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "checksum: region %u is of memory kind %d; allowed is 0 (host)", r,
+                            (int)region->kind);
+        if (!region->address || region->bytes < a->shard->desc.region_bytes[r])
+            return kvf_fail(KVF_E_RANGE, "checksum: region %u has %llu bytes; the shard's has %llu", r,
+                            (unsigned long long)(region->address ? region->bytes : 0),
+                            (unsigned long long)a->shard->desc.region_bytes[r]);
+    }
+    return KVF_OK;
+}
+
+static uint32_t kernel_block(const area *a, uint64_t position) {
+    const kvf_group_shard_desc *held = &a->shard->groups[a->group];
+    uint64_t kernel = position / a->side.kernel_tokens;
+    uint64_t logical = kernel / held->kernel_blocks_per_block - a->table->first_block;
+    return a->table->ids[logical] * held->kernel_blocks_per_block +
+           (uint32_t)(kernel % held->kernel_blocks_per_block);
+}
+
+static kvf_walk walk_of(const area *a) {
+    return (kvf_walk){a->side, a->side, a->begin, a->end};
+}
+
+/* Every kept step has a block in the table, and the block is in the cache. */
+static kvf_status check_table(const area *a) {
+    const kvf_group_shard_desc *held = &a->shard->groups[a->group];
+    const kvf_block_table *table = a->table;
+    kvf_walk walk = walk_of(a);
+    kvf_walk_piece piece;
+    while (kvf_walk_next(&walk, &piece)) {
+        uint64_t logical = piece.local_position / held->tokens_per_block;
+        if (logical < table->first_block || logical - table->first_block >= table->count)
+            return kvf_fail(
+                KVF_E_RANGE,
+                "checksum: step %llu is in block %llu of the sequence; the table has blocks [%u, %llu)",
+                (unsigned long long)piece.step, (unsigned long long)logical, table->first_block,
+                (unsigned long long)table->first_block + table->count);
+        uint32_t id = table->ids[logical - table->first_block];
+        if (id == KVF_NO_BLOCK)
+            return kvf_fail(KVF_E_RANGE, "checksum: step %llu is wanted, but its table entry has no block",
+                            (unsigned long long)piece.step);
+        if (id >= held->block_count)
+            return kvf_fail(KVF_E_RANGE, "checksum: step %llu is in block %u; the cache has blocks [0, %llu)",
+                            (unsigned long long)piece.step, id, (unsigned long long)held->block_count);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_place(const kvf_shard *shard, uint32_t group, uint32_t part) {
+    uint32_t groups = kvf_model_group_count(shard->model);
+    if (group >= groups)
+        return kvf_fail(KVF_E_RANGE, "checksum: group is %u; the model has %u", group, groups);
+    uint32_t parts = kvf_model_group(shard->model, group)->part_count;
+    if (part >= parts)
+        return kvf_fail(KVF_E_RANGE, "checksum: part is %u; group %s has %u", part,
+                        kvf_model_group(shard->model, group)->name, parts);
+    return KVF_OK;
+}
+
+static kvf_status check_area(area *a, const uint64_t *sums) {
+    if (!a->shard || !a->regions || !a->table || !sums || (a->table->count && !a->table->ids))
+        return kvf_fail(KVF_E_INVALID, "checksum: %s is NULL",
+                        !a->shard     ? "shard"
+                        : !a->regions ? "regions"
+                        : !a->table   ? "table"
+                        : !sums       ? "sums"
+                                      : "table: ids");
+    kvf_status status = check_place(a->shard, a->group, a->part);
+    if (status)
+        return status;
+    const kvf_group_shard_desc *held = &a->shard->groups[a->group];
+    if (a->begin > a->end || a->end > UINT64_MAX / 4)
+        return kvf_fail(KVF_E_RANGE, "checksum: steps are [%llu, %llu); allowed are ranges inside [0, %llu)",
+                        (unsigned long long)a->begin, (unsigned long long)a->end,
+                        (unsigned long long)(UINT64_MAX / 4));
+    a->side = (kvf_walk_side){held->tokens_per_block / held->kernel_blocks_per_block, held->tokens};
+    a->cell_bytes = kvf_part_cell_bytes(&kvf_model_group(a->shard->model, a->group)->parts[a->part]);
+    status = check_inside("layers", a->layers, a->shard->group_layers[a->group]);
+    if (!status)
+        status = check_inside("units", a->units, held->parts[a->part].units);
+    if (!status)
+        status = check_regions(a);
+    return status ? status : check_table(a);
+}
+
+/* ---- sums ------------------------------------------------------------------------------------------------
+ */
+
+/* Cells of less than a line lie close together, and those of more than this are fetched as they are read. */
+#define QUEUED_CELL_BYTES 1024u
+#define QUEUE_CELLS 64u /* a power of two */
+#define QUEUE_BYTES 4096u
+#define LINE_BYTES 64u
+
+/* A cell to be hashed, and the sum it belongs to. */
+typedef struct pending {
+    const unsigned char *cell;
+    uint64_t seed;
+    uint64_t *sum;
+} pending;
+
+/* Where sums go: a step, a layer and a unit are so far apart. Cells wait in a short queue while their memory
+ * is on its way: blocks are scattered, so the processor does not guess which comes next. */
+typedef struct tally {
+    uint64_t *sums;
+    uint64_t step, layer, unit;
+    uint64_t cell_bytes;
+    uint32_t depth; /* how many cells wait; 0: none */
+    uint64_t taken;
+    pending queue[QUEUE_CELLS];
+} tally;
+
+static void hash(const tally *t, const pending *p) {
+    *p->sum += XXH3_64bits_withSeed(p->cell, t->cell_bytes, p->seed);
+}
+
+static void take(tally *t, pending p) {
+    if (t->depth == 0) {
+        hash(t, &p);
+        return;
+    }
+    for (uint64_t at = 0; at < t->cell_bytes; at += LINE_BYTES)
+        __builtin_prefetch(p.cell + at);
+    if (t->taken >= t->depth)
+        hash(t, &t->queue[(t->taken - t->depth) % QUEUE_CELLS]);
+    t->queue[t->taken++ % QUEUE_CELLS] = p;
+}
+
+static void finish(tally *t) {
+    for (uint64_t i = t->taken > t->depth ? t->taken - t->depth : 0; i < t->taken; i++)
+        hash(t, &t->queue[i % QUEUE_CELLS]);
+}
+
+/* One layer of an area, and the seed of its cell in step, row and unit 0. */
+typedef struct sheet {
+    const kvf_placement *placement;
+    const unsigned char *first; /* the cell of kernel block 0, row 0 and the first unit asked for */
+    uint32_t rows_per_step;
+    uint64_t seed;
+} sheet;
+
+static sheet sheet_of(const area *a, uint32_t layer) {
+    const kvf_group_desc *group = kvf_model_group(a->shard->model, a->group);
+    const kvf_placement *placement = kvf_shard_placement(a->shard, a->group, layer, a->part);
+    uint64_t skipped = a->units.begin - a->shard->groups[a->group].parts[a->part].units.begin;
+    const uint32_t names[3] = {a->group, group->layers[layer], a->part};
+    return (sheet){placement,
+                   (const unsigned char *)a->regions[placement->region].address + placement->offset +
+                       skipped * placement->unit_stride,
+                   group->parts[a->part].rows_per_step, XXH3_64bits(names, sizeof names)};
+}
+
+/* Neighbouring steps of one unit, from `cell` on. */
+static void add_steps(tally *t, const sheet *s, const unsigned char *cell, uint64_t seed, uint32_t steps,
+                      uint64_t *sum) {
+    for (uint32_t step = 0; step < steps; step++, sum += t->step, seed += STEP_FACTOR)
+        for (uint32_t row = 0; row < s->rows_per_step; row++, cell += s->placement->row_stride)
+            take(t, (pending){cell, seed + row * ROW_FACTOR, sum});
+}
+
+/* Steps or units outermost, whichever lie further apart, so that memory is passed in ascending order. */
+static void add_piece(const area *a, const sheet *s, const kvf_walk_piece *piece, uint64_t *sums, tally *t) {
+    const kvf_placement *p = s->placement;
+    uint64_t row = piece->local_position % a->side.kernel_tokens * s->rows_per_step;
+    const unsigned char *cell =
+        s->first + kernel_block(a, piece->local_position) * p->block_stride + row * p->row_stride;
+    uint64_t seed = s->seed + piece->step * STEP_FACTOR + a->units.begin * UNIT_FACTOR;
+    uint32_t units = a->units.end - a->units.begin;
+    bool unit_by_unit = p->unit_stride >= p->row_stride;
+    uint32_t together = unit_by_unit ? piece->steps : 1; /* steps */
+    for (uint32_t step = 0; step < piece->steps; step += together)
+        for (uint32_t unit = 0; unit < units; unit++)
+            add_steps(t, s, cell + (uint64_t)step * s->rows_per_step * p->row_stride + unit * p->unit_stride,
+                      seed + step * STEP_FACTOR + unit * UNIT_FACTOR, together,
+                      sums + step * t->step + unit * t->unit);
+}
+
+static void add_area(const area *a, tally *t) {
+    t->cell_bytes = a->cell_bytes;
+    if (a->cell_bytes >= LINE_BYTES && a->cell_bytes <= QUEUED_CELL_BYTES)
+        t->depth = (uint32_t)kvf_min_u64(QUEUE_BYTES / a->cell_bytes, QUEUE_CELLS);
+    kvf_walk walk = walk_of(a);
+    kvf_walk_piece piece;
+    while (kvf_walk_next(&walk, &piece)) {
+        uint64_t *sums = t->sums + (piece.step - a->begin) * t->step;
+        for (uint32_t layer = a->layers.begin; layer < a->layers.end; layer++, sums += t->layer) {
+            sheet s = sheet_of(a, layer);
+            add_piece(a, &s, &piece, sums, t);
+        }
+    }
+    finish(t);
+}
+
+kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
+                              uint32_t part, kvf_range layers, kvf_range units, const kvf_block_table *table,
+                              uint64_t begin, uint64_t end, uint64_t *sums) {
+    area a = {.shard = shard,
+              .regions = regions,
+              .group = group,
+              .part = part,
+              .layers = layers,
+              .units = units,
+              .table = table,
+              .begin = begin,
+              .end = end};
+    kvf_status status = check_area(&a, sums);
+    if (status)
+        return status;
+    memset(sums, 0, (size_t)(end - begin) * sizeof *sums);
+    add_area(&a, &(tally){.sums = sums, .step = 1});
+    return KVF_OK;
+}
+
+kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
+                              uint32_t part, kvf_range layers, kvf_range units, const kvf_block_table *table,
+                              uint64_t step, uint64_t *sums) {
+    area a = {.shard = shard,
+              .regions = regions,
+              .group = group,
+              .part = part,
+              .layers = layers,
+              .units = units,
+              .table = table,
+              .begin = step,
+              .end = step < UINT64_MAX ? step + 1 : step};
+    kvf_status status = check_area(&a, sums);
+    if (status)
+        return status;
+    uint64_t units_asked = units.end - units.begin;
+    memset(sums, 0, (size_t)((layers.end - layers.begin) * units_asked) * sizeof *sums);
+    add_area(&a, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
+    return KVF_OK;
+}

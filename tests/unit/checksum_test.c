@@ -1,0 +1,512 @@
+/* Checksums by coordinates, beside an oracle that visits cells one by one. */
+#include "cells.h"
+
+#include <kvferry/checksum.h>
+
+#define TOKENS 29u
+#define SEED 5u
+
+/* ---- engines with memory --------------------------------------------------------------------------------
+ */
+
+#define RANKS_MAX 8u
+
+typedef struct world {
+    kvf_engine *engine;
+    cell_sequence sequence;
+    cell_rank ranks[RANKS_MAX];
+    uint32_t count;
+} world;
+
+static void world_open(world *w, const kvf_model *model, const kvf_engine_spec *spec) {
+    w->engine = engine_of(model, spec);
+    w->count = kvf_engine_rank_count(w->engine);
+    assert_true(w->count <= RANKS_MAX);
+    sequence_open(&w->sequence, kvf_engine_shard(w->engine, 0), TOKENS, spec->tp_size);
+    for (uint32_t i = 0; i < w->count; i++) {
+        rank_open(&w->ranks[i], kvf_engine_shard(w->engine, i), &w->sequence, NULL, NULL);
+        rank_fill(&w->ranks[i], all_layers(w->ranks[i].shard), SEED);
+    }
+}
+
+static void world_close(world *w) {
+    for (uint32_t i = 0; i < w->count; i++)
+        rank_close(&w->ranks[i]);
+    sequence_close(&w->sequence);
+    kvf_engine_free(w->engine);
+}
+
+static bool keeps(const cell_rank *rank, uint32_t group, uint64_t step) {
+    kvf_token_share share = kvf_shard_get(rank->shard)->groups[group].tokens;
+    return step / share.width % share.count == share.index;
+}
+
+static kvf_range common(kvf_range a, kvf_range b) {
+    kvf_range both = {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+    return both.begin < both.end ? both : range(0, 0);
+}
+
+static kvf_range units_of(const cell_rank *rank, uint32_t group, uint32_t part) {
+    return kvf_shard_get(rank->shard)->groups[group].parts[part].units;
+}
+
+/* All steps of the sequence. */
+static void sum_steps(const cell_rank *rank, uint32_t group, uint32_t part, kvf_range layers, kvf_range units,
+                      uint64_t sums[TOKENS]) {
+    assert_ok(kvf_checksum_steps(rank->shard, rank->regions, group, part, layers, units,
+                                 &rank->sequence->tables[group], 0, rank->sequence->steps[group], sums));
+}
+
+/* ---- models ---------------------------------------------------------------------------------------------
+ */
+
+static kvf_model *four_heads(void) {
+    return attention(3, 4, 8);
+}
+
+static kvf_model *two_heads(void) {
+    return attention(2, 2, 3);
+}
+
+static kvf_model *latents(void) {
+    return latent(3);
+}
+
+static kvf_model *states(void) {
+    return state_model(2);
+}
+
+static kvf_model *hybrids(void) {
+    return hybrid(4);
+}
+
+#define SPEC(...)                                                                                            \
+    { .struct_size = sizeof(kvf_engine_spec), __VA_ARGS__ }
+#define CACHE(...)                                                                                           \
+    { .block_count = 40, __VA_ARGS__ }
+
+/* Every two of a row hold the same content. */
+static const struct {
+    kvf_model *(*model)(void);
+    kvf_engine_spec engines[4];
+} rows[] = {
+    {four_heads,
+     {SPEC(.tp_size = 4, .all = CACHE(.tokens_per_block = 16)),
+      SPEC(.tp_size = 2, .all = CACHE(.tokens_per_block = 6, .order = "BLNHP")),
+      SPEC(.tp_size = 3, .pp_size = 2, .all = CACHE(.tokens_per_block = 4, .order = "LP|BNH")),
+      SPEC(.tp_size = 8, .dcp_size = 2, .all = CACHE(.tokens_per_block = 8, .kernel_blocks_per_block = 2))}},
+    {two_heads,
+     {SPEC(.tp_size = 4, .dcp_size = 2, .dcp_width = 3, .all = CACHE(.tokens_per_block = 2)),
+      SPEC(.tp_size = 2, .all = CACHE(.tokens_per_block = 6)),
+      SPEC(.tp_size = 8, .dcp_size = 4, .all = CACHE(.tokens_per_block = 1, .order = "LBPHN")),
+      SPEC(.all = CACHE(.tokens_per_block = 5, .order = "L|BHNP"))}},
+    {latents,
+     {SPEC(.tp_size = 2, .all = CACHE(.tokens_per_block = 16)),
+      SPEC(.tp_size = 4, .dcp_size = 4, .all = CACHE(.tokens_per_block = 2)),
+      SPEC(.pp_size = 3, .all = CACHE(.tokens_per_block = 3)),
+      SPEC(.tp_size = 2, .dcp_size = 2, .dcp_width = 4, .all = CACHE(.tokens_per_block = 4))}},
+    {states,
+     {SPEC(.tp_size = 2, .all = CACHE(.tokens_per_block = 16)),
+      SPEC(.all = CACHE(.tokens_per_block = 4), .state = {.order = "L|BTNPH"}),
+      SPEC(.tp_size = 2, .pp_size = 2, .all = CACHE(.tokens_per_block = 4), .state = {.order = "LBPHN"}),
+      SPEC(.all = CACHE(.tokens_per_block = 4), .state = {.page_bytes = 500})}},
+    {hybrids,
+     {SPEC(.tp_size = 2, .all = CACHE(.tokens_per_block = 16)),
+      SPEC(.tp_size = 1, .pp_size = 2, .all = CACHE(.tokens_per_block = 8)),
+      SPEC(.tp_size = 2, .all = CACHE(.tokens_per_block = 7, .order = "L|BPNH")),
+      SPEC(.pp_size = 4, .all = CACHE(.tokens_per_block = 4))}},
+};
+
+/* ---- across shapes --------------------------------------------------------------------------------------
+ */
+
+/* What two ranks have in common has the same sums; gives how many they compared. */
+static uint32_t compare_ranks(const cell_rank *a, const cell_rank *b) {
+    const kvf_model *model = kvf_shard_model(a->shard);
+    uint32_t compared = 0;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        kvf_range layers = common(kvf_shard_group_layers(a->shard, g), kvf_shard_group_layers(b->shard, g));
+        for (uint32_t part = 0; part < kvf_model_group(model, g)->part_count; part++) {
+            kvf_range units = common(units_of(a, g, part), units_of(b, g, part));
+            if (layers.begin == layers.end || units.begin == units.end)
+                continue;
+            uint64_t of_a[TOKENS], of_b[TOKENS];
+            sum_steps(a, g, part, layers, units, of_a);
+            sum_steps(b, g, part, layers, units, of_b);
+            for (uint64_t step = 0; step < a->sequence->steps[g]; step++) {
+                assert_true(keeps(a, g, step) == (of_a[step] != 0));
+                assert_true(keeps(b, g, step) == (of_b[step] != 0));
+                if (keeps(a, g, step) && keeps(b, g, step)) {
+                    assert_int_equal(of_a[step], of_b[step]);
+                    compared++;
+                }
+            }
+        }
+    }
+    return compared;
+}
+
+static void equal_content_has_equal_sums_whatever_the_shape(void **state) {
+    (void)state;
+    for (size_t r = 0; r < COUNT_OF(rows); r++) {
+        kvf_model *model = rows[r].model();
+        world worlds[4];
+        uint32_t compared = 0;
+        for (size_t i = 0; i < 4; i++)
+            world_open(&worlds[i], model, &rows[r].engines[i]);
+        for (size_t i = 0; i < 4; i++)
+            for (size_t j = 0; j < 4; j++)
+                for (uint32_t a = 0; a < worlds[i].count; a++)
+                    for (uint32_t b = 0; b < worlds[j].count; b++)
+                        compared += compare_ranks(&worlds[i].ranks[a], &worlds[j].ranks[b]);
+        assert_true(compared > 100);
+        for (size_t i = 0; i < 4; i++)
+            world_close(&worlds[i]);
+        kvf_model_free(model);
+    }
+}
+
+static void sums_of_areas_apart_add_up(void **state) {
+    (void)state;
+    kvf_model *model = four_heads();
+    world w;
+    world_open(&w, model, &rows[0].engines[1]);
+    const cell_rank *rank = &w.ranks[1]; /* heads 2 and 3 */
+    uint64_t whole[TOKENS], part[TOKENS], sums[TOKENS] = {0};
+    sum_steps(rank, 0, 1, range(0, 3), range(2, 4), whole);
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        for (uint32_t unit = 2; unit < 4; unit++) {
+            sum_steps(rank, 0, 1, range(layer, layer + 1), range(unit, unit + 1), part);
+            for (uint32_t step = 0; step < TOKENS; step++)
+                sums[step] += part[step];
+        }
+    }
+    assert_memory_equal(sums, whole, sizeof whole);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+static void the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens(void **state) {
+    (void)state;
+    kvf_model *model = two_heads();
+    world shared, plain;
+    world_open(&shared, model, &rows[1].engines[0]);
+    world_open(&plain, model, &rows[1].engines[1]);
+    uint64_t a[TOKENS], b[TOKENS], all[TOKENS];
+    sum_steps(&shared.ranks[0], 0, 0, range(0, 2), range(0, 1), a);
+    sum_steps(&shared.ranks[1], 0, 0, range(0, 2), range(0, 1), b);
+    sum_steps(&plain.ranks[0], 0, 0, range(0, 2), range(0, 1), all);
+    for (uint32_t step = 0; step < TOKENS; step++)
+        assert_int_equal(a[step] + b[step], all[step]);
+    world_close(&shared);
+    world_close(&plain);
+    kvf_model_free(model);
+}
+
+/* Peers of another version compare with these. */
+static void sums_are_the_same_in_every_version(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 1, 4);
+    world w;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40}));
+    unsigned char *bytes = w.ranks[0].regions[0].address;
+    memset(bytes, 0x5a, w.ranks[0].regions[0].bytes);
+    uint64_t sums[TOKENS];
+    sum_steps(&w.ranks[0], 0, 1, range(0, 1), range(0, 1), sums);
+    assert_int_equal(sums[0], 0x08655008074c536eu);
+    assert_int_equal(sums[28], 0x5daf06a18dcd349fu);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+/* ---- finding what is wrong ------------------------------------------------------------------------------
+ */
+
+/* Notes for each byte of memory, by region and offset, which cell it belongs to. */
+static void note_owner(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
+    cell_place *const *owners = context;
+    (void)rank;
+    for (uint64_t i = 0; i < where.bytes; i++)
+        owners[where.region][where.offset + i] = at;
+}
+
+#define PARTS_MAX 4u
+
+/* Everything a rank can sum. */
+typedef struct all_sums {
+    uint64_t sums[2][PARTS_MAX][TOKENS];
+} all_sums;
+
+static void sum_all(const cell_rank *rank, all_sums *out) {
+    const kvf_model *model = kvf_shard_model(rank->shard);
+    memset(out, 0, sizeof *out);
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        for (uint32_t p = 0; p < kvf_model_group(model, g)->part_count; p++)
+            sum_steps(rank, g, p, kvf_shard_group_layers(rank->shard, g), units_of(rank, g, p),
+                      out->sums[g][p]);
+}
+
+/* The cells' sums of a step, which add up to the step's; finds the first that differ between two memories. */
+static cell_place find_wrong(const cell_rank *rank, const cell_rank *right, uint32_t group, uint32_t part,
+                             uint64_t step, uint64_t sum) {
+    uint64_t got[64], wanted[64], total = 0;
+    kvf_range layers = kvf_shard_group_layers(rank->shard, group), units = units_of(rank, group, part);
+    uint32_t width = units.end - units.begin, count = (layers.end - layers.begin) * width, differing = 0;
+    assert_true(count <= COUNT_OF(got));
+    const kvf_block_table *table = &rank->sequence->tables[group];
+    assert_ok(kvf_checksum_cells(rank->shard, rank->regions, group, part, layers, units, table, step, got));
+    assert_ok(
+        kvf_checksum_cells(right->shard, right->regions, group, part, layers, units, table, step, wanted));
+    cell_place at = {.group = group, .part = part, .step = step};
+    for (uint32_t i = 0; i < count; i++) {
+        total += got[i];
+        if (got[i] != wanted[i]) {
+            differing++;
+            at.layer = layers.begin + i / width;
+            at.unit = units.begin + i % width;
+        }
+    }
+    assert_int_equal(total, sum);
+    assert_int_equal(differing, 1);
+    return at;
+}
+
+/* Compares with the sums before a byte of `owner` was changed: exactly its step differs. */
+static void check_flip(const cell_rank *rank, const cell_rank *right, const all_sums *before,
+                       const cell_place *owner) {
+    all_sums after;
+    sum_all(rank, &after);
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t p = 0; p < PARTS_MAX; p++)
+            for (uint64_t step = 0; step < TOKENS; step++) {
+                bool own = owner->group == g && owner->part == p && owner->step == step;
+                if (own != (after.sums[g][p][step] != before->sums[g][p][step]))
+                    fail_msg("group %u, part %u, step %llu", g, p, (unsigned long long)step);
+                if (!own)
+                    continue;
+                cell_place found = find_wrong(rank, right, g, p, step, after.sums[g][p][step]);
+                assert_int_equal(found.layer, owner->layer);
+                assert_int_equal(found.unit, owner->unit);
+            }
+}
+
+static void flip_every_byte(const cell_rank *rank) {
+    cell_place **owners = calloc(rank->region_count, sizeof *owners); /* group UINT32_MAX: of no cell */
+    cell_rank right;
+    all_sums before;
+    rank_copy(&right, rank);
+    sum_all(rank, &before);
+    assert_non_null(owners);
+    for (uint32_t r = 0; r < rank->region_count; r++) {
+        owners[r] = malloc(rank->regions[r].bytes * sizeof **owners);
+        assert_non_null(owners[r]);
+        memset(owners[r], 0xff, rank->regions[r].bytes * sizeof **owners);
+    }
+    each_cell(rank, all_layers(rank->shard), note_owner, owners);
+    uint32_t owned = 0;
+    for (uint32_t r = 0; r < rank->region_count; r++) {
+        unsigned char *bytes = rank->regions[r].address;
+        for (uint64_t at = 0; at < rank->regions[r].bytes; at++) {
+            /* Of memory outside the sequence, a sample. */
+            owned += owners[r][at].group != UINT32_MAX;
+            if (owners[r][at].group == UINT32_MAX && at % 61 != 0)
+                continue;
+            unsigned char flip = (unsigned char)(1u << at % 8);
+            bytes[at] ^= flip;
+            check_flip(rank, &right, &before, &owners[r][at]);
+            bytes[at] ^= flip;
+        }
+        free(owners[r]);
+    }
+    assert_true(owned > 100);
+    free(owners);
+    rank_close(&right);
+}
+
+static void a_flipped_byte_changes_its_steps_sum_alone_and_is_found(void **state) {
+    (void)state;
+    for (size_t r = 0; r < COUNT_OF(rows); r++) {
+        kvf_model *model = rows[r].model();
+        for (size_t i = 0; i < 2; i++) {
+            world w;
+            world_open(&w, model, &rows[r].engines[i]);
+            flip_every_byte(&w.ranks[w.count - 1]);
+            world_close(&w);
+        }
+        kvf_model_free(model);
+    }
+}
+
+/* Cells that have each other's content: nothing is lost, but nothing is where it belongs. */
+static void cells_that_changed_places_are_noticed(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 2, 4); /* cells of 8 bytes */
+    world w;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 4}));
+    const cell_rank *rank = &w.ranks[0];
+    static const cell_place pairs[][2] = {
+        {{.layer = 0, .unit = 0, .step = 3}, {.layer = 0, .unit = 1, .step = 3}},
+        {{.layer = 0, .unit = 0, .step = 3}, {.layer = 1, .unit = 0, .step = 3}},
+        {{.layer = 0, .unit = 0, .step = 3}, {.layer = 0, .unit = 0, .step = 4}},
+    };
+    for (size_t i = 0; i < COUNT_OF(pairs); i++) {
+        unsigned char *cells[2], kept[8];
+        for (int k = 0; k < 2; k++) {
+            const cell_place *at = &pairs[i][k];
+            kvf_cell_location place;
+            assert_ok(kvf_shard_locate(rank->shard, 0, at->layer, 0, w.sequence.tables[0].ids[at->step / 4],
+                                       (uint32_t)(at->step % 4), at->unit, &place));
+            assert_int_equal(place.bytes, sizeof kept);
+            cells[k] = (unsigned char *)rank->regions[place.region].address + place.offset;
+        }
+        all_sums before, after;
+        sum_all(rank, &before);
+        memcpy(kept, cells[0], sizeof kept);
+        memcpy(cells[0], cells[1], sizeof kept);
+        memcpy(cells[1], kept, sizeof kept);
+        sum_all(rank, &after);
+        for (int k = 0; k < 2; k++)
+            assert_int_not_equal(after.sums[0][0][pairs[i][k].step], before.sums[0][0][pairs[i][k].step]);
+    }
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+/* ---- tables and refusals --------------------------------------------------------------------------------
+ */
+
+static void a_table_may_begin_within_the_sequence(void **state) {
+    (void)state;
+    kvf_model *model = four_heads();
+    world w;
+    world_open(&w, model, &rows[0].engines[1]); /* blocks of 6 tokens */
+    const cell_rank *rank = &w.ranks[0];
+    uint64_t all[TOKENS], tail[7];
+    sum_steps(rank, 0, 0, range(0, 3), range(0, 2), all);
+    kvf_block_table table = w.sequence.tables[0];
+    table.ids += 3;
+    table.count -= 3;
+    table.first_block = 3;
+    assert_ok(
+        kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 3), range(0, 2), &table, 20, 27, tail));
+    assert_memory_equal(tail, all + 20, sizeof tail);
+    assert_fails(
+        kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 3), range(0, 2), &table, 17, 18, tail),
+        KVF_E_RANGE, "step 17", "block 2", "[3, 5)");
+    assert_fails(
+        kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 3), range(0, 2), &table, 29, 31, tail),
+        KVF_E_RANGE, "step 30", "block 5", "[3, 5)");
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+/* One argument after the other is wrong. */
+typedef struct call {
+    uint32_t group, part;
+    kvf_range layers, units;
+    uint64_t begin, end;
+    kvf_status status;
+    const char *words[2];
+} call;
+
+static void what_this_rank_does_not_hold_is_refused(void **state) {
+    (void)state;
+    static const call calls[] = {
+        {1, 0, {0, 2}, {2, 4}, 0, 9, KVF_E_RANGE, {"group is 1", "has 1"}},
+        {UINT32_MAX, 0, {0, 2}, {2, 4}, 0, 9, KVF_E_RANGE, {"group is", "has 1"}},
+        {0, 2, {0, 2}, {2, 4}, 0, 9, KVF_E_RANGE, {"part is 2", "has 2"}},
+        {0, 0, {0, 3}, {2, 4}, 0, 9, KVF_E_RANGE, {"layers is [0, 3)", "[0, 2)"}},
+        {0, 0, {2, 3}, {2, 4}, 0, 9, KVF_E_RANGE, {"layers is [2, 3)", "[0, 2)"}},
+        {0, 0, {1, 0}, {2, 4}, 0, 9, KVF_E_RANGE, {"layers is [1, 0)", "[0, 2)"}},
+        {0, 0, {0, 2}, {0, 4}, 0, 9, KVF_E_RANGE, {"units is [0, 4)", "[2, 4)"}},
+        {0, 0, {0, 2}, {3, 5}, 0, 9, KVF_E_RANGE, {"units is [3, 5)", "[2, 4)"}},
+        {0, 0, {0, 2}, {4, 2}, 0, 9, KVF_E_RANGE, {"units is [4, 2)", "[2, 4)"}},
+        {0, 0, {0, 2}, {2, UINT32_MAX}, 0, 9, KVF_E_RANGE, {"units is [2, ", "[2, 4)"}},
+        {0, 0, {0, 2}, {2, 4}, 9, 8, KVF_E_RANGE, {"steps are [9, 8)", "inside"}},
+        {0, 0, {0, 2}, {2, 4}, 9, UINT64_MAX, KVF_E_RANGE, {"steps are [9, ", "inside"}},
+        {0, 0, {0, 2}, {2, 4}, 30, 33, KVF_E_RANGE, {"step 32", "blocks [0, 8)"}},
+        {0, 0, {0, 2}, {2, 4}, 1ull << 40, (1ull << 40) + 1, KVF_E_RANGE, {"block", "blocks [0, 8)"}},
+    };
+    kvf_model *model = attention(4, 4, 4);
+    world w;
+    world_open(&w, model,
+               ENGINE(.tp_size = 2, .pp_size = 2, .all = {.block_count = 40, .tokens_per_block = 4}));
+    const cell_rank *rank = &w.ranks[1]; /* layers 0 and 1, heads 2 and 3 */
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        const call *c = &calls[i];
+        uint64_t sums[64];
+        assert_fails(kvf_checksum_steps(rank->shard, rank->regions, c->group, c->part, c->layers, c->units,
+                                        &w.sequence.tables[0], c->begin, c->end, sums),
+                     c->status, c->words[0], c->words[1]);
+        if (c->begin < c->end && c->begin == 0)
+            assert_fails(kvf_checksum_cells(rank->shard, rank->regions, c->group, c->part, c->layers,
+                                            c->units, &w.sequence.tables[0], c->begin, sums),
+                         c->status, c->words[0], c->words[1]);
+    }
+    uint64_t sum = 7;
+    assert_fails(kvf_checksum_cells(rank->shard, rank->regions, 0, 0, range(0, 2), range(2, 4),
+                                    &w.sequence.tables[0], UINT64_MAX, &sum),
+                 KVF_E_RANGE, "steps are");
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+static void blocks_and_memory_that_are_not_there_are_refused(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 2, 4);
+    world w;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 16}));
+    const cell_rank *rank = &w.ranks[0];
+    kvf_block_table beyond = TABLE(3, 40), none = TABLE(3, KVF_NO_BLOCK), no_ids = {NULL, 2, 0};
+    kvf_memory device = rank->regions[0], small = rank->regions[0];
+    device.kind = KVF_MEMORY_CUDA;
+    small.bytes--;
+    uint64_t sums[TOKENS];
+#define STEPS(regions, table)                                                                                \
+    kvf_checksum_steps(rank->shard, regions, 0, 0, range(0, 1), range(0, 2), table, 0, TOKENS, sums)
+    assert_fails(STEPS(rank->regions, &beyond), KVF_E_RANGE, "step 16", "block 40", "[0, 40)");
+    assert_fails(STEPS(rank->regions, &none), KVF_E_RANGE, "step 16", "no block");
+    assert_fails(STEPS(rank->regions, &no_ids), KVF_E_INVALID, "ids");
+    assert_fails(STEPS(rank->regions, NULL), KVF_E_INVALID, "table");
+    assert_fails(STEPS(NULL, &w.sequence.tables[0]), KVF_E_INVALID, "regions");
+    assert_fails(STEPS(&device, &w.sequence.tables[0]), KVF_E_UNSUPPORTED, "region 0", "host");
+    assert_fails(STEPS(&small, &w.sequence.tables[0]), KVF_E_RANGE, "region 0");
+    assert_ok(STEPS(rank->regions, &w.sequence.tables[0]));
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+static void nothing_asked_for_sums_to_nothing(void **state) {
+    (void)state;
+    kvf_model *model = attention(4, 4, 4);
+    world w;
+    world_open(&w, model, ENGINE(.pp_size = 2, .all = {.block_count = 40}));
+    const cell_rank *rank = &w.ranks[0];
+    uint64_t sums[3] = {7, 7, 7};
+    const kvf_block_table *table = &w.sequence.tables[0];
+    assert_ok(
+        kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 2), range(0, 4), table, 2, 2, sums));
+    assert_int_equal(sums[0], 7);
+    assert_ok(
+        kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(1, 1), range(0, 4), table, 2, 4, sums));
+    assert_int_equal(sums[0] | sums[1], 0);
+    assert_int_equal(sums[2], 7);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equal_content_has_equal_sums_whatever_the_shape),
+        cmocka_unit_test(sums_of_areas_apart_add_up),
+        cmocka_unit_test(the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens),
+        cmocka_unit_test(sums_are_the_same_in_every_version),
+        cmocka_unit_test(a_flipped_byte_changes_its_steps_sum_alone_and_is_found),
+        cmocka_unit_test(cells_that_changed_places_are_noticed),
+        cmocka_unit_test(a_table_may_begin_within_the_sequence),
+        cmocka_unit_test(what_this_rank_does_not_hold_is_refused),
+        cmocka_unit_test(blocks_and_memory_that_are_not_there_are_refused),
+        cmocka_unit_test(nothing_asked_for_sums_to_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
