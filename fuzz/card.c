@@ -21,13 +21,13 @@ static void seal(uint8_t *card, size_t size) {
 }
 
 static void check_card(const kvf_card *card) {
-    kvf_bytes first = {0};
+    kvf_buffer first = {0};
     kvf_card again;
     FUZZ_MUST(kvf_card_write(card, &first) == KVF_OK);
     FUZZ_MUST(kvf_card_read(first.data, first.length, &again) == KVF_OK);
     FUZZ_MUST(again.region_count == card->region_count && again.part_count == card->part_count);
     kvf_card_free(&again);
-    kvf_bytes_free(&first);
+    kvf_buffer_free(&first);
 }
 
 static void read_card(const uint8_t *data, size_t size) {

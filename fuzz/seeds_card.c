@@ -6,20 +6,20 @@
 #endif
 
 static void write_card(const char *name, const kvf_card *card) {
-    kvf_bytes bytes = {0};
+    kvf_buffer bytes = {0};
     FUZZ_MUST(kvf_card_write(card, &bytes) == KVF_OK);
     seed_write("card", name, bytes.data, bytes.length);
-    kvf_bytes_free(&bytes);
+    kvf_buffer_free(&bytes);
 }
 
 static void seed_ucx_cards(void) {
 #ifdef KVF_HAVE_UCX
     kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
     kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
-    kvf_bytes bytes = {0};
+    kvf_buffer bytes = {0};
     FUZZ_MUST(kvf_ucx_card_write(&card, &bytes) == KVF_OK);
     seed_write("card", "ucx", bytes.data, bytes.length);
-    kvf_bytes_free(&bytes);
+    kvf_buffer_free(&bytes);
 #endif
 }
 

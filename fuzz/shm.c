@@ -148,11 +148,11 @@ static void play_owner(const uint8_t *data, size_t size) {
     int listening = listen_once(&part);
     kvf_card card = {.name = "fuzz", .region_bytes = sizes, .region_count = 2, .part_count = 1};
     card.parts[0] = (kvf_card_part){"shm", &part, sizeof part};
-    kvf_bytes bytes = {0};
+    kvf_buffer bytes = {0};
     kvf_peer *peer = NULL;
     FUZZ_MUST(kvf_card_write(&card, &bytes) == KVF_OK);
     FUZZ_MUST(kvf_transport_connect(transport, bytes.data, bytes.length, &peer) == KVF_OK);
-    kvf_bytes_free(&bytes);
+    kvf_buffer_free(&bytes);
     int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
     FUZZ_MUST(fd >= 0);
     const kvf_run runs[] = {{0, 0, PEER_REGION_BYTES, 0, 1}, {100, 8, PEER_REGION_BYTES - 8, 1, 0}};

@@ -105,8 +105,8 @@ void kvf_front_free_batches(kvf_transport *transport) {
         kvf_free(batch);
     }
     kvf_free(transport->buckets);
-    kvf_bytes_free(&transport->notices);
-    kvf_bytes_free(&transport->delivering);
+    kvf_buffer_free(&transport->notices);
+    kvf_buffer_free(&transport->delivering);
 }
 
 /* ---- submit and cancel --------------------------------------------------------------------------------- */
@@ -231,11 +231,11 @@ void kvf_front_end_batches(kvf_peer *peer, kvf_status status) {
 
 void kvf_deliver(kvf_transport *transport, const void *data, size_t bytes) {
     uint32_t length = (uint32_t)bytes;
-    kvf_bytes *notices = &transport->notices;
+    kvf_buffer *notices = &transport->notices;
     size_t before = notices->length;
-    kvf_status status = kvf_bytes_add(notices, &length, sizeof length);
+    kvf_status status = kvf_buffer_add(notices, &length, sizeof length);
     if (!status)
-        status = kvf_bytes_add(notices, data, bytes);
+        status = kvf_buffer_add(notices, data, bytes);
     if (status)
         notices->length = before;
 }
@@ -281,7 +281,7 @@ static void tell_notices(kvf_transport *transport) {
     if (transport->notices.length == 0)
         return;
     /* Callbacks may bring in more (by closing peers), which belongs to the next time. */
-    kvf_bytes told = transport->notices;
+    kvf_buffer told = transport->notices;
     transport->notices = transport->delivering;
     transport->delivering = told;
     for (size_t at = 0; at < told.length;) {

@@ -8,7 +8,7 @@
 
 static const unsigned char magic[4] = {'K', 'V', 'F', 'C'};
 
-kvf_status kvf_bytes_add(kvf_bytes *bytes, const void *data, size_t length) {
+kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length) {
     uint64_t want;
     if (!kvf_add(bytes->length, length, &want))
         return kvf_fail(KVF_E_OVERFLOW, "%zu bytes after %zu", length, bytes->length);
@@ -26,9 +26,9 @@ kvf_status kvf_bytes_add(kvf_bytes *bytes, const void *data, size_t length) {
     return KVF_OK;
 }
 
-void kvf_bytes_free(kvf_bytes *bytes) {
+void kvf_buffer_free(kvf_buffer *bytes) {
     kvf_free(bytes->data);
-    *bytes = (kvf_bytes){0};
+    *bytes = (kvf_buffer){0};
 }
 
 /* FNV-1a. It finds damage, not forgery: whoever may write a card may write this too. */
@@ -42,20 +42,20 @@ static uint64_t checksum(const unsigned char *data, size_t bytes) {
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
 /* Appends the low `width` bytes of a number. The first failure stays. */
-static void put(kvf_status *status, kvf_bytes *out, uint64_t number, size_t width) {
+static void put(kvf_status *status, kvf_buffer *out, uint64_t number, size_t width) {
     unsigned char raw[8];
     for (size_t i = 0; i < width; i++)
         raw[i] = (unsigned char)(number >> (8 * i));
     if (!*status)
-        *status = kvf_bytes_add(out, raw, width);
+        *status = kvf_buffer_add(out, raw, width);
 }
 
-static void put_bytes(kvf_status *status, kvf_bytes *out, const void *data, size_t bytes) {
+static void put_bytes(kvf_status *status, kvf_buffer *out, const void *data, size_t bytes) {
     if (!*status)
-        *status = kvf_bytes_add(out, data, bytes);
+        *status = kvf_buffer_add(out, data, bytes);
 }
 
-kvf_status kvf_card_write(const kvf_card *card, kvf_bytes *out) {
+kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     kvf_status status = KVF_OK;
     size_t start = out->length;
     size_t name = strlen(card->name);

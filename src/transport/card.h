@@ -33,7 +33,7 @@ typedef struct kvf_card {
 } kvf_card;
 
 /** Appends the card of `card` to `out`. */
-kvf_status kvf_card_write(const kvf_card *card, kvf_bytes *out);
+kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out);
 
 /**
  * Reads a card.

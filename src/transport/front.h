@@ -56,7 +56,7 @@ struct kvf_transport {
     kvf_memory *regions;
     unsigned char **bases; /* their addresses, for the copying loops */
     uint32_t region_count;
-    kvf_bytes card;
+    kvf_buffer card;
     int event_fd; /* an epoll of the fabrics' descriptors and of wake_fd */
     int wake_fd;  /* an eventfd, readable while callbacks are due */
     bool awake;
@@ -70,7 +70,7 @@ struct kvf_transport {
     size_t open_batches;
     kvf_front_batch *spare; /* batches to use again, linked by same_bucket */
     kvf_batch_list ended;
-    kvf_bytes notices, delivering; /* each: its length, then its bytes */
+    kvf_buffer notices, delivering; /* each: its length, then its bytes */
     uint32_t lost_untold;
 
     /* memory from kvf_transport_allocate() where no fabric has its own */

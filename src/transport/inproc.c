@@ -29,8 +29,8 @@ typedef struct inproc_fence {
 
 typedef struct inproc_endpoint {
     kvf_transport *transport;
-    inproc_link *links;  /* ours */
-    kvf_bytes delivered; /* an inbox being read */
+    inproc_link *links;   /* ours */
+    kvf_buffer delivered; /* an inbox being read */
 
     /* Under the registry's mutex. */
     uint64_t id;
@@ -44,7 +44,7 @@ typedef struct inproc_endpoint {
     bool closed;
     bool signalled; /* wake_fd is readable */
     int wake_fd;
-    kvf_bytes inbox; /* each: its length, then its bytes */
+    kvf_buffer inbox; /* each: its length, then its bytes */
     struct inproc_endpoint *previous, *following;
 } inproc_endpoint;
 
@@ -100,8 +100,8 @@ static void signal_endpoint(inproc_endpoint *endpoint, bool on) {
 static void release(inproc_endpoint *endpoint) {
     if (--endpoint->references > 0)
         return;
-    kvf_bytes_free(&endpoint->inbox);
-    kvf_bytes_free(&endpoint->delivered);
+    kvf_buffer_free(&endpoint->inbox);
+    kvf_buffer_free(&endpoint->delivered);
     kvf_free(endpoint->fences);
     kvf_free(endpoint);
 }
@@ -139,14 +139,14 @@ static kvf_status inproc_register(void *self, const kvf_memory *regions, uint32_
     return KVF_OK;
 }
 
-static kvf_status inproc_card(void *self, kvf_bytes *out) {
+static kvf_status inproc_card(void *self, kvf_buffer *out) {
     const inproc_endpoint *exported = self;
     lock();
     kvf_status status = make_token();
     if (!status)
-        status = kvf_bytes_add(out, registry.token, TOKEN_BYTES);
+        status = kvf_buffer_add(out, registry.token, TOKEN_BYTES);
     if (!status)
-        status = kvf_bytes_add(out, &exported->id, sizeof exported->id);
+        status = kvf_buffer_add(out, &exported->id, sizeof exported->id);
     unlock();
     return status;
 }
@@ -291,13 +291,13 @@ static void inproc_cancel(void *at, kvf_batch *batch) {
     unlock();
 }
 
-static kvf_status add_notice(kvf_bytes *inbox, const void *data, uint32_t bytes) {
+static kvf_status add_notice(kvf_buffer *inbox, const void *data, uint32_t bytes) {
     if (inbox->length + sizeof bytes + bytes > INBOX_BYTES)
         return kvf_fail(KVF_E_AGAIN, "the peer has %zu bytes of notifications to read first", inbox->length);
     size_t before = inbox->length;
-    kvf_status status = kvf_bytes_add(inbox, &bytes, sizeof bytes);
+    kvf_status status = kvf_buffer_add(inbox, &bytes, sizeof bytes);
     if (!status)
-        status = kvf_bytes_add(inbox, data, bytes);
+        status = kvf_buffer_add(inbox, data, bytes);
     if (status)
         inbox->length = before;
     return status;
@@ -370,7 +370,7 @@ static uint64_t move(inproc_link *to, uint64_t budget) {
 
 static void read_inbox(inproc_endpoint *self) {
     lock();
-    kvf_bytes full = self->inbox;
+    kvf_buffer full = self->inbox;
     self->inbox = self->delivered;
     self->delivered = full;
     unlock();

@@ -149,9 +149,9 @@ static kvf_status shm_register(void *self, const kvf_memory *regions, uint32_t c
     return KVF_OK;
 }
 
-static kvf_status shm_write_card(void *self, kvf_bytes *out) {
+static kvf_status shm_write_card(void *self, kvf_buffer *out) {
     const shm_endpoint *endpoint = self;
-    return kvf_bytes_add(out, &endpoint->card, sizeof endpoint->card);
+    return kvf_buffer_add(out, &endpoint->card, sizeof endpoint->card);
 }
 
 static int shm_event_fd(void *self) {

@@ -262,7 +262,7 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
 /* ---- the card ------------------------------------------------------------------------------------------ */
 
 /* `parts` holds the fabrics' bytes one after the other. */
-static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_bytes *parts, kvf_bytes *out) {
+static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffer *parts, kvf_buffer *out) {
     size_t ends[KVF_FABRICS_MAX] = {0};
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
@@ -285,7 +285,7 @@ static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_bytes
 
 static kvf_status make_card(kvf_transport *transport) {
     kvf_card card = {0};
-    kvf_bytes parts = {0}, out = {0};
+    kvf_buffer parts = {0}, out = {0};
     card.region_count = transport->region_count;
     card.region_bytes = kvf_alloc(card.region_count, sizeof *card.region_bytes);
     if (!card.region_bytes)
@@ -296,10 +296,10 @@ static kvf_status make_card(kvf_transport *transport) {
     kvf_host_identity(card.host);
     kvf_status status = write_card(transport, &card, &parts, &out);
     if (status)
-        kvf_bytes_free(&out);
+        kvf_buffer_free(&out);
     else
         transport->card = out;
-    kvf_bytes_free(&parts);
+    kvf_buffer_free(&parts);
     kvf_card_free(&card);
     return status;
 }
@@ -498,7 +498,7 @@ void kvf_transport_close(kvf_transport *transport) {
     if (transport->event_fd >= 0)
         (void)close(transport->event_fd);
     kvf_front_free_batches(transport);
-    kvf_bytes_free(&transport->card);
+    kvf_buffer_free(&transport->card);
     forget_regions(transport);
     kvf_free(transport->name);
     kvf_free(transport);

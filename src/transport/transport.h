@@ -35,14 +35,14 @@ typedef struct kvf_batch {
 } kvf_batch;
 
 /** A growing array of bytes, for cards. */
-typedef struct kvf_bytes {
+typedef struct kvf_buffer {
     unsigned char *data;
     size_t length;
     size_t capacity;
-} kvf_bytes;
+} kvf_buffer;
 
-kvf_status kvf_bytes_add(kvf_bytes *bytes, const void *data, size_t length);
-void kvf_bytes_free(kvf_bytes *bytes);
+kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length);
+void kvf_buffer_free(kvf_buffer *bytes);
 
 /**
  * One fabric. `endpoint` is what open() made, `link` what connect() made. All functions are called by one
@@ -62,7 +62,7 @@ typedef struct kvf_fabric {
     kvf_status (*register_memory)(void *endpoint, const kvf_memory *regions, uint32_t count);
 
     /** Appends this fabric's part of the card. */
-    kvf_status (*card)(void *endpoint, kvf_bytes *out);
+    kvf_status (*card)(void *endpoint, kvf_buffer *out);
 
     /**
      * Connects by the part the same fabric of the peer wrote. `card` is untrusted. KVF_E_UNSUPPORTED means

@@ -58,8 +58,8 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) || bytes == 0 || bytes > KVF_UCX_NOTIFY_MAX)
         return UCS_OK;
     size_t before = endpoint->inbox.length;
-    if (kvf_bytes_add(&endpoint->inbox, &length, sizeof length) ||
-        kvf_bytes_add(&endpoint->inbox, data, bytes)) {
+    if (kvf_buffer_add(&endpoint->inbox, &length, sizeof length) ||
+        kvf_buffer_add(&endpoint->inbox, data, bytes)) {
         endpoint->inbox.length = before;
         endpoint->inbox_lost = true;
     }
@@ -189,7 +189,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
         kvf_free(job);
     }
     kvf_free(endpoint->regions);
-    kvf_bytes_free(&endpoint->inbox);
+    kvf_buffer_free(&endpoint->inbox);
     kvf_free(endpoint);
 }
 

@@ -92,7 +92,7 @@ typedef struct kvf_ucx_card {
 } kvf_ucx_card;
 
 /** Appends a card to `out`; after an error `out` is as long as before. */
-kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_bytes *out);
+kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out);
 
 /**
  * Reads a card, trusting nothing in it. `out->regions` is then freed with kvf_free(); on failure nothing is
@@ -149,7 +149,7 @@ typedef struct kvf_ucx_endpoint {
     kvf_ucx_link *turn;               /**< the link that posts first in the next round; may be NULL */
     kvf_ucx_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
     kvf_ucx_job *spare_jobs;          /**< through `following` */
-    kvf_bytes inbox;                  /**< notifications that came in: each its length, then its bytes */
+    kvf_buffer inbox;                 /**< notifications that came in: each its length, then its bytes */
     bool inbox_lost;                  /**< there was no memory for one */
     bool any_lost;
 } kvf_ucx_endpoint;
@@ -210,7 +210,7 @@ bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void
 
 kvf_status kvf_ucx_allocate(void *endpoint, uint64_t bytes, void **out);
 kvf_status kvf_ucx_register(void *endpoint, const kvf_memory *regions, uint32_t count);
-kvf_status kvf_ucx_write_card(void *endpoint, kvf_bytes *out);
+kvf_status kvf_ucx_write_card(void *endpoint, kvf_buffer *out);
 kvf_status kvf_ucx_connect(void *endpoint, const void *data, size_t bytes, kvf_peer *peer, void **out);
 void kvf_ucx_disconnect(void *link);
 kvf_status kvf_ucx_notify(void *link, const void *data, size_t bytes);

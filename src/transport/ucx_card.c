@@ -21,19 +21,19 @@
 
 /* ---- writing ---- */
 
-static kvf_status put_number(kvf_bytes *out, uint64_t number, size_t bytes) {
+static kvf_status put_number(kvf_buffer *out, uint64_t number, size_t bytes) {
     unsigned char little[8];
     for (size_t i = 0; i < bytes; i++)
         little[i] = (unsigned char)(number >> (8 * i));
-    return kvf_bytes_add(out, little, bytes);
+    return kvf_buffer_add(out, little, bytes);
 }
 
-static kvf_status put_blob(kvf_bytes *out, const void *data, uint32_t bytes) {
+static kvf_status put_blob(kvf_buffer *out, const void *data, uint32_t bytes) {
     kvf_status status = put_number(out, bytes, 4);
-    return status ? status : kvf_bytes_add(out, data, bytes);
+    return status ? status : kvf_buffer_add(out, data, bytes);
 }
 
-static kvf_status put_region(kvf_bytes *out, const kvf_ucx_card_region *region) {
+static kvf_status put_region(kvf_buffer *out, const kvf_ucx_card_region *region) {
     kvf_status status = put_number(out, region->address, 8);
     if (!status)
         status = put_number(out, region->bytes, 8);
@@ -52,13 +52,13 @@ uint64_t kvf_ucx_card_sum(const void *data, size_t bytes) {
     return sum;
 }
 
-kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_bytes *out) {
+kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out) {
     size_t begin = out->length;
     kvf_status status = put_number(out, MAGIC, 4);
     if (!status)
         status = put_number(out, 0, 8);
     if (!status)
-        status = kvf_bytes_add(out, card->beacon, sizeof card->beacon);
+        status = kvf_buffer_add(out, card->beacon, sizeof card->beacon);
     if (!status)
         status = put_blob(out, card->worker, card->worker_bytes);
     if (!status)

@@ -119,7 +119,7 @@ static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card
     return KVF_OK;
 }
 
-kvf_status kvf_ucx_write_card(void *endpoint_pointer, kvf_bytes *out) {
+kvf_status kvf_ucx_write_card(void *endpoint_pointer, kvf_buffer *out) {
     kvf_ucx_endpoint *endpoint = endpoint_pointer;
     kvf_ucx_card card = {.regions = kvf_alloc(endpoint->region_count, sizeof *card.regions)};
     if (!card.regions)

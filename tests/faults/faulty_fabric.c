@@ -149,11 +149,11 @@ static kvf_status faulty_register(void *self, const kvf_memory *regions, uint32_
     return kvf_transport_register(((faulty_endpoint *)self)->inner, regions, count);
 }
 
-static kvf_status faulty_card(void *self, kvf_bytes *out) {
+static kvf_status faulty_card(void *self, kvf_buffer *out) {
     const void *card;
     size_t bytes;
     kvf_status status = kvf_transport_export(((faulty_endpoint *)self)->inner, &card, &bytes);
-    return status ? status : kvf_bytes_add(out, card, bytes);
+    return status ? status : kvf_buffer_add(out, card, bytes);
 }
 
 static int faulty_event_fd(void *self) {

@@ -226,7 +226,7 @@ static void a_card_is_read_as_it_was_written(void **state) {
     uint64_t sizes[3] = {1, 1ull << 40, UINT64_MAX};
     kvf_card written = {.name = "rank 3", .region_bytes = sizes, .region_count = 3, .part_count = 2};
     kvf_card read;
-    kvf_bytes bytes = {0};
+    kvf_buffer bytes = {0};
     for (size_t i = 0; i < KVF_HOST_ID_BYTES; i++)
         written.host[i] = (unsigned char)(i + 1);
     written.parts[0] = (kvf_card_part){"inproc", "abc", 3};
@@ -242,7 +242,7 @@ static void a_card_is_read_as_it_was_written(void **state) {
     assert_int_equal(read.parts[0].bytes, 3);
     assert_memory_equal(read.parts[0].data, "abc", 3);
     kvf_card_free(&read);
-    kvf_bytes_free(&bytes);
+    kvf_buffer_free(&bytes);
 }
 
 static void another_version_of_the_card_is_named(void **state) {

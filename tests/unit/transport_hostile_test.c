@@ -385,7 +385,7 @@ static fake_side fake_owner(test_side *here) {
     shm_card part = socket_card(here); /* of this host and process */
     uint64_t region = 4096;
     kvf_card card = {.name = "fake", .region_bytes = &region, .region_count = 1, .part_count = 1};
-    kvf_bytes bytes = {0};
+    kvf_buffer bytes = {0};
     struct sockaddr_un address;
     part.name[0] ^= 0x55;
     socklen_t length = shm_socket_address(part.name, &address);
@@ -394,7 +394,7 @@ static fake_side fake_owner(test_side *here) {
     card.parts[0] = (kvf_card_part){"shm", &part, sizeof part};
     assert_int_equal(kvf_card_write(&card, &bytes), KVF_OK);
     assert_int_equal(kvf_transport_connect(here->transport, bytes.data, bytes.length, &made.peer), KVF_OK);
-    kvf_bytes_free(&bytes);
+    kvf_buffer_free(&bytes);
     made.fd = accept4(made.listening, NULL, NULL, SOCK_CLOEXEC);
     assert_true(made.fd >= 0);
     return made;

@@ -20,7 +20,7 @@ static void reseal(unsigned char *card, size_t bytes) {
 }
 
 /* The fabric's own part of a card, with made-up contents that UCX never sees. */
-static void make_part(kvf_bytes *out) {
+static void make_part(kvf_buffer *out) {
     kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
     kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
     card.beacon[3] = 9;
@@ -29,7 +29,7 @@ static void make_part(kvf_bytes *out) {
 
 static void a_card_says_what_was_written(void **state) {
     (void)state;
-    kvf_bytes part = {0};
+    kvf_buffer part = {0};
     kvf_ucx_card card;
     make_part(&part);
     assert_int_equal(kvf_ucx_card_read(part.data, part.length, &card), KVF_OK);
@@ -42,12 +42,12 @@ static void a_card_says_what_was_written(void **state) {
     assert_int_equal(card.regions[1].key_bytes, 8);
     assert_memory_equal(card.regions[1].key, "key two!", 8);
     kvf_free(card.regions);
-    kvf_bytes_free(&part);
+    kvf_buffer_free(&part);
 }
 
 static void a_card_cut_off_anywhere_is_refused(void **state) {
     (void)state;
-    kvf_bytes part = {0};
+    kvf_buffer part = {0};
     make_part(&part);
     for (size_t bytes = 0; bytes < part.length; bytes++) {
         kvf_ucx_card card;
@@ -62,12 +62,12 @@ static void a_card_cut_off_anywhere_is_refused(void **state) {
         }
         free(cut);
     }
-    kvf_bytes_free(&part);
+    kvf_buffer_free(&part);
 }
 
 static void a_card_damaged_anywhere_is_refused(void **state) {
     (void)state;
-    kvf_bytes part = {0};
+    kvf_buffer part = {0};
     make_part(&part);
     for (size_t at = 0; at < part.length; at++) {
         for (int bit = 0; bit < 8; bit++) {
@@ -77,12 +77,12 @@ static void a_card_damaged_anywhere_is_refused(void **state) {
             part.data[at] ^= (unsigned char)(1 << bit);
         }
     }
-    kvf_bytes_free(&part);
+    kvf_buffer_free(&part);
 }
 
 static void a_forged_card_is_read_within_its_bytes(void **state) {
     (void)state;
-    kvf_bytes part = {0};
+    kvf_buffer part = {0};
     make_part(&part);
     for (size_t at = 12; at < part.length; at++) {
         for (int value = 0; value < 256; value++) {
@@ -103,7 +103,7 @@ static void a_forged_card_is_read_within_its_bytes(void **state) {
             free(forged);
         }
     }
-    kvf_bytes_free(&part);
+    kvf_buffer_free(&part);
 }
 
 int main(void) {

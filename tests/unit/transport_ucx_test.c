@@ -441,7 +441,7 @@ static void disagreeing_actor(process *side) {
     size_t bytes = receive_card(side, bytes_of_card, sizeof bytes_of_card);
     CHECK(bytes > 0);
     const void *data = NULL;
-    kvf_bytes part = {0};
+    kvf_buffer part = {0};
     CHECK(kvf_fabric_ucx.card(side->transport->fabrics[0].endpoint, &part) == KVF_OK);
     uint64_t sizes[REGIONS] = {REGION_BYTES, REGION_BYTES, REGION_BYTES + 1};
     kvf_peer peer = {.transport = side->transport, .region_bytes = sizes, .region_count = REGIONS};
@@ -451,7 +451,7 @@ static void disagreeing_actor(process *side) {
     peer.region_count = REGIONS - 1;
     CHECK(kvf_fabric_ucx.connect(side->transport->fabrics[0].endpoint, data, part.length, &peer,
                                  &peer.link) == KVF_E_PARSE);
-    kvf_bytes_free(&part);
+    kvf_buffer_free(&part);
     say(side, 'x');
     close_side(side);
 }
