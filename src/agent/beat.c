@@ -1,0 +1,112 @@
+/*
+ * Heartbeats: one message a peer says of all its leases and expectations that they live on.
+ */
+#include "agent/agent.h"
+
+static bool is_alive(const kvf_ticket *ticket) {
+    return ticket->state != KVF_TICKET_OVER && ticket->state != KVF_TICKET_DOUBT;
+}
+
+/* Moves a lease or an expectation on only if the beat that was answered spoke of it. */
+static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    kvf_session *session = call->session;
+    if (status)
+        return;
+    kvf_session_clock(session, call->first_sent, kvf_now(), answer->clock_ns);
+    kvf_source *source, *next;
+    DL_FOREACH(session->sources, source) {
+        if (source->beat == call->number && source->ticket->kind == KVF_REQUEST_PULL)
+            source->until = kvf_max_u64(source->until, call->first_sent + answer->time_ns);
+    }
+    for (uint32_t i = 0; i < answer->gone_count; i++) {
+        uint64_t gone = answer->gone[i];
+        DL_FOREACH_SAFE(session->sources, source, next) {
+            kvf_ticket *ticket = source->ticket;
+            bool it = ticket->kind == KVF_REQUEST_PULL
+                          ? source->generation == gone
+                          : kvf_expect_generation(ticket) == gone && !source->call;
+            if (!it || source->beat != call->number || !is_alive(ticket) || source->written)
+                continue;
+            source->settled = true;
+            kvf_ticket_fail(ticket, KVF_E_TIMEOUT, "the producer has given the request up", session);
+            break;
+        }
+    }
+}
+
+static uint32_t count_sources(const kvf_session *session) {
+    uint32_t count = 0;
+    const kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        count++;
+    }
+    return count;
+}
+
+static void beat(kvf_session *session, uint64_t now) {
+    kvf_agent *agent = session->agent;
+    uint32_t count = count_sources(session);
+    uint64_t *leases = kvf_alloc(count, sizeof *leases);
+    uint64_t *expectations = kvf_alloc(2 * (size_t)count, sizeof *expectations);
+    kvf_call_body body = {.leases = leases, .expectations = expectations, .clock_ns = now};
+    uint64_t until = now + agent->options.lease_ns;
+    kvf_source *source;
+    if (leases && expectations) {
+        DL_FOREACH(session->sources, source) {
+            const kvf_ticket *ticket = source->ticket;
+            if (!is_alive(ticket))
+                continue;
+            source->beat = session->next_number + 1;
+            if (ticket->kind == KVF_REQUEST_PULL && source->generation) {
+                leases[body.lease_count++] = source->generation;
+            } else if (ticket->kind == KVF_REQUEST_EXPECT && source->until && !source->settled) {
+                source->until = kvf_max_u64(source->until, until);
+                expectations[2 * (size_t)body.expectation_count] = kvf_expect_generation(ticket);
+                expectations[2 * (size_t)body.expectation_count + 1] =
+                    kvf_session_their_time(session, source->until);
+                body.expectation_count++;
+            }
+        }
+        if (body.lease_count + body.expectation_count > 0)
+            (void)kvf_call_start(session, KVF_CALL_BEAT, &body, until, true, on_beaten, NULL, NULL);
+    }
+    kvf_free(leases);
+    kvf_free(expectations);
+}
+
+void kvf_beat_tick(kvf_session *session, uint64_t now) {
+    if (session->incoming || session->state != KVF_SESSION_OPEN || !session->sources)
+        return;
+    if (now >= session->next_beat) {
+        session->next_beat = now + session->agent->options.heartbeat_ns;
+        beat(session, now);
+    }
+    kvf_agent_due(session->agent, session->next_beat);
+}
+
+void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
+    kvf_agent *agent = session->agent;
+    uint64_t now = kvf_now();
+    uint64_t *gone = kvf_alloc((size_t)call->lease_count + call->expectation_count, sizeof *gone);
+    if (!gone)
+        return; /* the next beat comes */
+    kvf_answer answer = {.time_ns = agent->options.lease_ns, .gone = gone, .clock_ns = now};
+    for (uint32_t i = 0; i < call->lease_count; i++) {
+        kvf_reader *reader = NULL;
+        HASH_FIND(hh, agent->leases, &call->leases[i], sizeof call->leases[i], reader);
+        if (reader && reader->session == session)
+            reader->until = now + agent->options.lease_ns;
+        else
+            gone[answer.gone_count++] = call->leases[i];
+    }
+    for (uint32_t i = 0; i < call->expectation_count; i++) {
+        uint64_t generation = call->expectations[2 * (size_t)i];
+        kvf_flow *flow = kvf_flow_of(session, generation);
+        if (flow)
+            flow->until = kvf_max_u64(flow->until, call->expectations[2 * (size_t)i + 1]);
+        else
+            gone[answer.gone_count++] = generation;
+    }
+    kvf_answer_send(session, call, &answer);
+    kvf_free(gone);
+}

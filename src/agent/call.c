@@ -1,0 +1,189 @@
+/*
+ * Calls: messages that are repeated, with growing pauses, until they are answered or their time is over.
+ */
+#include "agent/agent.h"
+
+#define FIRST_PAUSE (100 * KVF_MILLISECOND)
+#define LONGEST_PAUSE (2 * KVF_SECOND)
+
+static void send_call(kvf_call *call, uint64_t now) {
+    kvf_session *session = call->session;
+    (void)kvf_link_send(session->agent->link, session->route, call->bytes.data, call->bytes.size);
+    session->agent->stats.messages_sent++;
+    if (call->first_sent)
+        session->agent->stats.messages_repeated++;
+    else
+        call->first_sent = now;
+    call->next_send = now + call->pause;
+    call->pause = kvf_min_u64(2 * call->pause, LONGEST_PAUSE);
+    if (!call->once)
+        kvf_agent_due(session->agent, call->next_send);
+}
+
+kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_body *body, uint64_t deadline,
+                          bool once, kvf_call_done done, void *context, kvf_call **out) {
+    if (session->state == KVF_SESSION_LOST)
+        return kvf_fail(KVF_E_PEER_LOST, "%s rank %u is gone", session->engine, session->rank);
+    kvf_call *call = kvf_alloc0(1, sizeof *call);
+    if (!call)
+        return kvf_nomem("a call");
+    *call = (kvf_call){.number = session->next_number + 1,
+                       .session = session,
+                       .kind = kind,
+                       .bound = session->state == KVF_SESSION_OPEN,
+                       .once = once,
+                       .pause = FIRST_PAUSE,
+                       .deadline = deadline,
+                       .done = done,
+                       .context = context};
+    body->number = call->number;
+    body->kind = kind;
+    memcpy(body->session, session->id, sizeof body->session);
+    kvf_message message = {.kind = KVF_MESSAGE_CALL, .call = *body};
+    kvf_status status = kvf_wire_encode(&message, &call->bytes);
+    if (!status) {
+        HASH_ADD(hh, session->calls, number, sizeof call->number, call);
+        if (!call->hh.tbl)
+            status = kvf_nomem("a call");
+    }
+    if (status) {
+        kvf_wire_buffer_free(&call->bytes);
+        kvf_free(call);
+        return status;
+    }
+    session->next_number = call->number;
+    session->last_used = kvf_now();
+    kvf_agent_due(session->agent, deadline);
+    if (call->bound)
+        send_call(call, session->last_used);
+    if (out)
+        *out = call;
+    return KVF_OK;
+}
+
+static void free_call(kvf_call *call) {
+    HASH_DEL(call->session->calls, call);
+    kvf_wire_buffer_free(&call->bytes);
+    kvf_free(call);
+}
+
+void kvf_call_drop(kvf_call *call) {
+    if (call)
+        free_call(call);
+}
+
+/* The callback may drop other calls of the session, or end the session's user. */
+static void end_call(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    HASH_DEL(call->session->calls, call);
+    if (call->done)
+        call->done(call, status, answer);
+    kvf_wire_buffer_free(&call->bytes);
+    kvf_free(call);
+}
+
+void kvf_call_answered(kvf_session *session, const kvf_answer *answer) {
+    kvf_call *call = NULL;
+    HASH_FIND(hh, session->calls, &answer->number, sizeof answer->number, call);
+    if (!call || call->kind != answer->kind) {
+        session->agent->stats.messages_stale++;
+        return;
+    }
+    if (answer->status)
+        (void)kvf_fail(answer->status, "%s rank %u: %s", session->engine, session->rank, answer->detail);
+    end_call(call, answer->status, answer);
+}
+
+/* A call made before the session was open, or in one that the peer has forgotten, gets the session's id. */
+static kvf_status bind_call(kvf_call *call) {
+    kvf_message message = {0};
+    kvf_wire_buffer bytes = {0};
+    kvf_status status = kvf_wire_open((kvf_bytes){call->bytes.data, call->bytes.size}, &message);
+    if (!status)
+        status = kvf_wire_read(&message);
+    if (!status) {
+        memcpy(message.call.session, call->session->id, sizeof message.call.session);
+        status = kvf_wire_encode(&message, &bytes);
+    }
+    kvf_message_free(&message);
+    if (status)
+        return status;
+    kvf_wire_buffer_free(&call->bytes);
+    call->bytes = bytes;
+    call->bound = true;
+    return KVF_OK;
+}
+
+void kvf_calls_bind(kvf_session *session) {
+    uint64_t now = kvf_now();
+    kvf_call *call, *next;
+    HASH_ITER(hh, session->calls, call, next) {
+        if (bind_call(call))
+            continue; /* out of memory: tried again in the next tick */
+        call->pause = FIRST_PAUSE;
+        send_call(call, now);
+    }
+}
+
+void kvf_calls_end(kvf_session *session, kvf_status status) {
+    while (session->calls)
+        end_call(session->calls, status, NULL);
+}
+
+void kvf_calls_tick(kvf_session *session, uint64_t now) {
+    kvf_call *call, *next;
+    HASH_ITER(hh, session->calls, call, next) {
+        if (now >= call->deadline)
+            continue;
+        kvf_agent_due(session->agent, call->deadline);
+        if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
+            continue;
+        if (!call->bound && bind_call(call))
+            continue;
+        if (now >= call->next_send)
+            send_call(call, now);
+        else
+            kvf_agent_due(session->agent, call->next_send);
+    }
+    /* What is over is ended one by one from the start, for ending one may end others. */
+    for (bool found = true; found;) {
+        found = false;
+        HASH_ITER(hh, session->calls, call, next) {
+            if (now < call->deadline)
+                continue;
+            (void)kvf_fail(KVF_E_TIMEOUT, "%s rank %u did not answer", session->engine, session->rank);
+            end_call(call, KVF_E_TIMEOUT, NULL);
+            found = true;
+            break;
+        }
+    }
+}
+
+void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer *answer) {
+    memcpy(answer->session, session->id, sizeof answer->session);
+    answer->number = call->number;
+    answer->kind = call->kind;
+    if (!answer->detail)
+        answer->detail = "";
+    kvf_message message = {.kind = KVF_MESSAGE_ANSWER, .answer = *answer};
+    kvf_wire_buffer bytes;
+    kvf_status status = kvf_wire_encode(&message, &bytes);
+    if (status) { /* too large to be said: then that is the answer */
+        message.answer = (kvf_answer){.number = call->number,
+                                      .kind = call->kind,
+                                      .status = status,
+                                      .detail = "the answer cannot be sent"};
+        memcpy(message.answer.session, session->id, sizeof message.answer.session);
+        status = kvf_wire_encode(&message, &bytes);
+    }
+    if (status)
+        return; /* the caller asks again */
+    (void)kvf_link_send(session->agent->link, session->route, bytes.data, bytes.size);
+    session->agent->stats.messages_sent++;
+    kvf_wire_buffer_free(&bytes);
+}
+
+void kvf_answer_status(kvf_session *session, const kvf_call_body *call, kvf_status status,
+                       const char *detail) {
+    kvf_answer answer = {.status = status, .detail = detail};
+    kvf_answer_send(session, call, &answer);
+}

@@ -1,0 +1,155 @@
+/*
+ * What comes before the hold or the push it is about: calls that ask for a hold, or release it, and
+ * expectations.
+ *
+ * Each is in a list of all, to be looked at when its time is over, and in that of its request id, to be found
+ * when the request comes.
+ */
+#include "agent/agent.h"
+
+struct kvf_waiting {
+    void *id;
+    size_t id_bytes;
+    kvf_early *early;
+    kvf_flow *flows;
+    UT_hash_handle hh; /* agent->waiting, by id */
+};
+
+static kvf_waiting *find_waiting(const kvf_agent *agent, const void *id, size_t bytes) {
+    kvf_waiting *waiting = NULL;
+    HASH_FIND(hh, agent->waiting, id, bytes, waiting);
+    return waiting;
+}
+
+static kvf_waiting *make_waiting(kvf_agent *agent, const void *id, size_t bytes) {
+    kvf_waiting *waiting = find_waiting(agent, id, bytes);
+    if (waiting)
+        return waiting;
+    waiting = kvf_alloc0(1, sizeof *waiting);
+    void *copy = kvf_copy(id, bytes, 1);
+    if (waiting && copy) {
+        waiting->id = copy;
+        waiting->id_bytes = bytes;
+        HASH_ADD_KEYPTR(hh, agent->waiting, waiting->id, bytes, waiting);
+        if (waiting->hh.tbl)
+            return waiting;
+    }
+    kvf_free(copy);
+    kvf_free(waiting);
+    return NULL;
+}
+
+static void drop_if_empty(kvf_agent *agent, kvf_waiting *waiting) {
+    if (waiting->early || waiting->flows)
+        return;
+    HASH_DEL(agent->waiting, waiting);
+    kvf_free(waiting->id);
+    kvf_free(waiting);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------
+ */
+
+void kvf_early_free(kvf_early *early) {
+    kvf_agent *agent = early->session->agent;
+    early->session->early_count--;
+    DL_DELETE(agent->early, early);
+    DL_DELETE2(early->waiting->early, early, same_prev, same_next);
+    drop_if_empty(agent, early->waiting);
+    kvf_free(early);
+}
+
+void kvf_early_forget(kvf_session *session) {
+    kvf_early *early, *next;
+    if (session->early_count == 0)
+        return;
+    DL_FOREACH_SAFE(session->agent->early, early, next) {
+        if (early->session == session)
+            kvf_early_free(early);
+    }
+}
+
+kvf_early *kvf_early_first(const kvf_agent *agent, const kvf_ticket *ticket) {
+    const kvf_waiting *waiting = find_waiting(agent, ticket->id, ticket->id_bytes);
+    return waiting ? waiting->early : NULL;
+}
+
+kvf_early *kvf_early_find(const kvf_session *session, const kvf_call_body *call) {
+    const kvf_waiting *waiting = find_waiting(session->agent, call->request.data, call->request.size);
+    kvf_early *early;
+    for (early = waiting ? waiting->early : NULL; early; early = early->same_next)
+        if (early->session == session && early->kind == call->kind)
+            return early;
+    return NULL;
+}
+
+kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint64_t wait) {
+    kvf_agent *agent = session->agent;
+    kvf_early *early = kvf_early_find(session, call);
+    if (!early) {
+        if (session->early_count >= agent->options.max_requests_per_peer)
+            return kvf_fail(KVF_E_AGAIN, "%u calls of this peer wait already, the most allowed",
+                            session->early_count);
+        early = kvf_alloc0(1, sizeof *early);
+        kvf_waiting *waiting = early ? make_waiting(agent, call->request.data, call->request.size) : NULL;
+        if (!waiting) {
+            kvf_free(early);
+            return kvf_nomem("a call that waits");
+        }
+        early->session = session;
+        early->waiting = waiting;
+        session->early_count++;
+        DL_APPEND(agent->early, early);
+        DL_APPEND2(waiting->early, early, same_prev, same_next);
+    }
+    early->kind = call->kind;
+    early->number = call->number;
+    early->of = call->rank_count;
+    early->until = kvf_now() + kvf_min_u64(wait, 3600 * KVF_SECOND);
+    kvf_agent_due(agent, early->until);
+    return KVF_OK;
+}
+
+void kvf_early_tick(kvf_agent *agent, uint64_t now) {
+    kvf_early *early, *next;
+    DL_FOREACH_SAFE(agent->early, early, next) {
+        if (now < early->until) {
+            kvf_agent_due(agent, early->until);
+            continue;
+        }
+        kvf_call_body call = {.number = early->number, .kind = early->kind};
+        if (early->kind == KVF_CALL_ACQUIRE) /* a RELEASE has its answer */
+            kvf_answer_status(early->session, &call, KVF_E_TIMEOUT, "the request did not come");
+        kvf_early_free(early);
+    }
+}
+
+/* ---- expectations -----------------------------------------------------------------------------------------
+ */
+
+kvf_status kvf_flow_wait(kvf_flow *flow) {
+    kvf_agent *agent = flow->session->agent;
+    kvf_waiting *waiting = make_waiting(agent, flow->id, flow->id_bytes);
+    if (!waiting)
+        return kvf_nomem("an expectation");
+    flow->waiting = waiting;
+    DL_APPEND(agent->flows, flow);
+    DL_APPEND2(waiting->flows, flow, same_prev, same_next);
+    return KVF_OK;
+}
+
+void kvf_flow_wait_no_more(kvf_flow *flow) {
+    kvf_agent *agent = flow->session->agent;
+    DL_DELETE(agent->flows, flow);
+    DL_DELETE2(flow->waiting->flows, flow, same_prev, same_next);
+    drop_if_empty(agent, flow->waiting);
+    flow->waiting = NULL;
+}
+
+kvf_flow *kvf_flow_waiting_for(const kvf_agent *agent, const kvf_ticket *push) {
+    const kvf_waiting *waiting = find_waiting(agent, push->id, push->id_bytes);
+    kvf_flow *flow = waiting ? waiting->flows : NULL;
+    while (flow && flow->over)
+        flow = flow->same_next;
+    return flow;
+}

@@ -1,0 +1,217 @@
+/*
+ * Events: what the engine is told, kept until it takes it; and the log line of a failure.
+ */
+#include <errno.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <json.h>
+
+#include "agent/agent.h"
+
+struct kvf_event_node {
+    kvf_event event; /* its pointers are into `storage` */
+    void *storage;
+    kvf_event_node *prev, *next;
+};
+
+static size_t text_bytes(const char *text) {
+    return (text ? strlen(text) : 0) + 1;
+}
+
+static const char *put_text(char **at, const char *text) {
+    size_t bytes = text_bytes(text);
+    const char *start = *at;
+    memcpy(*at, text ? text : "", bytes);
+    *at += bytes;
+    return start;
+}
+
+static size_t count_invalid(const kvf_ticket *ticket) {
+    size_t ids = 0;
+    for (uint32_t g = 0; g < ticket->group_count; g++) {
+        kvf_range wanted = kvf_wanted_entries(ticket->agent->shard, g, &ticket->groups[g]);
+        ids += wanted.end - wanted.begin;
+    }
+    return ids;
+}
+
+/* Blocks of a failed destination: nobody can tell which of their bytes have come, so all that were wanted. */
+static void put_invalid(const kvf_ticket *ticket, kvf_block_list *lists, uint32_t *ids) {
+    for (uint32_t g = 0; g < ticket->group_count; g++) {
+        const kvf_group_steps *group = &ticket->groups[g];
+        kvf_range wanted = {0, 0};
+        if (group->begin < group->end)
+            wanted = kvf_wanted_entries(ticket->agent->shard, g, group);
+        uint32_t n = 0;
+        for (uint32_t i = wanted.begin; i < wanted.end; i++)
+            if (group->table.ids[i] != KVF_NO_BLOCK)
+                ids[n++] = group->table.ids[i];
+        lists[g] = (kvf_block_list){ids, n};
+        ids += n;
+    }
+}
+
+static void append(kvf_agent *agent, kvf_event_node *node) {
+    DL_APPEND(agent->events, node);
+    uint64_t one = 1;
+    while (write(agent->event_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, uint32_t rank,
+                    kvf_status status, const char *detail) {
+    kvf_log_failure(agent, "peer", NULL, engine, rank, status, detail);
+    kvf_event_node *node = kvf_alloc0(1, sizeof *node);
+    char *texts = kvf_alloc(text_bytes(engine) + text_bytes(detail), 1);
+    if (!node || !texts) {
+        kvf_free(node);
+        kvf_free(texts);
+        return; /* only news: the requests concerned have events of their own, made beforehand */
+    }
+    node->storage = texts;
+    node->event = (kvf_event){.kind = kind, .status = status, .rank = rank};
+    node->event.engine = put_text(&texts, engine);
+    node->event.detail = put_text(&texts, detail);
+    append(agent, node);
+}
+
+bool kvf_events_reserve(kvf_ticket *ticket) {
+    ticket->result_event = kvf_alloc0(1, sizeof *ticket->result_event);
+    ticket->free_event = kvf_alloc0(1, sizeof *ticket->free_event);
+    return ticket->result_event && ticket->free_event;
+}
+
+void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free) {
+    kvf_agent *agent = ticket->agent;
+    /* One node was reserved for the result and one for the blocks: an engine is told, memory or not. */
+    kvf_event_node **reserved = kind == KVF_EVENT_BLOCKS_FREE ? &ticket->free_event : &ticket->result_event;
+    kvf_event_node *node = *reserved;
+    if (!node)
+        return;
+    *reserved = NULL;
+    bool destination = ticket->kind == KVF_REQUEST_PULL || ticket->kind == KVF_REQUEST_EXPECT;
+    bool invalid = kind == KVF_EVENT_FAILED && destination && ticket->groups;
+    size_t ids = invalid ? count_invalid(ticket) : 0;
+    size_t lists = invalid ? ticket->group_count : 0;
+    const char *engine = ticket->peer_engine ? ticket->peer_engine
+                         : ticket->remote    ? ticket->remote->name
+                                             : "";
+    size_t bytes = lists * sizeof(kvf_block_list) + ids * sizeof(uint32_t) + ticket->id_bytes +
+                   text_bytes(engine) + text_bytes(ticket->detail);
+    node->event =
+        (kvf_event){.kind = kind,
+                    .request_kind = ticket->kind,
+                    .ticket = ticket->number,
+                    .status = kind == KVF_EVENT_FAILED ? ticket->status : KVF_OK,
+                    .detail = "",
+                    .engine = "",
+                    .rank = ticket->peer_rank,
+                    .blocks_free = blocks_free,
+                    .bytes = ticket->bytes,
+                    .runs = ticket->runs,
+                    .recompute = kind == KVF_EVENT_FAILED && agent->options.policy == KVF_FAILURE_RECOMPUTE};
+    char *at = node->storage = kvf_alloc(bytes, 1);
+    if (at) {
+        kvf_block_list *groups = (kvf_block_list *)(void *)at;
+        at += lists * sizeof *groups;
+        if (invalid) {
+            put_invalid(ticket, groups, (uint32_t *)(void *)at);
+            node->event.invalid = groups;
+            node->event.group_count = ticket->group_count;
+            at += ids * sizeof(uint32_t);
+        }
+        node->event.id = at;
+        node->event.id_bytes = ticket->id_bytes;
+        if (ticket->id_bytes > 0)
+            memcpy(at, ticket->id, ticket->id_bytes);
+        at += ticket->id_bytes;
+        node->event.engine = put_text(&at, engine);
+        node->event.detail = kind == KVF_EVENT_FAILED ? put_text(&at, ticket->detail) : "";
+    }
+    append(agent, node);
+}
+
+static void free_node(kvf_event_node *node) {
+    if (!node)
+        return;
+    kvf_free(node->storage);
+    kvf_free(node);
+}
+
+void kvf_events_free(kvf_agent *agent) {
+    free_node(agent->told);
+    agent->told = NULL;
+    while (agent->events) {
+        kvf_event_node *node = agent->events;
+        DL_DELETE(agent->events, node);
+        free_node(node);
+    }
+}
+
+bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
+    free_node(agent->told);
+    agent->told = NULL;
+    kvf_event_node *node = agent->events;
+    if (!node)
+        return false;
+    DL_DELETE(agent->events, node);
+    agent->told = node;
+    *out = node->event;
+    if (!agent->events) {
+        uint64_t count;
+        while (read(agent->event_fd, &count, sizeof count) < 0 && errno == EINTR)
+            ;
+    }
+    return true;
+}
+
+/* ---- the log ----------------------------------------------------------------------------------------------
+ */
+
+static void add(struct json_object *line, const char *name, struct json_object *value) {
+    if (!value || json_object_object_add(line, name, value) != 0)
+        json_object_put(value);
+}
+
+/* A request id is any bytes: those that are not printable ASCII are shown as \xNN. */
+static struct json_object *visible(const void *id, size_t bytes) {
+    kvf_text text = {0};
+    const unsigned char *at = id;
+    for (size_t i = 0; i < bytes; i++)
+        kvf_text_add(&text, at[i] >= 0x20 && at[i] < 0x7f && at[i] != '\\' ? "%c" : "\\x%02x", at[i]);
+    struct json_object *value = text.failed ? NULL : json_object_new_string(text.data ? text.data : "");
+    kvf_text_free(&text);
+    return value;
+}
+
+static const char *const kind_names[] = {"none", "hold", "pull", "push", "expect", "connect"};
+
+void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
+                     uint32_t rank, kvf_status status, const char *detail) {
+    if (!agent->options.log)
+        return;
+    struct json_object *line = json_object_new_object();
+    if (!line)
+        return;
+    add(line, "failure", json_object_new_string(what));
+    add(line, "engine", json_object_new_string(agent->name ? agent->name : ""));
+    add(line, "rank", json_object_new_int64(agent->rank));
+    if (ticket) {
+        add(line, "kind", json_object_new_string(kind_names[ticket->kind]));
+        add(line, "ticket", json_object_new_uint64(ticket->number));
+        add(line, "request", visible(ticket->id, ticket->id_bytes));
+        add(line, "bytes", json_object_new_uint64(ticket->bytes));
+        add(line, "age_ms", json_object_new_uint64((kvf_now() - ticket->created) / KVF_MILLISECOND));
+    }
+    if (engine)
+        add(line, "peer", json_object_new_string(engine));
+    if (engine && rank != KVF_NO_RANK)
+        add(line, "peer_rank", json_object_new_int64(rank));
+    add(line, "status", json_object_new_string(kvf_status_name(status)));
+    add(line, "detail", json_object_new_string(detail ? detail : ""));
+    const char *text = json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN);
+    if (text)
+        agent->options.log(agent->options.log_context, text);
+    json_object_put(line);
+}

@@ -1,0 +1,299 @@
+/*
+ * Expectations: being written to by a producer.
+ *
+ * Each producer rank is allowed to write until a time, which heartbeats move on. When an expectation fails
+ * its writers are told to stop, and until each has said that it has, or its time is over, the blocks are in
+ * doubt: nobody else may have them.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+/* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
+#define WRITER_MARGIN (250 * KVF_MILLISECOND)
+/* How far two clocks may run apart, relative to the time since they were compared. */
+#define CLOCK_DRIFT_DIVISOR 2048
+
+uint64_t kvf_expect_generation(const kvf_ticket *expect) {
+    return expect->number | KVF_EXPECTATION;
+}
+
+/* A moment of our clock on the peer's, and rather too early than too late. */
+uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
+    uint64_t now = kvf_now();
+    uint64_t ahead = ours > now ? ours - now : 0;
+    uint64_t slack = session->clock_error + ahead / CLOCK_DRIFT_DIVISOR;
+    uint64_t theirs = ours + (uint64_t)session->clock_offset;
+    return theirs > slack ? theirs - slack : 0;
+}
+
+static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    kvf_source *source = call->context;
+    source->call = NULL;
+    if (!status || status == KVF_E_PEER_LOST)
+        return; /* a lost session tells all who use it */
+    if (!answer)
+        return;             /* that was the deadline of the expectation, which has more to say */
+    source->settled = true; /* refused: it will not write */
+    kvf_ticket_fail(source->ticket, status, kvf_error_detail(), source->session);
+}
+
+static kvf_status ask(kvf_source *source) {
+    kvf_ticket *expect = source->ticket;
+    kvf_session *session = source->session;
+    bool writes = source->target->source != UINT32_MAX && !expect->empty;
+    kvf_call_body body = {.request = {expect->id, expect->id_bytes},
+                          .generation = kvf_expect_generation(expect),
+                          .rank_count = source->target->of};
+    uint64_t until = kvf_now() + expect->agent->options.lease_ns;
+    body.time_ns = kvf_session_their_time(session, until);
+    if (!writes) {
+        source->settled = source->written = true;
+        return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
+    }
+    kvf_status status = kvf_session_join(session);
+    body.groups = expect->groups;
+    body.group_count = expect->group_count;
+    if (!status)
+        status = kvf_call_start(session, KVF_CALL_EXPECT, &body, expect->deadline, false, on_expected, source,
+                                &source->call);
+    if (!status) {
+        source->until = until;
+        session->next_beat = kvf_min_u64(session->next_beat, kvf_now() + expect->agent->options.heartbeat_ns);
+        kvf_agent_due(expect->agent, session->next_beat);
+    }
+    return status;
+}
+
+/* Asks those whose session is open by now: only then their clock is known. */
+static void ask_all(kvf_ticket *expect) {
+    bool all = true;
+    for (uint32_t i = 0; i < expect->source_count; i++) {
+        kvf_source *source = &expect->sources[i];
+        if (source->asked)
+            continue;
+        if (!source->session || source->session->state != KVF_SESSION_OPEN) {
+            all = false;
+            continue;
+        }
+        source->asked = true;
+        kvf_status status = ask(source);
+        if (status) {
+            kvf_ticket_fail(expect, status, kvf_error_detail(), source->session);
+            return;
+        }
+    }
+    if (!all)
+        return;
+    expect->state = KVF_TICKET_MOVING;
+    if (expect->empty) {
+        kvf_ticket_done(expect);
+        return;
+    }
+    expect->posted = kvf_now();
+    kvf_histogram_add(&expect->agent->stats.queue, expect->posted - expect->created);
+    kvf_expect_check(expect);
+}
+
+void kvf_expect_met(kvf_ticket *expect) {
+    ask_all(expect);
+}
+
+static void answer_written(kvf_ticket *expect, kvf_status status, const char *detail) {
+    for (uint32_t i = 0; i < expect->source_count; i++) {
+        kvf_source *source = &expect->sources[i];
+        if (!source->written_call || !source->session)
+            continue;
+        kvf_call_body call = {.number = source->written_call, .kind = KVF_CALL_WRITTEN};
+        source->written_call = 0;
+        kvf_answer_status(source->session, &call, status, detail);
+    }
+}
+
+void kvf_expect_verified(kvf_ticket *expect) {
+    kvf_agent *agent = expect->agent;
+    uint64_t now = kvf_now();
+    answer_written(expect, KVF_OK, "");
+    kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
+    kvf_histogram_add(&agent->stats.total, now - expect->created);
+    kvf_ticket_done(expect);
+}
+
+void kvf_expect_check(kvf_ticket *expect) {
+    if (expect->state != KVF_TICKET_MOVING)
+        return;
+    for (uint32_t i = 0; i < expect->source_count; i++)
+        if (!expect->sources[i].written)
+            return;
+    if (expect->agent->options.verify)
+        kvf_verify_start(expect);
+    else
+        kvf_expect_verified(expect);
+}
+
+/* ---- written ----------------------------------------------------------------------------------------------
+ */
+
+static kvf_source *source_of(kvf_session *session, uint64_t generation) {
+    kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        kvf_ticket *ticket = source->ticket;
+        if (ticket->kind == KVF_REQUEST_EXPECT && kvf_expect_generation(ticket) == generation)
+            return source;
+    }
+    return NULL;
+}
+
+/* May come again, or late: only what an expectation still waits for counts. */
+void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
+    kvf_source *source = source_of(session, call->generation);
+    if (!source || source->ticket->state == KVF_TICKET_OVER) {
+        session->agent->stats.messages_stale++;
+        kvf_answer_status(session, call, KVF_OK, "");
+        return;
+    }
+    kvf_ticket *expect = source->ticket;
+    bool news = !source->settled;
+    source->settled = true;
+    if (expect->state == KVF_TICKET_DOUBT || call->status) {
+        kvf_answer_status(session, call, KVF_OK, "");
+        if (call->status && !expect->silent)
+            kvf_ticket_fail(expect, call->status, call->detail, session);
+        expect->agent->due = 0;
+        return;
+    }
+    source->written_call = call->number;
+    if (!expect->agent->options.verify) {
+        source->written_call = 0;
+        kvf_answer_status(session, call, KVF_OK, "");
+    }
+    if (!news)
+        return;
+    kvf_call_drop(source->call); /* EXPECT, if its answer was lost: it has been heard */
+    source->call = NULL;
+    source->written = true;
+    expect->bytes += call->bytes;
+    kvf_expect_check(expect);
+}
+
+/* ---- failing ----------------------------------------------------------------------------------------------
+ */
+
+static void on_withdrawn(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    kvf_source *source = call->context;
+    (void)answer;
+    source->call = NULL;
+    if (status)
+        return; /* then it is over when its time is */
+    source->settled = true;
+    source->ticket->agent->due = 0;
+}
+
+/* The session may be gone when the card is needed. */
+static void keep_card(kvf_source *source) {
+    const kvf_session *session = source->session;
+    if (source->settled || !source->until || !session || source->card)
+        return;
+    source->card = kvf_copy(session->card, session->card_bytes, 1);
+    source->card_bytes = session->card_bytes;
+}
+
+static void withdraw(kvf_source *source) {
+    kvf_ticket *expect = source->ticket;
+    uint64_t earlier = source->call ? source->call->number : 0;
+    kvf_call_drop(source->call);
+    source->call = NULL;
+    if (source->settled || !source->session || !source->until)
+        return;
+    kvf_call_body body = {.request = {expect->id, expect->id_bytes},
+                          .generation = kvf_expect_generation(expect),
+                          .earlier = earlier};
+    (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until + WRITER_MARGIN, false,
+                         on_withdrawn, source, &source->call);
+}
+
+/*
+ * A writer's time is over and it has not said that it stopped. It stops by itself, unless its process stands
+ * still in the middle of a write: then it is shut out, where the transport can do that, and waited for. It
+ * may connect anew afterwards: what it starts then it starts by what it knows then.
+ */
+static bool is_shut_out(const kvf_source *source) {
+    kvf_transport *transport = source->ticket->agent->transport;
+    if (!source->card)
+        return true;
+    if (kvf_transport_fence(transport, source->card, source->card_bytes) == KVF_E_AGAIN)
+        return false;
+    (void)kvf_transport_admit(transport, source->card, source->card_bytes);
+    return true;
+}
+
+static bool all_settled(kvf_ticket *expect, uint64_t now) {
+    bool all = true;
+    for (uint32_t i = 0; i < expect->source_count; i++) {
+        kvf_source *source = &expect->sources[i];
+        if (!source->until)
+            continue; /* was never asked to write */
+        uint64_t end = source->until + WRITER_MARGIN;
+        if (!source->settled && now >= end)
+            source->settled = is_shut_out(source);
+        if (!source->settled)
+            kvf_agent_due(expect->agent, now < end ? end : now + WRITER_MARGIN);
+        all &= source->settled;
+    }
+    return all;
+}
+
+void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, const kvf_session *session) {
+    if (expect->silent)
+        return;
+    kvf_verify_stop(expect);
+    kvf_ticket_failed(expect, status, detail, session);
+    answer_written(expect, KVF_OK, "");
+    if (expect->state != KVF_TICKET_MEETING)
+        for (uint32_t i = 0; i < expect->source_count; i++) {
+            keep_card(&expect->sources[i]);
+            withdraw(&expect->sources[i]);
+        }
+    kvf_ticket_tell(expect, all_settled(expect, kvf_now()));
+}
+
+void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {
+    if (expect->state == KVF_TICKET_DOUBT) {
+        if (all_settled(expect, now))
+            kvf_ticket_settle(expect);
+        return;
+    }
+    if (now >= expect->deadline) {
+        char detail[512];
+        const char *unmet = kvf_ticket_unmet(expect);
+        const char *why = unmet ? unmet : "not everything was written";
+        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", why);
+        kvf_ticket_fail(expect, KVF_E_TIMEOUT, detail, NULL);
+        return;
+    }
+    kvf_agent_due(expect->agent, expect->deadline);
+    if (expect->state == KVF_TICKET_ASKING)
+        ask_all(expect);
+}
+
+kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_agent_lock(agent);
+    kvf_ticket *expect = NULL;
+    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_EXPECT, request, &expect);
+    if (!status) {
+        status = kvf_remote_take(agent, &request->contact, &expect->remote);
+        if (status)
+            kvf_ticket_free(expect);
+    }
+    if (!status) {
+        if (out)
+            *out = expect->number;
+        expect->state = KVF_TICKET_MEETING;
+        if (expect->remote->ready)
+            kvf_ticket_met(expect);
+    }
+    kvf_agent_unlock(agent);
+    return status;
+}

@@ -1,0 +1,451 @@
+/*
+ * Flows: the writing of one push to one rank of a consumer.
+ *
+ * A flow exists from the consumer's EXPECT on, with or without a push. It writes one part after the other: a
+ * range of tokens in a range of layers that has become ready, by a plan for those layers. It writes only
+ * while the consumer allows it, and says at the end, until it is heard, that all is written or will never be.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+/* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
+struct kvf_push_plan {
+    kvf_range layers;
+    kvf_plan *plan;
+    uint32_t source; /* UINT32_MAX: nothing comes from us */
+    struct kvf_push_plan *next;
+};
+
+void kvf_push_plans_free(kvf_session *session) {
+    while (session->plans) {
+        struct kvf_push_plan *plan = session->plans;
+        session->plans = plan->next;
+        kvf_plan_free(plan->plan);
+        kvf_free(plan);
+    }
+    kvf_shard_free(session->shard);
+    session->shard = NULL;
+}
+
+static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_push_plan **out) {
+    const kvf_agent *agent = session->agent;
+    for (struct kvf_push_plan *plan = session->plans; plan; plan = plan->next) {
+        if (plan->layers.begin == layers.begin && plan->layers.end == layers.end) {
+            *out = plan;
+            return KVF_OK;
+        }
+    }
+    struct kvf_push_plan *plan = kvf_alloc0(1, sizeof *plan);
+    if (!plan)
+        return kvf_nomem("a plan");
+    plan->layers = layers;
+    plan->source = UINT32_MAX;
+    kvf_plan_options options = {.struct_size = sizeof options, .layers = layers};
+    kvf_status status = kvf_plan_build(session->shard, agent->engine, &options, &plan->plan);
+    if (status) {
+        kvf_free(plan);
+        return status;
+    }
+    for (uint32_t s = 0; s < kvf_plan_source_count(plan->plan); s++)
+        if (kvf_plan_source_rank(plan->plan, s) == agent->rank)
+            plan->source = s;
+    plan->next = session->plans;
+    session->plans = plan;
+    *out = plan;
+    return KVF_OK;
+}
+
+/* ---- joining ----------------------------------------------------------------------------------------------
+ */
+
+static kvf_status join(kvf_session *session, const kvf_call_body *call) {
+    const kvf_agent *agent = session->agent;
+    if (session->shard)
+        return KVF_OK;
+    kvf_introduction intro;
+    void *storage = NULL;
+    kvf_shard *shard = NULL;
+    kvf_status status = kvf_wire_decode_introduction(call->introduction, &intro, &storage);
+    if (!status && (strcmp(intro.engine, session->engine) != 0 || intro.rank != session->rank ||
+                    intro.incarnation != session->incarnation))
+        status = kvf_fail(KVF_E_MISMATCH, "the introduction is of another than the one who greeted");
+    if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
+        status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
+    if (!status)
+        status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), intro.shard, &shard);
+    kvf_free(storage);
+    if (status)
+        return status;
+    void *card = kvf_copy(call->card.data, call->card.size, 1);
+    if (!card || call->card.size == 0) {
+        kvf_free(card);
+        kvf_shard_free(shard);
+        return card ? kvf_fail(KVF_E_PARSE, "JOIN: card is empty") : kvf_nomem("a session");
+    }
+    session->card = card;
+    session->card_bytes = call->card.size;
+    session->shard = shard;
+    return KVF_OK;
+}
+
+void kvf_join_answer(kvf_session *session, const kvf_call_body *call) {
+    kvf_status status = join(session, call);
+    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
+    kvf_flow *flow = session->flows;
+    while (!status && flow) {
+        kvf_flow *next = flow->session_next;
+        kvf_flow_pump(flow);
+        flow = next;
+    }
+}
+
+static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    kvf_session *session = call->session;
+    (void)answer;
+    session->joining = false;
+    session->joined = !status;
+    if (status == KVF_OK || status == KVF_E_PEER_LOST)
+        return;
+    char detail[KVF_DETAIL_BYTES];
+    (void)snprintf(detail, sizeof detail, "it does not let us join: %s", kvf_error_detail());
+    kvf_session_lose(session, status, detail);
+}
+
+kvf_status kvf_session_join(kvf_session *session) {
+    kvf_agent *agent = session->agent;
+    if (session->joined || session->joining)
+        return KVF_OK;
+    kvf_wire_buffer own = agent->introductions[agent->rank];
+    kvf_call_body body = {.introduction = {own.data, own.size}, .card = {agent->card, agent->card_bytes}};
+    kvf_status status = kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_now() + agent->options.lease_ns,
+                                       false, on_joined, NULL, NULL);
+    session->joining = !status;
+    return status;
+}
+
+/* ---- expectations -----------------------------------------------------------------------------------------
+ */
+
+kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
+    kvf_flow *flow = NULL;
+    HASH_FIND(hh, session->flow_table, &generation, sizeof generation, flow);
+    return flow;
+}
+
+static kvf_status make_flow(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
+    kvf_agent *agent = session->agent;
+    if (session->flow_count >= agent->options.max_requests_per_peer)
+        return kvf_fail(KVF_E_AGAIN, "this peer expects %u requests, the most allowed", session->flow_count);
+    kvf_flow *flow = kvf_alloc0(1, sizeof *flow);
+    void *id = kvf_copy(call->request.data, call->request.size, 1);
+    kvf_group_steps *groups = call->group_count ? kvf_steps_copy(call->groups, call->group_count) : NULL;
+    if (!flow || !id || (call->group_count && !groups)) {
+        kvf_free(flow);
+        kvf_free(id);
+        kvf_free(groups);
+        return kvf_nomem("an expectation");
+    }
+    *flow = (kvf_flow){.session = session,
+                       .id = id,
+                       .id_bytes = call->request.size,
+                       .generation = call->generation,
+                       .of = call->rank_count,
+                       .until = call->time_ns,
+                       .groups = groups};
+    HASH_ADD(hh, session->flow_table, generation, sizeof flow->generation, flow);
+    if (!flow->hh.tbl || kvf_flow_wait(flow)) {
+        if (flow->hh.tbl)
+            HASH_DEL(session->flow_table, flow);
+        kvf_free(groups);
+        kvf_free(id);
+        kvf_free(flow);
+        return kvf_nomem("an expectation");
+    }
+    DL_APPEND2(session->flows, flow, session_prev, session_next);
+    session->flow_count++;
+    kvf_agent_due(agent, flow->until);
+    *out = flow;
+    return KVF_OK;
+}
+
+static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_agent *agent = session->agent;
+    kvf_flow *flow = kvf_flow_of(session, call->generation);
+    if (flow || !fresh)
+        return KVF_OK; /* known, or over */
+    if (call->group_count && call->group_count != kvf_model_group_count(kvf_engine_model(agent->engine)))
+        return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count,
+                        kvf_model_group_count(kvf_engine_model(agent->engine)));
+    if (call->rank_count == 0)
+        return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
+    if (call->time_ns <= kvf_now())
+        return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
+    kvf_status status = make_flow(session, call, &flow);
+    if (status)
+        return status;
+    kvf_ticket *push = NULL;
+    HASH_FIND(hh_id, agent->pushes, flow->id, flow->id_bytes, push);
+    if (push && push->state == KVF_TICKET_MOVING) {
+        kvf_push_take(push, flow);
+        kvf_push_settle(push);
+    }
+    return KVF_OK;
+}
+
+void kvf_flow_expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_status status = expect(session, call, fresh);
+    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
+}
+
+static void end_part(kvf_flow *flow);
+
+void kvf_flow_free(kvf_flow *flow) {
+    kvf_session *session = flow->session;
+    kvf_call_drop(flow->told);
+    if (flow->push)
+        DL_DELETE(flow->push->flows, flow);
+    else
+        kvf_flow_wait_no_more(flow);
+    DL_DELETE2(session->flows, flow, session_prev, session_next);
+    HASH_DEL(session->flow_table, flow);
+    session->flow_count--;
+    session->last_used = kvf_now();
+    if (flow->transfer)
+        end_part(flow);
+    kvf_free(flow->groups);
+    kvf_free(flow->detail);
+    kvf_free(flow->id);
+    kvf_free(flow);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------
+ */
+
+typedef struct flow_part {
+    uint64_t begin, end; /* tokens */
+    kvf_range layers;
+} flow_part;
+
+/* What is ready and not yet written, or false. The flow is then as if it was written. */
+static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
+    const kvf_ticket *push = flow->push;
+    if (flow->layers == 0 && flow->tokens < push->ready_tokens) {
+        *part = (flow_part){flow->tokens, push->ready_tokens, {0, all}};
+        flow->tokens = push->ready_tokens;
+        return true;
+    }
+    if (flow->layers == 0) {
+        if (push->ready_layers == 0)
+            return false;
+        *part = (flow_part){flow->tokens, push->chunk_end, {0, push->ready_layers}};
+        flow->layers = push->ready_layers;
+        flow->chunk_end = push->chunk_end;
+        return true;
+    }
+    uint32_t ready = push->ready_tokens >= flow->chunk_end ? all : push->ready_layers;
+    if (ready <= flow->layers)
+        return false;
+    *part = (flow_part){flow->tokens, flow->chunk_end, {flow->layers, ready}};
+    flow->layers = ready == all ? 0 : ready;
+    if (ready == all)
+        flow->tokens = flow->chunk_end;
+    return true;
+}
+
+/* The steps of one group in a part: tokens as they come, states with the last chunk. */
+static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *part,
+                             kvf_group_request *out) {
+    const kvf_ticket *push = flow->push;
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(push->agent->engine), g);
+    const kvf_group_steps *wanted = &flow->groups[g], *held = &push->groups[g];
+    uint64_t begin = kvf_max_u64(wanted->begin, kvf_group_first_needed(group, wanted->end));
+    uint64_t end = wanted->end;
+    *out = (kvf_group_request){.local = wanted->table, .remote = held->table};
+    if (begin >= end)
+        return KVF_OK;
+    if (begin < held->begin || end > held->end)
+        return kvf_fail(KVF_E_RANGE,
+                        "group %s: steps [%llu, %llu) are wanted, and the producer has [%llu, %llu)",
+                        group->name, (unsigned long long)begin, (unsigned long long)end,
+                        (unsigned long long)held->begin, (unsigned long long)held->end);
+    bool last = part->end == push->total_tokens;
+    if (group->kind == KVF_GROUP_TOKENS) {
+        begin = kvf_max_u64(begin, part->begin);
+        end = kvf_min_u64(end, part->end);
+    }
+    if (begin < end && (group->kind == KVF_GROUP_TOKENS || last)) {
+        out->begin = begin;
+        out->end = end;
+    }
+    return KVF_OK;
+}
+
+static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
+    kvf_session *session = flow->session;
+    uint32_t groups = flow->push->group_count;
+    struct kvf_push_plan *plan;
+    kvf_peer *peer;
+    kvf_status status = plan_for(session, part->layers, &plan);
+    if (status || plan->source == UINT32_MAX)
+        return status;
+    status = kvf_session_peer(session, &peer);
+    kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);
+    if (!status && !wanted)
+        status = kvf_nomem("a request");
+    for (uint32_t g = 0; g < groups && !status; g++)
+        status = group_part(flow, g, part, &wanted[g]);
+    if (!status)
+        status = kvf_request_create(plan->plan, &flow->request);
+    if (!status)
+        status = kvf_request_set(flow->request, wanted, groups);
+    kvf_free(wanted);
+    if (!status)
+        status = kvf_transfer_push(flow->request, plan->source, peer, &flow->transfer);
+    if (flow->transfer)
+        DL_APPEND2(session->agent->moving_flows, flow, moving_prev, moving_next);
+    if (status) {
+        kvf_request_free(flow->request);
+        flow->request = NULL;
+    }
+    return status;
+}
+
+static void end_part(kvf_flow *flow) {
+    kvf_agent *agent = flow->session->agent;
+    uint64_t bytes = 0, runs = 0;
+    kvf_transfer_counts(flow->transfer, &bytes, &runs);
+    flow->bytes += bytes;
+    flow->runs += runs;
+    agent->stats.bytes_written += bytes;
+    agent->stats.runs += runs;
+    kvf_transfer_free(flow->transfer);
+    kvf_request_free(flow->request);
+    flow->transfer = NULL;
+    flow->request = NULL;
+    DL_DELETE2(agent->moving_flows, flow, moving_prev, moving_next);
+}
+
+static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    kvf_flow *flow = call->context;
+    (void)answer;
+    flow->told = NULL;
+    flow->heard = true;
+    if (status && !flow->status) {
+        flow->status = status;
+        flow->detail = kvf_strdup(kvf_error_detail());
+    }
+    kvf_push_served(flow);
+}
+
+/* Nothing will be written any more: tells the consumer, in the way it waits for. */
+static void tell(kvf_flow *flow) {
+    kvf_session *session = flow->session;
+    flow->over = true;
+    session->agent->due = 0;
+    if (flow->withdraw_number) {
+        kvf_call_body call = {.number = flow->withdraw_number, .kind = KVF_CALL_WITHDRAW};
+        flow->withdraw_number = 0;
+        kvf_answer_status(session, &call, KVF_OK, "");
+    }
+    if (flow->withdrawn || flow->told || flow->heard)
+        return;
+    kvf_call_body body = {.request = {flow->id, flow->id_bytes},
+                          .generation = flow->generation,
+                          .status = flow->status,
+                          .detail = flow->detail ? flow->detail : "",
+                          .bytes = flow->bytes};
+    uint64_t deadline = kvf_now() + session->agent->options.lease_ns;
+    if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
+        flow->heard = true; /* nobody is there to hear it */
+}
+
+void kvf_flow_pump(kvf_flow *flow) {
+    kvf_session *session = flow->session;
+    if (!flow->push || flow->over || flow->transfer || flow->status || flow->withdrawn || !session->shard)
+        return;
+    uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));
+    flow_part part;
+    while (!flow->transfer && next_part(flow, all, &part)) {
+        kvf_status status = start_part(flow, &part);
+        if (status) {
+            kvf_flow_stop(flow, status, kvf_error_detail());
+            return;
+        }
+    }
+    session->agent->again = true;
+    if (!flow->transfer && flow->tokens >= flow->push->total_tokens)
+        tell(flow);
+}
+
+void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
+    if (flow->over || flow->status)
+        return;
+    flow->status = status;
+    flow->detail = kvf_strdup(detail);
+    kvf_transfer_cancel(flow->transfer);
+    if (flow->transfer && kvf_transfer_status(flow->transfer) != KVF_E_AGAIN)
+        end_part(flow);
+    if (!flow->transfer)
+        tell(flow);
+}
+
+void kvf_flow_move(kvf_flow *flow) {
+    if (!flow->transfer)
+        return;
+    kvf_status status = kvf_transfer_status(flow->transfer);
+    if (status == KVF_E_AGAIN)
+        return;
+    end_part(flow);
+    if (flow->status || flow->withdrawn)
+        tell(flow);
+    else if (status)
+        kvf_flow_stop(flow, status, "writing failed");
+    else
+        kvf_flow_pump(flow);
+}
+
+void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
+    /* Before anything more is written: are we still allowed to? */
+    if (now >= flow->until && !flow->over)
+        kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
+    else if (!flow->over)
+        kvf_agent_due(flow->session->agent, flow->until);
+    kvf_flow_move(flow);
+    if (flow->over && (flow->heard || flow->withdrawn))
+        kvf_push_served(flow);
+}
+
+void kvf_flow_drop(kvf_flow *flow) {
+    flow->status = flow->status ? flow->status : KVF_E_PEER_LOST;
+    if (flow->push)
+        kvf_push_served(flow);
+    else
+        kvf_flow_free(flow);
+}
+
+void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
+    if (call->earlier)
+        (void)kvf_session_fresh(session, call->earlier);
+    kvf_flow *flow = kvf_flow_of(session, call->generation);
+    if (!flow || flow->over) {
+        if (flow)
+            flow->withdrawn = true;
+        kvf_answer_status(session, call, KVF_OK, "");
+        return;
+    }
+    flow->withdrawn = true;
+    flow->withdraw_number = call->number; /* answered when nothing moves any more */
+    kvf_flow_stop(flow, KVF_E_CANCELLED, "withdrawn by the consumer");
+}
+
+/* Those that no push has asked for yet. */
+void kvf_flows_tick(kvf_agent *agent, uint64_t now) {
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE(agent->flows, flow, next) {
+        if (now >= flow->until || flow->over)
+            kvf_flow_free(flow);
+        else
+            kvf_agent_due(agent, flow->until);
+    }
+}

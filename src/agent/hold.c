@@ -1,0 +1,232 @@
+/*
+ * Holds: blocks that others read.
+ *
+ * A hold ends when all ranks of all its consumers have released it, or when its own lease and those of all
+ * readers have run out. What consumers say before there is a hold is kept for it, for a while.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+/* ---- leases -----------------------------------------------------------------------------------------------
+ */
+
+static kvf_ticket *find_hold(kvf_agent *agent, kvf_bytes id) {
+    kvf_ticket *hold = NULL;
+    HASH_FIND(hh_id, agent->holds, id.data, id.size, hold);
+    return hold;
+}
+
+static kvf_reader *reader_of(const kvf_ticket *hold, const kvf_session *session) {
+    kvf_reader *reader;
+    DL_FOREACH(hold->readers, reader) {
+        if (reader->session == session)
+            return reader;
+    }
+    return NULL;
+}
+
+void kvf_reader_drop(kvf_reader *reader) {
+    kvf_agent *agent = reader->session->agent;
+    DL_DELETE(reader->hold->readers, reader);
+    DL_DELETE2(reader->session->readers, reader, session_prev, session_next);
+    reader->session->reader_count--;
+    HASH_DEL(agent->leases, reader);
+    agent->stats.leases_now--;
+    kvf_free(reader);
+}
+
+static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, uint32_t of, kvf_reader **out) {
+    kvf_agent *agent = hold->agent;
+    if (session->reader_count >= agent->options.max_requests_per_peer)
+        return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
+    if (hold->state != KVF_TICKET_HELD)
+        return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
+    kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
+    if (!reader)
+        return kvf_nomem("a lease");
+    *reader =
+        (kvf_reader){.generation = agent->next_generation + 1, .hold = hold, .session = session, .of = of};
+    HASH_ADD(hh, agent->leases, generation, sizeof reader->generation, reader);
+    if (!reader->hh.tbl) {
+        kvf_free(reader);
+        return kvf_nomem("a lease");
+    }
+    agent->next_generation++;
+    agent->stats.leases_now++;
+    DL_APPEND(hold->readers, reader);
+    DL_APPEND2(session->readers, reader, session_prev, session_next);
+    session->reader_count++;
+    *out = reader;
+    return KVF_OK;
+}
+
+/* Grants a lease, or grants the same once more to who asks again. */
+static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *call) {
+    kvf_reader *reader = reader_of(hold, session);
+    if (!reader && kvf_tally_has(&hold->tally, session->engine, session->rank)) {
+        kvf_answer_status(session, call, KVF_E_EXISTS, "this rank has released the request already");
+        return;
+    }
+    if (!reader) {
+        kvf_status status = add_reader(hold, session, call->rank_count, &reader);
+        if (status) {
+            kvf_answer_status(session, call, status, kvf_error_detail());
+            return;
+        }
+    }
+    uint64_t lease = hold->agent->options.lease_ns;
+    reader->until = kvf_now() + lease;
+    kvf_agent_due(hold->agent, reader->until);
+    kvf_answer answer = {.generation = reader->generation,
+                         .time_ns = lease,
+                         .groups = hold->groups,
+                         .group_count = hold->group_count};
+    kvf_answer_send(session, call, &answer);
+}
+
+void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_agent *agent = session->agent;
+    kvf_ticket *hold = find_hold(agent, call->request);
+    if (!fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
+        return; /* late: the caller has had its answer, or has given up */
+    if (hold) {
+        grant(hold, session, call);
+        return;
+    }
+    kvf_status status = kvf_early_keep(session, call, call->time_ns);
+    if (status)
+        kvf_answer_status(session, call, status, kvf_error_detail());
+}
+
+/* ---- releases ---------------------------------------------------------------------------------------------
+ */
+
+static void end_if_complete(kvf_ticket *hold) {
+    if (hold->state == KVF_TICKET_HELD && kvf_tally_complete(&hold->tally))
+        kvf_ticket_done(hold);
+    else if (hold->state == KVF_TICKET_CLOSING && !hold->readers)
+        kvf_ticket_tell(hold, true);
+}
+
+static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of) {
+    kvf_status status = kvf_tally_add(&hold->tally, session->engine, session->rank, of);
+    if (status)
+        return status;
+    kvf_reader *reader = reader_of(hold, session);
+    if (reader)
+        kvf_reader_drop(reader);
+    hold->lease_until = kvf_max_u64(hold->lease_until, kvf_now() + hold->agent->options.lease_ns);
+    end_if_complete(hold);
+    return KVF_OK;
+}
+
+void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_agent *agent = session->agent;
+    kvf_ticket *hold = NULL;
+    kvf_status status = KVF_OK;
+    /* A consumer that gives up an ACQUIRE that still waits takes it back. */
+    kvf_call_body waiting = *call;
+    waiting.kind = KVF_CALL_ACQUIRE;
+    kvf_early *early = fresh ? kvf_early_find(session, &waiting) : NULL;
+    if (early)
+        kvf_early_free(early);
+    if (call->earlier)
+        (void)kvf_session_fresh(session, call->earlier);
+    if (call->generation) {
+        kvf_reader *reader = NULL;
+        HASH_FIND(hh, agent->leases, &call->generation, sizeof call->generation, reader);
+        if (reader && reader->session == session)
+            hold = reader->hold;
+        else
+            agent->stats.messages_stale += fresh;
+    } else if (fresh) {
+        hold = find_hold(agent, call->request);
+        if (!hold && call->status == KVF_OK) /* who gave up has no word on a hold that is still to come */
+            status = kvf_early_keep(session, call, agent->options.lease_ns);
+    }
+    if (hold)
+        status = release(hold, session, call->rank_count);
+    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------
+ */
+
+kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_agent_lock(agent);
+    kvf_ticket *hold = NULL;
+    kvf_status status = KVF_OK;
+    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
+        status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
+    if (!status)
+        status = kvf_ticket_make(agent, KVF_REQUEST_HOLD, request, &hold);
+    if (!status) {
+        HASH_ADD_KEYPTR(hh_id, agent->holds, hold->id, hold->id_bytes, hold);
+        if (!hold->hh_id.tbl) {
+            kvf_ticket_free(hold);
+            status = kvf_nomem("a request");
+        }
+    }
+    if (!status) {
+        if (out)
+            *out = hold->number;
+        hold->state = KVF_TICKET_HELD;
+        hold->lease_until = hold->deadline;
+        kvf_hold_start(hold);
+    }
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+void kvf_hold_start(kvf_ticket *hold) {
+    kvf_agent *agent = hold->agent;
+    for (kvf_early *early; hold->state == KVF_TICKET_HELD && (early = kvf_early_first(agent, hold));) {
+        kvf_call_body call = {.number = early->number, .kind = early->kind, .rank_count = early->of};
+        kvf_session *session = early->session;
+        kvf_early_free(early);
+        if (call.kind == KVF_CALL_ACQUIRE)
+            grant(hold, session, &call);
+        else
+            (void)release(hold, session, call.rank_count);
+    }
+}
+
+/* No new readers; those there are may finish, for their reads cannot be stopped from here. */
+void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail) {
+    if (hold->state != KVF_TICKET_HELD)
+        return;
+    kvf_ticket_failed(hold, status, detail, NULL);
+    kvf_ticket_unlist(hold);
+    hold->state = KVF_TICKET_CLOSING;
+    end_if_complete(hold);
+}
+
+void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
+    kvf_agent *agent = hold->agent;
+    uint64_t until = hold->lease_until;
+    kvf_reader *reader, *next;
+    DL_FOREACH_SAFE(hold->readers, reader, next) {
+        if (now >= reader->until) {
+            agent->stats.leases_expired++;
+            kvf_log_failure(agent, "lease", hold, reader->session->engine, reader->session->rank,
+                            KVF_E_TIMEOUT, "the reader gave no sign of life for the length of its lease");
+            /* It may have read; its time to be counted from ends here. */
+            hold->lease_until = kvf_max_u64(hold->lease_until, reader->until);
+            kvf_reader_drop(reader);
+        } else {
+            until = kvf_max_u64(until, reader->until);
+            kvf_agent_due(agent, reader->until);
+        }
+    }
+    if (hold->state == KVF_TICKET_HELD && now >= until) {
+        agent->stats.leases_expired++;
+        kvf_hold_end(hold, KVF_E_TIMEOUT, "the lease ran out before all consumers had the blocks");
+    } else {
+        end_if_complete(hold);
+    }
+    if (hold->state == KVF_TICKET_HELD)
+        kvf_agent_due(agent, until);
+}

@@ -1,0 +1,351 @@
+/*
+ * Pulls: reading a request that a producer holds.
+ *
+ *   MEETING    the producer's engine is being met
+ *   ASKING     each rank we read from was asked for a lease on the request
+ *   RESERVED   all have granted one, and we do not know yet where to
+ *   MOVING     runs are under way
+ *   VERIFYING  checksums are compared
+ *
+ * What was read counts only if every lease was good until the last byte was there: until then the producer
+ * cannot have given the blocks to another request.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+/* ---- leases -----------------------------------------------------------------------------------------------
+ */
+
+static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint32_t count) {
+    for (uint32_t g = 0; g < count; g++) {
+        const kvf_block_table *x = &a[g].table, *y = &b[g].table;
+        if (a[g].begin != b[g].begin || a[g].end != b[g].end || x->count != y->count ||
+            x->first_block != y->first_block ||
+            (x->count > 0 && memcmp(x->ids, y->ids, x->count * sizeof *x->ids) != 0))
+            return false;
+    }
+    return true;
+}
+
+static kvf_status take_tables(kvf_ticket *pull, const kvf_answer *answer) {
+    uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->agent->engine));
+    if (answer->group_count != groups)
+        return kvf_fail(KVF_E_MISMATCH, "the lease is on %u groups; the model has %u", answer->group_count,
+                        groups);
+    if (pull->theirs) {
+        if (!same_groups(pull->theirs, answer->groups, groups))
+            return kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
+        return KVF_OK;
+    }
+    pull->theirs = kvf_steps_copy(answer->groups, groups);
+    return pull->theirs ? KVF_OK : kvf_nomem("a request");
+}
+
+static void all_granted(kvf_ticket *pull) {
+    pull->state = KVF_TICKET_RESERVED;
+    if (pull->groups)
+        kvf_pull_move(pull);
+}
+
+static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    kvf_source *source = call->context;
+    kvf_ticket *pull = source->ticket;
+    uint64_t asked = call->first_sent;
+    source->call = NULL;
+    if (status == KVF_E_TIMEOUT && !answer)
+        return; /* that was the pull's deadline, which has more to say */
+    if (!status) {
+        source->generation = answer->generation;
+        status = take_tables(pull, answer);
+    }
+    if (status) {
+        if (status == KVF_E_PEER_LOST)
+            return; /* the session says so itself, to all who use it */
+        kvf_ticket_fail(pull, status, kvf_error_detail(), source->session);
+        return;
+    }
+    /* The lease began when we asked, or later. */
+    source->until = asked + answer->time_ns;
+    source->settled = true;
+    if (source->until < kvf_now() + answer->time_ns / 2)
+        source->session->next_beat = 0;
+    kvf_agent_due(pull->agent, kvf_min_u64(source->session->next_beat, source->until));
+    for (uint32_t i = 0; i < pull->source_count; i++)
+        if (!pull->sources[i].settled)
+            return;
+    all_granted(pull);
+}
+
+static kvf_status ask(kvf_source *source) {
+    kvf_ticket *pull = source->ticket;
+    uint64_t now = kvf_now();
+    kvf_call_body body = {.request = {pull->id, pull->id_bytes},
+                          .rank_count = source->target->of,
+                          .time_ns = pull->deadline > now ? pull->deadline - now : 0};
+    return kvf_call_start(source->session, KVF_CALL_ACQUIRE, &body, pull->deadline, false, on_granted, source,
+                          &source->call);
+}
+
+/* Tells each rank of the producer that waits for us that it need not. Answers are not waited for. */
+static void release_all(kvf_ticket *pull, kvf_status outcome) {
+    uint64_t deadline = kvf_now() + pull->agent->options.lease_ns;
+    for (uint32_t i = 0; i < pull->source_count; i++) {
+        kvf_source *source = &pull->sources[i];
+        if (!source->session || source->session->state == KVF_SESSION_LOST)
+            continue;
+        kvf_call_body body = {.request = {pull->id, pull->id_bytes},
+                              .rank_count = source->target->of,
+                              .generation = source->generation,
+                              .earlier = source->call ? source->call->number : 0,
+                              .status = outcome};
+        (void)kvf_call_start(source->session, KVF_CALL_RELEASE, &body, deadline, false, NULL, NULL, NULL);
+    }
+}
+
+void kvf_pull_met(kvf_ticket *pull) {
+    if (pull->groups && pull->empty) {
+        release_all(pull, KVF_OK);
+        kvf_ticket_done(pull);
+        return;
+    }
+    bool asked = false;
+    for (uint32_t i = 0; i < pull->source_count; i++) {
+        kvf_source *source = &pull->sources[i];
+        if (source->target->source == UINT32_MAX) {
+            source->settled = true;
+            continue;
+        }
+        asked = true;
+        kvf_status status = ask(source);
+        if (status) {
+            kvf_ticket_fail(pull, status, kvf_error_detail(), NULL);
+            return;
+        }
+    }
+    if (!asked)
+        all_granted(pull);
+}
+
+/* ---- moving -----------------------------------------------------------------------------------------------
+ */
+
+static kvf_status check_held(const kvf_ticket *pull, uint32_t g) {
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(pull->agent->engine), g);
+    const kvf_group_steps *ours = &pull->groups[g], *theirs = &pull->theirs[g];
+    if (ours->begin >= ours->end)
+        return KVF_OK;
+    uint64_t first = kvf_max_u64(ours->begin, kvf_group_first_needed(group, ours->end));
+    if (theirs->begin <= first && ours->end <= theirs->end)
+        return KVF_OK;
+    return kvf_fail(KVF_E_RANGE,
+                    "group %s: steps [%llu, %llu) are wanted, and the producer holds [%llu, %llu)",
+                    group->name, (unsigned long long)first, (unsigned long long)ours->end,
+                    (unsigned long long)theirs->begin, (unsigned long long)theirs->end);
+}
+
+static kvf_status set_request(kvf_ticket *pull) {
+    kvf_remote *remote = pull->remote;
+    uint32_t groups = pull->group_count;
+    kvf_status status = KVF_OK;
+    if (remote->spare) {
+        pull->request = remote->spare;
+        remote->spare = NULL;
+    } else {
+        status = kvf_request_create(remote->plan, &pull->request);
+    }
+    kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);
+    if (!status && !wanted)
+        status = kvf_nomem("a request");
+    for (uint32_t g = 0; g < groups && !status; g++) {
+        wanted[g] = (kvf_group_request){
+            .local = pull->groups[g].table, .begin = pull->groups[g].begin, .end = pull->groups[g].end};
+        if (pull->theirs)
+            wanted[g].remote = pull->theirs[g].table;
+        if (pull->theirs)
+            status = check_held(pull, g);
+    }
+    if (!status)
+        status = kvf_request_set(pull->request, wanted, groups);
+    kvf_free(wanted);
+    return status;
+}
+
+static kvf_status start_transfer(kvf_ticket *pull) {
+    kvf_status status = set_request(pull);
+    uint32_t count = kvf_plan_source_count(pull->remote->plan);
+    kvf_peer **peers = kvf_alloc0(count, sizeof *peers);
+    if (!status && !peers)
+        status = kvf_nomem("a request");
+    for (uint32_t i = 0; i < pull->source_count && !status; i++) {
+        const kvf_source *source = &pull->sources[i];
+        if (source->target->source != UINT32_MAX)
+            status = kvf_session_peer(source->session, &peers[source->target->source]);
+    }
+    pull->posted = kvf_now();
+    if (!status)
+        status = kvf_transfer_start(pull->request, KVF_READ, peers, &pull->transfer);
+    if (pull->transfer)
+        DL_APPEND2(pull->agent->moving_pulls, pull, moving_prev, moving_next);
+    kvf_free(peers);
+    return status;
+}
+
+void kvf_pull_move(kvf_ticket *pull) {
+    kvf_agent *agent = pull->agent;
+    pull->state = KVF_TICKET_MOVING;
+    if (pull->empty) {
+        release_all(pull, KVF_OK);
+        kvf_ticket_done(pull);
+        return;
+    }
+    kvf_status status = start_transfer(pull);
+    if (status) {
+        kvf_ticket_fail(pull, status, kvf_error_detail(), NULL);
+        return;
+    }
+    kvf_histogram_add(&agent->stats.queue, pull->posted - pull->created);
+    kvf_histogram_add(&agent->stats.post, kvf_now() - pull->posted);
+    agent->again = true;
+}
+
+/* Was every lease good until now? */
+static kvf_source *expired(const kvf_ticket *pull, uint64_t now) {
+    for (uint32_t i = 0; i < pull->source_count; i++) {
+        kvf_source *source = &pull->sources[i];
+        if (source->generation && now >= source->until)
+            return source;
+    }
+    return NULL;
+}
+
+static void end_transfer(kvf_ticket *pull) {
+    DL_DELETE2(pull->agent->moving_pulls, pull, moving_prev, moving_next);
+    kvf_transfer_counts(pull->transfer, &pull->bytes, &pull->runs);
+    kvf_transfer_free(pull->transfer);
+    pull->transfer = NULL;
+    pull->agent->stats.bytes_read += pull->bytes;
+    pull->agent->stats.runs += pull->runs;
+}
+
+static void arrived(kvf_ticket *pull) {
+    kvf_agent *agent = pull->agent;
+    uint64_t now = kvf_now();
+    kvf_source *late = expired(pull, now);
+    if (late) {
+        kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out before the last byte was there",
+                        late->session);
+        return;
+    }
+    release_all(pull, KVF_OK);
+    kvf_histogram_add(&agent->stats.transfer, now - pull->posted);
+    kvf_histogram_add(&agent->stats.total, now - pull->created);
+    kvf_ticket_done(pull);
+}
+
+void kvf_pull_verified(kvf_ticket *pull) {
+    arrived(pull);
+}
+
+void kvf_pull_look(kvf_ticket *pull) {
+    kvf_status status = kvf_transfer_status(pull->transfer);
+    if (status == KVF_E_AGAIN)
+        return;
+    char detail[512];
+    (void)snprintf(detail, sizeof detail, "reading failed: %s", kvf_status_name(status));
+    end_transfer(pull);
+    if (pull->silent)
+        kvf_ticket_settle(pull);
+    else if (status)
+        kvf_ticket_fail(pull, status, detail, NULL);
+    else if (pull->agent->options.verify)
+        kvf_verify_start(pull);
+    else
+        arrived(pull);
+}
+
+void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
+    if (pull->state == KVF_TICKET_OVER || pull->state == KVF_TICKET_DOUBT)
+        return;
+    if (now >= pull->deadline) {
+        char detail[512];
+        const char *unmet = kvf_ticket_unmet(pull);
+        const char *why = unmet                                ? unmet
+                          : pull->state == KVF_TICKET_ASKING   ? "no lease on the request was granted"
+                          : pull->state == KVF_TICKET_RESERVED ? "no destination was named"
+                                                               : "the bytes were not there";
+        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", why);
+        kvf_ticket_fail(pull, KVF_E_TIMEOUT, detail, NULL);
+        return;
+    }
+    kvf_agent_due(pull->agent, pull->deadline);
+    kvf_source *late = expired(pull, now);
+    if (late)
+        kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out", late->session);
+    for (uint32_t i = 0; i < pull->source_count; i++)
+        if (pull->sources[i].generation)
+            kvf_agent_due(pull->agent, pull->sources[i].until);
+}
+
+void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session) {
+    if (pull->silent)
+        return;
+    kvf_verify_stop(pull);
+    kvf_ticket_failed(pull, status, detail, session);
+    release_all(pull, status);
+    kvf_ticket_detach(pull);
+    kvf_transfer_cancel(pull->transfer);
+    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_E_AGAIN)
+        end_transfer(pull);
+    kvf_ticket_tell(pull, pull->transfer == NULL);
+}
+
+/* ---- what the engine calls --------------------------------------------------------------------------------
+ */
+
+static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    kvf_ticket *pull;
+    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_PULL, request, &pull);
+    if (status)
+        return status;
+    status = kvf_remote_take(agent, &request->contact, &pull->remote);
+    if (status) {
+        kvf_ticket_free(pull);
+        return status;
+    }
+    if (out)
+        *out = pull->number;
+    pull->state = KVF_TICKET_MEETING;
+    if (pull->remote->ready)
+        kvf_ticket_met(pull);
+    return KVF_OK;
+}
+
+kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_agent_lock(agent);
+    kvf_status status = start_pull(agent, request, ticket);
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agent_group *groups,
+                               uint32_t group_count) {
+    if (!agent || !groups)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");
+    kvf_agent_lock(agent);
+    kvf_ticket *pull = NULL;
+    kvf_status status;
+    HASH_FIND(hh, agent->tickets, &number, sizeof number, pull);
+    if (!pull || pull->kind != KVF_REQUEST_PULL || pull->silent || pull->state == KVF_TICKET_OVER)
+        status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);
+    else if (pull->groups)
+        status = kvf_fail(KVF_E_EXISTS, "the pull has its destination already");
+    else
+        status = kvf_ticket_claim(pull, groups, group_count);
+    if (!status && pull->state == KVF_TICKET_RESERVED)
+        kvf_pull_move(pull);
+    kvf_agent_unlock(agent);
+    return status;
+}

@@ -1,0 +1,173 @@
+/*
+ * Pushes: writing a request to those who expect it, as it becomes ready.
+ *
+ * A push has a flow for each rank that expects something of us (flow.c). It is done when every rank of all
+ * its consumers has been served, has withdrawn, or never wanted anything.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+static uint64_t count_tokens(const kvf_ticket *push) {
+    const kvf_model *model = kvf_engine_model(push->agent->engine);
+    uint64_t tokens = 1; /* a request of states only is one chunk */
+    for (uint32_t g = 0; g < push->group_count; g++)
+        if (kvf_model_group(model, g)->kind == KVF_GROUP_TOKENS)
+            tokens = kvf_max_u64(tokens, push->groups[g].end);
+    return tokens;
+}
+
+void kvf_push_settle(kvf_ticket *push) {
+    if (push->flows || push->state == KVF_TICKET_OVER)
+        return;
+    if (push->state == KVF_TICKET_CLOSING || (push->status && kvf_tally_complete(&push->tally)))
+        kvf_ticket_tell(push, true);
+    else if (kvf_tally_complete(&push->tally))
+        kvf_ticket_done(push);
+}
+
+/* Counts a rank that is served; frees its flow. */
+static void served(kvf_flow *flow) {
+    kvf_ticket *push = flow->push;
+    kvf_session *session = flow->session;
+    kvf_status status = kvf_tally_add(&push->tally, session->engine, session->rank, flow->of);
+    push->bytes += flow->bytes;
+    push->runs += flow->runs;
+    if (!status && flow->status && !flow->withdrawn)
+        status = kvf_fail(flow->status, "%s", flow->detail ? flow->detail : "writing failed");
+    if (status) {
+        kvf_ticket_failed(push, status, kvf_error_detail(), session);
+    }
+    kvf_flow_free(flow);
+}
+
+void kvf_push_served(kvf_flow *flow) {
+    kvf_ticket *push = flow->push;
+    served(flow);
+    kvf_push_settle(push);
+}
+
+void kvf_push_take(kvf_ticket *push, kvf_flow *flow) {
+    kvf_flow_wait_no_more(flow);
+    flow->push = push;
+    DL_APPEND(push->flows, flow);
+    if (flow->groups)
+        kvf_flow_pump(flow);
+    else
+        served(flow);
+}
+
+void kvf_push_start(kvf_ticket *push) {
+    push->total_tokens = count_tokens(push);
+    push->state = KVF_TICKET_MOVING;
+    for (kvf_flow *flow; (flow = kvf_flow_waiting_for(push->agent, push));)
+        kvf_push_take(push, flow);
+    kvf_push_settle(push);
+}
+
+void kvf_push_end(kvf_ticket *push, kvf_status status, const char *detail) {
+    if (push->state != KVF_TICKET_MOVING)
+        return;
+    kvf_ticket_failed(push, status, detail, NULL);
+    kvf_ticket_unlist(push);
+    push->state = KVF_TICKET_CLOSING;
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE(push->flows, flow, next) {
+        kvf_flow_stop(flow, status, push->detail ? push->detail : "");
+    }
+    kvf_push_settle(push);
+}
+
+void kvf_push_tick(kvf_ticket *push, uint64_t now) {
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE(push->flows, flow, next) {
+        kvf_flow_tick(flow, now);
+    }
+    if (push->state == KVF_TICKET_MOVING && now >= push->deadline) {
+        char detail[160];
+        (void)snprintf(
+            detail, sizeof detail,
+            "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready",
+            push->tally.done, push->tally.wanted, (unsigned long long)push->ready_tokens,
+            (unsigned long long)push->total_tokens);
+        kvf_push_end(push, KVF_E_TIMEOUT, detail);
+    } else if (push->state == KVF_TICKET_MOVING) {
+        kvf_agent_due(push->agent, push->deadline);
+    }
+    kvf_push_settle(push);
+}
+
+/* ---- what the engine calls --------------------------------------------------------------------------------
+ */
+
+static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    kvf_ticket *push = NULL;
+    if (request && request->id)
+        HASH_FIND(hh_id, agent->pushes, request->id, request->id_bytes, push);
+    if (push)
+        return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
+    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_PUSH, request, &push);
+    if (status)
+        return status;
+    HASH_ADD_KEYPTR(hh_id, agent->pushes, push->id, push->id_bytes, push);
+    if (!push->hh_id.tbl) {
+        kvf_ticket_free(push);
+        return kvf_nomem("a request");
+    }
+    if (out)
+        *out = push->number;
+    kvf_push_start(push);
+    return KVF_OK;
+}
+
+kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_agent_lock(agent);
+    kvf_status status = start_push(agent, request, ticket);
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+static kvf_status advance(kvf_ticket *push, uint64_t begin, uint64_t end, uint32_t layers) {
+    uint32_t all = kvf_model_layer_count(kvf_engine_model(push->agent->engine));
+    layers = layers < all ? layers : all;
+    end = kvf_min_u64(end, push->total_tokens);
+    if (begin < push->ready_tokens || begin >= end)
+        return kvf_fail(KVF_E_RANGE, "the chunk is [%llu, %llu); %llu tokens are ready already, of %llu",
+                        (unsigned long long)begin, (unsigned long long)end,
+                        (unsigned long long)push->ready_tokens, (unsigned long long)push->total_tokens);
+    if (push->ready_layers > 0 && (begin != push->ready_tokens || end != push->chunk_end))
+        return kvf_fail(KVF_E_RANGE, "the chunk is [%llu, %llu); [%llu, %llu) has %u of %u layers yet",
+                        (unsigned long long)begin, (unsigned long long)end,
+                        (unsigned long long)push->ready_tokens, (unsigned long long)push->chunk_end,
+                        push->ready_layers, all);
+    if (layers < push->ready_layers)
+        return kvf_fail(KVF_E_RANGE, "layers is %u; %u are ready already", layers, push->ready_layers);
+    push->ready_tokens = layers == all ? end : begin;
+    push->ready_layers = layers == all ? 0 : layers;
+    push->chunk_end = end;
+    return KVF_OK;
+}
+
+kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chunk_begin, uint64_t chunk_end,
+                                uint32_t layers) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_agent_lock(agent);
+    kvf_ticket *push = NULL;
+    HASH_FIND(hh, agent->tickets, &number, sizeof number, push);
+    kvf_status status = KVF_OK;
+    if (!push || push->kind != KVF_REQUEST_PUSH || push->state != KVF_TICKET_MOVING)
+        status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
+    else
+        status = advance(push, chunk_begin, chunk_end, layers);
+    if (!status) {
+        kvf_flow *flow, *next;
+        DL_FOREACH_SAFE(push->flows, flow, next) {
+            kvf_flow_pump(flow);
+        }
+    }
+    kvf_agent_unlock(agent);
+    return status;
+}

@@ -1,0 +1,274 @@
+/*
+ * Remote engines: from a contact to the shards of all ranks, our plan, and the ranks we have to do with.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+#define FIRST_PAUSE (50 * KVF_MILLISECOND)
+#define LONGEST_PAUSE KVF_SECOND
+
+static const char *text_or_empty(const char *text) {
+    return text ? text : "";
+}
+
+static void free_ranks(kvf_remote *remote) {
+    for (uint32_t i = 0; remote->ranks && i < remote->rank_count; i++) {
+        kvf_free(remote->ranks[i].endpoint);
+        kvf_free(remote->ranks[i].public_key);
+    }
+    kvf_free(remote->ranks);
+    remote->ranks = NULL;
+}
+
+void kvf_remote_free(kvf_remote *remote) {
+    kvf_agent *agent = remote->agent;
+    kvf_remote_stale(remote);
+    if (remote->prev)
+        DL_DELETE(agent->all_remotes, remote);
+    if (remote->route)
+        kvf_link_disconnect(agent->link, remote->route);
+    kvf_request_free(remote->spare);
+    kvf_plan_free(remote->plan);
+    kvf_engine_free(remote->engine);
+    free_ranks(remote);
+    kvf_free(remote->targets);
+    kvf_free(remote->name);
+    kvf_free(remote->endpoint);
+    kvf_free(remote->public_key);
+    kvf_free(remote);
+}
+
+kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *session) {
+    bool has = remote->ready && session->rank < remote->rank_count &&
+               remote->ranks[session->rank].session == session;
+    return has ? &remote->ranks[session->rank] : NULL;
+}
+
+void kvf_remote_stale(kvf_remote *remote) {
+    remote->stale = true;
+    if (remote->hh.tbl)
+        HASH_DEL(remote->agent->remotes, remote);
+    memset(&remote->hh, 0, sizeof remote->hh);
+    remote->agent->due = 0;
+}
+
+static void hello(kvf_remote *remote, uint64_t now) {
+    if (!remote->hello_first)
+        remote->hello_first = now;
+    remote->hello_pause =
+        remote->hello_pause ? kvf_min_u64(2 * remote->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
+    remote->hello_next = now + remote->hello_pause;
+    kvf_agent_due(remote->agent, remote->hello_next);
+    kvf_hello_send(remote->agent, remote->route, true, false);
+}
+
+static kvf_status check_contact(const kvf_agent *agent, const kvf_contact *contact) {
+    if (!contact->engine || contact->engine[0] == '\0' || strlen(contact->engine) > KVF_WIRE_MAX_NAME)
+        return kvf_fail(KVF_E_INVALID, "contact.engine is %s; it needs 1 to %u characters",
+                        contact->engine ? "too long or empty" : "NULL", KVF_WIRE_MAX_NAME);
+    if (!contact->endpoint)
+        return kvf_fail(KVF_E_INVALID, "contact.endpoint of %s is NULL", contact->engine);
+    if (strcmp(contact->engine, agent->name) == 0)
+        return kvf_fail(KVF_E_INVALID, "contact.engine is %s, which is this engine itself", contact->engine);
+    return KVF_OK;
+}
+
+static kvf_status make_remote(kvf_agent *agent, const kvf_contact *contact, kvf_remote **out) {
+    kvf_remote *remote = kvf_alloc0(1, sizeof *remote);
+    if (!remote)
+        return kvf_nomem("a remote engine");
+    remote->agent = agent;
+    DL_APPEND(agent->all_remotes, remote);
+    remote->name = kvf_strdup(contact->engine);
+    remote->endpoint = kvf_strdup(contact->endpoint);
+    remote->public_key = kvf_strdup(text_or_empty(contact->public_key));
+    kvf_status status = KVF_OK;
+    if (!remote->name || !remote->endpoint || !remote->public_key)
+        status = kvf_nomem("a remote engine");
+    if (!status)
+        status = kvf_link_connect(agent->link, remote->endpoint, remote->public_key, &remote->route);
+    if (!status) {
+        HASH_ADD_KEYPTR(hh, agent->remotes, remote->name, strlen(remote->name), remote);
+        if (!remote->hh.tbl)
+            status = kvf_nomem("a remote engine");
+    }
+    if (status) {
+        kvf_remote_free(remote);
+        return status;
+    }
+    hello(remote, kvf_now());
+    *out = remote;
+    return KVF_OK;
+}
+
+kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_remote **out) {
+    kvf_status status = check_contact(agent, contact);
+    if (status)
+        return status;
+    kvf_remote *remote = NULL;
+    HASH_FIND_STR(agent->remotes, contact->engine, remote);
+    /* Another address or key is another process: what goes on with the old one goes on. */
+    if (remote && (strcmp(remote->endpoint, contact->endpoint) != 0 ||
+                   strcmp(remote->public_key, text_or_empty(contact->public_key)) != 0)) {
+        kvf_remote_stale(remote);
+        remote = NULL;
+    }
+    if (!remote)
+        status = make_remote(agent, contact, &remote);
+    if (status)
+        return status;
+    remote->users++;
+    remote->last_used = kvf_now();
+    *out = remote;
+    return KVF_OK;
+}
+
+void kvf_remote_drop(kvf_remote *remote) {
+    if (!remote)
+        return;
+    remote->users--;
+    remote->last_used = kvf_now();
+    kvf_agent_due(remote->agent, remote->stale ? 0 : remote->last_used + remote->agent->options.idle_ns);
+}
+
+/* ---- meeting ----------------------------------------------------------------------------------------------
+ */
+
+static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_shard **shards) {
+    const kvf_agent *agent = remote->agent;
+    kvf_introduction intro;
+    void *storage = NULL;
+    kvf_status status = kvf_wire_decode_introduction(bytes, &intro, &storage);
+    if (status)
+        return status;
+    if (strcmp(intro.engine, remote->name) != 0)
+        status =
+            kvf_fail(KVF_E_MISMATCH, "an introduction is of engine %s, not %s", intro.engine, remote->name);
+    else if (memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
+        status = kvf_fail(KVF_E_MISMATCH, "rank %u caches other cells than its siblings", intro.rank);
+    else if (intro.rank_count != remote->rank_count || intro.rank >= remote->rank_count)
+        status = kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, and there are %u", intro.rank,
+                          intro.rank_count, remote->rank_count);
+    else if (shards[intro.rank])
+        status = kvf_fail(KVF_E_MISMATCH, "rank %u is introduced twice", intro.rank);
+    if (!status)
+        status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), intro.shard, &shards[intro.rank]);
+    if (!status && kvf_shard_get(shards[intro.rank])->rank != intro.rank)
+        status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", intro.rank,
+                          kvf_shard_get(shards[intro.rank])->rank);
+    if (!status) {
+        kvf_remote_rank *rank = &remote->ranks[intro.rank];
+        rank->endpoint = kvf_strdup(intro.endpoint);
+        rank->public_key = kvf_strdup(intro.public_key);
+        rank->incarnation = intro.incarnation;
+        if (!rank->endpoint || !rank->public_key)
+            status = kvf_nomem("a remote engine");
+    }
+    kvf_free(storage);
+    return status;
+}
+
+static kvf_status take_engine(kvf_remote *remote, const kvf_welcome *welcome) {
+    if (strcmp(welcome->engine, remote->name) != 0)
+        return kvf_fail(KVF_E_MISMATCH, "engine %s answers at %s, not %s", welcome->engine, remote->endpoint,
+                        remote->name);
+    remote->rank_count = welcome->introduction_count;
+    remote->ranks = kvf_alloc0(remote->rank_count, sizeof *remote->ranks);
+    kvf_shard **shards = kvf_alloc0(remote->rank_count, sizeof *shards);
+    kvf_status status = remote->ranks && shards ? KVF_OK : kvf_nomem("a remote engine");
+    for (uint32_t i = 0; i < remote->rank_count && !status; i++)
+        status = take_introduction(remote, welcome->introductions[i], shards);
+    if (!status)
+        status = kvf_engine_from_shards(kvf_engine_model(remote->agent->engine), remote->name, shards,
+                                        remote->rank_count, &remote->engine);
+    if (status)
+        for (uint32_t i = 0; shards && i < remote->rank_count; i++)
+            kvf_shard_free(shards[i]);
+    kvf_free(shards);
+    return status;
+}
+
+/*
+ * Every producer rank is told when it may free: by those of our ranks that read from it, and where nobody
+ * does, by one of us. Our siblings work out the same, so each can say how many there are.
+ */
+static kvf_status choose_targets(kvf_remote *remote) {
+    const kvf_agent *agent = remote->agent;
+    uint32_t ours = agent->rank_count, theirs = remote->rank_count;
+    uint32_t *readers = kvf_alloc0(theirs, sizeof *readers);
+    remote->targets = kvf_alloc0(theirs, sizeof *remote->targets);
+    kvf_status status = readers && remote->targets ? KVF_OK : kvf_nomem("a remote engine");
+    for (uint32_t d = 0; d < ours && !status; d++) {
+        kvf_plan *plan = remote->plan;
+        if (d != agent->rank)
+            status = kvf_plan_build(kvf_engine_shard(agent->engine, d), remote->engine, NULL, &plan);
+        for (uint32_t s = 0; !status && s < kvf_plan_source_count(plan); s++)
+            readers[kvf_plan_source_rank(plan, s)]++;
+        if (!status && d != agent->rank)
+            kvf_plan_free(plan);
+    }
+    uint32_t source = 0;
+    for (uint32_t p = 0; p < theirs && !status; p++) {
+        bool reads = kvf_plan_source_rank(remote->plan, source) == p;
+        if (reads)
+            remote->targets[remote->target_count++] = (kvf_target){p, source++, readers[p]};
+        else if (readers[p] == 0 && p % ours == agent->rank)
+            remote->targets[remote->target_count++] = (kvf_target){p, UINT32_MAX, 1};
+    }
+    kvf_free(readers);
+    return status;
+}
+
+void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome) {
+    kvf_agent *agent = remote->agent;
+    kvf_status status = take_engine(remote, welcome);
+    if (!status)
+        status = kvf_plan_build(agent->shard, remote->engine, NULL, &remote->plan);
+    if (!status)
+        status = choose_targets(remote);
+    if (status) {
+        kvf_remote_fail(remote, status, kvf_error_detail());
+        return;
+    }
+    kvf_link_disconnect(agent->link, remote->route);
+    remote->route = 0;
+    remote->ready = true;
+    kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
+            kvf_ticket_met(ticket);
+    }
+}
+
+void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) {
+    kvf_agent *agent = remote->agent;
+    char words[KVF_DETAIL_BYTES];
+    (void)snprintf(words, sizeof words, "%s: %s", remote->name, detail);
+    kvf_remote_stale(remote);
+    kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
+            kvf_ticket_fail(ticket, status, words, NULL);
+    }
+}
+
+void kvf_remotes_tick(kvf_agent *agent, uint64_t now) {
+    kvf_remote *remote, *next;
+    DL_FOREACH_SAFE(agent->all_remotes, remote, next) {
+        bool idle = !remote->stale && now - remote->last_used >= agent->options.idle_ns;
+        bool in_use = remote->users > 0;
+        for (uint32_t i = 0; remote->ready && i < remote->rank_count && !in_use; i++)
+            in_use = remote->ranks[i].session != NULL && !remote->stale;
+        if (!in_use && (remote->stale || idle)) {
+            kvf_remote_free(remote);
+            continue;
+        }
+        if (remote->ready || remote->stale)
+            continue;
+        if (now >= remote->hello_next)
+            hello(remote, now);
+        else
+            kvf_agent_due(agent, remote->hello_next);
+    }
+}

@@ -1,0 +1,432 @@
+/*
+ * Tickets: what every kind of request has in common.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+#include "plan/walk.h"
+#include "shard/shard.h"
+
+#define DEFAULT_DEADLINE (120 * KVF_SECOND)
+
+/* ---- groups -----------------------------------------------------------------------------------------------
+ */
+
+kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
+    size_t ids = 0;
+    for (uint32_t g = 0; g < count; g++)
+        ids += groups[g].table.count;
+    kvf_group_steps *copy = kvf_alloc(1, count * sizeof *copy + ids * sizeof(uint32_t));
+    if (!copy)
+        return NULL;
+    uint32_t *at = (uint32_t *)(void *)(copy + count);
+    for (uint32_t g = 0; g < count; g++) {
+        uint32_t n = groups[g].table.count;
+        copy[g] = groups[g];
+        copy[g].table.ids = at;
+        if (n > 0)
+            memcpy(at, groups[g].table.ids, n * sizeof *at);
+        at += n;
+    }
+    return copy;
+}
+
+static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
+    const kvf_block_table *table = &group->table;
+    if (group->begin > group->end)
+        return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
+                        (unsigned long long)group->begin, (unsigned long long)group->end);
+    if (group->end > UINT64_MAX / 4)
+        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)group->end,
+                        (unsigned long long)(UINT64_MAX / 4));
+    if (table->count > 0 && !table->ids)
+        return kvf_fail(KVF_E_INVALID, "table.ids is NULL");
+    for (uint32_t i = 0; i < table->count; i++)
+        if (table->ids[i] != KVF_NO_BLOCK && table->ids[i] >= held->block_count)
+            return kvf_fail(KVF_E_RANGE, "block %u, but the cache has %llu", table->ids[i],
+                            (unsigned long long)held->block_count);
+    return KVF_OK;
+}
+
+kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count) {
+    uint32_t wanted = kvf_model_group_count(shard->model);
+    if (count != wanted)
+        return kvf_fail(KVF_E_INVALID, "group_count is %u; the model has %u groups", count, wanted);
+    for (uint32_t g = 0; g < count; g++) {
+        kvf_status status = check_group(&shard->groups[g], &groups[g]);
+        if (status)
+            return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
+    }
+    return KVF_OK;
+}
+
+kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps) {
+    const kvf_group_shard_desc *held = &shard->groups[group];
+    uint64_t first = kvf_group_first_needed(kvf_model_group(shard->model, group), steps->end);
+    first = kvf_max_u64(first, steps->begin);
+    kvf_walk_side side = {held->tokens_per_block, held->tokens};
+    uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, steps->end);
+    if (begin >= end)
+        return (kvf_range){0, 0};
+    uint64_t from = begin / held->tokens_per_block, to = (end - 1) / held->tokens_per_block + 1;
+    uint64_t low = steps->table.first_block, high = low + steps->table.count;
+    from = kvf_min_u64(kvf_max_u64(from, low), high) - low;
+    to = kvf_min_u64(kvf_max_u64(to, low), high) - low;
+    return (kvf_range){(uint32_t)from, (uint32_t)to};
+}
+
+static bool all_empty(const kvf_group_steps *groups, uint32_t count) {
+    for (uint32_t g = 0; g < count; g++)
+        if (groups[g].begin < groups[g].end)
+            return false;
+    return true;
+}
+
+/* ---- claims -----------------------------------------------------------------------------------------------
+ */
+
+static bool is_reader(const kvf_ticket *ticket) {
+    return ticket->kind == KVF_REQUEST_HOLD || ticket->kind == KVF_REQUEST_PUSH;
+}
+
+/* What a ticket claims of its tables: of a destination only what will be written. */
+static kvf_block_table *claimed_tables(const kvf_ticket *ticket, const kvf_group_steps *groups,
+                                       uint32_t count) {
+    kvf_block_table *tables = kvf_alloc(count, sizeof *tables);
+    for (uint32_t g = 0; tables && g < count; g++) {
+        kvf_range wanted = {0, groups[g].table.count};
+        if (!is_reader(ticket))
+            wanted = groups[g].begin < groups[g].end ? kvf_wanted_entries(ticket->agent->shard, g, &groups[g])
+                                                     : (kvf_range){0, 0};
+        uint32_t n = wanted.end - wanted.begin;
+        tables[g] = (kvf_block_table){n ? groups[g].table.ids + wanted.begin : NULL, n, 0};
+    }
+    return tables;
+}
+
+kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t count) {
+    kvf_agent *agent = ticket->agent;
+    kvf_status status = kvf_check_groups(agent->shard, groups, count);
+    if (status)
+        return status;
+    kvf_group_steps *copy = kvf_steps_copy(groups, count);
+    kvf_block_table *tables = copy ? claimed_tables(ticket, copy, count) : NULL;
+    if (!tables) {
+        kvf_free(copy);
+        return kvf_nomem("a request");
+    }
+    if (is_reader(ticket))
+        status = kvf_ledger_take_readers(agent->ledger, tables, count);
+    else
+        status = kvf_ledger_take_writer(agent->ledger, tables, count, ticket->number);
+    if (status) {
+        kvf_free(tables);
+        kvf_free(copy);
+        return status;
+    }
+    ticket->claims = tables;
+    ticket->groups = copy;
+    ticket->group_count = count;
+    ticket->empty = all_empty(copy, count);
+    return KVF_OK;
+}
+
+void kvf_ticket_unclaim(kvf_ticket *ticket) {
+    if (!ticket->claims)
+        return;
+    if (is_reader(ticket))
+        kvf_ledger_drop_readers(ticket->agent->ledger, ticket->claims, ticket->group_count);
+    else
+        kvf_ledger_drop_writer(ticket->agent->ledger, ticket->claims, ticket->group_count, ticket->number);
+    kvf_free(ticket->claims);
+    ticket->claims = NULL;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------
+ */
+
+static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
+                                const kvf_agent_request *request) {
+    if (!agent->card)
+        return kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
+    if (request->id_bytes == 0 || request->id_bytes > KVF_WIRE_MAX_REQUEST || !request->id)
+        return kvf_fail(KVF_E_RANGE, "id_bytes is %zu; allowed is 1 to %u", request->id_bytes,
+                        KVF_WIRE_MAX_REQUEST);
+    if (!request->groups && kind != KVF_REQUEST_PULL)
+        return kvf_fail(KVF_E_INVALID, "groups is NULL");
+    return KVF_OK;
+}
+
+static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
+    kvf_agent *agent = ticket->agent;
+    uint64_t wait = request->deadline_ns;
+    if (!wait)
+        wait = ticket->kind == KVF_REQUEST_HOLD ? agent->options.lease_ns : DEFAULT_DEADLINE;
+    if (!kvf_add(ticket->created, wait, &ticket->deadline))
+        ticket->deadline = UINT64_MAX;
+    ticket->tally.wanted = request->consumers ? request->consumers : 1;
+    ticket->id_bytes = request->id_bytes;
+    if (request->id_bytes > 0) {
+        ticket->id = kvf_copy(request->id, request->id_bytes, 1);
+        if (!ticket->id)
+            return kvf_nomem("a request");
+    }
+    if (!kvf_events_reserve(ticket))
+        return kvf_nomem("a request");
+    return request->groups ? kvf_ticket_claim(ticket, request->groups, request->group_count) : KVF_OK;
+}
+
+kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_agent_request *given,
+                           kvf_ticket **out) {
+    kvf_agent_request request = {0};
+    kvf_status status = KVF_OK;
+    if (kind != KVF_REQUEST_CONNECT) {
+        if (!given)
+            return kvf_fail(KVF_E_INVALID, "request is NULL");
+        status = kvf_take_options(&request, sizeof request, given, "kvf_agent_request");
+        if (!status)
+            status = check_request(agent, kind, &request);
+    } else {
+        request = *given;
+    }
+    if (status)
+        return status;
+    kvf_ticket *ticket = kvf_alloc0(1, sizeof *ticket);
+    if (!ticket)
+        return kvf_nomem("a request");
+    ticket->agent = agent;
+    ticket->kind = kind;
+    ticket->number = agent->next_ticket + 1;
+    ticket->created = kvf_now();
+    ticket->peer_rank = KVF_NO_RANK;
+    status = fill(ticket, &request);
+    if (!status) {
+        HASH_ADD(hh, agent->tickets, number, sizeof ticket->number, ticket);
+        if (!ticket->hh.tbl)
+            status = kvf_nomem("a request");
+    }
+    if (status) {
+        kvf_ticket_free(ticket);
+        return status;
+    }
+    agent->next_ticket = ticket->number;
+    agent->stats.requests_now[kind]++;
+    kvf_agent_due(agent, ticket->deadline);
+    *out = ticket;
+    return KVF_OK;
+}
+
+void kvf_ticket_unlist(kvf_ticket *ticket) {
+    kvf_agent *agent = ticket->agent;
+    if (!ticket->hh_id.tbl)
+        return;
+    if (ticket->kind == KVF_REQUEST_HOLD)
+        HASH_DELETE(hh_id, agent->holds, ticket);
+    else
+        HASH_DELETE(hh_id, agent->pushes, ticket);
+    memset(&ticket->hh_id, 0, sizeof ticket->hh_id);
+}
+
+void kvf_ticket_free(kvf_ticket *ticket) {
+    kvf_agent *agent = ticket->agent;
+    for (uint32_t i = 0; ticket->remote && ticket->sources && i < ticket->remote->target_count; i++)
+        kvf_free(ticket->sources[i].card);
+    kvf_ticket_detach(ticket);
+    kvf_verify_stop(ticket);
+    kvf_ticket_unlist(ticket);
+    if (ticket->state == KVF_TICKET_OVER)
+        DL_DELETE2(agent->over, ticket, over_prev, over_next);
+    if (ticket->hh.tbl) {
+        HASH_DEL(agent->tickets, ticket);
+        agent->stats.requests_now[ticket->kind]--;
+    }
+    kvf_transfer_free(ticket->transfer);
+    if (ticket->remote && ticket->request && !ticket->remote->spare && !ticket->transfer) {
+        ticket->remote->spare = ticket->request;
+        ticket->request = NULL;
+    }
+    kvf_request_free(ticket->request);
+    kvf_remote_drop(ticket->remote);
+    kvf_ticket_unclaim(ticket);
+    kvf_tally_free(&ticket->tally);
+    kvf_free(ticket->sources);
+    kvf_free(ticket->theirs);
+    kvf_free(ticket->groups);
+    kvf_free(ticket->detail);
+    kvf_free(ticket->peer_engine);
+    kvf_free(ticket->id);
+    kvf_free(ticket->result_event);
+    kvf_free(ticket->free_event);
+    kvf_free(ticket);
+}
+
+kvf_status kvf_ticket_attach(kvf_ticket *ticket) {
+    kvf_remote *remote = ticket->remote;
+    ticket->sources = kvf_alloc0(remote->target_count, sizeof *ticket->sources);
+    if (!ticket->sources)
+        return kvf_nomem("a request");
+    for (uint32_t i = 0; i < remote->target_count; i++) {
+        kvf_source *source = &ticket->sources[i];
+        kvf_session *session;
+        kvf_status status = kvf_session_to(remote, remote->targets[i].rank, &session);
+        if (status)
+            return status;
+        source->ticket = ticket;
+        source->target = &remote->targets[i];
+        source->session = session;
+        session->last_used = kvf_now();
+        if (!session->sources) /* it may have been silent for long, with nobody to ask */
+            session->last_heard = session->last_used;
+        DL_APPEND(session->sources, source);
+        ticket->source_count++;
+    }
+    return KVF_OK;
+}
+
+void kvf_source_detach(kvf_source *source) {
+    kvf_call_drop(source->call);
+    source->call = NULL;
+    if (!source->session)
+        return;
+    source->session->last_used = kvf_now();
+    DL_DELETE(source->session->sources, source);
+    source->session = NULL;
+}
+
+void kvf_source_lost(kvf_source *source) {
+    /* A writer we have lost sight of may still write until its time is over. */
+    if (source->ticket->kind != KVF_REQUEST_EXPECT)
+        source->settled = true;
+    kvf_source_detach(source);
+}
+
+void kvf_ticket_detach(kvf_ticket *ticket) {
+    for (uint32_t i = 0; i < ticket->source_count; i++)
+        kvf_source_detach(&ticket->sources[i]);
+    ticket->source_count = 0;
+}
+
+/* ---- ends -------------------------------------------------------------------------------------------------
+ */
+
+static void over(kvf_ticket *ticket) {
+    kvf_ticket_unlist(ticket);
+    ticket->state = KVF_TICKET_OVER;
+    DL_APPEND2(ticket->agent->over, ticket, over_prev, over_next);
+    ticket->agent->again = true;
+}
+
+void kvf_ticket_done(kvf_ticket *ticket) {
+    kvf_agent *agent = ticket->agent;
+    if (ticket->state == KVF_TICKET_OVER)
+        return;
+    kvf_ticket_unclaim(ticket);
+    agent->stats.done[ticket->kind]++;
+    kvf_event_ticket(ticket, ticket->kind == KVF_REQUEST_CONNECT ? KVF_EVENT_PEER_READY : KVF_EVENT_DONE,
+                     true);
+    over(ticket);
+}
+
+void kvf_ticket_failed(kvf_ticket *ticket, kvf_status status, const char *detail,
+                       const kvf_session *session) {
+    if (ticket->status)
+        return;
+    ticket->status = status;
+    ticket->detail = kvf_strdup(detail);
+    if (session) {
+        ticket->peer_engine = kvf_strdup(session->engine);
+        ticket->peer_rank = session->rank;
+    } else if (ticket->remote) {
+        ticket->peer_engine = kvf_strdup(ticket->remote->name);
+    }
+}
+
+void kvf_ticket_tell(kvf_ticket *ticket, bool free) {
+    kvf_agent *agent = ticket->agent;
+    agent->stats.failed[ticket->kind]++;
+    if ((unsigned)ticket->status < sizeof agent->stats.failures_by_status / sizeof(uint64_t))
+        agent->stats.failures_by_status[ticket->status]++;
+    kvf_log_failure(agent, "request", ticket, ticket->peer_engine, ticket->peer_rank, ticket->status,
+                    ticket->detail);
+    if (free)
+        kvf_ticket_unclaim(ticket);
+    else if (ticket->claims && !is_reader(ticket))
+        kvf_ledger_doubt(agent->ledger, ticket->claims, ticket->group_count, ticket->number);
+    kvf_event_ticket(ticket, KVF_EVENT_FAILED, free);
+    ticket->silent = true;
+    if (free)
+        over(ticket);
+    else
+        ticket->state = KVF_TICKET_DOUBT;
+}
+
+void kvf_ticket_settle(kvf_ticket *ticket) {
+    kvf_ticket_unclaim(ticket);
+    kvf_event_ticket(ticket, KVF_EVENT_BLOCKS_FREE, true);
+    over(ticket);
+}
+
+void kvf_ticket_met(kvf_ticket *ticket) {
+    kvf_status status = kvf_ticket_attach(ticket);
+    if (status) {
+        kvf_ticket_fail(ticket, status, kvf_error_detail(), NULL);
+        return;
+    }
+    ticket->state = KVF_TICKET_ASKING;
+    if (ticket->kind == KVF_REQUEST_PULL)
+        kvf_pull_met(ticket);
+    else if (ticket->kind == KVF_REQUEST_EXPECT)
+        kvf_expect_met(ticket);
+    else
+        kvf_connect_tick(ticket, ticket->created);
+}
+
+void kvf_ticket_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
+    if (ticket->state == KVF_TICKET_OVER)
+        return;
+    switch (ticket->kind) {
+    case KVF_REQUEST_HOLD:
+        kvf_hold_end(ticket, status, detail);
+        break;
+    case KVF_REQUEST_PULL:
+        kvf_pull_fail(ticket, status, detail, session);
+        break;
+    case KVF_REQUEST_PUSH:
+        kvf_push_end(ticket, status, detail);
+        break;
+    case KVF_REQUEST_EXPECT:
+        kvf_expect_fail(ticket, status, detail, session);
+        break;
+    case KVF_REQUEST_CONNECT:
+    case KVF_REQUEST_NONE:
+        kvf_ticket_failed(ticket, status, detail, session);
+        kvf_ticket_tell(ticket, true);
+        break;
+    }
+}
+
+const char *kvf_ticket_unmet(const kvf_ticket *ticket) {
+    if (ticket->state == KVF_TICKET_MEETING)
+        return ticket->remote->detail[0] ? ticket->remote->detail : "the engine did not answer";
+    for (uint32_t i = 0; i < ticket->source_count; i++) {
+        const kvf_session *session = ticket->sources[i].session;
+        if (session && session->state == KVF_SESSION_GREETING)
+            return session->broken_detail ? session->broken_detail : "not every rank of it answered";
+    }
+    return NULL;
+}
+
+/* A connect is over when every rank it needs has answered. */
+void kvf_connect_tick(kvf_ticket *ticket, uint64_t now) {
+    const char *unmet = kvf_ticket_unmet(ticket);
+    if (!unmet) {
+        kvf_ticket_done(ticket);
+    } else if (now >= ticket->deadline) {
+        char detail[512];
+        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
+        kvf_ticket_fail(ticket, KVF_E_TIMEOUT, detail, NULL);
+    } else {
+        kvf_agent_due(ticket->agent, ticket->deadline);
+    }
+}

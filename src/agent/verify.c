@@ -1,0 +1,265 @@
+/*
+ * Integrity: what was received is compared with checksums that the producer takes of its own cells.
+ *
+ * Asked cut by cut of the plan, and a bounded number of steps at a time. Where a step differs, its layers and
+ * then its units are halved until one cell is left: the first wrong coordinates.
+ */
+#include <stdio.h>
+
+#include <kvferry/checksum.h>
+
+#include "agent/agent.h"
+#include "plan/walk.h"
+
+#define STEPS_AT_ONCE 8192u
+
+struct kvf_check {
+    kvf_ticket *ticket;
+    kvf_source *source;
+    uint32_t cut;
+    uint64_t begin, end;     /* steps asked for */
+    bool narrowing;          /* one step is known to differ */
+    kvf_range layers, units; /* asked for */
+    kvf_range suspect_layers, suspect_units;
+    uint64_t *ours;
+};
+
+static void ask_next(struct kvf_check *check);
+
+void kvf_verify_stop(kvf_ticket *ticket) {
+    struct kvf_check *check = ticket->check;
+    if (!check)
+        return;
+    ticket->check = NULL;
+    if (check->source) {
+        kvf_call_drop(check->source->call);
+        check->source->call = NULL;
+    }
+    kvf_free(check->ours);
+    kvf_free(check);
+}
+
+static void fail(struct kvf_check *check, kvf_status status) {
+    kvf_ticket_fail(check->ticket, status, kvf_error_detail(), check->source ? check->source->session : NULL);
+}
+
+static void passed(kvf_ticket *ticket) {
+    kvf_verify_stop(ticket);
+    if (ticket->kind == KVF_REQUEST_PULL)
+        kvf_pull_verified(ticket);
+    else
+        kvf_expect_verified(ticket);
+}
+
+static kvf_source *source_of(const kvf_ticket *ticket, uint32_t source) {
+    for (uint32_t i = 0; i < ticket->source_count; i++)
+        if (ticket->sources[i].target->source == source)
+            return &ticket->sources[i];
+    return NULL;
+}
+
+/* Is a step kept by us and by the source of a cut? Where it is not, there is nothing to compare. */
+static bool is_kept(kvf_token_share share, uint64_t step) {
+    uint32_t count = share.count ? share.count : 1, width = share.width ? share.width : 1;
+    return step / width % count == share.index;
+}
+
+static void wrong_cell(struct kvf_check *check, const kvf_plan_cut *cut) {
+    const kvf_ticket *ticket = check->ticket;
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(ticket->agent->engine), cut->group);
+    (void)kvf_fail(
+        KVF_E_MISMATCH,
+        "wrong bytes: group %s, layer %u, part %s, %s %llu, unit %u do not have the checksum of rank %u",
+        group->name, group->layers[check->suspect_layers.begin], group->parts[cut->part].name,
+        group->kind == KVF_GROUP_TOKENS ? "token" : "state", (unsigned long long)check->begin,
+        check->suspect_units.begin, check->source->target->rank);
+    ticket->agent->stats.checksums_wrong++;
+    fail(check, KVF_E_MISMATCH);
+}
+
+static uint32_t middle(kvf_range range) {
+    return range.begin + (range.end - range.begin) / 2;
+}
+
+/* Asks for the first half of what is suspect, or says which cell it is. */
+static void narrow(struct kvf_check *check, const kvf_plan_cut *cut) {
+    check->narrowing = true;
+    check->layers = check->suspect_layers;
+    check->units = check->suspect_units;
+    if (check->layers.end - check->layers.begin > 1)
+        check->layers.end = middle(check->layers);
+    else if (check->units.end - check->units.begin > 1)
+        check->units.end = middle(check->units);
+    else {
+        wrong_cell(check, cut);
+        return;
+    }
+    ask_next(check);
+}
+
+/* The half asked for is right: the other one is not. */
+static void take_other_half(struct kvf_check *check) {
+    if (check->suspect_layers.end - check->suspect_layers.begin > 1)
+        check->suspect_layers.begin = check->layers.end;
+    else
+        check->suspect_units.begin = check->units.end;
+}
+
+static void take_this_half(struct kvf_check *check) {
+    check->suspect_layers = check->layers;
+    check->suspect_units = check->units;
+}
+
+static bool has_steps(struct kvf_check *check) {
+    const kvf_ticket *ticket = check->ticket;
+    const kvf_plan *plan = ticket->remote->plan;
+    for (;;) {
+        const kvf_plan_cut *cut = kvf_plan_get_cut(plan, check->cut);
+        if (!cut)
+            return false;
+        const kvf_group_steps *group = &ticket->groups[cut->group];
+        const kvf_group_desc *desc = kvf_model_group(kvf_engine_model(ticket->agent->engine), cut->group);
+        uint64_t first = kvf_max_u64(group->begin, kvf_group_first_needed(desc, group->end));
+        check->begin = kvf_max_u64(check->end, first);
+        if (group->begin < group->end && check->begin < group->end) {
+            check->end = kvf_min_u64(group->end, check->begin + STEPS_AT_ONCE);
+            check->layers = check->suspect_layers = cut->layers;
+            check->units = check->suspect_units = cut->units;
+            check->source = source_of(ticket, cut->source);
+            return true;
+        }
+        check->cut++;
+        check->end = 0;
+    }
+}
+
+static void compare(struct kvf_check *check, const kvf_answer *answer) {
+    kvf_ticket *ticket = check->ticket;
+    const kvf_agent *agent = ticket->agent;
+    const kvf_plan_cut *cut = kvf_plan_get_cut(ticket->remote->plan, check->cut);
+    uint64_t steps = check->end - check->begin;
+    if (answer->sum_count != steps) {
+        fail(check, kvf_fail(KVF_E_PARSE, "%u checksums came for %llu steps", answer->sum_count,
+                             (unsigned long long)steps));
+        return;
+    }
+    kvf_status status =
+        kvf_checksum_steps(agent->shard, agent->regions, cut->group, cut->part, check->layers, check->units,
+                           &ticket->groups[cut->group].table, check->begin, check->end, check->ours);
+    if (status) {
+        fail(check, status);
+        return;
+    }
+    const kvf_token_share own = kvf_shard_get(agent->shard)->groups[cut->group].tokens;
+    for (uint64_t i = 0; i < steps; i++) {
+        uint64_t step = check->begin + i;
+        if (check->ours[i] == answer->sums[i] || !is_kept(own, step) || !is_kept(cut->tokens, step))
+            continue;
+        if (!check->narrowing) {
+            check->begin = step;
+            check->end = step + 1;
+        }
+        take_this_half(check);
+        narrow(check, cut);
+        return;
+    }
+    if (check->narrowing) {
+        take_other_half(check);
+        narrow(check, cut);
+    } else if (has_steps(check)) {
+        ask_next(check);
+    } else {
+        passed(ticket);
+    }
+}
+
+static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    struct kvf_check *check = call->context;
+    check->source->call = NULL;
+    if (status == KVF_E_PEER_LOST)
+        return; /* a lost session tells all who use it */
+    if (status)
+        fail(check, status);
+    else
+        compare(check, answer);
+}
+
+static void ask_next(struct kvf_check *check) {
+    kvf_ticket *ticket = check->ticket;
+    const kvf_plan_cut *cut = kvf_plan_get_cut(ticket->remote->plan, check->cut);
+    kvf_source *source = check->source;
+    kvf_call_body body = {.generation = ticket->kind == KVF_REQUEST_PULL ? source->generation
+                                                                         : kvf_expect_generation(ticket),
+                          .group = cut->group,
+                          .part = cut->part,
+                          .layers = check->layers,
+                          .units = check->units,
+                          .begin = check->begin,
+                          .end = check->end};
+    kvf_status status = source->session
+                            ? kvf_call_start(source->session, KVF_CALL_CHECKSUM, &body, ticket->deadline,
+                                             false, on_sums, check, &source->call)
+                            : kvf_fail(KVF_E_PEER_LOST, "the producer is gone");
+    if (status)
+        fail(check, status);
+}
+
+void kvf_verify_start(kvf_ticket *ticket) {
+    ticket->state = KVF_TICKET_VERIFYING;
+    struct kvf_check *check = kvf_alloc0(1, sizeof *check);
+    uint64_t *ours = kvf_alloc(STEPS_AT_ONCE, sizeof *ours);
+    if (!check || !ours) {
+        kvf_free(check);
+        kvf_free(ours);
+        kvf_ticket_fail(ticket, KVF_E_NOMEM, "out of memory for checksums", NULL);
+        return;
+    }
+    check->ticket = ticket;
+    check->ours = ours;
+    ticket->check = check;
+    if (has_steps(check))
+        ask_next(check);
+    else
+        passed(ticket);
+}
+
+/* ---- the producer's side ----------------------------------------------------------------------------------
+ */
+
+/* The blocks a consumer may ask about: those under its lease, or those that were pushed to it. */
+static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) {
+    if (generation & KVF_EXPECTATION) {
+        const kvf_flow *flow = kvf_flow_of(session, generation);
+        return flow ? flow->push : NULL;
+    }
+    kvf_reader *reader = NULL;
+    HASH_FIND(hh, session->agent->leases, &generation, sizeof generation, reader);
+    return reader && reader->session == session ? reader->hold : NULL;
+}
+
+static kvf_status take_sums(kvf_session *session, const kvf_call_body *call, uint64_t *sums) {
+    const kvf_agent *agent = session->agent;
+    const kvf_ticket *ticket = asked_about(session, call->generation);
+    if (!ticket)
+        return kvf_fail(KVF_E_NOT_FOUND, "CHECKSUM: generation %llu is no lease of this peer",
+                        (unsigned long long)call->generation);
+    if (call->group >= ticket->group_count)
+        return kvf_fail(KVF_E_RANGE, "CHECKSUM: group is %u; the model has %u", call->group,
+                        ticket->group_count);
+    return kvf_checksum_steps(agent->shard, agent->regions, call->group, call->part, call->layers,
+                              call->units, &ticket->groups[call->group].table, call->begin, call->end, sums);
+}
+
+void kvf_verify_answer(kvf_session *session, const kvf_call_body *call) {
+    if (call->begin >= call->end || call->end - call->begin > STEPS_AT_ONCE) {
+        kvf_answer_status(session, call, KVF_E_RANGE, "CHECKSUM: begin to end; allowed are 1 to 8192 steps");
+        return;
+    }
+    uint32_t count = (uint32_t)(call->end - call->begin);
+    uint64_t *sums = kvf_alloc(count, sizeof *sums);
+    kvf_status status = sums ? take_sums(session, call, sums) : kvf_nomem("checksums");
+    kvf_answer answer = {.status = status, .sums = sums, .sum_count = status ? 0 : count};
+    answer.detail = status ? kvf_error_detail() : "";
+    kvf_answer_send(session, call, &answer);
+    kvf_free(sums);
+}

@@ -1,0 +1,147 @@
+/* Histograms of durations: which bucket, and what can be said of quantiles. */
+#include <math.h>
+
+#include "agent/histogram.h"
+#include "shapes.h"
+
+static void an_empty_one_knows_nothing(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 0);
+    assert_int_equal(kvf_histogram_quantile(NULL, 0.5), 0);
+}
+
+static void count_sum_shortest_and_longest_are_exact(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, 300);
+    kvf_histogram_add(&histogram, 20);
+    kvf_histogram_add(&histogram, 5000);
+    assert_int_equal(histogram.count, 3);
+    assert_int_equal(histogram.sum_ns, 5320);
+    assert_int_equal(histogram.min_ns, 20);
+    assert_int_equal(histogram.max_ns, 5000);
+}
+
+static void the_first_may_be_the_shortest_or_zero(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, 7);
+    assert_int_equal(histogram.min_ns, 7);
+    assert_int_equal(histogram.max_ns, 7);
+    kvf_histogram_add(&histogram, 0);
+    kvf_histogram_add(&histogram, 9);
+    assert_int_equal(histogram.min_ns, 0);
+    assert_int_equal(histogram.max_ns, 9);
+}
+
+static void a_bucket_ends_before_the_power_of_two_of_the_next(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t ns;
+        uint32_t bucket;
+    } cases[] = {{0, 0},
+                 {1, 0},
+                 {2, 1},
+                 {3, 1},
+                 {4, 2},
+                 {1023, 9},
+                 {1024, 10},
+                 {UINT64_C(1) << 47, 47},
+                 {(UINT64_C(1) << 47) - 1, 46},
+                 {UINT64_C(1) << 48, 47},
+                 {UINT64_MAX, 47}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        kvf_histogram histogram = {0};
+        kvf_histogram_add(&histogram, cases[i].ns);
+        assert_int_equal(histogram.buckets[cases[i].bucket], 1);
+    }
+}
+
+static void a_sum_that_does_not_fit_stays_at_its_maximum(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, UINT64_MAX);
+    kvf_histogram_add(&histogram, UINT64_MAX - 1);
+    assert_true(histogram.sum_ns == UINT64_MAX);
+    assert_true(histogram.min_ns == UINT64_MAX - 1);
+}
+
+static void durations_are_taken_as_spread_evenly_in_their_bucket(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    /* 4 in [1024, 2048), 4 in [4096, 8192); ends chosen to be those of the buckets. */
+    static const uint64_t durations[] = {1024, 1100, 1200, 1300, 4096, 5000, 6000, 8191};
+    for (size_t i = 0; i < COUNT_OF(durations); i++)
+        kvf_histogram_add(&histogram, durations[i]);
+
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.25), 1536);  /* half through the first bucket */
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 2048);   /* its end */
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.625), 5119); /* a quarter of 4096 to 8191 */
+}
+
+static void no_guess_lies_outside_what_was_counted(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, 1500);
+    kvf_histogram_add(&histogram, 1600);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0), 1500);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 1550);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 1), 1600);
+    for (int i = 0; i <= 100; i++) {
+        uint64_t guess = kvf_histogram_quantile(&histogram, i / 100.0);
+        assert_true(guess >= 1500 && guess <= 1600);
+    }
+}
+
+static void quantiles_grow_and_are_within_a_factor_of_two(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    uint64_t previous = 0;
+    for (uint64_t ns = 1; ns <= 100000; ns++)
+        kvf_histogram_add(&histogram, ns);
+    for (int i = 1; i <= 1000; i++) {
+        uint64_t guess = kvf_histogram_quantile(&histogram, i / 1000.0);
+        uint64_t truth = (uint64_t)i * 100;
+        assert_true(guess >= previous);
+        assert_true(guess <= 2 * truth && 2 * guess >= truth);
+        previous = guess;
+    }
+}
+
+static void a_share_that_is_none_gives_an_end(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, 10);
+    kvf_histogram_add(&histogram, 20);
+    assert_int_equal(kvf_histogram_quantile(&histogram, -1), 10);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 2), 20);
+    assert_int_equal(kvf_histogram_quantile(&histogram, (double)NAN), 10);
+}
+
+static void the_longest_durations_of_all_are_guessed_too(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, UINT64_MAX);
+    kvf_histogram_add(&histogram, UINT64_C(1) << 47);
+    for (int i = 0; i <= 100; i++) {
+        uint64_t guess = kvf_histogram_quantile(&histogram, i / 100.0);
+        assert_true(guess >= UINT64_C(1) << 47);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_empty_one_knows_nothing),
+        cmocka_unit_test(count_sum_shortest_and_longest_are_exact),
+        cmocka_unit_test(the_first_may_be_the_shortest_or_zero),
+        cmocka_unit_test(a_bucket_ends_before_the_power_of_two_of_the_next),
+        cmocka_unit_test(a_sum_that_does_not_fit_stays_at_its_maximum),
+        cmocka_unit_test(durations_are_taken_as_spread_evenly_in_their_bucket),
+        cmocka_unit_test(no_guess_lies_outside_what_was_counted),
+        cmocka_unit_test(quantiles_grow_and_are_within_a_factor_of_two),
+        cmocka_unit_test(a_share_that_is_none_gives_an_end),
+        cmocka_unit_test(the_longest_durations_of_all_are_guessed_too),
+    };
+    return cmocka_run_group_tests_name("histograms", tests, NULL, NULL);
+}
