@@ -453,7 +453,7 @@ static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
 /* Threads of this process are not stopped one by one: a copy that is under way is waited for. */
 static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
     inproc_endpoint *self = at;
-    uint64_t id;
+    uint64_t id = 0;
     lock();
     kvf_status status = read_card(card, bytes, &id);
     if (!status)
@@ -472,7 +472,7 @@ static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
 }
 
 static kvf_status inproc_admit(void *at, const void *card, size_t bytes) {
-    uint64_t id;
+    uint64_t id = 0;
     lock();
     kvf_status status = read_card(card, bytes, &id);
     inproc_fence *fence = status ? NULL : find_fence(at, id);
