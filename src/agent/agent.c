@@ -14,6 +14,7 @@
 #include "plan/plan.h"
 
 #define LONGEST_SLEEP (60 * KVF_SECOND)
+#define KVF_DAY (86400 * KVF_SECOND)
 
 void kvf_agent_lock(kvf_agent *agent) {
     (void)pthread_mutex_lock(&agent->lock);
@@ -216,7 +217,7 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     take_default(&o->idle_ns, 600 * KVF_SECOND);
     o->max_peers = o->max_peers ? o->max_peers : 65536;
     o->max_requests_per_peer = o->max_requests_per_peer ? o->max_requests_per_peer : 16384;
-    if (o->lease_ns > 86400 * KVF_SECOND || o->idle_ns > 365 * 86400 * KVF_SECOND)
+    if (o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed are up to a day and a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
     if (o->heartbeat_ns > o->lease_ns / 2)

@@ -169,8 +169,8 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
 void kvf_session_free(kvf_session *session);
 
-void kvf_on_message(void *agent, kvf_route route, const void *data, size_t bytes);
-void kvf_on_broken(void *agent, kvf_route route, kvf_status status, const char *detail);
+void kvf_on_message(void *context, kvf_route route, const void *data, size_t bytes);
+void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);
 
 /* ---- remote engines ---------------------------------------------------------------------------------------
  */
@@ -254,8 +254,8 @@ typedef struct kvf_tally {
 } kvf_tally;
 
 /** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said). */
-kvf_status kvf_tally_add(kvf_tally *tally, const char *engine, uint32_t rank, uint32_t of);
-bool kvf_tally_has(const kvf_tally *tally, const char *engine, uint32_t rank);
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of);
+bool kvf_tally_has(const kvf_tally *tally, const char *name, uint32_t rank);
 bool kvf_tally_complete(const kvf_tally *tally);
 void kvf_tally_free(kvf_tally *tally);
 
@@ -324,7 +324,7 @@ struct kvf_ticket {
 };
 
 /** Makes a ticket from what the engine asked: copies, checks, claims the blocks. */
-kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_agent_request *request,
+kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_agent_request *given,
                            kvf_ticket **out);
 /** Claims the blocks of `groups` for a ticket, whose own they become (a copy). */
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t group_count);
@@ -382,6 +382,7 @@ kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *group
 /** A lease: one rank of a consumer may read a hold. */
 struct kvf_reader {
     uint64_t generation;
+    uint64_t asked; /* number of the ACQUIRE that brought it */
     kvf_ticket *hold;
     kvf_session *session;
     uint64_t until;
@@ -404,7 +405,7 @@ struct kvf_early {
 };
 
 /** The first that waits for a hold; NULL: none. */
-kvf_early *kvf_early_first(const kvf_agent *agent, const kvf_ticket *hold);
+kvf_early *kvf_early_first(const kvf_agent *agent, const kvf_ticket *ticket);
 /** The one that this call left when it came before. */
 kvf_early *kvf_early_find(const kvf_session *session, const kvf_call_body *call);
 /** Keeps a call for `wait` nanoseconds. The caller of an ACQUIRE waits for its answer; a RELEASE gets it now.
@@ -425,7 +426,7 @@ void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail);
 void kvf_hold_tick(kvf_ticket *hold, uint64_t now);
 void kvf_reader_drop(kvf_reader *reader);
 
-void kvf_connect_tick(kvf_ticket *connect, uint64_t now);
+void kvf_connect_tick(kvf_ticket *ticket, uint64_t now);
 
 void kvf_pull_met(kvf_ticket *pull); /**< the remote is ready */
 void kvf_pull_move(kvf_ticket *pull);
@@ -540,6 +541,7 @@ struct kvf_agent {
     kvf_early *early;
     kvf_flow *flows; /* without a push yet */
     uint64_t next_ticket, next_generation;
+    uint64_t last_number; /* of the calls in sessions that are no more */
     kvf_ledger *ledger;
 
     kvf_event_node *events, *told; /* waiting; the one taken last */

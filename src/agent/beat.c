@@ -1,10 +1,38 @@
 /*
  * Heartbeats: one message a peer says of all its leases and expectations that they live on.
  */
+#include <stdlib.h>
+
 #include "agent/agent.h"
 
 static bool is_alive(const kvf_ticket *ticket) {
     return ticket->state != KVF_TICKET_OVER && ticket->state != KVF_TICKET_DOUBT;
+}
+
+static int compare_numbers(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Fails what the producer knows no more, of that which the beat `number` spoke of. */
+static void give_up(kvf_session *session, uint64_t number, const kvf_answer *answer) {
+    uint32_t count = answer->gone_count;
+    uint64_t *gone = kvf_copy(answer->gone, count, sizeof *gone);
+    if (!gone)
+        return; /* the next beat says so again */
+    qsort(gone, count, sizeof *gone, compare_numbers);
+    kvf_source *source, *next;
+    DL_FOREACH_SAFE(session->sources, source, next) {
+        kvf_ticket *ticket = source->ticket;
+        bool pulls = ticket->kind == KVF_REQUEST_PULL;
+        uint64_t generation = pulls ? source->generation : kvf_expect_generation(ticket);
+        if (source->beat != number || !is_alive(ticket) || source->written || (!pulls && source->call) ||
+            !bsearch(&generation, gone, count, sizeof *gone, compare_numbers))
+            continue;
+        source->settled = true;
+        kvf_ticket_fail(ticket, KVF_E_TIMEOUT, "the producer has given the request up", session);
+    }
+    kvf_free(gone);
 }
 
 /* Moves a lease or an expectation on only if the beat that was answered spoke of it. */
@@ -13,25 +41,13 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
     if (status)
         return;
     kvf_session_clock(session, call->first_sent, kvf_now(), answer->clock_ns);
-    kvf_source *source, *next;
+    kvf_source *source;
     DL_FOREACH(session->sources, source) {
         if (source->beat == call->number && source->ticket->kind == KVF_REQUEST_PULL)
             source->until = kvf_max_u64(source->until, call->first_sent + answer->time_ns);
     }
-    for (uint32_t i = 0; i < answer->gone_count; i++) {
-        uint64_t gone = answer->gone[i];
-        DL_FOREACH_SAFE(session->sources, source, next) {
-            kvf_ticket *ticket = source->ticket;
-            bool it = ticket->kind == KVF_REQUEST_PULL
-                          ? source->generation == gone
-                          : kvf_expect_generation(ticket) == gone && !source->call;
-            if (!it || source->beat != call->number || !is_alive(ticket) || source->written)
-                continue;
-            source->settled = true;
-            kvf_ticket_fail(ticket, KVF_E_TIMEOUT, "the producer has given the request up", session);
-            break;
-        }
-    }
+    if (answer->gone_count > 0)
+        give_up(session, call->number, answer);
 }
 
 static uint32_t count_sources(const kvf_session *session) {

@@ -135,12 +135,14 @@ void kvf_expect_check(kvf_ticket *expect) {
  */
 
 static kvf_source *source_of(kvf_session *session, uint64_t generation) {
-    kvf_source *source;
-    DL_FOREACH(session->sources, source) {
-        kvf_ticket *ticket = source->ticket;
-        if (ticket->kind == KVF_REQUEST_EXPECT && kvf_expect_generation(ticket) == generation)
-            return source;
-    }
+    uint64_t number = generation & ~KVF_EXPECTATION;
+    kvf_ticket *expect = NULL;
+    HASH_FIND(hh, session->agent->tickets, &number, sizeof number, expect);
+    if (!expect || expect->kind != KVF_REQUEST_EXPECT || number == generation)
+        return NULL;
+    for (uint32_t i = 0; i < expect->source_count; i++)
+        if (expect->sources[i].session == session)
+            return &expect->sources[i];
     return NULL;
 }
 

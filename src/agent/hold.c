@@ -36,7 +36,8 @@ void kvf_reader_drop(kvf_reader *reader) {
     kvf_free(reader);
 }
 
-static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, uint32_t of, kvf_reader **out) {
+static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, const kvf_call_body *call,
+                             kvf_reader **out) {
     kvf_agent *agent = hold->agent;
     if (session->reader_count >= agent->options.max_requests_per_peer)
         return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
@@ -45,8 +46,11 @@ static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, uint32_t of
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
     if (!reader)
         return kvf_nomem("a lease");
-    *reader =
-        (kvf_reader){.generation = agent->next_generation + 1, .hold = hold, .session = session, .of = of};
+    *reader = (kvf_reader){.generation = agent->next_generation + 1,
+                           .asked = call->number,
+                           .hold = hold,
+                           .session = session,
+                           .of = call->rank_count};
     HASH_ADD(hh, agent->leases, generation, sizeof reader->generation, reader);
     if (!reader->hh.tbl) {
         kvf_free(reader);
@@ -69,7 +73,7 @@ static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *c
         return;
     }
     if (!reader) {
-        kvf_status status = add_reader(hold, session, call->rank_count, &reader);
+        kvf_status status = add_reader(hold, session, call, &reader);
         if (status) {
             kvf_answer_status(session, call, status, kvf_error_detail());
             return;
@@ -121,6 +125,17 @@ static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of) {
     return KVF_OK;
 }
 
+/* The hold under the lease that an ACQUIRE has brought, whose answer its caller had not seen when it gave up.
+ * By its number, for a hold that is closing is not found by its id any more. */
+static kvf_ticket *granted_by(const kvf_session *session, uint64_t acquire) {
+    kvf_reader *reader;
+    DL_FOREACH2(session->readers, reader, session_next) {
+        if (reader->asked == acquire)
+            return reader->hold;
+    }
+    return NULL;
+}
+
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
     kvf_ticket *hold = NULL;
@@ -141,7 +156,9 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
         else
             agent->stats.messages_stale += fresh;
     } else if (fresh) {
-        hold = find_hold(agent, call->request);
+        hold = call->earlier ? granted_by(session, call->earlier) : NULL;
+        if (!hold)
+            hold = find_hold(agent, call->request);
         if (!hold && call->status == KVF_OK) /* who gave up has no word on a hold that is still to come */
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }

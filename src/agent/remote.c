@@ -213,7 +213,7 @@ static kvf_status choose_targets(kvf_remote *remote) {
         bool reads = kvf_plan_source_rank(remote->plan, source) == p;
         if (reads)
             remote->targets[remote->target_count++] = (kvf_target){p, source++, readers[p]};
-        else if (readers[p] == 0 && p % ours == agent->rank)
+        else if (readers[p] == 0 && ours > 0 && p % ours == agent->rank)
             remote->targets[remote->target_count++] = (kvf_target){p, UINT32_MAX, 1};
     }
     kvf_free(readers);

@@ -32,6 +32,8 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
     session->engine = kvf_strdup(engine);
     session->rank = rank;
     session->clock_error = UINT64_MAX;
+    /* The peer may still know the session we have lost, and which numbers it has seen in it. */
+    session->next_number = agent->last_number;
     session->last_used = session->last_heard = kvf_now();
     if (!session->engine) {
         kvf_free(session);
@@ -43,6 +45,7 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
 /* Takes a session out of every table, so that nothing finds it any more. */
 static void hide(kvf_session *session) {
     kvf_agent *agent = session->agent;
+    agent->last_number = kvf_max_u64(agent->last_number, session->next_number);
     if (session->hh.tbl)
         HASH_DELETE(hh, agent->sessions, session);
     if (session->hh_client.tbl)
@@ -279,7 +282,7 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
         refuse(agent, route, KVF_E_AGAIN, "has no memory registered yet", "");
         return;
     }
-    kvf_session *session;
+    kvf_session *session = NULL;
     if (session_of(agent, hello, &session)) {
         refuse(agent, route, KVF_E_AGAIN, kvf_error_detail(), "");
         return;
@@ -648,7 +651,7 @@ static void check_life(kvf_session *session, uint64_t now) {
         kvf_agent_due(agent, end);
     }
     if (session->state == KVF_SESSION_OPEN && session->sources && !session->incoming) {
-        uint64_t end = session->last_heard + agent->options.lease_ns;
+        uint64_t end = session->last_heard + agent->options.lease_ns + agent->options.peer_timeout_ns;
         if (now >= end)
             kvf_session_lose(session, KVF_E_PEER_LOST, "it has not been heard of for the length of a lease");
         else

@@ -302,7 +302,7 @@ void kvf_source_lost(kvf_source *source) {
 }
 
 void kvf_ticket_detach(kvf_ticket *ticket) {
-    for (uint32_t i = 0; i < ticket->source_count; i++)
+    for (uint32_t i = 0; ticket->sources && i < ticket->source_count; i++)
         kvf_source_detach(&ticket->sources[i]);
     ticket->source_count = 0;
 }
