@@ -63,7 +63,7 @@ typedef struct kvf_agent_options {
     uint64_t heartbeat_ns;           /**< between signs of life [a sixth of the lease] */
     uint64_t peer_timeout_ns;        /**< a peer whose connection broke may take so long to come back [2 s] */
     uint64_t idle_ns;                /**< a peer without requests is forgotten after [10 min] */
-    uint32_t max_peers;              /**< sessions at once, in each direction [65536] */
+    uint32_t max_peers;              /**< that may greet us and be known at once [65536] */
     uint32_t max_requests_per_peer;  /**< of each kind that a peer may have here at once [16384] */
     kvf_failure_policy policy;
     bool verify;     /**< check what was read or written against checksums of the producer */

@@ -106,10 +106,13 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
 /* ---- releases ---------------------------------------------------------------------------------------------
  */
 
+/* Not while somebody may read: where a consumer was replaced, the former one may still have its lease. */
 static void end_if_complete(kvf_ticket *hold) {
+    if (hold->readers)
+        return;
     if (hold->state == KVF_TICKET_HELD && kvf_tally_complete(&hold->tally))
         kvf_ticket_done(hold);
-    else if (hold->state == KVF_TICKET_CLOSING && !hold->readers)
+    else if (hold->state == KVF_TICKET_CLOSING)
         kvf_ticket_tell(hold, true);
 }
 
@@ -238,11 +241,10 @@ void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
             kvf_agent_due(agent, reader->until);
         }
     }
+    end_if_complete(hold);
     if (hold->state == KVF_TICKET_HELD && now >= until) {
         agent->stats.leases_expired++;
         kvf_hold_end(hold, KVF_E_TIMEOUT, "the lease ran out before all consumers had the blocks");
-    } else {
-        end_if_complete(hold);
     }
     if (hold->state == KVF_TICKET_HELD)
         kvf_agent_due(agent, until);

@@ -1,6 +1,6 @@
 /*
- * Hash tables of the agent: uthash, with kvferry's allocator, and an insertion that can fail instead of ending
- * the process.
+ * Hash tables of the agent: uthash, with kvferry's allocator, and an insertion that can fail instead of
+ * ending the process.
  */
 #ifndef KVF_AGENT_TABLES_H
 #define KVF_AGENT_TABLES_H
