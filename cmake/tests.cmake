@@ -7,7 +7,7 @@ else()
   set(KVF_LIMIT_FACTOR 1)
 endif()
 set(KVF_TEST_ENVIRONMENT "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
-                         "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1")
+                         "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.suppressions")
 
 # kvf_add_test(NAME LABEL SECONDS command...)
 function(kvf_add_test name label seconds)

@@ -1,0 +1,262 @@
+/* How engines meet: who answers, who does not, who is refused and why. */
+#include <stdio.h>
+
+#include "agent_letters.h"
+#include "agent_world.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+#define TWO(engine_name) ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = 64})
+#define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
+
+static kvf_model *small_model(void) {
+    return attention(2, 4, 8);
+}
+
+/* A pull of 32 tokens into rank 0 of D, which somebody may hold. */
+static uint64_t start_pull(world *w, const kvf_contact *contact, uint64_t deadline_ns) {
+    world_request wanted;
+    uint64_t ticket;
+    world_request_make(w, &w->d, "a", 32, 0, 1, &wanted);
+    wanted.request.contact = *contact;
+    wanted.request.deadline_ns = deadline_ns;
+    assert_ok(kvf_agent_pull(w->d.agents[0], &wanted.request, &ticket));
+    return ticket;
+}
+
+static void pull_goes_well(world *w, const char *id, const kvf_contact *contact) {
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, 40, 10, 1, &held);
+    world_request_make(w, &w->d, id, 40, 20, 1, &wanted);
+    world_fill(w, &w->p, &held, 3);
+    world_hold(&w->p, &held, theirs);
+    wanted.request.contact = *contact;
+    for (uint32_t r = 0; r < w->d.rank_count; r++)
+        assert_ok(kvf_agent_pull(w->d.agents[r], &wanted.request, &ours[r]));
+    world_all_done(w, &w->d, ours);
+    world_all_done(w, &w->p, theirs);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 3), 0);
+}
+
+/* ---- must match -------------------------------------------------------------------------------------------
+ */
+
+static void an_engine_that_caches_other_cells_is_refused_with_every_difference(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.facts = "weights: v1"));
+    world_close_agents(&w.p);
+    kvf_engine_free(w.p.engine);
+    kvf_model *other = attention(3, 6, 16);
+    w.p.engine = engine_of(other, ONE("P"));
+    world_open_agents(&w.p, OPTIONS(.facts = "weights: v2"));
+
+    const world_outcome *failed =
+        world_failed(&w, w.d.agents[0], start_pull(&w, &w.p.contact, 0), KVF_E_MISMATCH);
+    static const char *const words[] = {"P", "layers", "2", "3", "units", "4", "6", "weights", "v1", "v2"};
+    for (size_t i = 0; i < COUNT_OF(words); i++)
+        if (!strstr(failed->detail, words[i]))
+            fail_msg("no \"%s\" in: %s", words[i], failed->detail);
+    assert_int_equal(failed->invalid_count[0], 2);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_refused, 1);
+    kvf_model_free(other);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void engines_of_other_shape_do_not_differ(void **state) {
+    (void)state;
+    world w;
+    world_open_model(
+        &w, small_model(), TWO("P"),
+        ENGINE(.name = "D", .all = {.tokens_per_block = 32, .block_count = 64, .order = "BLHNP"}),
+        OPTIONS(.facts = "rope: 500000"));
+    pull_goes_well(&w, "a", &w.p.contact);
+    world_close(&w);
+}
+
+static void another_engine_at_the_address_is_an_error(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    kvf_contact contact = w.p.contact;
+    contact.engine = "Q";
+    const world_outcome *failed =
+        world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_MISMATCH);
+    assert_non_null(strstr(failed->detail, "engine P answers"));
+    pull_goes_well(&w, "b", &w.p.contact);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void an_engine_does_not_meet_itself(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    assert_fails(kvf_agent_connect(w.d.agents[0], &w.d.contact, 0, NULL), KVF_E_INVALID, "D");
+    assert_fails(kvf_agent_connect(w.d.agents[0],
+                                   &(kvf_contact){.engine = "", .endpoint = "tcp://127.0.0.1:1"}, 0, NULL),
+                 KVF_E_INVALID, "engine");
+    assert_fails(kvf_agent_connect(w.d.agents[0], &(kvf_contact){.engine = "P"}, 0, NULL), KVF_E_INVALID,
+                 "endpoint");
+    assert_int_not_equal(
+        kvf_agent_connect(w.d.agents[0], &(kvf_contact){.engine = "P", .endpoint = "nonsense"}, 0, NULL),
+        KVF_OK);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- nobody there -----------------------------------------------------------------------------------------
+ */
+
+static void nobody_there_is_told_at_the_deadline_with_the_reason(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    const kvf_contact nobody = {.engine = "P", .endpoint = "tcp://127.0.0.1:1"};
+    kvf_agent *d = w.d.agents[0];
+    uint64_t connect, begun = world_now();
+    uint64_t pull = start_pull(&w, &nobody, 300 * MS);
+    assert_ok(kvf_agent_connect(d, &nobody, 400 * MS, &connect));
+
+    const world_outcome *failed = world_failed(&w, d, pull, KVF_E_TIMEOUT);
+    assert_true(world_now() - begun >= 300 * MS);
+    assert_non_null(strstr(failed->detail, "deadline"));
+    assert_non_null(strstr(failed->detail, "127.0.0.1:1"));
+    failed = world_failed(&w, d, connect, KVF_E_TIMEOUT);
+    assert_true(world_now() - begun >= 400 * MS);
+    assert_non_null(strstr(failed->detail, "127.0.0.1:1"));
+    assert_int_equal(failed->request_kind, KVF_REQUEST_CONNECT);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_producer_that_comes_up_late_is_met(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    char endpoint[64];
+    (void)snprintf(endpoint, sizeof endpoint, "%s", w.p.contact.endpoint);
+    world_close_agents(&w.p);
+    const kvf_contact contact = {.engine = "P", .endpoint = endpoint};
+    uint64_t pull = start_pull(&w, &contact, WORLD_PATIENCE_S * SECOND), hold;
+    world_run_for(&w, 500 * MS);
+    world_open_agents(&w.p, OPTIONS(.listen = endpoint));
+
+    world_request held;
+    world_request_make(&w, &w.p, "a", 32, 0, 1, &held);
+    world_hold(&w.p, &held, &hold);
+    (void)world_done(&w, w.d.agents[0], pull);
+    (void)world_done(&w, w.p.agents[0], hold);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_contact_that_misses_siblings_says_so(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
+    kvf_contact contact = w.p.contact;
+    contact.endpoint = kvf_agent_endpoint(w.p.agents[1]);
+    const world_outcome *failed =
+        world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 300 * MS), KVF_E_TIMEOUT);
+    assert_non_null(strstr(failed->detail, "1 of its engine's 2 ranks"));
+    world_introduce(&w.p, w.p.agents[1]);
+    pull_goes_well(&w, "b", &contact);
+    world_close(&w);
+}
+
+static void a_lost_greeting_is_repeated(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_HELLO, 0);
+    uint64_t pull = start_pull(&w, &w.p.contact, WORLD_PATIENCE_S * SECOND);
+    world_until(&w, letters_met() >= 2);
+    letters_no_rules();
+    letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_WELCOME, 0);
+    world_until(&w, letters_met() >= 4);
+    letters_end();
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pull));
+    (void)world_failed(&w, w.d.agents[0], pull, KVF_E_CANCELLED);
+    pull_goes_well(&w, "b", &w.p.contact);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- directories, and ahead of time -----------------------------------------------------------------------
+ */
+
+static void a_directory_introduces_an_engine_without_memory_of_its_own(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
+    w.e.rank_count = 1;
+    assert_ok(kvf_agent_open(NULL, 0, NULL, &w.e.agents[0]));
+    const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(w.e.agents[0])};
+    uint64_t pull = start_pull(&w, &contact, 300 * MS);
+    assert_non_null(strstr(world_failed(&w, w.d.agents[0], pull, KVF_E_TIMEOUT)->detail, "knows no engine"));
+
+    world_introduce(&w.p, w.e.agents[0]);
+    pull_goes_well(&w, "b", &contact);
+    const void *bytes;
+    size_t size;
+    uint64_t ticket;
+    void *memory;
+    assert_fails(kvf_agent_introduction(w.e.agents[0], &bytes, &size), KVF_E_INVALID, "");
+    assert_fails(kvf_agent_allocate(w.e.agents[0], 64, &memory), KVF_E_INVALID, "directory");
+    assert_fails(kvf_agent_connect(w.e.agents[0], &w.d.contact, 0, &ticket), KVF_E_INVALID, "");
+    assert_ok(kvf_agent_introduction(w.d.agents[0], &bytes, &size));
+    assert_fails(kvf_agent_introduce(w.e.agents[0], bytes, size), KVF_E_MISMATCH, "D", "P");
+    assert_fails(kvf_agent_introduce(w.e.agents[0], bytes, size - 1), KVF_E_PARSE, "");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void an_engine_met_ahead_of_time_is_not_greeted_again(void **state) {
+    (void)state;
+    world w;
+    uint64_t ticket;
+    world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
+    letters_begin();
+    letters_rule(LETTERS_KEEP, w.p.agents[1], KVF_MESSAGE_WELCOME, 0);
+    assert_ok(kvf_agent_connect(w.d.agents[0], &w.p.contact, 0, &ticket));
+    world_until(&w, letters_met() >= 1);
+    world_run_for(&w, 20 * MS);
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_READY), 0); /* one rank is missing */
+    letters_no_rules();
+    letters_deliver();
+    const world_outcome *ready = world_done(&w, w.d.agents[0], ticket);
+    assert_int_equal(ready->kind, KVF_EVENT_PEER_READY);
+    assert_string_equal(ready->engine, "P");
+
+    letters_begin();
+    letters_rule(LETTERS_PASS, NULL, KVF_MESSAGE_HELLO, 0);
+    pull_goes_well(&w, "a", &w.p.contact);
+    assert_int_equal(letters_met(), 0);
+    letters_end();
+    int64_t offset;
+    uint64_t error;
+    assert_ok(kvf_agent_clock_offset(w.d.agents[0], "P", 1, &offset, &error));
+    assert_true((uint64_t)llabs(offset) <= error); /* the clocks are the same one */
+    assert_fails(kvf_agent_clock_offset(w.d.agents[0], "P", 2, &offset, &error), KVF_E_NOT_FOUND, "2");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_engine_that_caches_other_cells_is_refused_with_every_difference),
+        cmocka_unit_test(engines_of_other_shape_do_not_differ),
+        cmocka_unit_test(another_engine_at_the_address_is_an_error),
+        cmocka_unit_test(an_engine_does_not_meet_itself),
+        cmocka_unit_test(nobody_there_is_told_at_the_deadline_with_the_reason),
+        cmocka_unit_test(a_producer_that_comes_up_late_is_met),
+        cmocka_unit_test(a_contact_that_misses_siblings_says_so),
+        cmocka_unit_test(a_lost_greeting_is_repeated),
+        cmocka_unit_test(a_directory_introduces_an_engine_without_memory_of_its_own),
+        cmocka_unit_test(an_engine_met_ahead_of_time_is_not_greeted_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

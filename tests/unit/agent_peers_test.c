@@ -1,0 +1,343 @@
+/* Peers that come and go, are too many, or speak nonsense. */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/link.h"
+#include "agent_letters.h"
+#include "agent_world.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+#define TWO(engine_name) ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = 64})
+#define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
+
+static void open_small(world *w, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                       const kvf_agent_options *options) {
+    world_open_model(w, attention(2, 4, 8), p, d, options);
+}
+
+static void pull_goes_well(world *w, const char *id) {
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, 40, 10, 1, &held);
+    world_request_make(w, &w->d, id, 40, 20, 1, &wanted);
+    world_fill(w, &w->p, &held, 3);
+    world_hold(&w->p, &held, theirs);
+    world_pull(&w->d, &wanted, &w->p, ours);
+    world_all_done(w, &w->d, ours);
+    world_all_done(w, &w->p, theirs);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 3), 0);
+}
+
+/* ---- restarts ---------------------------------------------------------------------------------------------
+ */
+
+static void a_producer_restarted_under_its_name_is_another(void **state) {
+    (void)state;
+    world w;
+    open_small(&w, TWO("P"), ONE("D"), OPTIONS(.peer_timeout_ns = 100 * MS));
+    pull_goes_well(&w, "a");
+    world_close_agents(&w.p);
+    w.outcome_count = 0; /* the next agent may stand at the same address */
+    world_open_agents(&w.p, NULL);
+    pull_goes_well(&w, "a"); /* by the new address */
+    world_until(&w, world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST) >= 2);
+    pull_goes_well(&w, "b");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_producer_restarted_at_its_address_is_noticed(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
+    open_small(&w, ONE("P"), ONE("D"), NULL);
+    pull_goes_well(&w, "a");
+    char endpoint[64];
+    (void)snprintf(endpoint, sizeof endpoint, "%s", w.p.contact.endpoint);
+    world_request_make(&w, &w.d, "in the middle", 40, 5, 1, &wanted);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, 20 * MS);
+    world_close_agents(&w.p);
+    w.outcome_count = 0; /* the next agent may stand at the same address */
+    world_open_agents(&w.p, OPTIONS(.listen = endpoint));
+
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_PEER_LOST);
+    assert_string_equal(failed->engine, "P");
+    assert_int_equal(failed->rank, 0);
+    assert_int_equal(failed->invalid_count[0], 3);
+    assert_int_equal(failed->invalid[0][0], 5);
+    assert_true(failed->blocks_free);
+    world_until(&w, world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST) >= 1);
+    pull_goes_well(&w, "b");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_lost_producer_fails_its_requests_and_no_others(void **state) {
+    (void)state;
+    world w;
+    world_request mine, other, held;
+    uint64_t lost[WORLD_MAX_RANKS], fine[WORLD_MAX_RANKS], holds[WORLD_MAX_RANKS];
+    open_small(&w, TWO("P"), ONE("D"),
+               OPTIONS(.peer_timeout_ns = 100 * MS, .policy = KVF_FAILURE_FAIL, .lease_ns = 20 * SECOND));
+    world_add(&w, ONE("E"), NULL);
+    world_request_make(&w, &w.d, "lost", 40, 5, 2, &mine);
+    world_request_make(&w, &w.d, "fine", 40, 20, 1, &other);
+    mine.groups[0].begin = 16; /* the first block is good */
+    world_pull(&w.d, &mine, &w.p, lost);
+    world_pull(&w.d, &other, &w.e, fine);
+    world_run_for(&w, 100 * MS);
+    kvf_agent_close(w.p.agents[1]);
+    w.p.agents[1] = NULL;
+
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], lost[0], KVF_E_PEER_LOST);
+    assert_false(failed->recompute);
+    assert_int_equal(failed->rank, 1);
+    assert_int_equal(failed->invalid_count[0], 2);
+    assert_int_equal(failed->invalid[0][0], 7);
+    assert_int_equal(failed->invalid[0][1], 9);
+    world_request_make(&w, &w.e, "fine", 40, 0, 1, &held);
+    world_hold(&w.e, &held, holds);
+    world_all_done(&w, &w.d, fine);
+    world_all_done(&w, &w.e, holds);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- too many ---------------------------------------------------------------------------------------------
+ */
+
+static void idle_peers_are_forgotten_and_may_come_back(void **state) {
+    (void)state;
+    world w;
+    open_small(&w, TWO("P"), TWO("D"), OPTIONS(.idle_ns = 300 * MS));
+    pull_goes_well(&w, "a");
+    world_until(&w, world_stats(w.p.agents[0]).peers_now == 0 && world_stats(w.d.agents[0]).peers_now == 0);
+    assert_true(world_stats(w.p.agents[0]).peers_evicted > 0);
+    assert_true(world_stats(w.d.agents[0]).peers_evicted > 0);
+    assert_int_equal(world_stats(w.p.agents[0]).memory_now_bytes, 0);
+    pull_goes_well(&w, "b");
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void more_peers_than_allowed_wait_until_there_is_room(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
+    open_small(&w, ONE("P"), TWO("D"), OPTIONS(.max_peers = 1, .idle_ns = 500 * MS));
+    world_request_make(&w, &w.d, "a", 40, 5, 1, &wanted);
+    wanted.request.contact = w.p.contact;
+    wanted.request.deadline_ns = 300 * MS;
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_ok(kvf_agent_pull(w.d.agents[r], &wanted.request, &pulls[r]));
+        world_run_for(&w, 100 * MS);
+    }
+    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_TIMEOUT); /* nobody holds it */
+    const world_outcome *failed = world_failed(&w, w.d.agents[1], pulls[1], KVF_E_TIMEOUT);
+    if (!strstr(failed->detail, "has 1 peers"))
+        fail_msg("%s", failed->detail);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_now, 1);
+    world_until(&w, world_stats(w.p.agents[0]).peers_now == 0);
+    assert_ok(kvf_agent_connect(w.d.agents[1], &w.p.contact, WORLD_PATIENCE_S * SECOND, &pulls[1]));
+    (void)world_done(&w, w.d.agents[1], pulls[1]);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void more_requests_of_a_peer_than_allowed_are_refused(void **state) {
+    (void)state;
+    world w;
+    world_request wanted[3];
+    uint64_t pulls[3];
+    static const char *const ids[] = {"1", "2", "3"};
+    open_small(&w, ONE("P"), ONE("D"), OPTIONS(.max_requests_per_peer = 2));
+    for (uint32_t i = 0; i < 3; i++) {
+        world_request_make(&w, &w.d, ids[i], 16, i, 1, &wanted[i]);
+        world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
+    }
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[2], KVF_E_AGAIN);
+    assert_non_null(strstr(failed->detail, "2 calls"));
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[i]));
+        (void)world_failed(&w, w.d.agents[0], pulls[i], KVF_E_CANCELLED);
+    }
+    world_run_for(&w, 20 * MS);
+    pull_goes_well(&w, "4");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- nonsense ---------------------------------------------------------------------------------------------
+ */
+
+typedef struct stranger {
+    kvf_link *link;
+    kvf_route route;
+    uint32_t answers;
+    uint32_t version;
+    kvf_message_kind kind;
+    kvf_status status;
+    char detail[256];
+} stranger;
+
+static void on_message(void *context, kvf_route route, const void *data, size_t bytes) {
+    stranger *s = context;
+    kvf_message message = {0};
+    (void)route;
+    s->answers++;
+    assert_ok(kvf_wire_open((kvf_bytes){data, bytes}, &message));
+    s->version = message.version;
+    s->kind = message.kind;
+    assert_ok(kvf_wire_read(&message));
+    if (message.kind == KVF_MESSAGE_REFUSED) {
+        s->status = message.refused.status;
+        (void)snprintf(s->detail, sizeof s->detail, "%s", message.refused.detail);
+    } else if (message.kind == KVF_MESSAGE_ANSWER) {
+        s->status = message.answer.status;
+        (void)snprintf(s->detail, sizeof s->detail, "%s", message.answer.detail);
+    }
+    kvf_message_free(&message);
+}
+
+static void on_broken(void *context, kvf_route route, kvf_status status, const char *detail) {
+    (void)context, (void)route, (void)status, (void)detail;
+}
+
+static void open_stranger(stranger *s, const world *w) {
+    *s = (stranger){0};
+    const kvf_link_options options = {
+        .listen = "", .on_message = on_message, .on_broken = on_broken, .context = s};
+    assert_ok(kvf_link_open(&options, &s->link));
+    assert_ok(kvf_link_connect(s->link, kvf_agent_endpoint(w->p.agents[0]), NULL, &s->route));
+}
+
+static void work_with(world *w, stranger *s) {
+    bool more;
+    world_work(w);
+    kvf_link_progress(s->link, &more);
+}
+
+#define until_with(w, s, condition)                                                                          \
+    do {                                                                                                     \
+        uint64_t end_ = world_now() + WORLD_PATIENCE_S * SECOND;                                             \
+        while (!(condition)) {                                                                               \
+            if (world_now() > end_)                                                                          \
+                fail_msg("never: %s", #condition);                                                           \
+            work_with((w), (s));                                                                             \
+        }                                                                                                    \
+    } while (0)
+
+static void another_version_of_the_protocol_is_refused_with_both_numbers(void **state) {
+    (void)state;
+    world w;
+    stranger s;
+    open_small(&w, ONE("P"), ONE("D"), NULL);
+    open_stranger(&s, &w);
+    kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                         .hello = {.engine = "X", .incarnation = 1, .rank_count = 1, .wants_card = true}};
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(&hello, &bytes));
+    assert_int_equal(bytes.data[5], KVF_WIRE_VERSION);
+    bytes.data[5] = 77;
+    assert_ok(kvf_link_send(s.link, s.route, bytes.data, bytes.size));
+    until_with(&w, &s, s.answers == 1);
+    assert_int_equal(s.kind, KVF_MESSAGE_REFUSED);
+    assert_int_equal(s.status, KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(s.detail, "version 1"));
+    assert_non_null(strstr(s.detail, "77"));
+    assert_int_equal(world_stats(w.p.agents[0]).peers_now, 0);
+    kvf_wire_buffer_free(&bytes);
+    kvf_link_close(s.link);
+    world_close(&w);
+}
+
+static void nonsense_is_counted_and_changes_nothing(void **state) {
+    (void)state;
+    world w;
+    stranger s;
+    open_small(&w, ONE("P"), ONE("D"), NULL);
+    open_stranger(&s, &w);
+    kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                         .hello = {.engine = "X", .incarnation = 1, .rank_count = 1, .wants_card = true}};
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(&hello, &bytes));
+    uint32_t sent = 0;
+    for (size_t cut = 0; cut < bytes.size; cut += 5, sent++) /* cut short: no message at all */
+        assert_ok(kvf_link_send(s.link, s.route, bytes.data, cut));
+    uint64_t x = 88172645463325252u;
+    for (uint32_t i = 0; i < 200; i++, sent++) {
+        uint8_t noise[64];
+        for (size_t b = 0; b < sizeof noise; b++) {
+            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+            noise[b] = (uint8_t)x;
+        }
+        assert_ok(kvf_link_send(s.link, s.route, noise, sizeof noise));
+    }
+    until_with(&w, &s, world_stats(w.p.agents[0]).messages_malformed == sent);
+
+    /* Calls of a session that there is not, and of a digest that is not ours. */
+    kvf_message call = {
+        .kind = KVF_MESSAGE_CALL,
+        .call = {.number = 1, .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .rank_count = 1}};
+    kvf_wire_buffer_free(&bytes);
+    assert_ok(kvf_wire_encode(&call, &bytes));
+    assert_ok(kvf_link_send(s.link, s.route, bytes.data, bytes.size));
+    until_with(&w, &s, s.answers == 1);
+    assert_int_equal(s.status, KVF_E_PEER_LOST);
+    kvf_wire_buffer_free(&bytes);
+    assert_ok(kvf_wire_encode(&hello, &bytes));
+    assert_ok(kvf_link_send(s.link, s.route, bytes.data, bytes.size));
+    until_with(&w, &s, s.answers == 2);
+    assert_int_equal(s.status, KVF_E_MISMATCH);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_now, 0);
+    kvf_wire_buffer_free(&bytes);
+    kvf_link_close(s.link);
+    pull_goes_well(&w, "after it");
+    world_close(&w);
+}
+
+static void bytes_that_are_no_protocol_at_all_change_nothing(void **state) {
+    (void)state;
+    world w;
+    open_small(&w, ONE("P"), ONE("D"), NULL);
+    const char *colon = strrchr(kvf_agent_endpoint(w.p.agents[0]), ':');
+    assert_non_null(colon);
+    unsigned long port = strtoul(colon + 1, NULL, 10);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int sockets[3];
+    static const char *const texts[] = {"GET / HTTP/1.1\r\n\r\n", "\xff", ""};
+    for (size_t i = 0; i < COUNT_OF(sockets); i++) {
+        sockets[i] = socket(AF_INET, SOCK_STREAM, 0);
+        assert_int_equal(connect(sockets[i], (struct sockaddr *)&address, sizeof address), 0);
+        assert_true(send(sockets[i], texts[i], strlen(texts[i]), MSG_NOSIGNAL) >= 0);
+    }
+    world_run_for(&w, 50 * MS);
+    pull_goes_well(&w, "a"); /* while half of a handshake waits */
+    for (size_t i = 0; i < COUNT_OF(sockets); i++)
+        (void)close(sockets[i]);
+    pull_goes_well(&w, "b");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_producer_restarted_under_its_name_is_another),
+        cmocka_unit_test(a_producer_restarted_at_its_address_is_noticed),
+        cmocka_unit_test(a_lost_producer_fails_its_requests_and_no_others),
+        cmocka_unit_test(idle_peers_are_forgotten_and_may_come_back),
+        cmocka_unit_test(more_peers_than_allowed_wait_until_there_is_room),
+        cmocka_unit_test(more_requests_of_a_peer_than_allowed_are_refused),
+        cmocka_unit_test(another_version_of_the_protocol_is_refused_with_both_numbers),
+        cmocka_unit_test(nonsense_is_counted_and_changes_nothing),
+        cmocka_unit_test(bytes_that_are_no_protocol_at_all_change_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,413 @@
+/* Pulls: a consumer reads what a producer holds, between agents of one process. */
+#include "agent_world.h"
+
+#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
+#define TP4                                                                                                  \
+    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+
+static void pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed) {
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, tokens, 3, 2, &held);
+    world_request_make(w, &w->d, id, tokens, 7, 3, &wanted);
+    world_fill(w, &w->p, &held, seed);
+
+    world_hold(&w->p, &held, holds);
+    world_pull(&w->d, &wanted, &w->p, pulls);
+
+    world_all_done(w, &w->d, pulls);
+    world_all_done(w, &w->p, holds);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+}
+
+static void a_pull_brings_every_cell_and_frees_the_producer(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, "llama-3.1-8b", TP2, TP4, NULL);
+    pull_everything(&w, "a request", 100, 1);
+    kvf_agent_stats producer = world_stats(w.p.agents[0]), consumer = world_stats(w.d.agents[0]);
+    assert_int_equal(producer.done[KVF_REQUEST_HOLD], 1);
+    assert_int_equal(consumer.done[KVF_REQUEST_PULL], 1);
+    assert_true(consumer.bytes_read > 0 && consumer.runs > 0);
+    assert_int_equal(consumer.total.count, 1);
+    assert_int_equal(consumer.transfer.count, 1);
+    assert_int_equal(consumer.queue.count, 1);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_pull_is_there_before_its_hold(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, NULL);
+    world_request_make(&w, &w.p, "early", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "early", 50, 0, 1, &wanted);
+    world_fill(&w, &w.p, &held, 1);
+
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, 50 * MS);
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_DONE), 0);
+    assert_int_equal(world_block(w.d.agents[0], 0, 0), KVF_BLOCK_FILLING);
+    world_hold(&w.p, &held, holds);
+
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void request_ids_are_any_bytes(void **state) {
+    (void)state;
+    static const struct {
+        const char *id;
+        size_t bytes;
+    } ids[] = {{"a,b", 3}, {"a:b", 3}, {"HB", 2}, {"a\0b", 3}, {"a\0", 2}, {"a", 1}, {"\xff\xfe\n\"", 4}};
+    world w;
+    world_request held, wanted;
+    uint64_t holds[COUNT_OF(ids)], pulls[COUNT_OF(ids)];
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.p, "", 16, 0, 1, &held);
+    held.request.contact = w.p.contact;
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++) {
+        wanted = held;
+        wanted.groups[0].table.ids = wanted.ids[0];
+        held.ids[0][0] = wanted.ids[0][0] = i;
+        held.request.groups = held.groups;
+        wanted.request.groups = wanted.groups;
+        held.groups[0].table.ids = held.ids[0];
+        held.request.id = wanted.request.id = ids[i].id;
+        held.request.id_bytes = wanted.request.id_bytes = ids[i].bytes;
+        world_fill(&w, &w.p, &held, i);
+        world_hold(&w.p, &held, &holds[i]);
+        world_pull(&w.d, &wanted, &w.p, &pulls[i]);
+    }
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++) {
+        const world_outcome *got = world_done(&w, w.d.agents[0], pulls[i]);
+        assert_int_equal(got->id_bytes, ids[i].bytes);
+        assert_memory_equal(got->id, ids[i].id, ids[i].bytes);
+        (void)world_done(&w, w.p.agents[0], holds[i]);
+        held.ids[0][0] = i;
+        assert_int_equal(world_wrong_cells(&w, &w.d, &held, i), 0);
+    }
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- prefix hits ------------------------------------------------------------------------------------------
+ */
+
+static void a_full_prefix_hit_reads_nothing_and_frees_every_producer_rank(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP4, ENGINE(.name = "E", .all = {.block_count = 64}), NULL);
+    world_request_make(&w, &w.p, "hit", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "hit", 50, 0, 1, &wanted);
+    world_request_empty(&wanted);
+
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_stats(w.d.agents[0]).bytes_read, 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_full_prefix_hit_that_comes_first_frees_the_hold_at_once(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, NULL);
+    world_request_make(&w, &w.p, "hit", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "hit", 50, 0, 1, &wanted);
+    world_request_empty(&wanted);
+
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_all_done(&w, &w.d, pulls);
+    world_run_for(&w, 50 * MS);
+    world_hold(&w.p, &held, holds);
+
+    world_all_done(&w, &w.p, holds);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_partial_prefix_hit_reads_the_rest_of_each_group(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open(&w, "gemma-3-27b", ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 16}),
+               ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 32}), NULL);
+    world_request_make(&w, &w.p, "part", 60, 1, 2, &held);
+    world_request_make(&w, &w.d, "part", 60, 0, 3, &wanted);
+    world_fill(&w, &w.p, &held, 1);
+    world_fill(&w, &w.d, &wanted, 2);
+    wanted.groups[0].begin = 40;                   /* some tokens are there */
+    wanted.groups[1].begin = wanted.groups[1].end; /* all of them */
+
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    wanted.groups[0].begin = 0;
+    wanted.groups[0].end = 40;
+    wanted.groups[1].begin = 0;
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 2), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- shapes -----------------------------------------------------------------------------------------------
+ */
+
+static void latents_come_from_one_replica_and_all_are_freed(void **state) {
+    (void)state;
+    const kvf_engine_spec *four = ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 16});
+    const kvf_engine_spec *two =
+        ENGINE(.name = "D", .tp_size = 2, .all = {.tokens_per_block = 32, .block_count = 16});
+    for (int turn = 0; turn < 2; turn++) {
+        world w;
+        world_open(&w, "deepseek-v3", turn ? two : four, turn ? four : two, NULL);
+        pull_everything(&w, "latent", 20, 4);
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+static void states_move_whole(void **state) {
+    (void)state;
+    world w;
+    world_open_model(
+        &w, hybrid(4),
+        ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
+        ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64}, .state = {.order = "L|BTNPH"}),
+        NULL);
+    pull_everything(&w, "hybrid", 50, 5);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- several consumers, both directions -------------------------------------------------------------------
+ */
+
+static void two_engines_read_one_hold(void **state) {
+    (void)state;
+    world w;
+    world_request held, first, second;
+    uint64_t holds[WORLD_MAX_RANKS], ones[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, NULL);
+    world_add(&w, ONE("E"), NULL);
+    world_request_make(&w, &w.p, "both", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "both", 50, 2, 2, &first);
+    world_request_make(&w, &w.e, "both", 50, 1, 1, &second);
+    held.request.consumers = 2;
+    world_fill(&w, &w.p, &held, 6);
+
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &first, &w.p, ones);
+    world_all_done(&w, &w.d, ones);
+    world_run_for(&w, 50 * MS);
+    assert_int_equal(world_count(&w, w.p.agents[0], KVF_EVENT_DONE), 0);
+    assert_int_equal(world_block(w.p.agents[0], 0, 0), KVF_BLOCK_HELD);
+    world_pull(&w.e, &second, &w.p, others);
+
+    world_all_done(&w, &w.e, others);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &first, 6), 0);
+    assert_int_equal(world_wrong_cells(&w, &w.e, &second, 6), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void blocks_of_the_consumer_are_read_back_by_the_producer(void **state) {
+    (void)state;
+    world w;
+    world_request there, back;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, NULL);
+    pull_everything(&w, "turn 1", 50, 7);
+    world_request_make(&w, &w.d, "turn 1", 80, 7, 3, &there);
+    world_request_make(&w, &w.p, "turn 1", 80, 20, 2, &back);
+    world_fill(&w, &w.d, &there, 8);
+    back.groups[0].begin = 50; /* the first turn's tokens are still there */
+
+    world_hold(&w.d, &there, holds);
+    world_pull(&w.p, &back, &w.d, pulls);
+
+    world_all_done(&w, &w.p, pulls);
+    world_all_done(&w, &w.d, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.p, &back, 8), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void blocks_are_reserved_before_there_is_a_destination(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    kvf_agent_options options = {.struct_size = sizeof options, .lease_ns = 400 * MS};
+    world_open_model(&w, attention(4, 8, 8), TP2, ONE("D"), &options);
+    world_request_make(&w, &w.p, "later", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "later", 50, 5, 1, &wanted);
+    world_fill(&w, &w.p, &held, 1);
+    world_hold(&w.p, &held, holds);
+
+    wanted.request.groups = NULL;
+    wanted.request.group_count = 0;
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, 1500 * MS); /* longer than leases last without heartbeats */
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_DONE), 0);
+    assert_int_equal(world_block(w.p.agents[0], 0, 0), KVF_BLOCK_LEASED);
+    assert_int_equal(world_block(w.d.agents[0], 0, 5), KVF_BLOCK_FREE);
+    assert_ok(kvf_agent_pull_into(w.d.agents[0], pulls[0], wanted.groups, wanted.group_count));
+    assert_fails(kvf_agent_pull_into(w.d.agents[0], pulls[0], wanted.groups, wanted.group_count),
+                 KVF_E_EXISTS, "destination");
+
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_fails(kvf_agent_pull_into(w.d.agents[0], pulls[0], wanted.groups, wanted.group_count),
+                 KVF_E_NOT_FOUND, "ticket");
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------
+ */
+
+static void more_than_the_producer_holds_fails_this_request_only(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, ONE("D"), NULL);
+    world_request_make(&w, &w.p, "short", 48, 0, 1, &held);
+    world_request_make(&w, &w.d, "short", 64, 4, 1, &wanted);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_RANGE);
+    assert_non_null(strstr(failed->detail, "[0, 64)"));
+    assert_non_null(strstr(failed->detail, "[0, 48)"));
+    assert_true(failed->blocks_free && failed->recompute);
+    assert_int_equal(failed->invalid_count[0], 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(failed->invalid[0][i], 4 + i);
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST), 0);
+    world_all_done(&w, &w.p, holds);
+    pull_everything(&w, "next", 48, 9);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_failure_lists_the_wanted_blocks_of_every_group(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, hybrid(4), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.d, "gone", 50, 4, 2, &wanted);
+    wanted.groups[0].begin = 17;
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_CANCELLED);
+    assert_int_equal(failed->group_count, 2);
+    assert_int_equal(failed->invalid_count[0], 3); /* the first block had been there */
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(failed->invalid[0][i], 6 + 2 * i);
+    assert_int_equal(failed->invalid_count[1], 1);
+    assert_int_equal(failed->invalid[1][0], 4);
+    world_close(&w);
+
+    world_open_model(&w, latent_of(2, (kvf_group_desc){.name = "swa", .window_tokens = 20}), ONE("P"),
+                     ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64}), NULL);
+    world_request_make(&w, &w.d, "gone", 50, 4, 2, &wanted);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
+    failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_CANCELLED);
+    assert_int_equal(failed->invalid_count[0], 4); /* tokens 30 to 50 */
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(failed->invalid[0][i], 4 + 2 * (3 + i));
+    world_close(&w);
+}
+
+static void blocks_beyond_the_cache_are_refused_at_once(void **state) {
+    (void)state;
+    world w;
+    world_request one;
+    uint64_t ticket;
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.d, "far", 32, 63, 1, &one);
+    one.request.contact = w.p.contact;
+    assert_fails(kvf_agent_pull(w.d.agents[0], &one.request, &ticket), KVF_E_RANGE, "64", "full");
+    assert_fails(kvf_agent_expect(w.d.agents[0], &one.request, &ticket), KVF_E_RANGE, "64");
+    assert_fails(kvf_agent_hold(w.p.agents[0], &one.request, &ticket), KVF_E_RANGE, "64");
+    assert_fails(kvf_agent_push(w.p.agents[0], &one.request, &ticket), KVF_E_RANGE, "64");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_block_has_one_use_at_a_time(void **state) {
+    (void)state;
+    world w;
+    world_request one, other;
+    uint64_t first, second;
+    kvf_agent *d;
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), NULL);
+    d = w.d.agents[0];
+    world_request_make(&w, &w.d, "one", 32, 4, 1, &one);
+    world_request_make(&w, &w.d, "other", 32, 5, 1, &other);
+    one.request.contact = other.request.contact = w.p.contact;
+
+    assert_ok(kvf_agent_pull(d, &one.request, &first));
+    assert_fails(kvf_agent_pull(d, &other.request, &second), KVF_E_EXISTS, "block 5");
+    assert_fails(kvf_agent_hold(d, &other.request, &second), KVF_E_EXISTS, "block 5");
+    uint32_t requests = 0;
+    kvf_block_state state_now;
+    assert_ok(kvf_agent_block(d, 0, 5, &state_now, &requests));
+    assert_int_equal(state_now, KVF_BLOCK_FILLING);
+    assert_int_equal(requests, 1);
+    assert_ok(kvf_agent_cancel(d, first));
+    (void)world_failed(&w, d, first, KVF_E_CANCELLED);
+
+    assert_ok(kvf_agent_hold(d, &other.request, &second));
+    assert_fails(kvf_agent_hold(d, &other.request, &first), KVF_E_EXISTS, "held already");
+    assert_fails(kvf_agent_pull(d, &one.request, &first), KVF_E_EXISTS, "block 5");
+    assert_ok(kvf_agent_cancel(d, second));
+    (void)world_failed(&w, d, second, KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pull_brings_every_cell_and_frees_the_producer),
+        cmocka_unit_test(a_pull_is_there_before_its_hold),
+        cmocka_unit_test(request_ids_are_any_bytes),
+        cmocka_unit_test(a_full_prefix_hit_reads_nothing_and_frees_every_producer_rank),
+        cmocka_unit_test(a_full_prefix_hit_that_comes_first_frees_the_hold_at_once),
+        cmocka_unit_test(a_partial_prefix_hit_reads_the_rest_of_each_group),
+        cmocka_unit_test(latents_come_from_one_replica_and_all_are_freed),
+        cmocka_unit_test(states_move_whole),
+        cmocka_unit_test(two_engines_read_one_hold),
+        cmocka_unit_test(blocks_of_the_consumer_are_read_back_by_the_producer),
+        cmocka_unit_test(blocks_are_reserved_before_there_is_a_destination),
+        cmocka_unit_test(more_than_the_producer_holds_fails_this_request_only),
+        cmocka_unit_test(a_failure_lists_the_wanted_blocks_of_every_group),
+        cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
+        cmocka_unit_test(a_block_has_one_use_at_a_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,271 @@
+/* Pushes: a producer writes to those who expect it, between agents of one process. */
+#include "agent_world.h"
+
+#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
+#define TP4                                                                                                  \
+    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+#define LAYERS 6u
+#define TOKENS 100u
+
+typedef struct way {
+    world w;
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+} way;
+
+static void open_way(way *v, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                     const kvf_agent_options *options) {
+    world_open_model(&v->w, model, p, d, options);
+    world_request_make(&v->w, &v->w.p, "push", TOKENS, 3, 2, &v->given);
+    world_request_make(&v->w, &v->w.d, "push", TOKENS, 7, 3, &v->wanted);
+    world_fill(&v->w, &v->w.p, &v->given, 2);
+}
+
+static void finish_way(way *v) {
+    world_all_done(&v->w, &v->w.d, v->expects);
+    world_all_done(&v->w, &v->w.p, v->pushes);
+    assert_int_equal(world_wrong_cells(&v->w, &v->w.d, &v->wanted, 2), 0);
+    world_quiet(&v->w);
+    world_close(&v->w);
+}
+
+static void ready(way *v, uint64_t begin, uint64_t end, uint32_t layers) {
+    for (uint32_t r = 0; r < v->w.p.rank_count; r++)
+        assert_ok(kvf_agent_push_ready(v->w.p.agents[r], v->pushes[r], begin, end, layers));
+}
+
+static void everything_is_pushed_at_once(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_ready(&v.w.p, v.pushes);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    finish_way(&v);
+}
+
+static void a_push_goes_by_chunks_and_layers(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    for (uint32_t c = 0; c < 3; c++)
+        for (uint32_t l = 0; l <= LAYERS; l += 2) {
+            ready(&v, TOKENS * c / 3, TOKENS * (c + 1) / 3, l);
+            world_run_for(&v.w, 10 * MS);
+            if (c < 2 || l < LAYERS)
+                assert_int_equal(world_count(&v.w, v.w.p.agents[0], KVF_EVENT_DONE), 0);
+        }
+    finish_way(&v);
+}
+
+static void a_late_expectation_gets_what_was_ready_and_the_rest(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 40, LAYERS);
+    ready(&v, 40, 70, 3);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_run_for(&v.w, 100 * MS);
+    ready(&v, 40, 70, LAYERS);
+    ready(&v, 70, UINT64_MAX, UINT32_MAX);
+    finish_way(&v);
+}
+
+static void what_was_computed_after_it_was_expected_is_what_arrives(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, ONE("D"), NULL);
+    world_fill(&v.w, &v.w.p, &v.given, 9); /* not computed yet */
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_run_for(&v.w, 100 * MS);
+    world_fill(&v.w, &v.w.p, &v.given, 2);
+    world_ready(&v.w.p, v.pushes);
+    finish_way(&v);
+}
+
+static void chunks_and_layers_out_of_order_are_refused(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    kvf_agent *p = v.w.p.agents[0];
+
+    ready(&v, 0, 40, 3);
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 0, 40, 2), KVF_E_RANGE, "layers is 2", "3");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 0, 50, 4), KVF_E_RANGE, "[0, 50)");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 40, 80, 1), KVF_E_RANGE, "[40, 80)", "3 of 6");
+    ready(&v, 0, 40, LAYERS);
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 30, 60, 1), KVF_E_RANGE, "40 tokens");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 60, 60, 1), KVF_E_RANGE, "[60, 60)");
+    assert_fails(kvf_agent_push_ready(p, v.expects[0] + 77, 40, 60, 1), KVF_E_NOT_FOUND, "ticket");
+    ready(&v, 50, 60, 1); /* and with it everything before 50 */
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 40, 60, 1), KVF_E_RANGE, "50 tokens");
+    ready(&v, 50, 60, LAYERS);
+    ready(&v, 60, TOKENS, LAYERS);
+    finish_way(&v);
+}
+
+static void states_are_written_with_the_last_chunk(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, hybrid(4),
+             ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
+             ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}), NULL);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 60, 4);
+    world_run_for(&v.w, 50 * MS);
+    ready(&v, 60, TOKENS, 2);
+    ready(&v, 60, TOKENS, 4);
+    finish_way(&v);
+}
+
+static void latents_are_written_by_one_replica(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, latent(LAYERS), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
+             ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}), NULL);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_ready(&v.w.p, v.pushes);
+    uint64_t written = 0;
+    world_all_done(&v.w, &v.w.d, v.expects);
+    for (uint32_t r = 0; r < 4; r++)
+        written += world_stats(v.w.p.agents[r]).bytes_written;
+    assert_int_equal(written, 2u * TOKENS * LAYERS * 8);
+    world_all_done(&v.w, &v.w.p, v.pushes);
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 0);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+/* ---- who wants what ---------------------------------------------------------------------------------------
+ */
+
+static void a_consumer_that_has_everything_frees_the_producer(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP4, ONE("E"), NULL);
+    world_request_empty(&v.wanted);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes); /* and nothing of it ever becomes ready */
+    world_all_done(&v.w, &v.w.d, v.expects);
+    world_all_done(&v.w, &v.w.p, v.pushes);
+    assert_int_equal(world_stats(v.w.p.agents[0]).bytes_written, 0);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static void a_consumer_that_has_a_part_gets_the_rest(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    world_fill(&v.w, &v.w.d, &v.wanted, 3);
+    v.wanted.groups[0].begin = 37;
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    ready(&v, 0, 20, LAYERS);
+    ready(&v, 20, 50, LAYERS);
+    ready(&v, 50, TOKENS, LAYERS);
+    world_all_done(&v.w, &v.w.d, v.expects);
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 0);
+    v.wanted.groups[0].begin = 0;
+    v.wanted.groups[0].end = 37;
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 3), 0);
+    world_all_done(&v.w, &v.w.p, v.pushes);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static void two_engines_get_one_push(void **state) {
+    (void)state;
+    way v;
+    world_request other;
+    uint64_t others[WORLD_MAX_RANKS];
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    world_add(&v.w, ONE("E"), NULL);
+    world_request_make(&v.w, &v.w.e, "push", TOKENS, 0, 1, &other);
+    v.given.request.consumers = 2;
+
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_ready(&v.w.p, v.pushes);
+    world_all_done(&v.w, &v.w.d, v.expects);
+    world_run_for(&v.w, 50 * MS);
+    assert_int_equal(world_count(&v.w, v.w.p.agents[0], KVF_EVENT_DONE), 0);
+    world_expect(&v.w.e, &other, &v.w.p, others);
+    world_all_done(&v.w, &v.w.e, others);
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.e, &other, 2), 0);
+    world_all_done(&v.w, &v.w.p, v.pushes);
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 0);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static void more_than_is_pushed_fails_both_and_names_the_steps(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    v.given.groups[0].end = 80;
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_ready(&v.w.p, v.pushes);
+    const world_outcome *failed = world_failed(&v.w, v.w.d.agents[0], v.expects[0], KVF_E_RANGE);
+    assert_non_null(strstr(failed->detail, "[0, 100)"));
+    assert_non_null(strstr(failed->detail, "[0, 80)"));
+    assert_int_equal(failed->invalid_count[0], 7);
+    (void)world_failed(&v.w, v.w.p.agents[0], v.pushes[0], KVF_E_RANGE);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static void a_push_that_nobody_expects_ends_at_its_deadline(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    v.given.request.deadline_ns = 200 * MS;
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_ready(&v.w.p, v.pushes);
+    const world_outcome *failed = world_failed(&v.w, v.w.p.agents[0], v.pushes[0], KVF_E_TIMEOUT);
+    assert_non_null(strstr(failed->detail, "0 of 1 consumers"));
+    assert_true(failed->blocks_free);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static void an_expectation_that_nobody_fulfils_ends_at_its_deadline(void **state) {
+    (void)state;
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    v.wanted.request.deadline_ns = 300 * MS;
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    for (uint32_t r = 0; r < v.w.d.rank_count; r++)
+        (void)world_failed(&v.w, v.w.d.agents[r], v.expects[r], KVF_E_TIMEOUT);
+    world_quiet(&v.w); /* the producer says that it will not write */
+    world_close(&v.w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(everything_is_pushed_at_once),
+        cmocka_unit_test(a_push_goes_by_chunks_and_layers),
+        cmocka_unit_test(a_late_expectation_gets_what_was_ready_and_the_rest),
+        cmocka_unit_test(what_was_computed_after_it_was_expected_is_what_arrives),
+        cmocka_unit_test(chunks_and_layers_out_of_order_are_refused),
+        cmocka_unit_test(states_are_written_with_the_last_chunk),
+        cmocka_unit_test(latents_are_written_by_one_replica),
+        cmocka_unit_test(a_consumer_that_has_everything_frees_the_producer),
+        cmocka_unit_test(a_consumer_that_has_a_part_gets_the_rest),
+        cmocka_unit_test(two_engines_get_one_push),
+        cmocka_unit_test(more_than_is_pushed_fails_both_and_names_the_steps),
+        cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),
+        cmocka_unit_test(an_expectation_that_nobody_fulfils_ends_at_its_deadline),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,175 @@
+/* Who may connect: keys, the allow-list, and listening beyond loopback. */
+#include "agent_world.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 16})
+#define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
+
+typedef struct keys {
+    char open[41], secret[41];
+} keys;
+
+static keys make_keys(void) {
+    keys made = {.open = ""};
+    assert_ok(kvf_agent_make_keys(made.open, made.secret));
+    assert_int_equal(strlen(made.open), 40);
+    return made;
+}
+
+static kvf_agent_options with_keys(const keys *own) {
+    return *OPTIONS(.public_key = own->open, .secret_key = own->secret);
+}
+
+/* P and D, each with options of its own. */
+static void open_with(world *w, const kvf_agent_options *p, const kvf_agent_options *d) {
+    world_open_model(w, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
+    world_close_agents(&w->p);
+    world_close_agents(&w->d);
+    world_open_agents(&w->p, p);
+    world_open_agents(&w->d, d);
+}
+
+static kvf_status start_pull(world *w, uint64_t deadline_ns, uint64_t *ticket) {
+    world_request wanted;
+    world_request_make(w, &w->d, "a", 40, 0, 1, &wanted);
+    wanted.request.contact = w->p.contact;
+    wanted.request.deadline_ns = deadline_ns;
+    return kvf_agent_pull(w->d.agents[0], &wanted.request, ticket);
+}
+
+static void with_keys_on_the_list_a_pull_goes_well(void **state) {
+    (void)state;
+    world w;
+    world_request held;
+    uint64_t pull, hold;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    const char *allowed[] = {of_other.open, of_d.open};
+    p.allowed_keys = allowed;
+    p.allowed_key_count = 2;
+    open_with(&w, &p, &d);
+    world_request_make(&w, &w.p, "a", 40, 5, 1, &held);
+    world_fill(&w, &w.p, &held, 1);
+    world_hold(&w.p, &held, &hold);
+    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
+    (void)world_done(&w, w.d.agents[0], pull);
+    (void)world_done(&w, w.p.agents[0], hold);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &held);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &held, 1), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_key_that_is_not_on_the_list_is_refused_at_once(void **state) {
+    (void)state;
+    world w;
+    uint64_t pull;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    const char *allowed[] = {of_other.open};
+    p.allowed_keys = allowed;
+    p.allowed_key_count = 1;
+    open_with(&w, &p, &d);
+    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
+    assert_non_null(strstr(failed->detail, "key"));
+    assert_int_equal(world_stats(w.p.agents[0]).messages_received, 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_wrong_key_of_the_server_meets_nobody(void **state) {
+    (void)state;
+    world w;
+    uint64_t pull;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    open_with(&w, &p, &d);
+    w.p.contact.public_key = of_other.open;
+    assert_ok(start_pull(&w, 500 * MS, &pull));
+    const world_outcome *failed = world_next(&w, w.d.agents[0], pull);
+    assert_int_equal(failed->kind, KVF_EVENT_FAILED);
+    assert_int_not_equal(failed->detail[0], 0);
+    assert_int_equal(world_stats(w.p.agents[0]).messages_received, 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void encryption_on_one_side_only_is_an_error(void **state) {
+    (void)state;
+    world w;
+    uint64_t pull;
+    keys of_p = make_keys();
+    kvf_agent_options p = with_keys(&of_p);
+    open_with(&w, &p, NULL);
+    assert_fails(start_pull(&w, 0, &pull), KVF_E_PERMISSION, "key"); /* we have none */
+    w.p.contact.public_key = NULL;
+    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull)); /* and do not know that they have */
+    (void)world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
+    assert_int_equal(world_stats(w.p.agents[0]).messages_received, 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void beyond_loopback_needs_keys_or_a_word(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ONE("P"));
+    kvf_agent *agent = NULL;
+    keys own = make_keys();
+    const char *everywhere = "tcp://0.0.0.0:*";
+    assert_fails(kvf_agent_open(engine, 0, OPTIONS(.listen = everywhere), &agent), KVF_E_PERMISSION,
+                 "insecure");
+    assert_null(agent);
+    assert_ok(kvf_agent_open(
+        engine, 0, OPTIONS(.listen = everywhere, .advertise = "tcp://10.0.0.1:5555", .insecure = true),
+        &agent));
+    assert_string_equal(kvf_agent_endpoint(agent), "tcp://10.0.0.1:5555");
+    kvf_agent_close(agent);
+    kvf_agent_options keyed = with_keys(&own);
+    keyed.listen = everywhere;
+    keyed.advertise = "tcp://10.0.0.1:5555";
+    assert_ok(kvf_agent_open(engine, 0, &keyed, &agent));
+    kvf_agent_close(agent);
+    assert_ok(kvf_agent_open(engine, 0, NULL, &agent));
+    assert_memory_equal(kvf_agent_endpoint(agent), "tcp://127.0.0.1:", 16);
+    kvf_agent *second = NULL;
+    assert_fails(kvf_agent_open(engine, 0, OPTIONS(.listen = kvf_agent_endpoint(agent)), &second),
+                 KVF_E_EXISTS, "");
+    kvf_agent_close(agent);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void options_that_contradict_each_other_are_refused(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ONE("P"));
+    kvf_agent *agent = NULL;
+    keys own = make_keys();
+    const char *allowed[] = {own.open};
+    assert_int_not_equal(kvf_agent_open(engine, 0, OPTIONS(.public_key = own.open), &agent), KVF_OK);
+    assert_int_not_equal(
+        kvf_agent_open(engine, 0, OPTIONS(.public_key = "short", .secret_key = own.secret), &agent), KVF_OK);
+    assert_int_not_equal(
+        kvf_agent_open(engine, 0, OPTIONS(.allowed_keys = allowed, .allowed_key_count = 1), &agent), KVF_OK);
+    assert_fails(kvf_agent_open(engine, 1, NULL, &agent), KVF_E_RANGE, "rank is 1");
+    assert_fails(kvf_agent_open(engine, 0, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND), &agent),
+                 KVF_E_RANGE, "heartbeat_ns");
+    assert_fails(kvf_agent_open(engine, 0, OPTIONS(.policy = (kvf_failure_policy)7), &agent), KVF_E_INVALID,
+                 "policy");
+    assert_null(agent);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
+        cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
+        cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
+        cmocka_unit_test(encryption_on_one_side_only_is_an_error),
+        cmocka_unit_test(beyond_loopback_needs_keys_or_a_word),
+        cmocka_unit_test(options_that_contradict_each_other_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,195 @@
+/* Agents with threads of their own, used from several threads of their engine. */
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "agent_world.h"
+
+#define OWN_THREAD                                                                                           \
+    (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true, .verify = true})
+#define THREADS 3u
+#define REQUESTS 12u /* of each thread */
+#define ALL (THREADS * REQUESTS)
+
+typedef struct stage {
+    world w;
+    world_request held[ALL], wanted[ALL];
+    char ids[ALL][16];
+    atomic_uint done[2]; /* events of P, of D */
+    atomic_uint wrong;
+    atomic_bool stop;
+} stage;
+
+typedef struct worker {
+    stage *stage;
+    uint32_t number;
+} worker;
+
+static bool is_push(uint32_t i) {
+    return i % 3 == 2;
+}
+
+/* A thread of an engine: starts its share of the requests on both sides, in different order. */
+static void *ask(void *context) {
+    const worker *self = context;
+    stage *s = self->stage;
+    kvf_agent *p = s->w.p.agents[0], *d = s->w.d.agents[0];
+    for (uint32_t n = 0; n < 2 * REQUESTS; n++) {
+        bool producer = (n + self->number) % 2;
+        uint32_t i = self->number * REQUESTS + n / 2;
+        const kvf_agent_request *request = producer ? &s->held[i].request : &s->wanted[i].request;
+        uint64_t ticket;
+        kvf_status status;
+        if (!producer)
+            status = is_push(i) ? kvf_agent_expect(d, request, &ticket) : kvf_agent_pull(d, request, &ticket);
+        else if (is_push(i))
+            status = kvf_agent_push(p, request, &ticket);
+        else
+            status = kvf_agent_hold(p, request, &ticket);
+        if (!status && producer && is_push(i))
+            status = kvf_agent_push_ready(p, ticket, 0, UINT64_MAX, UINT32_MAX);
+        atomic_fetch_add(&s->wrong, status != KVF_OK);
+    }
+    return NULL;
+}
+
+/* Another one looks in all the time. */
+static void *look(void *context) {
+    stage *s = context;
+    while (!atomic_load(&s->stop)) {
+        kvf_agent_stats stats = {.struct_size = sizeof stats};
+        kvf_block_state state;
+        uint32_t requests;
+        int64_t offset;
+        uint64_t error;
+        bool busy;
+        for (int side = 0; side < 2; side++) {
+            kvf_agent *agent = side ? s->w.d.agents[0] : s->w.p.agents[0];
+            atomic_fetch_add(&s->wrong, kvf_agent_get_stats(agent, &stats) != KVF_OK);
+            atomic_fetch_add(&s->wrong, kvf_agent_block(agent, 0, 3, &state, &requests) != KVF_OK);
+            (void)kvf_agent_clock_offset(agent, "P", 0, &offset, &error);
+            atomic_fetch_add(&s->wrong, kvf_agent_progress(agent, &busy) != KVF_OK);
+        }
+    }
+    return NULL;
+}
+
+/* Takes events: D's by waiting, P's by polling. */
+static void *take(void *context) {
+    worker *self = context;
+    stage *s = self->stage;
+    kvf_agent *agent = self->number ? s->w.d.agents[0] : s->w.p.agents[0];
+    uint64_t end = world_now() + WORLD_PATIENCE_S * SECOND;
+    while (atomic_load(&s->done[self->number]) < ALL && world_now() < end) {
+        struct pollfd fd = {.fd = kvf_agent_event_fd(agent), .events = POLLIN};
+        if (self->number)
+            (void)kvf_agent_wait(agent, 100 * MS);
+        else
+            (void)poll(&fd, 1, 100);
+        kvf_event event;
+        while (kvf_agent_next_event(agent, &event) == KVF_OK) {
+            if (event.kind != KVF_EVENT_DONE) {
+                (void)fprintf(stderr, "event %d: %s\n", (int)event.kind, event.detail);
+                atomic_fetch_add(&s->wrong, 1);
+            }
+            atomic_fetch_add(&s->done[self->number], 1);
+        }
+    }
+    return NULL;
+}
+
+static void set_up(stage *s) {
+    world_open_model(&s->w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 256}),
+                     ENGINE(.name = "D", .all = {.block_count = 256, .order = "BLHNP"}), OWN_THREAD);
+    for (uint32_t i = 0; i < ALL; i++) {
+        (void)snprintf(s->ids[i], sizeof s->ids[i], "request %u", i);
+        world_request_make(&s->w, &s->w.p, s->ids[i], 40, 3 * i, 1, &s->held[i]);
+        world_request_make(&s->w, &s->w.d, s->ids[i], 40, 6 * i, 2, &s->wanted[i]);
+        for (uint32_t b = 0; b < 3; b++)
+            s->wanted[i].ids[0][b] = 3 * i + 2 - b;
+        s->wanted[i].request.contact = s->w.p.contact;
+        world_fill(&s->w, &s->w.p, &s->held[i], i);
+    }
+}
+
+static void several_threads_use_agents_that_have_threads(void **state) {
+    (void)state;
+    static stage s;
+    pthread_t askers[THREADS], takers[2], looker;
+    worker workers[THREADS], sides[2];
+    memset(&s, 0, sizeof s);
+    set_up(&s);
+    for (uint32_t i = 0; i < 2; i++) {
+        sides[i] = (worker){&s, i};
+        assert_int_equal(pthread_create(&takers[i], NULL, take, &sides[i]), 0);
+    }
+    assert_int_equal(pthread_create(&looker, NULL, look, &s), 0);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        workers[i] = (worker){&s, i};
+        assert_int_equal(pthread_create(&askers[i], NULL, ask, &workers[i]), 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++)
+        (void)pthread_join(askers[i], NULL);
+    for (uint32_t i = 0; i < 2; i++)
+        (void)pthread_join(takers[i], NULL);
+    atomic_store(&s.stop, true);
+    (void)pthread_join(looker, NULL);
+
+    assert_int_equal(atomic_load(&s.wrong), 0);
+    assert_int_equal(atomic_load(&s.done[0]), ALL);
+    assert_int_equal(atomic_load(&s.done[1]), ALL);
+    for (uint32_t i = 0; i < ALL; i++)
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted[i], i), 0);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
+    (void)state;
+    for (uint32_t n = 0; n < 8; n++) {
+        static stage s;
+        uint64_t ticket;
+        memset(&s, 0, sizeof s);
+        set_up(&s);
+        for (uint32_t i = 0; i < ALL; i++) {
+            assert_ok(is_push(i) ? kvf_agent_push(s.w.p.agents[0], &s.held[i].request, &ticket)
+                                 : kvf_agent_hold(s.w.p.agents[0], &s.held[i].request, &ticket));
+            if (is_push(i))
+                assert_ok(kvf_agent_push_ready(s.w.p.agents[0], ticket, 0, UINT64_MAX, UINT32_MAX));
+            assert_ok(is_push(i) ? kvf_agent_expect(s.w.d.agents[0], &s.wanted[i].request, &ticket)
+                                 : kvf_agent_pull(s.w.d.agents[0], &s.wanted[i].request, &ticket));
+        }
+        if (n > 0)
+            (void)kvf_agent_wait(s.w.d.agents[0], n * 2 * MS);
+        world_close_agents(n % 2 ? &s.w.p : &s.w.d);
+        world_close(&s.w);
+    }
+}
+
+static void waiting_ends_with_its_time(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        world w;
+        world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                         ENGINE(.name = "D", .all = {.block_count = 16}), own ? OWN_THREAD : NULL);
+        uint64_t begun = world_now();
+        kvf_event event;
+        assert_int_equal(kvf_agent_wait(w.d.agents[0], 50 * MS), KVF_E_TIMEOUT);
+        assert_true(world_now() - begun >= 50 * MS);
+        assert_int_equal(kvf_agent_wait(w.d.agents[0], 0), KVF_E_TIMEOUT);
+        assert_int_equal(kvf_agent_next_event(w.d.agents[0], &event), KVF_E_AGAIN);
+        struct pollfd fd = {.fd = kvf_agent_event_fd(w.d.agents[0]), .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, 0), 0);
+        world_close(&w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(several_threads_use_agents_that_have_threads),
+        cmocka_unit_test(an_agent_is_closed_in_the_middle_of_its_work),
+        cmocka_unit_test(waiting_ends_with_its_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,170 @@
+/* Integrity: checksums of the producer find the first wrong cell, whatever the shapes of both sides. */
+#include "agent_letters.h"
+#include "agent_world.h"
+
+#define OPTIONS (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .verify = true})
+#define TOKENS 50u
+
+typedef struct scene {
+    world w;
+    world_request given, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+} scene;
+
+static void set_up(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d) {
+    world_open_model(&s->w, model, p, d, OPTIONS);
+    world_request_make(&s->w, &s->w.p, "a", TOKENS, 3, 2, &s->given);
+    world_request_make(&s->w, &s->w.d, "a", TOKENS, 1, 3, &s->wanted);
+    world_fill(&s->w, &s->w.p, &s->given, 1);
+}
+
+static void start(scene *s, bool push) {
+    if (push) {
+        world_push(&s->w.p, &s->given, s->theirs);
+        world_ready(&s->w.p, s->theirs);
+        world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    } else {
+        world_hold(&s->w.p, &s->given, s->theirs);
+        world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    }
+}
+
+static void goes_well(kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d) {
+    for (int push = 0; push < 2; push++) {
+        scene s;
+        set_up(&s, kvf_model_retain(model), p, d);
+        start(&s, push);
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        world_quiet(&s.w);
+        world_close(&s.w);
+    }
+    kvf_model_free(model);
+}
+
+static void checksums_do_not_depend_on_the_shape(void **state) {
+    (void)state;
+    goes_well(attention(4, 8, 8), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
+              ENGINE(.name = "D", .tp_size = 2,
+                     .all = {.tokens_per_block = 8, .block_count = 64, .order = "BLHNP"}));
+    goes_well(hybrid(4),
+              ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}),
+              ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64},
+                     .state = {.order = "L|BTNPH"}));
+    goes_well(latent(3), ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .all = {.block_count = 64}),
+              ENGINE(.name = "D", .all = {.tokens_per_block = 32, .block_count = 64}));
+    goes_well(latent_of(3, (kvf_group_desc){.name = "swa", .window_tokens = 20}),
+              ENGINE(.name = "P", .all = {.block_count = 64}),
+              ENGINE(.name = "D", .pp_size = 3, .all = {.block_count = 64}));
+}
+
+/* One bit of one cell of the producer. */
+static void flip(scene *s, uint32_t rank, uint32_t group, uint32_t layer, uint32_t part, uint64_t step,
+                 uint32_t row, uint32_t unit) {
+    const kvf_shard *shard = kvf_engine_shard(s->w.p.engine, rank);
+    uint32_t per_block = kvf_shard_get(shard)->groups[group].tokens_per_block;
+    uint32_t rows = kvf_model_group(s->w.model, group)->parts[part].rows_per_step;
+    kvf_cell_location cell;
+    assert_ok(kvf_shard_locate(shard, group, layer, part, s->given.ids[group][step / per_block],
+                               (uint32_t)(step % per_block) * rows + row, unit, &cell));
+    ((uint8_t *)s->w.p.memory[rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;
+}
+
+/* The bytes have arrived, and the first question after checksums is on its way. */
+static void stop_before_checking(scene *s, bool push) {
+    letters_begin();
+    letters_rule(LETTERS_KEEP, NULL, KVF_MESSAGE_CALL, KVF_CALL_CHECKSUM);
+    start(s, push);
+    world_until(&s->w, letters_met() >= s->w.d.rank_count);
+    letters_no_rules();
+}
+
+static void the_first_wrong_cell_is_named(void **state) {
+    (void)state;
+    for (int push = 0; push < 2; push++) {
+        scene s;
+        set_up(&s, attention(4, 8, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+               ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64, .order = "BLHNP"}));
+        stop_before_checking(&s, push);
+        flip(&s, 1, 0, 2, 1, 37, 0, 5);
+        flip(&s, 1, 0, 3, 1, 41, 0, 7); /* and a later one */
+        letters_deliver();
+
+        const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
+        if (!strstr(failed->detail, "group full, layer 2, part v, token 37, unit 5 ") ||
+            !strstr(failed->detail, "rank 1"))
+            fail_msg("%s", failed->detail);
+        assert_true(failed->blocks_free);
+        assert_int_equal(failed->invalid_count[0], 7);
+        assert_int_equal(world_stats(s.w.d.agents[0]).checksums_wrong, 1);
+        for (uint32_t r = 0; r < 2; r++)
+            (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
+        letters_end();
+        world_quiet(&s.w);
+        world_close(&s.w);
+    }
+}
+
+static void a_wrong_state_is_named(void **state) {
+    (void)state;
+    for (int push = 0; push < 2; push++) {
+        scene s;
+        set_up(&s, hybrid(4), ENGINE(.name = "P", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}),
+               ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}));
+        stop_before_checking(&s, push);
+        flip(&s, 0, 1, 1, 0, 0, 2, 3); /* the second layer of group ssm, conv.x, its third row */
+        letters_deliver();
+        const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
+        if (!strstr(failed->detail, "group ssm, layer 3, part conv.x, state 0, unit 3 "))
+            fail_msg("%s", failed->detail);
+        assert_int_equal(failed->invalid_count[1], 1);
+        (void)world_next(&s.w, s.w.p.agents[0], s.theirs[0]);
+        letters_end();
+        world_quiet(&s.w);
+        world_close(&s.w);
+    }
+}
+
+static void cells_that_are_not_wanted_are_not_checked(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, attention(4, 8, 8), ENGINE(.name = "P", .all = {.block_count = 64}),
+           ENGINE(.name = "D", .all = {.block_count = 64}));
+    s.wanted.groups[0].begin = 30;
+    stop_before_checking(&s, false);
+    flip(&s, 0, 0, 2, 1, 29, 0, 5);
+    letters_deliver();
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    letters_end();
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+static void questions_that_get_lost_are_asked_again(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, attention(4, 8, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+           ENGINE(.name = "D", .all = {.block_count = 64}));
+    letters_begin();
+    letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, KVF_CALL_CHECKSUM);
+    start(&s, false);
+    world_until(&s.w, letters_met() >= 2);
+    letters_end();
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(checksums_do_not_depend_on_the_shape),
+        cmocka_unit_test(the_first_wrong_cell_is_named),
+        cmocka_unit_test(a_wrong_state_is_named),
+        cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),
+        cmocka_unit_test(questions_that_get_lost_are_asked_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,401 @@
+#include "agent_world.h"
+
+#include <stdio.h>
+#include <time.h>
+
+uint64_t world_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------
+ */
+
+void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
+    assert_ok(kvf_agent_open(e->engine, r, options, &e->agents[r]));
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
+    kvf_memory regions[WORLD_MAX_REGIONS];
+    assert_true(shard->region_count <= WORLD_MAX_REGIONS);
+    for (uint32_t i = 0; i < shard->region_count; i++) {
+        assert_ok(kvf_agent_allocate(e->agents[r], shard->region_bytes[i], &e->memory[r][i]));
+        regions[i] = (kvf_memory){e->memory[r][i], shard->region_bytes[i], KVF_MEMORY_HOST};
+    }
+    assert_ok(kvf_agent_register(e->agents[r], regions, shard->region_count));
+}
+
+void world_introduce(world_engine *e, kvf_agent *to) {
+    for (uint32_t r = 0; r < e->rank_count; r++) {
+        const void *bytes;
+        size_t size;
+        if (!e->agents[r] || e->agents[r] == to)
+            continue;
+        assert_ok(kvf_agent_introduction(e->agents[r], &bytes, &size));
+        assert_ok(kvf_agent_introduce(to, bytes, size));
+    }
+}
+
+void world_open_agents(world_engine *e, const kvf_agent_options *options) {
+    e->rank_count = kvf_engine_rank_count(e->engine);
+    assert_true(e->rank_count <= WORLD_MAX_RANKS);
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        world_open_agent(e, r, options);
+    world_introduce(e, e->agents[0]);
+    e->contact.engine = kvf_engine_name(e->engine);
+    e->contact.endpoint = kvf_agent_endpoint(e->agents[0]);
+    e->contact.public_key = options ? options->public_key : NULL;
+}
+
+void world_close_agents(world_engine *e) {
+    for (uint32_t r = 0; r < e->rank_count; r++) {
+        kvf_agent_close(e->agents[r]);
+        e->agents[r] = NULL;
+    }
+}
+
+void world_open_model(world *w, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                      const kvf_agent_options *options) {
+    memset(w, 0, sizeof *w);
+    w->outcomes = calloc(WORLD_MAX_OUTCOMES, sizeof *w->outcomes);
+    assert_non_null(w->outcomes);
+    w->model = model;
+    w->p.engine = engine_of(w->model, p);
+    w->d.engine = engine_of(w->model, d);
+    world_open_agents(&w->p, options);
+    world_open_agents(&w->d, options);
+}
+
+void world_open(world *w, const char *name, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                const kvf_agent_options *options) {
+    kvf_model *model = NULL;
+    assert_ok(kvf_model_load(name, NULL, &model));
+    world_open_model(w, model, p, d, options);
+}
+
+void world_add(world *w, const kvf_engine_spec *spec, const kvf_agent_options *options) {
+    w->e.engine = engine_of(w->model, spec);
+    world_open_agents(&w->e, options);
+}
+
+void world_close(world *w) {
+    world_engine *engines[] = {&w->e, &w->d, &w->p};
+    for (int i = 0; i < 3; i++) {
+        world_close_agents(engines[i]);
+        kvf_engine_free(engines[i]->engine);
+    }
+    kvf_model_free(w->model);
+    free(w->outcomes);
+}
+
+/* ---- requests ---------------------------------------------------------------------------------------------
+ */
+
+void world_request_make(const world *w, const world_engine *engine, const char *id, uint64_t tokens,
+                        uint32_t first, uint32_t stride, world_request *out) {
+    memset(out, 0, sizeof *out);
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine->engine, 0));
+    out->group_count = kvf_model_group_count(w->model);
+    assert_true(out->group_count <= WORLD_MAX_GROUPS);
+    for (uint32_t g = 0; g < out->group_count; g++) {
+        bool state = kvf_model_group(w->model, g)->kind == KVF_GROUP_STATE;
+        uint64_t steps = state ? (tokens > 0) : tokens;
+        uint32_t per_block = shard->groups[g].tokens_per_block;
+        uint32_t blocks = (uint32_t)((steps + per_block - 1) / per_block);
+        assert_true(blocks <= COUNT_OF(out->ids[g]));
+        for (uint32_t b = 0; b < blocks; b++)
+            out->ids[g][b] = first + b * stride;
+        out->groups[g] = (kvf_agent_group){{out->ids[g], blocks, 0}, 0, steps};
+    }
+    out->request = (kvf_agent_request){.struct_size = sizeof out->request,
+                                       .id = id,
+                                       .id_bytes = strlen(id),
+                                       .groups = out->groups,
+                                       .group_count = out->group_count,
+                                       .deadline_ns = WORLD_PATIENCE_S * SECOND};
+}
+
+void world_request_empty(world_request *request) {
+    for (uint32_t g = 0; g < request->group_count; g++)
+        request->groups[g].begin = request->groups[g].end;
+}
+
+void world_hold(world_engine *e, const world_request *request, uint64_t *tickets) {
+    kvf_agent_request own = request->request;
+    if (own.deadline_ns == WORLD_PATIENCE_S * SECOND)
+        own.deadline_ns = 0;
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        assert_ok(kvf_agent_hold(e->agents[r], &own, &tickets[r]));
+}
+
+void world_pull(world_engine *e, world_request *request, const world_engine *from, uint64_t *tickets) {
+    request->request.contact = from->contact;
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        assert_ok(kvf_agent_pull(e->agents[r], &request->request, &tickets[r]));
+}
+
+void world_push(world_engine *e, const world_request *request, uint64_t *tickets) {
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        assert_ok(kvf_agent_push(e->agents[r], &request->request, &tickets[r]));
+}
+
+void world_expect(world_engine *e, world_request *request, const world_engine *from, uint64_t *tickets) {
+    request->request.contact = from->contact;
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        assert_ok(kvf_agent_expect(e->agents[r], &request->request, &tickets[r]));
+}
+
+void world_ready(world_engine *e, const uint64_t *tickets) {
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], 0, UINT64_MAX, UINT32_MAX));
+}
+
+/* ---- cells ------------------------------------------------------------------------------------------------
+ */
+
+static uint8_t expected_byte(uint32_t seed, const uint64_t at[6], uint64_t byte) {
+    uint64_t h = seed * 0x9E3779B97F4A7C15u + byte;
+    for (int i = 0; i < 6; i++)
+        h = (h ^ at[i]) * 0xD6E8FEB86659FD93u, h ^= h >> 29;
+    return (uint8_t)(h >> 16);
+}
+
+/* Visits every cell of a request on one rank: fills it, or counts it when it is not as expected. */
+static uint64_t visit_rank(const world *w, world_engine *e, uint32_t rank, const world_request *request,
+                           uint32_t seed, bool fill) {
+    const kvf_shard *shard = kvf_engine_shard(e->engine, rank);
+    uint64_t wrong = 0;
+    for (uint32_t g = 0; g < request->group_count; g++) {
+        const kvf_group_desc *group = kvf_model_group(w->model, g);
+        const kvf_group_shard_desc *held = &kvf_shard_get(shard)->groups[g];
+        const kvf_agent_group *steps = &request->groups[g];
+        kvf_range layers = kvf_shard_group_layers(shard, g);
+        uint64_t first = kvf_group_first_needed(group, steps->end);
+        first = first > steps->begin && !fill ? first : steps->begin;
+        const kvf_token_share share = held->tokens;
+        uint64_t width = share.width ? share.width : 1, shares = share.count ? share.count : 1;
+        for (uint64_t s = first; s < steps->end; s++) {
+            if (s / width % shares != share.index)
+                continue;
+            uint64_t position = s / width / shares * width + s % width;
+
+            for (uint32_t l = layers.begin; l < layers.end; l++)
+                for (uint32_t p = 0; p < group->part_count; p++)
+                    for (uint32_t r = 0; r < group->parts[p].rows_per_step; r++)
+                        for (uint32_t u = held->parts[p].units.begin; u < held->parts[p].units.end; u++) {
+                            uint64_t at[6] = {g, group->layers[l], p, s, r, u};
+                            uint32_t row = (uint32_t)(position % held->tokens_per_block) *
+                                               group->parts[p].rows_per_step +
+                                           r;
+                            uint32_t block =
+                                steps->table
+                                    .ids[position / held->tokens_per_block - steps->table.first_block];
+                            kvf_cell_location cell;
+                            assert_ok(kvf_shard_locate(shard, g, l, p, block, row, u, &cell));
+                            uint8_t *bytes = (uint8_t *)e->memory[rank][cell.region] + cell.offset;
+                            uint64_t bad = 0;
+                            for (uint64_t i = 0; i < cell.bytes; i++) {
+                                uint8_t want = expected_byte(seed, at, i);
+                                if (fill)
+                                    bytes[i] = want;
+                                else
+                                    bad += bytes[i] != want;
+                            }
+                            if (bad && !wrong)
+                                printf("rank %u: group %s, layer %u, part %s, step %llu, row %u, unit %u is "
+                                       "wrong\n",
+                                       rank, group->name, group->layers[l], group->parts[p].name,
+                                       (unsigned long long)s, r, u);
+                            wrong += bad != 0;
+                        }
+        }
+    }
+    return wrong;
+}
+
+void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed) {
+    for (uint32_t r = 0; r < engine->rank_count; r++)
+        (void)visit_rank(w, engine, r, request, seed, true);
+}
+
+uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request,
+                           uint32_t seed) {
+    uint64_t wrong = 0;
+    for (uint32_t r = 0; r < engine->rank_count; r++)
+        wrong += visit_rank(w, engine, r, request, seed, false);
+    return wrong;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------
+ */
+
+static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
+    assert_true(w->outcome_count < WORLD_MAX_OUTCOMES);
+    world_outcome *o = &w->outcomes[w->outcome_count++];
+    *o = (world_outcome){.agent = agent,
+                         .kind = event->kind,
+                         .request_kind = event->request_kind,
+                         .ticket = event->ticket,
+                         .status = event->status,
+                         .id_bytes = event->id_bytes,
+                         .rank = event->rank,
+                         .blocks_free = event->blocks_free,
+                         .recompute = event->recompute,
+                         .group_count = event->group_count,
+                         .bytes = event->bytes};
+    memcpy(o->id, event->id ? event->id : "",
+           event->id_bytes < sizeof o->id ? event->id_bytes : sizeof o->id);
+    (void)snprintf(o->detail, sizeof o->detail, "%s", event->detail);
+    (void)snprintf(o->engine, sizeof o->engine, "%s", event->engine);
+    for (uint32_t g = 0; g < event->group_count; g++) {
+        o->invalid_count[g] = event->invalid[g].count;
+        if (event->invalid[g].count)
+            memcpy(o->invalid[g], event->invalid[g].ids, event->invalid[g].count * sizeof(uint32_t));
+    }
+}
+
+static kvf_agent *agent_of(world *w, uint32_t i) {
+    world_engine *engines[] = {&w->p, &w->d, &w->e};
+    return engines[i / WORLD_MAX_RANKS]->agents[i % WORLD_MAX_RANKS];
+}
+
+void world_work(world *w) {
+    bool any = false;
+    for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
+        kvf_agent *agent = agent_of(w, i);
+        bool busy = false;
+        kvf_event event;
+        if (!agent)
+            continue;
+        assert_ok(kvf_agent_progress(agent, &busy));
+        any |= busy;
+        while (kvf_agent_next_event(agent, &event) == KVF_OK)
+            keep(w, agent, &event);
+    }
+    if (!any)
+        nanosleep(&(struct timespec){0, 100000}, NULL);
+}
+
+void world_run_for(world *w, uint64_t ns) {
+    for (uint64_t end = world_now() + ns; world_now() < end;)
+        world_work(w);
+}
+
+static world_outcome *find(world *w, const kvf_agent *agent, uint64_t ticket) {
+    for (uint32_t i = 0; i < w->outcome_count; i++) {
+        world_outcome *o = &w->outcomes[i];
+        if (!o->taken && o->agent == agent && o->ticket == ticket)
+            return o;
+    }
+    return NULL;
+}
+
+const world_outcome *world_next(world *w, kvf_agent *agent, uint64_t ticket) {
+    world_outcome *found;
+    uint64_t end = world_now() + WORLD_PATIENCE_S * SECOND;
+    while (!(found = find(w, agent, ticket))) {
+        if (world_now() > end) {
+            for (uint32_t i = 0; i < w->outcome_count; i++)
+                print_error("there was event %d of ticket %llu: %s\n", w->outcomes[i].kind,
+                            (unsigned long long)w->outcomes[i].ticket, w->outcomes[i].detail);
+            fail_msg("no event of ticket %llu came", (unsigned long long)ticket);
+        }
+        world_work(w);
+    }
+    found->taken = true;
+    return found;
+}
+
+const world_outcome *world_done(world *w, kvf_agent *agent, uint64_t ticket) {
+    const world_outcome *o = world_next(w, agent, ticket);
+    if (o->kind != KVF_EVENT_DONE && o->kind != KVF_EVENT_PEER_READY)
+        fail_msg("event %d: %s: %s", o->kind, kvf_status_name(o->status), o->detail);
+    assert_true(o->blocks_free);
+    return o;
+}
+
+const world_outcome *world_failed(world *w, kvf_agent *agent, uint64_t ticket, kvf_status status) {
+    const world_outcome *o = world_next(w, agent, ticket);
+    if (o->kind != KVF_EVENT_FAILED || o->status != status)
+        fail_msg("event %d: %s: %s", o->kind, kvf_status_name(o->status), o->detail);
+    assert_int_not_equal(o->detail[0], 0);
+    return o;
+}
+
+void world_all_done(world *w, world_engine *e, const uint64_t *tickets) {
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        (void)world_done(w, e->agents[r], tickets[r]);
+}
+
+uint32_t world_count(const world *w, const kvf_agent *agent, kvf_event_kind kind) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < w->outcome_count; i++)
+        count += w->outcomes[i].agent == agent && w->outcomes[i].kind == kind;
+    return count;
+}
+
+/* ---- looking in -------------------------------------------------------------------------------------------
+ */
+
+kvf_agent_stats world_stats(kvf_agent *agent) {
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    assert_ok(kvf_agent_get_stats(agent, &stats));
+    return stats;
+}
+
+kvf_block_state world_block(kvf_agent *agent, uint32_t group, uint32_t block) {
+    kvf_block_state state = KVF_BLOCK_IN_DOUBT;
+    assert_ok(kvf_agent_block(agent, group, block, &state, NULL));
+    return state;
+}
+
+static bool is_quiet(world *w) {
+    for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
+        if (!agent_of(w, i))
+            continue;
+        kvf_agent_stats s = world_stats(agent_of(w, i));
+        uint64_t left = s.leases_now + s.blocks_held_now + s.blocks_filling_now + s.blocks_in_doubt_now;
+        for (size_t k = 0; k < COUNT_OF(s.requests_now); k++)
+            left += s.requests_now[k];
+        if (left)
+            return false;
+    }
+    return true;
+}
+
+static void print_what_is_left(world *w) {
+    for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
+        if (!agent_of(w, i))
+            continue;
+        kvf_agent_stats s = world_stats(agent_of(w, i));
+        print_error(
+            "%c %u: %llu holds, %llu pulls, %llu pushes, %llu expects, %llu leases, blocks: %llu held, "
+            "%llu filling, %llu in doubt\n",
+            "PDE"[i / WORLD_MAX_RANKS], i % WORLD_MAX_RANKS,
+            (unsigned long long)s.requests_now[KVF_REQUEST_HOLD],
+            (unsigned long long)s.requests_now[KVF_REQUEST_PULL],
+            (unsigned long long)s.requests_now[KVF_REQUEST_PUSH],
+            (unsigned long long)s.requests_now[KVF_REQUEST_EXPECT], (unsigned long long)s.leases_now,
+            (unsigned long long)s.blocks_held_now, (unsigned long long)s.blocks_filling_now,
+            (unsigned long long)s.blocks_in_doubt_now);
+    }
+}
+
+void world_quiet(world *w) {
+    uint64_t end = world_now() + WORLD_PATIENCE_S * SECOND;
+    while (!is_quiet(w)) {
+        if (world_now() > end) {
+            print_what_is_left(w);
+            fail_msg("something is left");
+        }
+        world_work(w);
+    }
+    for (uint32_t i = 0; i < w->outcome_count; i++) {
+        const world_outcome *o = &w->outcomes[i];
+        uint32_t freed = 0;
+        for (uint32_t j = 0; j < w->outcome_count; j++)
+            freed += w->outcomes[j].agent == o->agent && w->outcomes[j].ticket == o->ticket &&
+                     w->outcomes[j].blocks_free;
+        if (o->ticket && freed != 1)
+            fail_msg("ticket %llu was freed %u times", (unsigned long long)o->ticket, freed);
+    }
+}

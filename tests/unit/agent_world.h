@@ -1,0 +1,132 @@
+/*
+ * Engines whose ranks are agents of this process, for tests: memory filled by coordinates, requests on all
+ * sides, what became of them, and a check of every cell that should have arrived.
+ *
+ * Everything here fails the test when something does not happen within WORLD_PATIENCE_S.
+ */
+#ifndef KVF_TEST_AGENT_WORLD_H
+#define KVF_TEST_AGENT_WORLD_H
+
+#include <kvferry/agent.h>
+
+#include "shapes.h"
+
+#define WORLD_MAX_RANKS 8u
+#define WORLD_MAX_GROUPS 8u
+#define WORLD_MAX_REGIONS 64u
+#define WORLD_MAX_OUTCOMES 512u
+#define WORLD_PATIENCE_S 30
+#define MS 1000000ull
+#define SECOND 1000000000ull
+
+typedef struct world_engine {
+    kvf_engine *engine;
+    uint32_t rank_count;
+    kvf_agent *agents[WORLD_MAX_RANKS];
+    void *memory[WORLD_MAX_RANKS][WORLD_MAX_REGIONS];
+    kvf_contact contact;
+} world_engine;
+
+/** An event, kept. */
+typedef struct world_outcome {
+    const kvf_agent *agent;
+    bool taken;
+    kvf_event_kind kind;
+    kvf_request_kind request_kind;
+    uint64_t ticket;
+    kvf_status status;
+    char id[64], detail[512], engine[64];
+    size_t id_bytes;
+    uint32_t rank;
+    bool blocks_free, recompute;
+    uint32_t invalid[WORLD_MAX_GROUPS][512];
+    uint32_t invalid_count[WORLD_MAX_GROUPS];
+    uint32_t group_count;
+    uint64_t bytes;
+} world_outcome;
+
+typedef struct world {
+    kvf_model *model;
+    world_engine p, d, e; /* producer, consumer; another one, where world_add() made it */
+    world_outcome *outcomes;
+    uint32_t outcome_count;
+} world;
+
+/** Opens both engines. `options` (may be NULL) are those of every agent. */
+void world_open(world *w, const char *name, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                const kvf_agent_options *options);
+/** The same with a model of the test's own, which becomes the world's. */
+void world_open_model(world *w, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                      const kvf_agent_options *options);
+/** Opens the third engine. */
+void world_add(world *w, const kvf_engine_spec *spec, const kvf_agent_options *options);
+void world_close(world *w);
+
+/** Opens the agents of one engine with its options: also those of an engine that was closed. */
+void world_open_agents(world_engine *engine, const kvf_agent_options *options);
+/** Opens one agent and registers its memory; its siblings do not know it yet. */
+void world_open_agent(world_engine *engine, uint32_t rank, const kvf_agent_options *options);
+/** Gives the introductions of all open ranks to `to`. */
+void world_introduce(world_engine *engine, kvf_agent *to);
+void world_close_agents(world_engine *engine);
+
+/** Blocks and groups of a request of `tokens` tokens: block i of the sequence is block first + i * stride. */
+typedef struct world_request {
+    kvf_agent_group groups[WORLD_MAX_GROUPS];
+    uint32_t ids[WORLD_MAX_GROUPS][512];
+    uint32_t group_count;
+    kvf_agent_request request;
+} world_request;
+
+void world_request_make(const world *w, const world_engine *engine, const char *id, uint64_t tokens,
+                        uint32_t first, uint32_t stride, world_request *out);
+/** Makes nothing wanted of it: a full prefix hit. */
+void world_request_empty(world_request *request);
+
+/** Starts it on every rank of an engine; `tickets` has room for WORLD_MAX_RANKS. A hold lasts as long as the
+ * agent's lease unless the request's deadline was changed. */
+void world_hold(world_engine *engine, const world_request *request, uint64_t *tickets);
+void world_pull(world_engine *engine, world_request *request, const world_engine *from, uint64_t *tickets);
+void world_push(world_engine *engine, const world_request *request, uint64_t *tickets);
+void world_expect(world_engine *engine, world_request *request, const world_engine *from, uint64_t *tickets);
+void world_ready(world_engine *engine, const uint64_t *tickets); /**< everything of a push */
+
+/** Fills what a request names on every rank with bytes that follow from the coordinates and `seed`. */
+void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
+
+/** How many cells of a request do not have the bytes of world_fill(); the first is printed. */
+uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
+
+/** Lets all agents work until the condition holds. */
+#define world_until(w, condition)                                                                            \
+    do {                                                                                                     \
+        uint64_t end_ = world_now() + WORLD_PATIENCE_S * SECOND;                                             \
+        while (!(condition)) {                                                                               \
+            if (world_now() > end_)                                                                          \
+                fail_msg("never: %s", #condition);                                                           \
+            world_work(w);                                                                                   \
+        }                                                                                                    \
+    } while (0)
+
+uint64_t world_now(void);
+void world_work(world *w); /**< one round of all agents, and a nap where they had nothing to do */
+void world_run_for(world *w, uint64_t ns);
+
+/** The next event of a ticket that was not taken yet; all agents work meanwhile. Valid for good. */
+const world_outcome *world_next(world *w, kvf_agent *agent, uint64_t ticket);
+/** Its next event must be this; prints the event where it is not. */
+const world_outcome *world_done(world *w, kvf_agent *agent, uint64_t ticket);
+const world_outcome *world_failed(world *w, kvf_agent *agent, uint64_t ticket, kvf_status status);
+void world_all_done(world *w, world_engine *engine, const uint64_t *tickets);
+
+/** How many events of a kind an agent has had, also those not taken. */
+uint32_t world_count(const world *w, const kvf_agent *agent, kvf_event_kind kind);
+
+kvf_agent_stats world_stats(kvf_agent *agent);
+kvf_block_state world_block(kvf_agent *agent, uint32_t group, uint32_t block);
+
+/** Waits until no agent has a request, a lease or a claimed block; then every ticket that had an event had
+ * exactly one with `blocks_free`. */
+void world_quiet(world *w);
+
+#endif
