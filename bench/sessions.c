@@ -1,0 +1,424 @@
+/*
+ * What sessions cost: meeting 1,000 peers, keeping 10,000 leases alive, and small requests between two
+ * processes; each beside what ZeroMQ alone does, in the same run, with messages of the same sizes in the same
+ * pattern.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include <zmq.h>
+
+#include "second_process.h"
+
+#define PEERS 1000u
+#define MEETINGS 5u /* rounds */
+#define LEASES 10000u
+#define BEATS 15u
+#define SINGLE 2000u /* requests one after the other */
+#define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way */
+
+/* ---- meeting ----------------------------------------------------------------------------------------------
+ */
+
+/* What a peer says, one after the other: HELLO for the ranks, HELLO for the card, JOIN. */
+#define STEPS 3u
+
+typedef struct crowd {
+    void *zmq;
+    void *sockets[PEERS];
+    uint32_t steps[PEERS]; /* answers that have come */
+    kvf_wire_buffer shard;
+    const kvf_agent *like; /* the peers are as this agent */
+    bool plain;            /* says nothing that means anything, to an echo */
+    uint32_t plain_bytes;
+    uint64_t sent, received, messages;
+} crowd;
+
+static void say(crowd *c, uint32_t peer, const uint8_t *session) {
+    const kvf_agent *like = c->like;
+    uint32_t step = c->steps[peer];
+    kvf_message message = {.kind = KVF_MESSAGE_HELLO,
+                           .hello = {.engine = "D",
+                                     .incarnation = peer + 1,
+                                     .rank_count = 1,
+                                     .wants_ranks = step == 0,
+                                     .wants_card = step == 1,
+                                     .clock_ns = kvf_now()}};
+    memcpy(message.digest, like->digest, sizeof message.digest);
+    kvf_wire_buffer own = {0}, bytes = {0};
+    if (step == 2 && !c->plain) {
+        kvf_introduction intro = {.engine = "D",
+                                  .incarnation = peer + 1,
+                                  .rank_count = 1,
+                                  .endpoint = "tcp://127.0.0.1:5555",
+                                  .public_key = "",
+                                  .shard = {c->shard.data, c->shard.size}};
+        memcpy(intro.digest, like->digest, sizeof intro.digest);
+        bench_must(kvf_wire_encode_introduction(&intro, &own));
+        message = (kvf_message){.kind = KVF_MESSAGE_CALL,
+                                .call = {.number = 1,
+                                         .kind = KVF_CALL_JOIN,
+                                         .introduction = {own.data, own.size},
+                                         .card = {like->card, like->card_bytes}}};
+        if (session)
+            memcpy(message.call.session, session, sizeof message.call.session);
+    }
+    if (c->plain) {
+        bytes.data = kvf_alloc0(c->plain_bytes, 1);
+        bytes.size = c->plain_bytes;
+    } else {
+        bench_must(kvf_wire_encode(&message, &bytes));
+    }
+    bench_require(zmq_send(c->sockets[peer], bytes.data, bytes.size, 0) >= 0, "zmq_send");
+    c->sent += bytes.size;
+    c->messages++;
+    kvf_wire_buffer_free(&own);
+    kvf_wire_buffer_free(&bytes);
+}
+
+/* One answer of one peer, if it is there, and what is said to it. */
+static bool hear(crowd *c, uint32_t peer) {
+    static unsigned char data[1 << 20];
+    int bytes = zmq_recv(c->sockets[peer], data, sizeof data, ZMQ_DONTWAIT);
+    if (bytes < 0)
+        return false;
+    c->received += (uint64_t)bytes;
+    kvf_message message = {0};
+    if (!c->plain) {
+        bench_must(kvf_wire_open((kvf_bytes){data, (size_t)bytes}, &message));
+        bench_must(kvf_wire_read(&message));
+        bench_require(c->steps[peer] < 2 ? message.kind == KVF_MESSAGE_WELCOME
+                                         : message.kind == KVF_MESSAGE_ANSWER && !message.answer.status,
+                      "a peer was refused");
+    }
+    if (++c->steps[peer] < STEPS)
+        say(c, peer, message.welcome.session);
+    kvf_message_free(&message);
+    return true;
+}
+
+/* Connects all and lets them meet; seconds. */
+static double meet(crowd *c, const char *endpoint) {
+    const int none = 0;
+    c->zmq = zmq_ctx_new();
+    (void)zmq_ctx_set(c->zmq, ZMQ_MAX_SOCKETS, 2 * PEERS);
+    uint64_t begun = bench_now_ns();
+    for (uint32_t i = 0; i < PEERS; i++) {
+        c->sockets[i] = zmq_socket(c->zmq, ZMQ_DEALER);
+        bench_require(c->sockets[i] && zmq_setsockopt(c->sockets[i], ZMQ_LINGER, &none, sizeof none) == 0 &&
+                          zmq_connect(c->sockets[i], endpoint) == 0,
+                      "a peer cannot connect");
+        say(c, i, NULL);
+    }
+    uint32_t done = 0;
+    while (done < PEERS)
+        for (uint32_t i = 0; i < PEERS; i++)
+            if (c->steps[i] < STEPS && hear(c, i))
+                done += c->steps[i] == STEPS;
+    return (double)(bench_now_ns() - begun) / 1e9;
+}
+
+static void disperse(crowd *c) {
+    for (uint32_t i = 0; i < PEERS; i++)
+        (void)zmq_close(c->sockets[i]);
+    (void)zmq_ctx_term(c->zmq);
+}
+
+static void bench_meetings(bench_report *report) {
+    double seconds[MEETINGS], plain[MEETINGS], live = 0, resident = 0, sent = 0, received = 0;
+    kvf_engine *engine = bench_engine("D", 32, 8, 128, 4);
+    kvf_agent *like = bench_agent(engine);
+    for (uint32_t round = 0; round < MEETINGS; round++) {
+        static crowd c, e;
+        c = (crowd){.like = like};
+        bench_must(kvf_wire_encode_shard(kvf_engine_shard(engine, 0), &c.shard));
+        bench_board *producer = bench_second_start(32);
+        bench_second_order(producer, BENCH_COUNT_MEMORY, 0, 0);
+        double live_before = (double)producer->live_bytes, resident_before = (double)producer->resident_bytes;
+        seconds[round] = meet(&c, producer->endpoint);
+        bench_second_order(producer, BENCH_COUNT_MEMORY, 0, 0);
+        live = ((double)producer->live_bytes - live_before) / PEERS;
+        resident = ((double)producer->resident_bytes - resident_before) / PEERS;
+        disperse(&c);
+        bench_second_end(producer);
+        kvf_wire_buffer_free(&c.shard);
+        sent = (double)c.sent / PEERS;
+        received = (double)c.received / PEERS;
+
+        e = (crowd){.like = like, .plain = true, .plain_bytes = (uint32_t)(c.sent / c.messages)};
+        bench_board *echo = bench_second_start(0);
+        echo->echo_bytes = (uint32_t)(c.received / c.messages);
+        plain[round] = meet(&e, echo->endpoint);
+        disperse(&e);
+        bench_second_end(echo);
+    }
+    bench_spread ours = bench_spread_of(seconds, MEETINGS), zmq = bench_spread_of(plain, MEETINGS);
+    bench_table(report, "1,000 peers meet one agent: ranks, card and JOIN",
+                (const char *[]){"ms", "low", "high", "ZeroMQ alone", "B to it", "B from it", "B kept a peer",
+                                 "resident B", NULL});
+    bench_number(report, 0, ours.median * 1e3);
+    bench_number(report, 0, ours.low * 1e3);
+    bench_number(report, 0, ours.high * 1e3);
+    bench_number(report, 0, zmq.median * 1e3);
+    bench_number(report, 0, sent);
+    bench_number(report, 0, received);
+    bench_number(report, 0, live);
+    bench_number(report, 0, resident);
+    bench_note(
+        report,
+        "Bytes are those of the messages, a peer; kept: allocated by the library, 32 layers; resident: "
+        "with ZeroMQ's own.");
+    kvf_agent_close(like);
+    kvf_engine_free(engine);
+}
+
+/* ---- heartbeats -------------------------------------------------------------------------------------------
+ */
+
+static uint64_t sent_bytes, sent_count;
+
+static void count_sent(kvf_link *link, kvf_route route, const void *data, size_t bytes,
+                       kvf_link_send_function send) {
+    sent_bytes = bytes;
+    sent_count++;
+    send(link, route, data, bytes);
+}
+
+/* Nanoseconds of the call of progress in which a message is taken in. */
+static double take_one(kvf_agent *agent) {
+    for (uint64_t before = agent->stats.messages_received;;) {
+        bool busy;
+        uint64_t begun = bench_now_ns();
+        bench_must(kvf_agent_progress(agent, &busy));
+        if (agent->stats.messages_received > before)
+            return (double)(bench_now_ns() - begun);
+    }
+}
+
+/* A heartbeat now: the consumer says it, the producer answers, the consumer takes the answer. */
+static void beat(kvf_agent *p, kvf_agent *d, double *say_ns, double *answer_ns, double *take_ns,
+                 uint64_t *bytes, uint64_t *answer_bytes) {
+    kvf_session *session = d->all_sessions;
+    bool busy;
+    session->next_beat = 0;
+    d->due = 0;
+    uint64_t before = sent_count, begun = bench_now_ns();
+    bench_must(kvf_agent_progress(d, &busy));
+    *say_ns = (double)(bench_now_ns() - begun);
+    bench_require(sent_count == before + 1, "no heartbeat was sent");
+    *bytes = sent_bytes;
+    *answer_ns = take_one(p);
+    *answer_bytes = sent_bytes;
+    *take_ns = take_one(d);
+}
+
+static double plain_trip(uint64_t bytes, uint64_t answer_bytes) {
+    bench_board *echo = bench_second_start(0);
+    echo->echo_bytes = (uint32_t)answer_bytes;
+    void *zmq = zmq_ctx_new(), *dealer = zmq_socket(zmq, ZMQ_DEALER);
+    bench_require(dealer && zmq_connect(dealer, echo->endpoint) == 0, "no ZeroMQ socket");
+    unsigned char *data = bench_alloc(1u << 20, 1);
+    double trips[BEATS + 5];
+    memset(data, 0, 1u << 20);
+    for (uint32_t i = 0; i < BEATS + 5; i++) {
+        uint64_t begun = bench_now_ns();
+        (void)zmq_send(dealer, data, bytes, 0);
+        (void)zmq_recv(dealer, data, 1u << 20, 0);
+        trips[i] = (double)(bench_now_ns() - begun);
+    }
+    (void)zmq_close(dealer);
+    (void)zmq_ctx_term(zmq);
+    bench_second_end(echo);
+    free(data);
+    return bench_spread_of(trips + 5, BEATS).median;
+}
+
+static void bench_beats_of(bench_report *report, bool expectations) {
+    kvf_engine *of_p = bench_engine("P", 1, 1, 8, LEASES), *of_d = bench_engine("D", 1, 1, 8, LEASES);
+    kvf_agent *p = bench_agent(of_p), *d = bench_agent(of_d);
+    bool busy;
+    for (uint32_t i = 0; i < LEASES; i++) {
+        bench_ask ask;
+        const kvf_agent_request *request = bench_ask_of(&ask, i, i, kvf_agent_endpoint(p));
+        if (!expectations)
+            bench_must(kvf_agent_hold(p, request, NULL));
+        if (!expectations)
+            ask.request.groups = NULL;
+        bench_must(expectations ? kvf_agent_expect(d, request, NULL) : kvf_agent_pull(d, request, NULL));
+    }
+    while (expectations ? !p->all_sessions || p->all_sessions->flow_count < LEASES
+                        : p->stats.leases_now < LEASES) {
+        bench_must(kvf_agent_progress(p, &busy));
+        bench_must(kvf_agent_progress(d, &busy));
+    }
+    for (uint32_t i = 0; i < 1000 || d->all_sessions->calls; i++) { /* until all is answered */
+        bench_must(kvf_agent_progress(p, &busy));
+        bench_must(kvf_agent_progress(d, &busy));
+    }
+    kvf_link_tamper = count_sent;
+    double say_ns[BEATS], answer_ns[BEATS], take_ns[BEATS];
+    uint64_t bytes = 0, answer_bytes = 0;
+    for (uint32_t i = 0; i < BEATS; i++)
+        beat(p, d, &say_ns[i], &answer_ns[i], &take_ns[i], &bytes, &answer_bytes);
+    kvf_link_tamper = NULL;
+    bench_text(report, expectations ? "expectations" : "leases");
+    bench_number(report, 2, bench_spread_of(say_ns, BEATS).median / 1e6);
+    bench_number(report, 2, bench_spread_of(answer_ns, BEATS).median / 1e6);
+    bench_number(report, 2, bench_spread_of(take_ns, BEATS).median / 1e6);
+    bench_number(report, 0, (double)bytes);
+    bench_number(report, 0, (double)answer_bytes);
+    bench_number(report, 2, plain_trip(bytes, answer_bytes) / 1e6);
+    kvf_agent_close(d);
+    kvf_agent_close(p);
+    kvf_engine_free(of_d);
+    kvf_engine_free(of_p);
+}
+
+static void bench_beats(bench_report *report) {
+    bench_table(report, "A heartbeat tick with 10,000 of them alive, ms",
+                (const char *[]){"alive", "consumer's tick", "producer's answer", "consumer takes it", "B",
+                                 "B back", "ZeroMQ trip", NULL});
+    bench_beats_of(report, false);
+    bench_beats_of(report, true);
+}
+
+/* ---- requests ---------------------------------------------------------------------------------------------
+ */
+
+typedef struct consumer {
+    kvf_agent *agent;
+    const char *endpoint;
+    bool push;
+    uint32_t next; /* number of the next request */
+    uint32_t started, ended;
+    uint32_t blocks[BENCH_BLOCKS], block_count;          /* free ones */
+    uint64_t tickets[BENCH_BLOCKS], begun[BENCH_BLOCKS]; /* by block */
+} consumer;
+
+static void start_one(consumer *c) {
+    bench_ask ask;
+    uint32_t block = c->blocks[--c->block_count];
+    const kvf_agent_request *request = bench_ask_of(&ask, c->next + c->started++, block, c->endpoint);
+    c->begun[block] = bench_now_ns();
+    bench_must((c->push ? kvf_agent_expect : kvf_agent_pull)(c->agent, request, &c->tickets[block]));
+}
+
+/* Takes what has ended; `latencies` may be NULL. */
+static void take_ended(consumer *c, double *latencies) {
+    kvf_event event;
+    (void)kvf_agent_wait(c->agent, 10 * KVF_SECOND);
+    while (kvf_agent_next_event(c->agent, &event) == KVF_OK) {
+        bench_require(event.kind == KVF_EVENT_DONE, "a request of the consumer failed");
+        for (uint32_t b = 0; b < BENCH_BLOCKS; b++) {
+            if (c->tickets[b] != event.ticket)
+                continue;
+            if (latencies)
+                latencies[c->ended] = (double)(bench_now_ns() - c->begun[b]);
+            c->tickets[b] = 0;
+            c->blocks[c->block_count++] = b;
+            break;
+        }
+        c->ended++;
+    }
+}
+
+/* Runs `count` requests with up to `window` under way; seconds. */
+static double run(consumer *c, bench_board *board, uint32_t count, uint32_t window, double *latencies) {
+    bench_second_order(board, c->push ? BENCH_PUSH : BENCH_HOLD, c->next, count);
+    c->started = c->ended = 0;
+    uint64_t begun = bench_now_ns();
+    while (c->ended < count) {
+        while (c->started < count && c->started - c->ended < window)
+            start_one(c);
+        take_ended(c, latencies);
+    }
+    c->next += count;
+    return (double)(bench_now_ns() - begun) / 1e9;
+}
+
+/* `beside`: so many other requests are held meanwhile. */
+static void bench_requests_of(bench_report *report, uint32_t layers, bool push, uint32_t beside) {
+    static double latencies[SINGLE];
+    kvf_engine *engine = bench_engine("D", layers, 8, 128, BENCH_BLOCKS);
+    bench_board *board = bench_second_start(layers);
+    static consumer c;
+    c = (consumer){.agent = bench_agent(engine), .endpoint = board->endpoint, .push = push};
+    while (c.block_count < BENCH_BLOCKS) {
+        c.blocks[c.block_count] = c.block_count;
+        c.block_count++;
+    }
+    (void)run(&c, board, 200, BENCH_BLOCKS, NULL); /* they meet */
+    if (beside)
+        bench_second_order(board, BENCH_HOLD, 1u << 20, beside);
+    (void)run(&c, board, SINGLE, 1, latencies);
+    double seconds = run(&c, board, MANY, BENCH_BLOCKS, NULL);
+    double median = bench_spread_of(latencies, SINGLE).median;
+    bench_text(report, push ? "push" : beside ? "pull, 10,000 held beside" : "pull");
+    bench_text(report, bench_bytes(65536ull * layers));
+    bench_number(report, 0, MANY / seconds);
+    bench_number(report, 1, median / 1e3);
+    bench_number(report, 1, latencies[SINGLE * 99 / 100] / 1e3);
+    kvf_agent_close(c.agent);
+    bench_second_end(board);
+    kvf_engine_free(engine);
+}
+
+/* The same pattern with bare messages of 128 bytes, there and back. */
+static void bench_plain_requests(bench_report *report) {
+    static double latencies[SINGLE];
+    unsigned char data[128] = {0};
+    bench_board *echo = bench_second_start(0);
+    echo->echo_bytes = sizeof data;
+    void *zmq = zmq_ctx_new(), *dealer = zmq_socket(zmq, ZMQ_DEALER);
+    bench_require(dealer && zmq_connect(dealer, echo->endpoint) == 0, "no ZeroMQ socket");
+    for (uint32_t i = 0; i < SINGLE; i++) {
+        uint64_t begun = bench_now_ns();
+        (void)zmq_send(dealer, data, sizeof data, 0);
+        (void)zmq_recv(dealer, data, sizeof data, 0);
+        latencies[i] = (double)(bench_now_ns() - begun);
+    }
+    uint64_t begun = bench_now_ns();
+    for (uint32_t sent = 0, got = 0; got < MANY;) {
+        for (; sent < MANY && sent - got < BENCH_BLOCKS; sent++)
+            (void)zmq_send(dealer, data, sizeof data, 0);
+        (void)zmq_recv(dealer, data, sizeof data, 0);
+        got++;
+    }
+    double seconds = (double)(bench_now_ns() - begun) / 1e9;
+    double median = bench_spread_of(latencies, SINGLE).median;
+    bench_text(report, "ZeroMQ trip");
+    bench_text(report, "128 B");
+    bench_number(report, 0, MANY / seconds);
+    bench_number(report, 1, median / 1e3);
+    bench_number(report, 1, latencies[SINGLE * 99 / 100] / 1e3);
+    (void)zmq_close(dealer);
+    (void)zmq_ctx_term(zmq);
+    bench_second_end(echo);
+}
+
+static void bench_requests(bench_report *report) {
+    bench_table(report, "Requests of one block between two processes",
+                (const char *[]){"way", "block", "a second", "p50 us", "p99 us", NULL});
+    bench_plain_requests(report);
+    for (uint32_t layers = 1; layers <= 32; layers += 31)
+        for (int push = 0; push < 2; push++)
+            bench_requests_of(report, layers, push, 0);
+    bench_requests_of(report, 1, false, LEASES);
+    bench_note(report,
+               "A second: up to 128 under way, of 10,000 that the producer has ready. p50 and p99: one after "
+               "the other, from the request to its event.");
+}
+
+int main(int argc, char **argv) {
+    struct rlimit limit;
+    bench_require(getrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit of files");
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    bench_report *report = bench_report_start("sessions", argc, argv);
+    bench_requests(report);
+    bench_beats(report);
+    bench_meetings(report);
+    return bench_report_end(report);
+}
