@@ -205,7 +205,7 @@ KVF_API kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *req
  * for the tokens [chunk_begin, chunk_end). State groups are written with the last chunk. Chunks come in
  * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers.
  *
- * kvf_agent_push_ready(agent, ticket, 0, UINT64_MAX, UINT32_MAX) says that everything is ready.
+ * kvf_agent_push_ready(agent, ticket, 0, UINT64_MAX, UINT32_MAX) says, at any time, that everything is ready.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended), KVF_E_RANGE (out of order)
  */

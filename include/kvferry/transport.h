@@ -96,8 +96,8 @@ KVF_API kvf_status kvf_transport_register(kvf_transport *transport, const kvf_me
 KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **card, size_t *bytes);
 
 /**
- * Connects to the endpoint that exported `card`. May return before the peer has answered: operations
- * submitted meanwhile wait.
+ * Connects to the endpoint that exported `card`. May return before the peer has answered, for which it must
+ * progress too: operations submitted meanwhile wait.
  *
  * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
  * lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM

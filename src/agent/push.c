@@ -133,6 +133,13 @@ static kvf_status advance(kvf_ticket *push, uint64_t begin, uint64_t end, uint32
     uint32_t all = kvf_model_layer_count(kvf_engine_model(push->agent->engine));
     layers = layers < all ? layers : all;
     end = kvf_min_u64(end, push->total_tokens);
+    if (begin == 0 && end == push->total_tokens &&
+        layers == all) { /* everything, whatever was ready before */
+        push->ready_tokens = end;
+        push->ready_layers = 0;
+        push->chunk_end = end;
+        return KVF_OK;
+    }
     if (begin < push->ready_tokens || begin >= end)
         return kvf_fail(KVF_E_RANGE, "the chunk is [%llu, %llu); %llu tokens are ready already, of %llu",
                         (unsigned long long)begin, (unsigned long long)end,
