@@ -6,7 +6,8 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-property check-vectors check-long fuzz bench lint format install clean
+.PHONY: help setup build debug demo check check-property check-vectors check-long check-python wheel fuzz bench lint format \
+	install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -15,6 +16,8 @@ help:
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases, every test under ASan+UBSan, all fuzz targets'
+	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
+	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
@@ -56,6 +59,7 @@ check-long:
 	@scripts/setup build check fuzz
 	@scripts/build release -DKVF_BUILD_TESTS=ON
 	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property release
+	build/release/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
 	@scripts/build asan -DKVF_BUILD_TESTS=ON
 	ctest --preset asan
 	@scripts/fuzz
@@ -63,6 +67,14 @@ check-long:
 fuzz:
 	@scripts/setup build fuzz
 	@scripts/fuzz
+
+check-python:
+	@scripts/setup build python
+	@scripts/check-python $(ARGS)
+
+wheel:
+	@scripts/setup build python
+	@scripts/wheel
 
 bench:
 	@scripts/setup build

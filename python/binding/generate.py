@@ -1,0 +1,90 @@
+"""Writes the C source of the extension module `kvferry._binding` from the public headers.
+
+    python generate.py INCLUDE_FOLDER EXTRA_SOURCE OUTPUT
+
+cffi reads declarations, not headers: they are taken out of the headers here, so that no prototype, struct or
+constant is written down twice. Every header of the folder takes part; their order follows their includes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import cffi
+
+INCLUDE = re.compile(r"^#include <kvferry/(\w+)\.h>", re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+CONTINUED = re.compile(r"\\\n")
+CONSTANT = re.compile(r"^#define\s+(KVF_\w+)\s+(\S.*)$", re.MULTILINE)
+# A member of a struct, or a type, that points at a function: how the library calls its user.
+CALLBACK = re.compile(r"(?:typedef\s+)?(\w[\w\s]*?\**)\s*\(\*(\w+)\)\s*\(([^()]*)\)\s*;")
+# Callbacks that must not run in an interpreter: an allocator is called with anything locked.
+NOT_FROM_PYTHON = ("allocate", "resize", "release")
+NOT_NUMBERS = ("KVF_API",)
+
+
+def in_include_order(folder: Path) -> list[Path]:
+    """The headers of a folder, each after those it includes."""
+    ordered: list[Path] = []
+
+    def visit(header: Path) -> None:
+        if header in ordered:
+            return
+        for name in INCLUDE.findall(header.read_text()):
+            visit(folder / f"{name}.h")
+        ordered.append(header)
+
+    for header in sorted(folder.glob("*.h")):
+        visit(header)
+    return ordered
+
+
+def declarations(text: str) -> str:
+    """What cffi can read of one header: its declarations, and each integer constant as `#define NAME ...`."""
+    text = COMMENT.sub(" ", CONTINUED.sub(" ", text))
+    constants = []
+    for name, value in CONSTANT.findall(text):
+        if name in NOT_NUMBERS:
+            continue
+        # A plain number is needed where it is the length of an array; the compiler works out the others.
+        number = re.fullmatch(r"(\d+)[uUlL]*", value.strip())
+        constants.append(f"#define {name} {number.group(1) if number else '...'}")
+    # `extern "C" {` and its closing brace stand between #ifdef __cplusplus and #endif.
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
+    text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\bKVF_API\b", "", text)
+    text = re.sub(r"__attribute__\s*\(\(.*?\)\)", "", text)
+    text = re.sub(r"\n\s*\n+", "\n", text)
+    return "\n".join(constants) + "\n" + text.strip() + "\n"
+
+
+def callbacks(text: str) -> str:
+    """A function that Python can fill in for each of the library's callbacks: `python_<name>`."""
+    found = {}
+    for result, name, parameters in CALLBACK.findall(text):
+        if name not in NOT_FROM_PYTHON:
+            found[name] = f'extern "Python" {result.split("typedef")[-1].strip()} python_{name}({parameters});'
+    return "\n".join(found.values()) + "\n"
+
+
+def main() -> None:
+    include, extra, output = (Path(argument) for argument in sys.argv[1:4])
+    headers = in_include_order(include / "kvferry")
+    text = "\n".join(declarations(header.read_text()) for header in headers)
+    # The functions of the extra source are declared where they are defined: lines that end in `) {`.
+    extra_text = extra.read_text()
+    own = re.findall(r"^static (\w[\w *]*\([^()]*\)) \{$", COMMENT.sub(" ", extra_text), re.MULTILINE)
+
+    ffi = cffi.FFI()
+    ffi.cdef(text)
+    ffi.cdef(callbacks(text))
+    ffi.cdef("".join(f"{prototype};\n" for prototype in own))
+    includes = "".join(f"#include <kvferry/{header.name}>\n" for header in headers)
+    ffi.set_source("kvferry._binding", includes + extra_text)
+    ffi.emit_c_code(str(output))
+
+
+if __name__ == "__main__":
+    main()

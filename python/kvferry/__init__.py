@@ -1,0 +1,149 @@
+"""kvferry moves KV caches and model state between LLM inference engines of different shape.
+
+This module has the way of one request: Model, Engine, Plan, Request, Transport, and Agent, which does all of it
+between processes that may fail; and what is common to everything. More is in the modules:
+
+    kvferry.scheduler, kvferry.aggregator, kvferry.rules   what an engine's scheduler needs
+    kvferry.postprocess                                    blocks that arrived in another form
+    kvferry.topology, kvferry.state, kvferry.block_lists,  the named quantities of vLLM's connectors
+    kvferry.descriptors, kvferry.page_groups
+
+See docs/python.md.
+"""
+
+from kvferry._native import version
+from kvferry.agent import Agent
+from kvferry.buffers import Buffer, MemoryKind
+from kvferry.checksum import checksum_cells, checksum_steps
+from kvferry.contact import Contact, KeyPair, make_keys
+from kvferry.errors import (
+    AgainError,
+    CancelledError,
+    ClosedError,
+    DeadlineError,
+    ExistsError,
+    InputOutputError,
+    InvalidError,
+    KvferryError,
+    MismatchError,
+    NotExpressibleError,
+    NotFoundError,
+    NotPermittedError,
+    NotRegisteredError,
+    OutOfMemoryError,
+    OutOfRangeError,
+    OverlapError,
+    ParseError,
+    PeerLostError,
+    SizeOverflowError,
+    Status,
+    UncoveredError,
+    UnsupportedError,
+)
+from kvferry.events import (
+    AgentStats,
+    BlockClaim,
+    BlockState,
+    ClockOffset,
+    Event,
+    EventKind,
+    FailurePolicy,
+    Histogram,
+    RequestKind,
+)
+from kvferry.model import Dtype, Group, GroupKind, Model, Part, TpRule, builtin_models
+from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
+from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
+from kvferry.shard import (
+    CellLocation,
+    Engine,
+    GroupShard,
+    GroupSpec,
+    PartShare,
+    Placement,
+    Shard,
+    TokenShare,
+)
+from kvferry.transfer import Transfer
+from kvferry.transport import Direction, Operation, Peer, Transport, transport_kinds
+
+__version__ = version()
+
+__all__ = [
+    "NO_BLOCK",
+    "RUN_DTYPE",
+    "AgainError",
+    "Agent",
+    "AgentStats",
+    "BlockClaim",
+    "BlockState",
+    "BlockTable",
+    "Buffer",
+    "CancelledError",
+    "CellLocation",
+    "ClockOffset",
+    "ClosedError",
+    "Contact",
+    "CopyLane",
+    "CopyRule",
+    "CostModel",
+    "Cut",
+    "DeadlineError",
+    "Direction",
+    "Dtype",
+    "Engine",
+    "Event",
+    "EventKind",
+    "ExistsError",
+    "FailurePolicy",
+    "Group",
+    "GroupKind",
+    "GroupRequest",
+    "GroupShard",
+    "GroupSpec",
+    "GroupSteps",
+    "Histogram",
+    "InputOutputError",
+    "InvalidError",
+    "KeyPair",
+    "KvferryError",
+    "MemoryKind",
+    "MismatchError",
+    "Model",
+    "NotExpressibleError",
+    "NotFoundError",
+    "NotPermittedError",
+    "NotRegisteredError",
+    "Operation",
+    "OutOfMemoryError",
+    "OutOfRangeError",
+    "OverlapError",
+    "ParseError",
+    "Part",
+    "PartShare",
+    "Peer",
+    "PeerLostError",
+    "Placement",
+    "Plan",
+    "Prediction",
+    "ReplicaChoice",
+    "Request",
+    "RequestKind",
+    "Shard",
+    "SizeOverflowError",
+    "Status",
+    "Strides",
+    "TokenShare",
+    "TpRule",
+    "Transfer",
+    "Transport",
+    "UncoveredError",
+    "UnsupportedError",
+    "__version__",
+    "builtin_models",
+    "checksum_cells",
+    "checksum_steps",
+    "make_keys",
+    "transport_kinds",
+    "version",
+]

@@ -1,0 +1,255 @@
+"""Between Python objects and the library's: ownership, and C structs made from Python values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvferry._binding import ffi, lib
+from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, check
+
+Self = TypeVar("Self", bound="Handle")
+
+# Half open, as everywhere in kvferry: a range of step 1, or a pair (begin, end).
+Span = Union[range, "tuple[int, int]"]
+# Block ids, ranks ...: any integers; arrays of uint32 are read where they lie.
+Ids = Union[Sequence[int], "NDArray[Any]"]
+
+
+class Resource:
+    """One object of the library. It is freed when nobody uses it, and after everything that depends on it.
+
+    The second is more than a reference: objects of a cycle are finalised in any order.
+    """
+
+    __slots__ = ("_dependents", "_dropped", "_parents", "_release", "pointer")
+
+    def __init__(
+        self, pointer: Any, release: Callable[[Any], None], parents: tuple[Resource, ...] = ()
+    ) -> None:
+        self.pointer = pointer
+        self._release = release
+        self._dependents = 0
+        self._dropped = False
+        self._parents = parents
+        with _LOCK:
+            for parent in parents:
+                parent._dependents += 1
+
+    def give_to(self, owner: Resource) -> None:
+        """Says that another object of the library frees this one."""
+        with _LOCK:
+            self._release, self._parents = _freed_by_others, (*self._parents, owner)
+            owner._dependents += 1
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether another object of the library frees this one."""
+        return self._release is _freed_by_others
+
+    @classmethod
+    def borrow(cls, pointer: Any, owner: Resource) -> Resource:
+        """A part of another object of the library, which it keeps alive."""
+        return cls(pointer, _freed_by_others, (owner,))
+
+    def __del__(self) -> None:
+        with _LOCK:
+            self._dropped = True
+            self._free_if_unused()
+
+    def _free_if_unused(self) -> None:
+        if self._dropped and self._dependents == 0:
+            self._release(self.pointer)
+            for parent in self._parents:
+                parent._dependents -= 1
+                parent._free_if_unused()
+            self._parents = ()
+
+
+# Reentrant, for a collection may begin, and drop other objects, at any point.
+_LOCK = threading.RLock()
+
+
+def _freed_by_others(_pointer: Any) -> None:
+    """What there is to do to free a part of something else."""
+
+
+class Handle:
+    """A Python object that stands for one of the library.
+
+    Closing it gives up the Python object; what depends on it keeps the library's object alive as long as it
+    needs it. close() may be called again; using a closed object raises ClosedError. All handles are context
+    managers.
+    """
+
+    _resource: Resource | None = None
+
+    def _own(self, pointer: Any, release: Callable[[Any], None], *parents: Resource) -> None:
+        self._resource = Resource(pointer, release, parents)
+
+    def _get(self) -> Resource:
+        """The library's object, for the length of a call. Keep the result: it is what keeps it alive."""
+        resource = self._resource
+        if resource is None:
+            raise ClosedError(f"this {type(self).__name__} was closed")
+        return resource
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._resource is None
+
+    def close(self) -> None:
+        """Gives the object up. Calling it again does nothing."""
+        self._resource = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Arena:
+    """C values made from Python ones, for the length of one call: keep the arena while they are in use."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def keep(self, value: Any) -> Any:
+        self._kept.append(value)
+        return value
+
+    def text(self, value: str | None) -> Any:
+        """A zero-terminated string; NULL for None."""
+        if value is None:
+            return ffi.NULL
+        if "\0" in value:
+            raise InvalidError(f"text {value!r} has a zero byte in it")
+        return self.keep(ffi.new("char[]", value.encode()))
+
+    def data(self, value: bytes) -> Any:
+        """Bytes; never NULL, also where there are none."""
+        return self.keep(ffi.new("char[]", value))
+
+    def numbers(self, element: str, values: Iterable[int]) -> Any:
+        """An array of integers; cffi refuses what does not fit, and that becomes OutOfRangeError."""
+        values = list(values)
+        try:
+            return self.keep(ffi.new(f"{element}[]", values))
+        except OverflowError as error:
+            raise OutOfRangeError(f"a number does not fit in {element}: {error}") from None
+
+    def ids(self, values: Ids) -> tuple[Any, int]:
+        """Block ids as uint32_t, and how many; an array of uint32 is not copied."""
+        array = np.asarray(values)
+        if array.ndim != 1:
+            raise InvalidError(f"ids have {array.ndim} dimensions; allowed: 1")
+        if array.size == 0:
+            return ffi.NULL, 0
+        if array.dtype.kind not in "iu":
+            raise InvalidError(f"ids are of type {array.dtype}; allowed: integers")
+        if array.dtype != np.uint32:
+            low, high = int(array.min()), int(array.max())
+            if low < 0 or high > 0xFFFFFFFF:
+                raise OutOfRangeError(f"id {low if low < 0 else high}; allowed 0 to {0xFFFFFFFF}")
+        array = np.ascontiguousarray(array, dtype=np.uint32)
+        return self.keep(ffi.from_buffer("uint32_t[]", array)), int(array.size)
+
+    def new(self, type_name: str, **fields: Any) -> Any:
+        """A pointer to a zeroed struct with these fields set, and its struct_size where it has one."""
+        value = ffi.new(f"{type_name} *")
+        members = dict(ffi.typeof(type_name).fields)
+        if "struct_size" in members:
+            value.struct_size = ffi.sizeof(type_name)
+        fill(value, **fields)
+        return self.keep(value)
+
+    def array(self, type_name: str, items: Sequence[dict[str, Any]]) -> Any:
+        """An array of structs from their fields; NULL for none."""
+        if not items:
+            return ffi.NULL
+        value = ffi.new(f"{type_name}[]", len(items))
+        for i, item in enumerate(items):
+            fill(value[i], **item)
+        return self.keep(value)
+
+
+def fill(struct: Any, **fields: Any) -> None:
+    """Sets fields of a C struct; a number that does not fit is an OutOfRangeError that names the field."""
+    for name, value in fields.items():
+        try:
+            setattr(struct, name, value)
+        except OverflowError as error:
+            raise OutOfRangeError(f"{name} is {value}: {error}") from None
+        except TypeError as error:
+            raise InvalidError(f"{name} is {value!r}: {error}") from None
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the library and raises what its status stands for."""
+    try:
+        status = function(*arguments)
+    except OverflowError as error:
+        raise OutOfRangeError(str(error)) from None
+    check(status)
+
+
+def take(function: Any, type_name: str, *arguments: Any) -> Any:
+    """Calls a function whose last argument receives a value, and returns that value."""
+    out = ffi.new(f"{type_name} *")
+    call(function, *arguments, out)
+    return out[0]
+
+
+def string(pointer: Any) -> str:
+    """The text at a pointer; "" for NULL."""
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
+
+
+def data_at(pointer: Any, size: int) -> bytes:
+    """A copy of bytes owned by the library."""
+    return bytes(ffi.buffer(pointer, size)) if size else b""
+
+
+def span(value: Span) -> Any:
+    """A kvf_range."""
+    if isinstance(value, range):
+        if value.step != 1:
+            raise InvalidError(f"{value} has a step of {value.step}; allowed: 1")
+        begin, end = value.start, max(value.start, value.stop)
+    else:
+        begin, end = value
+    return Arena().new("kvf_range", begin=begin, end=end)[0]
+
+
+def to_range(value: Any) -> range:
+    """A Python range from a kvf_range."""
+    return range(value.begin, value.end)
+
+
+def id_bytes(value: bytes | str) -> bytes:
+    """A request id: bytes as they are, text in UTF-8."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def nanoseconds(seconds: float | None) -> int:
+    """A duration; 0, which the library takes for its default, for None."""
+    if seconds is None:
+        return 0
+    if not 0 <= seconds < 1.8e10:
+        raise OutOfRangeError(f"a duration of {seconds} s; allowed: 0 to 1.8e10")
+    # A duration that is too short to count is not the default.
+    return max(round(seconds * 1e9), 1)
+
+
+def version() -> str:
+    """The version of the library inside this package, such as "0.1.0"."""
+    return string(lib.kvf_version())

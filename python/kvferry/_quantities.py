@@ -1,0 +1,99 @@
+"""How the named quantities are asked for: lists of numbers, and the reason behind a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvferry import _native
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, string
+from kvferry.errors import KvferryError
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the topology headers; an error also carries the reason that the connector names."""
+    try:
+        _native.call(function, *arguments)
+    except KvferryError as error:
+        error.refusal = string(lib.kvf_refusal_name(lib.kvf_topology_refusal()))
+        raise
+
+
+def take(function: Any, type_name: str, *arguments: Any) -> Any:
+    """The same for a function whose last argument receives a value."""
+    out = ffi.new(f"{type_name} *")
+    call(function, *arguments, out)
+    return out[0]
+
+
+def ids_in(values: Sequence[int], arena: Arena) -> dict[str, Any]:
+    """The fields of a kvf_ids."""
+    return {"at": arena.numbers("uint64_t", values), "count": len(values)}
+
+
+def ids_pointer(values: Sequence[int], arena: Arena) -> Any:
+    """A kvf_ids *."""
+    return arena.array("kvf_ids", [ids_in(values, arena)])
+
+
+def lists_in(lists: Sequence[Sequence[int]], arena: Arena) -> Any:
+    """A kvf_block_lists *."""
+    groups = arena.array("kvf_ids", [ids_in(values, arena) for values in lists])
+    return arena.new("kvf_block_lists", groups=groups, count=len(lists))
+
+
+def ids_out(ids: Any) -> list[int]:
+    """The numbers of a kvf_ids, which stays whose it was."""
+    return list(ffi.unpack(ids.at, ids.count)) if ids.count else []
+
+
+def lists_out(lists: Any) -> list[list[int]]:
+    """The numbers of a kvf_block_lists, which stays whose it was."""
+    return [ids_out(lists.groups[i]) for i in range(lists.count)]
+
+
+def take_ids(function: Any, *arguments: Any) -> list[int]:
+    """Calls a function whose last argument receives a kvf_ids."""
+    out = ffi.new("kvf_ids *")
+    try:
+        call(function, *arguments, out)
+        return ids_out(out)
+    finally:
+        lib.kvf_ids_free(out)
+
+
+def take_lists(function: Any, *arguments: Any) -> list[list[int]]:
+    """Calls a function whose last argument receives a kvf_block_lists."""
+    out = ffi.new("kvf_block_lists *")
+    try:
+        call(function, *arguments, out)
+        return lists_out(out)
+    finally:
+        lib.kvf_block_lists_free(out)
+
+
+def take_two_lists(function: Any, *arguments: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Calls a function whose last two arguments each receive a kvf_block_lists."""
+    first, second = ffi.new("kvf_block_lists *"), ffi.new("kvf_block_lists *")
+    try:
+        call(function, *arguments, first, second)
+        return lists_out(first), lists_out(second)
+    finally:
+        lib.kvf_block_lists_free(first)
+        lib.kvf_block_lists_free(second)
+
+
+def take_text(function: Any, *arguments: Any) -> str:
+    """Calls a function whose last argument receives a text to be freed."""
+    out = ffi.new("char **")
+    try:
+        call(function, *arguments, out)
+        return string(out[0])
+    finally:
+        lib.kvf_topology_free_text(out[0])
+
+
+def kinds_in(kinds: Sequence[int], arena: Arena) -> Any:
+    """A kvf_cache_kind[]."""
+    return arena.keep(ffi.new("kvf_cache_kind[]", [int(kind) for kind in kinds] or 1))

@@ -1,0 +1,499 @@
+"""Sessions: how the ranks of two engines meet, lend each other blocks, move them, and survive each other.
+
+See kvferry/agent.h for who does what, and when a block is whose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, Resource, call, data_at, fill, id_bytes, nanoseconds, string, take
+from kvferry.buffers import Allocations, Buffer, array_bytes, memory_array, regions_of
+from kvferry.contact import Contact, KeyPair, contact_fields
+from kvferry.errors import ClosedError, InvalidError, Status, check
+from kvferry.events import (
+    AgentStats,
+    BlockClaim,
+    BlockState,
+    ClockOffset,
+    Event,
+    FailurePolicy,
+    read_event,
+    read_stats,
+)
+from kvferry.request import GroupSteps, groups_in
+from kvferry.shard import Engine, Shard
+
+__all__ = ["Agent", "Contact", "KeyPair"]
+
+# A thread that waits looks up so often whether the agent is being closed, and for signals.
+WAIT_SECONDS = 0.05
+ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
+
+
+class _Session:
+    """What lives as long as the library's agent does, and no shorter: also when nobody closes it."""
+
+    def __init__(self, log: Callable[[str], object] | None) -> None:
+        self.pointer: Any = None
+        self.log = log
+        self.kept: list[Any] = []
+        self.allocations = Allocations()
+        self.process = os.getpid()
+        self.inside = 0  # calls under way
+        self.closing = False
+        self.change = threading.Condition()
+        self.events = threading.Lock()
+        self.logging = 0  # the thread that is inside `log`
+        self.context = ffi.new_handle(self)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Any]:
+        with self.change:
+            if self.closing:
+                raise ClosedError("this Agent was closed")
+            if self.process != os.getpid():
+                raise ClosedError(f"this Agent belongs to process {self.process}, which forked this one")
+            self.inside += 1
+        try:
+            yield self.pointer
+        finally:
+            with self.change:
+                self.inside -= 1
+                self.change.notify_all()
+
+    def close(self) -> None:
+        if self.logging == threading.get_ident():
+            raise InvalidError("the log function of an agent may not close it")
+        if self.process != os.getpid():
+            return  # its threads are not here
+        with self.change:
+            first, self.closing = not self.closing, True
+            # Whoever closes, the agent is closed when this returns.
+            self.change.wait_for(lambda: self.inside == 0 if first else self.pointer is None)
+        if first:
+            if self.pointer is not None:
+                lib.kvf_agent_close(self.pointer)
+            with self.change:
+                self.pointer = None
+                self.kept.clear()
+                self.change.notify_all()
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def python_log(context: Any, line: Any) -> None:
+    session: _Session = ffi.from_handle(context)
+    if session.log is not None:
+        before, session.logging = session.logging, threading.get_ident()
+        try:
+            session.log(string(line))
+        finally:
+            session.logging = before
+
+
+class Agent:
+    """One rank of an engine, as its peers know it. Safe to use from several threads.
+
+    Args:
+        engine: every rank of the own engine; None: a directory, see Agent.directory()
+        rank: which of them this is
+        listen: where to listen; None: "tcp://127.0.0.1:*"; "": nowhere
+        advertise: the endpoint told to peers; None: the one listened on
+        transport: kind, see transport_kinds()
+        ucx_tls: value for UCX_TLS; None: as the environment says
+        facts: what must be the same on both sides, beyond the model: weights, rotary scaling ...
+        keys: own keys; None: no encryption
+        allowed_keys: public keys of those who may connect; none: everyone who knows our public key
+        insecure: listen beyond loopback without keys
+        lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
+        max_peers, max_requests_per_peer: 0: the library's defaults
+        policy: what events of failed requests ask for
+        verify: check what was read or written against checksums of the producer
+        own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
+            calls progress() or wait() often enough
+        log: receives a line of JSON for each failure, on any thread
+
+    Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError (the
+    address is taken), InvalidError, UnsupportedError, InputOutputError.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        rank: int = 0,
+        *,
+        listen: str | None = None,
+        advertise: str | None = None,
+        transport: str = "auto",
+        ucx_tls: str | None = None,
+        facts: dict[str, str] | None = None,
+        keys: KeyPair | None = None,
+        allowed_keys: Sequence[str] = (),
+        insecure: bool = False,
+        lease: float | None = None,
+        heartbeat: float | None = None,
+        peer_timeout: float | None = None,
+        idle: float | None = None,
+        max_peers: int = 0,
+        max_requests_per_peer: int = 0,
+        policy: FailurePolicy = FailurePolicy.RECOMPUTE,
+        verify: bool = False,
+        own_thread: bool = True,
+        log: Callable[[str], object] | None = None,
+    ) -> None:
+        session = _Session(log)
+        resource: Resource | None = engine._get() if engine is not None else None
+        lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
+        arena = Arena()
+        options = arena.new(
+            "kvf_agent_options",
+            listen=arena.text(listen),
+            advertise=arena.text(advertise),
+            transport=arena.text(transport),
+            ucx_tls=arena.text(ucx_tls),
+            facts=arena.text(lines or None),
+            public_key=arena.text(keys.public_key if keys else None),
+            secret_key=arena.text(keys.secret_key if keys else None),
+            allowed_keys=arena.keep(ffi.new("char const *[]", [arena.text(key) for key in allowed_keys] or 1)),
+            allowed_key_count=len(allowed_keys),
+            insecure=insecure,
+            lease_ns=nanoseconds(lease),
+            heartbeat_ns=nanoseconds(heartbeat),
+            peer_timeout_ns=nanoseconds(peer_timeout),
+            idle_ns=nanoseconds(idle),
+            max_peers=max_peers,
+            max_requests_per_peer=max_requests_per_peer,
+            policy=policy,
+            verify=verify,
+            own_thread=own_thread,
+            log=lib.python_log if log is not None else ffi.NULL,
+            log_context=session.context,
+        )
+        session.kept.append((arena, resource))
+        session.pointer = take(
+            lib.kvf_agent_open, "kvf_agent *", resource.pointer if resource else ffi.NULL, rank, options
+        )
+        self._session = session
+        self._shard: Shard | None = engine.shard(rank) if engine is not None else None
+        self._contact_engine = engine.name if engine is not None else ""
+        self._own_thread = own_thread
+        self._public_key = keys.public_key if keys else None
+        self._finalizer = weakref.finalize(self, session.close)
+
+    @classmethod
+    def directory(cls, **options: Any) -> Agent:
+        """An agent without memory: it hands out the introductions of an engine's ranks. Options as above."""
+        return cls(None, 0, **options)
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._session.closing
+
+    def close(self) -> None:
+        """Ends everything under way, and no more events come; peers notice. May be called again.
+
+        Blocks must not be used again before it has returned. Threads inside wait() get ClosedError; arrays of
+        allocate() stay usable.
+        """
+        self._session.close()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- memory and meeting
+
+    def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> NDArray[Any]:
+        """A zeroed array that peers on this host can map. It may be used longer than the agent."""
+        size = array_bytes(shape, dtype)
+        with self._session.using() as pointer:
+            address = take(lib.kvf_agent_allocate, "void *", pointer, size)
+            return self._session.allocations.array(address, size, shape, dtype)
+
+    def allocate_regions(self) -> list[NDArray[np.uint8]]:
+        """One array of bytes for each region of this rank's shard, to register."""
+        if self._shard is None:
+            raise InvalidError("a directory has no memory")
+        return [self.allocate(size) for size in self._shard.region_bytes]
+
+    def register(self, buffers: Sequence[Buffer]) -> None:
+        """Registers this rank's memory, once; from here on peers are served.
+
+        The objects are kept until the agent is closed; their bytes are not copied. Number, sizes and element
+        types are checked against the shard.
+
+        Raises InvalidError, OutOfRangeError, ExistsError (registered already), UnsupportedError.
+        """
+        found = regions_of(buffers, self._shard)
+        regions = [self._session.allocations.at_owner(region) for region in found]
+        memory = memory_array(regions)
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_register, pointer, memory, len(regions))
+            self._session.kept.append((regions, memory))
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint peers connect to, such as "tcp://127.0.0.1:41217"."""
+        with self._session.using() as pointer:
+            return string(lib.kvf_agent_endpoint(pointer))
+
+    @property
+    def contact(self) -> Contact:
+        """Where this agent's engine is met: here. It has to know the introductions of the other ranks."""
+        return Contact(self._contact_engine, self.endpoint, self._public_key)
+
+    @property
+    def introduction(self) -> bytes:
+        """The introduction of this rank, for introduce() of others. Raises InvalidError before register()."""
+        with self._session.using() as pointer:
+            data, size = ffi.new("void const **"), ffi.new("size_t *")
+            call(lib.kvf_agent_introduction, pointer, data, size)
+            return data_at(data[0], size[0])
+
+    def introduce(self, introduction: bytes) -> None:
+        """Adds another rank of the same engine to those this agent (or directory) hands out.
+
+        Raises ParseError, MismatchError (of another engine or model).
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_introduce, pointer, Arena().data(introduction), len(introduction))
+
+    def connect(self, contact: Contact, *, deadline: float | None = None) -> int:
+        """Meets an engine ahead of the first request; an event PEER_READY or FAILED follows.
+
+        Args:
+            deadline: seconds, within which attempts are repeated; None: 30 s
+
+        Returns the ticket the event will have.
+        """
+        arena = Arena()
+        with self._session.using() as pointer:
+            target = arena.new("kvf_contact", **contact_fields(contact, arena))
+            return int(take(lib.kvf_agent_connect, "uint64_t", pointer, target, nanoseconds(deadline)))
+
+    # ---- requests
+
+    def _submit(
+        self,
+        function: Any,
+        request_id: bytes | str,
+        groups: Sequence[GroupSteps] | None,
+        deadline: float | None,
+        consumers: int = 0,
+        contact: Contact | None = None,
+    ) -> int:
+        arena = Arena()
+        name = id_bytes(request_id)
+        request = arena.new(
+            "kvf_agent_request",
+            id=arena.data(name),
+            id_bytes=len(name),
+            groups=groups_in(groups, arena),
+            group_count=0 if groups is None else len(groups),
+            deadline_ns=nanoseconds(deadline),
+            consumers=consumers,
+        )
+        if contact is not None:
+            fill(request.contact, **contact_fields(contact, arena))
+        with self._session.using() as pointer:
+            return int(take(function, "uint64_t", pointer, request))
+
+    def hold(
+        self,
+        request_id: bytes | str,
+        groups: Sequence[GroupSteps],
+        *,
+        consumers: int = 1,
+        lease: float | None = None,
+    ) -> int:
+        """Producer: keeps blocks for consumers to read; returns a ticket.
+
+        Args:
+            request_id: up to 1024 bytes; the consumers use the same
+            groups: one for each group of the model: the steps that are there
+            consumers: engines that will take it
+            lease: seconds without a sign of life after which the blocks are free; None: the agent's
+
+        Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
+        Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
+        """
+        return self._submit(lib.kvf_agent_hold, request_id, groups, lease, consumers)
+
+    def pull(
+        self,
+        request_id: bytes | str,
+        contact: Contact,
+        groups: Sequence[GroupSteps] | None,
+        *,
+        deadline: float | None = None,
+    ) -> int:
+        """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
+
+        Where all groups are empty nothing is read, and the producer is told that it may free. With None the
+        producer's blocks are only reserved until pull_into() says where to.
+
+        Args:
+            contact: where the producer is met
+            groups: one for each group of the model: the steps that are wanted
+            deadline: seconds; None: 120 s
+
+        Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
+        Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
+        """
+        return self._submit(lib.kvf_agent_pull, request_id, groups, deadline, 0, contact)
+
+    def pull_into(self, ticket: int, groups: Sequence[GroupSteps]) -> None:
+        """Names the destination of a pull that was started without one. NotFoundError: the ticket has ended."""
+        arena = Arena()
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_pull_into, pointer, ticket, groups_in(groups, arena), len(groups))
+
+    def expect(
+        self,
+        request_id: bytes | str,
+        contact: Contact,
+        groups: Sequence[GroupSteps],
+        *,
+        deadline: float | None = None,
+    ) -> int:
+        """Consumer: lets a producer write a request into own blocks. Events and errors as of pull()."""
+        return self._submit(lib.kvf_agent_expect, request_id, groups, deadline, 0, contact)
+
+    def push(
+        self,
+        request_id: bytes | str,
+        groups: Sequence[GroupSteps],
+        *,
+        consumers: int = 1,
+        deadline: float | None = None,
+    ) -> int:
+        """Producer: writes a request to those who expect it, as push_ready() says that it is ready.
+
+        Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
+        """
+        return self._submit(lib.kvf_agent_push, request_id, groups, deadline, consumers)
+
+    def push_ready(
+        self, ticket: int, chunk: tuple[int, int] = (0, ALL_TOKENS), layers: int = ALL_LAYERS
+    ) -> None:
+        """Says how much of a push is ready; with the ticket alone, as the first word about it, all of it.
+
+        Args:
+            chunk: the tokens (begin, end) that are being computed; all layers of those before are ready
+            layers: so many model layers are ready for the tokens of the chunk
+
+        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order).
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_push_ready, pointer, ticket, chunk[0], chunk[1], layers)
+
+    def cancel(self, ticket: int) -> None:
+        """Stops a request; its event still comes. Raises NotFoundError when the ticket has ended."""
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_cancel, pointer, ticket)
+
+    # ---- events
+
+    def next_event(self) -> Event | None:
+        """Takes the next event; None when there is none."""
+        with self._session.using() as pointer, self._session.events:
+            event = ffi.new("kvf_event *")
+            status = lib.kvf_agent_next_event(pointer, event)
+            if status == Status.AGAIN:
+                return None
+            check(status)
+            return read_event(event)
+
+    def events(self) -> Iterator[Event]:
+        """Takes the events that are there now."""
+        while (event := self.next_event()) is not None:
+            yield event
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Makes progress until there is an event to take, at most `timeout` seconds; returns whether there is.
+
+        Other threads run meanwhile. Raises ClosedError when the agent is closed by one of them.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, max(until - time.monotonic(), 0.0))
+            with self._session.using() as pointer:
+                status = lib.kvf_agent_wait(pointer, int(left * 1e9))
+                if status != Status.TIMEOUT:
+                    check(status)
+                    return True
+            if until is not None and time.monotonic() >= until:
+                return False
+
+    def wait_event(self, timeout: float | None = None) -> Event | None:
+        """Takes the next event, waiting for it at most `timeout` seconds; None when there was none."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while (event := self.next_event()) is None:
+            left = None if until is None else until - time.monotonic()
+            if (left is not None and left <= 0) or not self.wait(left):
+                return self.next_event()
+        return event
+
+    async def event(self) -> Event:
+        """Takes the next event, in asyncio: other tasks run meanwhile. InvalidError without `own_thread`."""
+        if not self._own_thread:
+            raise InvalidError("own_thread is False: nothing would happen while a task waits")
+        loop = asyncio.get_running_loop()
+        while (event := self.next_event()) is None:
+            ready = asyncio.Event()
+            descriptor = self.fileno()
+            loop.add_reader(descriptor, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(descriptor)
+        return event
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable while there are events to take. Do not read from it."""
+        with self._session.using() as pointer:
+            return int(lib.kvf_agent_event_fd(pointer))
+
+    def progress(self) -> bool:
+        """Does what can be done now without waiting; returns whether there is more to do at once."""
+        with self._session.using() as pointer:
+            return bool(take(lib.kvf_agent_progress, "bool", pointer))
+
+    def block(self, group: int, block: int) -> BlockClaim:
+        """What the agent has to do with a block. Raises OutOfRangeError when there is no such block."""
+        with self._session.using() as pointer:
+            state, requests = ffi.new("kvf_block_state *"), ffi.new("uint32_t *")
+            call(lib.kvf_agent_block, pointer, group, block, state, requests)
+            return BlockClaim(BlockState(state[0]), requests[0])
+
+    @property
+    def stats(self) -> AgentStats:
+        """What the agent has counted."""
+        with self._session.using() as pointer:
+            stats = Arena().new("kvf_agent_stats")
+            call(lib.kvf_agent_get_stats, pointer, stats)
+            return read_stats(stats)
+
+    def clock_offset(self, engine: str, rank: int) -> ClockOffset:
+        """What a peer's clock shows more than ours. NotFoundError: there is no session with that rank."""
+        with self._session.using() as pointer:
+            offset, error = ffi.new("int64_t *"), ffi.new("uint64_t *")
+            call(lib.kvf_agent_clock_offset, pointer, Arena().text(engine), rank, offset, error)
+            return ClockOffset(offset[0], error[0])

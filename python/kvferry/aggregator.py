@@ -1,0 +1,288 @@
+"""Adding up what the workers of an engine answer in each step. See kvferry/engine.h."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, Handle, call, data_at, id_bytes, take
+from kvferry.request import Blocks, table_fields
+
+NO_WORKER = int(lib.KVF_NO_WORKER)
+REQUEST_ID_BYTES = int(lib.KVF_REQUEST_ID_BYTES)
+"""The longest id of a request here; ids between engines have room for a suffix."""
+
+
+@dataclass(frozen=True, order=True)
+class RequestKey:
+    """A request in one life.
+
+    Attributes:
+        id: any bytes; text stands for its UTF-8
+        generation: tells lives of the same id apart; 0: of an engine that does not count them
+    """
+
+    id: bytes
+    generation: int = 0
+
+
+KeyLike = RequestKey | bytes | str
+
+
+@dataclass(frozen=True, order=True)
+class EngineBlock:
+    """A logical block of one group."""
+
+    group: int
+    block: int
+
+
+class Rider(enum.IntFlag):
+    """Opaque things that ride on an output: the engine is told which workers had them."""
+
+    STATS = lib.KVF_RIDER_STATS
+    META = lib.KVF_RIDER_META
+    EVENTS = lib.KVF_RIDER_EVENTS
+
+
+class CountRule(enum.IntEnum):
+    """What is counted towards the number of workers expected: workers, or reports as vLLM does."""
+
+    WORKERS = lib.KVF_COUNT_WORKERS
+    REPORTS = lib.KVF_COUNT_REPORTS
+
+
+@dataclass(frozen=True)
+class WorkerOutput:
+    """What one worker says in one step. Order and repeats do not matter.
+
+    Attributes:
+        sent: producer: this worker needs the request's blocks no more
+        received: consumer: over, well or not; nothing writes its blocks any more
+        failed: of those received now or later: nothing of what was loaded is valid
+        invalid: blocks without valid content, of whatever requests
+        expected: from here on so many workers are expected; 0: as before
+        riders: what rides on the output, Rider or-ed
+    """
+
+    sent: Sequence[KeyLike] = ()
+    received: Sequence[KeyLike] = ()
+    failed: Sequence[KeyLike] = ()
+    invalid: Sequence[EngineBlock] = ()
+    expected: int = 0
+    riders: int = 0
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What a step adds up to.
+
+    Attributes:
+        output: the worker whose output stands for all; None: it has none in this step
+        expected: workers, after this step
+        sent, received: each request once, ordered by id and generation
+        failed: among `received`: on one worker or more
+        forgotten: for lack of room
+        invalid: of all workers, each once, ascending
+        with_stats, with_meta, with_events: workers that have them, ascending
+    """
+
+    output: int | None
+    expected: int
+    sent: tuple[RequestKey, ...] = ()
+    received: tuple[RequestKey, ...] = ()
+    failed: tuple[RequestKey, ...] = ()
+    forgotten: tuple[RequestKey, ...] = ()
+    invalid: tuple[EngineBlock, ...] = ()
+    with_stats: tuple[int, ...] = ()
+    with_meta: tuple[int, ...] = ()
+    with_events: tuple[int, ...] = ()
+
+
+def key_fields(key: KeyLike, arena: Arena) -> dict[str, Any]:
+    """The fields of a kvf_request_key."""
+    if not isinstance(key, RequestKey):
+        key = RequestKey(id_bytes(key))
+    return {"data": arena.data(key.id), "size": len(key.id), "generation": key.generation}
+
+
+def key_in(key: KeyLike, arena: Arena) -> Any:
+    """A kvf_request_key *."""
+    return arena.array("kvf_request_key", [key_fields(key, arena)])
+
+
+def keys_in(keys: Sequence[KeyLike], arena: Arena) -> Any:
+    """A kvf_request_key[]."""
+    return arena.array("kvf_request_key", [key_fields(key, arena) for key in keys])
+
+
+def blocks_in(blocks: Sequence[EngineBlock], arena: Arena) -> Any:
+    """A kvf_engine_block[]."""
+    return arena.array("kvf_engine_block", [vars(block) for block in blocks])
+
+
+def key_out(key: Any) -> RequestKey:
+    """A copy of a kvf_request_key."""
+    return RequestKey(data_at(key.data, key.size), key.generation)
+
+
+def keys_out(keys: Any, count: int) -> tuple[RequestKey, ...]:
+    """Copies of a kvf_request_key[]."""
+    return tuple(key_out(keys[i]) for i in range(count))
+
+
+def blocks_out(blocks: Any, count: int) -> tuple[EngineBlock, ...]:
+    """Copies of a kvf_engine_block[]."""
+    return tuple(EngineBlock(blocks[i].group, blocks[i].block) for i in range(count))
+
+
+class Aggregator(Handle):
+    """Counts which workers have reported which requests. Calls from several threads wait for one another.
+
+    Args:
+        worker_count: outputs in a step; 1 to 1048576
+        expected: workers that report each request; 0: all
+        drops_steps: drop the whole step when the selected worker has no output, as vLLM's KVOutputAggregator
+            does: requests may then hang; for comparing only
+        max_pending: requests remembered that not all workers have reported; 0: 65536
+
+    Raises OutOfRangeError, InvalidError.
+    """
+
+    def __init__(
+        self,
+        worker_count: int,
+        *,
+        expected: int = 0,
+        rule: CountRule = CountRule.WORKERS,
+        drops_steps: bool = False,
+        max_pending: int = 0,
+    ) -> None:
+        options = Arena().new(
+            "kvf_aggregator_options",
+            worker_count=worker_count,
+            expected=expected,
+            rule=rule,
+            drops_steps=drops_steps,
+            max_pending=max_pending,
+        )
+        self._lock = threading.Lock()
+        self._own(take(lib.kvf_aggregator_create, "kvf_aggregator *", options), lib.kvf_aggregator_free)
+
+    def step(self, outputs: Sequence[WorkerOutput | None], selected: int = 0) -> Aggregate:
+        """Adds up one step.
+
+        Args:
+            outputs: one for each worker; None: the worker has no output
+            selected: the worker whose output the engine passes on
+
+        Raises InvalidError (wrong number of outputs; one is missing though the selected worker has one),
+        OutOfRangeError (selected; an id longer than REQUEST_ID_BYTES). Nothing has been counted then.
+        """
+        resource, arena = self._get(), Arena()
+        pointers = [ffi.NULL if output is None else _output_in(output, arena) for output in outputs]
+        array = arena.keep(ffi.new("kvf_worker_output const *[]", pointers or 1))
+        with self._lock:
+            found = take(
+                lib.kvf_aggregator_step, "kvf_aggregate", resource.pointer, array, len(pointers), selected
+            )
+            return Aggregate(
+                output=None if found.output == NO_WORKER else found.output,
+                expected=found.expected,
+                sent=keys_out(found.sent, found.sent_count),
+                received=keys_out(found.received, found.received_count),
+                failed=keys_out(found.failed, found.failed_count),
+                forgotten=keys_out(found.forgotten, found.forgotten_count),
+                invalid=blocks_out(found.invalid, found.invalid_count),
+                with_stats=_workers(found.with_stats, found.with_stats_count),
+                with_meta=_workers(found.with_meta, found.with_meta_count),
+                with_events=_workers(found.with_events, found.with_events_count),
+            )
+
+    def forget(self, request: KeyLike) -> None:
+        """Forgets what was reported of a request that is no more."""
+        resource, arena = self._get(), Arena()
+        with self._lock:
+            lib.kvf_aggregator_forget(resource.pointer, key_in(request, arena))
+
+    @property
+    def pending(self) -> int:
+        """Requests that some workers have reported, but not all."""
+        resource = self._get()
+        with self._lock:
+            return int(lib.kvf_aggregator_pending(resource.pointer))
+
+
+def _workers(workers: Any, count: int) -> tuple[int, ...]:
+    return tuple(ffi.unpack(workers, count)) if count else ()
+
+
+def _output_in(output: WorkerOutput, arena: Arena) -> Any:
+    return arena.new(
+        "kvf_worker_output",
+        sent=keys_in(output.sent, arena),
+        sent_count=len(output.sent),
+        received=keys_in(output.received, arena),
+        received_count=len(output.received),
+        failed=keys_in(output.failed, arena),
+        failed_count=len(output.failed),
+        invalid=blocks_in(output.invalid, arena),
+        invalid_count=len(output.invalid),
+        expected=output.expected,
+        riders=output.riders,
+    )
+
+
+# ---- a scheduler's step, request by request
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """A request of one step, the blocks it got in it, and whether these replace what it had."""
+
+    id: bytes
+    groups: tuple[Blocks, ...] = ()
+    resumed: bool = False
+
+
+def step_requests(
+    fresh: Sequence[StepRequest], cached: Sequence[StepRequest], resumed: Sequence[bytes] = ()
+) -> list[StepRequest]:
+    """Lists all requests of a step in order, the fresh ones first (what vLLM calls yield_req_data).
+
+    Args:
+        fresh: requests that run for the first time
+        cached: requests the workers know
+        resumed: which of those were preempted before
+    """
+    arena = Arena()
+    given = [*fresh, *cached]
+    items = arena.array("kvf_step_request", [_step_request_fields(request, arena) for request in given])
+    names = [{"data": arena.data(name), "size": len(name)} for name in resumed]
+    step = arena.new(
+        "kvf_step",
+        fresh=items,
+        fresh_count=len(fresh),
+        cached=items + len(fresh) if given else ffi.NULL,
+        cached_count=len(cached),
+        resumed=arena.array("kvf_request_id", names),
+        resumed_count=len(names),
+    )
+    out = ffi.new("kvf_step_request[]", max(len(given), 1))
+    call(lib.kvf_step_requests, step, out)
+    # The library only says which are resumed; ids and tables are those that were given.
+    return [StepRequest(request.id, request.groups, out[i].resumed) for i, request in enumerate(given)]
+
+
+def _step_request_fields(request: StepRequest, arena: Arena) -> dict[str, Any]:
+    tables = [table_fields(blocks, arena) for blocks in request.groups]
+    return {
+        "id": arena.data(request.id),
+        "id_bytes": len(request.id),
+        "groups": arena.array("kvf_block_table", tables),
+        "group_count": len(tables),
+    }

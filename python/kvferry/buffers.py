@@ -1,0 +1,287 @@
+"""Memory of Python objects as regions of a cache, without copying.
+
+A region is anything whose bytes lie in one piece: NumPy arrays, objects with the buffer protocol (bytearray,
+mmap, memoryview ...), and tensors with `__dlpack__` (torch, also bfloat16 and on CUDA devices). An array may
+have its axes in any order, as transposed views have, but no holes: every byte of its memory is the region.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvferry._binding import ffi, lib
+from kvferry.errors import InvalidError, OutOfRangeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from kvferry.shard import Shard
+
+
+class MemoryKind(enum.IntEnum):
+    """Where a region's bytes are."""
+
+    HOST = lib.KVF_MEMORY_HOST
+    CUDA = lib.KVF_MEMORY_CUDA
+
+
+@runtime_checkable
+class SupportsDLPack(Protocol):
+    """A tensor that other frameworks may look into."""
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any: ...
+
+
+# Python 3.10 has no type for "has the buffer protocol".
+Buffer = Union["NDArray[Any]", bytearray, memoryview, mmap.mmap, SupportsDLPack, Any]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A piece of memory: where it is, and what must be kept for it to stay there."""
+
+    address: int
+    bytes: int
+    kind: MemoryKind
+    element: str  # "f32", "bf16", "i16" ...
+    element_bits: int
+    keeps: Any
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of the DLPack interface."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _VersionedTensor(ctypes.Structure):
+    """DLManagedTensorVersioned of the DLPack interface."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+DLPACK_READ_ONLY = 1
+DLPACK_DEVICES = {1: MemoryKind.HOST, 2: MemoryKind.CUDA, 3: MemoryKind.HOST, 13: MemoryKind.CUDA}
+DLPACK_ELEMENTS = {0: "i", 1: "u", 2: "f", 4: "bf"}
+
+
+def _dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The elements of an array that fills its memory, axes in any order; None where it has holes."""
+    expected = 1
+    for stride, length in sorted((stride, length) for length, stride in zip(shape, strides, strict=True)):
+        if length == 0:
+            return 0
+        if length > 1 and stride != expected:
+            return None
+        expected *= length
+    return expected
+
+
+def _holes(shape: Sequence[int], strides: Sequence[int]) -> InvalidError:
+    return InvalidError(
+        f"an array of shape {tuple(shape)} and strides {tuple(strides)} has holes or overlaps; "
+        "allowed: one that fills its memory (axes may be in any order)"
+    )
+
+
+def _region_of_array(array: NDArray[Any], keeps: Any) -> Region:
+    if not array.flags.writeable:
+        raise InvalidError("the array is read-only; a cache is written to")
+    if array.dtype.hasobject:
+        raise InvalidError(f"an array of {array.dtype} holds Python objects; allowed: numbers")
+    size = array.dtype.itemsize
+    elements = None
+    if not any(stride % size for stride in array.strides):
+        elements = _dense_elements(array.shape, [stride // size for stride in array.strides])
+    if elements is None:
+        raise _holes(array.shape, array.strides)
+    kind = array.dtype.kind
+    name = f"{kind}{size * 8}" if kind in "iuf" else array.dtype.name
+    name = {"bfloat16": "bf16"}.get(name, name)
+    return Region(array.ctypes.data, elements * size, MemoryKind.HOST, name, size * 8, keeps)
+
+
+def _region_of_tensor(tensor: SupportsDLPack) -> Region:
+    try:
+        capsule = tensor.__dlpack__(max_version=(1, 0))
+    except TypeError:  # of before the interface had versions
+        capsule = tensor.__dlpack__()
+    except BufferError as error:
+        raise InvalidError(f"{type(tensor).__name__} does not share its memory: {error}") from error
+    valid = ctypes.pythonapi.PyCapsule_IsValid
+    valid.argtypes, valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.argtypes, get.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+    if valid(capsule, b"dltensor_versioned"):
+        versioned = _VersionedTensor.from_address(get(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:
+            raise UnsupportedError(f"DLPack {versioned.major}.{versioned.minor}; allowed: 1")
+        if versioned.flags & DLPACK_READ_ONLY:
+            raise InvalidError("the tensor is read-only; a cache is written to")
+        found = versioned.tensor
+    elif valid(capsule, b"dltensor"):
+        found = _Tensor.from_address(get(capsule, b"dltensor"))
+    else:
+        raise InvalidError(f"__dlpack__ of {type(tensor).__name__} gave no tensor")
+    if found.device_type not in DLPACK_DEVICES:
+        raise UnsupportedError(f"a tensor on DLPack device type {found.device_type}; allowed: host and CUDA")
+    bits = found.bits * found.lanes
+    shape = found.shape[: found.ndim] if found.ndim else []
+    elements: int | None = int(np.prod(shape, dtype=np.int64))
+    if found.strides:
+        elements = _dense_elements(shape, found.strides[: found.ndim])
+    if elements is None:
+        raise _holes(shape, found.strides[: found.ndim])
+    element = f"{DLPACK_ELEMENTS.get(found.code, 'code')}{found.bits}"
+    address = (found.data or 0) + found.byte_offset
+    # The capsule is what keeps the memory: it lets go of it when it goes.
+    return Region(address, elements * bits // 8, DLPACK_DEVICES[found.device_type], element, bits, capsule)
+
+
+def region_of(buffer: Buffer) -> Region:
+    """The memory of an object.
+
+    Raises InvalidError (nothing with memory, read-only, with holes, empty) or UnsupportedError (a device that
+    is neither the host nor CUDA).
+    """
+    region = _find_region(buffer)
+    if region.bytes == 0 or region.address == 0:
+        raise InvalidError(f"a {type(buffer).__name__} of 0 bytes; a region has at least 1")
+    return region
+
+
+def _find_region(buffer: Any) -> Region:
+    if isinstance(buffer, np.ndarray):
+        return _region_of_array(buffer, buffer)
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        if isinstance(buffer, SupportsDLPack):
+            return _region_of_tensor(buffer)
+        raise InvalidError(
+            f"a {type(buffer).__name__} has no memory to share; allowed: NumPy arrays, the buffer protocol, "
+            "__dlpack__"
+        ) from None
+    if view.readonly:
+        raise InvalidError(f"the {type(buffer).__name__} is read-only; a cache is written to")
+    try:
+        array = np.asarray(view)
+    except (ValueError, TypeError):  # an element NumPy does not know
+        if not view.c_contiguous:
+            raise _holes(view.shape or (), view.strides or ()) from None
+        array = np.asarray(view.cast("B"))
+    # The view keeps the owner from moving its bytes, as a bytearray does that grows.
+    return _region_of_array(array, view)
+
+
+def regions_of(buffers: Sequence[Buffer], shard: Shard | None = None) -> list[Region]:
+    """The memory of a rank's regions, checked against what its shard says about them.
+
+    Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type.
+
+    Raises InvalidError (see region_of(); the wrong type, the wrong number of regions) or OutOfRangeError
+    (a region that is smaller than the shard's).
+    """
+    found = []
+    for i, buffer in enumerate(buffers):
+        try:
+            found.append(region_of(buffer))
+        except InvalidError as error:
+            raise InvalidError(f"region {i}: {error.detail}") from None
+    if shard is None:
+        return found
+    sizes = shard.region_bytes
+    if len(found) != len(sizes):
+        raise InvalidError(f"{len(found)} regions were given; the shard has {len(sizes)}")
+    for i, (region, size, kept) in enumerate(zip(found, sizes, shard.region_dtypes(), strict=True)):
+        if region.bytes < size:
+            raise OutOfRangeError(f"region {i} has {region.bytes} bytes; the shard needs {size}")
+        names = {dtype.name.lower() for dtype in kept}
+        bits = {dtype.bits for dtype in kept}
+        fits = region.element_bits in bits if region.element[0] in "iu" else region.element in names
+        if kept and region.element_bits != 8 and not fits:
+            raise InvalidError(
+                f"region {i} is an array of {region.element}; the shard keeps {', '.join(sorted(names))} there "
+                "(or give it as bytes)"
+            )
+    return found
+
+
+def memory_array(regions: Sequence[Region]) -> Any:
+    """The regions as a kvf_memory[]; keep both while it is in use."""
+    memory = ffi.new("kvf_memory[]", len(regions))
+    for i, region in enumerate(regions):
+        memory[i].address = ffi.cast("void *", region.address)
+        memory[i].bytes = region.bytes
+        memory[i].kind = region.kind
+    return memory
+
+
+class Allocations:
+    """Arrays over memory that a transport or an agent has allocated, and their addresses there.
+
+    An array looks at a mapping of its own of the same pages, so it may outlive what allocated it.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[int, int, int]] = []  # begin and end of the view, address at the owner
+
+    def array(self, address: Any, size: int, shape: int | Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """An array over `size` bytes that were allocated at `address`."""
+        view = lib.python_second_view(address, size)
+        if view == ffi.NULL:
+            # Memory that is not shared has nobody to share it with: memory of Python's own does as well.
+            plain = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+            return _shaped(plain[:size], shape, dtype)
+        begin = int(ffi.cast("uintptr_t", view))
+        self._known.append((begin, begin + size, int(ffi.cast("uintptr_t", address))))
+        owned = ffi.gc(ffi.cast("char *", view), lambda pointer: lib.python_drop_view(pointer, size))
+        return _shaped(np.frombuffer(ffi.buffer(owned, size), dtype=np.uint8), shape, dtype)
+
+    def at_owner(self, region: Region) -> Region:
+        """The same memory under the address by which the owner knows it."""
+        for begin, end, address in self._known:
+            if begin <= region.address and region.address + region.bytes <= end:
+                moved = address + region.address - begin
+                return Region(
+                    moved, region.bytes, region.kind, region.element, region.element_bits, region.keeps
+                )
+        return region
+
+
+def _shaped(memory: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    shaped: NDArray[Any] = memory.view(dtype).reshape(shape)
+    return shaped
+
+
+def array_bytes(shape: int | Sequence[int], dtype: DTypeLike) -> int:
+    """Bytes of an array; raises OutOfRangeError for none."""
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    size = int(np.prod(lengths, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if size <= 0 or any(length <= 0 for length in lengths):
+        raise OutOfRangeError(f"an array of shape {lengths} and {np.dtype(dtype)} has no bytes")
+    return size

@@ -1,0 +1,43 @@
+"""How agents are found and recognised: contacts and keys. See kvferry/agent.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, call, string
+
+
+class KeyPair(NamedTuple):
+    """Z85 keys of CurveZMQ."""
+
+    public_key: str
+    secret_key: str
+
+
+def make_keys() -> KeyPair:
+    """Makes a pair of keys, with which agents encrypt and recognise each other."""
+    public_key, secret_key = ffi.new("char[41]"), ffi.new("char[41]")
+    call(lib.kvf_agent_make_keys, public_key, secret_key)
+    return KeyPair(string(public_key), string(secret_key))
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Where an engine is met: any agent or directory that has the introductions of all its ranks.
+
+    Attributes:
+        engine: its name; another engine answering there is an error
+        endpoint: Agent.endpoint of that agent
+        public_key: of the agent or directory there; None: no encryption
+    """
+
+    engine: str
+    endpoint: str
+    public_key: str | None = None
+
+
+def contact_fields(contact: Contact, arena: Arena) -> dict[str, Any]:
+    """The fields of a kvf_contact."""
+    return {name: arena.text(value) for name, value in vars(contact).items()}

@@ -1,0 +1,199 @@
+"""What an agent reports: events, the state of blocks, statistics. See kvferry/agent.h."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from kvferry._binding import ffi, lib
+from kvferry._native import data_at, string
+from kvferry.errors import KvferryError, Status, error_of
+
+NO_RANK = 0xFFFFFFFF
+
+
+class EventKind(enum.IntEnum):
+    """What happened."""
+
+    DONE = lib.KVF_EVENT_DONE
+    FAILED = lib.KVF_EVENT_FAILED
+    BLOCKS_FREE = lib.KVF_EVENT_BLOCKS_FREE
+    PEER_READY = lib.KVF_EVENT_PEER_READY
+    PEER_LOST = lib.KVF_EVENT_PEER_LOST
+
+
+class RequestKind(enum.IntEnum):
+    """What a ticket was made by."""
+
+    NONE = lib.KVF_REQUEST_NONE
+    HOLD = lib.KVF_REQUEST_HOLD
+    PULL = lib.KVF_REQUEST_PULL
+    PUSH = lib.KVF_REQUEST_PUSH
+    EXPECT = lib.KVF_REQUEST_EXPECT
+    CONNECT = lib.KVF_REQUEST_CONNECT
+
+
+class BlockState(enum.IntEnum):
+    """What claim an agent has on a block."""
+
+    FREE = lib.KVF_BLOCK_FREE
+    HELD = lib.KVF_BLOCK_HELD
+    LEASED = lib.KVF_BLOCK_LEASED
+    FILLING = lib.KVF_BLOCK_FILLING
+    IN_DOUBT = lib.KVF_BLOCK_IN_DOUBT
+
+
+class FailurePolicy(enum.IntEnum):
+    """What events of failed requests ask for."""
+
+    RECOMPUTE = lib.KVF_FAILURE_RECOMPUTE
+    FAIL = lib.KVF_FAILURE_FAIL
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened.
+
+    Attributes:
+        kind: see EventKind
+        request_kind: which call made the ticket
+        ticket: the number that call returned; 0: it is about no request
+        request_id: the id given to that call
+        status: OK unless FAILED
+        detail: a sentence; "" when there is nothing to say
+        engine: the peer's name; "" when it is not about one
+        rank: of the peer; None: all of them, or none
+        blocks_free: the request's blocks are the engine's again; said once of every request
+        recompute: FAILED, by policy: compute `invalid`, rather than fail the request
+        invalid: FAILED pulls and expects: blocks without valid content, of each group
+        bytes, runs: moved
+    """
+
+    kind: EventKind
+    request_kind: RequestKind
+    ticket: int
+    request_id: bytes
+    status: Status
+    detail: str
+    engine: str
+    rank: int | None
+    blocks_free: bool
+    recompute: bool
+    invalid: tuple[tuple[int, ...], ...]
+    bytes: int
+    runs: int
+
+    @property
+    def error(self) -> KvferryError | None:
+        """What the request failed with, as an exception; None where it did not."""
+        return None if self.status == Status.OK else error_of(self.status, self.detail)
+
+
+def read_event(event: Any) -> Event:
+    """A copy of a kvf_event, whose pointers are about to end."""
+    invalid: list[tuple[int, ...]] = []
+    if event.invalid != ffi.NULL:
+        for i in range(event.group_count):
+            blocks = event.invalid[i]
+            invalid.append(tuple(ffi.unpack(blocks.ids, blocks.count)) if blocks.count else ())
+    return Event(
+        kind=EventKind(event.kind),
+        request_kind=RequestKind(event.request_kind),
+        ticket=event.ticket,
+        request_id=data_at(event.id, event.id_bytes),
+        status=Status(event.status),
+        detail=string(event.detail),
+        engine=string(event.engine),
+        rank=None if event.rank == NO_RANK else event.rank,
+        blocks_free=event.blocks_free,
+        recompute=event.recompute,
+        invalid=tuple(invalid),
+        bytes=event.bytes,
+        runs=event.runs,
+    )
+
+
+@dataclass(frozen=True)
+class BlockClaim:
+    """What an agent has to do with a block: its state, and how many requests name it."""
+
+    state: BlockState
+    requests: int
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """What a peer's clock shows more than ours, and how far off this may be, in nanoseconds."""
+
+    offset_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Durations in nanoseconds: buckets[i] counts those in [2**i, 2**(i + 1)), buckets[0] also 0."""
+
+    count: int
+    sum_ns: int
+    min_ns: int
+    max_ns: int
+    buckets: tuple[int, ...]
+
+    def quantile(self, share: float) -> int:
+        """The duration below which a share (0 to 1) of the counted ones lies, to within its bucket."""
+        histogram = ffi.new(
+            "kvf_histogram *", (self.count, self.sum_ns, self.min_ns, self.max_ns, self.buckets)
+        )
+        return int(lib.kvf_histogram_quantile(histogram, share))
+
+
+@dataclass(frozen=True)
+class AgentStats:
+    """Counted since the agent was opened, but for those "now"; see kvf_agent_stats in kvferry/agent.h."""
+
+    bytes_read: int
+    bytes_written: int
+    runs: int
+    done: dict[RequestKind, int]
+    failed: dict[RequestKind, int]
+    failures_by_status: dict[Status, int]
+    leases_expired: int
+    messages_sent: int
+    messages_received: int
+    messages_repeated: int
+    messages_stale: int
+    messages_malformed: int
+    peers_refused: int
+    peers_evicted: int
+    peers_lost: int
+    peers_replaced: int
+    checksums_wrong: int
+    peers_now: int
+    requests_now: dict[RequestKind, int]
+    leases_now: int
+    blocks_held_now: int
+    blocks_filling_now: int
+    blocks_in_doubt_now: int
+    memory_now_bytes: int
+    transfer: Histogram
+    post: Histogram
+    queue: Histogram
+    total: Histogram
+
+
+def read_stats(stats: Any) -> AgentStats:
+    """The dataclass of a kvf_agent_stats."""
+    values: dict[str, Any] = {}
+    for field in AgentStats.__dataclass_fields__:
+        value = getattr(stats, field)
+        if field in ("done", "failed", "requests_now"):
+            values[field] = {kind: value[kind] for kind in RequestKind}
+        elif field == "failures_by_status":
+            values[field] = {status: value[status] for status in Status if value[status]}
+        elif field in ("transfer", "post", "queue", "total"):
+            buckets = tuple(value.buckets)
+            values[field] = Histogram(value.count, value.sum_ns, value.min_ns, value.max_ns, buckets)
+        else:
+            values[field] = value
+    return AgentStats(**values)

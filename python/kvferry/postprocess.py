@@ -1,0 +1,229 @@
+"""What is left to do on blocks after their bytes have arrived: another form, zeroing, copying.
+
+See kvferry/postprocess.h. A plan puts every cell where it belongs while it moves and needs none of this; these
+are for caches that were received as whole blocks in the form the sender keeps them. On an error nothing is
+changed. Calls on different blocks may run at the same time in different threads.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, Ids, call, take
+from kvferry.buffers import Buffer, MemoryKind, region_of
+from kvferry.errors import InvalidError, UnsupportedError
+
+
+class PageOrder(enum.IntEnum):
+    """What runs slowest through a page: HND head, token, element; NHD token, head, element."""
+
+    HND = lib.KVF_PAGE_HND
+    NHD = lib.KVF_PAGE_NHD
+
+
+@dataclass(frozen=True)
+class PageForm:
+    """How a page is laid out."""
+
+    order: PageOrder
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ReceivedShape:
+    """How blocks were received and how they are wanted; one number of tokens must divide the other.
+
+    Attributes:
+        heads: of this rank
+        cell_bytes: one head of one token: head size times element size
+        received, wanted: the forms
+    """
+
+    heads: int
+    cell_bytes: int
+    received: PageForm
+    wanted: PageForm
+
+    def _struct(self, arena: Arena) -> Any:
+        shape = arena.new("kvf_received_shape", heads=self.heads, cell_bytes=self.cell_bytes)
+        shape.received.order, shape.received.tokens = self.received.order, self.received.tokens
+        shape.wanted.order, shape.wanted.tokens = self.wanted.order, self.wanted.tokens
+        return shape
+
+    def scratch_bytes(self, block_count: int) -> int:
+        """Bytes of working memory for calls with this shape and up to `block_count` blocks."""
+        arena = Arena()
+        return int(take(lib.kvf_received_scratch_bytes, "uint64_t", self._struct(arena), block_count))
+
+
+@dataclass(frozen=True)
+class BlockRegion:
+    """Blocks of equal size in one piece of host memory: a layer, or one of several things a layer keeps.
+
+    Byte x of part p of block b is at b * block_stride_bytes + p * part_stride_bytes + x of the buffer.
+    block_region() makes them from arrays.
+    """
+
+    buffer: Buffer
+    block_count: int
+    block_stride_bytes: int
+    part_bytes: int
+    part_count: int = 1
+    part_stride_bytes: int = 0
+
+
+def block_region(array: NDArray[Any], *, split_axis: int | None = None) -> BlockRegion:
+    """The blocks of one layer, from an array whose bytes lie in order (C-contiguous).
+
+    Args:
+        array: blocks along the first axis, or along the second where `split_axis` is 0
+        split_axis: 0 or 1: the axis that tells K from V; None: an array of K, of V, or of something else
+    """
+    if not array.flags.c_contiguous:
+        raise InvalidError("the array is not C-contiguous; its blocks cannot be told apart by strides alone")
+    if split_axis is None:
+        return BlockRegion(array, array.shape[0], array.strides[0], array.strides[0])
+    if split_axis not in (0, 1) or array.ndim < 3:
+        raise InvalidError(f"split_axis is {split_axis} of {array.ndim} axes; allowed: 0 or 1 of at least 3")
+    part_bytes = int(array.itemsize * np.prod(array.shape[2:]))
+    return BlockRegion(
+        array,
+        array.shape[1 - split_axis],
+        array.strides[1 - split_axis],
+        part_bytes,
+        array.shape[split_axis],
+        array.strides[split_axis],
+    )
+
+
+def _regions(regions: Sequence[BlockRegion | NDArray[Any]], names: Sequence[str | None], arena: Arena) -> Any:
+    items = []
+    for region, name in zip(regions, names, strict=True):
+        blocks = block_region(region) if isinstance(region, np.ndarray) else region
+        memory = arena.keep(region_of(blocks.buffer))
+        if memory.kind != MemoryKind.HOST:
+            raise UnsupportedError("the region is not in host memory")
+        items.append(
+            {
+                "layer": arena.text(name),
+                "base": ffi.cast("void *", memory.address),
+                "bytes": memory.bytes,
+                "block_count": blocks.block_count,
+                "block_stride_bytes": blocks.block_stride_bytes,
+                "part_count": blocks.part_count,
+                "part_stride_bytes": blocks.part_stride_bytes,
+                "part_bytes": blocks.part_bytes,
+            }
+        )
+    return arena.array("kvf_block_region", items)
+
+
+def _scratch(scratch: NDArray[np.uint64] | None, arena: Arena) -> Any:
+    if scratch is None:
+        return ffi.NULL
+    memory = arena.keep(region_of(scratch))
+    return arena.new("kvf_scratch", memory=ffi.cast("void *", memory.address), bytes=memory.bytes)
+
+
+def permute_received(
+    shape: ReceivedShape,
+    regions: Sequence[BlockRegion | NDArray[Any]],
+    block_ids: Ids,
+    *,
+    scratch: NDArray[np.uint64] | None = None,
+) -> None:
+    """Permutes blocks in place from the received into the wanted form: the same blocks in every region.
+
+    Args:
+        regions: the layers of a group; arrays have their blocks along the first axis
+        block_ids: in the order of the sequence, each once
+        scratch: working memory, see ReceivedShape.scratch_bytes(); None: allocated for the call
+
+    Raises InvalidError, NotExpressibleError (neither number of tokens divides the other), OutOfRangeError (a
+    block the region does not have), OverlapError (a block listed twice).
+    """
+    arena = Arena()
+    ids, count = arena.ids(block_ids)
+    items = _regions(regions, [None] * len(regions), arena)
+    call(
+        lib.kvf_permute_received,
+        shape._struct(arena),
+        items,
+        len(regions),
+        ids,
+        count,
+        _scratch(scratch, arena),
+    )
+
+
+@dataclass(frozen=True)
+class ReceivedRequest:
+    """What one request received in one group: its blocks, and the tokens that were transferred."""
+
+    block_ids: Ids
+    covered_tokens: int
+
+
+def finish_received(
+    shape: ReceivedShape,
+    regions: Sequence[BlockRegion | NDArray[Any]],
+    requests: Sequence[ReceivedRequest],
+    *,
+    scratch: NDArray[np.uint64] | None = None,
+) -> None:
+    """Permutes the blocks of requests, and zeroes every token past the covered ones.
+
+    Raises as permute_received(); OutOfRangeError also for more covered tokens than the blocks hold.
+    """
+    arena = Arena()
+    items = []
+    for request in requests:
+        ids, count = arena.ids(request.block_ids)
+        items.append({"block_ids": ids, "block_id_count": count, "covered_tokens": request.covered_tokens})
+    call(
+        lib.kvf_finish_received,
+        shape._struct(arena),
+        _regions(regions, [None] * len(regions), arena),
+        len(regions),
+        arena.array("kvf_received_request", items),
+        len(items),
+        _scratch(scratch, arena),
+    )
+
+
+def copy_blocks(
+    source: Mapping[str, BlockRegion | NDArray[Any]],
+    destination: Mapping[str, BlockRegion | NDArray[Any]],
+    source_ids: Ids,
+    destination_ids: Ids,
+) -> int:
+    """Copies blocks, in every layer of the source, to the destination's layer of the same name.
+
+    Returns the pairs copied in each layer: 0 where one side has no layers or no ids, or the lists differ in
+    length, as the public function does.
+    Raises NotFoundError (no layer of that name), OutOfRangeError, MismatchError (sizes differ), OverlapError.
+    """
+    arena = Arena()
+    from_ids, from_count = arena.ids(source_ids)
+    to_ids, to_count = arena.ids(destination_ids)
+    return int(
+        take(
+            lib.kvf_copy_blocks,
+            "size_t",
+            _regions(list(source.values()), list(source), arena),
+            len(source),
+            _regions(list(destination.values()), list(destination), arena),
+            len(destination),
+            from_ids,
+            from_count,
+            to_ids,
+            to_count,
+        )
+    )

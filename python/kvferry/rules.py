@@ -1,0 +1,123 @@
+"""Rules both sides of a transfer must agree on, and figures that operators read. See kvferry/engine.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, call, id_bytes, take
+from kvferry.errors import InvalidError
+from kvferry.events import ClockOffset
+
+
+def base_request_id(request_id: bytes | str) -> bytes:
+    """An id without the suffix that front ends add to make it unique: a hyphen and eight hexadecimal digits."""
+    name = id_bytes(request_id)
+    arena = Arena()
+    return name[: lib.kvf_base_request_bytes(arena.data(name), len(name))]
+
+
+def prefill_token_count(prompt_tokens: int, has_state: bool = False, lookahead_tokens: int = 0) -> int:
+    """The tokens of a prompt that a producer computes and hands over.
+
+    A state cannot be stepped back, so with state groups the last token is left to the consumer; with
+    speculation that looks `lookahead_tokens` ahead, all but one of those.
+    """
+    return int(lib.kvf_prefill_token_count(prompt_tokens, has_state, lookahead_tokens))
+
+
+def lease_expired(now_ns: int, expiry_ns: int, *, clock_offset_ns: int = 0, margin_ns: int = 0) -> bool:
+    """Whether a lease is over, or will be within `margin_ns`.
+
+    Args:
+        now_ns: our clock
+        expiry_ns: on the clock of the engine that gave the lease; 0: the lease has no end
+        clock_offset_ns: what that clock shows more than ours
+    """
+    return bool(lib.kvf_lease_expired(now_ns, expiry_ns, clock_offset_ns, margin_ns))
+
+
+@dataclass(frozen=True)
+class ClockProbe:
+    """One look at another clock: sent and received on ours, remote_ns on the other in between."""
+
+    sent_ns: int
+    received_ns: int
+    remote_ns: int
+
+
+def clock_offset(probes: Sequence[ClockProbe]) -> ClockOffset:
+    """What the other clock shows more than ours, by the probe with the smallest round trip.
+
+    Raises InvalidError (no probes; one was received before it was sent), SizeOverflowError.
+    """
+    arena = Arena()
+    items = arena.array("kvf_clock_probe", [vars(probe) for probe in probes])
+    offset, error = ffi.new("int64_t *"), ffi.new("uint64_t *")
+    call(lib.kvf_clock_offset, items, len(probes), offset, error)
+    return ClockOffset(offset[0], error[0])
+
+
+@dataclass(frozen=True)
+class TransferSamples:
+    """Samples of transfers, one entry each.
+
+    Attributes:
+        failed, expired, late: transfers that failed, requests that expired, notifications after that
+    """
+
+    transfer_seconds: Sequence[float] = ()
+    post_seconds: Sequence[float] = ()
+    bytes: Sequence[float] = ()
+    descriptors: Sequence[float] = ()
+    failed: int = 0
+    expired: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class TransferSummary:
+    """What operators read; str() gives one line of name=value pairs. MB are 2**20 bytes."""
+
+    transfers: int
+    average_transfer_ms: float
+    p90_transfer_ms: float
+    average_post_ms: float
+    p90_post_ms: float
+    average_mb: float
+    throughput_mb_per_s: float
+    average_descriptors: float
+    failed: int
+    expired: int
+    late: int
+    empty: bool
+
+    def __str__(self) -> str:
+        summary = Arena().new("kvf_transfer_summary", **vars(self))
+        size = lib.kvf_transfer_summary_text(summary, ffi.NULL, 0) + 1
+        text = ffi.new("char[]", size)
+        lib.kvf_transfer_summary_text(summary, text, size)
+        return str(ffi.string(text).decode())
+
+
+def summarise_transfers(samples: TransferSamples) -> TransferSummary:
+    """Sums up samples. Raises InvalidError (lists of different lengths, a negative or infinite sample)."""
+    arena = Arena()
+    lists = (samples.transfer_seconds, samples.post_seconds, samples.bytes, samples.descriptors)
+    if len({len(values) for values in lists}) != 1:
+        raise InvalidError(f"lists of {[len(values) for values in lists]} samples; they should be equally long")
+    names = ("transfer_seconds", "post_seconds", "bytes", "descriptors")
+    arrays = {
+        name: arena.keep(ffi.new("double[]", list(values))) for name, values in zip(names, lists, strict=True)
+    }
+    struct = arena.new(
+        "kvf_transfer_samples",
+        **arrays,
+        count=len(lists[0]),
+        failed=samples.failed,
+        expired=samples.expired,
+        late=samples.late,
+    )
+    found = take(lib.kvf_transfer_summarise, "kvf_transfer_summary", struct)
+    return TransferSummary(**{name: getattr(found, name) for name in TransferSummary.__dataclass_fields__})

@@ -1,0 +1,424 @@
+"""Who holds which cells, and where: shards, and engines as the set of their ranks. See kvferry/shard.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, Handle, Resource, Span, span, string, take, to_range
+from kvferry.errors import InvalidError, NotFoundError
+from kvferry.model import Dtype, Model
+
+
+@dataclass(frozen=True)
+class TokenShare:
+    """Which tokens a rank keeps (decode context parallelism): token t when (t // width) % count == index."""
+
+    index: int = 0
+    count: int = 1
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a rank keeps the cells of one (layer, part); strides in bytes.
+
+    The cell of (kernel block, row, unit) is at offset + block * block_stride + row * row_stride
+    + (unit - first unit held) * unit_stride of the region.
+    """
+
+    region: int
+    offset: int
+    block_stride: int
+    row_stride: int
+    unit_stride: int
+
+
+@dataclass(frozen=True)
+class PartShare:
+    """What a rank holds of one part, in every layer of the group."""
+
+    units: range
+    replica: int = 0
+    replica_count: int = 1
+
+
+@dataclass(frozen=True)
+class GroupShard:
+    """What a rank holds of one group.
+
+    Attributes:
+        tokens_per_block: of a logical block; 1 for state groups
+        block_count: logical blocks in the cache
+        parts: one for each part of the model's group
+        placements: [held layer of this group][part], layers ascending
+        kernel_blocks_per_block: smaller blocks that memory is cut into, for each logical one
+        tokens: which tokens the rank keeps
+    """
+
+    tokens_per_block: int
+    block_count: int
+    parts: tuple[PartShare, ...]
+    placements: tuple[tuple[Placement, ...], ...]
+    kernel_blocks_per_block: int = 1
+    tokens: TokenShare = TokenShare()
+
+
+@dataclass(frozen=True)
+class CellLocation:
+    """The region and byte offset of one cell."""
+
+    region: int
+    offset: int
+    bytes: int
+
+
+def _group_shard_fields(group: GroupShard, arena: Arena) -> dict[str, Any]:
+    parts = [
+        {"units": span(part.units), "replica": part.replica, "replica_count": part.replica_count}
+        for part in group.parts
+    ]
+    for row in group.placements:
+        if len(row) != len(group.parts):
+            raise InvalidError(f"a layer has {len(row)} placements; its group has {len(group.parts)} parts")
+    placements = [vars(placement) for row in group.placements for placement in row]
+    return {
+        "tokens_per_block": group.tokens_per_block,
+        "kernel_blocks_per_block": group.kernel_blocks_per_block,
+        "block_count": group.block_count,
+        "tokens": arena.array("kvf_token_share", [vars(group.tokens)])[0],
+        "parts": arena.array("kvf_part_share", parts),
+        "placements": arena.array("kvf_placement", placements),
+    }
+
+
+class Shard(Handle):
+    """What one rank holds, made from explicit placements: for memory that something else laid out.
+
+    Every cell of every block is checked to lie inside its region and to share no byte with another cell of
+    its group. Immutable: any thread may read it. Engine makes the shards of all ranks from a specification.
+
+    Args:
+        rank: number of this rank in its engine
+        layers: model layers this rank holds
+        region_bytes: size of each memory region
+        groups: one for each group of the model, also where no layer is held
+
+    Raises InvalidError, OutOfRangeError, SizeOverflowError, OverlapError.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        rank: int = 0,
+        layers: Span,
+        region_bytes: Sequence[int],
+        groups: Sequence[GroupShard],
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        pp_rank: int = 0,
+        pp_size: int = 1,
+    ) -> None:
+        arena = Arena()
+        resource = model._get()
+        count = lib.kvf_model_group_count(resource.pointer)
+        if len(groups) != count:
+            raise InvalidError(f"groups has {len(groups)} entries; the model has {count} groups")
+        for i, group in enumerate(groups):
+            want = lib.kvf_model_group(resource.pointer, i)
+            held = sum(want.layers[k] in range(*_ends(layers)) for k in range(want.layer_count))
+            if len(group.parts) != want.part_count or len(group.placements) != held:
+                raise InvalidError(
+                    f"group {string(want.name)} has {len(group.parts)} parts and placements of "
+                    f"{len(group.placements)} layers; it should have {want.part_count} and {held}"
+                )
+        desc = arena.new(
+            "kvf_shard_desc",
+            rank=rank,
+            layers=span(layers),
+            region_bytes=arena.numbers("uint64_t", region_bytes),
+            region_count=len(region_bytes),
+            groups=arena.array("kvf_group_shard_desc", [_group_shard_fields(g, arena) for g in groups]),
+            tp_rank=tp_rank,
+            tp_size=tp_size,
+            pp_rank=pp_rank,
+            pp_size=pp_size,
+        )
+        self._own(take(lib.kvf_shard_create, "kvf_shard *", resource.pointer, desc), lib.kvf_shard_free)
+
+    @classmethod
+    def _borrow(cls, pointer: Any, owner: Resource) -> Shard:
+        """A shard that belongs to something else, which it keeps alive."""
+        shard = cls.__new__(cls)
+        shard._resource = Resource.borrow(pointer, owner)
+        return shard
+
+    @property
+    def model(self) -> Model:
+        """The model whose cells it holds."""
+        resource = self._get()
+        return Model._of(lib.kvf_shard_model(resource.pointer))
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank in its engine."""
+        resource = self._get()
+        return int(lib.kvf_shard_get(resource.pointer).rank)
+
+    @property
+    def layers(self) -> range:
+        """Model layers this rank holds."""
+        resource = self._get()
+        return to_range(lib.kvf_shard_get(resource.pointer).layers)
+
+    @property
+    def region_bytes(self) -> list[int]:
+        """Size of each memory region: what the rank has to register."""
+        resource = self._get()
+        desc = lib.kvf_shard_get(resource.pointer)
+        return [desc.region_bytes[i] for i in range(desc.region_count)]
+
+    @property
+    def tp_rank(self) -> int:
+        """Its place in tensor parallelism."""
+        resource = self._get()
+        return int(lib.kvf_shard_get(resource.pointer).tp_rank)
+
+    @property
+    def pp_rank(self) -> int:
+        """Its pipeline stage."""
+        resource = self._get()
+        return int(lib.kvf_shard_get(resource.pointer).pp_rank)
+
+    @property
+    def groups(self) -> tuple[GroupShard, ...]:
+        """What it holds of each group of the model, with defaults filled in."""
+        resource = self._get()
+        desc = lib.kvf_shard_get(resource.pointer)
+        model = lib.kvf_shard_model(resource.pointer)
+        found = []
+        for g in range(lib.kvf_model_group_count(model)):
+            group, part_count = desc.groups[g], lib.kvf_model_group(model, g).part_count
+            held = to_range(lib.kvf_shard_group_layers(resource.pointer, g))
+            shares = (group.parts[p] for p in range(part_count))
+            found.append(
+                GroupShard(
+                    tokens_per_block=group.tokens_per_block,
+                    block_count=group.block_count,
+                    parts=tuple(PartShare(to_range(s.units), s.replica, s.replica_count) for s in shares),
+                    placements=tuple(
+                        tuple(_placement(resource.pointer, g, layer, p) for p in range(part_count))
+                        for layer in held
+                    ),
+                    kernel_blocks_per_block=group.kernel_blocks_per_block,
+                    tokens=TokenShare(group.tokens.index, group.tokens.count, group.tokens.width),
+                )
+            )
+        return tuple(found)
+
+    def group_layers(self, group: int) -> range:
+        """The layers of a group that this rank holds: indices into Group.layers."""
+        resource = self._get()
+        return to_range(lib.kvf_shard_group_layers(resource.pointer, group))
+
+    def placement(self, group: int, layer: int, part: int) -> Placement:
+        """The placement of one (layer, part); `layer` is an index into Group.layers.
+
+        Raises NotFoundError when this rank does not hold that layer, or there is no such part.
+        """
+        resource = self._get()
+        return _placement(resource.pointer, group, layer, part)
+
+    def locate(self, group: int, layer: int, part: int, block: int, row: int, unit: int) -> CellLocation:
+        """Finds one cell by its place in the block table's terms.
+
+        Args:
+            layer: index into Group.layers
+            block: logical block
+            row: row in the logical block: token * rows_per_step + row of the step
+            unit: unit of the whole model
+
+        Raises OutOfRangeError when this rank does not hold it.
+        """
+        resource = self._get()
+        found = take(
+            lib.kvf_shard_locate, "kvf_cell_location", resource.pointer, group, layer, part, block, row, unit
+        )
+        return CellLocation(found.region, found.offset, found.bytes)
+
+    def region_dtypes(self) -> list[set[Dtype]]:
+        """The element types of the parts that each region holds."""
+        resource = self._get()
+        model = lib.kvf_shard_model(resource.pointer)
+        found: list[set[Dtype]] = [set() for _ in self.region_bytes]
+        for g in range(lib.kvf_model_group_count(model)):
+            group = lib.kvf_model_group(model, g)
+            for layer in to_range(lib.kvf_shard_group_layers(resource.pointer, g)):
+                for p in range(group.part_count):
+                    place = lib.kvf_shard_placement(resource.pointer, g, layer, p)
+                    found[place.region].add(Dtype(group.parts[p].dtype))
+        return found
+
+
+def _ends(value: Span) -> tuple[int, int]:
+    return (value.start, value.stop) if isinstance(value, range) else (value[0], value[1])
+
+
+def _placement(shard: Any, group: int, layer: int, part: int) -> Placement:
+    found = lib.kvf_shard_placement(shard, group, layer, part)
+    if found == ffi.NULL:
+        raise NotFoundError(f"this rank does not hold group {group}, layer {layer}, part {part}")
+    return Placement(found.region, found.offset, found.block_stride, found.row_stride, found.unit_stride)
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """How each rank arranges a group in memory.
+
+    Attributes:
+        block_count: logical blocks in the cache
+        tokens_per_block: of a logical block; state groups: always 1
+        order: the axes from outermost to innermost, see kvf_group_spec in kvferry/shard.h: L layer, B block,
+            T tensor, P part, H head, N token; '|' ends the axes that get a buffer of their own
+        kernel_blocks_per_block: smaller blocks that memory is cut into
+        page_bytes: stride of the B axis; 0: as small as its content
+        page_align: rounds that stride up to a multiple
+    """
+
+    block_count: int = 0
+    tokens_per_block: int = 16
+    order: str = "L|BPHN"
+    kernel_blocks_per_block: int = 1
+    page_bytes: int = 0
+    page_align: int = 1
+
+
+def _spec_fields(spec: GroupSpec, arena: Arena) -> dict[str, Any]:
+    return {**vars(spec), "order": arena.text(spec.order)}
+
+
+class Engine(Handle):
+    """Every rank of one deployment, laid out from a specification. Immutable: any thread may read it.
+
+    Rank numbers are pp_rank * tp_size + tp_rank.
+
+    Args:
+        all: how ranks arrange every token group, unless `groups` says otherwise
+        name: for messages, and for agents: what peers call it
+        tp_size, pp_size: tensor-parallel ranks and pipeline stages
+        pp_layers: layers of each stage, summing to the model's; None: as even as it goes
+        dcp_size: ranks that share the tokens of a sequence
+        dcp_width: neighbouring tokens kept together
+        state: how ranks arrange state groups; None: as `all`
+        groups: one for each group of the model, instead of `all` and `state`
+        share_pages: groups use the same buffers
+
+    Raises InvalidError, OutOfRangeError, SizeOverflowError; the detail names the field.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        all: GroupSpec | None = None,
+        *,
+        name: str = "engine",
+        tp_size: int = 1,
+        pp_size: int = 1,
+        pp_layers: Sequence[int] | None = None,
+        dcp_size: int = 1,
+        dcp_width: int = 1,
+        state: GroupSpec | None = None,
+        groups: Sequence[GroupSpec] | None = None,
+        share_pages: bool = False,
+    ) -> None:
+        arena = Arena()
+        resource = model._get()
+        count = lib.kvf_model_group_count(resource.pointer)
+        if groups is not None and len(groups) != count:
+            raise InvalidError(f"groups has {len(groups)} entries; the model has {count} groups")
+        if pp_layers is not None and len(pp_layers) != pp_size:
+            raise InvalidError(f"pp_layers has {len(pp_layers)} entries; pp_size is {pp_size}")
+        spec = arena.new(
+            "kvf_engine_spec",
+            name=arena.text(name),
+            tp_size=tp_size,
+            pp_size=pp_size,
+            pp_layers=ffi.NULL if pp_layers is None else arena.numbers("uint32_t", pp_layers),
+            dcp_size=dcp_size,
+            dcp_width=dcp_width,
+            groups=ffi.NULL
+            if groups is None
+            else arena.array("kvf_group_spec", [_spec_fields(group, arena) for group in groups]),
+            share_pages=share_pages,
+        )
+        for field, value in (("all", all), ("state", state)):
+            if value is not None:
+                setattr(spec, field, arena.array("kvf_group_spec", [_spec_fields(value, arena)])[0])
+        self._own(take(lib.kvf_engine_build, "kvf_engine *", resource.pointer, spec), lib.kvf_engine_free)
+
+    @classmethod
+    def from_shards(cls, model: Model, shards: Sequence[Shard], name: str = "engine") -> Engine:
+        """Makes an engine from shards that came from somewhere else; shards[i] has rank i.
+
+        The shards are given to the engine: those objects are closed afterwards. Shards of another engine
+        cannot be given away.
+
+        Raises MismatchError (another model, or ranks that share tokens differently), InvalidError.
+        """
+        resource = model._get()
+        resources = [shard._get() for shard in shards]
+        if len({id(resource) for resource in resources}) != len(resources):
+            raise InvalidError("a shard is in the list twice")
+        if any(resource.borrowed for resource in resources):
+            raise InvalidError("a shard belongs to another engine")
+        arena = Arena()
+        pointers = arena.keep(ffi.new("kvf_shard *[]", [resource.pointer for resource in resources]))
+        made = take(
+            lib.kvf_engine_from_shards,
+            "kvf_engine *",
+            resource.pointer,
+            arena.text(name),
+            pointers,
+            len(shards),
+        )
+        engine = cls.__new__(cls)
+        engine._own(made, lib.kvf_engine_free)
+        for shard, taken in zip(shards, resources, strict=True):
+            # Whoever is just using the shard goes on doing so, for the engine keeps it.
+            taken.give_to(engine._get())
+            shard.close()
+        return engine
+
+    @property
+    def name(self) -> str:
+        """What messages and peers call it."""
+        resource = self._get()
+        return string(lib.kvf_engine_name(resource.pointer))
+
+    @property
+    def model(self) -> Model:
+        """The model it serves."""
+        resource = self._get()
+        return Model._of(lib.kvf_engine_model(resource.pointer))
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks it has."""
+        resource = self._get()
+        return int(lib.kvf_engine_rank_count(resource.pointer))
+
+    def shard(self, rank: int) -> Shard:
+        """The shard of one rank. Raises NotFoundError when there is no such rank."""
+        resource = self._get()
+        count = lib.kvf_engine_rank_count(resource.pointer)
+        if not 0 <= rank < count:
+            raise NotFoundError(f"engine {self.name} has no rank {rank}; allowed 0 to {count - 1}")
+        return Shard._borrow(lib.kvf_engine_shard(resource.pointer, rank), resource)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of all ranks."""
+        return tuple(self.shard(rank) for rank in range(self.rank_count))

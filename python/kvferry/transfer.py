@@ -1,0 +1,114 @@
+"""A whole request on its way. See kvferry/transport.h."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kvferry._binding import ffi, lib
+from kvferry.errors import Status, error_of
+from kvferry.request import Request
+
+if TYPE_CHECKING:
+    from kvferry.transport import Endpoint, Transport
+
+POLL_SECONDS = 0.05
+
+
+class Move:
+    """The library's side of a transfer; the endpoint has it until it is freed, whatever Python forgets."""
+
+    def __init__(self, endpoint: Endpoint, request: Request, pointer: Any) -> None:
+        self.endpoint = endpoint
+        self.pointer: Any = pointer
+        self._request = request
+        self._kept = request._get()
+        self._last: tuple[Status, int, int] = (Status.AGAIN, 0, 0)
+        request._moving += 1
+        endpoint.moves.add(self)
+
+    def look(self) -> tuple[Status, int, int]:
+        """Status, bytes and runs; the last ones where it was freed."""
+        with self.endpoint.lock:
+            if self.pointer is not None:
+                size, runs = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+                lib.kvf_transfer_counts(self.pointer, size, runs)
+                self._last = (Status(lib.kvf_transfer_status(self.pointer)), size[0], runs[0])
+            return self._last
+
+    def end(self) -> None:
+        """Frees it, cancelled where it still moves."""
+        with self.endpoint.lock:
+            if self.pointer is None:
+                return
+            status, size, runs = self.look()
+            self._last = (Status.CANCELLED if status == Status.AGAIN else status, size, runs)
+            lib.kvf_transfer_free(self.pointer)
+            self.pointer = None
+            self._request._moving -= 1
+            self.endpoint.moves.discard(self)
+
+
+class Transfer:
+    """A whole request on its way. It moves while its transport progresses.
+
+    Close it (or leave its `with` block) before the request is set again.
+    """
+
+    def __init__(self, transport: Transport, move: Move) -> None:
+        self._transport = transport
+        self._move = move
+
+    def __del__(self) -> None:
+        # Not freed here: a collection may begin with any lock held.
+        self._move.endpoint.forgotten.append(self._move)
+
+    @property
+    def status(self) -> Status:
+        """OK when every byte is there, AGAIN while it moves, otherwise the first failure."""
+        return self._move.look()[0]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes completed so far."""
+        return self._move.look()[1]
+
+    @property
+    def runs(self) -> int:
+        """Runs completed so far."""
+        return self._move.look()[2]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Makes progress until the transfer has ended, at most `timeout` seconds; returns whether it has.
+
+        Raises what it failed with.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while (status := self.status) == Status.AGAIN:
+            left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
+            if left <= 0:
+                return False
+            self._transport.wait(left)
+        if status != Status.OK:
+            raise error_of(status, f"the transfer ended with {status.name} after {self.bytes} bytes")
+        return True
+
+    def cancel(self) -> None:
+        """Stops it: its status becomes CANCELLED once nothing touches its memory any more."""
+        with self._move.endpoint.lock:
+            if self._move.pointer is not None:
+                lib.kvf_transfer_cancel(self._move.pointer)
+
+    def close(self) -> None:
+        """Gives it up, cancelled where it still moves: then its memory may be touched until the transport or
+        the peers are closed. May be called again."""
+        self._move.end()
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,420 @@
+"""Moving runs between processes: endpoints, peers, transfers. See kvferry/transport.h.
+
+Both sides have to call progress() (or wait(), or Transfer.wait()): the one that reads or writes to get on, the
+other to answer connections, to hear notifications, and to serve memory that cannot be reached directly. Methods
+may be called from any thread; those of one transport wait for one another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, call, data_at, string, take
+from kvferry.buffers import Allocations, Buffer, array_bytes, memory_array, regions_of
+from kvferry.errors import ClosedError, InvalidError, Status
+from kvferry.request import RUN_DTYPE, Request
+from kvferry.transfer import Move, Transfer
+
+if TYPE_CHECKING:
+    from kvferry.shard import Shard
+
+
+class Direction(enum.IntEnum):
+    """Which way bytes go."""
+
+    READ = lib.KVF_READ
+    WRITE = lib.KVF_WRITE
+
+
+def transport_kinds() -> list[str]:
+    """The kinds of transport in this build, best first."""
+    names: list[str] = []
+    while (name := lib.kvf_transport_kind_name(len(names))) != ffi.NULL:
+        names.append(string(name))
+    return names
+
+
+class Endpoint:
+    """What lives as long as the library's endpoint does, and no shorter: also when nobody closes it."""
+
+    def __init__(self, on_notify: Any, on_peer_lost: Any) -> None:
+        self.pointer: Any = None
+        self.process = os.getpid()
+        self.lock = threading.RLock()
+        self.progressing = False
+        self.on_notify = on_notify
+        self.on_peer_lost = on_peer_lost
+        self.raised: BaseException | None = None  # by a callback, for progress() to raise
+        self.kept: list[Any] = []
+        self.allocations = Allocations()
+        self.transport: Callable[[], Transport | None] = lambda: None
+        # Peers keep their transport, and so must not be kept from here.
+        self.peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
+        self.moves: set[Move] = set()
+        self.forgotten: deque[Move] = deque()  # of transfers that nobody has any more
+        self.operations: dict[int, Operation] = {}
+        self.context = ffi.new_handle(self)
+
+    def close(self) -> None:
+        if self.process != os.getpid():
+            return  # what it does goes on in the process that opened it
+        with self.lock:
+            if self.pointer is None:
+                return
+            if self.progressing:
+                raise InvalidError("a callback may not close the transport that called it")
+            for move in list(self.moves):
+                move.end()
+            lib.kvf_transport_close(self.pointer)
+            self.pointer = None
+            for peer in list(self.peers.values()):
+                peer._pointer = None
+            self.peers.clear()
+            self.operations.clear()
+            self.kept.clear()
+
+    def end_forgotten(self) -> None:
+        """Frees transfers that nobody has any more."""
+        while self.forgotten:
+            self.forgotten.popleft().end()
+
+
+@contextlib.contextmanager
+def _collecting(endpoint: Endpoint) -> Iterator[None]:
+    """What callbacks raise must not be lost on its way through the library."""
+    try:
+        yield
+    except BaseException as error:
+        endpoint.raised = endpoint.raised or error
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def python_on_notify(context: Any, _transport: Any, data: Any, size: int) -> None:
+    endpoint: Endpoint = ffi.from_handle(context)
+    transport = endpoint.transport()
+    with _collecting(endpoint):
+        if endpoint.on_notify is not None and transport is not None:
+            endpoint.on_notify(transport, data_at(data, size))
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def python_on_peer_lost(context: Any, _transport: Any, pointer: Any) -> None:
+    endpoint: Endpoint = ffi.from_handle(context)
+    transport = endpoint.transport()
+    with _collecting(endpoint):
+        if endpoint.on_peer_lost is not None and transport is not None:
+            known = endpoint.peers.get(int(ffi.cast("uintptr_t", pointer)))
+            endpoint.on_peer_lost(transport, known or Peer(transport, pointer))
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def python_kvf_done(context: Any, number: int, status: int) -> None:
+    operation: Operation = ffi.from_handle(context)
+    with _collecting(operation._endpoint):
+        operation._finish(status)
+
+
+class Transport:
+    """One endpoint of a rank.
+
+    Args:
+        kind: "auto", or one of transport_kinds(), which is then the only one used
+        name: for messages and for peers' logs; None: made from the process id
+        max_in_flight: operations posted at once, for each peer; 0: a default
+        no_direct_read: never read other processes' memory directly, as if the kernel forbade it
+        ucx_tls: value for UCX_TLS; None: as the environment says
+        on_notify: called with the transport and the bytes when a peer sent a notification
+        on_peer_lost: called with the transport and the peer when a peer is gone
+
+    Callbacks run inside progress(), on the thread that calls it; what they raise, progress() raises. They may
+    call anything of the transport but progress() and close().
+
+    Raises NotFoundError (no such kind), UnsupportedError (not in this build), InputOutputError.
+    """
+
+    def __init__(
+        self,
+        kind: str = "auto",
+        *,
+        name: str | None = None,
+        max_in_flight: int = 0,
+        no_direct_read: bool = False,
+        ucx_tls: str | None = None,
+        on_notify: Callable[[Transport, bytes], object] | None = None,
+        on_peer_lost: Callable[[Transport, Peer], object] | None = None,
+    ) -> None:
+        endpoint = Endpoint(on_notify, on_peer_lost)
+        endpoint.transport = weakref.ref(self)
+        arena = Arena()
+        options = arena.new(
+            "kvf_transport_options",
+            name=arena.text(name),
+            max_in_flight=max_in_flight,
+            no_direct_read=no_direct_read,
+            ucx_tls=arena.text(ucx_tls),
+            on_notify=lib.python_on_notify,
+            on_peer_lost=lib.python_on_peer_lost,
+            context=endpoint.context,
+        )
+        endpoint.kept.append(arena)
+        endpoint.pointer = take(lib.kvf_transport_open, "kvf_transport *", arena.text(kind), options)
+        self._endpoint = endpoint
+        self._finalizer = weakref.finalize(self, endpoint.close)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Any]:
+        with self._endpoint.lock:
+            if self._endpoint.pointer is None:
+                raise ClosedError("this Transport was closed")
+            if self._endpoint.process != os.getpid():
+                raise ClosedError("this Transport belongs to the process that forked this one")
+            yield self._endpoint.pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._endpoint.pointer is None
+
+    def close(self) -> None:
+        """Closes all peers (what they move ends with CancelledError) and the endpoint. May be called again."""
+        self._endpoint.close()
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> NDArray[Any]:
+        """A zeroed array that peers on this host can map. It may be used longer than the transport."""
+        size = array_bytes(shape, dtype)
+        with self._using() as pointer:
+            address = take(lib.kvf_transport_allocate, "void *", pointer, size)
+            return self._endpoint.allocations.array(address, size, shape, dtype)
+
+    def register(self, buffers: Sequence[Buffer], shard: Shard | None = None) -> None:
+        """Registers this rank's memory, once, before the card is asked for and peers are connected.
+
+        The objects are kept until the transport is closed; their bytes are not copied.
+
+        Args:
+            buffers: one for each region of the shard: see kvferry.buffers
+            shard: what the memory holds, to check number, sizes and element types against; None: no checks
+
+        Raises InvalidError, OutOfRangeError, ExistsError (registered already), UnsupportedError.
+        """
+        regions = [self._endpoint.allocations.at_owner(region) for region in regions_of(buffers, shard)]
+        memory = memory_array(regions)
+        with self._using() as pointer:
+            call(lib.kvf_transport_register, pointer, memory, len(regions))
+            self._endpoint.kept.append((regions, memory))
+
+    @property
+    def card(self) -> bytes:
+        """What lets a peer connect and access the registered memory: give it only to peers that may."""
+        with self._using() as pointer:
+            data, size = ffi.new("void const **"), ffi.new("size_t *")
+            call(lib.kvf_transport_export, pointer, data, size)
+            return data_at(data[0], size[0])
+
+    def connect(self, card: bytes) -> Peer:
+        """Connects to the endpoint that exported the card. May return before the peer has answered.
+
+        Raises ParseError (not a card), UnsupportedError (no kind in common), PeerLostError, NotPermittedError.
+        """
+        with self._using() as pointer:
+            made = take(lib.kvf_transport_connect, "kvf_peer *", pointer, Arena().data(card), len(card))
+            return Peer(self, made)
+
+    def progress(self) -> bool:
+        """Does a bounded amount of work without blocking; returns whether there is more to do at once."""
+        endpoint = self._endpoint
+        with self._using() as pointer:
+            if endpoint.progressing:
+                raise InvalidError("a callback may not call progress() of the transport that called it")
+            busy = ffi.new("bool *")
+            endpoint.end_forgotten()
+            endpoint.progressing = True
+            try:
+                call(lib.kvf_transport_progress, pointer, busy)
+            finally:
+                endpoint.progressing = False
+            raised, endpoint.raised = endpoint.raised, None
+            if raised is not None:
+                raise raised
+            return bool(busy[0])
+
+    def wait(self, timeout: float) -> None:
+        """Sleeps until progress() has something to do, or `timeout` seconds are over; then makes progress."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        if not self.progress():
+            poll.poll(timeout * 1000)
+            self.progress()
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable when progress() has something to do. Do not read from it."""
+        with self._using() as pointer:
+            return int(lib.kvf_transport_event_fd(pointer))
+
+    def pull(self, request: Request, peers: Sequence[Peer]) -> Transfer:
+        """Starts reading a request; peers[i] is the peer of Plan.sources[i]. See Transfer."""
+        return self._start(request, Direction.READ, peers)
+
+    def put(self, request: Request, peers: Sequence[Peer]) -> Transfer:
+        """Starts writing a request back to where it would be read from; peers as for pull()."""
+        return self._start(request, Direction.WRITE, peers)
+
+    def _start(self, request: Request, direction: Direction, peers: Sequence[Peer]) -> Transfer:
+        resource = request._get()
+        count = lib.kvf_plan_source_count(lib.kvf_request_plan(resource.pointer))
+        if len(peers) != count:
+            raise InvalidError(f"{len(peers)} peers; the plan has {count} sources")
+        with self._using(), request._lock:
+            pointers = ffi.new("kvf_peer *[]", [peer._of(self) for peer in peers] or 1)
+            made = take(lib.kvf_transfer_start, "kvf_transfer *", resource.pointer, direction, pointers)
+            return Transfer(self, Move(self._endpoint, request, made))
+
+    def push(self, request: Request, source: int, peer: Peer) -> Transfer:
+        """Starts writing what one source gives, at the source itself: this process is that rank.
+
+        Args:
+            request: over a plan that fills the peer's shard
+            source: index of Plan.sources which this rank is
+            peer: the rank the plan calls local
+        """
+        resource = request._get()
+        with self._using(), request._lock:
+            made = take(lib.kvf_transfer_push, "kvf_transfer *", resource.pointer, source, peer._of(self))
+            return Transfer(self, Move(self._endpoint, request, made))
+
+
+class Peer:
+    """Another endpoint, connected with Transport.connect()."""
+
+    def __init__(self, transport: Transport, pointer: Any) -> None:
+        self._transport = transport
+        self._pointer = pointer
+        transport._endpoint.peers[int(ffi.cast("uintptr_t", pointer))] = self
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Any]:
+        with self._transport._using():
+            if self._pointer is None:
+                raise ClosedError("this Peer was closed")
+            yield self._pointer
+
+    def _of(self, transport: Transport) -> Any:
+        if self._transport is not transport:
+            raise InvalidError("a peer of another transport")
+        if self._pointer is None:
+            raise ClosedError("this Peer was closed")
+        return self._pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or its transport was."""
+        return self._pointer is None
+
+    @property
+    def kind(self) -> str:
+        """The kind of transport that serves this peer, such as "shm"."""
+        with self._using() as pointer:
+            return string(lib.kvf_peer_kind(pointer))
+
+    @property
+    def region_bytes(self) -> list[int]:
+        """Sizes of the peer's regions."""
+        with self._using() as pointer:
+            count = ffi.new("uint32_t *")
+            sizes = lib.kvf_peer_region_bytes(pointer, count)
+            return [sizes[i] for i in range(count[0])]
+
+    def submit(
+        self,
+        direction: Direction,
+        runs: NDArray[np.void],
+        on_done: Callable[[Operation], object] | None = None,
+    ) -> Operation:
+        """Submits a batch of runs, an array of RUN_DTYPE: all of it is accepted, or none.
+
+        Args:
+            on_done: called once, from progress(), or when the peer or the transport is closed
+
+        Raises OutOfRangeError (a run outside a region), NotRegisteredError, PeerLostError, InvalidError.
+        """
+        if not isinstance(runs, np.ndarray) or runs.dtype != RUN_DTYPE or runs.ndim != 1:
+            raise InvalidError("runs are not a one-dimensional array of RUN_DTYPE")
+        kept = np.ascontiguousarray(runs).copy()  # must not change while it moves
+        with self._using() as pointer:
+            operation = Operation(self._transport, kept, on_done)
+            target = ffi.cast("kvf_run *", kept.ctypes.data)
+            number = take(
+                lib.kvf_transport_submit,
+                "kvf_operation",
+                pointer,
+                direction,
+                target,
+                len(kept),
+                lib.python_kvf_done,
+                operation._context,
+            )
+            operation._number = number
+            self._transport._endpoint.operations[number] = operation
+            return operation
+
+    def notify(self, data: bytes) -> None:
+        """Sends a small message, of 1 to 4096 bytes, that arrives whole, once, in order, after earlier writes.
+
+        Raises OutOfRangeError, AgainError (the peer does not drain: progress and repeat), PeerLostError.
+        """
+        with self._using() as pointer:
+            call(lib.kvf_transport_notify, pointer, Arena().data(data), len(data))
+
+    def close(self) -> None:
+        """Ends the connection; what moves ends with CancelledError first. May be called again."""
+        with self._transport._endpoint.lock:
+            pointer, self._pointer = self._pointer, None
+            if pointer is not None:
+                lib.kvf_peer_close(pointer)
+                self._transport._endpoint.peers.pop(int(ffi.cast("uintptr_t", pointer)), None)
+
+
+class Operation:
+    """A batch of runs on its way, see Peer.submit()."""
+
+    def __init__(self, transport: Transport, runs: NDArray[np.void], on_done: Any) -> None:
+        self._endpoint = transport._endpoint
+        self._runs = runs
+        self._on_done = on_done
+        self._number = 0
+        self._context = ffi.new_handle(self)
+        self.status = Status.AGAIN
+        """AGAIN while it moves; OK when its bytes are there."""
+
+    def _finish(self, status: int) -> None:
+        self.status = Status(status)
+        self._endpoint.operations.pop(self._number, None)
+        if self._on_done is not None:
+            self._on_done(self)
+
+    def cancel(self) -> None:
+        """Stops it: its status becomes CANCELLED once nothing can touch its memory any more, or OK."""
+        with self._endpoint.lock:
+            if self._endpoint.pointer is not None and self.status == Status.AGAIN:
+                call(lib.kvf_transport_cancel, self._endpoint.pointer, self._number)

@@ -1,0 +1,422 @@
+"""Sessions between agents, in one process and in several."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvferry.agent
+from coordinates import (
+    DECODE_TABLE,
+    PREFILL_TABLE,
+    TOKENS,
+    decode_engine,
+    fill,
+    prefill_engine,
+    small_model,
+    view_cell,
+    wrong_cells,
+)
+from kvferry import (
+    Agent,
+    BlockState,
+    ClosedError,
+    Contact,
+    Event,
+    EventKind,
+    ExistsError,
+    GroupSteps,
+    InvalidError,
+    KvferryError,
+    NotFoundError,
+    NotPermittedError,
+    OutOfRangeError,
+    ParseError,
+    RequestKind,
+    Status,
+    checksum_cells,
+    checksum_steps,
+    make_keys,
+)
+
+HELD = [GroupSteps(PREFILL_TABLE, 0, TOKENS)]
+WANTED = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
+NOTHING = [GroupSteps()]
+
+
+class Pair:
+    """A prefill engine of one rank and a decode engine, in this process."""
+
+    def __init__(self, **options: object) -> None:
+        model = small_model()
+        self.prefill, self.decode = prefill_engine(model, tp_size=1), decode_engine(model)
+        self.producer = Agent(self.prefill, **options)  # type: ignore[arg-type]
+        self.consumer = Agent(self.decode, **options)  # type: ignore[arg-type]
+        self.theirs, self.ours = self.producer.allocate_regions(), self.consumer.allocate_regions()
+        fill(self.prefill.shard(0), self.theirs, PREFILL_TABLE)
+        self.producer.register(self.theirs)
+        self.consumer.register(self.ours)
+
+    def wrong(self) -> list[tuple[int, int, int, int]]:
+        return wrong_cells(self.decode.shard(0), self.ours, DECODE_TABLE)
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.producer.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_two_processes_hand_a_request_over() -> None:
+    decode = decode_engine(small_model())
+    command = [sys.executable, str(Path(__file__).with_name("prefill_process.py"))]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        met = [rank.stdout.readline().split() for rank in ranks if rank.stdout]
+        for rank in ranks:
+            assert rank.stdin and rank.stdout
+            print(*(introduction for _, introduction in met), file=rank.stdin, flush=True)
+            assert rank.stdout.readline() == "holding\n"
+        with Agent(decode, verify=True) as agent:
+            regions = agent.allocate_regions()
+            agent.register(regions)
+            ticket = agent.pull("request", Contact("prefill", met[0][0]), WANTED)
+            event = agent.wait_event(60)
+            assert event is not None
+            assert (event.kind, event.ticket, event.detail) == (EventKind.DONE, ticket, "")
+            assert event.bytes == TOKENS * 2 * 2 * 4 * 32
+            assert wrong_cells(decode.shard(0), regions, DECODE_TABLE) == []
+            for rank in ranks:
+                assert rank.stdout and rank.stdout.readline() == "DONE\n"
+    finally:
+        for rank in ranks:
+            rank.communicate()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+
+
+def test_a_producer_that_is_killed_fails_its_requests_with_their_blocks() -> None:
+    decode = decode_engine(small_model())
+    command = [sys.executable, str(Path(__file__).with_name("prefill_process.py")), "0", "1"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prefill,
+        Agent(decode, peer_timeout=0.5) as agent,
+    ):
+        assert prefill.stdin and prefill.stdout
+        endpoint, introduction = prefill.stdout.readline().split()
+        print(introduction, file=prefill.stdin, flush=True)
+        assert prefill.stdout.readline() == "holding\n"
+        agent.register(agent.allocate_regions())
+        agent.connect(Contact("prefill", endpoint))
+        met = agent.wait_event(30)
+        assert met and met.kind is EventKind.PEER_READY, met
+        prefill.kill()
+        agent.pull("request", Contact("prefill", endpoint), WANTED, deadline=20)
+        found: list[Event] = []
+        while not found or found[-1].kind is not EventKind.FAILED:
+            event = agent.wait_event(40)
+            assert event, found
+            found.append(event)
+        assert sorted(found[-1].invalid[0]) == sorted(DECODE_TABLE) and found[-1].recompute
+    assert prefill.returncode == -9
+
+
+def test_a_pull_gives_an_event_on_both_sides(pair: Pair) -> None:
+    hold = pair.producer.hold("a request", HELD)
+    assert pair.producer.block(0, PREFILL_TABLE[0]).state is BlockState.HELD
+    pull = pair.consumer.pull("a request", pair.producer.contact, WANTED)
+    got, gave = pair.consumer.wait_event(30), pair.producer.wait_event(30)
+    assert got and gave
+    assert (got.kind, got.request_kind, got.ticket) == (EventKind.DONE, RequestKind.PULL, pull)
+    assert (gave.kind, gave.request_kind, gave.ticket) == (EventKind.DONE, RequestKind.HOLD, hold)
+    assert got.request_id == b"a request" and got.blocks_free and got.error is None
+    assert pair.wrong() == []
+    assert pair.producer.block(0, PREFILL_TABLE[0]).state is BlockState.FREE
+    stats = pair.consumer.stats
+    assert stats.done[RequestKind.PULL] == 1 and stats.bytes_read == got.bytes
+    assert stats.total.count == 1 and stats.total.quantile(0.5) > 0
+    assert pair.consumer.clock_offset("prefill", 0).error_ns >= 0
+
+
+def test_a_push_is_written_as_it_becomes_ready(pair: Pair) -> None:
+    pair.consumer.expect("r", pair.producer.contact, WANTED)
+    ticket = pair.producer.push("r", HELD)
+    pair.producer.push_ready(ticket, (0, 16), 1)
+    pair.producer.push_ready(ticket, (0, 16), 2)
+    with pytest.raises(OutOfRangeError):
+        pair.producer.push_ready(ticket, (0, 16), 1)
+    pair.producer.push_ready(ticket, (16, TOKENS))
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+    assert pair.wrong() == []
+
+
+def test_blocks_may_be_named_after_the_pull_was_begun(pair: Pair) -> None:
+    pair.producer.hold("r", HELD)
+    ticket = pair.consumer.pull("r", pair.producer.contact, None)
+    pair.consumer.pull_into(ticket, WANTED)
+    event = pair.consumer.wait_event(30)
+    assert event and event.kind is EventKind.DONE
+    assert pair.wrong() == []
+
+
+def test_a_cancelled_pull_names_the_blocks_to_compute(pair: Pair) -> None:
+    ticket = pair.consumer.pull("nobody holds it", pair.producer.contact, WANTED)
+    pair.consumer.cancel(ticket)
+    event = pair.consumer.wait_event(30)
+    assert event and (event.kind, event.status) == (EventKind.FAILED, Status.CANCELLED)
+    assert event.invalid == (tuple(DECODE_TABLE),) or event.invalid == (tuple(sorted(DECODE_TABLE)),)
+    assert event.recompute and isinstance(event.error, kvferry.CancelledError)
+    with pytest.raises(NotFoundError):
+        pair.consumer.cancel(ticket)
+
+
+def test_a_pull_that_nobody_answers_fails_at_its_deadline(pair: Pair) -> None:
+    pair.consumer.pull("r", Contact("prefill", "tcp://127.0.0.1:9"), WANTED, deadline=0.2)
+    event = pair.consumer.wait_event(30)
+    assert event and event.kind is EventKind.FAILED and event.detail
+
+
+def test_bad_requests_are_refused_with_a_sentence(pair: Pair) -> None:
+    with pytest.raises(OutOfRangeError, match="block 99"):
+        pair.consumer.pull("r", pair.producer.contact, [GroupSteps([99, 1], 0, TOKENS)])
+    with pytest.raises(OutOfRangeError, match="id -1"):
+        pair.producer.hold("r", [GroupSteps([-1], 0, 16)])
+    with pytest.raises(InvalidError):
+        pair.producer.hold("r", [*HELD, *HELD])
+    with pytest.raises(OutOfRangeError):
+        pair.producer.block(0, 4000)
+    with pytest.raises(ParseError):
+        pair.producer.introduce(b"nonsense")
+    with pytest.raises(OutOfRangeError, match="a duration of -1"):
+        pair.producer.hold("r", HELD, lease=-1)
+    pair.producer.hold("r", HELD)
+    with pytest.raises(ExistsError):
+        pair.producer.hold("r", HELD)
+    with pytest.raises(KvferryError):
+        Agent(pair.prefill, 1)
+    with pytest.raises(NotPermittedError):
+        Agent(pair.prefill, listen="tcp://0.0.0.0:*")
+
+
+def test_registered_memory_is_checked_against_the_shard() -> None:
+    with Agent(decode_engine(small_model())) as agent:
+        with pytest.raises(InvalidError, match="1 regions"):
+            agent.register([bytearray(64)])
+        with pytest.raises(OutOfRangeError, match="region 0 has 64 bytes"):
+            agent.register([bytearray(64), bytearray(64)])
+        with pytest.raises(InvalidError):
+            _ = agent.introduction
+
+
+def test_an_agent_may_serve_memory_of_its_user() -> None:
+    model = small_model()
+    prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
+    theirs = [np.zeros(size, np.uint8) for size in prefill.shard(0).region_bytes]
+    ours = [np.zeros(size // 4, np.float32) for size in decode.shard(0).region_bytes]
+    fill(prefill.shard(0), theirs, PREFILL_TABLE)
+    with Agent(prefill) as producer, Agent(decode) as consumer:
+        producer.register(theirs)
+        consumer.register(ours)
+        producer.hold("r", HELD)
+        consumer.pull("r", producer.contact, WANTED)
+        event = consumer.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+    assert wrong_cells(decode.shard(0), [region.view(np.uint8) for region in ours], DECODE_TABLE) == []
+
+
+def test_keys_let_only_known_peers_in() -> None:
+    model = small_model()
+    known, stranger, own = make_keys(), make_keys(), make_keys()
+    prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
+    with Agent(prefill, keys=own, allowed_keys=[known.public_key]) as producer:
+        producer.register(producer.allocate_regions())
+        producer.hold("r", HELD)
+        for keys, kind in ((stranger, EventKind.FAILED), (known, EventKind.DONE)):
+            with Agent(decode, keys=keys) as consumer:
+                consumer.register(consumer.allocate_regions())
+                consumer.pull("r", producer.contact, WANTED, deadline=2 if kind == EventKind.FAILED else 30)
+                event = consumer.wait_event(40)
+                assert event and event.kind is kind, event
+
+
+def test_a_directory_knows_where_the_ranks_are(pair: Pair) -> None:
+    with Agent.directory() as directory:
+        directory.introduce(pair.producer.introduction)
+        pair.producer.hold("r", HELD)
+        pair.consumer.pull("r", Contact("prefill", directory.endpoint), WANTED)
+        event = pair.consumer.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+        with pytest.raises(InvalidError):
+            directory.allocate_regions()
+
+
+def test_failures_are_logged_as_json() -> None:
+    lines: list[str] = []
+    pair = Pair(log=lines.append)
+    pair.consumer.cancel(pair.consumer.pull("r", pair.producer.contact, WANTED))
+    assert pair.consumer.wait_event(30)
+    pair.close()
+    assert lines and all(isinstance(json.loads(line), dict) for line in lines)
+
+
+def test_asyncio_waits_for_events(pair: Pair) -> None:
+    async def hand_over() -> list[EventKind]:
+        pair.producer.hold("r", HELD)
+        waiting = asyncio.gather(pair.consumer.event(), pair.producer.event())
+        await asyncio.sleep(0)
+        pair.consumer.pull("r", pair.producer.contact, WANTED)
+        return [event.kind for event in await asyncio.wait_for(waiting, 30)]
+
+    assert asyncio.run(hand_over()) == [EventKind.DONE, EventKind.DONE]
+
+
+def test_a_task_cannot_wait_where_nobody_makes_progress() -> None:
+    with (
+        Agent(decode_engine(small_model()), own_thread=False) as agent,
+        pytest.raises(InvalidError, match="own_thread"),
+    ):
+        asyncio.run(agent.event())
+
+
+def test_a_thread_that_waits_lets_others_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One call of the library, much longer than the test: only another thread can end it, by an event.
+    monkeypatch.setattr(kvferry.agent, "WAIT_SECONDS", 50.0)
+    entered = threading.Event()
+    answers: list[bool] = []
+
+    def wait() -> None:
+        entered.set()
+        answers.append(pair.producer.wait(50))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    entered.wait()
+    pair.producer.cancel(pair.producer.hold("r", HELD))
+    thread.join(40)
+    assert answers == [True]
+
+
+def test_closing_an_agent_ends_waits_in_other_threads() -> None:
+    agent = Agent(decode_engine(small_model()), own_thread=False)
+    entered = threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        entered.set()
+        try:
+            agent.wait()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    entered.wait()
+    agent.close()
+    thread.join(30)
+    assert [type(error) for error in errors] == [ClosedError]
+
+
+def test_many_threads_may_use_one_agent(pair: Pair) -> None:
+    def work(first: int) -> None:
+        for i in range(20):
+            pair.producer.cancel(pair.producer.hold(f"{first}-{i}", HELD))
+            pair.producer.next_event()
+            assert pair.producer.stats.requests_now[RequestKind.PULL] == 0
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while pair.producer.wait_event(1):
+        pass
+    assert pair.producer.stats.failed[RequestKind.HOLD] == 80
+
+
+def test_a_closed_agent_is_an_exception_and_its_arrays_stay(pair: Pair) -> None:
+    contact = pair.producer.contact
+    pair.close()
+    pair.close()
+    uses: list[Callable[[], object]] = [
+        lambda: pair.producer.hold("r", HELD),
+        lambda: pair.consumer.pull("r", contact, WANTED),
+        pair.producer.next_event,
+        lambda: pair.producer.wait(0),
+        pair.producer.progress,
+        pair.producer.fileno,
+        lambda: pair.producer.endpoint,
+        lambda: pair.producer.stats,
+        lambda: pair.producer.block(0, 0),
+        lambda: pair.producer.allocate(4),
+        lambda: pair.producer.cancel(1),
+    ]
+    for use in uses:
+        with pytest.raises(ClosedError):
+            use()
+    assert wrong_cells(pair.prefill.shard(0), pair.theirs, PREFILL_TABLE) == []
+
+
+def test_checksums_of_both_shapes_agree_and_find_a_wrong_cell(pair: Pair) -> None:
+    fill(pair.decode.shard(0), pair.ours, DECODE_TABLE)
+    sums = [
+        checksum_steps(
+            shard, regions, group=0, part=1, layers=(0, 2), units=range(4), table=table, steps=(0, TOKENS)
+        )
+        for shard, regions, table in (
+            (pair.prefill.shard(0), pair.theirs, PREFILL_TABLE),
+            (pair.decode.shard(0), pair.ours, DECODE_TABLE),
+        )
+    ]
+    assert np.array_equal(sums[0], sums[1]) and sums[0].all()
+    before = checksum_cells(
+        pair.decode.shard(0),
+        pair.ours,
+        group=0,
+        part=1,
+        layers=(0, 2),
+        units=(0, 4),
+        table=DECODE_TABLE,
+        step=17,
+    )
+    assert before.shape == (2, 4) and before.sum(dtype=np.uint64) == sums[0][17]
+    view_cell(pair.decode.shard(0), pair.ours, DECODE_TABLE, (1, 1, 17, 3))[0] += 1
+    after = checksum_cells(
+        pair.decode.shard(0),
+        pair.ours,
+        group=0,
+        part=1,
+        layers=(0, 2),
+        units=(0, 4),
+        table=DECODE_TABLE,
+        step=17,
+    )
+    assert np.argwhere(before != after).tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"part": 2}, {"group": 1}, {"layers": (0, 3)}, {"units": (0, 5)}, {"table": []}, {"table": [99, 1]}],
+)
+def test_checksums_of_what_is_not_there_are_refused(pair: Pair, wrong: dict[str, object]) -> None:
+    asked = {"group": 0, "part": 1, "layers": (0, 2), "units": (0, 4), "table": DECODE_TABLE} | wrong
+    with pytest.raises(OutOfRangeError):
+        checksum_steps(pair.decode.shard(0), pair.ours, steps=(0, TOKENS), **asked)  # type: ignore[arg-type]
+    with pytest.raises(OutOfRangeError):
+        checksum_cells(pair.decode.shard(0), pair.ours, step=3, **asked)  # type: ignore[arg-type]

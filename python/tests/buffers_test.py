@@ -1,0 +1,123 @@
+"""Which memory of Python objects can be a cache."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinates import decode_engine, small_model
+from kvferry import InvalidError, OutOfRangeError, Transport
+from kvferry.buffers import region_of, regions_of
+
+
+class Tensor:
+    """A tensor of a framework that shares its memory by DLPack only."""
+
+    def __init__(self, memory: np.ndarray[Any, Any], *, versioned: bool = True) -> None:
+        self._memory = memory
+        self._versioned = versioned
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if "max_version" in options and not self._versioned:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        return self._memory.__dlpack__(**options)
+
+
+def test_arrays_are_taken_where_they_lie() -> None:
+    memory = np.zeros((4, 8), np.float32)
+    region = region_of(memory)
+    assert (region.address, region.bytes, region.element) == (memory.ctypes.data, 128, "f32")
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        bytearray(64),
+        array.array("f", [0.0] * 16),
+        mmap.mmap(-1, 64),
+        memoryview(bytearray(64)),
+        (ctypes.c_int * 16)(),
+    ],
+)
+def test_objects_with_the_buffer_protocol_are_taken(buffer: Any) -> None:
+    region = region_of(buffer)
+    ctypes.memset(region.address, 0x5A, region.bytes)
+    assert region.bytes == 64
+    assert bytes(buffer[:64] if isinstance(buffer, mmap.mmap) else memoryview(buffer).cast("B")) == b"\x5a" * 64
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_tensors_are_taken_by_dlpack(versioned: bool) -> None:
+    memory = np.zeros((2, 6), np.float16)
+    region = region_of(Tensor(memory, versioned=versioned))
+    assert (region.address, region.bytes, region.element) == (memory.ctypes.data, 24, "f16")
+
+
+def test_axes_may_be_in_any_order() -> None:
+    memory = np.zeros((4, 16, 2, 8), np.float32)
+    permuted = memory.transpose(0, 2, 1, 3)
+    assert region_of(permuted).address == memory.ctypes.data
+    assert region_of(permuted).bytes == memory.nbytes
+    assert region_of(Tensor(permuted)).bytes == memory.nbytes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: np.zeros((4, 8))[:, :4], "holes"),
+        (lambda: np.zeros((4, 8))[::2], "holes"),
+        (lambda: np.zeros(8)[::-1], "holes"),
+        (lambda: np.broadcast_to(np.zeros(8), (4, 8)), "read-only"),
+        (lambda: Tensor(np.zeros((4, 8))[:, :4]), "holes"),
+        (lambda: Tensor(np.frombuffer(bytes(64), np.uint8)), "read-only"),
+        (lambda: memoryview(bytearray(64))[::2], "holes"),
+        (lambda: bytes(64), "read-only"),
+        (lambda: np.zeros(0), "0 bytes"),
+        (lambda: bytearray(), "0 bytes"),
+        (lambda: np.array([object()]), "Python objects"),
+        (lambda: 7, "no memory to share"),
+        (lambda: [1, 2, 3], "no memory to share"),
+    ],
+)
+def test_what_cannot_be_a_region_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        region_of(make())
+
+
+def test_a_read_only_array_is_refused() -> None:
+    memory = np.zeros(8)
+    memory.flags.writeable = False
+    with pytest.raises(InvalidError, match="region 0: the array is read-only"):
+        regions_of([memory])
+
+
+def test_a_bytearray_cannot_move_while_it_is_registered() -> None:
+    memory = bytearray(64)
+    with Transport("inproc") as transport:
+        transport.register([memory])
+        with pytest.raises(BufferError):
+            memory.extend(b"more")
+    gc.collect()
+    memory.extend(b"more")
+
+
+def test_regions_are_checked_against_the_shard() -> None:
+    shard = decode_engine(small_model()).shard(0)
+    size = shard.region_bytes[0]
+    good = [np.zeros(size // 4, np.float32), np.zeros(size, np.uint8)]
+    assert len(regions_of(good, shard)) == 2
+    # Integers of the same size are how NumPy users hold what NumPy has no type for.
+    regions_of([np.zeros(size // 4, np.int32), good[1]], shard)
+    with pytest.raises(InvalidError, match="1 regions were given; the shard has 2"):
+        regions_of(good[:1], shard)
+    with pytest.raises(OutOfRangeError, match=f"region 1 has {size - 1} bytes; the shard needs {size}"):
+        regions_of([good[0], np.zeros(size - 1, np.uint8)], shard)
+    for wrong in (np.float16, np.float64, np.int64):
+        with pytest.raises(InvalidError, match=r"region 0 is an array of .* the shard keeps f32 there"):
+            regions_of([np.zeros(size, wrong), good[1]], shard)

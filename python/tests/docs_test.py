@@ -1,0 +1,38 @@
+"""The code of docs/python.md runs, and prints what the text says. So do the examples."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_code_of_the_document_prints_what_it_says() -> None:
+    blocks = BLOCK.findall((ROOT / "docs" / "python.md").read_text())
+    scope: dict[str, object] = {"__name__": "document"}
+    compared = 0
+    for (language, code), (following, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        if language != "python":
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "docs/python.md", "exec"), scope)
+        assert printed.getvalue() == (expected if following == "text" else "")
+        compared += following == "text"
+    assert compared > 5
+
+
+@pytest.mark.parametrize("name", ["explain.py", "handover.py", "transformers_handover.py"])
+def test_the_examples_run(name: str) -> None:
+    if name.startswith("transformers") and not importlib.util.find_spec("transformers"):
+        pytest.skip("transformers is not installed")
+    subprocess.run([sys.executable, str(ROOT / "examples" / name)], check=True, timeout=120)

@@ -1,0 +1,80 @@
+"""How processes end that have closed nothing, and what is left after a fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OPEN = """
+import contextlib, os, sys, threading
+from coordinates import DECODE_TABLE, TOKENS, decode_engine, prefill_engine, small_model
+from kvferry import Agent, ClosedError, GroupSteps, Transport
+lines = []
+producer = Agent(prefill_engine(small_model(), tp_size=1), log=lines.append)
+consumer = Agent(decode_engine(small_model()), log=lines.append)
+for agent in (producer, consumer):
+    agent.register(agent.allocate_regions())
+consumer.pull("nobody holds it", producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
+transport = Transport("shm", on_notify=lambda *_: None)
+transport.register([transport.allocate(64)])
+"""
+
+ENDS = {
+    "running out": "",
+    "waiting in a daemon thread": """
+def wait():
+    with contextlib.suppress(ClosedError):
+        producer.wait()
+threading.Thread(target=wait, daemon=True).start()
+""",
+    "from within": "raise SystemExit(0)",
+    "in a cycle": """
+cycle = [producer, consumer, transport]
+cycle.append(cycle)
+del producer, consumer, transport, cycle
+""",
+}
+
+
+def run(code: str) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_a_process_that_closes_nothing_ends_well(end: str) -> None:
+    run(OPEN + end)
+
+
+def test_a_forked_process_can_neither_use_nor_close_what_it_inherits() -> None:
+    run(
+        OPEN
+        + """
+child = os.fork()
+if child == 0:
+    for use in (producer.next_event, transport.progress):
+        try:
+            use()
+        except ClosedError as error:
+            assert "forked" in str(error)
+        else:
+            sys.exit(1)
+    producer.close()
+    transport.close()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert producer.next_event() is None and not transport.closed
+"""
+    )

@@ -1,0 +1,124 @@
+"""Blocks that arrived in another form."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvferry import (
+    InvalidError,
+    MismatchError,
+    NotExpressibleError,
+    NotFoundError,
+    OutOfRangeError,
+    OverlapError,
+)
+from kvferry.postprocess import (
+    BlockRegion,
+    PageForm,
+    PageOrder,
+    ReceivedRequest,
+    ReceivedShape,
+    block_region,
+    copy_blocks,
+    finish_received,
+    permute_received,
+)
+
+HEADS, SIZE = 2, 4
+
+
+def sequence(tokens: int) -> NDArray[np.float32]:
+    """[token, head, element]: a number for each."""
+    return np.arange(1, tokens * HEADS * SIZE + 1, dtype=np.float32).reshape(tokens, HEADS, SIZE)
+
+
+def shape(received: PageForm, wanted: PageForm) -> ReceivedShape:
+    return ReceivedShape(HEADS, SIZE * 4, received, wanted)
+
+
+def test_shorter_received_pages_become_blocks_of_another_order() -> None:
+    # Two received HND pages of 2 tokens lie in each block of 4.
+    tokens = sequence(8)
+    cache = np.zeros((3, 4, HEADS, SIZE), np.float32)
+    for block, first in ((2, 0), (0, 4)):
+        pages = tokens[first : first + 4].reshape(2, 2, HEADS, SIZE).transpose(0, 2, 1, 3)
+        cache[block] = pages.reshape(4, HEADS, SIZE)
+    permute_received(shape(PageForm(PageOrder.HND, 2), PageForm(PageOrder.NHD, 4)), [cache], [2, 0])
+    assert np.array_equal(cache[[2, 0]].reshape(8, HEADS, SIZE), tokens)
+    assert not cache[1].any()
+
+
+def test_a_finished_request_has_zeros_after_the_covered_tokens() -> None:
+    tokens = sequence(8)
+    cache = np.zeros((2, 2, HEADS, 4, SIZE), np.float32)  # K and V, HND
+    for block in range(2):
+        cache[:, block] = tokens[block * 4 : block * 4 + 4].transpose(1, 0, 2)
+    form = shape(PageForm(PageOrder.HND, 4), PageForm(PageOrder.NHD, 4))
+    scratch = np.zeros(form.scratch_bytes(2) // 8 + 1, np.uint64)
+    finish_received(form, [block_region(cache, split_axis=0)], [ReceivedRequest([0, 1], 6)], scratch=scratch)
+    got = cache.reshape(2, 8, HEADS, SIZE)
+    assert np.array_equal(got[:, :6], np.stack([tokens[:6]] * 2))
+    assert not got[:, 6:].any()
+
+
+def test_blocks_are_copied_between_layers_of_the_same_name() -> None:
+    source = {name: np.full((4, 8), i, np.int16) for i, name in enumerate("ab", 1)}
+    target = {name: np.zeros((5, 8), np.int16) for name in "abc"}
+    assert copy_blocks(source, target, [0, 3], [4, 1]) == 2
+    assert [target["a"][4, 0], target["b"][1, 0], target["a"].any(axis=1).sum()] == [1, 2, 2]
+    assert not target["c"].any()
+    assert copy_blocks(source, target, [0], [1, 2]) == 0
+
+
+@pytest.mark.parametrize(
+    ("received", "ids", "error"),
+    [
+        (PageForm(PageOrder.HND, 3), [0], NotExpressibleError),
+        (PageForm(PageOrder.HND, 0), [0], InvalidError),
+        (PageForm(PageOrder.HND, 4), [7], OutOfRangeError),
+        (PageForm(PageOrder.HND, 4), [1, 1], OverlapError),
+        (PageForm(PageOrder.HND, 8), [1], InvalidError),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(
+    received: PageForm, ids: list[int], error: type[Exception]
+) -> None:
+    cache = sequence(12).reshape(3, 4, HEADS, SIZE).copy()
+    with pytest.raises(error):
+        permute_received(shape(received, PageForm(PageOrder.NHD, 4)), [cache], ids)
+    assert np.array_equal(cache.reshape(12, HEADS, SIZE), sequence(12))
+
+
+def test_memory_that_is_no_cache_is_refused() -> None:
+    form = shape(PageForm(PageOrder.HND, 4), PageForm(PageOrder.NHD, 4))
+    cache = np.zeros((3, 4, HEADS, SIZE), np.float32)
+    with pytest.raises(InvalidError, match="not C-contiguous"):
+        permute_received(form, [cache.transpose(0, 2, 1, 3)], [0])
+    frozen = cache.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(InvalidError, match="read-only"):
+        permute_received(form, [frozen], [0])
+    with pytest.raises(OutOfRangeError):
+        permute_received(form, [BlockRegion(cache, 4, 128, 128)], [0])
+    with pytest.raises(InvalidError, match="part_bytes"):
+        permute_received(form, [np.zeros((3, 4, HEADS, SIZE), np.float16)], [0])
+    with pytest.raises(NotFoundError):
+        copy_blocks({"a": cache}, {"b": cache.copy()}, [0], [0])
+    with pytest.raises(MismatchError):
+        copy_blocks({"a": cache}, {"a": np.zeros((3, 4), np.float32)}, [0], [0])
+    with pytest.raises(OverlapError):
+        copy_blocks({"a": cache}, {"a": cache}, [0], [0])
+
+
+def test_different_blocks_may_be_permuted_by_different_threads() -> None:
+    form = shape(PageForm(PageOrder.HND, 4), PageForm(PageOrder.NHD, 4))
+    tokens = sequence(64 * 4).reshape(64, 4, HEADS, SIZE)
+    cache: NDArray[Any] = np.ascontiguousarray(tokens.transpose(0, 2, 1, 3)).reshape(64, 4, HEADS, SIZE)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda block: permute_received(form, [cache], [block]), range(64)))
+    assert np.array_equal(cache, tokens)

@@ -1,0 +1,310 @@
+"""Endpoints, peers and transfers."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coordinates import (
+    DECODE_TABLE,
+    PREFILL_TABLE,
+    TOKENS,
+    decode_engine,
+    fill,
+    prefill_engine,
+    small_model,
+    wrong_cells,
+)
+from kvferry import (
+    RUN_DTYPE,
+    CancelledError,
+    ClosedError,
+    Direction,
+    ExistsError,
+    GroupRequest,
+    InvalidError,
+    NotFoundError,
+    Operation,
+    OutOfRangeError,
+    ParseError,
+    Peer,
+    Plan,
+    Request,
+    Shard,
+    Status,
+    Transport,
+    transport_kinds,
+)
+
+Regions = list[NDArray[np.uint8]]
+
+
+def open_rank(shard: Shard, kind: str) -> tuple[Transport, Regions]:
+    transport = Transport(kind)
+    regions: Regions = [transport.allocate(size) for size in shard.region_bytes]
+    transport.register(regions, shard)
+    return transport, regions
+
+
+class Pair:
+    """Two prefill ranks and a decode rank, connected."""
+
+    def __init__(self, kind: str) -> None:
+        model = small_model()
+        self.prefill, self.decode = prefill_engine(model), decode_engine(model)
+        self.plan = Plan(self.decode.shard(0), self.prefill)
+        self.request = Request(self.plan, [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
+        self.theirs = [open_rank(shard, kind) for shard in self.prefill.shards]
+        self.here, self.ours = open_rank(self.decode.shard(0), kind)
+        for shard, (_, regions) in zip(self.prefill.shards, self.theirs, strict=True):
+            fill(shard, regions, PREFILL_TABLE)
+        self.peers = [self.here.connect(transport.card) for transport, _ in self.theirs]
+        self.all = [self.here, *(transport for transport, _ in self.theirs)]
+
+    def close(self) -> None:
+        self.here.close()
+        for transport, _ in self.theirs:
+            transport.close()
+
+
+def until(condition: Callable[[], bool], *transports: Transport) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        for transport in transports:
+            transport.progress()
+
+
+@pytest.mark.parametrize("kind", ["inproc", "shm", "auto"])
+def test_a_request_is_pulled_from_two_ranks(kind: str) -> None:
+    pair = Pair(kind)
+    with pair.here.pull(pair.request, pair.peers) as transfer:
+        until(lambda: transfer.wait(0), *pair.all)
+        assert transfer.bytes == sum(pair.request.bytes(source) for source in range(2))
+        assert transfer.status is Status.OK
+    assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
+    pair.close()
+    # Arrays outlive what allocated them.
+    assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
+
+
+def test_a_corrupted_cell_is_seen_by_these_tests() -> None:
+    pair = Pair("inproc")
+    with pair.here.pull(pair.request, pair.peers) as transfer:
+        transfer.wait(20)
+    place = pair.decode.shard(0).locate(0, 1, 1, DECODE_TABLE[0], 17, 3)
+    pair.ours[place.region][place.offset] ^= 1
+    assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == [(1, 1, 17, 3)]
+    pair.close()
+
+
+def test_each_source_pushes_its_part() -> None:
+    pair = Pair("shm")
+    card = pair.here.card
+    for source, (transport, _) in enumerate(pair.theirs):
+        with transport.push(pair.request, source, transport.connect(card)) as transfer:
+            until(lambda: transfer.status != Status.AGAIN, *pair.all)
+            assert transfer.wait()
+    assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
+    pair.close()
+
+
+def test_a_batch_of_runs_is_read_and_reported_once() -> None:
+    pair = Pair("inproc")
+    done: list[Operation] = []
+    runs = pair.request.runs(0)
+    operation = pair.peers[0].submit(Direction.READ, runs, done.append)
+    runs["bytes"] = 2**60  # the batch was copied
+    until(lambda: operation.status != Status.AGAIN, pair.here)
+    assert done == [operation] and operation.status is Status.OK
+    operation.cancel()
+    pair.close()
+
+
+def test_a_run_outside_a_region_is_refused_whole() -> None:
+    pair = Pair("inproc")
+    runs = pair.request.runs(0)
+    runs[-1]["remote_offset"] = 2**40
+    with pytest.raises(OutOfRangeError, match="region"):
+        pair.peers[0].submit(Direction.READ, runs)
+    with pytest.raises(InvalidError, match="RUN_DTYPE"):
+        pair.peers[0].submit(Direction.READ, np.zeros(3, np.uint64))
+    assert not any(region.any() for region in pair.ours)
+    pair.close()
+
+
+def test_notifications_arrive_and_errors_of_callbacks_are_raised() -> None:
+    heard: list[bytes] = []
+
+    def listen(_transport: Transport, data: bytes) -> None:
+        heard.append(data)
+        if data == b"bad":
+            raise LookupError("of the callback")
+
+    with Transport("inproc", on_notify=listen) as there, Transport("inproc") as here:
+        there.register([bytearray(64)])
+        here.register([bytearray(64)])
+        peer = here.connect(there.card)
+        assert (peer.kind, peer.region_bytes) == ("inproc", [64])
+        peer.notify(b"hello")
+        until(lambda: heard == [b"hello"], here, there)
+        peer.notify(b"bad")
+        with pytest.raises(LookupError, match="of the callback"):
+            until(lambda: False, here, there)
+        with pytest.raises(OutOfRangeError):
+            peer.notify(b"")
+
+
+def test_callbacks_may_not_progress_or_close_their_transport() -> None:
+    refused: list[str] = []
+
+    def listen(transport: Transport, _data: bytes) -> None:
+        for call in (transport.progress, transport.close):
+            with pytest.raises(InvalidError) as raised:
+                call()
+            refused.append(raised.value.detail)
+
+    with Transport("inproc", on_notify=listen) as there, Transport("inproc") as here:
+        there.register([bytearray(64)])
+        here.register([bytearray(64)])
+        here.connect(there.card).notify(b"x")
+        until(lambda: len(refused) == 2, here, there)
+
+
+def test_a_lost_peer_is_reported() -> None:
+    lost: list[Peer] = []
+    with Transport("inproc", on_peer_lost=lambda _transport, peer: lost.append(peer)) as here:
+        there = Transport("inproc")
+        there.register([bytearray(64)])
+        here.register([bytearray(64)])
+        peer = here.connect(there.card)
+        there.close()
+        until(lambda: lost == [peer], here)
+
+
+def test_a_request_that_moves_cannot_be_set() -> None:
+    pair = Pair("inproc")
+    transfer = pair.here.pull(pair.request, pair.peers)
+    with pytest.raises(InvalidError, match="being moved"):
+        pair.request.set([GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, 1)])
+    transfer.wait(20)
+    transfer.close()
+    transfer.close()
+    pair.request.set([GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, 1)])
+    pair.close()
+
+
+def test_a_cancelled_transfer_says_so() -> None:
+    pair = Pair("inproc")
+    transfer = pair.here.pull(pair.request, pair.peers)
+    transfer.cancel()
+    until(lambda: transfer.status != Status.AGAIN, pair.here)
+    if transfer.status != Status.OK:
+        with pytest.raises(CancelledError):
+            transfer.wait(1)
+    pair.close()
+
+
+def test_what_belongs_to_a_closed_transport_is_closed() -> None:
+    pair = Pair("inproc")
+    transfer = pair.here.pull(pair.request, pair.peers)
+    pair.close()
+    pair.close()
+    assert transfer.status in (Status.CANCELLED, Status.OK)
+    transfer.cancel()
+    transfer.close()
+    peer = pair.peers[0]
+    assert peer.closed and pair.here.closed
+    peer.close()
+    uses: list[Callable[[], object]] = [
+        lambda: peer.kind,
+        lambda: peer.region_bytes,
+        lambda: peer.notify(b"x"),
+        lambda: peer.submit(Direction.READ, np.zeros(1, RUN_DTYPE)),
+        pair.here.progress,
+        pair.here.fileno,
+        lambda: pair.here.card,
+        lambda: pair.here.allocate(4),
+        lambda: pair.here.connect(b"x"),
+        lambda: pair.here.pull(pair.request, pair.peers),
+        lambda: pair.here.register([bytearray(4)]),
+    ]
+    for use in uses:
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_wrong_kinds_cards_peers_and_registrations_are_refused() -> None:
+    assert "inproc" in transport_kinds()
+    with pytest.raises(NotFoundError):
+        Transport("pigeon")
+    pair = Pair("inproc")
+    with pytest.raises(ParseError):
+        pair.here.connect(b"not a card")
+    with pytest.raises(ExistsError):
+        pair.here.register(pair.ours)
+    with pytest.raises(InvalidError, match="1 peers; the plan has 2 sources"):
+        pair.here.pull(pair.request, pair.peers[:1])
+    with pytest.raises(InvalidError, match="another transport"):
+        pair.theirs[0][0].pull(pair.request, pair.peers)
+    with pytest.raises(OutOfRangeError):
+        pair.here.allocate((0, 4))
+    pair.close()
+
+
+def test_a_forgotten_transport_is_closed_and_lets_its_memory_go() -> None:
+    memory = np.zeros(64, np.uint8)
+    transport = Transport("inproc")
+    transport.register([memory])
+    gone = weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert gone() is not None
+    del transport
+    gc.collect()
+    assert gone() is None
+
+
+def test_forgotten_peers_and_transfers_do_not_keep_their_transport() -> None:
+    pair = Pair("inproc")
+    pair.here.pull(pair.request, pair.peers)
+    gc.collect()
+    pair.here.progress()
+    pair.request.set([GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, 1)])
+    transport = weakref.ref(pair.here)
+    pair.here.pull(pair.request, pair.peers)
+    pair.close()
+    del pair
+    gc.collect()
+    assert transport() is None
+
+
+def test_threads_may_share_a_transport() -> None:
+    pair = Pair("shm")
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                pair.here.progress()
+                assert len(pair.peers[0].region_bytes) == 2
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with pair.here.pull(pair.request, pair.peers) as transfer:
+        until(lambda: transfer.status != Status.AGAIN, *pair.all)
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
+    pair.close()
