@@ -72,7 +72,8 @@ static void beat(kvf_session *session, uint64_t now) {
             const kvf_ticket *ticket = source->ticket;
             if (!is_alive(ticket))
                 continue;
-            source->beat = session->next_number + 1;
+            /* What is still being asked for may not be known there yet, and is not gone by that. */
+            source->beat = source->call ? 0 : session->next_number + 1;
             if (ticket->kind == KVF_REQUEST_PULL && source->generation) {
                 leases[body.lease_count++] = source->generation;
             } else if (ticket->kind == KVF_REQUEST_EXPECT && source->until && !source->settled) {
