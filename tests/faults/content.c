@@ -1,0 +1,190 @@
+#include "content.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "chance.h"
+
+/* ---- models and engines -----------------------------------------------------------------------------------
+ */
+
+#define PART(...) ((kvf_part_desc){.dtype = KVF_DTYPE_BF16, __VA_ARGS__})
+
+static kvf_model *hybrid(void) {
+    static const uint32_t full_layers[] = {0, 3}, window_layers[] = {1}, state_layers[] = {2};
+    const kvf_part_desc heads[] = {PART(.name = "k", .units = 4, .cell_elements = 16),
+                                   PART(.name = "v", .units = 4, .cell_elements = 16)};
+    const kvf_part_desc state[] = {PART(.name = "conv", .units = 64, .cell_elements = 1, .rows_per_step = 3),
+                                   PART(.name = "ssm", .units = 4, .cell_elements = 512, .tensor = 1)};
+    const kvf_group_desc groups[] = {
+        {.name = "full", .layers = full_layers, .layer_count = 2, .parts = heads, .part_count = 2},
+        {.name = "window",
+         .window_tokens = 40,
+         .layers = window_layers,
+         .layer_count = 1,
+         .parts = heads,
+         .part_count = 2},
+        {.name = "state",
+         .kind = KVF_GROUP_STATE,
+         .layers = state_layers,
+         .layer_count = 1,
+         .parts = state,
+         .part_count = 2}};
+    const kvf_model_desc desc = {
+        .struct_size = sizeof desc, .name = "hybrid", .layer_count = 4, .groups = groups, .group_count = 3};
+    kvf_model *model = NULL;
+    return kvf_model_create(&desc, &model) ? NULL : model;
+}
+
+static kvf_model *latent(void) {
+    static const uint32_t layers[] = {0, 1, 2};
+    const kvf_part_desc part[] = {
+        PART(.name = "latent", .units = 1, .cell_elements = 96, .tp_rule = KVF_TP_REPLICATE)};
+    const kvf_group_desc group[] = {
+        {.name = "mla", .layers = layers, .layer_count = 3, .parts = part, .part_count = 1}};
+    const kvf_model_desc desc = {
+        .struct_size = sizeof desc, .name = "latent", .layer_count = 3, .groups = group, .group_count = 1};
+    kvf_model *model = NULL;
+    return kvf_model_create(&desc, &model) ? NULL : model;
+}
+
+kvf_model *content_model(uint32_t number) {
+    return number % CONTENT_MODELS ? latent() : hybrid();
+}
+
+const char *content_engine_name(uint32_t number) {
+    static const char *const names[CONTENT_ENGINES] = {"P", "D", "E"};
+    return names[number];
+}
+
+kvf_engine *content_engine(const kvf_model *model, uint32_t number) {
+    const kvf_engine_spec specs[CONTENT_ENGINES] = {
+        {.tp_size = 2, .all = {.tokens_per_block = 16, .block_count = 128, .order = "L|BPHN"}},
+        {.tp_size = 1, .all = {.tokens_per_block = 8, .block_count = 224, .order = "BLHNP"}},
+        {.pp_size = 2, .all = {.tokens_per_block = 32, .block_count = 80, .order = "L|BPNH"}}};
+    kvf_engine_spec spec = specs[number];
+    spec.struct_size = sizeof spec;
+    spec.name = content_engine_name(number);
+    spec.state.block_count = 24;
+    kvf_engine *engine = NULL;
+    return kvf_engine_build(model, &spec, &engine) ? NULL : engine;
+}
+
+/* ---- cells ------------------------------------------------------------------------------------------------
+ */
+
+static const kvf_group_desc *group_of(const content_rank *rank, uint32_t group) {
+    return kvf_model_group(kvf_shard_model(rank->shard), group);
+}
+
+content_part content_all(const content_rank *rank, uint32_t group, const content_table *table) {
+    uint32_t per_block = kvf_shard_get(rank->shard)->groups[group].tokens_per_block;
+    return (content_part){
+        table->first_block * per_block, (table->first_block + table->count) * per_block, {0, UINT32_MAX}};
+}
+
+content_part content_wanted(const content_rank *rank, uint32_t group, const content_table *table) {
+    uint64_t first = kvf_group_first_needed(group_of(rank, group), table->end);
+    if (table->begin >= table->end)
+        return (content_part){0};
+    return (content_part){first > table->begin ? (uint32_t)first : table->begin, table->end, {0, UINT32_MAX}};
+}
+
+/* What is done with each cell of a part; false ends the walk. */
+typedef struct cell_walk {
+    const content_rank *rank;
+    const content_table *table;
+    uint32_t group;
+    void (*visit)(struct cell_walk *walk, unsigned char *bytes, uint64_t count);
+    uint64_t seed, before;
+    content_part wanted;
+    uint32_t layer, part, step, row, unit; /* where the walk is; layer: of the model */
+    uint32_t wrong;
+    char *first;
+    size_t first_bytes;
+} cell_walk;
+
+static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uint32_t rows) {
+    const content_rank *rank = walk->rank;
+    uint32_t per_block = kvf_shard_get(rank->shard)->groups[walk->group].tokens_per_block;
+    uint32_t block = walk->table->ids[walk->step / per_block - walk->table->first_block];
+    uint32_t row = walk->step % per_block * rows + walk->row;
+    if (block == KVF_NO_BLOCK)
+        return;
+    for (walk->unit = units.begin; walk->unit < units.end; walk->unit++) {
+        kvf_cell_location cell;
+        if (kvf_shard_locate(rank->shard, walk->group, layer_index, walk->part, block, row, walk->unit,
+                             &cell))
+            continue;
+        walk->visit(walk, (unsigned char *)rank->regions[cell.region].address + cell.offset, cell.bytes);
+    }
+}
+
+static void walk_cells(cell_walk *walk, content_part part) {
+    const kvf_group_desc *group = group_of(walk->rank, walk->group);
+    const kvf_group_shard_desc *held = &kvf_shard_get(walk->rank->shard)->groups[walk->group];
+    kvf_range layers = kvf_shard_group_layers(walk->rank->shard, walk->group);
+    for (uint32_t l = layers.begin; l < layers.end; l++) {
+        walk->layer = group->layers[l];
+        if (walk->layer < part.layers.begin || walk->layer >= part.layers.end)
+            continue;
+        for (walk->part = 0; walk->part < group->part_count; walk->part++) {
+            uint32_t rows = group->parts[walk->part].rows_per_step;
+            for (walk->step = part.begin; walk->step < part.end; walk->step++)
+                for (walk->row = 0; walk->row < rows; walk->row++)
+                    walk_row(walk, l, held->parts[walk->part].units, rows);
+        }
+    }
+}
+
+static uint64_t cell_word(const cell_walk *walk, uint64_t seed, uint64_t at) {
+    uint64_t place = (uint64_t)walk->group << 60 | (uint64_t)walk->layer << 54 | (uint64_t)walk->part << 52 |
+                     (uint64_t)walk->row << 50 | (uint64_t)walk->unit << 40 | (uint64_t)walk->step << 20 | at;
+    return chance_mix(chance_mix(seed) ^ place);
+}
+
+static void fill_cell(cell_walk *walk, unsigned char *bytes, uint64_t count) {
+    for (uint64_t at = 0; at < count; at += 8) {
+        uint64_t word = cell_word(walk, walk->seed, at);
+        memcpy(bytes + at, &word, count - at < 8 ? count - at : 8);
+    }
+}
+
+static void check_cell(cell_walk *walk, unsigned char *bytes, uint64_t count) {
+    bool wanted = walk->step >= walk->wanted.begin && walk->step < walk->wanted.end;
+    uint64_t seed = wanted ? walk->seed : walk->before;
+    for (uint64_t at = 0; at < count; at += 8) {
+        uint64_t word = cell_word(walk, seed, at);
+        if (memcmp(bytes + at, &word, count - at < 8 ? count - at : 8) == 0)
+            continue;
+        if (walk->wrong++ == 0)
+            (void)snprintf(walk->first, walk->first_bytes,
+                           "group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u: %s", walk->group,
+                           walk->layer, walk->part, walk->step, walk->row, walk->unit, (unsigned)at,
+                           wanted ? "not what was sent" : "was not to be touched");
+        return;
+    }
+}
+
+void content_fill(const content_rank *rank, uint32_t group, const content_table *table, content_part part,
+                  uint64_t seed) {
+    cell_walk walk = {.rank = rank, .table = table, .group = group, .visit = fill_cell, .seed = seed};
+    walk_cells(&walk, part);
+}
+
+uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
+                       uint64_t before,
+                       char *first, /* NOLINT(readability-non-const-parameter): written to while walking */
+                       size_t first_bytes) {
+    cell_walk walk = {.rank = rank,
+                      .table = table,
+                      .group = group,
+                      .visit = check_cell,
+                      .seed = seed,
+                      .before = before,
+                      .wanted = content_wanted(rank, group, table),
+                      .first = first,
+                      .first_bytes = first_bytes};
+    walk_cells(&walk, content_all(rank, group, table));
+    return walk.wrong;
+}

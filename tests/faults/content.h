@@ -1,0 +1,59 @@
+/*
+ * What the engines of the fault harness cache, and the bytes of it: every byte follows from a seed and the
+ * coordinates of its cell, so that any rank can fill its part of a request and any other can check its own.
+ */
+#ifndef KVF_FAULTS_CONTENT_H
+#define KVF_FAULTS_CONTENT_H
+
+#include <kvferry/agent.h>
+
+#define CONTENT_ENGINES 3u
+#define CONTENT_MODELS 2u
+#define CONTENT_GROUPS 3u
+#define CONTENT_BLOCKS 24u /* of one request in one group */
+#define CONTENT_TOKENS 160u
+#define CONTENT_REGIONS 32u
+
+/** A hybrid of full attention, a sliding window and a state; or a latent, of which every rank has a copy. */
+kvf_model *content_model(uint32_t number);
+
+/** Engines of different shape: 2 ranks by heads; 1 rank; 2 ranks by layers. NULL when it cannot be made. */
+kvf_engine *content_engine(const kvf_model *model, uint32_t number);
+const char *content_engine_name(uint32_t number);
+
+/** The blocks of one group of a request. */
+typedef struct content_table {
+    uint32_t ids[CONTENT_BLOCKS];
+    uint32_t count, first_block;
+    uint32_t begin, end; /* steps that are wanted, or there */
+} content_table;
+
+/** The memory of one rank. */
+typedef struct content_rank {
+    const kvf_shard *shard;
+    kvf_memory regions[CONTENT_REGIONS];
+} content_rank;
+
+/** Some cells of a request. */
+typedef struct content_part {
+    uint32_t begin, end; /* steps */
+    kvf_range layers;
+} content_part;
+
+/** Everything the blocks of a table have room for. */
+content_part content_all(const content_rank *rank, uint32_t group, const content_table *table);
+/** What a request moves of a table: without what its window leaves out. */
+content_part content_wanted(const content_rank *rank, uint32_t group, const content_table *table);
+
+/** Gives the cells of a part the bytes of a seed. */
+void content_fill(const content_rank *rank, uint32_t group, const content_table *table, content_part part,
+                  uint64_t seed);
+
+/**
+ * How many cells of the blocks do not have the bytes they should: those of `seed` in what is wanted, those of
+ * `before` in the rest. `first` receives words on the first that does not.
+ */
+uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
+                       uint64_t before, char *first, size_t first_bytes);
+
+#endif

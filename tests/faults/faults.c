@@ -1,0 +1,472 @@
+/*
+ * The fault harness: engines as real processes that pull and push between each other while processes are
+ * killed, stopped and restarted under the same name, requests are cancelled on either side, messages are
+ * lost, repeated, late and overtaken, transport operations fail, peers are slow, and strangers talk nonsense.
+ *
+ *   faults [--requests N] [--seed S] [--round N] [--limit SECONDS] [--transport KIND]
+ *         [--verbose 1] [--gentle 1]
+ *
+ * What must hold, whatever happens: every ticket of a living process has one result before its deadline (and
+ * some patience) and gives its blocks back once; what is DONE has every byte, then and as long as its engine
+ * keeps it; what FAILED names the right blocks; nothing is left at the end; who was not killed lives; and
+ * once the faults are over every request succeeds. Requests come in rounds of different settings.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <kvferry/agent.h>
+
+#include "traffic.h"
+#include "vandal.h"
+
+#define MS 1000000ull
+#define SECOND 1000000000ull
+#define MOST_WORDS 40u /* of what is wrong, to print */
+#define MOST_MEMORY (16u << 20)
+#define MOST_GROWTH (64u << 20)
+#define MOST_DESCRIPTORS 400u
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+/* A connection that ends in the middle of a ZeroMQ handshake costs libzmq some bytes in its own thread. */
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void); /* NOLINT */
+const char *__lsan_default_suppressions(void) {                                       /* NOLINT */
+    return "leak:libzmq\n";
+}
+
+typedef struct run {
+    uint64_t seed;
+    uint32_t requests, per_round, limit_s, intensity;
+    bool verbose;          /* prints every failure of a request */
+    bool gentle;           /* stops nobody in the middle of a write */
+    const char *transport; /* NULL: "shm" or "auto" */
+    chance chance;
+    crew crew;
+    traffic traffic;
+    vandal vandal;
+    traffic_counts counts;
+    uint64_t kills, stops, stops_avoided, starts, quits, slows, attacks;
+    uint64_t mail[MAIL_FAULTS], fabric_faults, leases_expired, peers_lost, peers_evicted, stale, repeated;
+    uint64_t most_memory, most_resident_growth;
+    uint32_t most_descriptors;
+    uint64_t last_work;
+    uint32_t wrong, round, calm_failures, stalls;
+} run;
+
+/* ---- what is wrong ----------------------------------------------------------------------------------------
+ */
+
+static void on_wrong(void *context, const char *words) {
+    run *r = context;
+    if (r->wrong++ < MOST_WORDS)
+        (void)printf("WRONG (round %u): %s\n", r->round, words);
+    (void)fflush(stdout);
+}
+
+static void on_report(void *context, uint32_t engine, uint32_t rank, const report *what) {
+    traffic_report(&((run *)context)->traffic, engine, rank, what);
+}
+
+static void on_engine(void *context, uint32_t engine, bool up) {
+    traffic_engine(&((run *)context)->traffic, engine, up);
+}
+
+static void on_alarm(int signal) {
+    static const char words[] = "WRONG: the harness has not ended in its time\n";
+    (void)signal;
+    if (write(STDOUT_FILENO, words, sizeof words - 1) < 0)
+        _exit(3);
+    _exit(2); /* the workers end with us */
+}
+
+/* ---- a round ----------------------------------------------------------------------------------------------
+ */
+
+static void choose_setting(run *r) {
+    worker_setting *s = &r->crew.setting;
+    chance *dice = &r->chance;
+    *s = (worker_setting){.seed = chance_draw(dice),
+                          .model = chance_per_mille(dice, 250),
+                          .verify = r->round % 2,
+                          .encrypted = chance_per_mille(dice, 250),
+                          .faulty_fabric = chance_per_mille(dice, 500),
+                          .own_thread = chance_per_mille(dice, 250),
+                          .policy = chance_per_mille(dice, 500) ? KVF_FAILURE_FAIL : KVF_FAILURE_RECOMPUTE,
+                          .lease_ns = 300 * MS,
+                          .heartbeat_ns = 50 * MS,
+                          .peer_timeout_ns = 200 * MS,
+                          .idle_ns = 1500 * MS};
+    const char *kind = chance_per_mille(dice, 300) ? "auto" : "shm";
+    (void)snprintf(s->transport, sizeof s->transport, "%s", r->transport ? r->transport : kind);
+    uint32_t level = chance_between(dice, 0, 3);
+    s->mail = (mail_options){.late_ms = chance_between(dice, 1, 300)};
+    for (int i = 0; i < MAIL_FAULTS; i++)
+        s->mail.per_mille[i] = (uint32_t[]){0, 15, 30, 90}[level];
+    /* Late by a few rounds of a worker, or by so many that requests end meanwhile. */
+    s->fabric = (faulty_options){.turns = (uint32_t[]){30, 1000, 10000}[chance_between(dice, 0, 2)]};
+    for (int i = 0; i < FAULTY_FAULTS; i++)
+        s->fabric.per_mille[i] = chance_between(dice, 0, 15);
+    s->fabric.per_mille[FAULTY_LATE_START] = s->fabric.per_mille[FAULTY_LATE_END] =
+        chance_between(dice, 50, 300);
+    s->fabric.per_mille[FAULTY_DEAF] = chance_between(dice, 0, 200);
+    r->intensity = (uint32_t[]){300, 1000, 1500}[chance_between(dice, 0, 2)];
+    if (SANITIZED)
+        s->lease_ns = 600 * MS;
+    (void)printf("round %u: model %u, %s, %s, %s, %s, %s, messages %u in 1000 of each kind\n", r->round,
+                 s->model, s->transport, s->verify ? "verified" : "not verified",
+                 s->encrypted ? "encrypted" : "plain", s->faulty_fabric ? "faulty fabric" : "good fabric",
+                 s->own_thread ? "own threads" : "no threads", s->mail.per_mille[0]);
+    (void)fflush(stdout);
+}
+
+#define STALL (500 * MS)
+
+/* Where the machine itself stands still for a while, nobody is late. */
+static void excuse_stalls(run *r) {
+    uint64_t now = crew_now(), gap = r->last_work ? now - r->last_work : 0;
+    r->last_work = now;
+    if (gap < STALL)
+        return;
+    r->stalls++;
+    for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
+        for (uint32_t i = 0; i < CREW_RANKS; i++)
+            r->crew.engines[e].members[i].stopped_ns += gap;
+}
+
+static void work(run *r, int wait_ms) {
+    excuse_stalls(r);
+    crew_work(&r->crew, wait_ms);
+    traffic_work(&r->traffic);
+    vandal_leave(&r->vandal, crew_now());
+}
+
+static void spoil_something(run *r) {
+    chance *dice = &r->chance;
+    uint32_t engine = chance_between(dice, 0, CONTENT_ENGINES - 1);
+    uint32_t rank = chance_between(dice, 0, r->crew.engines[engine].rank_count - 1);
+    uint32_t what = chance_between(dice, 0, 999) * 1000 / r->intensity;
+    if (what < 20) {
+        crew_kill(&r->crew, engine, rank, dice);
+    } else if (what < 90) {
+        uint32_t lease_ms = (uint32_t)(r->crew.setting.lease_ns / MS);
+        (void)crew_stop(&r->crew, engine, rank,
+                        chance_per_mille(dice, 500) ? chance_between(dice, 1, lease_ms / 2)
+                                                    : chance_between(dice, lease_ms, 3 * lease_ms));
+    } else if (what < 130) {
+        order o = {.kind = ORDER_SLOW};
+        o.slow.total_ms = chance_between(dice, 20, 600);
+        o.slow.sleep_us = chance_between(dice, 1000, 60000);
+        crew_send(&r->crew, engine, rank, &o);
+        r->slows++;
+    } else if (what < 190) {
+        vandal_attack(&r->vandal, r->crew.engines[engine].members[rank].opened.open.endpoint, dice);
+    }
+}
+
+static bool wait_until(run *r, bool (*condition)(run *), uint64_t patience_ns, const char *what) {
+    for (uint64_t end = crew_now() + patience_ns; !condition(r);) {
+        if (crew_now() > end) {
+            on_wrong(r, what);
+            return false;
+        }
+        work(r, 5);
+    }
+    return true;
+}
+
+static bool is_up(run *r) {
+    return crew_up(&r->crew);
+}
+
+static bool is_idle(run *r) {
+    return r->traffic.part_count == 0 && crew_up(&r->crew);
+}
+
+static bool is_gone(run *r) {
+    return crew_gone(&r->crew);
+}
+
+static bool has_looked(run *r) {
+    for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
+        for (uint32_t i = 0; i < r->crew.engines[e].rank_count; i++)
+            if (!r->crew.engines[e].members[i].has_looked)
+                return false;
+    return true;
+}
+
+static bool look(run *r) {
+    const order o = {.kind = ORDER_LOOK};
+    for (uint32_t e = 0; e < CONTENT_ENGINES; e++) {
+        for (uint32_t i = 0; i < r->crew.engines[e].rank_count; i++)
+            r->crew.engines[e].members[i].has_looked = false;
+        crew_send_all(&r->crew, e, &o);
+    }
+    return wait_until(r, has_looked, 10 * SECOND, "a worker does not report");
+}
+
+/* Nothing may be left of any request. `words` receives what is. */
+static bool is_clean(const crew_member *m, char *words, size_t bytes) {
+    const kvf_agent_stats *s = &m->looked.look.stats;
+    uint64_t requests = 0;
+    for (int i = 0; i < 6; i++)
+        requests += s->requests_now[i];
+    (void)snprintf(
+        words, bytes,
+        "left at the end: %llu requests, %llu leases, blocks: %llu held, %llu filling, %llu in doubt",
+        (unsigned long long)requests, (unsigned long long)s->leases_now,
+        (unsigned long long)s->blocks_held_now, (unsigned long long)s->blocks_filling_now,
+        (unsigned long long)s->blocks_in_doubt_now);
+    return requests + s->leases_now + s->blocks_held_now + s->blocks_filling_now + s->blocks_in_doubt_now ==
+           0;
+}
+
+static void check_clean(run *r) {
+    char words[300] = "";
+    for (uint64_t end = crew_now() + 3 * SECOND;;) {
+        bool clean = look(r);
+        for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
+            for (uint32_t i = 0; i < r->crew.engines[e].rank_count && clean; i++)
+                clean = is_clean(&r->crew.engines[e].members[i], words, sizeof words);
+        if (clean)
+            return;
+        if (crew_now() > end)
+            break;
+        work(r, 20);
+    }
+    on_wrong(r, words);
+}
+
+static void add_looks(run *r) {
+    for (uint32_t e = 0; e < CONTENT_ENGINES; e++) {
+        for (uint32_t i = 0; i < r->crew.engines[e].rank_count; i++) {
+            const crew_member *m = &r->crew.engines[e].members[i];
+            const kvf_agent_stats *s = &m->looked.look.stats;
+            for (int k = 0; k < MAIL_FAULTS; k++)
+                r->mail[k] += m->looked.look.tampered[k];
+            r->fabric_faults += m->looked.look.fabric_faults;
+            r->leases_expired += s->leases_expired;
+            r->peers_lost += s->peers_lost;
+            r->peers_evicted += s->peers_evicted;
+            r->stale += s->messages_stale;
+            r->repeated += s->messages_repeated;
+            if (s->memory_now_bytes > r->most_memory)
+                r->most_memory = s->memory_now_bytes;
+            uint64_t growth = m->looked.look.resident_bytes - m->first_resident_bytes;
+            if (m->looked.look.resident_bytes > m->first_resident_bytes && growth > r->most_resident_growth)
+                r->most_resident_growth = growth;
+            if (m->looked.look.descriptors > r->most_descriptors)
+                r->most_descriptors = m->looked.look.descriptors;
+            if (m->looked.look.descriptors > MOST_DESCRIPTORS)
+                on_wrong(r, "a worker has too many descriptors open");
+            if (growth > MOST_GROWTH && m->looked.look.resident_bytes > m->first_resident_bytes && !SANITIZED)
+                on_wrong(r, "a worker grows");
+            if (s->memory_now_bytes > MOST_MEMORY)
+                on_wrong(r, "an agent keeps too much for its peers");
+            if (s->checksums_wrong > 0)
+                on_wrong(r, "checksums were wrong");
+        }
+    }
+}
+
+/* On a machine that is busy a lease may run out without anybody's fault. */
+#define CALM_ATTEMPTS 3
+
+static bool launch_calm(run *r) {
+    r->traffic.calm_failures = 0;
+    for (uint64_t end = crew_now() + 6 * r->crew.setting.lease_ns; crew_now() < end;)
+        work(r, 5);
+    for (int launched = 0; launched < 10; work(r, 1))
+        launched += traffic_launch(&r->traffic);
+    return wait_until(r, is_idle, 40 * SECOND, "requests do not end though nothing is wrong");
+}
+
+/* With the faults over, everything must work again. */
+static void be_calm(run *r) {
+    const order o = {.kind = ORDER_CALM};
+    if (!wait_until(r, is_idle, 20 * SECOND, "requests do not end"))
+        return;
+    for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
+        crew_send_all(&r->crew, e, &o);
+    vandal_leave(&r->vandal, UINT64_MAX);
+    r->traffic.calm = true;
+    for (int i = 0; i < CALM_ATTEMPTS && launch_calm(r) && r->traffic.calm_failures; i++) {
+        r->calm_failures++;
+        if (i + 1 == CALM_ATTEMPTS)
+            on_wrong(r, r->traffic.calm_words);
+        else
+            (void)printf("though calm: %s\n", r->traffic.calm_words);
+    }
+    check_clean(r);
+    add_looks(r);
+}
+
+static void make_trouble(run *r, uint32_t requests) {
+    uint32_t most = chance_between(&r->chance, 10, 60);
+    for (uint32_t launched = 0; launched < requests; work(r, 1)) {
+        for (int i = 0; i < 4 && launched < requests && r->traffic.part_count < most; i++) {
+            if (!traffic_launch(&r->traffic))
+                break;
+            launched++;
+            spoil_something(r);
+        }
+    }
+}
+
+static void add_counts(run *r) {
+    uint64_t *to = (uint64_t *)&r->counts;
+    const uint64_t *from = (const uint64_t *)&r->traffic.counts;
+    uint64_t result = r->counts.latest_result_ns, free_ns = r->counts.latest_free_ns;
+    for (size_t i = 0; i < sizeof r->counts / sizeof *to; i++)
+        to[i] += from[i];
+    const traffic_counts *c = &r->traffic.counts;
+    r->counts.latest_result_ns = result > c->latest_result_ns ? result : c->latest_result_ns;
+    r->counts.latest_free_ns = free_ns > c->latest_free_ns ? free_ns : c->latest_free_ns;
+    r->kills += r->crew.kills;
+    r->stops += r->crew.stops;
+    r->stops_avoided += r->crew.stops_avoided;
+    r->starts += r->crew.starts;
+    r->quits += r->crew.quits;
+}
+
+static void run_round(run *r, uint32_t requests) {
+    memset(&r->crew, 0, sizeof r->crew);
+    memset(&r->traffic, 0, sizeof r->traffic);
+    r->crew.gentle = r->gentle;
+    r->crew.on_report = on_report;
+    r->crew.on_engine = on_engine;
+    r->crew.on_wrong = r->traffic.on_wrong = on_wrong;
+    r->crew.context = r->traffic.context = r;
+    choose_setting(r);
+    r->traffic.crew = &r->crew;
+    r->traffic.chance.state = chance_draw(&r->chance);
+    r->traffic.verbose = r->verbose;
+    r->traffic.lease_ns = r->crew.setting.lease_ns;
+    r->traffic.patience_ns = (SANITIZED ? 8 : 4) * SECOND;
+    bool open = traffic_open(&r->traffic) && crew_open(&r->crew);
+    if (!open)
+        on_wrong(r, "the engines cannot be started");
+    if (open && wait_until(r, is_up, 30 * SECOND, "the engines do not come up")) {
+        (void)look(r);
+        make_trouble(r, requests);
+        be_calm(r);
+        crew_quit(&r->crew);
+        (void)wait_until(r, is_gone, 20 * SECOND, "the workers do not end");
+    }
+    add_counts(r);
+    traffic_close(&r->traffic);
+    crew_close(&r->crew);
+    vandal_leave(&r->vandal, UINT64_MAX);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------------
+ */
+
+static void print_counts(const run *r, uint64_t ns) {
+    static const char *const kinds[] = {"", "holds", "pulls", "pushes", "expects", "meetings"};
+    const traffic_counts *c = &r->counts;
+    (void)printf("requests %llu in %.1f s, as %llu parts of engines (%llu of engines that were lost), %llu "
+                 "second turns, %.1f MB arrived\n",
+                 (unsigned long long)c->requests, (double)ns / 1e9, (unsigned long long)c->parts,
+                 (unsigned long long)c->dropped, (unsigned long long)c->second_turns, (double)c->bytes / 1e6);
+    for (int k = 1; k < 6; k++)
+        (void)printf("%-8s per rank: %llu done, %llu failed\n", kinds[k], (unsigned long long)c->done[k],
+                     (unsigned long long)c->failed[k]);
+    for (uint32_t s = 1; s < TRAFFIC_STATUSES; s++)
+        if (c->failed_by_status[s])
+            (void)printf("failed with %s: %llu\n", kvf_status_name((kvf_status)s),
+                         (unsigned long long)c->failed_by_status[s]);
+    (void)printf(
+        "faults: %llu killed, %llu restarted, %llu quit, %llu stopped (%llu times not, amid a write), "
+        "%llu slow, %llu cancelled, %llu strangers\n",
+        (unsigned long long)r->kills, (unsigned long long)r->starts, (unsigned long long)r->quits,
+        (unsigned long long)r->stops, (unsigned long long)r->stops_avoided, (unsigned long long)r->slows,
+        (unsigned long long)c->cancelled, (unsigned long long)r->vandal.attacks);
+    (void)printf(
+        "of those who lived to the end: messages lost %llu, repeated %llu, late %llu, overtaken %llu; "
+        "operations spoilt %llu; leases expired %llu, peers lost %llu, evicted %llu; messages stale "
+        "%llu, sent again %llu\n",
+        (unsigned long long)r->mail[MAIL_LOST], (unsigned long long)r->mail[MAIL_REPEATED],
+        (unsigned long long)r->mail[MAIL_LATE], (unsigned long long)r->mail[MAIL_OVERTAKEN],
+        (unsigned long long)r->fabric_faults, (unsigned long long)r->leases_expired,
+        (unsigned long long)r->peers_lost, (unsigned long long)r->peers_evicted, (unsigned long long)r->stale,
+        (unsigned long long)r->repeated);
+    (void)printf(
+        "failed with blocks in doubt %llu, computed anew %llu; latest result %.1f ms after its deadline, "
+        "latest blocks %.1f ms after their result; memory for peers at most %llu KiB, process growth at "
+        "most %llu KiB, descriptors at most %u; failed though calm: %u times; this process stood still: %u "
+        "times\n",
+        (unsigned long long)c->in_doubt, (unsigned long long)c->refilled, (double)c->latest_result_ns / 1e6,
+        (double)c->latest_free_ns / 1e6, (unsigned long long)r->most_memory >> 10,
+        (unsigned long long)r->most_resident_growth >> 10, r->most_descriptors, r->calm_failures, r->stalls);
+}
+
+static bool take_number(const char *name, const char *text, uint64_t *out) {
+    char *end = NULL;
+    *out = text ? strtoull(text, &end, 0) : 0;
+    if (text && *text != '\0' && *end == '\0')
+        return true;
+    (void)fprintf(stderr, "faults: %s needs a number\n", name);
+    return false;
+}
+
+static bool take_options(run *r, int argc, char **argv) {
+    for (int i = 1; i < argc; i += 2) {
+        uint64_t number;
+        if (strcmp(argv[i], "--transport") == 0 && i + 1 < argc) {
+            r->transport = argv[i + 1];
+            continue;
+        }
+        if (!take_number(argv[i], i + 1 < argc ? argv[i + 1] : NULL, &number))
+            return false;
+        if (strcmp(argv[i], "--requests") == 0)
+            r->requests = (uint32_t)number;
+        else if (strcmp(argv[i], "--seed") == 0)
+            r->seed = number;
+        else if (strcmp(argv[i], "--round") == 0)
+            r->per_round = (uint32_t)number;
+        else if (strcmp(argv[i], "--limit") == 0)
+            r->limit_s = (uint32_t)number;
+        else if (strcmp(argv[i], "--verbose") == 0)
+            r->verbose = number > 0;
+        else if (strcmp(argv[i], "--gentle") == 0)
+            r->gentle = number > 0;
+        else {
+            (void)fprintf(stderr, "usage: faults [--requests N] [--seed S] [--round N] [--limit SECONDS] "
+                                  "[--transport KIND] [--verbose 1] [--gentle 1]\n");
+            return false;
+        }
+    }
+    return r->requests > 0 && r->per_round > 0;
+}
+
+int main(int argc, char **argv) {
+    static run r = {.requests = 200, .per_round = 50};
+    r.seed = crew_now();
+    if (!take_options(&r, argc, argv))
+        return 2;
+    if (!r.limit_s)
+        r.limit_s = 240 + r.requests / 4;
+    r.chance.state = r.seed;
+    (void)signal(SIGALRM, on_alarm);
+    (void)alarm(r.limit_s);
+    (void)printf("faults: seed %llu\n", (unsigned long long)r.seed);
+    uint64_t start = crew_now();
+    for (uint32_t left = r.requests; left > 0 && r.wrong < MOST_WORDS; r.round++) {
+        uint32_t requests = left < r.per_round ? left : r.per_round;
+        run_round(&r, requests);
+        left -= requests;
+    }
+    print_counts(&r, crew_now() - start);
+    if (r.wrong)
+        (void)printf("%u things are wrong; again: faults --requests %u --round %u --seed %llu\n", r.wrong,
+                     r.requests, r.per_round, (unsigned long long)r.seed);
+    (void)printf("%s\n", r.wrong ? "FAILED" : "passed");
+    return r.wrong ? 1 : 0;
+}
