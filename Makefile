@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-property check-vectors check-long check-python wheel fuzz bench lint format \
+.PHONY: help setup build debug demo check check-property check-vectors check-long check-python check-vllm wheel fuzz bench lint format \
 	install clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases, every test under ASan+UBSan, all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
+	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB)'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
@@ -71,6 +72,10 @@ fuzz:
 check-python:
 	@scripts/setup build python
 	@scripts/check-python $(ARGS)
+
+check-vllm:
+	@scripts/setup build python
+	@scripts/check-vllm $(ARGS)
 
 wheel:
 	@scripts/setup build python

@@ -1,0 +1,11 @@
+"""KvferryConnector: vLLM serves prefill and decode apart, and kvferry carries the caches between them.
+
+    --kv-transfer-config '{"kv_connector": "KvferryConnector", "kv_connector_module_path": "kvferry.vllm",
+                           "kv_role": "kv_producer"}'
+
+See docs/vllm.md.
+"""
+
+from kvferry.vllm.connector import KvferryConnector
+
+__all__ = ["KvferryConnector"]

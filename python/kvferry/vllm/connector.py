@@ -1,0 +1,175 @@
+"""The class that vLLM loads. It is made once beside the scheduler and once in every worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import RequestStatus
+
+from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.scheduling import Scheduling
+from kvferry.vllm.statistics import KvferryMetrics, KvferryStats
+from kvferry.vllm.worker import Worker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+SUPPORTED = "0.32."
+
+
+class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
+    """Hands caches over between engines of different shape; consumers read from producers."""
+
+    _cache_hit_source = CacheHitSource.P2P
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        if not vllm.__version__.startswith(SUPPORTED):
+            raise ValueError(f"KvferryConnector works with vLLM {SUPPORTED}x; this is {vllm.__version__}")
+        super().__init__(vllm_config, role, kv_cache_config)
+        scheduler = role == KVConnectorRole.SCHEDULER
+        self._scheduling = Scheduling(vllm_config, kv_cache_config) if scheduler else None
+        self._worker = None if scheduler else Worker(vllm_config, kv_cache_config)
+
+    # ---- beside the scheduler
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """The scheduler's half."""
+        assert self._scheduling is not None
+        return self._scheduling
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """What all ranks said of themselves; keys are (pipeline stage, tensor-parallel rank)."""
+        ranks = {where: found for where, found in metadata.items() if isinstance(found, KvferryHandshake)}
+        self.scheduling.introduce(ranks)
+
+    def on_new_request(self, request: Request) -> None:
+        """A request has arrived."""
+        self.scheduling.add(request)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """Groups whose new blocks vLLM need not fill with zeros because a load writes all of them.
+
+        A load writes tokens, not blocks, so the end of the last block keeps what was there before: in another
+        group's type that may be no number at all, and attention multiplies it by its weight of zero. Only the
+        groups that vLLM would otherwise compute again (bounded replay) have to be named.
+        """
+        return tuple(
+            group
+            for group in self._kv_cache_config.transfer_group_ids
+            if self._kv_cache_config.kv_cache_groups[group].kv_cache_spec.prefix_replay_tokens > 0
+        )
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded, and whether that takes time."""
+        return self.scheduling.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """The request has blocks."""
+        self.scheduling.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """What the workers do in this step."""
+        return self.scheduling.step(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """What the workers reported."""
+        self.scheduling.update(connector_output)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request has finished: whether its blocks are kept, and what the client is told."""
+        well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+        return self.scheduling.finished(request, block_ids, well)
+
+    # ---- in a worker
+
+    @property
+    def worker(self) -> Worker:
+        """The worker's half."""
+        assert self._worker is not None
+        return self._worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The caches are there."""
+        self.worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """What the scheduler's half needs to know of this rank."""
+        return self.worker.handshake()
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Starts what the scheduler's half said; the agent does it in a thread of its own."""
+        step = self._get_connector_metadata()
+        assert isinstance(step, KvferryStep)
+        self.worker.start(step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: requests wait as a whole, before they are scheduled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        """Nothing: consumers read when a request has finished."""
+
+    def wait_for_save(self) -> None:
+        """Nothing, see save_kv_layer()."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """What has ended since the last step."""
+        return self.worker.take_results()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What was counted since the last step."""
+        return self._worker.take_stats() if self._worker is not None else None
+
+    # ---- where statistics are shown
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """The statistics in what has come from a worker."""
+        return KvferryStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        """Where the metrics are shown."""
+        return KvferryMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # ---- both
+
+    def shutdown(self) -> None:
+        """The engine ends."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduling is not None:
+            self._scheduling.close()

@@ -1,0 +1,131 @@
+"""What a rank of vLLM caches and where, as plain data that travels between processes; and kvferry's objects
+made of it.
+
+A group of vLLM becomes one group of kvferry for each kind of layer in it, for layers of one kvferry group have
+the same parts. All of these have the block table of vLLM's group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvferry.errors import MismatchError
+from kvferry.model import Group, GroupKind, Model, Part
+from kvferry.shard import Engine, GroupShard, PartShare, Placement, Shard
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """One layer that a rank holds: where each part of it is."""
+
+    layer: int
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class GroupGeometry:
+    """The layers of one kind in one group of vLLM, as one rank has them.
+
+    Attributes:
+        source: index of vLLM's group, whose block table it has
+        shares: what the rank holds of each part
+        speculative_blocks: state groups: blocks that follow the one of the state
+    """
+
+    source: int
+    name: str
+    kind: GroupKind
+    parts: tuple[Part, ...]
+    shares: tuple[PartShare, ...]
+    layers: tuple[LayerGeometry, ...]
+    tokens_per_block: int
+    kernel_blocks_per_block: int
+    block_count: int
+    window_tokens: int = 0
+    chunk_tokens: int = 0
+    speculative_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class RankGeometry:
+    """Everything that one rank caches."""
+
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    layer_count: int
+    layers: range
+    region_bytes: tuple[int, ...]
+    groups: tuple[GroupGeometry, ...]
+
+    @property
+    def rank(self) -> int:
+        """Its number in the engine."""
+        return self.pp_rank * self.tp_size + self.tp_rank
+
+
+def build_model(ranks: Sequence[RankGeometry]) -> Model:
+    """The whole model, from what all ranks hold of it."""
+    groups: dict[str, Group] = {}
+    for rank in ranks:
+        for found in rank.groups:
+            layers = {layer.layer for layer in found.layers}
+            known = groups.get(found.name)
+            if known is not None:
+                if known.parts != found.parts:
+                    raise MismatchError(f"rank {rank.rank} has other parts in group {found.name} than rank 0")
+                layers |= set(known.layers)
+            groups[found.name] = Group(
+                found.name,
+                tuple(sorted(layers)),
+                found.parts,
+                found.kind,
+                found.window_tokens,
+                found.chunk_tokens,
+            )
+    return Model([groups[name] for name in sorted(groups)], max(rank.layer_count for rank in ranks))
+
+
+def build_engine(ranks: Sequence[RankGeometry], name: str) -> Engine:
+    """The engine of all ranks, ordered by their numbers."""
+    model = build_model(ranks)
+    names = [group.name for group in model.groups]
+    samples = {group.name: group for rank in ranks for group in rank.groups}
+    shards = []
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        held = {group.name: group for group in rank.groups}
+        shards.append(
+            Shard(
+                model,
+                rank=rank.rank,
+                layers=rank.layers,
+                region_bytes=rank.region_bytes,
+                groups=[_group_shard(held.get(name), samples[name]) for name in names],
+                tp_rank=rank.tp_rank,
+                tp_size=rank.tp_size,
+                pp_rank=rank.pp_rank,
+                pp_size=rank.pp_size,
+            )
+        )
+    return Engine.from_shards(model, shards, name)
+
+
+def group_order(ranks: Sequence[RankGeometry]) -> list[GroupGeometry]:
+    """One description of each group of the model, in the model's order: what block tables need."""
+    samples = {group.name: group for rank in ranks for group in rank.groups}
+    return [samples[name] for name in sorted(samples)]
+
+
+def _group_shard(group: GroupGeometry | None, sample: GroupGeometry) -> GroupShard:
+    have = group or sample
+    return GroupShard(
+        tokens_per_block=1 if have.kind == GroupKind.STATE else have.tokens_per_block,
+        block_count=have.block_count,
+        parts=have.shares,
+        placements=tuple(layer.placements for layer in sorted(group.layers, key=lambda layer: layer.layer))
+        if group
+        else (),
+        kernel_blocks_per_block=have.kernel_blocks_per_block,
+    )

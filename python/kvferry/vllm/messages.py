@@ -1,0 +1,36 @@
+"""What the scheduler's half and the workers' halves of the connector tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
+
+from kvferry.scheduler import Instruction
+from kvferry.vllm.geometry import RankGeometry
+
+
+@dataclass
+class KvferryHandshake(KVConnectorHandshakeMetadata):
+    """What the scheduler's half learns from a rank when the caches are there."""
+
+    introduction: bytes
+    geometry: RankGeometry
+
+
+@dataclass
+class KvferryStep(KVConnectorMetadata):
+    """What the workers do in a step.
+
+    Attributes:
+        instructions: in order
+        void: requests that vLLM waits for although nothing was begun for them: to report as failed
+        idle: no request runs in this step: vLLM only asks whether transfers have ended
+    """
+
+    instructions: list[Instruction] = field(default_factory=list)
+    void: list[str] = field(default_factory=list)
+    idle: bool = False

@@ -1,0 +1,281 @@
+"""The scheduler's half of the connector: kvferry's Schedule, in the words of vLLM."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from kvferry.agent import Agent
+from kvferry.aggregator import Aggregate, RequestKey
+from kvferry.errors import InvalidError, KvferryError, NotFoundError
+from kvferry.model import GroupKind
+from kvferry.request import NO_BLOCK, BlockTable
+from kvferry.rules import prefill_token_count
+from kvferry.scheduler import Schedule, TransferParams
+from kvferry.vllm.geometry import GroupGeometry, build_model, group_order
+from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.settings import read_settings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvferry")
+
+NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
+
+
+class Scheduling:
+    """Which requests wait for caches, and which are kept for others."""
+
+    def __init__(self, config: VllmConfig, cache: KVCacheConfig) -> None:
+        self._config = config
+        self._cache = cache
+        self._settings = read_settings(config)
+        self._directory: Agent | None = None
+        self._schedule: Schedule | None = None
+        self._groups: list[GroupGeometry] = []
+        self._keys: dict[str, RequestKey] = {}
+        self._loading: set[str] = set()
+        self._matched: dict[str, int] = {}  # tokens in the prefix cache when match() was asked last
+        self._void: list[str] = []
+
+    # ---- meeting
+
+    def introduce(self, ranks: dict[tuple[int, int], KvferryHandshake]) -> None:
+        """The workers' caches are there: the engine can be met from here on."""
+        transfer = self._config.kv_transfer_config
+        assert transfer is not None
+        geometries = [ranks[where].geometry for where in sorted(ranks)]
+        self._directory = Agent.directory(
+            listen=self._settings.meeting,
+            insecure=self._settings.insecure,
+            log=lambda line: logger.warning("%s", line),
+        )
+        for where in sorted(ranks):
+            self._directory.introduce(ranks[where].introduction)
+        self._groups = group_order(geometries)
+        self._schedule = Schedule(
+            build_model(geometries),
+            [1 if g.kind == GroupKind.STATE else g.tokens_per_block for g in self._groups],
+            engine=transfer.engine_id,
+            endpoint=self._directory.endpoint,
+            incarnation=int.from_bytes(os.urandom(8), "little"),
+            lookahead_tokens=self._config.num_prefill_lookahead_tokens,
+            lease=self._settings.lease,
+            deadline=self._settings.deadline,
+        )
+        logger.info("kvferry engine %s is met at %s", transfer.engine_id, self._directory.endpoint)
+
+    def close(self) -> None:
+        """The engine ends."""
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    # ---- requests
+
+    def add(self, request: Request) -> None:
+        """A request has arrived."""
+        params = request.kv_transfer_params
+        if not params or self._schedule is None:
+            return
+        try:
+            source = self._source(params) if params.get("do_remote_prefill") else None
+            serves = bool(params.get("do_remote_decode"))
+            if source is None and not serves:
+                return
+            if serves:
+                self._leave_tokens(request)
+            self._keys[request.request_id] = self._schedule.add(
+                request.request_id,
+                request.num_prompt_tokens,
+                now_ns=time.monotonic_ns(),
+                source=source,
+                serves=serves,
+            )
+        except (KvferryError, TypeError, ValueError) as error:
+            logger.error("request %s is computed here: %s", request.request_id, error)
+
+    def match(self, request: Request, computed_tokens: int) -> tuple[int, bool]:
+        """How many tokens can be loaded, and whether the request has to wait for them."""
+        key = self._keys.get(request.request_id)
+        if key is None or self._schedule is None:
+            return 0, False
+        try:
+            tokens = self._schedule.match(key, computed_tokens, now_ns=time.monotonic_ns())
+        except NotFoundError:  # it has been loaded
+            return 0, False
+        self._matched[request.request_id] = computed_tokens
+        return tokens, tokens > 0
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, load_tokens: int) -> None:
+        """The request has blocks."""
+        key = self._keys.get(request.request_id)
+        if key is None or self._schedule is None or request.request_id in self._loading:
+            return
+        try:
+            waits = self._schedule.allocated(
+                key,
+                self._tables(blocks.get_block_ids()),
+                computed_tokens=self._matched.pop(request.request_id, 0),
+                load_tokens=load_tokens,
+                now_ns=time.monotonic_ns(),
+            )
+        except NotFoundError:
+            waits = False
+        except KvferryError as error:
+            logger.error("request %s is computed here: %s", request.request_id, error)
+            waits = False
+        if waits:
+            self._loading.add(request.request_id)
+        elif load_tokens:
+            # vLLM waits for what will not come: say that it has come to nothing.
+            self._loading.add(request.request_id)
+            self._void.append(request.request_id)
+
+    def finished(
+        self, request: Request, block_ids: Sequence[Sequence[int]], ended_well: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The request has finished: whether its blocks are kept, and what the consumer needs."""
+        key = self._keys.pop(request.request_id, None)
+        self._matched.pop(request.request_id, None)
+        if key is None or self._schedule is None:
+            return False, None
+        try:
+            if not ended_well:
+                free = self._schedule.abort(key)
+                if free and request.request_id in self._loading:
+                    self._void.append(request.request_id)
+                return not free, None
+            end = self._schedule.finished(
+                key, self._tables(block_ids), request.num_computed_tokens, now_ns=time.monotonic_ns()
+            )
+        except NotFoundError:
+            return False, None
+        except KvferryError as error:
+            logger.error("request %s cannot be handed over: %s", request.request_id, error)
+            return False, None
+        if end.params is None:
+            return end.keep, None
+        return end.keep, self._params_out(request, end.params, block_ids)
+
+    # ---- steps
+
+    def step(self, output: SchedulerOutput) -> KvferryStep:
+        """What the workers do in this step."""
+        if self._schedule is None:
+            return KvferryStep()
+        for request in output.preempted_req_ids or ():
+            key = self._keys.get(request)
+            if key is not None:
+                try:
+                    self._schedule.preempted(key)
+                except NotFoundError:
+                    pass
+        void, self._void = self._void, []
+        return KvferryStep(self._schedule.take(), void, idle=output.total_num_scheduled_tokens == 0)
+
+    def update(self, output: KVConnectorOutput) -> None:
+        """What the workers reported, all of them taken together."""
+        received = set(output.finished_recving or ())
+        self._loading -= received
+        if self._schedule is None:
+            return
+        news = Aggregate(
+            output=0,
+            expected=0,
+            sent=_keys(output.finished_sending),
+            received=_keys(received),
+            failed=_keys(set(output.failed_recving or ()) & received),
+        )
+        if news.sent or news.received:
+            self._schedule.update(news)
+
+    # ---- between vLLM's words and ours
+
+    @property
+    def _has_state(self) -> bool:
+        return any(group.kind == GroupKind.STATE for group in self._groups)
+
+    def _leave_tokens(self, request: Request) -> None:
+        """Leaves the last tokens of a prompt to the consumer: a state cannot be stepped back."""
+        prompt = request.prompt_token_ids
+        keep = prefill_token_count(
+            request.num_prompt_tokens,
+            has_state=self._has_state,
+            lookahead_tokens=self._config.num_prefill_lookahead_tokens,
+        )
+        drop = request.num_prompt_tokens - keep
+        if drop <= 0 or prompt is None:
+            return
+        del prompt[keep:]
+        del request._all_token_ids[keep:]
+        request.num_prompt_tokens = keep
+        request.max_tokens = 1
+
+    def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
+        """One table for each of our groups."""
+        return [_table(group, block_ids[group.source]) for group in self._groups]
+
+    def _source(self, params: dict[str, Any]) -> TransferParams:
+        """Where a cache is, from what a proxy passes on."""
+        missing = [
+            name
+            for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+            if params.get(name) is None
+        ]
+        if missing:
+            raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
+        name = params.get("kvferry_transfer_id")
+        port = int(params["remote_port"])
+        if not 0 < port < 65536:
+            raise InvalidError(f"remote_port is {port}; allowed: 1 to 65535")
+        return TransferParams(
+            engine=str(params["remote_engine_id"]),
+            id=bytes.fromhex(str(name)) if name else str(params["remote_request_id"]).encode(),
+            endpoint=f"tcp://{params['remote_host']}:{port}",
+            tokens=int(params.get("remote_num_tokens") or 0),
+        )
+
+    def _params_out(
+        self, request: Request, params: TransferParams, block_ids: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        host, _, port = params.endpoint.removeprefix("tcp://").rpartition(":")
+        parallel = self._config.parallel_config
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(block_ids[group]) for group in self._cache.transfer_group_ids],
+            "remote_engine_id": params.engine,
+            "remote_request_id": request.request_id,
+            "remote_host": host,
+            "remote_port": int(port),
+            "tp_size": parallel.tensor_parallel_size,
+            "pp_size": parallel.pipeline_parallel_size,
+            "dcp_size": parallel.decode_context_parallel_size,
+            "remote_num_tokens": params.tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "push" if params.push else "pull",
+            "kvferry_transfer_id": params.id.hex(),
+        }
+
+
+def _table(group: GroupGeometry, ids: Sequence[int]) -> BlockTable:
+    if group.kind == GroupKind.STATE:
+        states = [block for block in ids if block != NULL_BLOCK]
+        end = len(states) - group.speculative_blocks
+        return BlockTable(states[end - 1 : end] if end > 0 else states[:1])
+    return BlockTable([NO_BLOCK if block == NULL_BLOCK else block for block in ids])
+
+
+def _keys(requests: set[str] | None) -> tuple[RequestKey, ...]:
+    return tuple(RequestKey(request.encode(), 0) for request in sorted(requests or ()))

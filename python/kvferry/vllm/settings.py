@@ -1,0 +1,87 @@
+"""Settings of the connector: `kv_connector_extra_config`, or the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvferry.errors import InvalidError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How engines reach each other, and how long things may take.
+
+    Attributes:
+        host: side_channel_host or KVFERRY_SIDE_CHANNEL_HOST; other machines need an address they can reach
+        port: side_channel_port or KVFERRY_SIDE_CHANNEL_PORT; 0: any free one
+        transport: kind, see kvferry.transport_kinds()
+        lease: seconds for which a producer keeps blocks without a sign of life of a consumer
+        deadline: seconds after which a load fails
+        verify: check what was read against checksums of the producer
+        insecure: listen beyond loopback without encryption
+    """
+
+    host: str
+    port: int
+    transport: str
+    lease: float | None
+    deadline: float | None
+    verify: bool
+    insecure: bool
+
+    @property
+    def listen(self) -> str:
+        """Where the ranks listen."""
+        return f"tcp://{self.host}:*"
+
+    @property
+    def meeting(self) -> str:
+        """Where the engine is met."""
+        return f"tcp://{self.host}:{self.port or '*'}"
+
+
+def read_settings(config: VllmConfig) -> Settings:
+    """Settings of one engine. Raises InvalidError, which names the setting."""
+    transfer = config.kv_transfer_config
+    extra: dict[str, Any] = dict(transfer.kv_connector_extra_config) if transfer is not None else {}
+    host = str(extra.get("side_channel_host", os.environ.get("KVFERRY_SIDE_CHANNEL_HOST", "127.0.0.1")))
+    said = extra.get("side_channel_port", os.environ.get("KVFERRY_SIDE_CHANNEL_PORT", 0))
+    try:
+        port = int(said)
+    except (TypeError, ValueError):
+        raise InvalidError(f"side_channel_port is {said!r}; allowed: 0 (any) to 65535") from None
+    if not 0 <= port <= 65535:
+        raise InvalidError(f"side_channel_port is {port}; allowed: 0 (any) to 65535")
+    if port:
+        port += config.parallel_config.data_parallel_index
+    insecure = bool(extra.get("insecure", False))
+    if host not in LOOPBACK and not insecure:
+        raise InvalidError(
+            f'side_channel_host is {host}, which other machines may reach; set "insecure": true in '
+            "kv_connector_extra_config where the network is trusted"
+        )
+    return Settings(
+        host=host,
+        port=port,
+        transport=str(extra.get("transport", "auto")),
+        lease=_seconds(extra, "kv_lease_duration"),
+        deadline=_seconds(extra, "kv_load_deadline"),
+        verify=bool(extra.get("verify", False)),
+        insecure=insecure,
+    )
+
+
+def _seconds(extra: dict[str, Any], name: str) -> float | None:
+    value = extra.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or value <= 0:
+        raise InvalidError(f"{name} is {value!r}; allowed: seconds, above 0")
+    return float(value)

@@ -1,0 +1,99 @@
+"""Where state layers (Mamba, gated delta nets) keep what: conv state and recurrent state in one page.
+
+What a conv state's channels are (x, B and C, or queries, keys and values, which tensor parallelism cuts each on
+its own) is not in vLLM's description of the cache; kvferry knows it from the model's configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+from kvferry.errors import UnsupportedError
+from kvferry.model import Dtype, GroupKind, Model, Part, TpRule
+from kvferry.shard import PartShare, Placement
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+
+def configured_model(config: VllmConfig) -> Model:
+    """The model as its config.json describes it."""
+    return Model.from_config(config.model_config.hf_text_config.to_json_string(use_diff=False))
+
+
+def state_parts(model: Model, layer: int) -> tuple[Part, ...]:
+    """The parts of a state layer of the whole model."""
+    for group in model.groups:
+        if group.kind == GroupKind.STATE and layer in group.layers:
+            return group.parts
+    raise UnsupportedError(f"layer {layer} keeps a state, but the model's configuration says nothing of it")
+
+
+def share_of(part: Part, tp_rank: int, tp_size: int) -> PartShare:
+    """What a rank holds of a part: granules that tensor parallelism never separates."""
+    if part.tp_rule == TpRule.REPLICATE:
+        return PartShare(range(part.units), tp_rank, tp_size)
+    each = part.granule_units or 1
+    granules = part.units // each
+    if tp_size <= granules:
+        first, end = tp_rank * granules // tp_size, (tp_rank + 1) * granules // tp_size
+        return PartShare(range(first * each, end * each))
+    if tp_size % granules:
+        raise UnsupportedError(f"part {part.name}: {granules} granules over {tp_size} ranks")
+    copies = tp_size // granules
+    first = tp_rank // copies
+    return PartShare(range(first * each, (first + 1) * each), tp_rank % copies, copies)
+
+
+def place_state(
+    spec: MambaSpec,
+    parts: tuple[Part, ...],
+    rank: tuple[int, int],
+    region: int,
+    offset: int,
+    block_stride: int,
+) -> tuple[tuple[Part, ...], tuple[PartShare, ...], tuple[Placement, ...]]:
+    """Parts, shares and placements of one layer, whose state of block 0 is at `offset`.
+
+    Args:
+        rank: (tensor-parallel rank, how many there are)
+    """
+    tensors = sorted({part.tensor for part in parts})
+    if len(tensors) != len(spec.shapes):
+        raise UnsupportedError(f"a state of {len(spec.shapes)} tensors; the model has {len(tensors)}")
+    found: dict[str, tuple[Part, PartShare, Placement]] = {}
+    at = offset
+    for tensor, shape, dtype in zip(tensors, spec.shapes, spec.dtypes, strict=True):
+        mine = [
+            dataclasses.replace(part, dtype=Dtype.by_name(str(dtype)))
+            for part in parts
+            if part.tensor == tensor
+        ]
+        item = torch.empty(0, dtype=dtype).element_size()
+        shares = [share_of(part, *rank) for part in mine]
+        held = sum(len(share.units) for share in shares)
+        rows, cell = mine[0].rows_per_step, mine[0].cell_elements
+        if math.prod(shape) != held * rows * cell:
+            raise UnsupportedError(
+                f"state tensor {tensor} has shape {tuple(shape)}; the model has {held} units of {rows} rows"
+            )
+        # A conv state is (channel, step) or (step, channel); a recurrent state has one row.
+        channels_first = rows == 1 or is_conv_state_dim_first()
+        unit, row = (rows * cell * item, cell * item) if channels_first else (cell * item, held * cell * item)
+        first = at
+        for part, share in zip(mine, shares, strict=True):
+            found[part.name] = (part, share, Placement(region, first, block_stride, row, unit))
+            first += len(share.units) * unit
+        at += math.prod(shape) * item
+    ordered = [found[part.name] for part in parts]
+    return (
+        tuple(part for part, _, _ in ordered),
+        tuple(share for _, share, _ in ordered),
+        tuple(place for _, _, place in ordered),
+    )

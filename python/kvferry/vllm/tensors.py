@@ -1,0 +1,283 @@
+"""Reads what vLLM caches, and where, from its configuration and from the tensors it registers.
+
+Strides come from the tensors, never from the names of layouts. What the tensors do not say, the order inside a
+page that only the attention kernels know, is asked of the kernels: see key_order().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from kvferry.errors import UnsupportedError
+from kvferry.model import Dtype, GroupKind, Part, TpRule
+from kvferry.shard import PartShare, Placement
+from kvferry.vllm.geometry import GroupGeometry, LayerGeometry, RankGeometry
+from kvferry.vllm.state_layers import configured_model, place_state, state_parts
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class Regions:
+    """The pieces of memory behind tensors: each allocation once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self.tensors: list[torch.Tensor] = []
+
+    def place(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The region that a tensor lies in, and its byte offset there."""
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self._known:
+            self._known[address] = len(self.tensors)
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            self.tensors.append(whole.set_(storage, 0, (storage.nbytes(),)))
+        return self._known[address], tensor.data_ptr() - address
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where a rank stands in its engine."""
+
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+
+    def share(self, units: int, shards: int) -> PartShare:
+        """What the rank holds of a part whose units are in so many different shards."""
+        copies = self.tp_size // shards
+        each, shard = units // shards, self.tp_rank // copies
+        return PartShare(range(shard * each, (shard + 1) * each), self.tp_rank % copies, copies)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer and its parts: layers with the same parts are of one kind."""
+
+    parts: tuple[Part, ...]
+    shares: tuple[PartShare, ...]
+    placements: tuple[Placement, ...]
+    kernel_blocks: int
+
+
+def dtype_of(value: torch.dtype) -> Dtype:
+    """kvferry's name of an element type."""
+    return Dtype.by_name(str(value))
+
+
+def layer_index(name: str) -> int:
+    """The number in a layer's name."""
+    numbers = [int(word) for word in name.split(".") if word.isdecimal()]
+    if len(numbers) != 1:
+        raise UnsupportedError(f"layer {name} has {len(numbers)} numbers in its name; allowed: 1")
+    return numbers[0]
+
+
+def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSpec]:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return {name: spec.kv_cache_specs[name] for name in names}
+    return dict.fromkeys(names, spec)
+
+
+def _attention_layer(
+    spec: AttentionSpec, tensor: torch.Tensor, heads: int, ranks: Ranks, regions: Regions, key_order: str
+) -> _Layer:
+    region, offset = regions.place(tensor)
+    if tensor.dim() != 4:
+        raise UnsupportedError(f"a cache of shape {tuple(tensor.shape)}; allowed: block, head, token, content")
+    item = tensor.element_size()
+    _, local, tokens, content = tensor.shape
+    block, head, token, element = (stride * item for stride in tensor.stride())
+    if element != item:
+        raise UnsupportedError(f"content elements are {element} bytes apart; allowed: {item}")
+    dtype = dtype_of(tensor.dtype)
+    if isinstance(spec, MLAAttentionSpec):
+        part = Part("latent", dtype, 1, content, tp_rule=TpRule.REPLICATE)
+        share = PartShare(range(1), ranks.tp_rank, ranks.tp_size)
+        return _Layer((part,), (share,), (Placement(region, offset, block, token, head),), tensor.shape[0])
+    size, size_v = spec.head_size, spec.head_size_v
+    if content != size + size_v or local != spec.num_kv_heads:
+        raise UnsupportedError(
+            f"a page of {local} heads and {content} elements a token; the model has {spec.num_kv_heads} heads "
+            f"and {size} + {size_v}"
+        )
+    shards = min(ranks.tp_size, heads)
+    if shards * local != heads or ranks.tp_size % shards:
+        raise UnsupportedError(f"{heads} KV heads over {ranks.tp_size} ranks, {local} on each")
+    values = Part("v", dtype, heads, size_v)
+    share = ranks.share(heads, shards)
+    if key_order == "packed":
+        return _Layer(
+            (Part("k", dtype, heads, size), values),
+            (share, share),
+            (
+                Placement(region, offset, block, token, head),
+                Placement(region, offset + size * item, block, token, head),
+            ),
+            tensor.shape[0],
+        )
+    # Head by head: all keys, channel by channel, then all values, token by token.
+    if token != content * item or size != size_v:
+        raise UnsupportedError(f"the tokens of a head are {token} bytes apart; allowed: {content * item}")
+    parts, shares, places = [], [], []
+    for i in range(heads):
+        parts.append(Part(f"k.{i}", dtype, size, 1))
+        mine = i in share.units
+        shares.append(PartShare(range(size if mine else 0), share.replica, share.replica_count))
+        first = offset + (i - share.units.start) * head if mine else 0
+        places.append(Placement(region, first, block, item, tokens * item))
+    parts.append(values)
+    shares.append(share)
+    places.append(Placement(region, offset + tokens * size * item, block, size * item, head))
+    return _Layer(tuple(parts), tuple(shares), tuple(places), tensor.shape[0])
+
+
+def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> str:
+    """How the attention kernels lay a head's keys and values out in a page.
+
+    "packed": token by token, its key and then its value. "transposed": all keys channel by channel, then all
+    values token by token, as vLLM's CPU kernels do; the tensor's shape says the first all the same. So the CPU
+    kernel is asked: it writes single elements into a page of our own.
+    """
+    if config.device_config.device_type != "cpu":
+        return "packed"
+    from vllm import _custom_ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    cache_type = config.cache_config.cache_dtype
+    isa = _get_attn_isa(spec.dtype, kernel_tokens, spec.head_size, cache_type)
+    size, tokens = spec.head_size, kernel_tokens
+    page = torch.zeros(1, 1, 2 * tokens, size, dtype=spec.dtype)
+    keys, values = page.chunk(2, dim=2)
+    slots = torch.arange(tokens, dtype=torch.int64)
+    marks = torch.arange(1, tokens * size + 1, dtype=torch.float64).remainder(251).to(spec.dtype)
+    given = marks.view(tokens, 1, size)
+    _custom_ops.cpu_attn_reshape_and_cache(given, given, keys, values, slots, isa)
+    plain = given.view(tokens, size)
+    if torch.equal(keys.view(size, tokens), plain.t()) and torch.equal(values.view(tokens, size), plain):
+        return "transposed"
+    raise UnsupportedError(
+        f"vLLM's CPU attention ({isa}, {spec.dtype}, {tokens} tokens a block) keeps keys in an unknown order"
+    )
+
+
+def _group_kind(spec: KVCacheSpec) -> tuple[GroupKind, int, int]:
+    """Kind, window and chunk of a group."""
+    if isinstance(spec, MambaSpec):
+        return GroupKind.STATE, 0, 0
+    if isinstance(spec, SlidingWindowSpec):
+        return GroupKind.TOKENS, spec.sliding_window, 0
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return GroupKind.TOKENS, 0, spec.attention_chunk_size
+    if isinstance(spec, FullAttentionSpec):
+        return GroupKind.TOKENS, 0, 0
+    raise UnsupportedError(f"layers of kind {type(spec).__name__}")
+
+
+def describe(
+    config: VllmConfig, cache: KVCacheConfig, caches: Mapping[str, Any], ranks: Ranks
+) -> tuple[RankGeometry, list[torch.Tensor]]:
+    """What this rank caches, and the memory of its regions."""
+    regions = Regions()
+    groups: list[GroupGeometry] = []
+    orders: dict[tuple[Any, ...], str] = {}
+    for source in cache.transfer_group_ids:
+        group = cache.kv_cache_groups[source]
+        names = [name for name in group.layer_names if name in caches]
+        kinds: dict[tuple[Part, ...], list[tuple[int, _Layer]]] = {}
+        for name, spec in _inner_specs(group.kv_cache_spec, names).items():
+            layer = _describe_layer(config, name, spec, caches[name], ranks, regions, orders)
+            kinds.setdefault(layer.parts, []).append((layer_index(name), layer))
+        for kind, (parts, layers) in enumerate(kinds.items()):
+            groups.append(_group(cache, source, kind, parts, layers))
+    held = [layer.layer for group in groups for layer in group.layers]
+    return (
+        RankGeometry(
+            tp_rank=ranks.tp_rank,
+            tp_size=ranks.tp_size,
+            pp_rank=ranks.pp_rank,
+            pp_size=ranks.pp_size,
+            layer_count=max(held) + 1,
+            layers=range(min(held), max(held) + 1),
+            region_bytes=tuple(tensor.numel() for tensor in regions.tensors),
+            groups=tuple(groups),
+        ),
+        regions.tensors,
+    )
+
+
+def _describe_layer(
+    config: VllmConfig,
+    name: str,
+    spec: KVCacheSpec,
+    cache: torch.Tensor,
+    ranks: Ranks,
+    regions: Regions,
+    orders: dict[tuple[Any, ...], str],
+) -> _Layer:
+    if isinstance(spec, AttentionSpec):
+        order = "packed"
+        if not isinstance(spec, MLAAttentionSpec):
+            asked = (spec.dtype, cache.shape[2], spec.head_size)
+            if asked not in orders:
+                orders[asked] = key_order(config, spec, cache.shape[2])
+            order = orders[asked]
+        heads = config.model_config.get_total_num_kv_heads()
+        return _attention_layer(spec, cache, heads, ranks, regions, order)
+    if isinstance(spec, MambaSpec):
+        model = configured_model(config)
+        region, offset = regions.place(cache)
+        parts, shares, places = place_state(
+            spec,
+            state_parts(model, layer_index(name)),
+            (ranks.tp_rank, ranks.tp_size),
+            region,
+            offset,
+            cache.stride(0) * cache.element_size(),
+        )
+        return _Layer(parts, shares, places, cache.shape[0])
+    raise UnsupportedError(f"layers of kind {type(spec).__name__}")
+
+
+def _group(
+    cache: KVCacheConfig, source: int, index: int, parts: tuple[Part, ...], layers: list[tuple[int, _Layer]]
+) -> GroupGeometry:
+    spec = cache.kv_cache_groups[source].kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        spec = spec.first_spec
+    kind, window, chunk = _group_kind(spec)
+    first = layers[0][1]
+    blocks = first.kernel_blocks
+    if any(layer.kernel_blocks != blocks for _, layer in layers) or blocks % cache.num_blocks:
+        raise UnsupportedError(f"group {source} has {blocks} kernel blocks for {cache.num_blocks} blocks")
+    return GroupGeometry(
+        source=source,
+        name=f"{source:03}.{index}",
+        kind=kind,
+        parts=parts,
+        shares=first.shares,
+        layers=tuple(LayerGeometry(number, layer.placements) for number, layer in layers),
+        tokens_per_block=spec.block_size,
+        kernel_blocks_per_block=blocks // cache.num_blocks,
+        block_count=cache.num_blocks,
+        window_tokens=window,
+        chunk_tokens=chunk,
+        speculative_blocks=spec.num_speculative_blocks if isinstance(spec, MambaSpec) else 0,
+    )

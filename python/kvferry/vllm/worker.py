@@ -1,0 +1,202 @@
+"""The worker's half of the connector: one agent, told by the scheduler's half what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
+from vllm.logger import init_logger
+
+from kvferry.agent import Agent, Contact
+from kvferry.errors import KvferryError, NotFoundError
+from kvferry.events import Event, EventKind
+from kvferry.scheduler import Instruction, InstructionKind
+from kvferry.vllm.geometry import RankGeometry, build_engine
+from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.settings import read_settings
+from kvferry.vllm.statistics import KvferryStats, counted
+from kvferry.vllm.tensors import Ranks, describe
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger("vllm.kvferry")
+
+# While transfers are all that is going on vLLM steps without a pause. A step that waits a moment for an event
+# hands over as soon, and leaves the cores to those who move the bytes.
+IDLE_SECONDS = 0.01
+
+SENDS = (InstructionKind.HOLD, InstructionKind.PUSH)
+LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
+
+
+@dataclass
+class _Job:
+    """A ticket of the agent: what it is for."""
+
+    kind: InstructionKind
+    request: str
+    failed: bool = False
+
+
+class Worker:
+    """What one rank does."""
+
+    def __init__(self, config: VllmConfig, cache: KVCacheConfig) -> None:
+        self._config = config
+        self._cache = cache
+        self._settings = read_settings(config)
+        self._agent: Agent | None = None
+        self._geometry: RankGeometry | None = None
+        self._jobs: dict[int, _Job] = {}
+        self._tickets: dict[tuple[InstructionKind, str], int] = {}
+        self._results = KVConnectorTransferResults()
+        self._idle = False
+        self._counted: dict[str, float] = {}
+        self._news = False
+
+    def register(self, caches: dict[str, Any]) -> None:
+        """The caches are there: the rank can be met from here on. Every rank calls this at the same time."""
+        parallel = self._config.parallel_config
+        if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+            raise ValueError("KvferryConnector does not support context parallelism yet")
+        tp, pp, world = get_tp_group(), get_pp_group(), get_world_group()
+        ranks = Ranks(tp.rank_in_group, tp.world_size, pp.rank_in_group, pp.world_size)
+        geometry, memory = describe(self._config, self._cache, caches, ranks)
+        everyone: list[RankGeometry] = [geometry]
+        if world.world_size > 1:
+            everyone = [None] * world.world_size  # type: ignore[list-item]
+            torch.distributed.all_gather_object(everyone, geometry, group=world.cpu_group)
+        transfer = self._config.kv_transfer_config
+        assert transfer is not None and transfer.engine_id is not None
+        engine = build_engine(everyone, transfer.engine_id)
+        self._agent = Agent(
+            engine,
+            geometry.rank,
+            listen=self._settings.listen,
+            transport=self._settings.transport,
+            lease=self._settings.lease,
+            verify=self._settings.verify,
+            insecure=self._settings.insecure,
+            log=lambda line: logger.warning("%s", line),
+        )
+        self._agent.register(memory)
+        self._geometry = geometry
+        logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
+
+    def handshake(self) -> KvferryHandshake | None:
+        """What the scheduler's half needs to know of this rank."""
+        if self._agent is None or self._geometry is None:
+            return None
+        return KvferryHandshake(self._agent.introduction, self._geometry)
+
+    def start(self, step: KvferryStep) -> None:
+        """Does what the scheduler's half said."""
+        self._idle = step.idle
+        for request in step.void:
+            self._results.finished_recving.add(request)
+            self._results.failed_recving.add(request)
+        for instruction in step.instructions:
+            request = instruction.request.id.decode()
+            try:
+                self._do(instruction, request)
+            except KvferryError as error:
+                logger.error("request %s: %s: %s", request, instruction.kind.name, error)
+                self._refused(instruction.kind, request)
+
+    def _do(self, item: Instruction, request: str) -> None:
+        assert self._agent is not None
+        agent, kind = self._agent, item.kind
+        if kind == InstructionKind.CANCEL:
+            assert item.cancels is not None
+            ticket = self._tickets.get((item.cancels, request))
+            if ticket is not None:
+                try:
+                    agent.cancel(ticket)
+                except NotFoundError:  # it has ended, and its event says so
+                    pass
+            return
+        if kind == InstructionKind.HOLD:
+            ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
+        elif kind in (InstructionKind.PULL, InstructionKind.NOTIFY, InstructionKind.RESERVE):
+            ticket = self._pull(agent, item, request)
+        else:
+            raise ValueError(f"an instruction of kind {kind.name}, which nobody gives")
+        self._jobs[ticket] = _Job(kind, request)
+        self._tickets[kind, request] = ticket
+
+    def _pull(self, agent: Agent, item: Instruction, request: str) -> int:
+        contact = Contact(item.engine, item.endpoint, item.public_key or None)
+        deadline = item.deadline or None
+        if item.kind == InstructionKind.RESERVE:
+            return agent.pull(item.transfer_id, contact, None, deadline=deadline)
+        groups = item.groups
+        if item.kind == InstructionKind.NOTIFY:
+            from kvferry.request import GroupSteps
+
+            assert self._geometry is not None
+            groups = tuple(GroupSteps() for _ in self._geometry.groups)
+        if item.reserved:
+            ticket = self._tickets.pop((InstructionKind.RESERVE, request), None)
+            if ticket is None:
+                raise NotFoundError("the producer's blocks could not be reserved")
+            agent.pull_into(ticket, groups)
+            return ticket
+        return agent.pull(item.transfer_id, contact, groups, deadline=deadline)
+
+    def _refused(self, kind: InstructionKind, request: str) -> None:
+        """Nothing was begun, so nothing will be reported by an event."""
+        if kind in SENDS:
+            self._results.finished_sending.add(request)
+        elif kind in LOADS:
+            self._results.finished_recving.add(request)
+            self._results.failed_recving.add(request)
+
+    def take_results(self) -> KVConnectorTransferResults:
+        """What has ended since the last call."""
+        if self._agent is not None:
+            if self._idle and self._jobs and not self._results.finished_recving:
+                self._agent.wait(IDLE_SECONDS)
+            for event in self._agent.events():
+                self._note(event)
+        results, self._results = self._results, KVConnectorTransferResults()
+        return results
+
+    def take_stats(self) -> KvferryStats | None:
+        """What was counted since the last call; None when nothing has ended."""
+        if self._agent is None or not self._news:
+            return None
+        self._news = False
+        now = counted(self._agent.stats)
+        before, self._counted = self._counted, now
+        return KvferryStats({name: value - before.get(name, 0) for name, value in now.items()})
+
+    def _note(self, event: Event) -> None:
+        self._news = True
+        job = self._jobs.get(event.ticket)
+        if job is None:
+            return
+        if event.kind == EventKind.FAILED:
+            job.failed = True
+            logger.warning("request %s: %s", job.request, event.detail)
+        if not event.blocks_free:
+            return
+        del self._jobs[event.ticket]
+        if self._tickets.get((job.kind, job.request)) == event.ticket:
+            del self._tickets[job.kind, job.request]
+        if job.kind in SENDS:
+            self._results.finished_sending.add(job.request)
+        elif job.kind in LOADS:
+            self._results.finished_recving.add(job.request)
+            if job.failed:
+                self._results.failed_recving.add(job.request)
+
+    def close(self) -> None:
+        """The engine ends."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None

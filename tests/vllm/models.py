@@ -1,0 +1,162 @@
+"""Tiny models with random weights, saved once: both servers of a case load the same ones.
+
+Weights are drawn large enough that attention matters: with the small ones that models are usually begun with, a
+wrong cache would change no token, and the tests would prove nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+from collections.abc import Callable
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+VOCABULARY = 512
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ALTERNATING = ["sliding_attention", "full_attention"]
+
+
+def llama() -> transformers.PretrainedConfig:
+    """Grouped-query attention."""
+    return transformers.LlamaConfig(**COMMON, head_dim=32, num_hidden_layers=4)
+
+
+def gemma3() -> transformers.PretrainedConfig:
+    """Two layers with a sliding window for each without."""
+    return transformers.Gemma3TextConfig(
+        **COMMON,
+        head_dim=32,
+        num_hidden_layers=6,
+        sliding_window=64,
+        layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        query_pre_attn_scalar=32,
+    )
+
+
+def gptoss() -> transformers.PretrainedConfig:
+    """Layers with and without a window by turns, attention sinks, experts."""
+    return transformers.GptOssConfig(
+        **{**COMMON, "intermediate_size": 64},
+        head_dim=64,
+        num_hidden_layers=4,
+        sliding_window=64,
+        layer_types=ALTERNATING * 2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+
+
+def deepseek() -> transformers.PretrainedConfig:
+    """Latent attention, in the published sizes: the kernels know no others."""
+    return transformers.DeepseekV2Config(
+        **{**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16},
+        num_hidden_layers=3,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        head_dim=64,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        moe_intermediate_size=64,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
+    )
+
+
+def granite() -> transformers.PretrainedConfig:
+    """Mamba 2 and attention."""
+    return transformers.GraniteMoeHybridConfig(
+        **{**COMMON, "hidden_size": 256},
+        num_hidden_layers=4,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        mamba_n_heads=16,
+        mamba_d_head=32,
+        mamba_d_state=32,
+        mamba_n_groups=1,
+        mamba_expand=2,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=128,
+    )
+
+
+def qwen3next() -> transformers.PretrainedConfig:
+    """Gated delta nets and attention; the CPU kernels want bfloat16 and heads of 128."""
+    return transformers.Qwen3NextConfig(
+        **{**COMMON, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
+        head_dim=128,
+        num_hidden_layers=4,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    )
+
+
+MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    make.__name__: make for make in (llama, gemma3, gptoss, deepseek, granite, qwen3next)
+}
+
+
+def save_tokenizer(folder: pathlib.Path) -> None:
+    """A word for each token, `w17` for 17: prompts are given as token ids anyway."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+
+
+def save_model(name: str, folder: pathlib.Path) -> None:
+    """Draws the weights and saves all of it; the same ones every time."""
+    torch.manual_seed(1)
+    dtype = torch.bfloat16 if name in ("qwen3next",) else torch.float32
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[name]()).to(dtype)
+    with torch.no_grad():
+        for weight, value in model.named_parameters():
+            if value.dim() >= 2:
+                looks = any(word in weight for word in ("q_proj", "k_proj"))
+                value.normal_(0, (3 if looks else 1) / math.sqrt(value.shape[-1]))
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("names", nargs="*", metavar="model", help="by default all of them")
+    given = parser.parse_args()
+    for name in given.names or MODELS:
+        folder = given.folder / name
+        if not (folder / "tokenizer.json").exists():
+            save_model(name, folder)
+            print(f"made {folder}")
+
+
+if __name__ == "__main__":
+    main()

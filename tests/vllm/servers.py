@@ -1,0 +1,156 @@
+"""Starts vLLM's own servers, asks them for tokens, and ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+BOOT_SECONDS = 400
+ANSWER_SECONDS = 300
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one server is started: arguments of vLLM's own."""
+
+    block_size: int | None = None  # None: vLLM chooses
+    tp: int = 1
+    pp: int = 1
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass
+class Server:
+    """One running server."""
+
+    model: pathlib.Path
+    dtype: str
+    side: Side
+    role: str
+    port: int
+    log: pathlib.Path
+    environment: dict[str, str] = field(default_factory=dict)
+    connector: tuple[str, str] = ("KvferryConnector", "kvferry.vllm")
+
+    def start(self) -> None:
+        """Starts it; ready() says when it can be asked."""
+        name, module = self.connector
+        transfer = {
+            "kv_connector": name,
+            "kv_connector_module_path": module,
+            "kv_role": self.role,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kv_lease_duration": 120, "kv_load_deadline": 20},
+        }
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(self.model), "--served-model-name", "tiny", "--dtype", self.dtype]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "1024"]
+        command += ["--max-num-seqs", "8", "--enforce-eager", "--no-enable-prefix-caching"]
+        command += [
+            "-tp",
+            str(self.side.tp),
+            "-pp",
+            str(self.side.pp),
+            "--kv-transfer-config",
+            json.dumps(transfer),
+        ]
+        if self.side.block_size is not None:
+            command += ["--block-size", str(self.side.block_size)]
+        settings = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": str(HERE),
+        }
+        self._output = self.log.open("wb")
+        self._process = subprocess.Popen(
+            command + list(self.side.arguments),
+            env={**os.environ, **settings, **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def ready(self) -> None:
+        """Waits until it answers."""
+        until = time.monotonic() + BOOT_SECONDS
+        while time.monotonic() < until:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self._process.returncode}; see {self.log}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.5)
+        raise RuntimeError(f"the server did not answer within {BOOT_SECONDS} s; see {self.log}")
+
+    def ask(
+        self,
+        prompt: list[int],
+        tokens: int,
+        params: dict[str, Any] | None = None,
+        timeout: float = ANSWER_SECONDS,
+    ) -> dict[str, Any]:
+        """Greedy tokens for a prompt."""
+        body: dict[str, Any] = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "logprobs": 1,
+        }
+        if params is not None:
+            body["kv_transfer_params"] = params
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def loaded_tokens(self) -> int:
+        """Tokens whose cache came from another engine, as vLLM counts them."""
+        return self.counter("vllm:external_prefix_cache_hits_total")
+
+    def counter(self, name: str) -> int:
+        """A counter of vLLM's metrics; 0 when there is none."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith(name + "{"):
+                    return int(float(line.split()[-1]))
+        return 0
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the server and its workers."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self._output.close()
