@@ -125,8 +125,10 @@ void kvf_calls_bind(kvf_session *session) {
 }
 
 void kvf_calls_end(kvf_session *session, kvf_status status) {
-    while (session->calls)
+    while (session->calls) {
+        (void)kvf_fail(status, "%s rank %u is gone", session->engine, session->rank);
         end_call(session->calls, status, NULL);
+    }
 }
 
 void kvf_calls_tick(kvf_session *session, uint64_t now) {
