@@ -252,7 +252,7 @@ static kvf_status open_link(kvf_agent *agent, const kvf_agent_options *o) {
     if (status)
         return status;
     /* Peers are told one address: that of all interfaces is none. */
-    const char *told = o->advertise ? o->advertise : kvf_link_endpoint(agent->link);
+    const char *told = kvf_agent_endpoint(agent);
     kvf_endpoint endpoint;
     status = told[0] ? kvf_endpoint_to_connect(told, &endpoint) : KVF_OK;
     return status ? kvf_fail_in(status,
@@ -357,7 +357,7 @@ static kvf_status introduce_self(kvf_agent *agent) {
                               .incarnation = agent->incarnation,
                               .rank = agent->rank,
                               .rank_count = agent->rank_count,
-                              .endpoint = o->advertise ? o->advertise : kvf_link_endpoint(agent->link),
+                              .endpoint = kvf_agent_endpoint(agent),
                               .public_key = o->public_key ? o->public_key : "",
                               .shard = {shard.data, shard.size}};
     memcpy(intro.digest, agent->digest, sizeof intro.digest);
@@ -503,19 +503,7 @@ static kvf_status start_connect(kvf_agent *agent, const kvf_contact *contact, ui
                                  .deadline_ns = deadline_ns ? deadline_ns : 30 * KVF_SECOND};
     kvf_ticket *ticket;
     kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_CONNECT, &request, &ticket);
-    if (status)
-        return status;
-    status = kvf_remote_take(agent, contact, &ticket->remote);
-    if (status) {
-        kvf_ticket_free(ticket);
-        return status;
-    }
-    if (out)
-        *out = ticket->number;
-    ticket->state = KVF_TICKET_MEETING;
-    if (ticket->remote->ready)
-        kvf_ticket_met(ticket);
-    return KVF_OK;
+    return status ? status : kvf_ticket_meet(ticket, contact, out);
 }
 
 kvf_status kvf_agent_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,

@@ -46,9 +46,6 @@ typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_event_node kvf_event_node;
 
-/** Nanoseconds of the monotonic clock. */
-uint64_t kvf_now(void);
-
 /* ---- calls: asked until answered --------------------------------------------------------------------------
  */
 
@@ -346,6 +343,8 @@ void kvf_ticket_free(kvf_ticket *ticket);
 
 /** Why the remote engine of a ticket, or one of the ranks it needs, has not been met; NULL when all have. */
 const char *kvf_ticket_unmet(const kvf_ticket *ticket);
+/** Starts a new ticket that needs a remote engine, and gives its number; frees it where it cannot. */
+kvf_status kvf_ticket_meet(kvf_ticket *ticket, const kvf_contact *contact, uint64_t *number);
 /** The remote engine of a ticket is known now. */
 void kvf_ticket_met(kvf_ticket *ticket);
 

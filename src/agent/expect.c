@@ -99,21 +99,21 @@ void kvf_expect_met(kvf_ticket *expect) {
     ask_all(expect);
 }
 
-static void answer_written(kvf_ticket *expect, kvf_status status, const char *detail) {
+static void answer_written(kvf_ticket *expect) {
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
         if (!source->written_call || !source->session)
             continue;
         kvf_call_body call = {.number = source->written_call, .kind = KVF_CALL_WRITTEN};
         source->written_call = 0;
-        kvf_answer_status(source->session, &call, status, detail);
+        kvf_answer_status(source->session, &call, KVF_OK, "");
     }
 }
 
 void kvf_expect_verified(kvf_ticket *expect) {
     kvf_agent *agent = expect->agent;
     uint64_t now = kvf_now();
-    answer_written(expect, KVF_OK, "");
+    answer_written(expect);
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->created);
     kvf_ticket_done(expect);
@@ -250,7 +250,7 @@ void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, 
         return;
     kvf_verify_stop(expect);
     kvf_ticket_failed(expect, status, detail, session);
-    answer_written(expect, KVF_OK, "");
+    answer_written(expect);
     if (expect->state != KVF_TICKET_MEETING)
         for (uint32_t i = 0; i < expect->source_count; i++) {
             keep_card(&expect->sources[i]);
@@ -284,18 +284,8 @@ kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, 
     kvf_agent_lock(agent);
     kvf_ticket *expect = NULL;
     kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_EXPECT, request, &expect);
-    if (!status) {
-        status = kvf_remote_take(agent, &request->contact, &expect->remote);
-        if (status)
-            kvf_ticket_free(expect);
-    }
-    if (!status) {
-        if (out)
-            *out = expect->number;
-        expect->state = KVF_TICKET_MEETING;
-        if (expect->remote->ready)
-            kvf_ticket_met(expect);
-    }
+    if (!status)
+        status = kvf_ticket_meet(expect, &request->contact, out);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -204,7 +204,7 @@ void kvf_link_progress(kvf_link *link, bool *more) {
 
 bool kvf_link_pending(kvf_link *link) {
     uint64_t due = atomic_load(&link->next_due_ns);
-    if (link->broken || (due != KVF_LINK_NEVER && due <= kvf_link_now()))
+    if (link->broken || (due != KVF_LINK_NEVER && due <= kvf_now()))
         return true;
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {

@@ -18,6 +18,9 @@ typedef uint64_t kvf_route; /* 0 names none */
 
 #define KVF_KEY_CHARACTERS 40u /* of a Z85 key */
 
+/** Nanoseconds of the monotonic clock. */
+uint64_t kvf_now(void);
+
 typedef struct kvf_link_options {
     const char *listen;              /* "tcp://127.0.0.1:*", the default when NULL */
     const char *public_key;          /* Z85; NULL: no encryption */

@@ -157,9 +157,6 @@ void kvf_guard_answer(kvf_link *link);
 /* ---- link_wait.c ------------------------------------------------------------------------------------------
  */
 
-/** CLOCK_MONOTONIC. */
-uint64_t kvf_link_now(void);
-
 /** Makes the eventfd and remembers the sockets' file descriptors. */
 kvf_status kvf_link_prepare_wait(kvf_link *link);
 

@@ -106,7 +106,7 @@ static kvf_status dial(kvf_link *link, kvf_line *line) {
 static void rest(kvf_link *link, kvf_line *line) {
     /* Lines that broke together should not all come back in the same moment. */
     uint64_t spread = line->route * UINT64_C(0x9E3779B97F4A7C15) % (line->pause_ns / 2);
-    line->due_ns = kvf_link_now() + line->pause_ns + spread;
+    line->due_ns = kvf_now() + line->pause_ns + spread;
     line->pause_ns = kvf_min_u64(line->pause_ns * 2, PAUSE_MAX_NS);
     line->state = KVF_LINE_RESTING;
     DL_APPEND(link->resting, line);
@@ -115,7 +115,7 @@ static void rest(kvf_link *link, kvf_line *line) {
 void kvf_lines_redial(kvf_link *link) {
     kvf_line *next;
     uint64_t next_due = KVF_LINK_NEVER;
-    uint64_t now = link->resting ? kvf_link_now() : 0;
+    uint64_t now = link->resting ? kvf_now() : 0;
     for (kvf_line *line = link->resting; line; line = next) {
         next = line->next;
         if (line->due_ns > now)

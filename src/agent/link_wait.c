@@ -10,7 +10,7 @@
 /* A context with a listener, a caller, a monitor and a guard opens a dozen at most. */
 #define DESCRIPTORS_OF_A_LINK 20
 
-uint64_t kvf_link_now(void) {
+uint64_t kvf_now(void) {
     struct timespec now;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -66,7 +66,7 @@ void kvf_link_wait(kvf_link *link, const int *fds, uint32_t fd_count, uint64_t t
     uint64_t count = 0;
     uint64_t woken;
     if (due != KVF_LINK_NEVER) {
-        uint64_t now = kvf_link_now();
+        uint64_t now = kvf_now();
         timeout_ns = kvf_min_u64(timeout_ns, due > now ? due - now : 0);
     }
     struct pollfd few[sizeof link->socket_fds / sizeof *link->socket_fds + 1];

@@ -306,19 +306,7 @@ void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, cons
 static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *pull;
     kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_PULL, request, &pull);
-    if (status)
-        return status;
-    status = kvf_remote_take(agent, &request->contact, &pull->remote);
-    if (status) {
-        kvf_ticket_free(pull);
-        return status;
-    }
-    if (out)
-        *out = pull->number;
-    pull->state = KVF_TICKET_MEETING;
-    if (pull->remote->ready)
-        kvf_ticket_met(pull);
-    return KVF_OK;
+    return status ? status : kvf_ticket_meet(pull, &request->contact, out);
 }
 
 kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {

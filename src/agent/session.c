@@ -7,19 +7,12 @@
  */
 #include <sodium.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "agent/agent.h"
 #include "agent/link_endpoint.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
-
-uint64_t kvf_now(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * KVF_SECOND + (uint64_t)now.tv_nsec;
-}
 
 /* ---- making and freeing -----------------------------------------------------------------------------------
  */

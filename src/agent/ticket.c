@@ -367,6 +367,20 @@ void kvf_ticket_settle(kvf_ticket *ticket) {
     over(ticket);
 }
 
+kvf_status kvf_ticket_meet(kvf_ticket *ticket, const kvf_contact *contact, uint64_t *number) {
+    kvf_status status = kvf_remote_take(ticket->agent, contact, &ticket->remote);
+    if (status) {
+        kvf_ticket_free(ticket);
+        return status;
+    }
+    if (number)
+        *number = ticket->number;
+    ticket->state = KVF_TICKET_MEETING;
+    if (ticket->remote->ready)
+        kvf_ticket_met(ticket);
+    return KVF_OK;
+}
+
 void kvf_ticket_met(kvf_ticket *ticket) {
     kvf_status status = kvf_ticket_attach(ticket);
     if (status) {
