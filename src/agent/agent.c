@@ -347,6 +347,7 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     return status;
 }
 
+/* Two of them: peers have facts of their own, and are spared ours. */
 static kvf_status introduce_self(kvf_agent *agent) {
     kvf_wire_buffer shard = {0};
     kvf_status status = kvf_wire_encode_shard(agent->shard, &shard);
@@ -359,9 +360,13 @@ static kvf_status introduce_self(kvf_agent *agent) {
                               .rank_count = agent->rank_count,
                               .endpoint = kvf_agent_endpoint(agent),
                               .public_key = o->public_key ? o->public_key : "",
-                              .shard = {shard.data, shard.size}};
+                              .shard = {shard.data, shard.size},
+                              .facts = agent->facts};
     memcpy(intro.digest, agent->digest, sizeof intro.digest);
-    status = kvf_wire_encode_introduction(&intro, &agent->introductions[agent->rank]);
+    status = kvf_wire_encode_introduction(&intro, &agent->with_facts);
+    intro.facts = "";
+    if (!status)
+        status = kvf_wire_encode_introduction(&intro, &agent->introductions[agent->rank]);
     kvf_wire_buffer_free(&shard);
     agent->introduction_count += !status;
     return status;
@@ -434,17 +439,24 @@ kvf_status kvf_agent_introduction(kvf_agent *agent, const void **bytes, size_t *
     if (!agent->card)
         status = kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
     else {
-        *bytes = agent->introductions[agent->rank].data;
-        *size = agent->introductions[agent->rank].size;
+        *bytes = agent->with_facts.data;
+        *size = agent->with_facts.size;
     }
     kvf_agent_unlock(agent);
     return status;
 }
 
-/* A directory takes its engine's name, size and digest from the first introduction. */
+/* A directory takes its engine's name, size, digest and facts from the first introduction. */
 static kvf_status adopt(kvf_agent *agent, const kvf_introduction *intro) {
     if (agent->name)
         return KVF_OK;
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES];
+    kvf_wire_digest(intro->facts, digest);
+    if (intro->facts[0] && memcmp(digest, intro->digest, sizeof digest) != 0)
+        return kvf_fail(KVF_E_MISMATCH, "the digest of rank %u of %s is not of its facts", intro->rank,
+                        intro->engine);
+    if (!agent->facts && !(agent->facts = kvf_strdup(intro->facts)))
+        return kvf_nomem("a directory");
     agent->introductions = kvf_alloc0(intro->rank_count, sizeof *agent->introductions);
     agent->name = agent->introductions ? kvf_strdup(intro->engine) : NULL;
     if (!agent->name)
@@ -454,7 +466,7 @@ static kvf_status adopt(kvf_agent *agent, const kvf_introduction *intro) {
     return KVF_OK;
 }
 
-static kvf_status introduce(kvf_agent *agent, const kvf_introduction *intro, kvf_bytes bytes) {
+static kvf_status introduce(kvf_agent *agent, kvf_introduction *intro) {
     kvf_status status = adopt(agent, intro);
     if (status)
         return status;
@@ -469,13 +481,15 @@ static kvf_status introduce(kvf_agent *agent, const kvf_introduction *intro, kvf
                    ? KVF_OK
                    : kvf_fail(KVF_E_EXISTS, "another process says it is rank %u of %s", intro->rank,
                               intro->engine);
-    uint8_t *copy = kvf_copy(bytes.data, bytes.size, 1);
-    if (!copy)
-        return kvf_nomem("an introduction");
+    kvf_wire_buffer passed_on = {0};
+    intro->facts = "";
+    status = kvf_wire_encode_introduction(intro, &passed_on);
+    if (status)
+        return status;
     kvf_wire_buffer *place = &agent->introductions[intro->rank];
     agent->introduction_count += place->size == 0;
     kvf_wire_buffer_free(place);
-    *place = (kvf_wire_buffer){copy, bytes.size};
+    *place = passed_on;
     return KVF_OK;
 }
 
@@ -484,12 +498,11 @@ kvf_status kvf_agent_introduce(kvf_agent *agent, const void *data, size_t size) 
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "bytes");
     kvf_introduction intro;
     void *storage = NULL;
-    kvf_bytes bytes = {data, size};
-    kvf_status status = kvf_wire_decode_introduction(bytes, &intro, &storage);
+    kvf_status status = kvf_wire_decode_introduction((kvf_bytes){data, size}, &intro, &storage);
     if (status)
         return status;
     kvf_agent_lock(agent);
-    status = introduce(agent, &intro, bytes);
+    status = introduce(agent, &intro);
     kvf_agent_unlock(agent);
     kvf_free(storage);
     return status;
@@ -576,6 +589,7 @@ void kvf_agent_close(kvf_agent *agent) {
     for (uint32_t i = 0; agent->introductions && i < agent->rank_count; i++)
         kvf_wire_buffer_free(&agent->introductions[i]);
     kvf_free(agent->introductions);
+    kvf_wire_buffer_free(&agent->with_facts);
     for (size_t i = 0; i < sizeof agent->texts / sizeof *agent->texts; i++)
         kvf_free(agent->texts[i]);
     kvf_free(agent->regions);

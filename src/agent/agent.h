@@ -527,6 +527,7 @@ struct kvf_agent {
     size_t card_bytes;
     kvf_wire_buffer *introductions; /* [rank]; size 0: not known */
     uint32_t introduction_count;    /* known */
+    kvf_wire_buffer with_facts;     /* our own, for directories */
 
     kvf_session *sessions; /* open ones, by id */
     kvf_session *clients;  /* incoming, by identity */

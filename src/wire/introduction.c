@@ -13,6 +13,7 @@ static const kvf_wire_field fields[] = {
     KVF_FIELD(KEY, kvf_introduction, public_key),
     KVF_FIELD(FIXED, kvf_introduction, digest, .most = KVF_WIRE_DIGEST_BYTES),
     KVF_FIELD(BYTES, kvf_introduction, shard, .least = 1, .most = KVF_WIRE_MAX_BYTES),
+    KVF_FIELD(TEXT, kvf_introduction, facts, .most = KVF_WIRE_MAX_FACTS),
 };
 
 static kvf_status check_introduction(const void *body, kvf_status bad) {
@@ -37,8 +38,8 @@ kvf_status kvf_wire_decode_introduction(kvf_bytes bytes, kvf_introduction *out, 
     msgpack_object map;
     kvf_status status = kvf_wire_unpack(bytes, &zone, &map);
     if (!status) {
-        /* Three texts out of these bytes, and the zero bytes behind them: one piece, for one kvf_free(). */
-        status = kvf_wire_keep_room(storage, bytes.size + 3);
+        /* Four texts out of these bytes, and the zero bytes behind them: one piece, for one kvf_free(). */
+        status = kvf_wire_keep_room(storage, bytes.size + 4);
         if (!status)
             status = kvf_wire_fields_read(&map, &form, 0, out, storage);
         msgpack_zone_destroy(&zone);

@@ -123,7 +123,8 @@ typedef struct kvf_introduction {
     const char *endpoint;   /* where its agent listens, "tcp://10.0.0.1:5555" */
     const char *public_key; /* Z85, 40 characters; "" without encryption */
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
-    kvf_bytes shard; /* of kvf_wire_encode_shard() */
+    kvf_bytes shard;   /* of kvf_wire_encode_shard() */
+    const char *facts; /* for a directory, which has none of its own; "" on the way to peers */
 } kvf_introduction;
 
 typedef struct kvf_hello {

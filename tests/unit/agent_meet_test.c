@@ -42,7 +42,7 @@ static void pull_goes_well(world *w, const char *id, const kvf_contact *contact)
  */
 
 static void an_engine_that_caches_other_cells_is_refused_with_every_difference(void **state) {
-    (void)state;
+    bool asks_directory = *state != NULL;
     world w;
     world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.facts = "weights: v1"));
     world_close_agents(&w.p);
@@ -50,15 +50,24 @@ static void an_engine_that_caches_other_cells_is_refused_with_every_difference(v
     kvf_model *other = attention(3, 6, 16);
     w.p.engine = engine_of(other, ONE("P"));
     world_open_agents(&w.p, OPTIONS(.facts = "weights: v2"));
+    kvf_contact contact = w.p.contact;
+    kvf_agent *asked = w.p.agents[0];
+    if (asks_directory) {
+        w.e.rank_count = 1;
+        assert_ok(kvf_agent_open(NULL, 0, NULL, &w.e.agents[0]));
+        world_introduce(&w.p, w.e.agents[0]);
+        asked = w.e.agents[0];
+        contact.endpoint = kvf_agent_endpoint(asked);
+    }
 
     const world_outcome *failed =
-        world_failed(&w, w.d.agents[0], start_pull(&w, &w.p.contact, 0), KVF_E_MISMATCH);
+        world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_MISMATCH);
     static const char *const words[] = {"P", "layers", "2", "3", "units", "4", "6", "weights", "v1", "v2"};
     for (size_t i = 0; i < COUNT_OF(words); i++)
         if (!strstr(failed->detail, words[i]))
             fail_msg("no \"%s\" in: %s", words[i], failed->detail);
     assert_int_equal(failed->invalid_count[0], 2);
-    assert_int_equal(world_stats(w.p.agents[0]).peers_refused, 1);
+    assert_int_equal(world_stats(asked).peers_refused, 1);
     kvf_model_free(other);
     world_quiet(&w);
     world_close(&w);
@@ -248,6 +257,8 @@ static void an_engine_met_ahead_of_time_is_not_greeted_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_engine_that_caches_other_cells_is_refused_with_every_difference),
+        {"... also by a directory", an_engine_that_caches_other_cells_is_refused_with_every_difference, NULL,
+         NULL, "directory"},
         cmocka_unit_test(engines_of_other_shape_do_not_differ),
         cmocka_unit_test(another_engine_at_the_address_is_an_error),
         cmocka_unit_test(an_engine_does_not_meet_itself),

@@ -223,7 +223,7 @@ static void a_name_that_is_none_is_not_sent(void **state) {
 static void a_public_key_is_z85_or_empty(void **state) {
     (void)state;
     kvf_introduction introduction = {
-        .engine = "p", .rank_count = 1, .shard = {"s", 1}, .public_key = "short"};
+        .engine = "p", .rank_count = 1, .shard = {"s", 1}, .public_key = "short", .facts = ""};
     kvf_wire_buffer out = {0};
     assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE,
                  "introduction: public_key has 5 characters", "0 or 40");

@@ -211,6 +211,7 @@ void sample_introduction(wire_sample *out, uint64_t seed) {
     i->public_key = below(&seed, 2) ? "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7" : "";
     fill_bytes(i->digest, sizeof i->digest, &seed);
     i->shard = bytes(out->bytes[0], &seed);
+    i->facts = below(&seed, 2) ? "layer_count: 3\n" : "";
 }
 
 /* ---- comparing --------------------------------------------------------------------------------------------
@@ -340,6 +341,7 @@ void assert_same_introduction(const kvf_introduction *a, const kvf_introduction 
     same_text(a->public_key, b->public_key);
     assert_memory_equal(a->digest, b->digest, sizeof a->digest);
     same_bytes(a->shard, b->shard);
+    same_text(a->facts, b->facts);
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------------------
