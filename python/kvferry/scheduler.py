@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Handle, call, data_at, id_bytes, nanoseconds, string, take
 from kvferry.aggregator import (
@@ -97,9 +99,9 @@ class Instruction:
         cancels: of a CANCEL: what it stops
         request: what reports have to say
         transfer_id: what agents have to call it
-        groups: PULL, EXPECT, HOLD, PUSH: the steps of each group and where they are
+        groups: PULL, EXPECT, HOLD, PUSH: the steps of each group and where they are, block ids as arrays
         engine, endpoint, public_key: of the producer, for consumers; "" when there is none
-        deadline: seconds; PULL, EXPECT, RESERVE: fails after so long. HOLD, PUSH: the lease
+        deadline: seconds; PULL, EXPECT, RESERVE, PUSH: fails after so long. HOLD: the lease
         consumers: of HOLD and PUSH
         reserved: PULL, NOTIFY: a RESERVE went before; continue it
         push: NOTIFY: the producer would have written
@@ -456,7 +458,7 @@ def _instruction_out(item: Any) -> Instruction:
     groups = []
     for i in range(item.group_count if item.groups != ffi.NULL else 0):
         table = item.groups[i].table
-        ids = tuple(ffi.unpack(table.ids, table.count)) if table.count else ()
+        ids = np.frombuffer(data_at(table.ids, 4 * table.count), np.uint32)
         groups.append(GroupSteps(BlockTable(ids, table.first_block), item.groups[i].begin, item.groups[i].end))
     kind = InstructionKind(item.kind)
     return Instruction(

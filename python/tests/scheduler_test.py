@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from coordinates import small_model
@@ -10,7 +11,6 @@ from kvferry import (
     BlockTable,
     ClosedError,
     ExistsError,
-    GroupSteps,
     InvalidError,
     NotFoundError,
     OutOfRangeError,
@@ -65,7 +65,9 @@ def test_a_request_passes_from_one_scheduler_to_another() -> None:
     assert end.keep and end.params and end.params.tokens == 40
     (hold,) = prefill.take()
     assert hold.kind is InstructionKind.HOLD
-    assert hold.groups == (GroupSteps(BlockTable((7, 3, 9)), 0, 40),)
+    (group,) = hold.groups
+    assert isinstance(group.table, BlockTable) and isinstance(group.table.ids, np.ndarray)
+    assert (list(group.table.ids), group.begin, group.end) == ([7, 3, 9], 0, 40)
 
     wanted = decode.add("r", 40, now_ns=SECOND, source=end.params)
     tokens = decode.match(wanted, 0, now_ns=SECOND)
