@@ -37,7 +37,7 @@ SUPPORTED = "0.32."
 
 
 class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
-    """Hands caches over between engines of different shape; consumers read from producers."""
+    """Hands caches over between engines of different shape: consumers read, or producers write."""
 
     _cache_hit_source = CacheHitSource.P2P
 
@@ -134,7 +134,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        """Nothing: consumers read when a request has finished."""
+        """Nothing: what a request has computed moves when it has finished."""
 
     def wait_for_save(self) -> None:
         """Nothing, see save_kv_layer()."""
@@ -142,6 +142,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What has ended since the last step."""
         return self.worker.take_results()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of loads that failed; of models with several groups, whole requests are reported instead."""
+        return self.worker.take_invalid()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What was counted since the last step."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from vllm.logger import init_logger
 
 from kvferry.agent import Agent
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvferry")
 
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
+MAX_TOKENS = 2**31 - 1  # more than any sequence has
 
 
 class Scheduling:
@@ -57,6 +59,8 @@ class Scheduling:
         geometries = [ranks[where].geometry for where in sorted(ranks)]
         self._directory = Agent.directory(
             listen=self._settings.meeting,
+            keys=self._settings.keys,
+            allowed_keys=self._settings.allowed_keys,
             insecure=self._settings.insecure,
             log=lambda line: logger.warning("%s", line),
         )
@@ -68,6 +72,7 @@ class Scheduling:
             [1 if g.kind == GroupKind.STATE else g.tokens_per_block for g in self._groups],
             engine=transfer.engine_id,
             endpoint=self._directory.endpoint,
+            public_key=self._settings.keys.public_key if self._settings.keys else None,
             incarnation=int.from_bytes(os.urandom(8), "little"),
             lookahead_tokens=self._config.num_prefill_lookahead_tokens,
             lease=self._settings.lease,
@@ -101,6 +106,7 @@ class Scheduling:
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
+                push=serves and self._settings.push,
             )
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
@@ -235,15 +241,17 @@ class Scheduling:
         ]
         if missing:
             raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
-        name = params.get("kvferry_transfer_id")
-        port = int(params["remote_port"])
-        if not 0 < port < 65536:
-            raise InvalidError(f"remote_port is {port}; allowed: 1 to 65535")
+        mode = params.get("transfer_mode") or "pull"
+        if mode not in ("pull", "push"):
+            raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
+        port = _number(params, "remote_port", 1, 65535)
         return TransferParams(
             engine=str(params["remote_engine_id"]),
-            id=bytes.fromhex(str(name)) if name else str(params["remote_request_id"]).encode(),
+            id=_transfer_id(params),
             endpoint=f"tcp://{params['remote_host']}:{port}",
-            tokens=int(params.get("remote_num_tokens") or 0),
+            public_key=str(params.get("kvferry_public_key") or ""),
+            tokens=_number(params, "remote_num_tokens", 0, MAX_TOKENS),
+            push=mode == "push",
         )
 
     def _params_out(
@@ -266,15 +274,40 @@ class Scheduling:
             "remote_blocks_expiry_time": None,
             "transfer_mode": "push" if params.push else "pull",
             "kvferry_transfer_id": params.id.hex(),
+            "kvferry_public_key": params.public_key or None,
         }
 
 
-def _table(group: GroupGeometry, ids: Sequence[int]) -> BlockTable:
+def _number(params: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = params.get(name) or 0
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InvalidError(f"{name} is {value!r}; allowed: {low} to {high}") from None
+    if not low <= number <= high:
+        raise InvalidError(f"{name} is {number}; allowed: {low} to {high}")
+    return number
+
+
+def _transfer_id(params: dict[str, Any]) -> bytes:
+    """What both engines call the transfer; other producers than ours have no name of their own for it."""
+    name = params.get("kvferry_transfer_id")
+    if not name:
+        return str(params["remote_request_id"]).encode()
+    try:
+        return bytes.fromhex(name)
+    except (TypeError, ValueError):
+        raise InvalidError(f"kvferry_transfer_id is {name!r}; allowed: hexadecimal digits") from None
+
+
+def _table(group: GroupGeometry, block_ids: Sequence[int]) -> BlockTable:
+    ids = np.array(block_ids, np.uint32)
     if group.kind == GroupKind.STATE:
-        states = [block for block in ids if block != NULL_BLOCK]
+        states = ids[ids != NULL_BLOCK]
         end = len(states) - group.speculative_blocks
         return BlockTable(states[end - 1 : end] if end > 0 else states[:1])
-    return BlockTable([NO_BLOCK if block == NULL_BLOCK else block for block in ids])
+    ids[ids == NULL_BLOCK] = NO_BLOCK
+    return BlockTable(ids)
 
 
 def _keys(requests: set[str] | None) -> tuple[RequestKey, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvferry.agent import KeyPair
 from kvferry.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -24,8 +26,11 @@ class Settings:
         transport: kind, see kvferry.transport_kinds()
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
-        verify: check what was read against checksums of the producer
+        verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
+        push: as a producer, write to consumers rather than wait until they read
+        keys: own keys; None: no encryption
+        allowed_keys: public keys of those who may connect; none: everyone who knows ours
     """
 
     host: str
@@ -35,6 +40,9 @@ class Settings:
     deadline: float | None
     verify: bool
     insecure: bool
+    push: bool
+    keys: KeyPair | None
+    allowed_keys: tuple[str, ...]
 
     @property
     def listen(self) -> str:
@@ -62,11 +70,20 @@ def read_settings(config: VllmConfig) -> Settings:
     if port:
         port += config.parallel_config.data_parallel_index
     insecure = bool(extra.get("insecure", False))
-    if host not in LOOPBACK and not insecure:
+    keys = _keys(extra.get("key_file", os.environ.get("KVFERRY_KEY_FILE")))
+    allowed = extra.get("allowed_keys", [])
+    if not isinstance(allowed, list) or not all(isinstance(key, str) for key in allowed):
+        raise InvalidError(f"allowed_keys is {allowed!r}; allowed: a list of public keys")
+    if allowed and keys is None:
+        raise InvalidError("allowed_keys is given without key_file: only encrypted peers have keys")
+    if host not in LOOPBACK and keys is None and not insecure:
         raise InvalidError(
-            f'side_channel_host is {host}, which other machines may reach; set "insecure": true in '
-            "kv_connector_extra_config where the network is trusted"
+            f"side_channel_host is {host}, which other machines may reach; give a key_file in "
+            'kv_connector_extra_config, or set "insecure": true there where the network is trusted'
         )
+    mode = extra.get("transfer_mode", "pull")
+    if mode not in ("pull", "push"):
+        raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
     return Settings(
         host=host,
         port=port,
@@ -75,7 +92,26 @@ def read_settings(config: VllmConfig) -> Settings:
         deadline=_seconds(extra, "kv_load_deadline"),
         verify=bool(extra.get("verify", False)),
         insecure=insecure,
+        push=mode == "push",
+        keys=keys,
+        allowed_keys=tuple(allowed),
     )
+
+
+def _keys(path: Any) -> KeyPair | None:
+    """The keys in a file, as kvferry.make_keys() gives them: an object with public_key and secret_key."""
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return KeyPair(found["public_key"], found["secret_key"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        # The text of a decoding error holds no part of the file; its content is secret.
+        raise InvalidError(
+            f"key_file {path} cannot be used ({type(error).__name__}: {error}); allowed: a file with an object "
+            "of public_key and secret_key, both Z85"
+        ) from None
 
 
 def _seconds(extra: dict[str, Any], name: str) -> float | None:

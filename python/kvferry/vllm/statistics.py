@@ -15,12 +15,17 @@ from vllm.v1.metrics.utils import create_metric_per_engine
 
 from kvferry.events import AgentStats, RequestKind
 
+LOADS = (RequestKind.PULL, RequestKind.EXPECT)
+SENDS = (RequestKind.HOLD, RequestKind.PUSH)
+
 MEANINGS = {
-    "loads": "Requests whose cache a worker has read from another engine",
-    "failed_loads": "Requests whose cache a worker could not read",
+    "loads": "Requests whose cache a worker has got from another engine",
+    "failed_loads": "Requests whose cache a worker could not get",
     "handed_over": "Requests whose blocks a worker kept until other engines had them",
+    "failed_handovers": "Requests whose blocks a worker kept, and not all who wanted them have got",
     "expired": "Requests whose blocks nobody came for in time",
-    "bytes": "Bytes that workers have read",
+    "bytes": "Bytes that workers have read from other engines",
+    "written_bytes": "Bytes that workers have written into other engines",
     "load_seconds": "From a load's begin to its last byte, added up",
     "copy_seconds": "From a load's first run to its last byte, added up",
 }
@@ -29,11 +34,13 @@ MEANINGS = {
 def counted(stats: AgentStats) -> dict[str, float]:
     """An agent's counters by our names."""
     return {
-        "loads": stats.done[RequestKind.PULL],
-        "failed_loads": stats.failed[RequestKind.PULL],
-        "handed_over": stats.done[RequestKind.HOLD],
+        "loads": sum(stats.done[kind] for kind in LOADS),
+        "failed_loads": sum(stats.failed[kind] for kind in LOADS),
+        "handed_over": sum(stats.done[kind] for kind in SENDS),
+        "failed_handovers": sum(stats.failed[kind] for kind in SENDS),
         "expired": stats.leases_expired,
         "bytes": stats.bytes_read,
+        "written_bytes": stats.bytes_written,
         "load_seconds": stats.total.sum_ns / 1e9,
         "copy_seconds": stats.transfer.sum_ns / 1e9,
     }

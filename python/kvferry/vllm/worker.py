@@ -13,6 +13,8 @@ from vllm.logger import init_logger
 from kvferry.agent import Agent, Contact
 from kvferry.errors import KvferryError, NotFoundError
 from kvferry.events import Event, EventKind
+from kvferry.model import GroupKind
+from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.vllm.geometry import RankGeometry, build_engine
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
@@ -41,6 +43,7 @@ class _Job:
     kind: InstructionKind
     request: str
     failed: bool = False
+    named: bool = False  # what failed was named block by block
 
 
 class Worker:
@@ -55,6 +58,7 @@ class Worker:
         self._jobs: dict[int, _Job] = {}
         self._tickets: dict[tuple[InstructionKind, str], int] = {}
         self._results = KVConnectorTransferResults()
+        self._invalid: set[int] = set()
         self._idle = False
         self._counted: dict[str, float] = {}
         self._news = False
@@ -78,6 +82,8 @@ class Worker:
             engine,
             geometry.rank,
             listen=self._settings.listen,
+            keys=self._settings.keys,
+            allowed_keys=self._settings.allowed_keys,
             transport=self._settings.transport,
             lease=self._settings.lease,
             verify=self._settings.verify,
@@ -122,24 +128,28 @@ class Worker:
             return
         if kind == InstructionKind.HOLD:
             ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
-        elif kind in (InstructionKind.PULL, InstructionKind.NOTIFY, InstructionKind.RESERVE):
-            ticket = self._pull(agent, item, request)
+        elif kind == InstructionKind.PUSH:
+            ticket = agent.push(
+                item.transfer_id, item.groups, consumers=item.consumers, deadline=item.deadline or None
+            )
         else:
-            raise ValueError(f"an instruction of kind {kind.name}, which nobody gives")
+            ticket = self._load(agent, item, request)
         self._jobs[ticket] = _Job(kind, request)
         self._tickets[kind, request] = ticket
+        if kind == InstructionKind.PUSH:
+            agent.push_ready(ticket)  # all of it: the request has finished
 
-    def _pull(self, agent: Agent, item: Instruction, request: str) -> int:
+    def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
         deadline = item.deadline or None
         if item.kind == InstructionKind.RESERVE:
             return agent.pull(item.transfer_id, contact, None, deadline=deadline)
         groups = item.groups
         if item.kind == InstructionKind.NOTIFY:
-            from kvferry.request import GroupSteps
-
             assert self._geometry is not None
             groups = tuple(GroupSteps() for _ in self._geometry.groups)
+        if item.kind == InstructionKind.EXPECT or item.push:
+            return agent.expect(item.transfer_id, contact, groups, deadline=deadline)
         if item.reserved:
             ticket = self._tickets.pop((InstructionKind.RESERVE, request), None)
             if ticket is None:
@@ -166,6 +176,23 @@ class Worker:
         results, self._results = self._results, KVConnectorTransferResults()
         return results
 
+    def take_invalid(self) -> set[int]:
+        """Blocks that loads which have ended since the last call left without valid content."""
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    @property
+    def _names_blocks(self) -> bool:
+        """Whether vLLM can be told block by block what failed.
+
+        Its block ids have to be unique, and what is before the first invalid block must be enough to go on.
+        """
+        assert self._geometry is not None
+        return len(self._cache.kv_cache_groups) == 1 and all(
+            group.kind == GroupKind.TOKENS and not group.window_tokens and not group.chunk_tokens
+            for group in self._geometry.groups
+        )
+
     def take_stats(self) -> KvferryStats | None:
         """What was counted since the last call; None when nothing has ended."""
         if self._agent is None or not self._news:
@@ -183,6 +210,10 @@ class Worker:
         if event.kind == EventKind.FAILED:
             job.failed = True
             logger.warning("request %s: %s", job.request, event.detail)
+            if job.kind in LOADS and self._names_blocks and any(event.invalid):
+                job.named = True
+                for blocks in event.invalid:
+                    self._invalid.update(blocks)
         if not event.blocks_free:
             return
         del self._jobs[event.ticket]
@@ -192,7 +223,7 @@ class Worker:
             self._results.finished_sending.add(job.request)
         elif job.kind in LOADS:
             self._results.finished_recving.add(job.request)
-            if job.failed:
+            if job.failed and not job.named:
                 self._results.failed_recving.add(job.request)
 
     def close(self) -> None:

@@ -1,0 +1,324 @@
+"""The connector, half by half, without servers: what vLLM's engine would call, and what has to come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pathlib
+import tempfile
+import unittest
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import vllm
+from halves import LAYERS, Half, a_request, blocks_of, steps
+
+import kvferry
+from kvferry.errors import InvalidError
+from kvferry.scheduler import InstructionKind
+from kvferry.vllm.connector import KvferryConnector
+from kvferry.vllm.settings import read_settings
+
+TOKENS = 100
+THERE, HERE = [3, 7, 5, 1], [9, 2, 4, 8, 6, 10, 11]  # blocks of 32 and of 16 tokens
+LOGGER = "vllm.kvferry"
+
+
+class Pairs(unittest.TestCase):
+    """A prefill and a decode engine of other block sizes."""
+
+    def engine(self, *arguments: Any, **options: Any) -> Half:
+        half = Half(*arguments, **options)
+        self.addCleanup(half.close)
+        return half
+
+    def pair(self, **extra: Any) -> tuple[Half, Half]:
+        return self.engine("prefill", 32, **extra), self.engine("decode", 16, **extra)
+
+    @contextlib.contextmanager
+    def says(self, text: str) -> Iterator[None]:
+        with self.assertLogs(LOGGER, logging.WARNING) as log:
+            yield
+        self.assertTrue(any(text in line for line in log.output), f"{text!r} is not in {log.output}")
+
+    def hand_over(self, prefill: Half, decode: Half, name: str = "r", salt: int = 0) -> None:
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS), salt)
+        params = prefill.serve(name, TOKENS, THERE)
+        self.assertEqual(decode.want(name, TOKENS, params, HERE), TOKENS)
+        steps(prefill, decode, until=lambda: name in decode.received and name in prefill.sent)
+        self.assertEqual((decode.failed, decode.invalid), (set(), set()))
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(TOKENS), salt), 0)
+
+
+class Moving(Pairs):
+    def test_consumers_read(self) -> None:
+        self.hand_over(*self.pair())
+
+    def test_producers_write(self) -> None:
+        prefill, decode = self.pair(transfer_mode="push")
+        self.hand_over(prefill, decode)
+        stats = prefill.worker.take_stats()
+        assert stats is not None
+        self.assertGreater(stats.data["written_bytes"], 0)
+
+    def test_the_producer_says_who_moves(self) -> None:
+        self.hand_over(self.engine("prefill", 32, transfer_mode="push"), self.engine("decode", 16))
+
+    def test_both_roles_in_one_engine(self) -> None:
+        one, other = self.engine("one", 32), self.engine("other", 32)
+        for producer, consumer, name in ((one, other, "a"), (other, one, "b")):
+            for layer in range(LAYERS):
+                producer.write(layer, THERE, range(TOKENS), salt=ord(name))
+            params = producer.serve(name, TOKENS, THERE)
+            self.assertEqual(consumer.want(name, TOKENS, params, [11, 12, 13, 14]), TOKENS)
+        steps(one, other, until=lambda: "a" in other.received and "b" in one.received)
+        for consumer, salt in ((other, ord("a")), (one, ord("b"))):
+            for layer in range(LAYERS):
+                self.assertEqual(consumer.wrong(layer, [11, 12, 13, 14], range(TOKENS), salt), 0)
+
+    def test_a_prefix_that_is_cached_here_is_left_alone(self) -> None:
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                self.load_the_rest(*self.pair(transfer_mode=mode))
+
+    def load_the_rest(self, prefill: Half, decode: Half) -> None:
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+            decode.write(layer, HERE, range(48), salt=7)
+        params = prefill.serve("r", TOKENS, THERE)
+        self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=48), TOKENS - 48)
+        steps(prefill, decode, until=lambda: "r" in decode.received and "r" in prefill.sent)
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(48), salt=7), 0)
+            self.assertEqual(decode.wrong(layer, HERE, range(48, TOKENS)), 0)
+
+    def test_a_producer_learns_that_nothing_is_wanted(self) -> None:
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                self.want_nothing(*self.pair(transfer_mode=mode))
+
+    def want_nothing(self, prefill: Half, decode: Half) -> None:
+        params = prefill.serve("r", TOKENS, THERE)
+        self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=TOKENS), 0)
+        steps(prefill, decode, until=lambda: "r" in prefill.sent)
+        self.assertEqual(decode.received, set())
+
+    def test_windows_have_null_blocks_before_them(self) -> None:
+        prefill, decode = self.engine("prefill", 32, window=32), self.engine("decode", 16, window=32)
+        there, here = [[3, 7, 5, 1], [0, 0, 6, 2]], [HERE, [0, 0, 0, 0, 12, 13, 14]]
+        prefill.write(0, there[0], range(TOKENS))
+        for layer in range(1, LAYERS):
+            prefill.write(layer, there[1], range(64, TOKENS))
+        params = prefill.serve("r", TOKENS, *there)
+        self.assertEqual(decode.want("r", TOKENS, params, *here), TOKENS)
+        steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertEqual(decode.failed, set())
+        self.assertEqual(decode.wrong(0, HERE, range(TOKENS)), 0)
+        for layer in range(1, LAYERS):
+            self.assertEqual(decode.wrong(layer, here[1], range(TOKENS - 32, TOKENS)), 0)
+            self.assertFalse(decode.layers[f"model.layers.{layer}.attn"][0].any(), "the null block was written")
+
+
+class Keys(Pairs):
+    def keys(self, name: str) -> tuple[str, str]:
+        """A file of keys, and the public one."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = pathlib.Path(folder.name) / name
+        keys = kvferry.make_keys()
+        path.write_text(json.dumps(keys._asdict()))
+        return str(path), keys.public_key
+
+    def test_both_have_keys_and_know_each_other(self) -> None:
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                (there, their_key), (here, our_key) = self.keys("prefill"), self.keys("decode")
+                self.hand_over(
+                    self.engine(
+                        "prefill", 32, key_file=there, allowed_keys=[our_key, their_key], transfer_mode=mode
+                    ),
+                    self.engine("decode", 16, key_file=here, allowed_keys=[our_key, their_key]),
+                )
+
+    def test_a_stranger_gets_nothing(self) -> None:
+        (there, their_key), (here, _) = self.keys("prefill"), self.keys("decode")
+        prefill = self.engine("prefill", 32, key_file=there, allowed_keys=[their_key])
+        decode = self.engine("decode", 16, key_file=here, kv_load_deadline=2)
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+        decode.want("r", TOKENS, prefill.serve("r", TOKENS, THERE), HERE)
+        with self.says("r"):
+            steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertEqual(decode.invalid, set(HERE))
+        self.assertFalse(any(tensor.any() for tensor in decode.layers.values()))
+
+
+class Failing(Pairs):
+    def test_blocks_that_failed_are_named_where_their_ids_are_unique(self) -> None:
+        prefill, decode = self.engine("prefill", 32), self.engine("decode", 16, kv_load_deadline=1)
+        params = prefill.serve("r", TOKENS, THERE)
+        prefill.close()
+        with self.says("r"):
+            self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=32), TOKENS - 32)
+            steps(decode, until=lambda: "r" in decode.received)
+        self.assertEqual((decode.invalid, decode.failed), (set(HERE[2:]), set()))
+
+    def test_requests_that_failed_are_named_otherwise(self) -> None:
+        prefill = self.engine("prefill", 32, window=32)
+        decode = self.engine("decode", 16, window=32, kv_load_deadline=1)
+        params = prefill.serve("r", TOKENS, THERE, THERE)
+        prefill.close()
+        with self.says("r"):
+            decode.want("r", TOKENS, params, HERE, HERE)
+            steps(decode, until=lambda: "r" in decode.received)
+        self.assertEqual((decode.invalid, decode.failed), (set(), {"r"}))
+
+    def test_another_model_is_refused_by_what_differs(self) -> None:
+        prefill = self.engine("prefill", 32, window=64)
+        decode = self.engine("decode", 16, window=32, kv_load_deadline=5)
+        params = prefill.serve("r", TOKENS, THERE, THERE)
+        with self.says("001.0.window_tokens"):
+            decode.want("r", TOKENS, params, HERE, HERE)
+            steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertEqual(decode.failed, {"r"})
+
+    def test_one_request_fails_and_the_next_is_loaded(self) -> None:
+        prefill, decode = self.pair(kv_load_deadline=1)
+        params = prefill.serve("lost", TOKENS, THERE)
+        with self.says("lost"):
+            decode.want("lost", TOKENS, {**params, "kvferry_transfer_id": "00"}, [12, 13, 14, 15, 1, 3, 5])
+            steps(prefill, decode, until=lambda: "lost" in decode.received)
+        self.assertNotIn("lost", prefill.sent)
+        decode.invalid.clear()
+        self.hand_over(prefill, decode, "next")
+
+    def test_a_request_is_aborted_while_it_waits(self) -> None:
+        prefill, decode = self.pair()
+        params = prefill.serve("r", TOKENS, THERE)
+        request = a_request("r", TOKENS, {**params, "kvferry_transfer_id": "00"})
+        decode.scheduling.add(request)
+        load, waits = decode.scheduling.match(request, 0)
+        self.assertTrue(waits)
+        decode.scheduling.allocated(request, blocks_of(HERE), load)
+        decode.step()
+        keep, given = decode.scheduling.finished(request, [HERE], False)
+        self.assertEqual((keep, given), (True, None))
+        steps(decode, until=lambda: "r" in decode.received)
+
+    def test_a_request_is_aborted_before_a_worker_knows_of_it(self) -> None:
+        prefill, decode = self.pair()
+        request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
+        decode.scheduling.add(request)
+        load, _ = decode.scheduling.match(request, 0)
+        decode.scheduling.allocated(request, blocks_of(HERE), load)
+        keep, _ = decode.scheduling.finished(request, [HERE], False)
+        told = decode.step()
+        self.assertEqual([item.kind for item in told.instructions], [InstructionKind.NOTIFY])
+        steps(prefill, decode, until=lambda: "r" in prefill.sent)
+        # vLLM frees the blocks at once, or when the worker reports; never neither.
+        self.assertTrue(not keep or "r" in decode.received)
+
+    def test_a_request_that_was_not_read_in_time_is_freed(self) -> None:
+        prefill = self.engine("prefill", 32, kv_lease_duration=0.5)
+        prefill.serve("r", TOKENS, THERE)
+        with self.says("r"):
+            steps(prefill, until=lambda: "r" in prefill.sent)
+
+    def test_a_preempted_request_is_computed_or_loaded_but_never_both(self) -> None:
+        prefill, decode = self.pair()
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+        request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
+        decode.scheduling.add(request)
+        load, _ = decode.scheduling.match(request, 0)
+        decode.scheduling.allocated(request, blocks_of(HERE), load)
+        steps(prefill, decode, until=lambda: "r" in decode.received)
+        decode.step(preempted=("r",))
+        self.assertEqual(decode.scheduling.match(request, 0), (0, False))
+        decode.scheduling.allocated(request, blocks_of([12, 13, 14, 15, 1, 3, 5]), 0)
+        self.assertEqual(decode.step().instructions, [])
+        self.assertEqual(decode.scheduling.finished(request, [HERE], True), (False, None))
+
+
+class BadInput(Pairs):
+    def test_params_that_make_no_sense_are_named(self) -> None:
+        prefill, decode = self.pair()
+        params = prefill.serve("r", TOKENS, THERE)
+        for i, (field, value, text) in enumerate(
+            [
+                ("remote_port", None, "remote_port"),
+                ("remote_port", 65536, "remote_port is 65536; allowed: 1 to 65535"),
+                ("remote_port", "http", "remote_port is 'http'"),
+                ("remote_host", None, "remote_host"),
+                ("remote_engine_id", None, "remote_engine_id"),
+                ("remote_num_tokens", -1, "remote_num_tokens is -1"),
+                ("remote_num_tokens", "many", "remote_num_tokens is 'many'"),
+                ("remote_num_tokens", [1], "remote_num_tokens is [1]"),
+                ("kvferry_transfer_id", "xyz", "kvferry_transfer_id is 'xyz'"),
+                ("kvferry_transfer_id", 17, "kvferry_transfer_id is 17"),
+                ("kvferry_transfer_id", "00" * 2000, "1024"),
+                ("transfer_mode", "carry", "transfer_mode is 'carry'; allowed: pull, push"),
+            ]
+        ):
+            with self.subTest(field=field, value=value), self.says(text):
+                self.assertEqual(decode.want(f"r{i}", TOKENS, {**params, field: value}, HERE), 0)
+        decode.step()
+        self.assertEqual((decode.received, decode.failed), (set(), set()))
+
+    def test_the_producer_has_more_tokens_than_the_prompt(self) -> None:
+        prefill, decode = self.pair()
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+        params = prefill.serve("r", TOKENS, THERE)
+        self.assertEqual(decode.want("r", 60, params, HERE[:4]), 60)
+        steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertEqual((decode.failed, decode.invalid), (set(), set()))
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(60)), 0)
+
+    def test_the_producer_says_more_than_it_has(self) -> None:
+        prefill, decode = self.pair(kv_load_deadline=2)
+        params = prefill.serve("r", TOKENS, THERE)
+        with self.says("r"):
+            load = decode.want("r", 120, {**params, "remote_num_tokens": 120}, [*HERE, 13])
+            self.assertEqual(load, 120)
+            steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertIn(13, decode.invalid)
+
+    def test_settings_that_make_no_sense_are_named(self) -> None:
+        for extra, text in (
+            ({"side_channel_port": 70000}, "side_channel_port is 70000"),
+            ({"side_channel_port": "x"}, "side_channel_port is 'x'"),
+            ({"side_channel_host": "10.0.0.1"}, "key_file"),
+            ({"kv_lease_duration": -1}, "kv_lease_duration is -1"),
+            ({"kv_load_deadline": "soon"}, "kv_load_deadline is 'soon'"),
+            ({"transfer_mode": "carry"}, "transfer_mode is 'carry'"),
+            ({"key_file": "no such file"}, "key_file no such file"),
+            ({"allowed_keys": "x"}, "allowed_keys is 'x'"),
+            ({"allowed_keys": ["x"]}, "key_file"),
+        ):
+            with self.subTest(text), self.assertRaisesRegex(InvalidError, text):
+                Half("engine", 16, **extra)
+
+    def test_environment_variables_say_where_to_listen(self) -> None:
+        engine = self.engine("engine", 16)
+        with mock.patch.dict("os.environ", KVFERRY_SIDE_CHANNEL_PORT="5", KVFERRY_SIDE_CHANNEL_HOST="::1"):
+            found = read_settings(engine.config)
+        self.assertEqual((found.host, found.port), ("::1", 5))
+
+    def test_another_version_of_vllm_is_refused(self) -> None:
+        for version in ("0.31.2", "0.33.0", "1.0"):
+            with (
+                self.subTest(version),
+                mock.patch.object(vllm, "__version__", version),
+                self.assertRaisesRegex(ValueError, f"works with vLLM 0.32.x; this is {version}"),
+            ):
+                KvferryConnector(None, None, None)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    unittest.main()

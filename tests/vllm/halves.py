@@ -1,0 +1,180 @@
+"""Both halves of the connector without vLLM's engine around them: one rank, memory of our own, steps by hand.
+
+What vLLM's engine would call is called here in the order in which it would. Its types are vLLM's own, but for
+the configuration and the requests, of which the connector reads a few fields only.
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+
+from kvferry.vllm import worker as worker_module
+from kvferry.vllm.messages import KvferryStep
+from kvferry.vllm.scheduling import Scheduling
+from kvferry.vllm.worker import Worker
+
+HEADS, SIZE, LAYERS = 2, 8, 3
+STEP_SECONDS = 20.0  # the longest that steps() goes on
+
+
+def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: int = 0) -> Any:
+    """What the connector reads of a request."""
+    prompt = list(range(tokens))
+    return SimpleNamespace(
+        request_id=name,
+        kv_transfer_params=params,
+        num_prompt_tokens=tokens,
+        prompt_token_ids=prompt,
+        _all_token_ids=list(prompt),
+        num_computed_tokens=computed,
+        max_tokens=16,
+    )
+
+
+def blocks_of(*groups: list[int]) -> Any:
+    """What vLLM's cache manager gives a request."""
+    return SimpleNamespace(get_block_ids=lambda: groups)
+
+
+class Half:
+    """One engine of one rank."""
+
+    def __init__(self, name: str, block_size: int, blocks: int = 16, window: int = 0, **extra: Any) -> None:
+        groups = [self._group(FullAttentionSpec, range(LAYERS), block_size)]
+        if window:
+            groups = [
+                self._group(FullAttentionSpec, range(1), block_size),
+                self._group(SlidingWindowSpec, range(1, LAYERS), block_size, sliding_window=window),
+            ]
+        self.cache = KVCacheConfig(blocks, [], groups)
+        self.block_size = block_size
+        parallel = SimpleNamespace(
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            data_parallel_index=0,
+        )
+        self.config: Any = SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
+            parallel_config=parallel,
+            device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
+            model_config=SimpleNamespace(get_total_num_kv_heads=lambda: HEADS),
+            num_prefill_lookahead_tokens=0,
+        )
+        shape = (blocks, HEADS, block_size, 2 * SIZE)
+        self.layers = {f"model.layers.{i}.attn": torch.zeros(shape) for i in range(LAYERS)}
+        self.scheduling = Scheduling(self.config, self.cache)
+        self.worker = Worker(self.config, self.cache)
+        alone = SimpleNamespace(rank_in_group=0, world_size=1)
+        with mock.patch.multiple(
+            worker_module,
+            get_tp_group=lambda: alone,
+            get_pp_group=lambda: alone,
+            get_world_group=lambda: alone,
+        ):
+            self.worker.register(self.layers)
+        introduction = self.worker.handshake()
+        assert introduction is not None
+        self.scheduling.introduce({(0, 0): introduction})
+        self.sent: set[str] = set()
+        self.received: set[str] = set()
+        self.failed: set[str] = set()
+        self.invalid: set[int] = set()
+
+    @staticmethod
+    def _group(kind: Any, layers: range, block_size: int, **more: Any) -> KVCacheGroupSpec:
+        spec = kind(block_size=block_size, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, **more)
+        return KVCacheGroupSpec([f"model.layers.{i}.attn" for i in layers], spec)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.worker.close()
+        self.scheduling.close()
+
+    # ---- steps
+
+    def step(self, preempted: tuple[str, ...] = ()) -> KvferryStep:
+        """One step in which no request runs. Returns what the worker was told."""
+        step = self.scheduling.step(
+            SimpleNamespace(preempted_req_ids=set(preempted), total_num_scheduled_tokens=0)  # type: ignore[arg-type]
+        )
+        self.worker.start(step)
+        results = self.worker.take_results()
+        self.invalid |= self.worker.take_invalid()
+        self.sent |= results.finished_sending
+        self.received |= results.finished_recving
+        self.failed |= results.failed_recving
+        self.scheduling.update(
+            SimpleNamespace(  # type: ignore[arg-type]
+                finished_sending=results.finished_sending,
+                finished_recving=results.finished_recving,
+                failed_recving=results.failed_recving,
+            )
+        )
+        return step
+
+    # ---- requests
+
+    def serve(self, name: str, tokens: int, *tables: list[int]) -> dict[str, Any]:
+        """A request of which another engine wants the cache, and which has finished here; what a proxy gets."""
+        request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False})
+        self.scheduling.add(request)
+        request.num_computed_tokens = tokens
+        keep, params = self.scheduling.finished(request, tables, True)
+        assert keep and params is not None
+        return params
+
+    def want(
+        self, name: str, tokens: int, params: dict[str, Any] | None, *tables: list[int], computed: int = 0
+    ) -> int:
+        """A request whose cache another engine has; returns how many tokens vLLM would wait for."""
+        request = a_request(name, tokens, params)
+        self.scheduling.add(request)
+        load, _ = self.scheduling.match(request, computed)
+        self.scheduling.allocated(request, blocks_of(*tables), load)
+        return load
+
+    # ---- bytes
+
+    def cell(self, layer: int, blocks: list[int], token: int) -> torch.Tensor:
+        """Keys and values of a token in all heads, where vLLM's kernels would look for them."""
+        tensor = self.layers[f"model.layers.{layer}.attn"]
+        return tensor[blocks[token // self.block_size], :, token % self.block_size]
+
+    def write(self, layer: int, blocks: list[int], tokens: range, salt: int = 0) -> None:
+        """Numbers that say where they belong."""
+        for token in tokens:
+            cells = self.cell(layer, blocks, token)
+            for head in range(HEADS):
+                for element in range(2 * SIZE):
+                    cells[head, element] = value_of(layer, token, head, element, salt)
+
+    def wrong(self, layer: int, blocks: list[int], tokens: range, salt: int = 0) -> int:
+        """How many cells are not what write() wrote."""
+        return sum(
+            float(self.cell(layer, blocks, token)[head, element]) != value_of(layer, token, head, element, salt)
+            for token in tokens
+            for head in range(HEADS)
+            for element in range(2 * SIZE)
+        )
+
+
+def value_of(layer: int, token: int, head: int, element: int, salt: int) -> float:
+    """The number of a cell; exact in float32, and never 0."""
+    return 1.0 + element + 2 * SIZE * (head + HEADS * (layer + LAYERS * (token + 1000 * salt)))
+
+
+def steps(*halves: Half, until: Any) -> None:
+    """Steps of all engines by turns, until something holds."""
+    end = time.monotonic() + STEP_SECONDS
+    while not until():
+        assert time.monotonic() < end, "what was waited for has not happened"
+        for half in halves:
+            half.step()
