@@ -1,6 +1,7 @@
 /* Whose block is it, and until when: leases, generations, doubt, cancelling, and messages that go astray. */
 #include "agent_letters.h"
 #include "agent_world.h"
+#include "faulty_fabric.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -276,6 +277,33 @@ static void withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped(void **st
     tear_down(&s);
 }
 
+/* Writes begin late, and do not hear that they are cancelled. */
+static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **state) {
+    (void)state;
+    uint32_t doubted = 0;
+    for (uint32_t seed = 0; seed < 8; seed++) {
+        scene s;
+        faulty_install(&(faulty_options){
+            .seed = seed, .per_mille = {[FAULTY_LATE_START] = 1000, [FAULTY_DEAF] = 1000}, .turns = 2000});
+        set_up(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        let_them_meet(&s);
+        world_ready(&s.w.p, s.theirs);
+        world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        const world_outcome *end = world_next(&s.w, s.d, s.ours[0]);
+        if (!end->blocks_free) {
+            doubted++;
+            assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+        }
+        world_fill(&s.w, &s.w.d, &s.wanted, 7);
+        world_run_for(&s.w, 50 * MS);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+        tear_down(&s);
+        faulty_remove();
+    }
+    assert_true(doubted > 0);
+}
+
 static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state) {
     (void)state;
     scene s;
@@ -440,6 +468,7 @@ int main(void) {
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
         cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
+        cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),

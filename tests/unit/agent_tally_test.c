@@ -1,0 +1,61 @@
+/* Counting the ranks of consumer engines: each once, all of them, and of as many engines as are wanted. */
+#include "agent/agent.h"
+#include "shapes.h"
+
+static void an_engine_is_done_when_each_of_its_ranks_has_said_so(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = 1};
+    assert_ok(kvf_tally_add(&tally, "d", 2, 3));
+    assert_ok(kvf_tally_add(&tally, "d", 0, 3));
+    assert_false(kvf_tally_complete(&tally));
+    assert_true(kvf_tally_has(&tally, "d", 2));
+    assert_false(kvf_tally_has(&tally, "d", 1));
+    assert_ok(kvf_tally_add(&tally, "d", 1, 3));
+    assert_true(kvf_tally_complete(&tally));
+    kvf_tally_free(&tally);
+}
+
+static void a_rank_that_repeats_itself_counts_once(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = 1};
+    for (int i = 0; i < 5; i++)
+        assert_ok(kvf_tally_add(&tally, "d", 1, 2));
+    assert_false(kvf_tally_complete(&tally));
+    assert_ok(kvf_tally_add(&tally, "d", 0, 2));
+    assert_true(kvf_tally_complete(&tally));
+    kvf_tally_free(&tally);
+}
+
+static void an_engine_counts_once_however_many_ranks_repeat_themselves(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = 2};
+    for (int i = 0; i < 3; i++)
+        assert_ok(kvf_tally_add(&tally, "d", 0, 1));
+    assert_false(kvf_tally_complete(&tally));
+    assert_ok(kvf_tally_add(&tally, "e", 7, 1)); /* which ranks take part is theirs to say */
+    assert_true(kvf_tally_complete(&tally));
+    assert_false(kvf_tally_has(&tally, "e", 0));
+    kvf_tally_free(&tally);
+}
+
+static void siblings_must_agree_on_how_many_they_are(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = 1};
+    assert_ok(kvf_tally_add(&tally, "d", 0, 2));
+    assert_fails(kvf_tally_add(&tally, "d", 1, 1), KVF_E_MISMATCH, "rank 1 of d", "1", "2");
+    assert_false(kvf_tally_has(&tally, "d", 1));
+    assert_fails(kvf_tally_add(&tally, "d", 1, 0), KVF_E_RANGE, "at least 1");
+    assert_fails(kvf_tally_add(&tally, "d", KVF_WIRE_MAX_RANKS, 2), KVF_E_RANGE, "65536");
+    assert_false(kvf_tally_complete(&tally));
+    kvf_tally_free(&tally);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_engine_is_done_when_each_of_its_ranks_has_said_so),
+        cmocka_unit_test(a_rank_that_repeats_itself_counts_once),
+        cmocka_unit_test(an_engine_counts_once_however_many_ranks_repeat_themselves),
+        cmocka_unit_test(siblings_must_agree_on_how_many_they_are),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
