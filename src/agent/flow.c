@@ -392,6 +392,14 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
         tell(flow);
 }
 
+static void writing_failed(kvf_flow *flow, kvf_status status) {
+    char detail[512];
+    (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes",
+                   flow->session->rank, flow->session->engine, kvf_status_name(status),
+                   (unsigned long long)flow->bytes);
+    kvf_flow_stop(flow, status, detail);
+}
+
 void kvf_flow_move(kvf_flow *flow) {
     if (!flow->transfer)
         return;
@@ -402,7 +410,7 @@ void kvf_flow_move(kvf_flow *flow) {
     if (flow->status || flow->withdrawn)
         tell(flow);
     else if (status)
-        kvf_flow_stop(flow, status, "writing failed");
+        writing_failed(flow, status);
     else
         kvf_flow_pump(flow);
 }

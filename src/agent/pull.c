@@ -251,9 +251,11 @@ void kvf_pull_look(kvf_ticket *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
     if (status == KVF_E_AGAIN)
         return;
-    char detail[512];
-    (void)snprintf(detail, sizeof detail, "reading failed: %s", kvf_status_name(status));
     end_transfer(pull);
+    char detail[512];
+    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes",
+                   pull->remote ? pull->remote->name : "a producer", kvf_status_name(status),
+                   (unsigned long long)pull->bytes);
     if (pull->silent)
         kvf_ticket_settle(pull);
     else if (status)
