@@ -7,6 +7,7 @@ import json
 import logging
 import pathlib
 import tempfile
+import time
 import unittest
 from collections.abc import Iterator
 from typing import Any
@@ -221,6 +222,27 @@ class Failing(Pairs):
         steps(prefill, decode, until=lambda: "r" in prefill.sent)
         # vLLM frees the blocks at once, or when the worker reports; never neither.
         self.assertTrue(not keep or "r" in decode.received)
+
+    def test_blocks_are_kept_while_a_request_waits_for_room(self) -> None:
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                self.wait_for_room(*self.pair(kv_lease_duration=0.6, transfer_mode=mode))
+
+    def wait_for_room(self, prefill: Half, decode: Half) -> None:
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+        request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
+        decode.scheduling.add(request)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:  # asked again in each step, and no blocks
+            self.assertEqual(decode.scheduling.match(request, 0), (TOKENS, True))
+            prefill.step()
+            decode.step()
+        decode.scheduling.allocated(request, blocks_of(HERE), TOKENS)
+        steps(prefill, decode, until=lambda: "r" in decode.received and "r" in prefill.sent)
+        self.assertEqual((decode.failed, decode.invalid), (set(), set()))
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(TOKENS)), 0)
 
     def test_a_request_that_was_not_read_in_time_is_freed(self) -> None:
         prefill = self.engine("prefill", 32, kv_lease_duration=0.5)
