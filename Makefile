@@ -6,8 +6,8 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-property check-vectors check-long check-python check-vllm wheel fuzz bench lint format \
-	install clean
+.PHONY: help setup build debug demo check check-property check-vectors check-long check-python check-vllm wheel fuzz bench \
+	bench-vllm lint format install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -17,10 +17,11 @@ help:
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases, every test under ASan+UBSan, all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
-	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB)'
+	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
+	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB)'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
 	@echo 'make debug            build into build/debug'
 	@echo 'make install          install into $(DESTDIR)$(PREFIX); PREFIX and DESTDIR may be set'
@@ -85,6 +86,10 @@ bench:
 	@scripts/setup build
 	@scripts/build release -DKVF_BUILD_BENCH=ON
 	@scripts/bench
+
+bench-vllm:
+	@scripts/setup build python
+	@scripts/bench-vllm $(ARGS)
 
 lint:
 	@scripts/setup build check lint

@@ -40,17 +40,21 @@ class Server:
     port: int
     log: pathlib.Path
     environment: dict[str, str] = field(default_factory=dict)
-    connector: tuple[str, str] = ("KvferryConnector", "kvferry.vllm")
+    #: Class and module; no module: one of vLLM's own.
+    connector: tuple[str, str | None] = ("KvferryConnector", "kvferry.vllm")
+    #: Further settings of --kv-transfer-config, or others than these below.
+    transfer: dict[str, Any] = field(default_factory=dict)
 
     def start(self) -> None:
         """Starts it; ready() says when it can be asked."""
         name, module = self.connector
         transfer = {
             "kv_connector": name,
-            "kv_connector_module_path": module,
             "kv_role": self.role,
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"kv_lease_duration": 120, "kv_load_deadline": 20},
+            **({"kv_connector_module_path": module} if module is not None else {}),
+            **self.transfer,
         }
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(self.model), "--served-model-name", "tiny", "--dtype", self.dtype]
@@ -72,7 +76,7 @@ class Server:
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
         }
         self._output = self.log.open("wb")
         self._process = subprocess.Popen(
@@ -81,7 +85,10 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            # A group to be ended as a whole, but no session of its own: Linux schedules sessions as groups, and
+            # vLLM's processes wait by yielding, which gives way to processes of the same session alone. Two
+            # servers that share a core would then stop each other, at times for seconds.
+            process_group=0,
         )
 
     def ready(self) -> None:
@@ -144,8 +151,13 @@ class Server:
         except ProcessLookupError:
             pass
 
+    @property
+    def group(self) -> int:
+        """The process group of the server and its workers."""
+        return self._process.pid
+
     def stop(self) -> None:
-        """Ends it."""
+        """Ends it; it may have ended before."""
         self.signal(signal.SIGTERM)
         try:
             self._process.wait(10)
