@@ -339,7 +339,7 @@ class BadInput(Pairs):
                 mock.patch.object(vllm, "__version__", version),
                 self.assertRaisesRegex(ValueError, f"works with vLLM 0.32.x; this is {version}"),
             ):
-                KvferryConnector(None, None, None)  # type: ignore[arg-type]
+                KvferryConnector(None, None, None)
 
 
 if __name__ == "__main__":

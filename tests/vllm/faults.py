@@ -2,78 +2,198 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from pair import Pair, answer
 from servers import Server
 
 NEW_TOKENS = 8
-TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+HAND_OVERS = 8
+LOADS = "vllm:kvferry_loads_total"
+SLOWEST = 10  # times the median that the first hand-over may take
 Judge = Callable[..., None]
 
 
-def tokens_of(found: dict[str, Any]) -> list[int]:
-    """The tokens of an answer."""
-    tokens: list[int] = found["choices"][0]["token_ids"]
-    return tokens
+class Asking:
+    """Asks two servers for the same, and judges what they answer."""
 
-
-class Faults:
-    """Runs one fault after the other; the last one leaves no prefill server."""
-
-    def __init__(self, name: str, judge: Judge, prefill: Server, decode: Server) -> None:
-        self._name, self._judge = name, judge
-        self._prefill, self._decode = prefill, decode
+    def __init__(self, judge: Judge, pair: Pair, length: int = 150) -> None:
+        self._judge, self._pair, self._name = judge, pair, pair.name
+        self._prefill, self._decode = pair.prefill, pair.decode
         self._chance = random.Random(11)
+        self._length = length
+
+    def judge(self, what: str, good: bool, detail: str = "") -> None:
+        """Notes one judgement."""
+        self._judge(self._name, what, good, detail)
+
+    def prompt(self) -> list[int]:
+        """Another one each time."""
+        return [self._chance.randrange(3, 500) for _ in range(self._length)]
+
+    def alone(self, prompt: list[int]) -> list[int]:
+        """What the decode server computes itself."""
+        return answer(self._decode.ask(prompt, NEW_TOKENS)).tokens
+
+    def same(
+        self,
+        what: str,
+        prompt: list[int],
+        params: dict[str, Any],
+        loads: bool | None = None,
+        says: str | None = None,
+    ) -> None:
+        """The answer is the right one.
+
+        Args:
+            loads: whether the cache has to be loaded, or computed; None: not judged
+            says: what the line of the decode server's log about the request has to say, a regular expression
+        """
+        want = self.alone(prompt)
+        log = self.log_size()
+        before = self._decode.counter(LOADS)
+        begun = time.monotonic()
+        try:
+            got: object = answer(self._decode.ask(prompt, NEW_TOKENS, params)).tokens
+        except OSError as error:
+            got = f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - begun
+        self.judge(f"{what}: same tokens ({seconds:.1f} s)", got == want, f"{got} not {want}")
+        self.judge(f"{what}: within a minute", seconds < 60, f"{seconds:.0f} s")
+        if loads is not None:
+            # Not vLLM's own count of tokens that came from elsewhere: that counts what was begun.
+            loaded = self._decode.counter(LOADS) - before
+            self.judge(
+                f"{what}: {'loaded' if loads else 'computed'}", loaded == loads * self._pair.case.decode.tp
+            )
+        if says is not None:
+            said = [
+                line
+                for line in self.log_since(log).splitlines()
+                if re.search(r"request \S+( is computed here)?: ", line)
+            ]
+            found = [line for line in said if re.search(says, line)]
+            self.judge(f"{what}: the log says so: {plain(found)}", bool(found), f"{says!r} is not in {said}")
+
+    def handed_over(self, what: str, prefill: Server | None = None) -> None:
+        """No fault: what comes before or after one."""
+        prompt = self.prompt()
+        self.same(what, prompt, self._pair.params(prompt, prefill), loads=True)
+
+    def log_size(self) -> int:
+        """The end of the decode server's log."""
+        return self._decode.log.stat().st_size
+
+    def log_since(self, size: int) -> str:
+        """What was added to it."""
+        with self._decode.log.open("rb") as log:
+            log.seek(size)
+            return log.read().decode(errors="replace")
+
+
+def timed(what: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    begun = time.monotonic()
+    what()
+    return time.monotonic() - begun
+
+
+def plain(lines: list[str]) -> str:
+    """What a line of the log says, without who says it and when."""
+    return lines[0].partition("] ")[2] if lines else ""
+
+
+class Faults(Asking):
+    """Runs one fault after the other."""
 
     def run(self) -> None:
         """All of them."""
-        self.handed_over("before any fault")
-        self.wrong_params()
+        self.first()
+        self.wrong_places()
+        self.wrong_values()
+        self.missing_values()
+        self.handed_over("after all of these")
         self.aborted()
         self.handed_over("after an abort")
         self.killed()
+        self.judge("the decode server goes on after that", len(self.alone(self.prompt())) == NEW_TOKENS)
+        self.restarted()
 
-    def _prompt(self) -> list[int]:
-        return [self._chance.randrange(3, 500) for _ in range(150)]
+    def first(self) -> None:
+        """The first hand-over, with which the engines meet, against those that follow."""
+        for server, name in ((self._prefill, "prefill"), (self._decode, "decode")):
+            seconds = timed(functools.partial(server.ask, self.prompt(), NEW_TOKENS))
+            print(
+                f"record {self._name}: vLLM's first request without a transfer, {name}: {seconds:.2f} s",
+                flush=True,
+            )
+        taken = []
+        for _ in range(HAND_OVERS):
+            prompt = self.prompt()
+            taken.append(timed(functools.partial(self._pair.hand_over, prompt, NEW_TOKENS)))
+        median = statistics.median(taken[1:])
+        what = f"the first hand-over takes {taken[0]:.2f} s, those that follow {median:.2f} s"
+        self.judge(what, taken[0] <= SLOWEST * median)
 
-    def _params(self, prompt: list[int]) -> dict[str, Any]:
-        params: dict[str, Any] = self._prefill.ask(prompt, 1, dict(TO_PREFILL))["kv_transfer_params"]
-        return params
+    def changed(
+        self, what: str, change: dict[str, Any], loads: bool | None = None, says: str | None = None
+    ) -> None:
+        """What a proxy passes on is changed on its way."""
+        prompt = self.prompt()
+        self.same(what, prompt, {**self._pair.params(prompt), **change}, loads, says)
 
-    def _same(self, what: str, prompt: list[int], params: dict[str, Any], loads: bool) -> None:
-        """The answer is the right one, and the cache was loaded, or computed here."""
-        want = tokens_of(self._decode.ask(prompt, NEW_TOKENS))
-        begun = time.monotonic()
-        got = tokens_of(self._decode.ask(prompt, NEW_TOKENS, params))
-        seconds = time.monotonic() - begun
-        self._judge(self._name, f"{what}: same tokens ({seconds:.1f} s)", got == want, f"{got} not {want}")
-        self._judge(self._name, f"{what}: within a minute", seconds < 60, f"{seconds:.0f} s")
+    def wrong_places(self) -> None:
+        """What a proxy passes on leads nowhere."""
+        own = self._decode.port
+        self.changed("a port where nobody listens", {"remote_port": 9}, False, "127.0.0.1:9: no connection")
+        self.changed(
+            "a port where something else listens",
+            {"remote_port": own},
+            False,
+            f"127.0.0.1:{own}: .* the handshake",
+        )
+        self.changed(
+            "another engine's name", {"remote_engine_id": "nobody"}, False, "answers at .*, not nobody"
+        )
+        self.handed_over("after these")
 
-    def handed_over(self, what: str) -> None:
-        """No fault: what comes before or after one."""
-        prompt = self._prompt()
-        self._same(what, prompt, self._params(prompt), True)
+    def wrong_values(self) -> None:
+        """What a proxy passes on is out of range, or of the wrong kind."""
+        self.changed("more tokens than the prompt has", {"remote_num_tokens": 5000}, True)
+        self.changed("no tokens", {"remote_num_tokens": 0})
+        for tokens in (-5, "many", [7]):
+            self.changed(f"tokens: {tokens}", {"remote_num_tokens": tokens}, False, "remote_num_tokens")
+        for port in (-1, 0, 70000, "here"):
+            self.changed(f"port: {port}", {"remote_port": port}, False, "remote_port")
+        name = "kvferry_transfer_id"
+        self.changed("an id that is not hexadecimal", {name: "not hexadecimal"}, False, name)
+        self.changed("an id of nobody's", {name: "00" * 16}, False, "no lease on the request was granted")
+        self.changed("block ids out of range, which nobody reads", {"remote_block_ids": [[10**9, -1]]}, True)
+        shorter = self._pair.params(self.prompt()[:20])
+        shorter["remote_num_tokens"] = 150
+        self.changed(
+            "the id of a shorter request", shorter, False, r"are wanted, and the producer holds \[0, 20\)"
+        )
 
-    def wrong_params(self) -> None:
-        """What a proxy passes on is wrong."""
-        prompt = self._prompt()
-        params = self._params(prompt)
-        self._same("a port where nobody listens", prompt, {**params, "remote_port": 9}, False)
-        own = {**params, "remote_port": self._decode.port}
-        self._same("a port where something else listens", prompt, own, False)
-        self._same("another engine's name", prompt, {**params, "remote_engine_id": "nobody"}, False)
-        self._same("no port", prompt, {**params, "remote_port": None}, False)
-        self._same("after all of these", prompt, params, True)
+    def missing_values(self) -> None:
+        """What a proxy passes on is not all."""
+        for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
+            self.changed(f"no {name}", {name: None}, False, f"kv_transfer_params has no {name}")
+        self.same("nothing else", self.prompt(), {"do_remote_prefill": True}, False, "has no .*remote_port")
+        self.same("nothing", self.prompt(), {}, False)
 
     def aborted(self) -> None:
         """A client goes away while its request waits for the cache."""
-        prompt = self._prompt()
-        params = self._params(prompt)
+        prompt = self.prompt()
+        params = self._pair.params(prompt)
         self._prefill.signal(signal.SIGSTOP)
         try:
             self._decode.ask(prompt, NEW_TOKENS, params, timeout=2)
@@ -81,27 +201,32 @@ class Faults:
         except OSError:
             waited = True
         self._prefill.signal(signal.SIGCONT)
-        self._judge(self._name, "a request waits for a stopped prefill server", waited)
-        want = len(tokens_of(self._decode.ask(self._prompt(), NEW_TOKENS)))
-        self._judge(self._name, "the decode server goes on after an abort", want == NEW_TOKENS)
+        self.judge("a request waits for a stopped prefill server", waited)
+        self.judge("the decode server goes on after an abort", len(self.alone(self.prompt())) == NEW_TOKENS)
 
     def killed(self) -> None:
         """The prefill server is killed while a request waits for its cache."""
-        prompt = self._prompt()
-        params = self._params(prompt)
-        want = tokens_of(self._decode.ask(prompt, NEW_TOKENS))
+        prompt = self.prompt()
+        params = self._pair.params(prompt)
+        want = self.alone(prompt)
         self._prefill.signal(signal.SIGSTOP)
         found: list[list[int]] = []
         begun = time.monotonic()
         asking = threading.Thread(
-            target=lambda: found.append(tokens_of(self._decode.ask(prompt, NEW_TOKENS, params)))
+            target=lambda: found.append(answer(self._decode.ask(prompt, NEW_TOKENS, params)).tokens)
         )
         asking.start()
         time.sleep(1)
-        self._judge(self._name, "a request waits for a stopped prefill server again", not found)
+        self.judge("a request waits for a stopped prefill server again", not found)
         self._prefill.signal(signal.SIGKILL)
         asking.join()
         seconds = time.monotonic() - begun
-        self._judge(
-            self._name, f"prefill server killed: same tokens ({seconds:.1f} s)", found == [want], str(found)
-        )
+        self.judge(f"prefill server killed: same tokens ({seconds:.1f} s)", found == [want], str(found))
+
+    def restarted(self) -> None:
+        """A prefill server of the same name at the same ports takes the place of the one that was killed."""
+        self._prefill.stop()
+        self._prefill.start()
+        self._prefill.ready()
+        self.handed_over("the prefill server was started again")
+        self.handed_over("and once more")

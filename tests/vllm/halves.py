@@ -103,7 +103,7 @@ class Half:
     def step(self, preempted: tuple[str, ...] = ()) -> KvferryStep:
         """One step in which no request runs. Returns what the worker was told."""
         step = self.scheduling.step(
-            SimpleNamespace(preempted_req_ids=set(preempted), total_num_scheduled_tokens=0)  # type: ignore[arg-type]
+            SimpleNamespace(preempted_req_ids=set(preempted), total_num_scheduled_tokens=0)
         )
         self.worker.start(step)
         results = self.worker.take_results()
@@ -112,7 +112,7 @@ class Half:
         self.received |= results.finished_recving
         self.failed |= results.failed_recving
         self.scheduling.update(
-            SimpleNamespace(  # type: ignore[arg-type]
+            SimpleNamespace(
                 finished_sending=results.finished_sending,
                 finished_recving=results.finished_recving,
                 failed_recving=results.failed_recving,

@@ -35,6 +35,30 @@ def llama() -> transformers.PretrainedConfig:
     return transformers.LlamaConfig(**COMMON, head_dim=32, num_hidden_layers=4)
 
 
+def llama_large() -> transformers.PretrainedConfig:
+    """Caches of 128 KB for each token: copying them takes a while."""
+    return transformers.LlamaConfig(
+        **{**COMMON, "num_key_value_heads": 8, "max_position_embeddings": 4096},
+        head_dim=128,
+        num_hidden_layers=16,
+    )
+
+
+def llama_heads() -> transformers.PretrainedConfig:
+    """Not llama(): heads of another size."""
+    return transformers.LlamaConfig(**COMMON, head_dim=64, num_hidden_layers=4)
+
+
+def llama_layers() -> transformers.PretrainedConfig:
+    """Not llama(): fewer layers."""
+    return transformers.LlamaConfig(**COMMON, head_dim=32, num_hidden_layers=3)
+
+
+def llama_window() -> transformers.PretrainedConfig:
+    """Not llama(): the same shape, but with a sliding window."""
+    return transformers.MistralConfig(**COMMON, head_dim=32, num_hidden_layers=4, sliding_window=64)
+
+
 def gemma3() -> transformers.PretrainedConfig:
     """Two layers with a sliding window for each without."""
     return transformers.Gemma3TextConfig(
@@ -118,7 +142,19 @@ def qwen3next() -> transformers.PretrainedConfig:
 
 
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    make.__name__: make for make in (llama, gemma3, gptoss, deepseek, granite, qwen3next)
+    make.__name__: make
+    for make in (
+        llama,
+        llama_large,
+        llama_heads,
+        llama_layers,
+        llama_window,
+        gemma3,
+        gptoss,
+        deepseek,
+        granite,
+        qwen3next,
+    )
 }
 
 

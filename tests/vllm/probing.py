@@ -1,28 +1,62 @@
 """The connector, made to show and to change what it carries.
 
-CorruptingConnector: while the file that KVFERRY_CORRUPT names exists, one loaded block is changed in one layer.
-A comparison of tokens that does not notice proves nothing.
-
-DumpingConnector: writes what was handed over into the folder that KVFERRY_DUMP names, layer by layer and token
-by token: for models whose tokens prove nothing. For latents only, whose pages are the tokens in order.
+Both sides of a case are started with it. What it writes is raw: the pages of one request, and what vLLM itself
+says of them. Which blocks these are it hears from vLLM's scheduler, and nothing it writes comes from kvferry's
+own description of the cache. cells.py says which cell is where.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
-from kvferry.request import NO_BLOCK
-from kvferry.scheduler import Instruction, InstructionKind
+from kvferry.scheduler import InstructionKind
 from kvferry.vllm import KvferryConnector
 
+NULL_BLOCK = 0  # vLLM's block without content
 
-class _ProbingConnector(KvferryConnector):
-    """Remembers the caches, and the last instruction about blocks."""
+
+class ProbingConnector(KvferryConnector):
+    """Writes what was handed over, as blocks on the one side and as blocks on the other.
+
+    KVFERRY_READOUT names a folder: `<role>.blocks.json` says which blocks the last request has, and
+    `<role>.<rank>.pt` has what is in them: at a prefill server when they are kept for the other one, at a
+    decode server when they were filled.
+
+    While the file that KVFERRY_CORRUPT names exists, a block that was filled is changed before that: with the
+    word "state" in it the state of a sequence, else a block of keys and values.
+    """
+
+    # ---- beside the scheduler
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        kept, params = super().request_finished_all_groups(request, block_ids)
+        if params is not None:
+            self._note_blocks(block_ids)
+        return kept, params
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens > 0:
+            self._note_blocks(blocks.get_block_ids())
+
+    def _note_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        found = json.dumps([list(group) for group in block_ids])
+        written = self._folder / f"{self.role_name}.blocks.new"
+        written.write_text(found)
+        written.rename(self._folder / f"{self.role_name}.blocks.json")
+
+    # ---- in a worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._caches = kv_caches
@@ -30,54 +64,92 @@ class _ProbingConnector(KvferryConnector):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for instruction in self._get_connector_metadata().instructions:
-            if instruction.kind in (InstructionKind.PULL, InstructionKind.HOLD):
-                self._last = instruction
-                self.told(instruction)
+            if instruction.kind in (InstructionKind.HOLD, InstructionKind.PUSH):
+                self._read_out()
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = super().get_transfer_results(finished_req_ids)
         if results.finished_recving:
-            self.received(self._last)
+            mark = pathlib.Path(os.environ["KVFERRY_CORRUPT"])
+            if mark.exists():
+                self._corrupt(mark.read_text())
+            self._read_out()
         return results
 
-    def told(self, instruction: Instruction) -> None:
-        """Blocks are to be kept or filled."""
+    # ---- both
 
-    def received(self, instruction: Instruction) -> None:
-        """Blocks were filled."""
+    @property
+    def role_name(self) -> str:
+        """kv_producer or kv_consumer."""
+        return str(self._kv_transfer_config.kv_role)
 
+    @property
+    def _folder(self) -> pathlib.Path:
+        return pathlib.Path(os.environ["KVFERRY_READOUT"])
 
-class CorruptingConnector(_ProbingConnector):
-    """See above."""
+    def _layers(self) -> list[tuple[str, KVCacheSpec, list[int]]]:
+        """Name, specification and blocks of the last request, of every layer that this rank has."""
+        block_ids = json.loads((self._folder / f"{self.role_name}.blocks.json").read_text())
+        found = []
+        for group, ids in zip(self._kv_cache_config.kv_cache_groups, block_ids, strict=True):
+            for name in group.layer_names:
+                spec = group.kv_cache_spec
+                if isinstance(spec, UniformTypeKVCacheSpecs):
+                    spec = spec.kv_cache_specs[name]
+                if name in self._caches:
+                    found.append((name, spec, ids))
+        return found
 
-    def received(self, instruction: Instruction) -> None:
-        if not pathlib.Path(os.environ["KVFERRY_CORRUPT"]).exists():
+    def _corrupt(self, what: str) -> None:
+        for name, spec, ids in self._layers():
+            if isinstance(spec, MambaSpec) != (what == "state"):
+                continue
+            cache = self._caches[name]
+            each = cache.shape[0] // self._kv_cache_config.num_blocks
+            block = next(block for block in ids if block != NULL_BLOCK)
+            pages = cache[block * each : (block + 1) * each]
+            if what == "state":
+                pages.zero_()  # of bytes: negated they might be no numbers any more
+            else:
+                pages.neg_()
             return
-        blocks = [block for group in instruction.groups for block in group.table.ids if block != NO_BLOCK]
-        # State layers are registered as bytes; negated bytes might be no numbers any more.
-        cache = next(cache for cache in self._caches.values() if cache.is_floating_point())
-        per_block = cache.shape[0] // self._kv_cache_config.num_blocks
-        cache[blocks[0] * per_block : (blocks[0] + 1) * per_block].neg_()
+
+    def _read_out(self) -> None:
+        rank = get_tp_group()
+        layers = {}
+        for name, spec, ids in self._layers():
+            cache = self._caches[name]
+            each = cache.shape[0] // self._kv_cache_config.num_blocks
+            pages = {
+                block: cache[block * each : (block + 1) * each]
+                .contiguous()
+                .flatten(1)
+                .view(torch.uint8)
+                .clone()
+                for block in ids
+                if block != NULL_BLOCK
+            }
+            layers[name] = {
+                "blocks": ids,
+                "block_tokens": spec.block_size,
+                "pages": pages,  # of each block: one row for each kernel block, as bytes
+                "item_bytes": cache.element_size(),
+                "shape": tuple(cache.shape[1:]),
+                "window": getattr(spec, "sliding_window", None),
+                "is_latent": isinstance(spec, MLAAttentionSpec),
+                "head_size": getattr(spec, "head_size", None),
+                "states": state_tensors(spec) if isinstance(spec, MambaSpec) else None,
+            }
+        found = {"rank": rank.rank_in_group, "tp_size": rank.world_size, "layers": layers}
+        written = self._folder / f"{self.role_name}.{rank.rank_in_group}.new"
+        torch.save(found, written)
+        written.rename(written.with_suffix(".pt"))
 
 
-class DumpingConnector(_ProbingConnector):
-    """See above."""
-
-    def told(self, instruction: Instruction) -> None:
-        if instruction.kind == InstructionKind.HOLD:
-            self._dump(instruction)
-
-    def received(self, instruction: Instruction) -> None:
-        self._dump(instruction)
-
-    def _dump(self, instruction: Instruction) -> None:
-        (group,) = instruction.groups
-        per_block = {cache.shape[0] // self._kv_cache_config.num_blocks for cache in self._caches.values()}
-        assert per_block == {1}, "a page is one kernel block"
-        blocks = list(group.table.ids)
-        found = {
-            name: cache[blocks].transpose(1, 2).flatten(0, 1)[group.begin : group.end].clone()
-            for name, cache in self._caches.items()
-        }
-        torch.save(found, pathlib.Path(os.environ["KVFERRY_DUMP"]) / f"{self._kv_transfer_config.kv_role}.pt")
+def state_tensors(spec: MambaSpec) -> list[tuple[tuple[int, ...], int]]:
+    """Shape and element size of each tensor of a state, in their order in the page."""
+    return [
+        (tuple(shape), torch.empty(0, dtype=dtype).element_size())
+        for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+    ]

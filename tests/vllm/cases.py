@@ -1,0 +1,89 @@
+"""What is run: two servers of one model in different shapes, and how their answers are judged."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from servers import Side
+
+
+class What(enum.Enum):
+    """What a case does with its servers."""
+
+    HAND_OVER = "prompts of all lengths"
+    FAULTS = "what a proxy passes on is wrong, clients go away, the prefill server is killed"
+    COPYING = "the prefill server is killed, and a client goes away, while bytes are being copied"
+    MISMATCH = "the prefill server has another model"
+    ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
+
+
+class Tokens(enum.Enum):
+    """What generated tokens prove. The bytes of both sides are compared cell by cell in any case."""
+
+    ALL = "the decode server's tokens are those it computes alone"
+    #: vLLM's step for one token rounds otherwise than its prefill; the last prompt token is such a step.
+    FIRST = "the first token is the same, and its log-probability to within a tolerance"
+    #: vLLM alone gives other tokens in one shape than in the other, or in steps than in a prefill.
+    NOTHING = "they are recorded only"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two servers of one model."""
+
+    model: str
+    prefill: Side
+    decode: Side
+    dtype: str = "float32"
+    has_state: bool = False  # the last prompt token is left to the decode server
+    tokens: Tokens = Tokens.ALL
+    tolerance: float = 0.1  # of the log-probability of the first token
+    what: What = What.HAND_OVER
+    mode: str = "pull"  # who moves the bytes: "push" is the prefill server
+
+
+def qwen3next(prefill: Side, decode: Side) -> Case:
+    """The CPU kernels of gated delta nets want bfloat16."""
+    return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST)
+
+
+LONG = ("--max-model-len", "4096")
+# For a single request of any length there must be room.
+ROOM = ("--enable-prefix-caching",)
+LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
+
+CASES = {
+    "llama-64-64": Case("llama", Side(64), Side(64)),
+    "llama-128-64": Case("llama", Side(128), Side(64)),
+    "llama-64-128": Case("llama", Side(64), Side(128)),
+    "llama-32-96": Case("llama", Side(32), Side(96)),
+    "llama-tp2-tp1": Case("llama", Side(64, tp=2), Side(128)),
+    "llama-tp1-tp2": Case("llama", Side(64), Side(32, tp=2)),
+    "llama-push-tp2-tp1": Case("llama", Side(64, tp=2), Side(128), mode="push"),
+    "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
+    "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
+    "gemma3-tp1-tp2": Case("gemma3", Side(64), Side(32, tp=2)),
+    "gptoss-64-32": Case("gptoss", Side(64), Side(32)),
+    "gptoss-tp2-tp1": Case("gptoss", Side(64, tp=2), Side(32)),
+    "gptoss-tp1-tp2": Case("gptoss", Side(64), Side(32, tp=2)),
+    "deepseek": Case("deepseek", Side(), Side(), tokens=Tokens.NOTHING),
+    "deepseek-tp2-tp1": Case("deepseek", Side(tp=2), Side(), tokens=Tokens.NOTHING),
+    "deepseek-tp1-tp2": Case("deepseek", Side(), Side(tp=2), tokens=Tokens.NOTHING),
+    "granite": Case("granite", Side(), Side(), has_state=True),
+    "granite-tp2-tp1": Case("granite", Side(tp=2), Side(), has_state=True),
+    "granite-tp1-tp2": Case("granite", Side(), Side(tp=2), has_state=True),
+    "qwen3next": qwen3next(Side(), Side()),
+    "qwen3next-tp2-tp1": qwen3next(Side(tp=2), Side()),
+    "qwen3next-tp1-tp2": qwen3next(Side(), Side(tp=2)),
+    "roles-pull": Case("llama", Side(64, arguments=ROOM), Side(32, arguments=LITTLE_ROOM), what=What.ROLES),
+    "roles-push": Case(
+        "llama", Side(64, arguments=ROOM), Side(32, arguments=LITTLE_ROOM), what=What.ROLES, mode="push"
+    ),
+    "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
+    "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
+    "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
+}
+
+#: Two models, two shapes: what every change is tried with.
+SHORT = ("llama-128-64", "granite-tp2-tp1")

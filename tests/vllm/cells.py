@@ -1,0 +1,166 @@
+"""Which cell of a cache is where in vLLM's pages, on the CPU: an oracle of its own.
+
+It knows nothing of kvferry. It takes what probing.py has read out of each rank, and the model's configuration,
+and names every cell that a decode server needs by its logical coordinates: layer, part and head (or channel of
+a convolution), with the bytes of all tokens. Two servers of any shapes have the same cache when they have the
+same cells. It goes through the pages cell by cell, as slowly and plainly as that is.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Cell = tuple[str, str, int]  # layer, part, head or channel
+Cells = dict[Cell, bytes]
+
+
+class ReplicasDiffer(Exception):
+    """Two ranks of one engine hold other bytes of one cell."""
+
+
+def read_cells(folder: pathlib.Path, role: str, ranks: int, config: dict[str, Any], tokens: int) -> Cells:
+    """The cells of one engine after `tokens` tokens. Where ranks hold copies these must be equal."""
+    found: Cells = {}
+    for rank in range(ranks):
+        readout = torch.load(folder / f"{role}.{rank}.pt")
+        for name, layer in readout["layers"].items():
+            for part, unit, content in cells_of(layer, readout, config, tokens):
+                if found.setdefault((name, part, unit), content) != content:
+                    raise ReplicasDiffer(
+                        f"{role} rank {rank}: {name} {part} {unit} differs from another rank's"
+                    )
+    return found
+
+
+def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -> set[Cell]:
+    """The coordinates that a whole model has, whatever its ranks say."""
+    wanted: set[Cell] = set()
+    for name in layers:
+        if name in states:
+            parts = {f"conv {part}": count for part, count in projections(config)}
+            parts["recurrent"] = recurrent_heads(config)
+        elif "kv_lora_rank" in config:
+            parts = {"latent": 1}
+        else:
+            parts = {"k": config["num_key_value_heads"], "v": config["num_key_value_heads"]}
+        wanted |= {(name, part, unit) for part, count in parts.items() for unit in range(count)}
+    return wanted
+
+
+def cells_of(
+    layer: dict[str, Any], rank: dict[str, Any], config: dict[str, Any], tokens: int
+) -> Iterator[tuple[str, int, bytes]]:
+    """Part, head or channel, and bytes, of all that a rank holds of a layer."""
+    if layer["states"] is not None:
+        yield from state_cells(layer, rank, config)
+        return
+    # A window shows a query that many tokens with its own. The last token may be computed again, so one more.
+    first = max(0, tokens - layer["window"]) if layer["window"] else 0
+    places = [where(layer, token) for token in range(first, tokens)]
+    if layer["is_latent"]:
+        yield "latent", 0, b"".join(latent(layer, *place) for place in places)
+        return
+    held, total, tp = layer["shape"][0], config["num_key_value_heads"], rank["tp_size"]
+    begin = rank["rank"] * total // tp
+    assert held == max(1, total // tp), f"{held} heads on one of {tp} ranks"
+    for head in range(held):
+        yield "k", begin + head, b"".join(key(layer, *place, head) for place in places)
+        yield "v", begin + head, b"".join(value(layer, *place, head) for place in places)
+
+
+def where(layer: dict[str, Any], token: int) -> tuple[torch.Tensor, int]:
+    """The page of a token, and which one of its tokens it is."""
+    block = layer["blocks"][token // layer["block_tokens"]]
+    page_tokens = layer["shape"][1]
+    page, at = divmod(token % layer["block_tokens"], page_tokens)
+    return layer["pages"][block][page].view(-1, layer["item_bytes"]), at
+
+
+# A page of attention on the CPU: head after head; of a head the keys of all tokens, [channel, token], and then
+# the values of all tokens, [token, channel].
+
+
+def key(layer: dict[str, Any], page: torch.Tensor, at: int, head: int) -> bytes:
+    """The key of one token: an element here and there."""
+    _, tokens, content = layer["shape"]
+    size = layer["head_size"]
+    begin = head * tokens * content
+    return bytes_of(page[begin + torch.arange(size) * tokens + at])
+
+
+def value(layer: dict[str, Any], page: torch.Tensor, at: int, head: int) -> bytes:
+    """The value of one token."""
+    _, tokens, content = layer["shape"]
+    size = layer["head_size"]
+    begin = head * tokens * content + size * tokens + at * (content - size)
+    return bytes_of(page[begin : begin + content - size])
+
+
+def latent(layer: dict[str, Any], page: torch.Tensor, at: int) -> bytes:
+    """The latent of one token: a page has them one after the other."""
+    content = layer["shape"][-1]
+    return bytes_of(page[at * content : (at + 1) * content])
+
+
+# A state: a convolution's last inputs and what recurs, one after the other. The convolution's channels are
+# those of several projections, each of which tensor parallelism cuts by heads or gives to all.
+
+
+def projections(config: dict[str, Any]) -> list[tuple[str, int]]:
+    """Name and channels of what goes through the convolution, in the order of its channels."""
+    if config["model_type"] == "qwen3_next":
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        return [
+            ("q", keys),
+            ("k", keys),
+            ("v", config["linear_num_value_heads"] * config["linear_value_head_dim"]),
+        ]
+    inner = config["mamba_n_heads"] * config["mamba_d_head"]
+    groups = config["mamba_n_groups"] * config["mamba_d_state"]
+    return [("x", inner), ("B", groups), ("C", groups)]
+
+
+def recurrent_heads(config: dict[str, Any]) -> int:
+    """How many heads the recurrent state has."""
+    gated = config["model_type"] == "qwen3_next"
+    return int(config["linear_num_value_heads"] if gated else config["mamba_n_heads"])
+
+
+def is_copied(config: dict[str, Any], part: str, tp: int) -> bool:
+    """Whether every rank holds all of a projection: B and C of Mamba 2, where their groups are too few."""
+    return part in ("B", "C") and config["mamba_n_groups"] % tp != 0
+
+
+def state_cells(
+    layer: dict[str, Any], rank: dict[str, Any], config: dict[str, Any]
+) -> Iterator[tuple[str, int, bytes]]:
+    """The parts of a state: of each channel its last inputs, of each head what recurs."""
+    (conv_shape, conv_item), (heads_shape, heads_item) = layer["states"]
+    page = layer["pages"][layer["blocks"][-1]].flatten()
+    conv_bytes = conv_shape[0] * conv_shape[1] * conv_item
+    steps = (config.get("linear_conv_kernel_dim") or config["mamba_d_conv"]) - 1
+    conv = page[:conv_bytes].view(*conv_shape, conv_item)
+    if conv_shape[0] == steps:  # [step, channel]; else [channel, step]
+        conv = conv.transpose(0, 1)
+    first = 0
+    for part, channels in projections(config):
+        copied = is_copied(config, part, rank["tp_size"])
+        held = channels if copied else channels // rank["tp_size"]
+        begin = 0 if copied else rank["rank"] * held
+        for channel in range(held):
+            yield f"conv {part}", begin + channel, bytes_of(conv[first + channel])
+        first += held
+    assert first == conv.shape[0], f"{first} channels in a convolution of {conv.shape[0]}"
+    head_bytes = heads_item * heads_shape[1] * heads_shape[2]
+    for head in range(heads_shape[0]):
+        begin = conv_bytes + head * head_bytes
+        yield "recurrent", rank["rank"] * heads_shape[0] + head, bytes_of(page[begin : begin + head_bytes])
+
+
+def bytes_of(cells: torch.Tensor) -> bytes:
+    """The bytes of cells, in their order."""
+    return bytes(cells.contiguous().flatten().numpy())

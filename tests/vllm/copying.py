@@ -1,0 +1,109 @@
+"""Faults in the middle of a copy: bytes have begun to arrive, and not all of them have.
+
+The model is one with large caches and the two servers have other block sizes, so that a copy takes long enough
+to be met; the log of interrupting.py says how much had arrived.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import time
+from typing import Any
+
+from faults import NEW_TOKENS, Asking, Judge
+from pair import Pair, answer
+
+TOKENS = 3008  # fills its blocks on the side that is written to
+TRIES = 8
+WAIT_SECONDS = 30
+
+
+class Copying(Asking):
+    """Runs one fault after the other."""
+
+    def __init__(self, judge: Judge, pair: Pair) -> None:
+        super().__init__(judge, pair, TOKENS)
+
+    def run(self) -> None:
+        """All of them."""
+        self.handed_over("before any fault")
+        self.aborted()
+        self.handed_over("after an abort")
+        self.killed()
+        self.restarted()
+
+    def _moments(self, log: int) -> dict[str, tuple[int, int]]:
+        """How many pages of how many had begun to arrive at each moment, as the log says since then."""
+        found = re.findall(r"interrupting: (\w+) after (\d+) of (\d+) pages", self.log_since(log))
+        return {when: (int(arrived), int(total)) for when, arrived, total in found}
+
+    def _wait_for(self, log: int, when: str) -> None:
+        until = time.monotonic() + WAIT_SECONDS
+        while when not in self._moments(log) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def aborted(self) -> None:
+        """A client goes away when the first bytes have come."""
+        moments: dict[str, tuple[int, int]] = {}
+        for _ in range(TRIES):
+            prompt = self.prompt()
+            params = self._pair.params(prompt)
+            log = self.log_size()
+            self._pair.interrupt.write_text("tell")
+            client = multiprocessing.Process(target=self._decode.ask, args=(prompt, NEW_TOKENS, params))
+            client.start()
+            until = time.monotonic() + WAIT_SECONDS
+            while self._pair.interrupt.exists() and time.monotonic() < until:
+                time.sleep(0.001)
+            client.kill()
+            client.join()
+            self._wait_for(log, "ended")
+            moments = self._moments(log)
+            if within(moments.get("cancelled")):
+                break
+            print(f"       {self._name}: too late, once more: {moments}", flush=True)
+        self.judge(f"a client goes away in the middle of a copy: {moments}", within(moments.get("cancelled")))
+        self.judge("the decode server goes on after that", len(self.alone(self.prompt())) == NEW_TOKENS)
+
+    def killed(self) -> None:
+        """The prefill server is killed when the first bytes have come."""
+        moments: dict[str, tuple[int, int]] = {}
+        for attempt in range(TRIES):
+            if attempt:
+                self._prefill.start()
+                self._prefill.ready()
+            prompt = self.prompt()
+            want = self.alone(prompt)
+            params = self._pair.params(prompt)
+            log = self.log_size()
+            self._pair.interrupt.write_text(f"kill {self._prefill.group}")
+            begun = time.monotonic()
+            got: Any = answer(self._decode.ask(prompt, NEW_TOKENS, params)).tokens
+            seconds = time.monotonic() - begun
+            self._prefill.stop()
+            self.judge(
+                f"prefill server killed: same tokens ({seconds:.1f} s)", got == want, f"{got} not {want}"
+            )
+            moments = self._moments(log)
+            if within(moments.get("killed")) and within(moments.get("ended")):
+                break
+        good = within(moments.get("killed")) and within(moments.get("ended"))
+        self.judge(f"it was killed in the middle of the copy: {moments}", good)
+        said = re.findall(
+            r"request \S+: (reading from .* failed with KVF_E_PEER_LOST after [1-9]\d* bytes)",
+            self.log_since(log),
+        )
+        self.judge(f"the log says why the load failed: {said}", bool(said))
+        self.judge("the decode server goes on after that", len(self.alone(self.prompt())) == NEW_TOKENS)
+
+    def restarted(self) -> None:
+        """Another prefill server takes the place of the one that was killed."""
+        self._prefill.start()
+        self._prefill.ready()
+        self.handed_over("the prefill server was started again")
+
+
+def within(moment: tuple[int, int] | None) -> bool:
+    """Whether something had arrived, and not all."""
+    return moment is not None and 0 < moment[0] < moment[1]

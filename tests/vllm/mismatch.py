@@ -1,0 +1,35 @@
+"""The prefill server has another model, or keeps it in another type: refused, by the name of the field."""
+
+from __future__ import annotations
+
+from faults import Asking
+from servers import Side
+
+#: Model and type of the prefill server, and what the decode server's log has to say.
+OTHERS = {
+    "heads of another size": ("llama_heads", "float32", r"k\.0\.units is .32. here and .64. there"),
+    "fewer layers": ("llama_layers", "float32", "layer_count is .4. here and .3. there"),
+    "another window": ("llama_window", "float32", "window_tokens is .0. here and .64. there"),
+    "another type": ("llama", "bfloat16", "dtype is .f32. here and .bf16. there"),
+}
+
+
+class Mismatch(Asking):
+    """One prefill server after the other, at the same ports."""
+
+    def run(self) -> None:
+        """All of them."""
+        self.handed_over("the same model")
+        for what, (model, dtype, says) in OTHERS.items():
+            self._prefill.stop()
+            other = self._pair.server("kv_producer", Side(64), self._prefill.port, model=model, dtype=dtype)
+            other.start()
+            try:
+                other.ready()
+                prompt = self.prompt()
+                self.same(what, prompt, self._pair.params(prompt, other), loads=False, says=says)
+            finally:
+                other.stop()
+        self._prefill.start()
+        self._prefill.ready()
+        self.handed_over("the same model again")

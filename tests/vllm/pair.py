@@ -1,0 +1,141 @@
+"""The two servers of a case."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from cases import Case, What
+from servers import Server, Side
+
+import kvferry
+
+PLAIN = ("KvferryConnector", "kvferry.vllm")
+PROBING = ("ProbingConnector", "probing")
+INTERRUPTING = ("InterruptingConnector", "interrupting")
+TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+PROBE_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server generated."""
+
+    tokens: list[int]
+    first: float  # log-probability of the first token
+
+
+def answer(found: dict[str, Any]) -> Answer:
+    """Of what a server sent."""
+    choice = found["choices"][0]
+    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"][0])
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode server, from when they are begun with until they are ended."""
+
+    folder: pathlib.Path  # of the models and logs
+    name: str
+    case: Case
+    port: int  # the first of four
+    connector: tuple[str, str] = PROBING
+    deadline: float = 20  # seconds after which a load fails
+
+    def __post_init__(self) -> None:
+        self.readout = self.folder / f"{self.name}.readout"
+        self.corrupt = self.folder / f"{self.name}.corrupt"
+        self.interrupt = self.folder / f"{self.name}.interrupt"
+        shutil.rmtree(self.readout, ignore_errors=True)
+        self.readout.mkdir()
+        self.corrupt.unlink(missing_ok=True)
+        self.interrupt.unlink(missing_ok=True)
+        self._settings: dict[str, Any] = {}
+        roles = ("kv_producer", "kv_consumer")
+        if self.case.what is What.ROLES:
+            roles = ("kv_both", "kv_both")
+            self._settings = self._keys()
+        self.prefill = self.server(roles[0], self.case.prefill, self.port)
+        self.decode = self.server(roles[1], self.case.decode, self.port + 1)
+
+    def _keys(self) -> dict[str, Any]:
+        """Settings with which only servers of this case understand each other."""
+        keys = kvferry.make_keys()
+        file = self.readout / "keys.json"
+        file.touch(0o600)
+        file.write_text(json.dumps(keys._asdict()))
+        return {"key_file": str(file), "allowed_keys": [keys.public_key]}
+
+    def server(self, role: str, side: Side, port: int, model: str = "", dtype: str = "") -> Server:
+        """A server as those of the case are, not started yet. It is met at the port after the next one."""
+        number = port - self.port
+        return Server(
+            model=self.folder / (model or self.case.model),
+            dtype=dtype or self.case.dtype,
+            side=side,
+            role=role,
+            port=port,
+            log=self.folder / f"{self.name}.{('prefill', 'decode')[number % 2]}{number // 2 or ''}.log",
+            environment={
+                "KVFERRY_READOUT": str(self.readout),
+                "KVFERRY_CORRUPT": str(self.corrupt),
+                "KVFERRY_INTERRUPT": str(self.interrupt),
+                "KVFERRY_SIDE_CHANNEL_PORT": str(port + 2),
+            },
+            connector=self.connector,
+            transfer={
+                "engine_id": f"{role}-{number}",
+                "kv_connector_extra_config": {
+                    "kv_lease_duration": 120,
+                    "kv_load_deadline": self.deadline,
+                    "transfer_mode": self.case.mode,
+                    **self._settings,
+                },
+            },
+        )
+
+    def __enter__(self) -> Pair:
+        try:
+            self.prefill.start()
+            self.decode.start()
+            self.prefill.ready()
+            self.decode.ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in (self.decode, self.prefill):
+            server.stop()
+        self.corrupt.unlink(missing_ok=True)
+        shutil.rmtree(self.readout, ignore_errors=True)
+
+    def params(self, prompt: list[int], prefill: Server | None = None) -> dict[str, Any]:
+        """Has the prompt computed at the prefill server; what a proxy then passes on."""
+        found: dict[str, Any] = (prefill or self.prefill).ask(prompt, 1, dict(TO_PREFILL))["kv_transfer_params"]
+        return found
+
+    def hand_over(self, prompt: list[int], tokens: int) -> Answer:
+        """Prefill there, decode here."""
+        return answer(self.decode.ask(prompt, tokens, self.params(prompt)))
+
+    def through(self, prompt: list[int], tokens: int) -> Answer:
+        """The same; what was read out before is gone."""
+        for old in self.readout.glob("*.pt"):
+            old.unlink()
+        return self.hand_over(prompt, tokens)
+
+    def wait_for_readout(self) -> None:
+        """Waits until every rank of both sides has written what through() has carried."""
+        wanted = [f"kv_producer.{rank}.pt" for rank in range(self.case.prefill.tp)]
+        wanted += [f"kv_consumer.{rank}.pt" for rank in range(self.case.decode.tp)]
+        until = time.monotonic() + PROBE_SECONDS
+        while missing := [name for name in wanted if not (self.readout / name).exists()]:
+            if time.monotonic() > until:
+                raise RuntimeError(f"nothing was read out into {', '.join(missing)}")
+            time.sleep(0.01)

@@ -1,0 +1,154 @@
+"""Prompts of all lengths through two servers: tokens, bytes, counters, and controls that must see differences.
+
+Every prompt goes
+
+    to the decode server alone, and to the prefill server alone: do they agree without any transfer?
+    to the decode server alone, longer by the first token of its answer: do its steps agree with its prefill?
+    through both: the answer and the cells that are judged
+    to the decode server with other tokens before the same last one: this must give another answer
+    through both with one corrupted block: the cells must differ, and for one of the prompts at least the answer
+
+and vLLM's own counters must say that the cache was loaded rather than computed. One of the prompts with other
+tokens goes through both as well: other cells, and again the same on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cases import Case, Tokens
+from cells import Cells, ReplicasDiffer, expected_cells, read_cells
+from pair import Answer, Pair, answer
+
+NEW_TOKENS = 12
+LENGTHS = (5, 64, 100, 193, 300)
+SHORT_LENGTHS = (64, 193)
+Judge = Callable[..., None]
+
+
+class HandOver:
+    """Runs one case."""
+
+    def __init__(self, judge: Judge, pair: Pair, lengths: Sequence[int]) -> None:
+        self._judge, self._pair, self._lengths = judge, pair, lengths
+        self._case: Case = pair.case
+        self._name = pair.name
+        self._config: dict[str, Any] = json.loads((pair.folder / pair.case.model / "config.json").read_text())
+        self._agreed = self._equal = self._repeated = 0
+        self._farthest = 0.0
+        self._loads = 0
+        self._answers_changed = dict.fromkeys(["attention", "state"][: 1 + pair.case.has_state], False)
+
+    def run(self) -> None:
+        """All prompts."""
+        chance = random.Random(3)
+        for length in self._lengths:
+            prompt = [chance.randrange(3, 500) for _ in range(length)]
+            other = [chance.randrange(3, 500) for _ in range(length - 1)] + prompt[-1:]
+            self._ask(prompt, other)
+        for what, changed in self._answers_changed.items():
+            self._judge(self._name, f"a corrupted block ({what}) changes an answer", changed)
+        counted, wanted = (
+            self._pair.decode.counter("vllm:kvferry_loads_total"),
+            self._loads * self._case.decode.tp,
+        )
+        self._judge(
+            self._name,
+            "the metrics count every load of every rank",
+            counted == wanted,
+            f"{counted} of {wanted}",
+        )
+        self._record(f"the two servers alone agree in {self._agreed} of {len(self._lengths)} prompts")
+        self._record(
+            "the decode server alone, given the first token that it gave, gives the same further ones in "
+            f"{self._repeated} of {len(self._lengths)} prompts"
+        )
+        self._record(
+            f"after the transfer {self._equal} of {len(self._lengths)} prompts have all tokens that the decode "
+            f"server computes alone; log-probabilities of the first token differ by up to {self._farthest:.4f}"
+        )
+
+    def _record(self, what: str) -> None:
+        print(f"record {self._name}: {what}", flush=True)
+
+    def _ask(self, prompt: list[int], other: list[int]) -> None:
+        pair, length = self._pair, len(prompt)
+        what = f"{length} tokens"
+        alone = answer(pair.decode.ask(prompt, NEW_TOKENS))
+        there = answer(pair.prefill.ask(prompt, NEW_TOKENS))
+        again = answer(pair.decode.ask(prompt + alone.tokens[:1], NEW_TOKENS - 1))
+        before = pair.decode.loaded_tokens()
+        through = self._through(prompt)
+        loaded = pair.decode.loaded_tokens() - before
+        wanted = length - self._case.has_state
+        self._judge(self._name, f"{what}: all were loaded", loaded == wanted, f"{loaded} of {wanted}")
+        self._agreed += alone.tokens == there.tokens
+        self._repeated += alone.tokens[1:] == again.tokens
+        self._equal += alone.tokens == through.tokens
+        if alone.tokens[0] == through.tokens[0]:
+            self._farthest = max(self._farthest, abs(alone.first - through.first))
+        self._judge_tokens(what, through, alone)
+        good = self._judge_cells(what, wanted)
+        if length > 2:
+            differs = answer(pair.decode.ask(other, NEW_TOKENS)).tokens != alone.tokens
+            self._judge(self._name, f"{what}: another prompt differs", differs)
+        for corrupted in self._answers_changed:
+            pair.corrupt.write_text(corrupted)
+            changed = self._through(prompt).tokens != through.tokens
+            pair.corrupt.unlink()
+            self._answers_changed[corrupted] |= changed
+            noticed = self._cells("kv_consumer", wanted) != good
+            self._judge(self._name, f"{what}: a corrupted block ({corrupted}) has other bytes", noticed)
+        if length == max(self._lengths):
+            self._through(other)
+            cells = self._judge_cells(f"{what}, another prompt", wanted)
+            self._judge(self._name, f"{what}, another prompt: other bytes", cells != good)
+
+    def _through(self, prompt: list[int]) -> Answer:
+        found = self._pair.through(prompt, NEW_TOKENS)
+        self._pair.wait_for_readout()
+        self._loads += 1
+        return found
+
+    def _judge_tokens(self, what: str, through: Answer, alone: Answer) -> None:
+        if self._case.tokens is Tokens.ALL:
+            detail = f"{through.tokens} not {alone.tokens}"
+            self._judge(self._name, f"{what}: same tokens", through.tokens == alone.tokens, detail)
+        elif self._case.tokens is Tokens.FIRST:
+            off = abs(through.first - alone.first)
+            good = through.tokens[0] == alone.tokens[0] and off <= self._case.tolerance
+            limit = f"to within {self._case.tolerance}"
+            self._judge(self._name, f"{what}: same first token {limit}", good, f"off by {off}")
+
+    def _cells(self, role: str, tokens: int) -> Cells:
+        side = self._case.prefill if role == "kv_producer" else self._case.decode
+        return read_cells(self._pair.readout, role, side.tp, self._config, tokens)
+
+    def _judge_cells(self, what: str, tokens: int) -> Cells:
+        """Compares both sides; what the decode server has."""
+        try:
+            there, here = self._cells("kv_producer", tokens), self._cells("kv_consumer", tokens)
+        except (ReplicasDiffer, KeyError, AssertionError) as error:
+            self._judge(
+                self._name, f"{what}: the cells of both sides", False, f"{type(error).__name__}: {error}"
+            )
+            return {}
+        layers = {cell[0] for cell in here}
+        states = {cell[0] for cell in here if cell[1] == "recurrent"}
+        complete = len(layers) == self._config["num_hidden_layers"]
+        complete &= here.keys() == there.keys() == expected_cells(self._config, layers, states)
+        filled = {cell[0] for cell, content in there.items() if any(content)}
+        complete &= filled == layers
+        self._judge(self._name, f"{what}: all cells of {len(layers)} layers are there", complete)
+        differing = [cell for cell in here if here[cell] != there.get(cell)]
+        total = sum(map(len, here.values()))
+        self._judge(
+            self._name,
+            f"{what}: same bytes, {total} in {len(here)} rows of cells",
+            bool(here) and not differing,
+            f"{len(differing)} rows differ, such as {differing[:3]}",
+        )
+        return here

@@ -1,0 +1,21 @@
+"""Runs the tests here that need no servers, `*_test.py`. Ends with `N passed, N failed`."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import unittest
+
+
+def main() -> int:
+    folder = str(pathlib.Path(__file__).parent)
+    tests = unittest.defaultTestLoader.discover(folder, "*_test.py", folder)
+    result = unittest.TextTestRunner(verbosity=2).run(tests)
+    bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    good = result.testsRun - bad - len(result.skipped)
+    print(f"{good} passed, {bad} failed")
+    return bad != 0 or good == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
