@@ -157,6 +157,11 @@ typedef struct kvf_agent_request {
                              agent's */
     uint32_t consumers;   /**< hold, push: engines that will take it; 0: 1 */
     kvf_contact contact;  /**< pull, expect: the producer. Not used by hold and push */
+    /**
+     * pull: fails when after so long the producer has not been met or has not lent its blocks, as where
+     * nobody listens or nobody holds the request; 0: the deadline. Not used by others.
+     */
+    uint64_t patience_ns;
 } kvf_agent_request;
 
 /**

@@ -298,6 +298,7 @@ class Agent:
         deadline: float | None,
         consumers: int = 0,
         contact: Contact | None = None,
+        patience: float | None = None,
     ) -> int:
         arena = Arena()
         name = id_bytes(request_id)
@@ -309,6 +310,7 @@ class Agent:
             group_count=0 if groups is None else len(groups),
             deadline_ns=nanoseconds(deadline),
             consumers=consumers,
+            patience_ns=nanoseconds(patience),
         )
         if contact is not None:
             fill(request.contact, **contact_fields(contact, arena))
@@ -343,6 +345,7 @@ class Agent:
         groups: Sequence[GroupSteps] | None,
         *,
         deadline: float | None = None,
+        patience: float | None = None,
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
 
@@ -353,11 +356,12 @@ class Agent:
             contact: where the producer is met
             groups: one for each group of the model: the steps that are wanted
             deadline: seconds; None: 120 s
+            patience: seconds within which the producer has to be met and to lend its blocks; None: the deadline
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
         Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
         """
-        return self._submit(lib.kvf_agent_pull, request_id, groups, deadline, 0, contact)
+        return self._submit(lib.kvf_agent_pull, request_id, groups, deadline, 0, contact, patience)
 
     def pull_into(self, ticket: int, groups: Sequence[GroupSteps]) -> None:
         """Names the destination of a pull that was started without one. NotFoundError: the ticket has ended."""

@@ -190,7 +190,10 @@ def test_a_cancelled_pull_names_the_blocks_to_compute(pair: Pair) -> None:
 def test_a_pull_that_nobody_answers_fails_at_its_deadline(pair: Pair) -> None:
     pair.consumer.pull("r", Contact("prefill", "tcp://127.0.0.1:9"), WANTED, deadline=0.2)
     event = pair.consumer.wait_event(30)
-    assert event and event.kind is EventKind.FAILED and event.detail
+    assert event and event.kind is EventKind.FAILED and "deadline" in event.detail
+    pair.consumer.pull("r", Contact("prefill", "tcp://127.0.0.1:9"), WANTED, deadline=60, patience=0.2)
+    event = pair.consumer.wait_event(30)
+    assert event and event.kind is EventKind.FAILED and "patience" in event.detail
 
 
 def test_bad_requests_are_refused_with_a_sentence(pair: Pair) -> None:

@@ -288,7 +288,8 @@ struct kvf_ticket {
     bool silent;                               /* its result was told: what is left is done without */
     kvf_event_node *result_event, *free_event; /* reserved, so that telling cannot fail */
     uint64_t created, deadline;
-    uint64_t posted; /* when the first run was */
+    uint64_t patience; /* pull: until when the blocks must have been lent; not after the deadline */
+    uint64_t posted;   /* when the first run was */
     uint64_t bytes, runs;
     kvf_status status; /* why it failed */
     char *detail;

@@ -77,13 +77,19 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
     all_granted(pull);
 }
 
+/* When it fails, as it stands. */
+static uint64_t latest(const kvf_ticket *pull) {
+    bool waits = pull->state == KVF_TICKET_MEETING || pull->state == KVF_TICKET_ASKING;
+    return waits ? pull->patience : pull->deadline;
+}
+
 static kvf_status ask(kvf_source *source) {
     kvf_ticket *pull = source->ticket;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_now(), end = latest(pull);
     kvf_call_body body = {.request = {pull->id, pull->id_bytes},
                           .rank_count = source->target->of,
-                          .time_ns = pull->deadline > now ? pull->deadline - now : 0};
-    return kvf_call_start(source->session, KVF_CALL_ACQUIRE, &body, pull->deadline, false, on_granted, source,
+                          .time_ns = end > now ? end - now : 0};
+    return kvf_call_start(source->session, KVF_CALL_ACQUIRE, &body, end, false, on_granted, source,
                           &source->call);
 }
 
@@ -269,18 +275,19 @@ void kvf_pull_look(kvf_ticket *pull) {
 void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
     if (pull->state == KVF_TICKET_OVER || pull->state == KVF_TICKET_DOUBT)
         return;
-    if (now >= pull->deadline) {
+    if (now >= latest(pull)) {
         char detail[512];
         const char *unmet = kvf_ticket_unmet(pull);
         const char *why = unmet                                ? unmet
                           : pull->state == KVF_TICKET_ASKING   ? "no lease on the request was granted"
                           : pull->state == KVF_TICKET_RESERVED ? "no destination was named"
                                                                : "the bytes were not there";
-        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", why);
+        (void)snprintf(detail, sizeof detail, "%s: %s",
+                       now >= pull->deadline ? "the deadline has passed" : "patience has ended", why);
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, detail, NULL);
         return;
     }
-    kvf_agent_due(pull->agent, pull->deadline);
+    kvf_agent_due(pull->agent, latest(pull));
     kvf_source *late = expired(pull, now);
     if (late)
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out", late->session);

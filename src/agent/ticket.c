@@ -165,6 +165,10 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
         wait = ticket->kind == KVF_REQUEST_HOLD ? agent->options.lease_ns : DEFAULT_DEADLINE;
     if (!kvf_add(ticket->created, wait, &ticket->deadline))
         ticket->deadline = UINT64_MAX;
+    if (!request->patience_ns || ticket->kind != KVF_REQUEST_PULL ||
+        !kvf_add(ticket->created, request->patience_ns, &ticket->patience))
+        ticket->patience = ticket->deadline;
+    ticket->patience = kvf_min_u64(ticket->patience, ticket->deadline);
     ticket->tally.wanted = request->consumers ? request->consumers : 1;
     ticket->id_bytes = request->id_bytes;
     if (request->id_bytes > 0) {
@@ -212,7 +216,7 @@ kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_ag
     }
     agent->next_ticket = ticket->number;
     agent->stats.requests_now[kind]++;
-    kvf_agent_due(agent, ticket->deadline);
+    kvf_agent_due(agent, ticket->patience);
     *out = ticket;
     return KVF_OK;
 }

@@ -123,6 +123,38 @@ static void a_consumer_whose_heartbeats_are_lost_gives_up_before_the_producer_fr
     tear_down(&s);
 }
 
+/* Patience is for those who lend, not for those who have been lent to. */
+static void patience_ends_before_the_blocks_are_lent_but_not_after(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s.wanted.request.patience_ns = 200 * MS;
+    uint64_t begun = world_now();
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    assert_true(world_now() - begun >= 200 * MS);
+    assert_non_null(strstr(failed->detail, "patience has ended: no lease"));
+    const kvf_contact nobody = {.engine = "P", .endpoint = "tcp://127.0.0.1:1"};
+    s.wanted.request.contact = nobody;
+    assert_ok(kvf_agent_pull(s.d, &s.wanted.request, &s.ours[0]));
+    failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    assert_non_null(strstr(failed->detail, "patience has ended"));
+    assert_non_null(strstr(failed->detail, "127.0.0.1:1"));
+
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.groups = NULL;
+    s.wanted.request.patience_ns = 2 * SECOND;
+    begun = world_now();
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
+    world_run_for(&s.w, 2100 * MS);
+    assert_true(world_now() - begun > 2 * SECOND);
+    assert_ok(kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, s.wanted.group_count));
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    tear_down(&s);
+}
+
 static void the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one(void **state) {
     (void)state;
     scene s;
@@ -462,6 +494,7 @@ int main(void) {
         cmocka_unit_test(heartbeats_extend_leases_while_a_consumer_waits),
         cmocka_unit_test(a_reader_that_dies_loses_its_lease),
         cmocka_unit_test(a_consumer_whose_heartbeats_are_lost_gives_up_before_the_producer_frees),
+        cmocka_unit_test(patience_ends_before_the_blocks_are_lent_but_not_after),
         cmocka_unit_test(the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one),
         cmocka_unit_test(a_late_release_does_not_free_the_next_request_of_its_name),
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),

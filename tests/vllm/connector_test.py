@@ -107,6 +107,8 @@ class Moving(Pairs):
         self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=TOKENS), 0)
         steps(prefill, decode, until=lambda: "r" in prefill.sent)
         self.assertEqual(decode.received, set())
+        stats = decode.worker.take_stats()  # to let go of something is not to load it
+        self.assertEqual(stats.data["loads"] if stats else 0, 0)
 
     def test_windows_have_null_blocks_before_them(self) -> None:
         prefill, decode = self.engine("prefill", 32, window=32), self.engine("decode", 16, window=32)
@@ -188,9 +190,9 @@ class Failing(Pairs):
         self.assertEqual(decode.failed, {"r"})
 
     def test_one_request_fails_and_the_next_is_loaded(self) -> None:
-        prefill, decode = self.pair(kv_load_deadline=1)
+        prefill, decode = self.pair(kv_load_patience=1)
         params = prefill.serve("lost", TOKENS, THERE)
-        with self.says("lost"):
+        with self.says("patience"):
             decode.want("lost", TOKENS, {**params, "kvferry_transfer_id": "00"}, [12, 13, 14, 15, 1, 3, 5])
             steps(prefill, decode, until=lambda: "lost" in decode.received)
         self.assertNotIn("lost", prefill.sent)

@@ -13,6 +13,8 @@ from kvferry.errors import InvalidError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+# A host may be busy for seconds; where a wrong address is given, somebody waits as long as this.
+PATIENCE = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -26,6 +28,7 @@ class Settings:
         transport: kind, see kvferry.transport_kinds()
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
+        patience: seconds after which it fails when nobody is met who has the request
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
         push: as a producer, write to consumers rather than wait until they read
@@ -38,6 +41,7 @@ class Settings:
     transport: str
     lease: float | None
     deadline: float | None
+    patience: float
     verify: bool
     insecure: bool
     push: bool
@@ -90,6 +94,7 @@ def read_settings(config: VllmConfig) -> Settings:
         transport=str(extra.get("transport", "auto")),
         lease=_seconds(extra, "kv_lease_duration"),
         deadline=_seconds(extra, "kv_load_deadline"),
+        patience=_seconds(extra, "kv_load_patience") or PATIENCE,
         verify=bool(extra.get("verify", False)),
         insecure=insecure,
         push=mode == "push",

@@ -13,10 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from kvferry.events import AgentStats, RequestKind
-
-LOADS = (RequestKind.PULL, RequestKind.EXPECT)
-SENDS = (RequestKind.HOLD, RequestKind.PUSH)
+from kvferry.events import AgentStats
 
 MEANINGS = {
     "loads": "Requests whose cache a worker has got from another engine",
@@ -32,12 +29,8 @@ MEANINGS = {
 
 
 def counted(stats: AgentStats) -> dict[str, float]:
-    """An agent's counters by our names."""
+    """An agent's counters by our names: those that are not of requests as vLLM knows them."""
     return {
-        "loads": sum(stats.done[kind] for kind in LOADS),
-        "failed_loads": sum(stats.failed[kind] for kind in LOADS),
-        "handed_over": sum(stats.done[kind] for kind in SENDS),
-        "failed_handovers": sum(stats.failed[kind] for kind in SENDS),
         "expired": stats.leases_expired,
         "bytes": stats.bytes_read,
         "written_bytes": stats.bytes_written,

@@ -60,6 +60,7 @@ class Worker:
         self._results = KVConnectorTransferResults()
         self._invalid: set[int] = set()
         self._idle = False
+        self._ended = dict.fromkeys(("loads", "failed_loads", "handed_over", "failed_handovers"), 0)
         self._counted: dict[str, float] = {}
         self._news = False
 
@@ -141,9 +142,9 @@ class Worker:
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
-        deadline = item.deadline or None
+        deadline, patience = item.deadline or None, self._settings.patience
         if item.kind == InstructionKind.RESERVE:
-            return agent.pull(item.transfer_id, contact, None, deadline=deadline)
+            return agent.pull(item.transfer_id, contact, None, deadline=deadline, patience=patience)
         groups = item.groups
         if item.kind == InstructionKind.NOTIFY:
             assert self._geometry is not None
@@ -156,7 +157,7 @@ class Worker:
                 raise NotFoundError("the producer's blocks could not be reserved")
             agent.pull_into(ticket, groups)
             return ticket
-        return agent.pull(item.transfer_id, contact, groups, deadline=deadline)
+        return agent.pull(item.transfer_id, contact, groups, deadline=deadline, patience=patience)
 
     def _refused(self, kind: InstructionKind, request: str) -> None:
         """Nothing was begun, so nothing will be reported by an event."""
@@ -198,7 +199,7 @@ class Worker:
         if self._agent is None or not self._news:
             return None
         self._news = False
-        now = counted(self._agent.stats)
+        now = self._ended | counted(self._agent.stats)
         before, self._counted = self._counted, now
         return KvferryStats({name: value - before.get(name, 0) for name, value in now.items()})
 
@@ -207,7 +208,12 @@ class Worker:
         job = self._jobs.get(event.ticket)
         if job is None:
             return
+        if event.kind == EventKind.DONE:
+            self._ended["loads"] += job.kind in LOADS
+            self._ended["handed_over"] += job.kind in SENDS
         if event.kind == EventKind.FAILED:
+            self._ended["failed_loads"] += job.kind in LOADS
+            self._ended["failed_handovers"] += job.kind in SENDS
             job.failed = True
             logger.warning("request %s: %s", job.request, event.detail)
             if job.kind in LOADS and self._names_blocks and any(event.invalid):
