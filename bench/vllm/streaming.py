@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from servers import greedy
+
 
 class Refusal(Exception):
     """The server answered with an error."""
@@ -33,17 +35,7 @@ def stream(
 
     Raises Refusal, which has the server's message, and OSError when nothing comes in time.
     """
-    body: dict[str, Any] = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "stream": True,
-    }
-    if params is not None:
-        body["kv_transfer_params"] = params
+    body = greedy(prompt, tokens, params) | {"stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         begun = time.monotonic()

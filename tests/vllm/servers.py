@@ -29,6 +29,19 @@ class Side:
     arguments: tuple[str, ...] = ()
 
 
+def greedy(prompt: list[int], tokens: int, params: dict[str, Any] | None) -> dict[str, Any]:
+    """What a server is asked for: so many tokens, the most likely ones."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return body if params is None else body | {"kv_transfer_params": params}
+
+
 @dataclass
 class Server:
     """One running server."""
@@ -112,17 +125,7 @@ class Server:
         timeout: float = ANSWER_SECONDS,
     ) -> dict[str, Any]:
         """Greedy tokens for a prompt."""
-        body: dict[str, Any] = {
-            "model": "tiny",
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "logprobs": 1,
-        }
-        if params is not None:
-            body["kv_transfer_params"] = params
+        body = greedy(prompt, tokens, params) | {"logprobs": 1}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
             json.dumps(body).encode(),
