@@ -110,6 +110,19 @@ class Moving(Pairs):
         stats = decode.worker.take_stats()  # to let go of something is not to load it
         self.assertEqual(stats.data["loads"] if stats else 0, 0)
 
+    def test_nothing_may_be_wanted_before_the_producer_pushes(self) -> None:
+        prefill, decode = self.pair(transfer_mode="push")
+        params = prefill.serve("r", TOKENS, THERE)
+        self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=TOKENS), 0)
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            decode.step()
+        with self.assertNoLogs(LOGGER, logging.ERROR):
+            steps(prefill, decode, until=lambda: "r" in prefill.sent)
+        stats = prefill.worker.take_stats()
+        assert stats is not None
+        self.assertEqual((stats.data["handed_over"], stats.data["failed_handovers"]), (1, 0))
+
     def test_windows_have_null_blocks_before_them(self) -> None:
         prefill, decode = self.engine("prefill", 32, window=32), self.engine("decode", 16, window=32)
         there, here = [[3, 7, 5, 1], [0, 0, 6, 2]], [HERE, [0, 0, 0, 0, 12, 13, 14]]

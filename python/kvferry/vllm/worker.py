@@ -138,7 +138,10 @@ class Worker:
         self._jobs[ticket] = _Job(kind, request)
         self._tickets[kind, request] = ticket
         if kind == InstructionKind.PUSH:
-            agent.push_ready(ticket)  # all of it: the request has finished
+            try:
+                agent.push_ready(ticket)  # all of it: the request has finished
+            except NotFoundError:  # nobody wants any of it; its event says so
+                pass
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
