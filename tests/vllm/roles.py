@@ -6,26 +6,23 @@ on to answer itself: the two agree without any transfer (see the cases of the sa
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable
 
-from pair import TO_PREFILL, Pair, answer
+from faults import Asking, Judge
+from pair import Pair, answer
 from servers import Server
 
 NEW_TOKENS = 12
 MANY_TOKENS = 150
 REQUESTS = 6
-Judge = Callable[..., None]
 
 
-class Roles:
+class Roles(Asking):
     """Runs all of it on two servers, each of which hands over to the other."""
 
     def __init__(self, judge: Judge, pair: Pair) -> None:
-        self._judge, self._name = judge, pair.name
+        super().__init__(judge, pair, 200)
         self._one, self._other = pair.prefill, pair.decode
-        self._chance = random.Random(17)
 
     def run(self) -> None:
         """All of it."""
@@ -33,16 +30,12 @@ class Roles:
             self.prefixes(there, here, what)
         self.little_room()
 
-    def _prompt(self, tokens: int) -> list[int]:
-        return [self._chance.randrange(3, 500) for _ in range(tokens)]
-
     def _hand_over(self, there: Server, here: Server, prompt: list[int], tokens: int) -> list[int]:
-        params = there.ask(prompt, 1, dict(TO_PREFILL))["kv_transfer_params"]
-        return answer(here.ask(prompt, tokens, params)).tokens
+        return answer(here.ask(prompt, tokens, self._pair.params(prompt, there))).tokens
 
     def prefixes(self, there: Server, here: Server, what: str) -> None:
         """A prompt, then a longer one that begins with it, then the same again: less and less is loaded."""
-        prompt = self._prompt(200)
+        prompt = self.prompt()
         for length, low, high, part in (
             (130, 130, 130, "all of a new prompt"),
             (200, 1, 199, "the rest of a known one"),
@@ -52,14 +45,12 @@ class Roles:
             got = self._hand_over(there, here, prompt[:length], NEW_TOKENS)
             loaded = here.loaded_tokens() - before
             want = answer(there.ask(prompt[:length], NEW_TOKENS)).tokens
-            self._judge(self._name, f"{what}: {part}: same tokens", got == want, f"{got} not {want}")
+            self.judge(f"{what}: {part}: same tokens", got == want, f"{got} not {want}")
             good = low <= loaded <= high
-            self._judge(self._name, f"{what}: {part} is loaded", good, f"{loaded}; expected {low} to {high}")
+            self.judge(f"{what}: {part} is loaded", good, f"{loaded}; expected {low} to {high}")
             # The next request is what a server needs to notice that blocks are free.
             there.ask(prompt[:5], 1)
-            self._judge(
-                self._name, f"{what}: {part}: the other server may free", self._handed_over(there) > freed
-            )
+            self.judge(f"{what}: {part}: the other server may free", self._handed_over(there) > freed)
 
     @staticmethod
     def _handed_over(server: Server) -> int:
@@ -67,7 +58,7 @@ class Roles:
 
     def little_room(self) -> None:
         """More requests at once than there is room for: some lose their blocks and are computed again."""
-        prompts = [self._prompt(120) for _ in range(REQUESTS)]
+        prompts = [self.prompt()[:120] for _ in range(REQUESTS)]
         wants = [answer(self._one.ask(prompt, MANY_TOKENS)).tokens for prompt in prompts]
         before = self._other.counter("vllm:num_preemptions_total")
         found: list[list[int]] = [[] for _ in prompts]
@@ -81,8 +72,6 @@ class Roles:
         for thread in threads:
             thread.join()
         preempted = self._other.counter("vllm:num_preemptions_total") - before
-        self._judge(self._name, f"{preempted} requests lost their blocks", preempted > 0)
+        self.judge(f"{preempted} requests lost their blocks", preempted > 0)
         for i, (got, want) in enumerate(zip(found, wants, strict=True)):
-            self._judge(
-                self._name, f"request {i} of {REQUESTS} at once: same tokens", got == want, f"{got}, {want}"
-            )
+            self.judge(f"request {i} of {REQUESTS} at once: same tokens", got == want, f"{got}, {want}")

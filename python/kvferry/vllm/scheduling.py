@@ -19,7 +19,7 @@ from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Schedule, TransferParams
 from kvferry.vllm.geometry import GroupGeometry, build_model, group_order
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
-from kvferry.vllm.settings import read_settings
+from kvferry.vllm.settings import is_push, read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -241,9 +241,6 @@ class Scheduling:
         ]
         if missing:
             raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
-        mode = params.get("transfer_mode") or "pull"
-        if mode not in ("pull", "push"):
-            raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
         port = _number(params, "remote_port", 1, 65535)
         return TransferParams(
             engine=str(params["remote_engine_id"]),
@@ -251,7 +248,7 @@ class Scheduling:
             endpoint=f"tcp://{params['remote_host']}:{port}",
             public_key=str(params.get("kvferry_public_key") or ""),
             tokens=_number(params, "remote_num_tokens", 0, MAX_TOKENS),
-            push=mode == "push",
+            push=is_push(params.get("transfer_mode") or "pull"),
         )
 
     def _params_out(

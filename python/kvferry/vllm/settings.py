@@ -85,9 +85,6 @@ def read_settings(config: VllmConfig) -> Settings:
             f"side_channel_host is {host}, which other machines may reach; give a key_file in "
             'kv_connector_extra_config, or set "insecure": true there where the network is trusted'
         )
-    mode = extra.get("transfer_mode", "pull")
-    if mode not in ("pull", "push"):
-        raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
     return Settings(
         host=host,
         port=port,
@@ -97,10 +94,17 @@ def read_settings(config: VllmConfig) -> Settings:
         patience=_seconds(extra, "kv_load_patience") or PATIENCE,
         verify=bool(extra.get("verify", False)),
         insecure=insecure,
-        push=mode == "push",
+        push=is_push(extra.get("transfer_mode", "pull")),
         keys=keys,
         allowed_keys=tuple(allowed),
     )
+
+
+def is_push(mode: Any) -> bool:
+    """Whether a transfer_mode says that producers write. Raises InvalidError."""
+    if mode not in ("pull", "push"):
+        raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
+    return mode == "push"
 
 
 def _keys(path: Any) -> KeyPair | None:
