@@ -76,7 +76,7 @@ static uint64_t bytes_of(const subject *what) {
     return what->heads * what->wanted.tokens * what->cell_bytes;
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------ */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static uint64_t draw(uint64_t below) {
     static uint64_t state = 88172645463325252u;
@@ -100,7 +100,7 @@ static uint32_t *scattered(size_t count) {
     return ids;
 }
 
-/* ---- one row ------------------------------------------------------------------------------------------- */
+/* ---- one row --------------------------------------------------------------------------------- */
 
 typedef struct buffers {
     unsigned char *memory, *other;

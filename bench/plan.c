@@ -38,8 +38,7 @@ static kvf_engine *engine_of(const kvf_model *model, side shape, uint64_t blocks
     return engine;
 }
 
-/* ---- plans ----------------------------------------------------------------------------------------------
- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 static void plan_row(bench_report *report, const kvf_model *model, side prefill, side decode,
                      uint64_t blocks) {
@@ -72,8 +71,7 @@ static void plan_row(bench_report *report, const kvf_model *model, side prefill,
     kvf_engine_free(remote);
 }
 
-/* ---- runs -----------------------------------------------------------------------------------------------
- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static kvf_request *request_of(const kvf_plan *plan, side prefill, side decode, bool scattered) {
     uint32_t theirs = (TOKENS + prefill.tokens_per_block - 1) / prefill.tokens_per_block;

@@ -57,7 +57,7 @@ bench_report *bench_report_start(const char *name, int argc, char **argv) {
     return report;
 }
 
-/* ---- tables -------------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static int width_of(const bench_report *report, size_t column) {
     size_t length = strlen(report->columns[column]);
@@ -137,7 +137,7 @@ int bench_report_end(bench_report *report) {
     return failed ? 1 : 0;
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 uint64_t bench_now_ns(void) {
     struct timespec now;

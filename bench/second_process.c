@@ -9,8 +9,7 @@
 
 #include <zmq.h>
 
-/* ---- engines ----------------------------------------------------------------------------------------------
- */
+/* ---- engines --------------------------------------------------------------------------------- */
 
 void bench_must(kvf_status status) {
     if (status)
@@ -70,8 +69,7 @@ const kvf_agent_request *bench_ask_of(bench_ask *ask, uint32_t number, uint32_t 
     return &ask->request;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static atomic_ullong live_bytes;
 
@@ -113,8 +111,7 @@ static uint64_t resident_bytes(void) {
     return strtoull(after_first, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* ---- what it does -----------------------------------------------------------------------------------------
- */
+/* ---- what it does ---------------------------------------------------------------------------- */
 
 static void offer(kvf_agent *agent, const bench_board *board, bool push) {
     for (uint32_t i = 0; i < board->count; i++) {
@@ -195,8 +192,7 @@ static void be_echo(bench_board *board) {
     free(answer);
 }
 
-/* ---- orders -----------------------------------------------------------------------------------------------
- */
+/* ---- orders ---------------------------------------------------------------------------------- */
 
 bench_board *bench_second_start(uint32_t layers) {
     bench_board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

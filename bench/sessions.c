@@ -19,8 +19,7 @@
 #define SINGLE 2000u /* requests one after the other */
 #define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way */
 
-/* ---- meeting ----------------------------------------------------------------------------------------------
- */
+/* ---- meeting --------------------------------------------------------------------------------- */
 
 /* What a peer says, one after the other: HELLO for the ranks, HELLO for the card, JOIN. */
 #define STEPS 3u
@@ -174,8 +173,7 @@ static void bench_meetings(bench_report *report) {
     kvf_engine_free(engine);
 }
 
-/* ---- heartbeats -------------------------------------------------------------------------------------------
- */
+/* ---- heartbeats ------------------------------------------------------------------------------ */
 
 static uint64_t sent_bytes, sent_count;
 
@@ -284,8 +282,7 @@ static void bench_beats(bench_report *report) {
     bench_beats_of(report, true);
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 typedef struct consumer {
     kvf_agent *agent;

@@ -31,7 +31,7 @@
 static const uint64_t block_bytes[] = {512, 2048, 8192, 32768, 131072};
 #define BLOCK_SIZES (sizeof block_bytes / sizeof *block_bytes)
 
-/* ---- the other process --------------------------------------------------------------------------------- */
+/* ---- the other process ----------------------------------------------------------------------- */
 
 typedef struct bench_owner {
     pid_t pid;
@@ -119,7 +119,7 @@ static void end_owner(bench_owner *owner) {
     free(owner->card);
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------ */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static uint64_t draw(uint64_t below) {
     static uint64_t state = 88172645463325252u;
@@ -154,7 +154,7 @@ static kvf_run *make_runs(uint64_t bytes, uint32_t remote_region, size_t *count)
     return runs;
 }
 
-/* ---- the ways to move it ------------------------------------------------------------------------------- */
+/* ---- the ways to move it --------------------------------------------------------------------- */
 
 typedef struct bench_state {
     bench_owner owner;
@@ -271,7 +271,7 @@ static void compare(bench_report *report, bench_state *bench, uint64_t bytes, bo
     free(runs);
 }
 
-/* ---- the copying loops by themselves ------------------------------------------------------------------- */
+/* ---- the copying loops by themselves --------------------------------------------------------- */
 
 static double loop_rate(const bench_state *bench, const kvf_copy_loop *loop, const kvf_run *runs,
                         size_t count) {

@@ -54,8 +54,7 @@ static const bench_route routes[] = {
 };
 #define ROUTES (sizeof routes / sizeof *routes)
 
-/* ---- processors ------------------------------------------------------------------------------------------
- */
+/* ---- processors ------------------------------------------------------------------------------ */
 
 /* The processors the two sides run on; -1 where there are not two. Left to themselves, two processes that
  * poll may sit on one processor for seconds, and then this measures the scheduler. */
@@ -80,8 +79,7 @@ static void stay_on(int processor) {
     (void)sched_setaffinity(0, sizeof one, &one);
 }
 
-/* ---- the other process: owns memory and progresses ------------------------------------------------------
- */
+/* ---- the other process: owns memory and progresses ------------------------------------------- */
 
 typedef struct bench_target {
     pid_t pid;
@@ -154,8 +152,7 @@ static void end_target(const bench_target *target) {
     (void)waitpid(target->pid, NULL, 0);
 }
 
-/* ---- ours -----------------------------------------------------------------------------------------------
- */
+/* ---- ours ------------------------------------------------------------------------------------ */
 
 typedef struct bench_mover {
     kvf_transport *transport;
@@ -224,8 +221,7 @@ static double by_kvferry(bench_mover *mover, kvf_direction direction, uint64_t b
     return (double)(batches * RUNS * bytes) / (double)(bench_now_ns() - begin);
 }
 
-/* ---- UCX's ----------------------------------------------------------------------------------------------
- */
+/* ---- UCX's ----------------------------------------------------------------------------------- */
 
 static int free_port(void) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -330,8 +326,7 @@ static bool has_perftest(void) {
     return pid != 0;
 }
 
-/* ---- both ------------------------------------------------------------------------------------------------
- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
 static void compare(bench_report *report, bench_mover *mover, const bench_route *by, kvf_direction direction,
                     uint64_t bytes, bool perftest) {

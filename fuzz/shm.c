@@ -72,8 +72,7 @@ static void progress(void) {
         FUZZ_MUST(kvf_transport_progress(transport, &busy) == KVF_OK);
 }
 
-/* ---- the other process ------------------------------------------------------------------------------------
- */
+/* ---- the other process ----------------------------------------------------------------------- */
 
 static int make_memory(uint32_t pages, bool sealed) {
     int fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);

@@ -79,7 +79,7 @@ typedef struct kvf_agent_options {
  * @param engine   every rank of the own engine; must outlive the agent. NULL opens a directory
  * @param options  NULL for the defaults
  * @return KVF_OK, KVF_E_RANGE (rank), KVF_E_INVALID, KVF_E_PERMISSION (listening beyond loopback without
- * keys), KVF_E_EXISTS (the address is taken), KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
+ *         keys), KVF_E_EXISTS (the address is taken), KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
                                   kvf_agent **out);
@@ -99,8 +99,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **o
 /** Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 
-/* ---- meeting ----------------------------------------------------------------------------------------------
- */
+/* ---- meeting --------------------------------------------------------------------------------- */
 
 /** The endpoint peers connect to, such as "tcp://127.0.0.1:41217"; owned by the agent. */
 KVF_API const char *kvf_agent_endpoint(const kvf_agent *agent);
@@ -225,8 +224,7 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint6
  */
 KVF_API kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t ticket);
 
-/* ---- events -----------------------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 typedef enum kvf_event_kind {
     KVF_EVENT_DONE = 1,
@@ -281,8 +279,7 @@ KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
 /** Makes progress until there is an event or the time is over: KVF_OK or KVF_E_TIMEOUT. */
 KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 
-/* ---- looking in -------------------------------------------------------------------------------------------
- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */

@@ -36,8 +36,9 @@ extern "C" {
  * @param sums     [end - begin] receives the sum of each step; 0 for steps that this rank does not keep, see
  *                 kvf_token_share
  * @return KVF_OK; KVF_E_RANGE (no such group, part, layer, unit or block, a table that does not reach, a
- * region smaller than the shard's: the detail names field, value and what is allowed); KVF_E_UNSUPPORTED (the
- *         memory is not the host's); KVF_E_INVALID. After an error the sums are undefined
+ *         region smaller than the shard's: the detail names field, value and what is allowed);
+ *         KVF_E_UNSUPPORTED (the memory is not the host's); KVF_E_INVALID. After an error the sums are
+ *         undefined
  */
 KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                                       uint32_t part, kvf_range layers, kvf_range units,
@@ -48,7 +49,7 @@ KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *
  * Takes the sum of one step apart, so that two sides whose sums differ can find where.
  *
  * @param sums  [layer - layers.begin][unit - units.begin] receives a sum over the rows of the step; they add
- * up to the step's sum, and are 0 when this rank does not keep the step
+ *              up to the step's sum, and are 0 when this rank does not keep the step
  * @return as kvf_checksum_steps()
  */
 KVF_API kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,

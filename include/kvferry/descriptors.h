@@ -17,8 +17,7 @@
 extern "C" {
 #endif
 
-/* ---- block lists ------------------------------------------------------------------------------------------
- */
+/* ---- block lists ----------------------------------------------------------------------------- */
 
 /**
  * Expands logical block b of each attention group to kernel blocks b*stride ... b*stride + count - 1. State
@@ -116,8 +115,7 @@ KVF_API kvf_status kvf_exchange_clip(const kvf_exchange_group *groups, size_t gr
 /** The one block that bears the state: the last before the speculative ones. KVF_OK, KVF_E_NOMEM. */
 KVF_API kvf_status kvf_ssm_state_clip(const kvf_ids *blocks, uint32_t spec_blocks, kvf_ids *out);
 
-/* ---- descriptor ids ---------------------------------------------------------------------------------------
- */
+/* ---- descriptor ids -------------------------------------------------------------------------- */
 
 /**
  * How a table is numbered: attention region r, block b is r*attention_blocks + b; all of attention is
@@ -162,8 +160,7 @@ KVF_API kvf_status kvf_desc_ids_by_region(const kvf_block_lists *lists, const in
 KVF_API kvf_status kvf_desc_ids_by_layer(const kvf_block_lists *lists, const int32_t *layer_groups,
                                          const uint64_t *layer_blocks, size_t layer_count, kvf_ids *out);
 
-/* ---- descriptor tables ------------------------------------------------------------------------------------
- */
+/* ---- descriptor tables ----------------------------------------------------------------------- */
 
 typedef struct kvf_descriptor {
     uint64_t address;
@@ -267,8 +264,7 @@ KVF_API kvf_status kvf_compute_split_handle_data(const kvf_topology *topology,
                                                  const kvf_descriptor_table *local, uint32_t source_rank,
                                                  kvf_descriptor_table *out);
 
-/* ---- the plan of one remote engine (EngineTransferPlan), and its reads ------------------------------------
- */
+/* ---- the plan of one remote engine (EngineTransferPlan), and its reads ----------------------- */
 
 typedef struct kvf_transfer_plan_desc {
     size_t struct_size; /**< sizeof(kvf_transfer_plan_desc) */

@@ -149,8 +149,7 @@ KVF_API void kvf_aggregator_forget(kvf_aggregator *aggregator, const kvf_request
 /** Requests that some workers have reported, but not all. */
 KVF_API size_t kvf_aggregator_pending(const kvf_aggregator *aggregator);
 
-/* ---- a scheduler's step, request by request --------------------------------------------------------------
- */
+/* ---- a scheduler's step, request by request -------------------------------------------------- */
 
 /** A request of one step, and the blocks it got in it. */
 typedef struct kvf_step_request {
@@ -185,8 +184,7 @@ typedef struct kvf_step {
  */
 KVF_API kvf_status kvf_step_requests(const kvf_step *step, kvf_step_request *items);
 
-/* ---- statistics ------------------------------------------------------------------------------------------
- */
+/* ---- statistics ------------------------------------------------------------------------------ */
 
 /** Samples of transfers, one entry each. */
 typedef struct kvf_transfer_samples {
@@ -220,8 +218,7 @@ KVF_API kvf_status kvf_transfer_summarise(const kvf_transfer_samples *samples, k
  */
 KVF_API size_t kvf_transfer_summary_text(const kvf_transfer_summary *summary, char *text, size_t text_bytes);
 
-/* ---- rules both sides must agree on ----------------------------------------------------------------------
- */
+/* ---- rules both sides must agree on ---------------------------------------------------------- */
 
 /**
  * How much of an id is left without the suffix that front ends add to make it unique: a hyphen and eight

@@ -68,8 +68,7 @@ KVF_API uint32_t kvf_plan_source_count(const kvf_plan *plan);
 /** The remote rank of a source; UINT32_MAX when there is no such source. */
 KVF_API uint32_t kvf_plan_source_rank(const kvf_plan *plan, uint32_t source);
 
-/* ---- the cover: who reads what from whom ------------------------------------------------------------------
- */
+/* ---- the cover: who reads what from whom ----------------------------------------------------- */
 
 /** One piece of the cover. */
 typedef struct kvf_plan_cut {
@@ -96,8 +95,7 @@ KVF_API const kvf_plan_cut *kvf_plan_get_cut(const kvf_plan *plan, uint32_t i);
  */
 KVF_API kvf_status kvf_plan_verify(const kvf_plan *plan);
 
-/* ---- copy rules: how cells move ---------------------------------------------------------------------------
- */
+/* ---- copy rules: how cells move -------------------------------------------------------------- */
 
 /** Strides of one side of a rule, in bytes. */
 typedef struct kvf_strides {
@@ -144,8 +142,7 @@ KVF_API const kvf_copy_rule *kvf_plan_get_rule(const kvf_plan *plan, uint32_t i)
 /** The rules of one source: indices for kvf_plan_get_rule(). Empty when there is no such source. */
 KVF_API kvf_range kvf_plan_source_rules(const kvf_plan *plan, uint32_t source);
 
-/* ---- prediction -------------------------------------------------------------------------------------------
- */
+/* ---- prediction ------------------------------------------------------------------------------ */
 
 /** What moving costs on one transport. Zeroed fields cost nothing. */
 typedef struct kvf_cost_model {

@@ -35,7 +35,7 @@
 extern "C" {
 #endif
 
-/* ---- memory ------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /**
  * Blocks of equal size in one piece of host memory: a layer, or one of several things a layer keeps.
@@ -63,7 +63,7 @@ typedef struct kvf_scratch {
     uint64_t bytes;
 } kvf_scratch;
 
-/* ---- bringing received blocks into another form ------------------------------------------------------- */
+/* ---- bringing received blocks into another form ---------------------------------------------- */
 
 /** What runs slowest through a page. */
 typedef enum kvf_page_order {
@@ -141,7 +141,7 @@ KVF_API kvf_status kvf_finish_received(const kvf_received_shape *shape, const kv
                                        size_t region_count, const kvf_received_request *requests,
                                        size_t request_count, const kvf_scratch *scratch);
 
-/* ---- copying blocks between two buffers --------------------------------------------------------------- */
+/* ---- copying blocks between two buffers ------------------------------------------------------ */
 
 /**
  * Copies blocks, in every layer of the source, to the destination's layer of the same name.

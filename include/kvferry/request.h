@@ -83,8 +83,8 @@ KVF_API const kvf_plan *kvf_request_plan(const kvf_request *request);
  * @param groups       one for each group of the model
  * @param group_count  must be the model's
  * @return KVF_OK; KVF_E_RANGE (a block id beyond its cache, a table that does not reach over the wanted
- * steps: the detail names group, side, token and block); KVF_E_INVALID; KVF_E_NOMEM. After an error the
- * request is as it was before
+ *         steps: the detail names group, side, token and block); KVF_E_INVALID; KVF_E_NOMEM. After an error
+ *         the request is as it was before
  */
 KVF_API kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups,
                                    uint32_t group_count);

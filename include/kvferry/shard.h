@@ -4,8 +4,8 @@
  * A shard says, for each group, which layers, units and tokens a rank keeps, and for each (layer, part) a
  * placement: the address of every cell as a sum of strides inside one of the rank's memory regions,
  *
- *   offset(block, row, unit) = offset + block * block_stride + row * row_stride + (unit - unit_begin) *
- * unit_stride
+ *   offset(block, row, unit) = offset + block * block_stride + row * row_stride
+ *                                     + (unit - unit_begin) * unit_stride
  *
  * Offsets count from the start of a region; base addresses come in only when memory is registered with a
  * transport. So a shard can be sent to a peer, and nothing in it can name memory outside a region.
@@ -132,8 +132,7 @@ typedef struct kvf_cell_location {
 KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t layer, uint32_t part,
                                     uint64_t block, uint32_t row, uint32_t unit, kvf_cell_location *out);
 
-/* ---- engines: all ranks of one deployment -----------------------------------------------------------------
- */
+/* ---- engines: all ranks of one deployment ---------------------------------------------------- */
 
 /**
  * How one rank arranges a group in memory.

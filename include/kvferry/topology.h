@@ -28,8 +28,7 @@
 extern "C" {
 #endif
 
-/* ---- why a question was refused --------------------------------------------------------------------------
- */
+/* ---- why a question was refused -------------------------------------------------------------- */
 
 /** The reason behind an error of these headers, finer than its status. The numbers are stable. */
 typedef enum kvf_refusal {
@@ -62,8 +61,7 @@ KVF_API kvf_refusal kvf_topology_refusal(void);
 /** The connector's word for a reason: "tp_not_divisible" ...; "none" for any other number. */
 KVF_API const char *kvf_refusal_name(kvf_refusal refusal);
 
-/* ---- lists ------------------------------------------------------------------------------------------------
- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 /** Ranks, block ids or descriptor ids, in an order that matters. Owned; kvf_ids_free(). */
 typedef struct kvf_ids {
@@ -86,8 +84,7 @@ KVF_API void kvf_block_lists_free(kvf_block_lists *lists);
 /** Frees a text that a function of these headers made; NULL is accepted. */
 KVF_API void kvf_topology_free_text(char *text);
 
-/* ---- the local rank and the engines it knows --------------------------------------------------------------
- */
+/* ---- the local rank and the engines it knows ------------------------------------------------- */
 
 /** What a group caches (GroupKind). */
 typedef enum kvf_cache_kind {
@@ -167,8 +164,7 @@ KVF_API kvf_status kvf_topology_get(const kvf_topology *topology, const char *en
 /** Forgets an engine; an id that is not registered is no error. */
 KVF_API void kvf_topology_unregister(kvf_topology *topology, const char *engine_id);
 
-/* ---- ratios and flags -------------------------------------------------------------------------------------
- */
+/* ---- ratios and flags ------------------------------------------------------------------------ */
 
 /**
  * tp_size / remote tp_size when the local engine has at least as many ranks, else -(remote / local).
@@ -209,8 +205,7 @@ KVF_API uint32_t kvf_physical_heads(uint32_t total_kv_heads, uint32_t tp_size);
 KVF_API kvf_status kvf_physical_head_range(uint32_t tp_size, uint32_t total_kv_heads, uint32_t rank,
                                            kvf_range *out);
 
-/* ---- ranks ------------------------------------------------------------------------------------------------
- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 /**
  * The remote ranks to shake hands with, ascending: those whose share of the model overlaps ours, and with
@@ -240,8 +235,7 @@ KVF_API kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_
 KVF_API kvf_status kvf_consumers_per_source(const kvf_topology *topology, const kvf_remote_engine *remote,
                                             uint32_t *out);
 
-/* ---- the mapping of PR 40731 (TPMapping) ------------------------------------------------------------------
- */
+/* ---- the mapping of PR 40731 (TPMapping) ----------------------------------------------------- */
 
 /** The slot of a rank that holds none of our heads. */
 #define KVF_NO_SLOT UINT64_MAX
@@ -277,8 +271,7 @@ KVF_API kvf_status kvf_tp_mapping_slot(const kvf_tp_mapping *mapping, uint64_t r
 /** Whether local blocks have to be cut into one piece a source: more prefill ranks, and not one latent. */
 KVF_API bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count);
 
-/* ---- the quantities of PR 39529 for models with state -----------------------------------------------------
- */
+/* ---- the quantities of PR 39529 for models with state ---------------------------------------- */
 
 /** The remote ranks that attention is read from. Errors as kvf_tp_mapping_build(). */
 KVF_API kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
@@ -337,8 +330,7 @@ KVF_API kvf_status kvf_filter_block_ids_for_rank(const kvf_topology *topology,
                                                  const kvf_block_lists *remote_lists,
                                                  kvf_block_lists *local_out, kvf_block_lists *remote_out);
 
-/* ---- layout and summary -----------------------------------------------------------------------------------
- */
+/* ---- layout and summary ---------------------------------------------------------------------- */
 
 /** How a backend lays out its cache. */
 typedef struct kvf_layout_flags {

@@ -10,8 +10,8 @@
  *
  *   "inproc"  the peer is in this process: plain copies
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
- * directly; memory the caller brought is read with process_vm_readv, or, where the kernel forbids that,
- *             through a shared buffer that the peer fills
+ *             directly; memory the caller brought is read with process_vm_readv, or, where the kernel
+ *             forbids that, through a shared buffer that the peer fills
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
@@ -50,7 +50,7 @@ typedef struct kvf_transport_options {
  *
  * @param kind  "auto" (or NULL) or one of the kinds above, which is then the only one used
  * @return KVF_OK, KVF_E_NOT_FOUND (no such kind), KVF_E_UNSUPPORTED (not in this build), KVF_E_IO,
- * KVF_E_NOMEM
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *options,
                                       kvf_transport **out);
@@ -100,7 +100,7 @@ KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **c
  * progress too: operations submitted meanwhile wait.
  *
  * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
- * lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
+ *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes,
                                          kvf_peer **out);
@@ -121,9 +121,9 @@ KVF_API void kvf_peer_close(kvf_peer *peer);
  * was writing to when it fell silent.
  *
  * @return KVF_OK; KVF_E_AGAIN (it is in the middle of a write: progress and call again; it stays there while
- * its process is stopped, and is out when that dies); KVF_E_UNSUPPORTED (it may be connected in a way that
- *         cannot be shut, such as "ucx"); KVF_E_PARSE (not a card), KVF_E_INVALID, KVF_E_NOMEM. It is kept
- * from connecting anew in all of these cases but the last three
+ *         its process is stopped, and is out when that dies); KVF_E_UNSUPPORTED (it may be connected in a way
+ *         that cannot be shut, such as "ucx"); KVF_E_PARSE (not a card), KVF_E_INVALID, KVF_E_NOMEM. It is
+ *         kept from connecting anew in all of these cases but the last three
  */
 KVF_API kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_t bytes);
 
@@ -150,7 +150,7 @@ typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status stat
  *
  * @param runs  must stay unchanged until `done` was called
  * @param done  called from kvf_transport_progress(), or when the peer or the transport is closed; never from
- * inside this function
+ *              inside this function
  * @param out   receives the operation; may be NULL
  * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
  *         KVF_E_NOT_REGISTERED (no such region), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
@@ -190,8 +190,7 @@ KVF_API int kvf_transport_event_fd(kvf_transport *transport);
 /** Closes all peers (their operations end with KVF_E_CANCELLED) and the endpoint; NULL is accepted. */
 KVF_API void kvf_transport_close(kvf_transport *transport);
 
-/* ---- a whole request --------------------------------------------------------------------------------------
- */
+/* ---- a whole request ------------------------------------------------------------------------- */
 
 typedef struct kvf_transfer kvf_transfer;
 

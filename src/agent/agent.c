@@ -25,8 +25,7 @@ void kvf_agent_unlock(kvf_agent *agent) {
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
-/* ---- progress ---------------------------------------------------------------------------------------------
- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
     kvf_agent *agent = context;
@@ -199,8 +198,7 @@ int kvf_agent_event_fd(kvf_agent *agent) {
     return agent ? agent->event_fd : -1;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------
- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void take_default(uint64_t *value, uint64_t otherwise) {
     *value = *value ? *value : otherwise;
@@ -422,8 +420,7 @@ kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint3
     return status;
 }
 
-/* ---- meeting ----------------------------------------------------------------------------------------------
- */
+/* ---- meeting --------------------------------------------------------------------------------- */
 
 const char *kvf_agent_endpoint(const kvf_agent *agent) {
     if (!agent)
@@ -544,8 +541,7 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     return status;
 }
 
-/* ---- closing ----------------------------------------------------------------------------------------------
- */
+/* ---- closing --------------------------------------------------------------------------------- */
 
 static void free_tickets(kvf_agent *agent) {
     kvf_ticket *ticket, *next;
@@ -601,8 +597,7 @@ void kvf_agent_close(kvf_agent *agent) {
     kvf_free(agent);
 }
 
-/* ---- looking in -------------------------------------------------------------------------------------------
- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 static bool has_block(const kvf_ticket *ticket, uint32_t group, uint32_t block) {
     if (!ticket->claims)

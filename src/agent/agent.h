@@ -46,8 +46,7 @@ typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_event_node kvf_event_node;
 
-/* ---- calls: asked until answered --------------------------------------------------------------------------
- */
+/* ---- calls: asked until answered ------------------------------------------------------------- */
 
 /**
  * Called once: with the answer; or with KVF_E_TIMEOUT or KVF_E_PEER_LOST and no answer. Not called for calls
@@ -91,8 +90,7 @@ void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer
 void kvf_answer_status(kvf_session *session, const kvf_call_body *call, kvf_status status,
                        const char *detail);
 
-/* ---- sessions ---------------------------------------------------------------------------------------------
- */
+/* ---- sessions -------------------------------------------------------------------------------- */
 
 typedef enum kvf_session_state {
     KVF_SESSION_GREETING = 1, /* outgoing: HELLO was sent, or will be */
@@ -169,8 +167,7 @@ void kvf_session_free(kvf_session *session);
 void kvf_on_message(void *context, kvf_route route, const void *data, size_t bytes);
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);
 
-/* ---- remote engines ---------------------------------------------------------------------------------------
- */
+/* ---- remote engines -------------------------------------------------------------------------- */
 
 /** A rank that we read from, or only notify. */
 typedef struct kvf_target {
@@ -219,8 +216,7 @@ kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *sessi
 void kvf_remote_free(kvf_remote *remote);
 void kvf_remotes_tick(kvf_agent *agent, uint64_t now);
 
-/* ---- tickets ----------------------------------------------------------------------------------------------
- */
+/* ---- tickets --------------------------------------------------------------------------------- */
 
 typedef enum kvf_ticket_state {
     KVF_TICKET_MEETING = 1, /* the remote engine is not known yet */
@@ -376,8 +372,7 @@ kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_g
  */
 kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count);
 
-/* ---- the four kinds ---------------------------------------------------------------------------------------
- */
+/* ---- the four kinds -------------------------------------------------------------------------- */
 
 /** A lease: one rank of a consumer may read a hold. */
 struct kvf_reader {
@@ -502,8 +497,7 @@ void kvf_verify_start(kvf_ticket *ticket);
 void kvf_verify_stop(kvf_ticket *ticket);
 void kvf_verify_answer(kvf_session *session, const kvf_call_body *call);
 
-/* ---- the agent --------------------------------------------------------------------------------------------
- */
+/* ---- the agent ------------------------------------------------------------------------------- */
 
 struct kvf_agent {
     pthread_mutex_t lock;

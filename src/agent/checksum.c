@@ -26,8 +26,7 @@ typedef struct area {
     uint64_t cell_bytes;
 } area;
 
-/* ---- what a peer may have said ---------------------------------------------------------------------------
- */
+/* ---- what a peer may have said --------------------------------------------------------------- */
 
 static kvf_status check_inside(const char *what, kvf_range asked, kvf_range held) {
     if (asked.begin > asked.end || asked.begin < held.begin || asked.end > held.end)
@@ -126,8 +125,7 @@ static kvf_status check_area(area *a, const uint64_t *sums) {
     return status ? status : check_table(a);
 }
 
-/* ---- sums ------------------------------------------------------------------------------------------------
- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 /* Cells of less than a line lie close together, and those of more than this are fetched as they are read. */
 #define QUEUED_CELL_BYTES 1024u

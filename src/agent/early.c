@@ -47,8 +47,7 @@ static void drop_if_empty(kvf_agent *agent, kvf_waiting *waiting) {
     kvf_free(waiting);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------
- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 void kvf_early_free(kvf_early *early) {
     kvf_agent *agent = early->session->agent;
@@ -124,8 +123,7 @@ void kvf_early_tick(kvf_agent *agent, uint64_t now) {
     }
 }
 
-/* ---- expectations -----------------------------------------------------------------------------------------
- */
+/* ---- expectations ---------------------------------------------------------------------------- */
 
 kvf_status kvf_flow_wait(kvf_flow *flow) {
     kvf_agent *agent = flow->session->agent;

@@ -166,8 +166,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
     return true;
 }
 
-/* ---- the log ----------------------------------------------------------------------------------------------
- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static void add(struct json_object *line, const char *name, struct json_object *value) {
     if (!value || json_object_object_add(line, name, value) != 0)

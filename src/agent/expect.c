@@ -131,8 +131,7 @@ void kvf_expect_check(kvf_ticket *expect) {
         kvf_expect_verified(expect);
 }
 
-/* ---- written ----------------------------------------------------------------------------------------------
- */
+/* ---- written --------------------------------------------------------------------------------- */
 
 static kvf_source *source_of(kvf_session *session, uint64_t generation) {
     uint64_t number = generation & ~KVF_EXPECTATION;
@@ -178,8 +177,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_expect_check(expect);
 }
 
-/* ---- failing ----------------------------------------------------------------------------------------------
- */
+/* ---- failing --------------------------------------------------------------------------------- */
 
 static void on_withdrawn(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;

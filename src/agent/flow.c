@@ -56,8 +56,7 @@ static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_pu
     return KVF_OK;
 }
 
-/* ---- joining ----------------------------------------------------------------------------------------------
- */
+/* ---- joining --------------------------------------------------------------------------------- */
 
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     const kvf_agent *agent = session->agent;
@@ -124,8 +123,7 @@ kvf_status kvf_session_join(kvf_session *session) {
     return status;
 }
 
-/* ---- expectations -----------------------------------------------------------------------------------------
- */
+/* ---- expectations ---------------------------------------------------------------------------- */
 
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
     kvf_flow *flow = NULL;
@@ -219,8 +217,7 @@ void kvf_flow_free(kvf_flow *flow) {
     kvf_free(flow);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 typedef struct flow_part {
     uint64_t begin, end; /* tokens */

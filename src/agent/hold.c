@@ -8,8 +8,7 @@
 
 #include "agent/agent.h"
 
-/* ---- leases -----------------------------------------------------------------------------------------------
- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 static kvf_ticket *find_hold(kvf_agent *agent, kvf_bytes id) {
     kvf_ticket *hold = NULL;
@@ -103,8 +102,7 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
         kvf_answer_status(session, call, status, kvf_error_detail());
 }
 
-/* ---- releases ---------------------------------------------------------------------------------------------
- */
+/* ---- releases -------------------------------------------------------------------------------- */
 
 /* Not while somebody may read: where a consumer was replaced, the former one may still have its lease. */
 static void end_if_complete(kvf_ticket *hold) {
@@ -170,8 +168,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     if (!agent)

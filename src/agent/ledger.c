@@ -56,8 +56,7 @@ void kvf_ledger_free(kvf_ledger *ledger) {
     kvf_free(ledger);
 }
 
-/* ---- checks -----------------------------------------------------------------------------------------------
- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static kvf_status refuse(uint32_t group, uint32_t block, uint64_t word) {
     unsigned long long value = value_of(word);
@@ -111,8 +110,7 @@ static uint64_t *word_at(const kvf_ledger *ledger, uint32_t g, const kvf_block_t
     return &ledger->groups[g].words[block];
 }
 
-/* ---- readers ----------------------------------------------------------------------------------------------
- */
+/* ---- readers --------------------------------------------------------------------------------- */
 
 kvf_status kvf_ledger_take_readers(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count) {
     kvf_status status = prepare(ledger, tables, group_count);
@@ -150,8 +148,7 @@ void kvf_ledger_drop_readers(kvf_ledger *ledger, const kvf_block_table *tables, 
     }
 }
 
-/* ---- writers ----------------------------------------------------------------------------------------------
- */
+/* ---- writers --------------------------------------------------------------------------------- */
 
 /* Frees what `ticket` has in the first `end_group` tables, and in the next one before its entry `end`. */
 static void release(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t end_group, uint32_t end,
@@ -226,8 +223,7 @@ void kvf_ledger_drop_writer(kvf_ledger *ledger, const kvf_block_table *tables, u
     release(ledger, tables, group_count, 0, ticket);
 }
 
-/* ---- looking ----------------------------------------------------------------------------------------------
- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 kvf_status kvf_ledger_look(const kvf_ledger *ledger, uint32_t group, uint32_t block, kvf_ledger_entry *out) {
     static const kvf_block_state states[] = {[FREE] = KVF_BLOCK_FREE,

@@ -57,7 +57,7 @@ void kvf_ledger_drop_readers(kvf_ledger *ledger, const kvf_block_table *tables, 
  *
  * @param ticket  up to KVF_LEDGER_MAX_TICKET
  * @return as kvf_ledger_take_readers(), and: KVF_E_EXISTS also for blocks that are held; KVF_E_OVERLAP (a
- * block stands twice in the table of a group); KVF_E_RANGE also for the ticket
+ *         block stands twice in the table of a group); KVF_E_RANGE also for the ticket
  */
 kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
                                   uint64_t ticket);

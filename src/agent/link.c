@@ -15,8 +15,7 @@
 void (*kvf_link_tamper)(kvf_link *link, kvf_route route, const void *data, size_t bytes,
                         kvf_link_send_function send) = NULL;
 
-/* ---- opening and closing ----------------------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static kvf_status open_listener(kvf_link *link, const kvf_link_options *options,
                                 const kvf_endpoint *endpoint) {
@@ -118,8 +117,7 @@ const char *kvf_link_endpoint(const kvf_link *link) {
     return link->endpoint;
 }
 
-/* ---- sending ----------------------------------------------------------------------------------------------
- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static kvf_status send_incoming(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
     uint8_t id[INCOMING_ID_BYTES] = {0};
@@ -154,8 +152,7 @@ kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size
     return send_now(link, route, data, bytes);
 }
 
-/* ---- taking in --------------------------------------------------------------------------------------------
- */
+/* ---- taking in ------------------------------------------------------------------------------- */
 
 static kvf_route route_of(kvf_link *link, bool called, zmq_msg_t *id) {
     const uint8_t *bytes = zmq_msg_data(id);

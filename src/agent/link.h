@@ -50,8 +50,8 @@ typedef struct kvf_link_options {
  * `insecure`. `listen` of "" listens nowhere. Endpoints are tcp:// and ipc:// with a path.
  *
  * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (an endpoint or key that is none), KVF_E_PERMISSION (beyond
- * loopback without keys: the detail names the options that would allow it), KVF_E_EXISTS (address in use),
- * KVF_E_IO, KVF_E_UNSUPPORTED (keys, and a ZeroMQ without CURVE), KVF_E_NOMEM
+ *         loopback without keys: the detail names the options that would allow it), KVF_E_EXISTS (address in
+ *         use), KVF_E_IO, KVF_E_UNSUPPORTED (keys, and a ZeroMQ without CURVE), KVF_E_NOMEM
  */
 kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out);
 
@@ -70,10 +70,10 @@ const char *kvf_link_endpoint(const kvf_link *link);
  * host name is looked up, as IPv4, each time a connection is made.
  *
  * @param server_key  Z85 public key of the other end; NULL or "": none. Needed when, and only when, we have
- * keys
+ *                    keys
  * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (no such endpoint can be, or a key that is none),
  *         KVF_E_PERMISSION (only one side has keys), KVF_E_EXISTS (connected already under too many other
- * keys: 1 for ipc, 16 for tcp), KVF_E_IO, KVF_E_NOMEM
+ *         keys: 1 for ipc, 16 for tcp), KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
 

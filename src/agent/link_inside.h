@@ -87,8 +87,7 @@ struct kvf_link {
     _Atomic uint64_t next_due_ns; /* when a resting line is dialled */
 };
 
-/* ---- link_socket.c ----------------------------------------------------------------------------------------
- */
+/* ---- link_socket.c --------------------------------------------------------------------------- */
 
 /** Reads a Z85 key; `name` is for the message. */
 kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]);
@@ -119,8 +118,7 @@ uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity);
 /** Sends one message of two frames without waiting. 0, or errno. */
 int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes);
 
-/* ---- link_line.c ------------------------------------------------------------------------------------------
- */
+/* ---- link_line.c ----------------------------------------------------------------------------- */
 
 /** Makes the calling socket and its monitor. */
 kvf_status kvf_lines_open(kvf_link *link, const kvf_link_options *options);
@@ -145,8 +143,7 @@ kvf_line *kvf_line_of_id(kvf_link *link, const void *id, size_t bytes);
 /** Sends over a line; drops what cannot be sent. KVF_OK or KVF_E_NOMEM. */
 kvf_status kvf_line_send(kvf_link *link, kvf_line *line, const void *data, size_t bytes);
 
-/* ---- link_guard.c -----------------------------------------------------------------------------------------
- */
+/* ---- link_guard.c ---------------------------------------------------------------------------- */
 
 /** Makes the socket that ZeroMQ asks whom to let in. Must be there before the listener. */
 kvf_status kvf_guard_open(kvf_link *link, const kvf_link_options *options);
@@ -154,8 +151,7 @@ kvf_status kvf_guard_open(kvf_link *link, const kvf_link_options *options);
 /** Answers those who ask, at most a batch. */
 void kvf_guard_answer(kvf_link *link);
 
-/* ---- link_wait.c ------------------------------------------------------------------------------------------
- */
+/* ---- link_wait.c ----------------------------------------------------------------------------- */
 
 /** Makes the eventfd and remembers the sockets' file descriptors. */
 kvf_status kvf_link_prepare_wait(kvf_link *link);

@@ -55,8 +55,7 @@ kvf_status kvf_lines_open(kvf_link *link, const kvf_link_options *options) {
     return KVF_OK;
 }
 
-/* ---- dialling ---------------------------------------------------------------------------------------------
- */
+/* ---- dialling -------------------------------------------------------------------------------- */
 
 /* Finds an endpoint text that no other line of ours is connected by. The counter moves on each time, so that
  * late events of the connection before this one do not fit it. */
@@ -129,8 +128,7 @@ void kvf_lines_redial(kvf_link *link) {
     atomic_store(&link->next_due_ns, next_due);
 }
 
-/* ---- what happens to connections --------------------------------------------------------------------------
- */
+/* ---- what happens to connections ------------------------------------------------------------- */
 
 static void tell(kvf_link *link, kvf_route route, kvf_status status, const char *endpoint, const char *what) {
     char detail[KVF_ENDPOINT_BYTES + 128];
@@ -221,8 +219,7 @@ void kvf_lines_hang_up(kvf_link *link) {
     }
 }
 
-/* ---- lines ------------------------------------------------------------------------------------------------
- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 kvf_line *kvf_line_find(kvf_link *link, kvf_route route) {
     kvf_line *line;

@@ -29,8 +29,7 @@ kvf_status kvf_link_fail_zmq(const char *what) {
     return kvf_fail(KVF_E_IO, "%s: %s", what, zmq_strerror(error));
 }
 
-/* ---- keys -------------------------------------------------------------------------------------------------
- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]) {
     size_t length = strnlen(text, KVF_KEY_CHARACTERS + 1);
@@ -81,8 +80,7 @@ kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
     return kvf_link_fail_zmq("making keys");
 }
 
-/* ---- sockets ----------------------------------------------------------------------------------------------
- */
+/* ---- sockets --------------------------------------------------------------------------------- */
 
 kvf_status kvf_link_make_router(kvf_link *link, const kvf_link_options *options, int send_limit, void **out) {
     const struct {
@@ -173,8 +171,7 @@ bool kvf_link_readable(void *socket) {
     return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
 }
 
-/* ---- messages ---------------------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static int receive_frame(void *socket, zmq_msg_t *frame) {
     int result;

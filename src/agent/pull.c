@@ -14,8 +14,7 @@
 
 #include "agent/agent.h"
 
-/* ---- leases -----------------------------------------------------------------------------------------------
- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint32_t count) {
     for (uint32_t g = 0; g < count; g++) {
@@ -133,8 +132,7 @@ void kvf_pull_met(kvf_ticket *pull) {
         all_granted(pull);
 }
 
-/* ---- moving -----------------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 static kvf_status check_held(const kvf_ticket *pull, uint32_t g) {
     const kvf_group_desc *group = kvf_model_group(kvf_engine_model(pull->agent->engine), g);
@@ -309,8 +307,7 @@ void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, cons
     kvf_ticket_tell(pull, pull->transfer == NULL);
 }
 
-/* ---- what the engine calls --------------------------------------------------------------------------------
- */
+/* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *pull;

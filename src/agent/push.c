@@ -97,8 +97,7 @@ void kvf_push_tick(kvf_ticket *push, uint64_t now) {
     kvf_push_settle(push);
 }
 
-/* ---- what the engine calls --------------------------------------------------------------------------------
- */
+/* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *push = NULL;

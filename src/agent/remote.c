@@ -132,8 +132,7 @@ void kvf_remote_drop(kvf_remote *remote) {
     kvf_agent_due(remote->agent, remote->stale ? 0 : remote->last_used + remote->agent->options.idle_ns);
 }
 
-/* ---- meeting ----------------------------------------------------------------------------------------------
- */
+/* ---- meeting --------------------------------------------------------------------------------- */
 
 static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_shard **shards) {
     const kvf_agent *agent = remote->agent;

@@ -14,8 +14,7 @@
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
 
-/* ---- making and freeing -----------------------------------------------------------------------------------
- */
+/* ---- making and freeing ---------------------------------------------------------------------- */
 
 static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t rank) {
     kvf_session *session = kvf_alloc0(1, sizeof *session);
@@ -120,8 +119,7 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
     return KVF_OK;
 }
 
-/* ---- greeting ---------------------------------------------------------------------------------------------
- */
+/* ---- greeting -------------------------------------------------------------------------------- */
 
 static void send_message(kvf_agent *agent, kvf_route route, const kvf_message *message) {
     kvf_wire_buffer bytes;
@@ -419,8 +417,7 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
     }
 }
 
-/* ---- calls and answers ------------------------------------------------------------------------------------
- */
+/* ---- calls and answers ----------------------------------------------------------------------- */
 
 bool kvf_session_fresh(kvf_session *session, uint64_t number) {
     if (number > session->seen_highest) {
@@ -553,8 +550,7 @@ void kvf_on_message(void *context, kvf_route route, const void *data, size_t byt
     kvf_message_free(&message);
 }
 
-/* ---- breaking and losing ----------------------------------------------------------------------------------
- */
+/* ---- breaking and losing --------------------------------------------------------------------- */
 
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail) {
     kvf_agent *agent = context;

@@ -10,8 +10,7 @@
 
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
 
-/* ---- groups -----------------------------------------------------------------------------------------------
- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
     size_t ids = 0;
@@ -83,8 +82,7 @@ static bool all_empty(const kvf_group_steps *groups, uint32_t count) {
     return true;
 }
 
-/* ---- claims -----------------------------------------------------------------------------------------------
- */
+/* ---- claims ---------------------------------------------------------------------------------- */
 
 static bool is_reader(const kvf_ticket *ticket) {
     return ticket->kind == KVF_REQUEST_HOLD || ticket->kind == KVF_REQUEST_PUSH;
@@ -143,8 +141,7 @@ void kvf_ticket_unclaim(kvf_ticket *ticket) {
     ticket->claims = NULL;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
                                 const kvf_agent_request *request) {
@@ -311,8 +308,7 @@ void kvf_ticket_detach(kvf_ticket *ticket) {
     ticket->source_count = 0;
 }
 
-/* ---- ends -------------------------------------------------------------------------------------------------
- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static void over(kvf_ticket *ticket) {
     kvf_ticket_unlist(ticket);

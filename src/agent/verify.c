@@ -223,8 +223,7 @@ void kvf_verify_start(kvf_ticket *ticket) {
         passed(ticket);
 }
 
-/* ---- the producer's side ----------------------------------------------------------------------------------
- */
+/* ---- the producer's side --------------------------------------------------------------------- */
 
 /* The blocks a consumer may ask about: those under its lease, or those that were pushed to it. */
 static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) {

@@ -38,8 +38,7 @@ static spread spread_of(const double *values, size_t count) {
     return (spread){sorted[0], sorted[count / 2], sorted[count - 1]};
 }
 
-/* ---- planning ---------------------------------------------------------------------------------------------
- */
+/* ---- planning -------------------------------------------------------------------------------- */
 
 typedef struct plan_costs {
     spread build_ns;  /* of the decode rank whose median is the longest */
@@ -75,8 +74,7 @@ static int measure_plan(const demo_job *job, uint32_t decode_rank, plan_costs *o
     return EXIT_DONE;
 }
 
-/* ---- runs -------------------------------------------------------------------------------------------------
- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 typedef struct run_costs {
     spread set_ns; /* setting a request's tables */
@@ -128,8 +126,7 @@ static int measure_runs(const demo_job *job, run_costs *out) {
     return result;
 }
 
-/* ---- saying it --------------------------------------------------------------------------------------------
- */
+/* ---- saying it ------------------------------------------------------------------------------- */
 
 typedef struct figures {
     plan_costs plan;

@@ -22,8 +22,7 @@ enum {
     QUIT_MS = 20 * 1000, /* until ranks that were told to quit are killed */
 };
 
-/* ---- starting ---------------------------------------------------------------------------------------------
- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static demo_side side_of(const demo_job *job, uint32_t member) {
     return member < job->prefill_ranks ? SIDE_PREFILL : SIDE_DECODE;
@@ -132,8 +131,7 @@ int crew_start(crew *out, const demo_job *job) {
     return result;
 }
 
-/* ---- ending -----------------------------------------------------------------------------------------------
- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 /* Notes the end of processes that have ended; returns how many still run. */
 static uint32_t reap(crew *of) {
@@ -208,8 +206,7 @@ int crew_end(crew *of) {
     return result;
 }
 
-/* ---- speaking ---------------------------------------------------------------------------------------------
- */
+/* ---- speaking -------------------------------------------------------------------------------- */
 
 static bool belongs(const crew *of, uint32_t member, crew_part whom) {
     return (side_of(of->job, member) == SIDE_PREFILL ? CREW_PREFILL : CREW_DECODE) & whom;

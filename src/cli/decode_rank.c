@@ -26,8 +26,7 @@ typedef struct decode_rank {
     const char *kind;
 } decode_rank;
 
-/* ---- making ready -----------------------------------------------------------------------------------------
- */
+/* ---- making ready ---------------------------------------------------------------------------- */
 
 static bool make_plan(decode_rank *self) {
     const demo_job *job = self->base.job;
@@ -83,8 +82,7 @@ static bool connect_sources(decode_rank *self, const message *cards) {
     return rank_send(&self->base, MESSAGE_CONNECTED, self->kind, strlen(self->kind) + 1);
 }
 
-/* ---- moving -----------------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 static bool progress(const decode_rank *self, bool *busy) {
     kvf_status status = kvf_transport_progress(self->base.transport, busy);
@@ -202,8 +200,7 @@ static bool move_all(decode_rank *self) {
     return rank_send(&self->base, MESSAGE_MOVED, &at.figures, sizeof at.figures);
 }
 
-/* ---- the rest of its life ---------------------------------------------------------------------------------
- */
+/* ---- the rest of its life -------------------------------------------------------------------- */
 
 /* Lets go of the sources' memory; the own memory is needed for measuring, so the transport stays. */
 static bool part(decode_rank *self) {

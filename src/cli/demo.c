@@ -11,8 +11,7 @@
 #include "rank.h"
 #include "text.h"
 
-/* ---- the job ----------------------------------------------------------------------------------------------
- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 /* "prefill:1" */
 static int parse_fault(const options *asked, demo_job *job) {
@@ -81,8 +80,7 @@ void demo_free(demo_job *job) {
     engines_free(&job->all);
 }
 
-/* ---- what ranks report ------------------------------------------------------------------------------------
- */
+/* ---- what ranks report ----------------------------------------------------------------------- */
 
 typedef struct run {
     const demo_job *job;
@@ -167,8 +165,7 @@ static bool take_copied(void *context, demo_side side, uint32_t index, const mes
     return from->bytes == sizeof *figures;
 }
 
-/* ---- the phases -------------------------------------------------------------------------------------------
- */
+/* ---- the phases ------------------------------------------------------------------------------ */
 
 static int connect_ranks(run *self) {
     uint32_t ranks = self->job->prefill_ranks;

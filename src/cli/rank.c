@@ -50,8 +50,7 @@ void rank_progress(live_rank *of, uint64_t done, uint64_t total) {
     (void)rank_send(of, MESSAGE_PROGRESS, &figures, sizeof figures);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *bring_memory(const live_rank *of, uint64_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -149,8 +148,7 @@ void rank_close(live_rank *closed) {
     closed->regions = NULL;
 }
 
-/* ---- the rest ---------------------------------------------------------------------------------------------
- */
+/* ---- the rest -------------------------------------------------------------------------------- */
 
 void rank_wait(const live_rank *of, int timeout_ms, bool *message_waits) {
     struct pollfd sources[2] = {{.fd = of->seat->coordinator.fd, .events = POLLIN},

@@ -62,8 +62,7 @@ void print_shape_help(void) {
         printf("  %-13s %-8s %s\n", orders[i].name, orders[i].order, orders[i].meaning);
 }
 
-/* ---- cutting the text -------------------------------------------------------------------------------------
- */
+/* ---- cutting the text ------------------------------------------------------------------------ */
 
 static bool is_key(const char *key) {
     static const char *const keys[] = {"tp",    "pp",     "pp-layers", "dcp",  "dcp-width",  "share-pages",
@@ -109,8 +108,7 @@ static int cut(engine_shape *shape) {
     return EXIT_DONE;
 }
 
-/* ---- numbers of the engine --------------------------------------------------------------------------------
- */
+/* ---- numbers of the engine ------------------------------------------------------------------- */
 
 static int read_number(const engine_shape *shape, const shape_setting *setting, uint64_t most,
                        uint64_t *out) {
@@ -185,8 +183,7 @@ static int read_engine_key(engine_shape *shape, const shape_setting *setting, bo
     return EXIT_DONE;
 }
 
-/* ---- numbers of a group -----------------------------------------------------------------------------------
- */
+/* ---- numbers of a group ---------------------------------------------------------------------- */
 
 static int read_group_key(engine_shape *shape, const shape_setting *setting, uint32_t group) {
     kvf_group_spec *spec = &shape->groups[group];
@@ -270,8 +267,7 @@ static int apply(engine_shape *shape, const kvf_model *model) {
     return EXIT_DONE;
 }
 
-/* ---- whole shapes -----------------------------------------------------------------------------------------
- */
+/* ---- whole shapes ---------------------------------------------------------------------------- */
 
 int shape_parse(const char *side, const char *text, const kvf_model *model, engine_shape *out) {
     uint32_t groups = kvf_model_group_count(model);

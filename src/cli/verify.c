@@ -14,8 +14,7 @@ typedef struct verification {
     uint64_t wanted_bytes; /* about, for progress */
 } verification;
 
-/* ---- cells ------------------------------------------------------------------------------------------------
- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 /* An element of up to 8 bytes as hexadecimal digits, the most significant first. */
 static text element_text(const uint8_t *cell, uint32_t element, uint32_t bits) {
@@ -72,8 +71,7 @@ static bool check_cell(void *context, const logical_cell *at) {
     return true;
 }
 
-/* ---- everything else --------------------------------------------------------------------------------------
- */
+/* ---- everything else ------------------------------------------------------------------------- */
 
 /* The cell of one layer and part that has the byte, by trying all blocks. */
 static bool find_in_part(const live_rank *of, uint32_t group, uint32_t layer, uint32_t part, uint64_t offset,

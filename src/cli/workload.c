@@ -34,8 +34,7 @@ static uint32_t pool_of(const side *of, uint32_t group) {
     return of->shape->share_pages ? 0 : group;
 }
 
-/* ---- one request ------------------------------------------------------------------------------------------
- */
+/* ---- one request ----------------------------------------------------------------------------- */
 
 typedef struct prompt {
     uint64_t tokens;
@@ -89,8 +88,7 @@ static block_range decode_blocks(const chooser *c, uint32_t g, const kvf_group_r
     return blocks_of(c->decode.shape, c->all->model, g, first, steps->end);
 }
 
-/* ---- how many requests fit --------------------------------------------------------------------------------
- */
+/* ---- how many requests fit ------------------------------------------------------------------- */
 
 static int layout_bytes(const engine_shape *shape, const kvf_model *model, uint64_t *out) {
     kvf_engine *engine = NULL;
@@ -230,8 +228,7 @@ static int choose(chooser *c, uint32_t *count) {
     return EXIT_DONE;
 }
 
-/* ---- block tables -----------------------------------------------------------------------------------------
- */
+/* ---- block tables ---------------------------------------------------------------------------- */
 
 static bool shuffle(side *of, uint64_t count, uint64_t seed) {
     free(of->shuffled);

@@ -40,8 +40,7 @@ typedef struct totals {
     uint64_t sent, received, failed, invalid;
 } totals;
 
-/* ---- making and freeing ----------------------------------------------------------------------------------
- */
+/* ---- making and freeing ---------------------------------------------------------------------- */
 
 kvf_status kvf_aggregator_create(const kvf_aggregator_options *options, kvf_aggregator **out) {
     kvf_aggregator_options o;
@@ -111,8 +110,7 @@ void kvf_aggregator_free(kvf_aggregator *a) {
     kvf_free(a);
 }
 
-/* ---- entries ---------------------------------------------------------------------------------------------
- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 /* Generation and id as the bytes that the tables compare. */
 static unsigned pack(const kvf_request_key *key, unsigned char *packed) {
@@ -171,8 +169,7 @@ static void drop_fresh(kvf_aggregator *a) {
     }
 }
 
-/* ---- checking a step -------------------------------------------------------------------------------------
- */
+/* ---- checking a step ------------------------------------------------------------------------- */
 
 static kvf_status check_keys(const kvf_request_key *keys, size_t count, const char *what, uint64_t *total) {
     if (count && !keys)
@@ -220,8 +217,7 @@ static kvf_status check_outputs(const kvf_aggregator *a, const kvf_worker_output
     return KVF_OK;
 }
 
-/* ---- counting --------------------------------------------------------------------------------------------
- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 /* Makes room for `count` elements; what was in there is of no more use. */
 static bool make_room(void *list, uint64_t count, size_t element_bytes) {

@@ -124,8 +124,7 @@ kvf_status kvf_schedule_allocated(kvf_schedule *s, const kvf_request_key *reques
     return status;
 }
 
-/* ---- stopping --------------------------------------------------------------------------------------------
- */
+/* ---- stopping -------------------------------------------------------------------------------- */
 
 /* A request that never had blocks for its load. */
 static kvf_status leave_queue(kvf_schedule *s, record *r, bool gone) {

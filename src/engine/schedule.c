@@ -5,8 +5,7 @@
 
 enum { DEFAULT_MAX_REQUESTS = 65536 };
 
-/* ---- the schedule ----------------------------------------------------------------------------------------
- */
+/* ---- the schedule ---------------------------------------------------------------------------- */
 
 static kvf_status check_options(const kvf_schedule_options *o) {
     if (!o->model || !o->tokens_per_block)
@@ -112,8 +111,7 @@ void kvf_schedule_bury(kvf_schedule *s) {
     free_records(&s->buried);
 }
 
-/* ---- names -----------------------------------------------------------------------------------------------
- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static name *find_name(const kvf_schedule *s, const void *id, size_t id_bytes) {
     static const unsigned char nothing[1];
@@ -160,8 +158,7 @@ kvf_status kvf_live_record(kvf_schedule *s, const kvf_request_key *key, record *
     return r && !r->ended ? KVF_OK : kvf_unknown_request(key, r);
 }
 
-/* ---- records ---------------------------------------------------------------------------------------------
- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 void kvf_settle_record(kvf_schedule *s, record *r) {
     if (!r->ended || kvf_part_is_pending(r->load.state) || kvf_part_is_pending(r->serve.state))
@@ -323,8 +320,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
     return KVF_OK;
 }
 
-/* ---- looking in ------------------------------------------------------------------------------------------
- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 void kvf_schedule_count(const kvf_schedule *s, kvf_schedule_counts *out) {
     *out = (kvf_schedule_counts){.requests = s->record_count, .instructions = s->queue_length};

@@ -85,8 +85,7 @@ kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
     }
 }
 
-/* ---- requests end ----------------------------------------------------------------------------------------
- */
+/* ---- requests end ---------------------------------------------------------------------------- */
 
 static void tell_params(kvf_schedule *s, const record *r, uint64_t tokens, uint64_t now_ns,
                         kvf_schedule_end *out) {

@@ -8,8 +8,7 @@
 
 #include "engine/schedule.h"
 
-/* ---- invalid blocks --------------------------------------------------------------------------------------
- */
+/* ---- invalid blocks -------------------------------------------------------------------------- */
 
 static bool is_listed(const kvf_aggregate *a, uint32_t group, uint32_t block) {
     kvf_engine_block key = {group, block};
@@ -90,8 +89,7 @@ static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
     return valid;
 }
 
-/* ---- parts move on ---------------------------------------------------------------------------------------
- */
+/* ---- parts move on --------------------------------------------------------------------------- */
 
 static void received(kvf_schedule *s, const kvf_request_key *key, kvf_schedule_news *news) {
     record *r = kvf_find_record(s, key);

@@ -1,6 +1,6 @@
 #include "kernel/permute.h"
 
-/* ---- what is asked ------------------------------------------------------------------------------------- */
+/* ---- what is asked --------------------------------------------------------------------------- */
 
 /* One axis of the wanted page: how many, and how far apart what is received lies. */
 typedef struct axis {
@@ -88,7 +88,7 @@ kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out) {
     return KVF_OK;
 }
 
-/* ---- how it is done ------------------------------------------------------------------------------------ */
+/* ---- how it is done -------------------------------------------------------------------------- */
 
 /* Shorter cells are gathered: to look up a place takes as long as to move 64 bytes. */
 #define ROTATE_LEAST 64u
@@ -209,7 +209,7 @@ void kvf_permute_page(const kvf_permutation *permutation, unsigned char *const *
         kernels->gather(gather, blocks[b], aside + b * gather->block_from);
 }
 
-/* ---- the plain loops ----------------------------------------------------------------------------------- */
+/* ---- the plain loops ------------------------------------------------------------------------- */
 
 static void plain_gather(const kvf_gather *gather, unsigned char *to, const unsigned char *from) {
     size_t bytes = gather->cell_bytes;
@@ -244,7 +244,7 @@ static void plain_copy_aside(unsigned char *aside, const unsigned char *block, s
 const kvf_permute_kernels kvf_permute_plain = {
     .name = "plain", .gather = plain_gather, .rotate = plain_rotate, .copy_aside = plain_copy_aside};
 
-/* ---- which loops --------------------------------------------------------------------------------------- */
+/* ---- which loops ----------------------------------------------------------------------------- */
 
 const kvf_permute_kernels *kvf_kernel_permute_set(uint32_t i) {
     const kvf_permute_kernels *sets[3] = {&kvf_permute_plain};

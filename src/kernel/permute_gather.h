@@ -2,7 +2,7 @@
  * Gathering cells, with vectors of any width: to be included after permute_vectors.h, by a file that finds
  * gather_cells(), copy_aside(), put_aside() and bring_back() here.
  */
-/* ---- gathering small cells ----------------------------------------------------------------------------- */
+/* ---- gathering small cells ------------------------------------------------------------------- */
 
 /*
  * Cells of n = 1, 2, 4 or 8 bytes are transposed in registers, `side` = 16/n of them in each 16 bytes.
@@ -241,7 +241,7 @@ static void gather_cells(const kvf_gather *g, unsigned char *to, const unsigned 
         gather_each(g, to, from, 2);
 }
 
-/* ---- what is put aside --------------------------------------------------------------------------------- */
+/* ---- what is put aside ----------------------------------------------------------------------- */
 
 /* Copies a block aside and asks for the next one meanwhile, for which there is time. */
 static void copy_aside(unsigned char *aside, const unsigned char *block, size_t bytes,
@@ -255,7 +255,7 @@ static void copy_aside(unsigned char *aside, const unsigned char *block, size_t 
     memcpy(aside + at, block + at, bytes - at);
 }
 
-/* ---- gathering in two halves --------------------------------------------------------------------------- */
+/* ---- gathering in two halves ----------------------------------------------------------------- */
 
 /*
  * Rows that are far apart, 2, 4, 8 or 16 of them, `deep`, are interleaved on their way aside, and what comes

@@ -15,7 +15,7 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* ---- one cell ------------------------------------------------------------------------------------------ */
+/* ---- one cell -------------------------------------------------------------------------------- */
 
 /* Copies `half` to 2*half bytes; `half` is a constant up to 32. The two copies may overlap. */
 ALWAYS void copy_halves(unsigned char *to, const unsigned char *from, size_t bytes, size_t half) {
@@ -77,7 +77,7 @@ ALWAYS void ask_for(const unsigned char *next, size_t at) {
         _mm_prefetch((const char *)(next + at), _MM_HINT_T1);
 }
 
-/* ---- rotating ------------------------------------------------------------------------------------------ */
+/* ---- rotating -------------------------------------------------------------------------------- */
 
 /* A page in the loops below. `single` is a constant: whether it is one block, which then is `first`; read
  * from `blocks` it would be read again for every cell, for what is stored might be it. */

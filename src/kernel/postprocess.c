@@ -16,7 +16,7 @@ typedef struct job {
     size_t request_count;
 } job;
 
-/* ---- scratch ------------------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 /* Slots for ids: a power of two, at least twice as many. */
 static bool slots_for(uint64_t ids, uint64_t *out) {
@@ -82,7 +82,7 @@ static kvf_status check_scratch(const job *j, const kvf_scratch *scratch) {
     return KVF_OK;
 }
 
-/* ---- a block is listed once ---------------------------------------------------------------------------- */
+/* ---- a block is listed once ------------------------------------------------------------------ */
 
 #define NO_ID UINT32_MAX /* no region has this block */
 
@@ -108,7 +108,7 @@ static kvf_status check_listed_once(const job *j) {
     return KVF_OK;
 }
 
-/* ---- what was received --------------------------------------------------------------------------------- */
+/* ---- what was received ----------------------------------------------------------------------- */
 
 static kvf_status check_request(const job *j, const kvf_received_request *request) {
     uint64_t tokens;
@@ -161,7 +161,7 @@ static kvf_status check_job(const job *j) {
     return KVF_OK;
 }
 
-/* ---- doing it ------------------------------------------------------------------------------------------ */
+/* ---- doing it -------------------------------------------------------------------------------- */
 
 /* A received page in one part of one region. */
 typedef struct place {

@@ -1,7 +1,7 @@
 #include "kernel/kernel.h"
 #include "kernel/postprocess.h"
 
-/* ---- finding the other side ---------------------------------------------------------------------------- */
+/* ---- finding the other side ------------------------------------------------------------------ */
 
 /* Layers mostly stand in the same order on both sides. */
 static const kvf_block_region *layer_named(const kvf_block_region *regions, size_t count, const char *name,
@@ -59,7 +59,7 @@ static kvf_status check_layers(const kvf_block_region *source, size_t source_cou
     return status;
 }
 
-/* ---- copying ------------------------------------------------------------------------------------------- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 enum { BATCH = 128 };
 

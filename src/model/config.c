@@ -5,7 +5,7 @@
 
 #include "model/config.h"
 
-/* ---- options and the text model ----------------------------------------------------------------------- */
+/* ---- options and the text model -------------------------------------------------------------- */
 
 static kvf_status check_dtype_option(const char *name, kvf_dtype dtype) {
     if (dtype != KVF_DTYPE_INVALID && kvf_dtype_bits(dtype) == 0)
@@ -81,7 +81,7 @@ static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
                     only_attention ? ", and no cache_dtype is given" : "");
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 bool kvf_config_has(const kvf_config *config, uint8_t what) {
     for (uint32_t i = 0; i < config->layer_count; i++)

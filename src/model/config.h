@@ -20,7 +20,7 @@
 #define KVF_CONFIG_MAX_WIDTH (1u << 24) /**< hidden size, head sizes, ranks, channels */
 #define KVF_CONFIG_MAX_WINDOW (1u << 31)
 
-/* ---- fields ------------------------------------------------------------------------------------------- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
 /** One JSON object, and what stands before its fields' names in messages: "text_config.". */
 typedef struct kvf_fields {
@@ -76,7 +76,7 @@ kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct
 /** The failure of a field that must be there. */
 kvf_status kvf_field_missing(const kvf_fields *fields, const char *names);
 
-/* ---- families ----------------------------------------------------------------------------------------- */
+/* ---- families -------------------------------------------------------------------------------- */
 
 /** What a layer keeps: a set, for layers with attention and state side by side. */
 enum {
@@ -171,7 +171,7 @@ typedef struct kvf_family {
 /** The family of a model_type; NULL when it is not known. */
 const kvf_family *kvf_family_find(const char *model_type);
 
-/* ---- building ----------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 #define KVF_CONFIG_MAX_GROUPS 4u /**< one for each thing a layer can keep */
 #define KVF_CONFIG_MAX_PARTS 4u
@@ -208,7 +208,7 @@ bool kvf_config_has(const kvf_config *config, uint8_t what);
 kvf_status kvf_config_add_attention(kvf_config *config);
 kvf_status kvf_config_add_state(kvf_config *config);
 
-/* ---- the models that come with the library ------------------------------------------------------------ */
+/* ---- the models that come with the library --------------------------------------------------- */
 
 typedef struct kvf_builtin_model {
     const char *name;

@@ -9,7 +9,7 @@
 #define INDEXER_DTYPE KVF_DTYPE_F8_E4M3
 #define INDEXER_SCALE_DTYPE KVF_DTYPE_F32
 
-/* ---- heads -------------------------------------------------------------------------------------------- */
+/* ---- heads ----------------------------------------------------------------------------------- */
 
 typedef struct head_shape {
     uint32_t heads; /* query heads: they bound and divide what follows */
@@ -128,7 +128,7 @@ static kvf_status add_head_groups(kvf_config *config) {
     return KVF_OK;
 }
 
-/* ---- latents ------------------------------------------------------------------------------------------ */
+/* ---- latents --------------------------------------------------------------------------------- */
 
 /* Layers may share an indexer; then some keep no key of their own, and the group would have to be cut. */
 static kvf_status check_own_indexers(const kvf_config *config) {

@@ -7,7 +7,7 @@
  */
 #include "model/config.h"
 
-/* ---- what each layer keeps ---------------------------------------------------------------------------- */
+/* ---- what each layer keeps ------------------------------------------------------------------- */
 
 #define WORDS(name)                                                                                          \
     { .kind = KVF_RULE_WORDS, .field = (name) }
@@ -112,7 +112,7 @@ static const kvf_layer_rule both_everywhere[] = {
     {.kind = KVF_RULE_ALL, .picked = KVF_KEEPS_FULL | KVF_KEEPS_STATE},
 };
 
-/* ---- what sizes a state ------------------------------------------------------------------------------- */
+/* ---- what sizes a state ---------------------------------------------------------------------- */
 
 static const kvf_state_fields mamba1 = {
     .kind = KVF_STATE_MAMBA1, .conv = "conv_kernel", .expand = "expand", .state_size = "state_size"};
@@ -168,7 +168,7 @@ static const kvf_state_fields kimi_delta = {.kind = KVF_STATE_KDA,
                                             .head_dim = "head_dim",
                                             .dtype = KVF_DTYPE_F32};
 
-/* ---- families ----------------------------------------------------------------------------------------- */
+/* ---- families -------------------------------------------------------------------------------- */
 
 static const kvf_family families[] = {
     /* Multi-head, grouped-query and multi-query attention, the same in every layer. */

@@ -11,7 +11,7 @@
 
 #include "model/config.h"
 
-/* ---- the text ----------------------------------------------------------------------------------------- */
+/* ---- the text -------------------------------------------------------------------------------- */
 
 static bool is_space(char c) {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -172,7 +172,7 @@ kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object *
     return status;
 }
 
-/* ---- fields ------------------------------------------------------------------------------------------- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
 /* The value as it is written, short enough for a message. */
 static const char *written(struct json_object *value) {

@@ -33,7 +33,7 @@ static const struct {
     {'E', KVF_KEEPS_NOTHING},
 };
 
-/* ---- how many layers ---------------------------------------------------------------------------------- */
+/* ---- how many layers ------------------------------------------------------------------------- */
 
 /* Makes room for `count` layers, or checks that they are as many as there already are. */
 static kvf_status settle_count(kvf_config *config, const char *field, size_t count) {
@@ -54,7 +54,7 @@ static kvf_status need_count(const kvf_config *config) {
     return config->layer_count ? KVF_OK : kvf_field_missing(&config->fields, "num_hidden_layers");
 }
 
-/* ---- rules -------------------------------------------------------------------------------------------- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 /* Each sets `applied` when it has decided about all layers. */
 
@@ -229,7 +229,7 @@ static kvf_status apply_numbers(kvf_config *config, const kvf_layer_rule *rule, 
     return status;
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static kvf_status apply_rule(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
     switch (rule->kind) {

@@ -2,11 +2,10 @@
  * The group of state layers: a convolution's last inputs, one part for each projection it runs over, and the
  * recurrent state.
  *
- *                conv parts, a row for each tap but one                recurrent state, one row
- *   Mamba 1      x: a unit is a channel                                unit: channel, cell: state_size
- *   Mamba 2      x: heads x head_dim | B, C: groups x state_size       unit: head, cell: head_dim x
- * state_size delta rule   Q, K: key heads x key dim | V: heads x head_dim       unit: head, cell: head_dim x
- * key dim
+ *                conv parts, a row for each tap but one              recurrent state, one row
+ *   Mamba 1      x: a unit is a channel                              unit: channel, cell: state_size
+ *   Mamba 2      x: heads x head_dim | B, C: groups x state_size     unit: head, cell: head_dim x state_size
+ *   delta rule   Q, K: key heads x key dim | V: heads x head_dim     unit: head, cell: head_dim x key dim
  *
  * Granules are what tensor parallelism keeps together: the channels of a head, or of a group; where several
  * value heads share a key head, all of them, so that a rank's heads always match its keys.
@@ -22,7 +21,7 @@ typedef struct state_shape {
     uint32_t group_size; /* channels of each: the state size, or the key head's */
 } state_shape;
 
-/* ---- reading ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* The object that holds the state's fields. */
 static kvf_status state_fields(const kvf_config *config, kvf_fields *out) {
@@ -154,7 +153,7 @@ static kvf_status read_dtype(const kvf_config *config, kvf_dtype *out) {
     return status;
 }
 
-/* ---- building ----------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 static kvf_status add_conv(kvf_config *config, const char *name, const state_shape *shape, uint32_t count,
                            uint32_t size, uint32_t together) {

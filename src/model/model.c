@@ -30,7 +30,7 @@ const char *kvf_tp_rule_name(kvf_tp_rule rule) {
     return rule == KVF_TP_SPLIT ? "split" : rule == KVF_TP_REPLICATE ? "replicate" : "unknown";
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static kvf_status check_name(const char *name) {
     if (!name || !name[0])
@@ -201,7 +201,7 @@ static kvf_status check_model(const kvf_model_desc *desc) {
     return status;
 }
 
-/* ---- making ------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 /* What a checked description needs, by kind. */
 struct content {
@@ -302,7 +302,7 @@ void kvf_model_free(kvf_model *model) {
         kvf_free(model);
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 const char *kvf_model_name(const kvf_model *model) {
     return model->name;

@@ -6,7 +6,8 @@
  *
  *   widen  units that are neighbours on both sides become one cell, and so do the rows of a step
  *   join   two strands with the same nest, one starting where the cells of the other end, on both sides,
- * become one with wider cells: K and V of a token, layers of one row, conv and recurrent state of a page
+ *          become one with wider cells: K and V of a token, layers of one row, conv and recurrent state of
+ *          a page
  *
  * until nothing changes. Strands with the same nest and cell are the lanes of one rule.
  */
@@ -96,8 +97,7 @@ static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
         n->local.row = n->remote.row = 0;
 }
 
-/* ---- strands ----------------------------------------------------------------------------------------------
- */
+/* ---- strands --------------------------------------------------------------------------------- */
 
 /* Blocks that can be whole on both sides: as many tokens, no token missing in between, and rows that can be
  * counted. */
@@ -202,8 +202,7 @@ static kvf_status make_strands(fusion *f) {
     return KVF_OK;
 }
 
-/* ---- joining ----------------------------------------------------------------------------------------------
- */
+/* ---- joining --------------------------------------------------------------------------------- */
 
 static int by_nest_and_place(const void *a, const void *b) {
     const strand *x = a, *y = b;
@@ -275,8 +274,7 @@ static kvf_status join_and_widen(fusion *f) {
     }
 }
 
-/* ---- rules ------------------------------------------------------------------------------------------------
- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 /* Rules in order of source; `nest` was renumbered in that order. */
 static int by_rule(const void *a, const void *b) {

@@ -61,8 +61,7 @@ const kvf_plan *kvf_request_plan(const kvf_request *request) {
     return request->plan;
 }
 
-/* ---- block tables -----------------------------------------------------------------------------------------
- */
+/* ---- block tables ---------------------------------------------------------------------------- */
 
 /* One side of a group: its table and the sizes its blocks have there. */
 typedef struct table_side {

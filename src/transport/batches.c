@@ -5,7 +5,7 @@
 
 #include "transport/front.h"
 
-/* ---- lists --------------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 static void list_add(kvf_batch_list *list, kvf_batch *batch) {
     batch->previous = list->last;
@@ -109,7 +109,7 @@ void kvf_front_free_batches(kvf_transport *transport) {
     kvf_buffer_free(&transport->delivering);
 }
 
-/* ---- submit and cancel --------------------------------------------------------------------------------- */
+/* ---- submit and cancel ----------------------------------------------------------------------- */
 
 static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_t region, uint64_t offset,
                          uint64_t region_bytes, uint32_t count) {
@@ -213,7 +213,7 @@ kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) 
     return peer->fabric->notify(peer->link, data, bytes);
 }
 
-/* ---- what fabrics report ------------------------------------------------------------------------------- */
+/* ---- what fabrics report --------------------------------------------------------------------- */
 
 void kvf_batch_end(kvf_batch *batch, kvf_status status) {
     kvf_front_batch *front = front_of(batch);
@@ -251,7 +251,7 @@ void kvf_peer_lost(kvf_peer *peer) {
     }
 }
 
-/* ---- callbacks ----------------------------------------------------------------------------------------- */
+/* ---- callbacks ------------------------------------------------------------------------------- */
 
 static void call_done(kvf_transport *transport, kvf_batch *batch) {
     kvf_status status = front_of(batch)->status;

@@ -39,7 +39,7 @@ static uint64_t checksum(const unsigned char *data, size_t bytes) {
     return hash;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* Appends the low `width` bytes of a number. The first failure stays. */
 static void put(kvf_status *status, kvf_buffer *out, uint64_t number, size_t width) {
@@ -84,7 +84,7 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     return status;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* The bytes not yet read. Once something was missing, everything after it reads as zeros. */
 typedef struct reader {

@@ -106,7 +106,7 @@ static void release(inproc_endpoint *endpoint) {
     kvf_free(endpoint);
 }
 
-/* ---- the endpoint -------------------------------------------------------------------------------------- */
+/* ---- the endpoint ---------------------------------------------------------------------------- */
 
 static kvf_status inproc_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
     (void)options;
@@ -176,7 +176,7 @@ static void inproc_close(void *self) {
     unlock();
 }
 
-/* ---- links --------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static inproc_endpoint *find_endpoint(uint64_t id) {
     inproc_endpoint *found = registry.endpoints;
@@ -314,7 +314,7 @@ static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
     return status;
 }
 
-/* ---- progress ------------------------------------------------------------------------------------------ */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 /* Keeps the remote memory in place while a slice is copied; false when it is gone, or we are shut out. */
 static bool enter(const inproc_link *to) {
@@ -423,7 +423,7 @@ static kvf_status inproc_progress(void *at, bool *busy) {
     return KVF_OK;
 }
 
-/* ---- fences -------------------------------------------------------------------------------------------- */
+/* ---- fences ---------------------------------------------------------------------------------- */
 
 /* Needs the mutex. */
 static kvf_status add_fence(inproc_endpoint *self, uint64_t id) {

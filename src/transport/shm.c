@@ -18,7 +18,7 @@
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
 
-/* ---- descriptors --------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 void shm_wake(shm_endpoint *endpoint, bool on) {
     uint64_t count = 1;
@@ -47,7 +47,7 @@ static void close_descriptor(int fd) {
         (void)close(fd);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static kvf_status make_card(shm_card *card) {
     kvf_host_identity(card->host);
@@ -124,7 +124,7 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
     return status;
 }
 
-/* ---- memory and card ----------------------------------------------------------------------------------- */
+/* ---- memory and card ------------------------------------------------------------------------- */
 
 static kvf_status shm_allocate(void *self, uint64_t bytes, void **out) {
     shm_endpoint *endpoint = self;
@@ -158,7 +158,7 @@ static int shm_event_fd(void *self) {
     return ((shm_endpoint *)self)->epoll_fd;
 }
 
-/* ---- progress ------------------------------------------------------------------------------------------ */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 static void handle(const struct epoll_event *event, uint64_t *budget) {
     const shm_watch *watch = event->data.ptr;

@@ -2,8 +2,7 @@
 
 #include "transport/shm.h"
 
-/* ---- the gate -------------------------------------------------------------------------------------------
- */
+/* ---- the gate -------------------------------------------------------------------------------- */
 
 kvf_status shm_gate_make(shm_gate **out, int *fd) {
     uint64_t bytes = sizeof(shm_gate);
@@ -27,8 +26,7 @@ void shm_gate_unmap(shm_gate *gate) {
         (void)munmap(gate, sizeof *gate);
 }
 
-/* ---- guests ---------------------------------------------------------------------------------------------
- */
+/* ---- guests ---------------------------------------------------------------------------------- */
 
 static bool same(const unsigned char *a, const unsigned char *b) {
     return memcmp(a, b, SHM_ID_BYTES) == 0;
@@ -79,8 +77,7 @@ void shm_guests_free(shm_guests *guests) {
     kvf_free(guests->fenced);
 }
 
-/* ---- the fabric's functions -----------------------------------------------------------------------------
- */
+/* ---- the fabric's functions ------------------------------------------------------------------ */
 
 static kvf_status read_part(const void *part, size_t bytes, shm_card *out) {
     if (bytes != sizeof *out)

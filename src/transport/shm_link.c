@@ -18,7 +18,7 @@
 
 #define ARENAS_MAX 4096u
 
-/* ---- connecting ---------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 static kvf_status check_card(const shm_endpoint *self, const shm_card *card) {
     static const unsigned char unknown[SHM_ID_BYTES];
@@ -163,7 +163,7 @@ bool shm_link_alive(const shm_link *link) {
     return !(looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL)) && !looked_at[1].revents;
 }
 
-/* ---- what the owner tells ------------------------------------------------------------------------------ */
+/* ---- what the owner tells -------------------------------------------------------------------- */
 
 static bool take_arena(shm_link *link, const shm_packet *packet) {
     const shm_arena_message *message = &packet->as.arena;
@@ -260,7 +260,7 @@ void shm_link_read(shm_link *link) {
         link->lost = true;
 }
 
-/* ---- moving -------------------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 kvf_status shm_submit(void *at, kvf_batch *batch) {
     shm_link *link = at;

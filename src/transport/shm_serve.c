@@ -16,7 +16,7 @@
 #define MESSAGES_AT_ONCE 64
 #define SLOT_BYTES_MAX (16ull << 20)
 
-/* ---- coming and going ---------------------------------------------------------------------------------- */
+/* ---- coming and going ------------------------------------------------------------------------ */
 
 static void unmap_buffer(shm_buffer *buffer) {
     if (buffer->address)
@@ -133,7 +133,7 @@ void shm_accept(shm_endpoint *endpoint) {
     }
 }
 
-/* ---- what a client is told at first -------------------------------------------------------------------- */
+/* ---- what a client is told at first ---------------------------------------------------------- */
 
 /* A region inside memory that we allocated can be mapped; any other has only its address. */
 static shm_region describe_region(const shm_endpoint *endpoint, const kvf_memory *region) {
@@ -214,7 +214,7 @@ static kvf_status tell(shm_client *client) {
     return status;
 }
 
-/* ---- what a client asks -------------------------------------------------------------------------------- */
+/* ---- what a client asks ---------------------------------------------------------------------- */
 
 /* In a time that does not depend on how much of the key is right. */
 static bool same_key(const unsigned char *a, const unsigned char *b) {
@@ -346,7 +346,7 @@ void shm_serve(shm_client *client, uint32_t events, uint64_t *budget) {
         return;
     client->hung_up = client->hung_up || (events & (EPOLLHUP | EPOLLERR));
     kvf_status status = KVF_OK;
-    for (int i = 0; i<MESSAGES_AT_ONCE && * budget> 0; i++) {
+    for (int i = 0; *budget > 0 && i < MESSAGES_AT_ONCE; i++) {
         /* Nothing is read while an answer cannot be sent, so there is never more than one. */
         if (client->known && !client->hung_up && (status = tell(client)) != KVF_OK)
             break;

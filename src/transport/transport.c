@@ -51,7 +51,7 @@ const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static kvf_status check_kind(const char *kind, bool *automatic) {
     *automatic = !kind || strcmp(kind, "auto") == 0;
@@ -146,7 +146,7 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     return KVF_OK;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* For fabrics without memory of their own: nobody else can map it, but it is page aligned and zeroed too. */
 static kvf_status allocate_plain(kvf_transport *transport, uint64_t bytes, void **out) {
@@ -259,7 +259,7 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     return status;
 }
 
-/* ---- the card ------------------------------------------------------------------------------------------ */
+/* ---- the card -------------------------------------------------------------------------------- */
 
 /* `parts` holds the fabrics' bytes one after the other. */
 static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffer *parts, kvf_buffer *out) {
@@ -320,7 +320,7 @@ kvf_status kvf_transport_export(kvf_transport *transport, const void **card, siz
     return KVF_OK;
 }
 
-/* ---- peers --------------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 static kvf_status nothing_in_common(const kvf_transport *transport, const kvf_card *card, kvf_status status,
                                     const char *why) {
@@ -436,7 +436,7 @@ void kvf_peer_close(kvf_peer *peer) {
     kvf_front_update_wake(transport);
 }
 
-/* ---- progress ------------------------------------------------------------------------------------------ */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     bool more = false;
@@ -467,7 +467,7 @@ int kvf_transport_event_fd(kvf_transport *transport) {
     return transport ? transport->event_fd : -1;
 }
 
-/* ---- closing ------------------------------------------------------------------------------------------- */
+/* ---- closing --------------------------------------------------------------------------------- */
 
 /*
  * Fabrics without memory of their own go first: peers may still be copying through them. Then from last to

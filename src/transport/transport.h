@@ -89,7 +89,8 @@ typedef struct kvf_fabric {
      * cannot know; then admit is NULL too.
      *
      * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write), KVF_E_NOT_FOUND (it is kept out from
-     * now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE, KVF_E_NOMEM
+     *         now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE,
+     *         KVF_E_NOMEM
      */
     kvf_status (*fence)(void *endpoint, const void *card, size_t bytes);
 

@@ -34,7 +34,7 @@
 #define IDLE_ROUNDS_MAX 64u
 #define LOOK_AROUND_EVERY 64u
 
-/* ---- waking ---- */
+/* ---- waking ---------------------------------------------------------------------------------- */
 
 void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake) {
     if (endpoint->awake == awake)
@@ -46,7 +46,7 @@ void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake) {
         endpoint->awake = awake;
 }
 
-/* ---- notifications that come in ---- */
+/* ---- notifications that come in -------------------------------------------------------------- */
 
 static ucs_status_t on_notify(void *argument, const void *header, size_t header_bytes, void *data,
                               size_t bytes, const ucp_am_recv_param_t *param) {
@@ -81,7 +81,7 @@ static kvf_status deliver_inbox(kvf_ucx_endpoint *endpoint) {
     return kvf_fail(KVF_E_IO, "a notification was lost: no memory for it");
 }
 
-/* ---- opening ---- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static kvf_status configure(const kvf_transport_options *options, ucp_config_t **out) {
     ucs_status_t status = ucp_config_read(NULL, NULL, out);
@@ -219,7 +219,7 @@ static void ucx_close(void *endpoint) {
     free_endpoint(endpoint);
 }
 
-/* ---- progress ---- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 /* Sees to what does not come through UCX: new watchers of our beacon, and the beacons we watch. Returns
  * whether UCX's descriptor, or ours, is readable. */

@@ -26,7 +26,7 @@
 #define KVF_UCX_NOTIFY_MAX 4096
 #define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
 
-/* ---- ucx_words.c ---- */
+/* ---- ucx_words.c ----------------------------------------------------------------------------- */
 
 /** Our status for UCX's. */
 kvf_status kvf_ucx_status(ucs_status_t status);
@@ -44,7 +44,7 @@ kvf_status kvf_ucx_fail(ucs_status_t status, const char *what);
 void kvf_ucx_enter(void);
 void kvf_ucx_leave(void);
 
-/* ---- ucx_beacon.c ---- */
+/* ---- ucx_beacon.c ---------------------------------------------------------------------------- */
 
 /**
  * A socket in this machine's abstract name space that is there exactly as long as the endpoint. Peers connect
@@ -73,7 +73,7 @@ void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon);
 kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out);
 bool kvf_ucx_beacon_gone(int watch);
 
-/* ---- ucx_card.c ---- */
+/* ---- ucx_card.c ------------------------------------------------------------------------------ */
 
 /** A remote region as the card says. */
 typedef struct kvf_ucx_card_region {
@@ -111,7 +111,7 @@ uint64_t kvf_ucx_card_sum(const void *data, size_t bytes);
  */
 void *kvf_ucx_card_blob(const void *data, size_t bytes);
 
-/* ---- what the files share ---- */
+/* ---- what the files share -------------------------------------------------------------------- */
 
 typedef struct kvf_ucx_job kvf_ucx_job;
 typedef struct kvf_ucx_link kvf_ucx_link;
@@ -198,7 +198,7 @@ struct kvf_ucx_job {
     bool flushed; /**< a write's flush was posted */
 };
 
-/* ---- ucx.c ---- */
+/* ---- ucx.c ----------------------------------------------------------------------------------- */
 
 /** Makes the event descriptor readable, or as quiet as UCX is. */
 void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake);
@@ -206,7 +206,7 @@ void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake);
 /** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
 bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what);
 
-/* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---- */
+/* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
 
 kvf_status kvf_ucx_allocate(void *endpoint, uint64_t bytes, void **out);
 kvf_status kvf_ucx_register(void *endpoint, const kvf_memory *regions, uint32_t count);
@@ -221,7 +221,7 @@ void kvf_ucx_mark_lost(kvf_ucx_link *link, ucs_status_t why);
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
 
-/* ---- ucx_post.c ---- */
+/* ---- ucx_post.c ------------------------------------------------------------------------------ */
 
 kvf_status kvf_ucx_submit(void *link, kvf_batch *batch);
 void kvf_ucx_cancel(void *link, kvf_batch *batch);

@@ -19,7 +19,7 @@
  * the latest when UCX has found as many transports as it knows numbers for. */
 #define BLOB_TAIL (32u << 10)
 
-/* ---- writing ---- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static kvf_status put_number(kvf_buffer *out, uint64_t number, size_t bytes) {
     unsigned char little[8];
@@ -75,7 +75,7 @@ kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out) {
     return KVF_OK;
 }
 
-/* ---- reading ---- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 typedef struct reader {
     const unsigned char *at;

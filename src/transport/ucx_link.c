@@ -11,7 +11,7 @@
 #define MESSAGES_MAX 64u
 #define LINGER_NS 200000000ll
 
-/* ---- peers that are gone ---- */
+/* ---- peers that are gone --------------------------------------------------------------------- */
 
 void kvf_ucx_mark_lost(kvf_ucx_link *link, ucs_status_t why) {
     if (!link->lost) {
@@ -33,7 +33,7 @@ static void linger_done(void *request, ucs_status_t status, void *user_data) {
     ucp_request_free(request);
 }
 
-/* ---- closing ---- */
+/* ---- closing --------------------------------------------------------------------------------- */
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -113,7 +113,7 @@ static void free_link(kvf_ucx_link *link) {
     kvf_free(link);
 }
 
-/* ---- connecting and disconnecting ---- */
+/* ---- connecting and disconnecting ------------------------------------------------------------ */
 
 static kvf_status check_regions(const kvf_ucx_card *card, const kvf_peer *peer) {
     uint32_t count;
@@ -236,7 +236,7 @@ void kvf_ucx_disconnect(void *link_pointer) {
     free_link(link);
 }
 
-/* ---- notifications that go out ---- */
+/* ---- notifications that go out --------------------------------------------------------------- */
 
 static void recycle(kvf_ucx_message *message) {
     message->following = message->link->spare;

@@ -99,7 +99,7 @@ kvf_status kvf_ucx_register(void *endpoint_pointer, const kvf_memory *regions, u
     return status;
 }
 
-/* ---- the card ---- */
+/* ---- the card -------------------------------------------------------------------------------- */
 
 static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card) {
     for (uint32_t i = 0; i < endpoint->region_count; i++) {

@@ -14,7 +14,7 @@
 /* Longer runs go out in pieces, so that a batch can be cancelled in the middle of one. */
 #define PIECE_BYTES (4u << 20)
 
-/* ---- jobs ---- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 static void make_ready(kvf_ucx_job *job) {
     kvf_ucx_endpoint *endpoint = job->link->endpoint;
@@ -106,7 +106,7 @@ void kvf_ucx_cancel(void *link_pointer, kvf_batch *batch) {
     kvf_ucx_wake(link->endpoint, true);
 }
 
-/* ---- posting ---- */
+/* ---- posting --------------------------------------------------------------------------------- */
 
 static void completed(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_job *job = user_data;
@@ -208,7 +208,7 @@ bool kvf_ucx_post(kvf_ucx_endpoint *endpoint) {
     return false;
 }
 
-/* ---- ending ---- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 /* A put is complete here when its bytes have left; a flush, when they have arrived. Cancelled and failed
  * writes are flushed too: they end when nothing of them is under way any more. */

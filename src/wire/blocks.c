@@ -90,8 +90,7 @@ kvf_status kvf_wire_groups_write(kvf_packing *packing, const char *key, const kv
     return status;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Of a group that is being read. */
 typedef struct coded_table {

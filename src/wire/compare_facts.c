@@ -75,8 +75,7 @@ static size_t count_lines(span text) {
     return lines;
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------
- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 /* Room for one name or value in words: dots on both sides, and a zero. */
 typedef struct words {
@@ -143,8 +142,7 @@ static void add_missing(differences *found, const fact *there_is, const char *wh
                  show(&value, there_is->value, 0), where, not_where);
 }
 
-/* ---- comparing --------------------------------------------------------------------------------------------
- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static void find_differences(span ours, span theirs, differences *found) {
     fact own, other;

@@ -12,8 +12,7 @@
 
 #include "wire/wire.h"
 
-/* ---- memory behind a message ------------------------------------------------------------------------------
- */
+/* ---- memory behind a message ----------------------------------------------------------------- */
 
 /** Memory that lives until kvf_wire_discard(); NULL when there is none. `*storage` is NULL at first. */
 void *kvf_wire_keep(void **storage, size_t count, size_t element_bytes);
@@ -25,8 +24,7 @@ kvf_status kvf_wire_keep_room(void **storage, size_t bytes);
 
 void kvf_wire_discard(void **storage);
 
-/* ---- bytes being written ----------------------------------------------------------------------------------
- */
+/* ---- bytes being written --------------------------------------------------------------------- */
 
 /** The first failure stays in `status`, and nothing is written after it. */
 typedef struct kvf_packing {
@@ -43,8 +41,7 @@ kvf_status kvf_packing_end(kvf_packing *packing, kvf_wire_buffer *out);
 
 void kvf_pack_key(kvf_packing *packing, const char *key);
 
-/* ---- fields -----------------------------------------------------------------------------------------------
- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
 typedef enum kvf_wire_field_type {
     KVF_FIELD_U32, /* least to most; a most of 0 means all there are */
@@ -124,16 +121,14 @@ kvf_status kvf_wire_field_check_size(const char *key, const char *unit, uint64_t
 kvf_status kvf_wire_field_check_text(const kvf_wire_field *field, const char *text, size_t bytes,
                                      kvf_status bad);
 
-/* ---- block tables (blocks.c) ------------------------------------------------------------------------------
- */
+/* ---- block tables (blocks.c) ----------------------------------------------------------------- */
 
 kvf_status kvf_wire_groups_write(kvf_packing *packing, const char *key, const kvf_wire_group *groups,
                                  uint32_t count);
 kvf_status kvf_wire_groups_read(const msgpack_object *object, const char *key, const kvf_wire_group **groups,
                                 uint32_t *count, void **storage);
 
-/* ---- numbers as bytes -------------------------------------------------------------------------------------
- */
+/* ---- numbers as bytes ------------------------------------------------------------------------ */
 
 static inline void kvf_put_little32(uint8_t *at, uint32_t number) {
     number = htole32(number);

@@ -3,8 +3,7 @@
  */
 #include "wire/fields.h"
 
-/* ---- writing ----------------------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int append(void *data, const char *bytes, size_t size) {
     kvf_packing *packing = data;
@@ -56,8 +55,7 @@ void kvf_wire_buffer_free(kvf_wire_buffer *buffer) {
     *buffer = (kvf_wire_buffer){0};
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 #define ALIGNMENT (sizeof(max_align_t))
 

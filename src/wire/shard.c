@@ -44,8 +44,7 @@ static const kvf_body_form shard_form = FORM(shard_fields);
 static const kvf_body_form group_form = FORM(group_fields);
 static const kvf_body_form part_form = FORM(part_fields);
 
-/* ---- encoding ---------------------------------------------------------------------------------------------
- */
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 /* The placements of one part: every `stride`-th of an array. */
 typedef struct sequence {
@@ -180,8 +179,7 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out) {
     return KVF_OK;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------
- */
+/* ---- decoding -------------------------------------------------------------------------------- */
 
 static kvf_status read_regions(const msgpack_object *map, kvf_shard_desc *desc, void **storage) {
     const msgpack_object *object, *runs, *run;

@@ -68,8 +68,7 @@ static const void *body_of(const kvf_message *message, uint32_t *call) {
     return NULL;
 }
 
-/* ---- encoding ---------------------------------------------------------------------------------------------
- */
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 static kvf_status pack_body(const kvf_message *message, kvf_wire_buffer *out) {
     uint32_t call;
@@ -108,8 +107,7 @@ kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out) {
     return status ? kvf_fail_in(status, "%s: ", kvf_message_kind_name(message->kind)) : KVF_OK;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------
- */
+/* ---- decoding -------------------------------------------------------------------------------- */
 
 static kvf_status take_digest(const msgpack_object *field, kvf_message *out) {
     if (field->type != MSGPACK_OBJECT_BIN)

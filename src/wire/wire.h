@@ -48,8 +48,7 @@ typedef struct kvf_wire_buffer {
 
 void kvf_wire_buffer_free(kvf_wire_buffer *buffer);
 
-/* ---- what must match --------------------------------------------------------------------------------------
- */
+/* ---- what must match ------------------------------------------------------------------------- */
 
 /**
  * The facts two engines must agree on, one `name: value` a line, in a fixed order: layers, and of each group
@@ -73,8 +72,7 @@ void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
  */
 kvf_status kvf_wire_compare_facts(const char *ours, const char *theirs, const char *their_name);
 
-/* ---- shards -----------------------------------------------------------------------------------------------
- */
+/* ---- shards ---------------------------------------------------------------------------------- */
 
 /**
  * Encodes a shard. Placements that go on evenly from layer to layer are written once, so the size is
@@ -89,8 +87,7 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out);
  */
 kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_shard **out);
 
-/* ---- messages ---------------------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 typedef enum kvf_message_kind {
     KVF_MESSAGE_HELLO = 1, /* client to server; the answers to it are WELCOME or REFUSED */

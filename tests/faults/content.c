@@ -5,8 +5,7 @@
 
 #include "chance.h"
 
-/* ---- models and engines -----------------------------------------------------------------------------------
- */
+/* ---- models and engines ---------------------------------------------------------------------- */
 
 #define PART(...) ((kvf_part_desc){.dtype = KVF_DTYPE_BF16, __VA_ARGS__})
 
@@ -70,8 +69,7 @@ kvf_engine *content_engine(const kvf_model *model, uint32_t number) {
     return kvf_engine_build(model, &spec, &engine) ? NULL : engine;
 }
 
-/* ---- cells ------------------------------------------------------------------------------------------------
- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 static const kvf_group_desc *group_of(const content_rank *rank, uint32_t group) {
     return kvf_model_group(kvf_shard_model(rank->shard), group);

@@ -33,8 +33,7 @@ static void say_wrong(const crew *c, uint32_t engine, uint32_t rank, const char 
     c->on_wrong(c->context, words);
 }
 
-/* ---- starting ---------------------------------------------------------------------------------------------
- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 /* A worker has no use for what the driver holds, but for its own end. */
 static void close_others(const crew *c, int keep) {
@@ -142,8 +141,7 @@ void crew_close(crew *c) {
     c->windows = NULL;
 }
 
-/* ---- talking ----------------------------------------------------------------------------------------------
- */
+/* ---- talking --------------------------------------------------------------------------------- */
 
 static void send_queued(crew_member *m) {
     while (m->queue) {
@@ -215,8 +213,7 @@ static void take_reports(crew *c, uint32_t engine, uint32_t rank) {
     }
 }
 
-/* ---- faults -----------------------------------------------------------------------------------------------
- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 /* An engine of which a rank is gone is gone: its requests are over. */
 static void take_down(crew *c, uint32_t engine) {
@@ -321,8 +318,7 @@ bool crew_up(const crew *c) {
     return true;
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------------------
- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static void look_after(crew *c, uint32_t engine, uint32_t rank) {
     crew_member *m = &c->engines[engine].members[rank];

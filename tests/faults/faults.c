@@ -60,8 +60,7 @@ typedef struct run {
     uint32_t wrong, round, calm_failures, stalls;
 } run;
 
-/* ---- what is wrong ----------------------------------------------------------------------------------------
- */
+/* ---- what is wrong --------------------------------------------------------------------------- */
 
 static void on_wrong(void *context, const char *words) {
     run *r = context;
@@ -86,8 +85,7 @@ static void on_alarm(int signal) {
     _exit(2); /* the workers end with us */
 }
 
-/* ---- a round ----------------------------------------------------------------------------------------------
- */
+/* ---- a round --------------------------------------------------------------------------------- */
 
 static void choose_setting(run *r) {
     worker_setting *s = &r->crew.setting;
@@ -365,8 +363,7 @@ static void run_round(run *r, uint32_t requests) {
     vandal_leave(&r->vandal, UINT64_MAX);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------
- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void print_counts(const run *r, uint64_t ns) {
     static const char *const kinds[] = {"", "holds", "pulls", "pushes", "expects", "meetings"};

@@ -7,8 +7,7 @@
 
 #include "transport/transport.h"
 
-/* ---- the schedule ----------------------------------------------------------------------------------------
- */
+/* ---- the schedule ---------------------------------------------------------------------------- */
 
 static struct {
     faulty_options options;
@@ -36,8 +35,7 @@ static uint32_t draw_turns(void) {
     return 1 + (uint32_t)(draw() % most);
 }
 
-/* ---- the fabric ------------------------------------------------------------------------------------------
- */
+/* ---- the fabric ------------------------------------------------------------------------------ */
 
 typedef struct faulty_endpoint faulty_endpoint;
 typedef struct faulty_link faulty_link;
@@ -98,8 +96,7 @@ static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer) {
         link->lose = true;
 }
 
-/* ---- opening and closing ---------------------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static void faulty_close(void *self) {
     faulty_endpoint *endpoint = self;
@@ -160,8 +157,7 @@ static int faulty_event_fd(void *self) {
     return ((faulty_endpoint *)self)->epoll_fd;
 }
 
-/* ---- links -----------------------------------------------------------------------------------------------
- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static kvf_status faulty_connect(void *self, const void *card, size_t bytes, kvf_peer *peer, void **out) {
     faulty_endpoint *endpoint = self;
@@ -226,8 +222,7 @@ static kvf_status faulty_admit(void *self, const void *card, size_t bytes) {
     return kvf_transport_admit(((faulty_endpoint *)self)->inner, card, bytes);
 }
 
-/* ---- batches ---------------------------------------------------------------------------------------------
- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 static void end_job(faulty_job *job, kvf_status status) {
     job->state = JOB_ENDS;
@@ -297,8 +292,7 @@ static void faulty_cancel(void *at, kvf_batch *batch) {
         (void)kvf_transport_cancel(link->endpoint->inner, job->operation);
 }
 
-/* ---- progress --------------------------------------------------------------------------------------------
- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 /* True when it waits for a turn. */
 static bool work_on_jobs(faulty_link *link) {
@@ -359,8 +353,7 @@ static const kvf_fabric faulty = {
     .close = faulty_close,
 };
 
-/* ---- installing ------------------------------------------------------------------------------------------
- */
+/* ---- installing ------------------------------------------------------------------------------ */
 
 static const kvf_fabric *in_front(const char *kind) {
     opening_kind = kind;

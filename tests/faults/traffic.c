@@ -55,8 +55,7 @@ static void complain(const traffic *t, const traffic_part *p, uint32_t rank, con
     t->on_wrong(t->context, words);
 }
 
-/* ---- blocks -----------------------------------------------------------------------------------------------
- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 static void fill_stock(traffic *t, uint32_t engine) {
     traffic_stock *s = &t->stocks[engine];
@@ -111,8 +110,7 @@ static bool take_blocks(traffic *t, uint32_t engine, uint32_t begin, uint32_t to
     return enough;
 }
 
-/* ---- launching --------------------------------------------------------------------------------------------
- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 static uint64_t soon(traffic *t, uint32_t ms) {
     return crew_now() + chance_between(&t->chance, 0, ms * 1000) * 1000ull;
@@ -283,8 +281,7 @@ bool traffic_launch(traffic *t) {
     return any;
 }
 
-/* ---- ends -------------------------------------------------------------------------------------------------
- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static void end_part(traffic *t, traffic_part *gone, bool engine_lives) {
     traffic_part **at = &t->parts;
@@ -433,8 +430,7 @@ void traffic_engine(traffic *t, uint32_t engine, bool up) {
     memset(t->stocks[engine].count, 0, sizeof t->stocks[engine].count);
 }
 
-/* ---- the clock --------------------------------------------------------------------------------------------
- */
+/* ---- the clock ------------------------------------------------------------------------------- */
 
 static void look_for_overdue(traffic *t, traffic_part *p, uint64_t now) {
     for (uint32_t r = 0; r < ranks_of(t, p->engine); r++) {

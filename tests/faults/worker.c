@@ -61,8 +61,7 @@ __attribute__((format(printf, 3, 4))) static void wrong(const worker *w, const t
     send_report(w, &r);
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------
- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static _Noreturn void give_up(const char *what) {
     (void)fprintf(stderr, "worker %d: %s: %s\n", (int)getpid(), what, kvf_error_detail());
@@ -131,8 +130,7 @@ static void open_worker(worker *w) {
     send_report(w, &r);
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static bool is_destination(const task *t) {
     return t->start.start.kind == KVF_REQUEST_PULL || t->start.start.kind == KVF_REQUEST_EXPECT;
@@ -311,8 +309,7 @@ static void on_look(const worker *w) {
     send_report(w, &r);
 }
 
-/* ---- events -----------------------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* A destination that failed lists exactly the blocks that hold what was wanted. */
 static void check_invalid(const worker *w, const task *t, const kvf_event *event) {
@@ -398,8 +395,7 @@ static void take_events(worker *w) {
     }
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------------------
- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static void on_task_order(worker *w, const order *o) {
     task *t = find_task(w, o->handle);

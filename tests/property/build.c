@@ -36,8 +36,7 @@ static bool check_model(const recipe *r, const kvf_model *model, const kvf_model
     return true;
 }
 
-/* ---- a shard against the world ----------------------------------------------------------------------------
- */
+/* ---- a shard against the world --------------------------------------------------------------- */
 
 static bool check_layer(const kvf_shard *shard, const engine_world *e, const rank_world *rank, uint32_t group,
                         uint32_t layer, uint32_t p, const part_recipe *part) {
@@ -145,8 +144,7 @@ static bool check_shard(const recipe *r, const world *w, uint32_t side, uint32_t
     return wrong("%s rank %u: %.900s", side == LOCAL ? "local" : "remote", rank, text);
 }
 
-/* ---- making them ------------------------------------------------------------------------------------------
- */
+/* ---- making them ----------------------------------------------------------------------------- */
 
 static bool refused_rightly(built *b, const char *what, const char *why, kvf_status status) {
     if (status == KVF_OK)

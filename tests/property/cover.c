@@ -64,8 +64,7 @@ bool is_uncovered(const recipe *r, const world *w, uint32_t local_rank) {
     return false;
 }
 
-/* ---- cuts -------------------------------------------------------------------------------------------------
- */
+/* ---- cuts ------------------------------------------------------------------------------------ */
 
 static bool take_cut(const recipe *r, const world *w, const kvf_plan *plan, uint32_t i, choices *out) {
     const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
@@ -146,8 +145,7 @@ bool check_cuts(const recipe *r, const world *w, const kvf_plan *plan, uint32_t 
     return true;
 }
 
-/* ---- replicas ---------------------------------------------------------------------------------------------
- */
+/* ---- replicas -------------------------------------------------------------------------------- */
 
 /* How often each holder of one cell is read by the local ranks that keep the same tokens. */
 static bool check_spread_of(const world *w, const choices *by_local_rank, uint32_t local_share,

@@ -86,8 +86,7 @@ static bool is_shared(const part_recipe *part, uint32_t tp) {
     return !part->replicate && part->units / part->granule < tp;
 }
 
-/* ---- models -----------------------------------------------------------------------------------------------
- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 static void note_states(const recipe *r) {
     bool dtypes = false, several = false, conv = false;
@@ -125,8 +124,7 @@ static void note_model(const recipe *r) {
     note_states(r);
 }
 
-/* ---- engines ----------------------------------------------------------------------------------------------
- */
+/* ---- engines --------------------------------------------------------------------------------- */
 
 /* Whether every part of a group that is of that kind is spread so over the ranks. */
 static bool all_parts(const recipe *r, bool is_state, bool (*is)(const part_recipe *part, uint32_t tp),

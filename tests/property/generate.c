@@ -12,8 +12,7 @@
 
 enum { INVALID = 0, F4_E2M1 = 9, I4 = 10 }; /* of kvf_dtype */
 
-/* ---- models -----------------------------------------------------------------------------------------------
- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 static uint32_t random_divisor(rng *random, uint32_t of) {
     uint32_t divisors[64] = {1}, n = 0;
@@ -101,8 +100,7 @@ static bool is_mixed(const recipe *r) {
     return states && states < r->group_count;
 }
 
-/* ---- engines ----------------------------------------------------------------------------------------------
- */
+/* ---- engines --------------------------------------------------------------------------------- */
 
 static void make_order(rng *random, layout_recipe *out) {
     if (rng_chance(random, 20))
@@ -293,8 +291,7 @@ static void make_engine(rng *random, const recipe *r, uint32_t side, engine_reci
     }
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void make_table(rng *random, table_recipe *out) {
     out->ids = rng_below(random, ID_MODES);

@@ -63,8 +63,7 @@ static bool case_fails(const recipe *r) {
     return strcmp(words, failure) == 0;
 }
 
-/* ---- failures ---------------------------------------------------------------------------------------------
- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void show_failure(recipe *r) {
     printf("FAILED: KVF_SEED=0x%" PRIx64 " KVF_CASES=1\n  %s\n", seed_of_case, what_went_wrong());
@@ -109,8 +108,7 @@ static void catch_crashes(void) {
         (void)signal(signals[i], on_crash);
 }
 
-/* ---- running ----------------------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static bool read_number(const char *name, uint64_t otherwise, uint64_t *out) {
     const char *text = getenv(name);

@@ -89,8 +89,7 @@ void measure_tables(const recipe *r, world *w) {
     }
 }
 
-/* ---- ids --------------------------------------------------------------------------------------------------
- */
+/* ---- ids ------------------------------------------------------------------------------------- */
 
 /* The ids of a cache in the order in which a table takes them. Returns how many. */
 static uint32_t list_candidates(uint32_t mode, uint32_t block_count, rng *random, uint32_t *ids) {

@@ -12,8 +12,7 @@
 
 enum { MOST_RUNS_AT_ONCE = 64 };
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void take_memory(const rank_world *rank, memory *out) {
     for (uint32_t i = 0; i < rank->region_count; i++)
@@ -48,8 +47,7 @@ static void fill_remote(const recipe *r, const world *w, memory *remote) {
     }
 }
 
-/* ---- one local rank ---------------------------------------------------------------------------------------
- */
+/* ---- one local rank -------------------------------------------------------------------------- */
 
 typedef struct transfer {
     const recipe *r;
@@ -139,8 +137,7 @@ static bool compare_memory(const transfer *t) {
     return true;
 }
 
-/* ---- runs -------------------------------------------------------------------------------------------------
- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 typedef struct source_runs {
     uint32_t source, rank;
@@ -254,8 +251,7 @@ static bool check_prediction(const transfer *t, const source_runs *s, uint32_t t
     return true;
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* A table that ends with the sequence is what kvf_block_table_tail() makes of its ids. */
 static bool check_tails(const transfer *t, const kvf_group_request *groups) {
@@ -349,8 +345,7 @@ static bool move_request(transfer *t, kvf_request *request) {
     return compare_memory(t);
 }
 
-/* ---- plans ------------------------------------------------------------------------------------------------
- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 static bool check_lanes(const transfer *t) {
     for (uint32_t i = 0; i < kvf_plan_rule_count(t->plan); i++) {

@@ -23,8 +23,7 @@ typedef struct choices {
  */
 bool transfer_case(const recipe *r, const world *w, const built *b, uint32_t *local_rank);
 
-/* ---- plans ------------------------------------------------------------------------------------------------
- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 /** A rank of the remote engine that speaks for how the group's tokens are shared; NULL when none holds it. */
 const rank_group *remote_shares(const world *w, uint32_t group);

@@ -8,8 +8,7 @@
 
 #include "random.h"
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 enum { ARENA_BYTES = 96 << 20, MOST_CELLS = 120000, MOST_BYTES = 768 << 10 };
 
@@ -34,8 +33,7 @@ void *arena_take(size_t count, size_t bytes) {
     return memory;
 }
 
-/* ---- deriving ---------------------------------------------------------------------------------------------
- */
+/* ---- deriving -------------------------------------------------------------------------------- */
 
 static void list_layers(const recipe *r, world *w) {
     for (uint32_t g = 0; g < r->group_count; g++)
@@ -114,8 +112,7 @@ const char *find_overlap(const recipe *r, const engine_world *e, const rank_worl
     return NULL;
 }
 
-/* ---- cells ------------------------------------------------------------------------------------------------
- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 static bool visit_step(const world *w, const engine_world *e, const rank_group *held, uint32_t id,
                        uint32_t step_in_block, cell_visit *cell, bool (*visit)(const cell_visit *, void *),

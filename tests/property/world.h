@@ -83,14 +83,12 @@ typedef struct world {
 /** Derives the world. False when the case is too large to run. */
 bool world_make(const recipe *r, world *out);
 
-/* ---- memory of a case: all of it is given back at once ----------------------------------------------------
- */
+/* ---- memory of a case: all of it is given back at once --------------------------------------- */
 
 void arena_reset(void);
 void *arena_take(size_t count, size_t bytes);
 
-/* ---- small questions --------------------------------------------------------------------------------------
- */
+/* ---- small questions ------------------------------------------------------------------------- */
 
 uint32_t cell_bytes_of(const part_recipe *part);
 
@@ -118,8 +116,7 @@ static inline bool keeps(const rank_group *g, uint32_t step) {
 /** Whether any step is kept by both, looked for one by one. */
 bool shares_meet(const rank_group *a, const rank_group *b);
 
-/* ---- the files that derive it -----------------------------------------------------------------------------
- */
+/* ---- the files that derive it ---------------------------------------------------------------- */
 
 /** Ranks, layers, units, token shares; sizes of blocks. */
 void shape_engine(const recipe *r, uint32_t side, world *w);
@@ -143,8 +140,7 @@ const char *find_overlap(const recipe *r, const engine_world *e, const rank_worl
 void measure_tables(const recipe *r, world *w);
 void number_blocks(const recipe *r, world *w);
 
-/* ---- cells ------------------------------------------------------------------------------------------------
- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 typedef struct cell_visit {
     uint32_t group, layer, part, step, row, unit; /* layer: index into the group's layers */

@@ -168,8 +168,7 @@ static void a_reader_that_gives_up_before_it_sees_its_lease_frees_a_cancelled_ho
     world_close(&s.w);
 }
 
-/* ---- what is told -----------------------------------------------------------------------------------------
- */
+/* ---- what is told ---------------------------------------------------------------------------- */
 
 typedef struct lines {
     char text[8][1024];

@@ -56,8 +56,7 @@ static void others_go_on(scene *s, const char *id) {
     assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &wanted, 5), 0);
 }
 
-/* ---- leases -----------------------------------------------------------------------------------------------
- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 static void blocks_nobody_asks_for_are_free_after_the_lease(void **state) {
     (void)state;
@@ -176,8 +175,7 @@ static void the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_th
     tear_down(&s);
 }
 
-/* ---- generations ------------------------------------------------------------------------------------------
- */
+/* ---- generations ----------------------------------------------------------------------------- */
 
 static void a_late_release_does_not_free_the_next_request_of_its_name(void **state) {
     (void)state;
@@ -278,8 +276,7 @@ static void a_late_written_does_not_end_the_next_expectation_of_its_name(void **
     tear_down(&s);
 }
 
-/* ---- doubt ------------------------------------------------------------------------------------------------
- */
+/* ---- doubt ----------------------------------------------------------------------------------- */
 
 static void withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped(void **state) {
     (void)state;
@@ -418,8 +415,7 @@ static void holds_that_the_producer_gave_up_fail_at_the_next_heartbeat(void **st
     tear_down(&s);
 }
 
-/* ---- astray -----------------------------------------------------------------------------------------------
- */
+/* ---- astray ---------------------------------------------------------------------------------- */
 
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
     (void)state;

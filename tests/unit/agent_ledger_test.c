@@ -52,8 +52,7 @@ static void assert_free(const kvf_ledger *ledger, uint32_t group, uint32_t block
     assert_int_equal(entry.ticket, 0);
 }
 
-/* ---- readers ----------------------------------------------------------------------------------------------
- */
+/* ---- readers --------------------------------------------------------------------------------- */
 
 static void at_first_every_block_is_free(void **state) {
     const kvf_ledger *ledger = ((world *)*state)->ledger;
@@ -113,8 +112,7 @@ static void a_block_twice_among_those_read_counts_twice(void **state) {
     assert_free(ledger, 0, 6);
 }
 
-/* ---- writers ----------------------------------------------------------------------------------------------
- */
+/* ---- writers --------------------------------------------------------------------------------- */
 
 static void a_writer_has_its_blocks_alone(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
@@ -168,8 +166,7 @@ static void a_destination_that_names_a_block_twice_is_refused_whole(void **state
     assert_free(ledger, 1, 1);
 }
 
-/* ---- doubt ------------------------------------------------------------------------------------------------
- */
+/* ---- doubt ----------------------------------------------------------------------------------- */
 
 static void a_block_in_doubt_is_neither_read_nor_written_until_its_writer_lets_go(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
@@ -215,8 +212,7 @@ static void dropping_what_nobody_has_changes_nothing(void **state) {
     assert_counts(ledger, 1, 0, 0);
 }
 
-/* ---- all or nothing ---------------------------------------------------------------------------------------
- */
+/* ---- all or nothing -------------------------------------------------------------------------- */
 
 static void a_refused_reader_leaves_no_trace(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
@@ -266,8 +262,7 @@ static void tables_must_be_those_of_the_model_and_tickets_fit(void **state) {
     assert_true(look(ledger, 0, 0).ticket == KVF_LEDGER_MAX_TICKET);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status create_and_take(void *subject) {
     kvf_ledger *ledger = NULL;

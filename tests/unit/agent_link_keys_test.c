@@ -24,8 +24,7 @@ static kvf_route connect_to(end *self, const char *endpoint, const char *key) {
     return route;
 }
 
-/* ---- who gets in ------------------------------------------------------------------------------------------
- */
+/* ---- who gets in ----------------------------------------------------------------------------- */
 
 static void with_keys_messages_go_there_and_back(void **state) {
     (void)state;
@@ -164,8 +163,7 @@ static void a_peer_that_comes_back_with_its_key_is_reached_by_the_same_route(voi
     kvf_link_close(server.link);
 }
 
-/* ---- keys that are none -----------------------------------------------------------------------------------
- */
+/* ---- keys that are none ---------------------------------------------------------------------- */
 
 static void two_pairs_of_keys_differ(void **state) {
     (void)state;

@@ -15,8 +15,7 @@ static int no_tamper(void **state) {
     return 0;
 }
 
-/* ---- messages ---------------------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void a_message_arrives_and_its_route_is_good_for_an_answer(void **state) {
     (void)state;
@@ -125,8 +124,7 @@ static void a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_eve
     kvf_link_close(client.link); /* and does not wait for them */
 }
 
-/* ---- others on our port -----------------------------------------------------------------------------------
- */
+/* ---- others on our port ---------------------------------------------------------------------- */
 
 static void messages_of_several_frames_and_clients_with_names_are_ignored(void **state) {
     (void)state;
@@ -206,8 +204,7 @@ static void a_port_that_speaks_something_else_is_told_and_tried_again(void **sta
     assert_int_equal(close(listener), 0);
 }
 
-/* ---- connections that break and come back -----------------------------------------------------------------
- */
+/* ---- connections that break and come back ---------------------------------------------------- */
 
 static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is(void **state) {
     (void)state;
@@ -373,8 +370,7 @@ static void a_new_connection_is_not_blamed_for_the_end_of_the_one_before(void **
     kvf_link_close(server.link);
 }
 
-/* ---- where a link may listen ------------------------------------------------------------------------------
- */
+/* ---- where a link may listen ----------------------------------------------------------------- */
 
 static void it_listens_on_loopback_unless_told_otherwise(void **state) {
     (void)state;
@@ -454,8 +450,7 @@ static void an_address_that_is_not_ours_is_an_error(void **state) {
                  KVF_E_INVALID, "192.0.2.1");
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------------------
- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* Takes in what opening left behind, so that nothing else ends a wait. */
 static void settle(end *self) {
@@ -557,8 +552,7 @@ static void waiting_ends_when_it_is_time_to_dial_again(void **state) {
     kvf_link_close(client.link);
 }
 
-/* ---- the hook for tests -----------------------------------------------------------------------------------
- */
+/* ---- the hook for tests ---------------------------------------------------------------------- */
 
 static void twice(kvf_link *link, kvf_route route, const void *data, size_t bytes,
                   kvf_link_send_function send) {
@@ -594,8 +588,7 @@ static void tests_can_come_between_and_double_or_drop_messages(void **state) {
     kvf_link_close(server.link);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status open_and_connect(void *subject) {
     (void)subject;
@@ -618,8 +611,7 @@ static void without_memory_opening_and_connecting_fail_and_leave_nothing(void **
     survive_every_refusal(&memory, open_and_connect, NULL);
 }
 
-/* ---- many -------------------------------------------------------------------------------------------------
- */
+/* ---- many ------------------------------------------------------------------------------------ */
 
 static void a_link_serves_hundreds_of_outgoing_and_incoming_connections(void **state) {
     (void)state;

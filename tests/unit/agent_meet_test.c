@@ -38,8 +38,7 @@ static void pull_goes_well(world *w, const char *id, const kvf_contact *contact)
     assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 3), 0);
 }
 
-/* ---- must match -------------------------------------------------------------------------------------------
- */
+/* ---- must match ------------------------------------------------------------------------------ */
 
 static void an_engine_that_caches_other_cells_is_refused_with_every_difference(void **state) {
     bool asks_directory = *state != NULL;
@@ -115,8 +114,7 @@ static void an_engine_does_not_meet_itself(void **state) {
     world_close(&w);
 }
 
-/* ---- nobody there -----------------------------------------------------------------------------------------
- */
+/* ---- nobody there ---------------------------------------------------------------------------- */
 
 static void nobody_there_is_told_at_the_deadline_with_the_reason(void **state) {
     (void)state;
@@ -194,8 +192,7 @@ static void a_lost_greeting_is_repeated(void **state) {
     world_close(&w);
 }
 
-/* ---- directories, and ahead of time -----------------------------------------------------------------------
- */
+/* ---- directories, and ahead of time ---------------------------------------------------------- */
 
 static void a_directory_introduces_an_engine_without_memory_of_its_own(void **state) {
     (void)state;

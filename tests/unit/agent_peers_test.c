@@ -30,8 +30,7 @@ static void pull_goes_well(world *w, const char *id) {
     assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 3), 0);
 }
 
-/* ---- restarts ---------------------------------------------------------------------------------------------
- */
+/* ---- restarts -------------------------------------------------------------------------------- */
 
 static void a_producer_restarted_under_its_name_is_another(void **state) {
     (void)state;
@@ -107,8 +106,7 @@ static void a_lost_producer_fails_its_requests_and_no_others(void **state) {
     world_close(&w);
 }
 
-/* ---- too many ---------------------------------------------------------------------------------------------
- */
+/* ---- too many -------------------------------------------------------------------------------- */
 
 static void idle_peers_are_forgotten_and_may_come_back(void **state) {
     (void)state;
@@ -173,8 +171,7 @@ static void more_requests_of_a_peer_than_allowed_are_refused(void **state) {
     world_close(&w);
 }
 
-/* ---- nonsense ---------------------------------------------------------------------------------------------
- */
+/* ---- nonsense -------------------------------------------------------------------------------- */
 
 typedef struct stranger {
     kvf_link *link;

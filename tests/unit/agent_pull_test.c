@@ -97,8 +97,7 @@ static void request_ids_are_any_bytes(void **state) {
     world_close(&w);
 }
 
-/* ---- prefix hits ------------------------------------------------------------------------------------------
- */
+/* ---- prefix hits ----------------------------------------------------------------------------- */
 
 static void a_full_prefix_hit_reads_nothing_and_frees_every_producer_rank(void **state) {
     (void)state;
@@ -168,8 +167,7 @@ static void a_partial_prefix_hit_reads_the_rest_of_each_group(void **state) {
     world_close(&w);
 }
 
-/* ---- shapes -----------------------------------------------------------------------------------------------
- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 static void latents_come_from_one_replica_and_all_are_freed(void **state) {
     (void)state;
@@ -198,8 +196,7 @@ static void states_move_whole(void **state) {
     world_close(&w);
 }
 
-/* ---- several consumers, both directions -------------------------------------------------------------------
- */
+/* ---- several consumers, both directions ------------------------------------------------------ */
 
 static void two_engines_read_one_hold(void **state) {
     (void)state;
@@ -284,8 +281,7 @@ static void blocks_are_reserved_before_there_is_a_destination(void **state) {
     world_close(&w);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------------------
- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void more_than_the_producer_holds_fails_this_request_only(void **state) {
     (void)state;

@@ -145,8 +145,7 @@ static void latents_are_written_by_one_replica(void **state) {
     world_close(&v.w);
 }
 
-/* ---- who wants what ---------------------------------------------------------------------------------------
- */
+/* ---- who wants what -------------------------------------------------------------------------- */
 
 static void a_consumer_that_has_everything_frees_the_producer(void **state) {
     (void)state;

@@ -9,8 +9,7 @@ uint64_t world_now(void) {
     return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------
- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
     assert_ok(kvf_agent_open(e->engine, r, options, &e->agents[r]));
@@ -87,8 +86,7 @@ void world_close(world *w) {
     free(w->outcomes);
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 void world_request_make(const world *w, const world_engine *engine, const char *id, uint64_t tokens,
                         uint32_t first, uint32_t stride, world_request *out) {
@@ -149,8 +147,7 @@ void world_ready(world_engine *e, const uint64_t *tickets) {
         assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], 0, UINT64_MAX, UINT32_MAX));
 }
 
-/* ---- cells ------------------------------------------------------------------------------------------------
- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 static uint8_t expected_byte(uint32_t seed, const uint64_t at[6], uint64_t byte) {
     uint64_t h = seed * 0x9E3779B97F4A7C15u + byte;
@@ -225,8 +222,7 @@ uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_req
     return wrong;
 }
 
-/* ---- running ----------------------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
     assert_true(w->outcome_count < WORLD_MAX_OUTCOMES);
@@ -333,8 +329,7 @@ uint32_t world_count(const world *w, const kvf_agent *agent, kvf_event_kind kind
     return count;
 }
 
-/* ---- looking in -------------------------------------------------------------------------------------------
- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 kvf_agent_stats world_stats(kvf_agent *agent) {
     kvf_agent_stats stats = {.struct_size = sizeof stats};

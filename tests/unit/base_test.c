@@ -11,8 +11,7 @@
 
 #include "base/base.h"
 
-/* ---- failing with words -----------------------------------------------------------------------------------
- */
+/* ---- failing with words ---------------------------------------------------------------------- */
 
 static int forget_errors(void **state) {
     (void)state;
@@ -105,8 +104,7 @@ static void the_version_is_that_of_the_build(void **state) {
     assert_string_equal(kvf_version(), KVF_VERSION);
 }
 
-/* ---- arithmetic -------------------------------------------------------------------------------------------
- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 static void sums_and_products_that_fit_are_exact(void **state) {
     (void)state;
@@ -151,8 +149,7 @@ static void zero_is_divided_by_everything(void **state) {
     assert_true(kvf_gcd(0, 7) == 7 && kvf_gcd(7, 0) == 7 && kvf_gcd(0, 0) == 0);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* An allocator that counts, and refuses from a chosen call on. */
 typedef struct ledger {
@@ -310,8 +307,7 @@ static void refused_memory_is_null_everywhere(void **state) {
     assert_null(kvf_strdup("x"));
 }
 
-/* ---- texts ------------------------------------------------------------------------------------------------
- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 static void a_text_grows_with_what_is_added(void **state) {
     (void)state;
@@ -352,8 +348,7 @@ static void an_empty_text_can_be_freed(void **state) {
     assert_int_equal(text.length, 0);
 }
 
-/* ---- option structs ---------------------------------------------------------------------------------------
- */
+/* ---- option structs -------------------------------------------------------------------------- */
 
 typedef struct old_options {
     size_t struct_size;

@@ -1,7 +1,6 @@
 #include "cells.h"
 
-/* ---- sequences ------------------------------------------------------------------------------------------
- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u;
@@ -63,8 +62,7 @@ void set_sequences(kvf_request *request, const cell_sequence *local, const cell_
     assert_ok(kvf_request_set(request, groups, local->group_count));
 }
 
-/* ---- ranks ----------------------------------------------------------------------------------------------
- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 void rank_open(cell_rank *rank, const kvf_shard *shard, const cell_sequence *sequence, cell_allocate allocate,
                void *context) {
@@ -116,8 +114,7 @@ void assert_same_memory(const cell_rank *got, const cell_rank *wanted) {
     }
 }
 
-/* ---- cells ----------------------------------------------------------------------------------------------
- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 /* All units and rows of one step in one layer. */
 static void visit_step(const cell_rank *rank, cell_place at, uint64_t position, cell_visit visit,

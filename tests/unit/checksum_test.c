@@ -6,8 +6,7 @@
 #define TOKENS 29u
 #define SEED 5u
 
-/* ---- engines with memory --------------------------------------------------------------------------------
- */
+/* ---- engines with memory --------------------------------------------------------------------- */
 
 #define RANKS_MAX 8u
 
@@ -57,8 +56,7 @@ static void sum_steps(const cell_rank *rank, uint32_t group, uint32_t part, kvf_
                                  &rank->sequence->tables[group], 0, rank->sequence->steps[group], sums));
 }
 
-/* ---- models ---------------------------------------------------------------------------------------------
- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 static kvf_model *four_heads(void) {
     return attention(3, 4, 8);
@@ -117,8 +115,7 @@ static const struct {
       SPEC(.pp_size = 4, .all = CACHE(.tokens_per_block = 4))}},
 };
 
-/* ---- across shapes --------------------------------------------------------------------------------------
- */
+/* ---- across shapes --------------------------------------------------------------------------- */
 
 /* What two ranks have in common has the same sums; gives how many they compared. */
 static uint32_t compare_ranks(const cell_rank *a, const cell_rank *b) {
@@ -219,8 +216,7 @@ static void sums_are_the_same_in_every_version(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- finding what is wrong ------------------------------------------------------------------------------
- */
+/* ---- finding what is wrong ------------------------------------------------------------------- */
 
 /* Notes for each byte of memory, by region and offset, which cell it belongs to. */
 static void note_owner(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
@@ -372,8 +368,7 @@ static void cells_that_changed_places_are_noticed(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- tables and refusals --------------------------------------------------------------------------------
- */
+/* ---- tables and refusals --------------------------------------------------------------------- */
 
 static void a_table_may_begin_within_the_sequence(void **state) {
     (void)state;

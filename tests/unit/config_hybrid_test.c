@@ -43,7 +43,7 @@ static void assert_refused(const char *name, const char *from, const char *to, k
                  kvf_status_name(status), status ? kvf_error_detail() : "");
 }
 
-/* ---- missing ------------------------------------------------------------------------------------------ */
+/* ---- missing --------------------------------------------------------------------------------- */
 
 static void a_field_that_is_missing_is_named(void **state) {
     (void)state;
@@ -98,7 +98,7 @@ static void a_field_that_another_could_give_is_missed_together_with_it(void **st
                    "linear_attn_config.head_dim is missing");
 }
 
-/* ---- contradictory ------------------------------------------------------------------------------------ */
+/* ---- contradictory --------------------------------------------------------------------------- */
 
 static void layers_that_are_told_apart_in_two_ways_must_agree(void **state) {
     (void)state;

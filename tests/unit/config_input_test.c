@@ -13,7 +13,7 @@
 
 #include "model/config.h"
 
-/* ---- reading ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static void assert_failure(kvf_status got, kvf_status status, const char *words) {
     if (got != status || !strstr(kvf_error_detail(), words))
@@ -49,7 +49,7 @@ static void infinity_where_we_do_not_look_is_accepted(void **state) {
     assert_accepted(LLAMA_WITH(", \"time_step_limit\": [0.0, Infinity], \"x\": [NaN, -Infinity]"));
 }
 
-/* ---- bad input ---------------------------------------------------------------------------------------- */
+/* ---- bad input ------------------------------------------------------------------------------- */
 
 static void text_that_is_not_json_is_refused_with_its_offset(void **state) {
     (void)state;
@@ -209,7 +209,7 @@ static void values_of_the_wrong_type_or_unknown_are_refused(void **state) {
                    "num_hidden_layers is 65537; allowed 1 to 65536");
 }
 
-/* ---- memory that runs out ----------------------------------------------------------------------------- */
+/* ---- memory that runs out -------------------------------------------------------------------- */
 
 typedef struct budget {
     int left; /* allocations that still succeed */
@@ -256,7 +256,7 @@ static void running_out_of_memory_anywhere_leaks_nothing(void **state) {
     assert_true(allowed > 3);
 }
 
-/* ---- files -------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static char folder[64];
 

@@ -12,7 +12,7 @@
 
 #include "model/config.h"
 
-/* ---- reading ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static kvf_model *read_with(const char *json, const kvf_config_options *options) {
     kvf_model *model = NULL;
@@ -84,7 +84,7 @@ static void assert_part(const kvf_part_desc *part, const char *name, kvf_dtype d
 #define BF16 ", \"torch_dtype\": \"bfloat16\""
 #define LLAMA_WITH(fields) "{" LLAMA BF16 fields "}"
 
-/* ---- the models that come with the library ------------------------------------------------------------ */
+/* ---- the models that come with the library --------------------------------------------------- */
 
 typedef struct expected_group {
     const char *name;
@@ -163,7 +163,7 @@ static void every_shipped_model_is_listed_and_tested(void **state) {
     assert_null(kvf_builtin_model_name(UINT32_MAX));
 }
 
-/* ---- heads -------------------------------------------------------------------------------------------- */
+/* ---- heads ----------------------------------------------------------------------------------- */
 
 static void heads_without_kv_heads_are_multi_head_attention(void **state) {
     (void)state;
@@ -256,7 +256,7 @@ static void options_that_mean_nothing_are_refused(void **state) {
     assert_null(model);
 }
 
-/* ---- windows and chunks ------------------------------------------------------------------------------- */
+/* ---- windows and chunks ---------------------------------------------------------------------- */
 
 #define HEADS "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 64" BF16
 #define WINDOWED(type, layers, fields)                                                                       \
@@ -375,7 +375,7 @@ static void the_text_model_of_a_multimodal_one_is_read(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- latents ------------------------------------------------------------------------------------------ */
+/* ---- latents --------------------------------------------------------------------------------- */
 
 #define LATENT(fields)                                                                                       \
     "{\"model_type\": \"deepseek_v32\", \"num_hidden_layers\": 2, \"num_attention_heads\": 128, "            \
@@ -414,7 +414,7 @@ static void an_indexer_that_does_not_fit_is_refused(void **state) {
                    KVF_E_INVALID, "qk_rope_head_dim is missing");
 }
 
-/* ---- states ------------------------------------------------------------------------------------------- */
+/* ---- states ---------------------------------------------------------------------------------- */
 
 static void mamba_2_keeps_x_b_c_and_a_state_for_each_head(void **state) {
     (void)state;

@@ -4,8 +4,7 @@
  */
 #include "shapes.h"
 
-/* ---- comparing --------------------------------------------------------------------------------------------
- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 /* One piece of a cover, by rank instead of source. */
 typedef struct piece {
@@ -73,8 +72,7 @@ static void check_sources(const kvf_plan *plan, const uint32_t *ranks, uint32_t 
 #define ALL_TOKENS                                                                                           \
     { 0, 1, 1 }
 
-/* ---- heads ------------------------------------------------------------------------------------------------
- */
+/* ---- heads ----------------------------------------------------------------------------------- */
 
 /* One layer of K and V of 8 heads between engines of these TP sizes. */
 static pair tp_pair(uint32_t heads, uint32_t local_tp, uint32_t remote_tp) {
@@ -147,8 +145,7 @@ static void parts_may_be_split_differently(void **state) {
     free_pair(&p);
 }
 
-/* ---- replicas ---------------------------------------------------------------------------------------------
- */
+/* ---- replicas -------------------------------------------------------------------------------- */
 
 /* The single remote rank that each local rank reads all of its cells from. */
 static void check_holders(const pair *p, kvf_replica_choice choice, const uint32_t *wanted, uint32_t count,
@@ -253,8 +250,7 @@ static void replicated_attention_and_sharded_state_choose_their_sources_apart(vo
     free_pair(&p);
 }
 
-/* ---- layers -----------------------------------------------------------------------------------------------
- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static void layers_are_cut_where_remote_stages_begin(void **state) {
     (void)state;
@@ -336,8 +332,7 @@ static void a_rank_without_layers_of_any_group_reads_nothing(void **state) {
     free_pair(&p);
 }
 
-/* ---- tokens -----------------------------------------------------------------------------------------------
- */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 static pair dcp_pair(uint32_t local_count, uint32_t local_width, uint32_t remote_count,
                      uint32_t remote_width) {
@@ -424,8 +419,7 @@ static void replicas_of_a_share_are_spread_as_well(void **state) {
     free_pair(&p);
 }
 
-/* ---- engines from shards that came from elsewhere ---------------------------------------------------------
- */
+/* ---- engines from shards that came from elsewhere -------------------------------------------- */
 
 /* One rank of 2 layers of K and V of 4 heads: which layers, heads and tokens it has. */
 typedef struct held {
@@ -540,8 +534,7 @@ static void missing_cells_that_are_not_wanted_do_not_matter(void **state) {
     free_pair(&p);
 }
 
-/* ---- what a plan refuses ----------------------------------------------------------------------------------
- */
+/* ---- what a plan refuses --------------------------------------------------------------------- */
 
 static void models_that_differ_are_refused_with_both_values(void **state) {
     (void)state;

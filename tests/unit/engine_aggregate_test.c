@@ -12,8 +12,7 @@
 #define SIZE(...) (sizeof(__VA_ARGS__) / sizeof *(__VA_ARGS__))
 #define KEYS(...) (const kvf_request_key[]){__VA_ARGS__}, SIZE((kvf_request_key[]){__VA_ARGS__})
 
-/* ---- given -----------------------------------------------------------------------------------------------
- */
+/* ---- given ----------------------------------------------------------------------------------- */
 
 static kvf_aggregator *aggregator_with(kvf_aggregator_options options) {
     kvf_aggregator *a = NULL;
@@ -65,8 +64,7 @@ static void assert_keys(const kvf_request_key *keys, size_t count, const char *c
 #define ASSERT_NAMES(list, ...)                                                                              \
     assert_keys(list, list##_count, (const char *const[]){__VA_ARGS__}, SIZE((const char *[]){__VA_ARGS__}))
 
-/* ---- counting --------------------------------------------------------------------------------------------
- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 static void a_request_is_over_when_all_workers_have_said_so(void **state) {
     (void)state;
@@ -194,8 +192,7 @@ static void ids_are_any_bytes(void **state) {
     kvf_aggregator_free(a);
 }
 
-/* ---- failures --------------------------------------------------------------------------------------------
- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void a_failed_request_is_named_when_it_is_over_on_all_workers(void **state) {
     (void)state;
@@ -266,8 +263,7 @@ static void invalid_blocks_are_united_and_in_order(void **state) {
     kvf_aggregator_free(a);
 }
 
-/* ---- outputs that are not there --------------------------------------------------------------------------
- */
+/* ---- outputs that are not there -------------------------------------------------------------- */
 
 static void nothing_is_lost_when_the_selected_worker_has_no_output(void **state) {
     (void)state;
@@ -347,8 +343,7 @@ static void riders_are_named_by_worker(void **state) {
     kvf_aggregator_free(a);
 }
 
-/* ---- bounds ----------------------------------------------------------------------------------------------
- */
+/* ---- bounds ---------------------------------------------------------------------------------- */
 
 static void a_request_that_is_no_more_can_be_forgotten(void **state) {
     (void)state;
@@ -440,8 +435,7 @@ static void impossible_options_are_refused(void **state) {
     kvf_aggregator_free(NULL);
 }
 
-/* ---- memory that runs out --------------------------------------------------------------------------------
- */
+/* ---- memory that runs out -------------------------------------------------------------------- */
 
 static int allocations_left;
 
@@ -486,8 +480,7 @@ static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **st
     kvf_set_allocator(NULL);
 }
 
-/* ---- a scheduler's step ----------------------------------------------------------------------------------
- */
+/* ---- a scheduler's step ---------------------------------------------------------------------- */
 
 static void a_step_lists_fresh_requests_before_cached_ones(void **state) {
     (void)state;
@@ -521,8 +514,7 @@ static void an_empty_step_has_no_requests(void **state) {
     assert_int_equal(kvf_step_requests(NULL, &item), KVF_E_INVALID);
 }
 
-/* ---- statistics ------------------------------------------------------------------------------------------
- */
+/* ---- statistics ------------------------------------------------------------------------------ */
 
 static void samples_become_a_summary(void **state) {
     (void)state;
@@ -578,8 +570,7 @@ static void transfers_that_took_no_time_have_no_throughput(void **state) {
     assert_true(s.throughput_mb_per_s == 0);
 }
 
-/* ---- rules -----------------------------------------------------------------------------------------------
- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 static void the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id(void **state) {
     (void)state;

@@ -5,8 +5,7 @@
 
 #include "schedule_shapes.h"
 
-/* ---- loading ---------------------------------------------------------------------------------------------
- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static void a_request_waits_until_its_cache_is_loaded(void **state) {
     (void)state;
@@ -165,8 +164,7 @@ static void a_block_that_is_needed_must_be_in_the_table(void **state) {
     done(&f);
 }
 
-/* ---- states ----------------------------------------------------------------------------------------------
- */
+/* ---- states ---------------------------------------------------------------------------------- */
 
 static void with_states_the_last_token_is_left_to_the_consumer(void **state) {
     (void)state;
@@ -233,8 +231,7 @@ static void after_a_failure_with_states_nothing_of_the_load_counts(void **state)
     done(&f);
 }
 
-/* ---- failures --------------------------------------------------------------------------------------------
- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void a_failed_load_goes_on_from_the_first_invalid_block(void **state) {
     (void)state;
@@ -342,8 +339,7 @@ static void reports_about_nobody_are_passed_over(void **state) {
     done(&f);
 }
 
-/* ---- aborted and preempted -------------------------------------------------------------------------------
- */
+/* ---- aborted and preempted ------------------------------------------------------------------- */
 
 static void aborted_in_the_queue_the_producer_is_notified(void **state) {
     (void)state;
@@ -512,8 +508,7 @@ static void an_id_can_be_used_by_one_request_at_a_time(void **state) {
     done(&f);
 }
 
-/* ---- leases ----------------------------------------------------------------------------------------------
- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 static void what_expires_too_soon_is_not_loaded(void **state) {
     (void)state;

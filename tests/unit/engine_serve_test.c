@@ -3,8 +3,7 @@
 
 #include "schedule_shapes.h"
 
-/* ---- serving ---------------------------------------------------------------------------------------------
- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
 static void a_finished_request_is_held_for_its_consumer(void **state) {
     (void)state;
@@ -134,8 +133,7 @@ static void aborted_before_it_has_finished_nothing_is_held(void **state) {
     done(&f);
 }
 
-/* ---- pushing ---------------------------------------------------------------------------------------------
- */
+/* ---- pushing --------------------------------------------------------------------------------- */
 
 static void a_push_that_is_over_first_leaves_nothing_to_keep(void **state) {
     (void)state;
@@ -230,8 +228,7 @@ static void what_is_read_by_consumers_cannot_be_pushed(void **state) {
     done(&f);
 }
 
-/* ---- both ways -------------------------------------------------------------------------------------------
- */
+/* ---- both ways ------------------------------------------------------------------------------- */
 
 static void a_request_can_load_and_serve(void **state) {
     (void)state;
@@ -282,8 +279,7 @@ static void a_cancelled_load_and_a_finished_request_free_their_blocks_apart(void
     done(&f);
 }
 
-/* ---- abuse -----------------------------------------------------------------------------------------------
- */
+/* ---- abuse ----------------------------------------------------------------------------------- */
 
 static void ids_are_any_bytes_up_to_the_limit(void **state) {
     (void)state;

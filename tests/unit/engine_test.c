@@ -17,8 +17,7 @@ static const kvf_group_shard_desc *group_of(const kvf_engine *engine, uint32_t r
     return &kvf_shard_get(shard)->groups[group];
 }
 
-/* ---- units over tensor-parallel ranks ---------------------------------------------------------------------
- */
+/* ---- units over tensor-parallel ranks -------------------------------------------------------- */
 
 static void heads_are_split_evenly_where_they_divide(void **state) {
     (void)state;
@@ -88,8 +87,7 @@ static void every_part_of_a_group_is_shared_by_its_own_units(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- ranks and layers -------------------------------------------------------------------------------------
- */
+/* ---- ranks and layers ------------------------------------------------------------------------ */
 
 static void ranks_are_numbered_stage_by_stage(void **state) {
     (void)state;
@@ -202,8 +200,7 @@ static void stages_may_be_given(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- tokens over ranks ------------------------------------------------------------------------------------
- */
+/* ---- tokens over ranks ----------------------------------------------------------------------- */
 
 static void assert_tokens(const kvf_engine *engine, uint32_t rank, uint32_t index, uint32_t count,
                           uint32_t width) {
@@ -251,8 +248,7 @@ static void a_state_is_not_shared_by_token(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- what a specification may not say ---------------------------------------------------------------------
- */
+/* ---- what a specification may not say -------------------------------------------------------- */
 
 static kvf_status try_engine(const kvf_model *model, const kvf_engine_spec *spec) {
     kvf_engine *engine = NULL;
@@ -362,8 +358,7 @@ static void a_block_of_a_state_group_holds_one_state(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- engines from shards ----------------------------------------------------------------------------------
- */
+/* ---- engines from shards --------------------------------------------------------------------- */
 
 /* What one rank says of itself: a latent of one layer in blocks of 4 tokens. */
 typedef struct told {
@@ -521,8 +516,7 @@ static void an_engine_has_as_many_blocks_as_its_smallest_rank(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status make_model(void *subject) {
     (void)subject;

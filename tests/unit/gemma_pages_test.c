@@ -41,7 +41,7 @@ typedef struct world {
 
 enum { LOCAL = 0, REMOTE = 1 };
 
-/* ---- what must be where ------------------------------------------------------------------------------- */
+/* ---- what must be where ---------------------------------------------------------------------- */
 
 static kvf_range heads_of(uint32_t heads, uint32_t tp, uint32_t rank) {
     if (tp > heads)
@@ -90,7 +90,7 @@ static unsigned char byte_of(const cell *c, uint32_t byte) {
     return (unsigned char)(mixed >> 32);
 }
 
-/* ---- one request -------------------------------------------------------------------------------------- */
+/* ---- one request ----------------------------------------------------------------------------- */
 
 typedef struct memory {
     unsigned char *regions[MOST_REGIONS];
@@ -209,7 +209,7 @@ static void move_to_rank(const world *w, const move *q, uint32_t rank, const mem
     free_memory(&expected);
 }
 
-/* ---- engines ------------------------------------------------------------------------------------------ */
+/* ---- engines --------------------------------------------------------------------------------- */
 
 static kvf_model *make_model(const world *w) {
     kvf_part_desc parts[GROUPS][2];

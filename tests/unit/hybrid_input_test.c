@@ -15,7 +15,7 @@ static kvf_model *shipped(const char *name) {
     return model;
 }
 
-/* ---- sizes that ranks cannot share -------------------------------------------------------------------- */
+/* ---- sizes that ranks cannot share ----------------------------------------------------------- */
 
 static const kvf_state_model nemotron = {.struct_size = sizeof nemotron,
                                          .type = KVF_STATE_MAMBA2,
@@ -112,7 +112,7 @@ static void token_shares_that_ranks_of_a_hybrid_cannot_have_are_refused(void **s
     kvf_model_free(model);
 }
 
-/* ---- pages -------------------------------------------------------------------------------------------- */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 static kvf_status build_with_pages(const char *name, uint32_t tp_size, kvf_group_spec all,
                                    kvf_group_spec state) {
@@ -175,7 +175,7 @@ static void a_state_is_one_kernel_block(void **state) {
                  KVF_E_INVALID, "group ssm", "kernel_blocks_per_block is 2", "does not divide");
 }
 
-/* ---- block counts ------------------------------------------------------------------------------------- */
+/* ---- block counts ---------------------------------------------------------------------------- */
 
 /* 9 kernel blocks, 2 for each logical one: the last is half. */
 static void a_block_count_that_is_no_multiple_of_the_ratio_is_refused_on_either_side(void **state) {
@@ -250,7 +250,7 @@ static void a_kernel_block_beyond_the_last_whole_block_has_no_number(void **stat
     free_pair(&p);
 }
 
-/* ---- peers -------------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 /* The groups of hybrid(), of which some are left out, change places, or are of another kind. */
 typedef enum difference {

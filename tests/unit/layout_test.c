@@ -50,8 +50,7 @@ static kvf_status try_order(const char *order) {
     return status;
 }
 
-/* ---- the orders the header shows --------------------------------------------------------------------------
- */
+/* ---- the orders the header shows ------------------------------------------------------------- */
 
 /* Placements: {region, offset, block stride, row stride, unit stride}. */
 
@@ -113,8 +112,7 @@ static void conv_state_step_by_step_with_the_recurrent_state_after_it(void **sta
     kvf_model_free(model);
 }
 
-/* ---- other orders -----------------------------------------------------------------------------------------
- */
+/* ---- other orders ---------------------------------------------------------------------------- */
 
 static void conv_state_channel_by_channel(void **state) {
     (void)state;
@@ -210,8 +208,7 @@ static void parts_of_different_sizes_follow_each_other_in_a_page(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- pages ------------------------------------------------------------------------------------------------
- */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 static void assert_page(kvf_group_spec spec, uint64_t region_bytes, kvf_placement k, kvf_placement v) {
     kvf_model *model = attention(1, 2, 4);
@@ -287,8 +284,7 @@ static void sizes_past_64_bits_are_refused(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- only what is held ------------------------------------------------------------------------------------
- */
+/* ---- only what is held ----------------------------------------------------------------------- */
 
 static void only_held_units_take_memory(void **state) {
     (void)state;
@@ -318,8 +314,7 @@ static void only_held_layers_take_memory(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- several groups ---------------------------------------------------------------------------------------
- */
+/* ---- several groups -------------------------------------------------------------------------- */
 
 /* Group "full": one head, pages of 64 bytes. Group "ssm": pages of 112. Two layers each, a buffer per layer.
  */
@@ -362,8 +357,7 @@ static void groups_that_share_pages_may_have_different_numbers_of_buffers(void *
     kvf_model_free(model);
 }
 
-/* ---- malformed orders -------------------------------------------------------------------------------------
- */
+/* ---- malformed orders ------------------------------------------------------------------------ */
 
 static void an_order_needs_every_axis(void **state) {
     (void)state;

@@ -11,7 +11,7 @@
 
 #include "model/model.h"
 
-/* ---- a model to start from ---------------------------------------------------------------------------- */
+/* ---- a model to start from ------------------------------------------------------------------- */
 
 /* Four layers: 0 and 2 with full attention, 1 and 3 with a state. Tests change one field and try again. */
 typedef struct sample {
@@ -66,7 +66,7 @@ static void assert_refused(const sample *s, kvf_status status, const char *words
                  kvf_error_detail());
 }
 
-/* ---- what is accepted --------------------------------------------------------------------------------- */
+/* ---- what is accepted ------------------------------------------------------------------------ */
 
 static void a_model_is_a_copy_of_its_description_with_the_defaults_filled_in(void **state) {
     (void)state;
@@ -140,7 +140,7 @@ static void a_layer_may_be_in_two_groups(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- what is refused ---------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void missing_pointers_are_refused(void **state) {
     (void)state;
@@ -305,7 +305,7 @@ static void sizes_beyond_64_bits_are_refused(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- owners ------------------------------------------------------------------------------------------- */
+/* ---- owners ---------------------------------------------------------------------------------- */
 
 static void *retain_and_free_many_times(void *argument) {
     for (uint32_t i = 0; i < 20000; i++)
@@ -357,7 +357,7 @@ static void without_memory_nothing_is_made(void **state) {
     assert_null(model);
 }
 
-/* ---- what later queries need -------------------------------------------------------------------------- */
+/* ---- what later queries need ----------------------------------------------------------------- */
 
 static void full_attention_needs_every_token(void **state) {
     (void)state;
@@ -392,7 +392,7 @@ static void a_state_is_needed_whole(void **state) {
     assert_int_equal(kvf_group_first_needed(&ssm, 1000), 0);
 }
 
-/* ---- comparing ---------------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static void assert_differs(const sample *changed, const char *words) {
     sample s;
@@ -478,7 +478,7 @@ static void comparing_looks_into_every_part(void **state) {
     assert_differs(&s, "part 1 (v): tp_rule is \"split\" on one side and \"replicate\" on the other");
 }
 
-/* ---- dtypes ------------------------------------------------------------------------------------------- */
+/* ---- dtypes ---------------------------------------------------------------------------------- */
 
 static void every_dtype_has_a_size_and_is_found_by_its_name(void **state) {
     (void)state;

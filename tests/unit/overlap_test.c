@@ -44,8 +44,7 @@ static kvf_status try_k(uint64_t block, uint64_t row, uint64_t unit) {
     return try_page((page){{0, 0, block, row, unit}, {1, 0, 32, 8, 16}});
 }
 
-/* ---- one placement ----------------------------------------------------------------------------------------
- */
+/* ---- one placement --------------------------------------------------------------------------- */
 
 static void cells_may_stand_shoulder_to_shoulder(void **state) {
     (void)state;
@@ -134,8 +133,7 @@ static void strides_step_over_kernel_blocks(void **state) {
     assert_fails(try_layers(&p.k, 1, 3, 2), KVF_E_OVERLAP, "31 (block)");
 }
 
-/* ---- placements against each other ------------------------------------------------------------------------
- */
+/* ---- placements against each other ----------------------------------------------------------- */
 
 static void k_and_v_of_a_token_may_be_side_by_side(void **state) {
     (void)state;

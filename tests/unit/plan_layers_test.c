@@ -5,8 +5,7 @@
 
 #define TOKENS 37u
 
-/* ---- models and shapes ----------------------------------------------------------------------------------
- */
+/* ---- models and shapes ----------------------------------------------------------------------- */
 
 /* Six layers: attention in 0, 2 and 5 (5 as one that predicts further tokens), a window in 1, a state in 3,
  * and nothing in 4. */
@@ -138,8 +137,7 @@ static uint64_t predicted(const kvf_plan *plan) {
     return bytes;
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 /* Every rank of every case, cut before every layer. */
 static void each_cut(bool apart,

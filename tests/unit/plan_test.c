@@ -10,8 +10,7 @@
 #define BLOCKS_OF_6(...)                                                                                     \
     { .tokens_per_block = 6, .block_count = 8, __VA_ARGS__ }
 
-/* ---- comparing --------------------------------------------------------------------------------------------
- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static void print_rule(const char *whose, const kvf_copy_rule *r) {
     print_error("%s: source %u, group %u, %u units, %u rows a step, cells of %llu bytes, local {%llu, %llu, "
@@ -77,8 +76,7 @@ static void check_rule(const kvf_plan *plan, uint32_t index, kvf_copy_rule wante
     check_rule((plan), (index), (rule), (const kvf_copy_lane[]){__VA_ARGS__},                                \
                COUNT_OF(((const kvf_copy_lane[]){__VA_ARGS__})), __FILE__, __LINE__)
 
-/* ---- rules ------------------------------------------------------------------------------------------------
- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 static void equal_shapes_give_one_rule_with_a_lane_for_each_layer_and_part(void **state) {
     (void)state;
@@ -206,8 +204,7 @@ static void past_the_last_rule_and_source_there_is_none(void **state) {
     free_pair(&p);
 }
 
-/* ---- fusing -----------------------------------------------------------------------------------------------
- */
+/* ---- fusing ---------------------------------------------------------------------------------- */
 
 /* Local and remote in one order, TP 1, so that all that lies side by side does so on both sides. */
 static pair same_order(kvf_model *model, const char *order) {
@@ -378,8 +375,7 @@ static void half_a_state_is_moved_projection_by_projection(void **state) {
     free_pair(&p);
 }
 
-/* ---- size -------------------------------------------------------------------------------------------------
- */
+/* ---- size ------------------------------------------------------------------------------------ */
 
 /* 80 layers, 8 KV heads of 128 elements, TP 8 -> TP 4. */
 static kvf_plan *large_plan(pair *p, uint64_t blocks) {
@@ -388,8 +384,7 @@ static kvf_plan *large_plan(pair *p, uint64_t blocks) {
     return plan_of(p, 3);
 }
 
-/* ---- whole blocks -----------------------------------------------------------------------------------------
- */
+/* ---- whole blocks ---------------------------------------------------------------------------- */
 
 static void a_whole_page_is_one_cell_where_it_lies_alike_on_both_sides(void **state) {
     (void)state;
@@ -460,8 +455,7 @@ static void the_size_of_a_plan_does_not_depend_on_the_number_of_blocks(void **st
     free_pair(&many_blocks);
 }
 
-/* ---- prediction -------------------------------------------------------------------------------------------
- */
+/* ---- prediction ------------------------------------------------------------------------------ */
 
 /* Two layers; each source fills one head of K and V, block by block. */
 static pair two_into_one(void) {
@@ -638,8 +632,7 @@ static void a_prediction_is_what_a_request_over_scattered_blocks_counts(void **s
     kvf_model_free(model);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status make_plan(void *subject) {
     const pair *p = subject;

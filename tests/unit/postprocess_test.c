@@ -8,7 +8,7 @@
 
 #include "kernel/permute.h"
 
-/* ---- a world to permute in ----------------------------------------------------------------------------- */
+/* ---- a world to permute in ------------------------------------------------------------------- */
 
 static uint64_t draw(uint64_t below) {
     static uint64_t state = 0x2545f4914f6cdd1du;
@@ -141,7 +141,7 @@ static uint64_t blocks_of_page(const kvf_received_shape *shape) {
     return shape->received.tokens > shape->wanted.tokens ? shape->received.tokens / shape->wanted.tokens : 1;
 }
 
-/* ---- permuting ----------------------------------------------------------------------------------------- */
+/* ---- permuting ------------------------------------------------------------------------------- */
 
 static void any_form_becomes_any_other_cell_by_cell(void **state) {
     (void)state;
@@ -290,7 +290,7 @@ static void without_blocks_or_regions_nothing_happens(void **state) {
     end(&w);
 }
 
-/* ---- the receive step ---------------------------------------------------------------------------------- */
+/* ---- the receive step ------------------------------------------------------------------------ */
 
 static void tokens_past_the_covered_ones_become_zero(void **state) {
     (void)state;
@@ -323,7 +323,7 @@ static void each_request_has_its_own_cover(void **state) {
     end(&w);
 }
 
-/* ---- scratch ------------------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 static void scratch_of_exactly_the_size_asked_for_is_enough(void **state) {
     (void)state;
@@ -352,7 +352,7 @@ static void scratch_for_long_cells_is_a_fraction_of_a_page(void **state) {
     assert_true(bytes < 8 * 128 * 256 / 10);
 }
 
-/* ---- refusals ------------------------------------------------------------------------------------------ */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 #define assert_refused(call, status, word)                                                                   \
     do {                                                                                                     \
@@ -481,7 +481,7 @@ static void scratch_that_is_too_small_or_askew_is_refused(void **state) {
     end(&w);
 }
 
-/* ---- copying ------------------------------------------------------------------------------------------- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 /* Two layers of four blocks with two parts, and two of three blocks for the other side. */
 typedef struct copies {

@@ -75,8 +75,7 @@ static int by_local(const void *a, const void *b) {
     return x->local < y->local ? -1 : x->local > y->local;
 }
 
-/* ---- rebuilding the engines -----------------------------------------------------------------------------
- */
+/* ---- rebuilding the engines ------------------------------------------------------------------ */
 
 static uint32_t units_of_rank0(uint32_t heads, uint32_t tp) {
     return tp <= heads ? heads / tp : 1;
@@ -196,8 +195,7 @@ static kvf_engine *make_engine(const replay *r, json_object *side) {
     return engine;
 }
 
-/* ---- the two answers -------------------------------------------------------------------------------------
- */
+/* ---- the two answers ------------------------------------------------------------------------- */
 
 /*
  * Where a received byte ends up. Blocks of another size are received one after another as they are,
@@ -332,8 +330,7 @@ static bool same_moves(const replay *r, moves *a, moves *b, const char *id) {
     return true;
 }
 
-/* ---- the test ---------------------------------------------------------------------------------------------
- */
+/* ---- the test -------------------------------------------------------------------------------- */
 
 typedef enum outcome { REPLAYED, LEFT_OUT, FAILED } outcome;
 

@@ -67,8 +67,7 @@ static void assert_steps(const asked *a, uint32_t group, uint64_t begin, uint64_
 
 static const kvf_block_table no_blocks = {NULL, 0, 0};
 
-/* ---- tables that end with a sequence ----------------------------------------------------------------------
- */
+/* ---- tables that end with a sequence --------------------------------------------------------- */
 
 static void a_tail_lists_the_last_blocks_of_a_sequence(void **state) {
     (void)state;
@@ -125,8 +124,7 @@ static void a_tail_without_a_list_or_a_block_size_is_refused(void **state) {
     assert_fails(kvf_block_table_tail(ids, 1, 10, 4, NULL), KVF_E_INVALID, "out is NULL");
 }
 
-/* ---- pairing by token -------------------------------------------------------------------------------------
- */
+/* ---- pairing by token ------------------------------------------------------------------------ */
 
 static void blocks_of_4_and_6_are_paired_token_by_token(void **state) {
     asked *a = *state;
@@ -191,8 +189,7 @@ static void a_block_may_serve_two_sequences(void **state) {
     assert_runs(a->request, 0, {0, 240, 48, 0, 0}, {48, 240, 48, 0, 0});
 }
 
-/* ---- logical and kernel blocks ----------------------------------------------------------------------------
- */
+/* ---- logical and kernel blocks --------------------------------------------------------------- */
 
 static void each_side_expands_its_blocks_with_its_own_ratio(void **state) {
     (void)state;
@@ -231,8 +228,7 @@ static void the_kernel_blocks_of_a_block_are_neighbours(void **state) {
     done(&a);
 }
 
-/* ---- token shares -----------------------------------------------------------------------------------------
- */
+/* ---- token shares ---------------------------------------------------------------------------- */
 
 static void a_local_share_is_stored_densely(void **state) {
     (void)state;
@@ -269,8 +265,7 @@ static void a_table_of_a_share_need_only_reach_over_its_own_tokens(void **state)
     done(&a);
 }
 
-/* ---- windows and chunks -----------------------------------------------------------------------------------
- */
+/* ---- windows and chunks ---------------------------------------------------------------------- */
 
 static void tokens_before_the_window_are_left_out(void **state) {
     (void)state;
@@ -327,8 +322,7 @@ static void a_full_chunk_is_moved_whole(void **state) {
     done(&a);
 }
 
-/* ---- several groups ---------------------------------------------------------------------------------------
- */
+/* ---- several groups -------------------------------------------------------------------------- */
 
 /* Groups "a" and "b" of a layer each, 8 bytes a token; "b" has a window of 4 tokens. */
 static kvf_model *two_latents(void) {
@@ -406,8 +400,7 @@ static void the_states_of_checkpoints_are_copied_one_by_one(void **state) {
     done(&a);
 }
 
-/* ---- what a request moves ---------------------------------------------------------------------------------
- */
+/* ---- what a request moves -------------------------------------------------------------------- */
 
 static void a_new_request_moves_nothing(void **state) {
     asked *a = *state;
@@ -448,8 +441,7 @@ static void a_group_that_does_not_exist_has_no_steps(void **state) {
     assert_steps(a, 1, 0, 0);
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------
- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void more_local_than_remote_tokens_fails_this_request_and_changes_nothing(void **state) {
     asked *a = *state;
@@ -572,8 +564,7 @@ static void a_table_that_begins_at_the_last_possible_block_is_read_without_overf
                  "step 0");
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void a_request_of_a_size_it_has_had_allocates_nothing(void **state) {
     (void)state;

@@ -72,8 +72,7 @@ static void assert_capacity_does_not_matter(const kvf_request *request) {
     }
 }
 
-/* ---- what merges ------------------------------------------------------------------------------------------
- */
+/* ---- what merges ----------------------------------------------------------------------------- */
 
 static void a_whole_contiguous_cache_is_one_run(void **state) {
     (void)state;
@@ -144,8 +143,7 @@ static void layers_that_are_kept_apart_do_not_merge(void **state) {
     done(&m);
 }
 
-/* ---- what does not ----------------------------------------------------------------------------------------
- */
+/* ---- what does not --------------------------------------------------------------------------- */
 
 static void blocks_that_are_neighbours_on_one_side_only_stay_apart(void **state) {
     (void)state;
@@ -201,8 +199,7 @@ static void bytes_of_different_regions_never_merge(void **state) {
     done(&m);
 }
 
-/* ---- loops inside a block ---------------------------------------------------------------------------------
- */
+/* ---- loops inside a block -------------------------------------------------------------------- */
 
 static void part_of_a_block_is_a_run_for_each_head(void **state) {
     (void)state;
@@ -296,8 +293,7 @@ static void a_state_split_by_channel_is_copied_step_by_step(void **state) {
     done(&m);
 }
 
-/* ---- head slices ------------------------------------------------------------------------------------------
- */
+/* ---- head slices ----------------------------------------------------------------------------- */
 
 /* 8 KV heads of 128 elements, 2 layers, blocks of 16 tokens; TP 8 -> TP 4, 100 tokens in block order. */
 static moved move_slices(const char *local, const char *remote) {
@@ -339,8 +335,7 @@ static void a_head_slice_into_a_head_major_cache_is_a_run_a_block(void **state) 
     done(&m);
 }
 
-/* ---- cursors ----------------------------------------------------------------------------------------------
- */
+/* ---- cursors --------------------------------------------------------------------------------- */
 
 /*
  * Tokens 1 to 9 of 2 layers of K and V of 2 heads, between orders that cut every cell: 72 cells, and in the

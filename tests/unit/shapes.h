@@ -20,8 +20,7 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof *(array))
 
-/* ---- refusals ---------------------------------------------------------------------------------------------
- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 /** The call must give `status`, and its detail text must have all of these words. */
 #define assert_fails(call, status, ...)                                                                      \
@@ -52,8 +51,7 @@ static inline void check_success(kvf_status got, const char *file, int line) {
     _fail(file, line);
 }
 
-/* ---- models -----------------------------------------------------------------------------------------------
- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 #define PART(...) ((kvf_part_desc){.dtype = KVF_DTYPE_BF16, __VA_ARGS__})
 
@@ -132,8 +130,7 @@ static inline kvf_model *hybrid(uint32_t heads) {
     return model_of(4, groups, 2);
 }
 
-/* ---- engines, plans, requests -----------------------------------------------------------------------------
- */
+/* ---- engines, plans, requests ---------------------------------------------------------------- */
 
 #define ENGINE(...) (&(const kvf_engine_spec){.struct_size = sizeof(kvf_engine_spec), __VA_ARGS__})
 
@@ -209,8 +206,7 @@ static inline kvf_range range(uint32_t begin, uint32_t end) {
     return (kvf_range){begin, end};
 }
 
-/* ---- comparing --------------------------------------------------------------------------------------------
- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 #define assert_range(got, wanted_begin, wanted_end)                                                          \
     do {                                                                                                     \
@@ -277,8 +273,7 @@ static inline void check_runs(const kvf_request *request, uint32_t source, const
 
 #define assert_no_runs(request, source) check_runs((request), (source), NULL, 0, __FILE__, __LINE__)
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /** Counts what the library allocates, and can refuse one allocation. */
 typedef struct memory_count {

@@ -4,8 +4,7 @@
  */
 #include "shapes.h"
 
-/* ---- a shard to start from --------------------------------------------------------------------------------
- */
+/* ---- a shard to start from ------------------------------------------------------------------- */
 
 /*
  * Two layers, each with a region of its own of 3 blocks of 2 tokens. A page of 64 bytes, head before token:
@@ -65,8 +64,7 @@ static kvf_status try_shard(const sample *s) {
     return status;
 }
 
-/* ---- what a shard keeps -----------------------------------------------------------------------------------
- */
+/* ---- what a shard keeps ---------------------------------------------------------------------- */
 
 static void a_shard_is_a_copy_of_its_description_with_the_defaults_filled_in(void **state) {
     sample *s = *state;
@@ -192,8 +190,7 @@ static void a_rank_may_hold_no_layers_and_no_memory(void **state) {
     kvf_shard_free(shard);
 }
 
-/* ---- where a cell is --------------------------------------------------------------------------------------
- */
+/* ---- where a cell is ------------------------------------------------------------------------- */
 
 static void a_cell_is_found_by_block_row_and_unit(void **state) {
     kvf_shard *shard = made(*state);
@@ -265,8 +262,7 @@ static void a_cell_outside_the_cache_is_not_found(void **state) {
     kvf_shard_free(shard);
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------
- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void missing_arguments_are_named(void **state) {
     sample *s = *state;
@@ -427,8 +423,7 @@ static void a_part_without_units_needs_no_valid_placement(void **state) {
     assert_ok(try_shard(s));
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status make_shard(void *subject) {
     return try_shard(subject);

@@ -94,8 +94,7 @@ static bool step(const world *w, int timeout_ms) {
     return worked;
 }
 
-/* ---- one try ---------------------------------------------------------------------------------------------
- */
+/* ---- one try --------------------------------------------------------------------------------- */
 
 /* D reads from its sources, or each source writes to D. */
 typedef struct attempt {
@@ -196,8 +195,7 @@ static void reset(const world *w) {
         memcpy(w->d.cells.regions[r].address, w->before.regions[r].address, w->d.cells.regions[r].bytes);
 }
 
-/* ---- tests -----------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void every_transfer_ends_well_or_with_an_error(void **state) {
     uint32_t well = 0, badly = 0, cancelled = 0;

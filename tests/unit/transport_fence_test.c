@@ -59,8 +59,7 @@ static void assert_as_pictured(const test_side *side, const picture *taken) {
     }
 }
 
-/* ---- in one process --------------------------------------------------------------------------------------
- */
+/* ---- in one process -------------------------------------------------------------------------- */
 
 static const pair_kind kinds[] = {
     {"inproc", {false, false}, false, "inproc"}, {"shm", {true, true}, false, "shm"},
@@ -274,8 +273,7 @@ static void what_is_no_card_is_refused(void **state) {
     both_close(b);
 }
 
-/* ---- stopped in the middle -------------------------------------------------------------------------------
- */
+/* ---- stopped in the middle ------------------------------------------------------------------- */
 
 #define BYTES (2u << 20)
 
@@ -474,8 +472,7 @@ static void an_owner_may_close_while_a_writer_is_stopped_in_the_middle(void **st
     assert_int_equal(waitpid(o.writer, &status, 0), o.writer);
 }
 
-/* ---- other ways ------------------------------------------------------------------------------------------
- */
+/* ---- other ways ------------------------------------------------------------------------------ */
 
 static void who_may_write_by_other_ways_cannot_be_fenced(void **state) {
     (void)state;

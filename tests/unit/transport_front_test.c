@@ -18,7 +18,7 @@ static kvf_transport *open_kind(const char *kind) {
     return transport;
 }
 
-/* ---- opening and memory -------------------------------------------------------------------------------- */
+/* ---- opening and memory ---------------------------------------------------------------------- */
 
 static void every_kind_of_the_build_opens_and_others_are_not_found(void **state) {
     (void)state;
@@ -123,7 +123,7 @@ static void memory_is_not_registered_after_the_card_was_exported(void **state) {
     kvf_transport_close(transport);
 }
 
-/* ---- the card ------------------------------------------------------------------------------------------ */
+/* ---- the card -------------------------------------------------------------------------------- */
 
 static void a_card_cut_off_anywhere_is_refused(void **state) {
     (void)state;
@@ -276,7 +276,7 @@ static void sides_without_a_common_kind_name_what_each_has(void **state) {
     kvf_transport_close(there);
 }
 
-/* ---- submitting ---------------------------------------------------------------------------------------- */
+/* ---- submitting ------------------------------------------------------------------------------ */
 
 static void submitting_without_a_peer_runs_or_callback_is_refused(void **state) {
     (void)state;
@@ -312,7 +312,7 @@ static void endpoints_without_memory_exchange_notifications_only(void **state) {
     side_close(&there);
 }
 
-/* ---- an allocator that fails --------------------------------------------------------------------------- */
+/* ---- an allocator that fails ----------------------------------------------------------------- */
 
 static uint32_t allocations_left;
 

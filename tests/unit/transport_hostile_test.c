@@ -92,7 +92,7 @@ static int make_memory(uint64_t bytes, unsigned seals) {
     return fd;
 }
 
-/* ---- bad consumers ------------------------------------------------------------------------------------- */
+/* ---- bad consumers --------------------------------------------------------------------------- */
 
 static void strangers_that_say_nothing_keep_nobody_out(void **state) {
     (void)state;
@@ -372,7 +372,7 @@ static void a_client_that_reads_no_answers_stops_nobody_else(void **state) {
     side_close(&owner);
 }
 
-/* ---- bad owners ---------------------------------------------------------------------------------------- */
+/* ---- bad owners ------------------------------------------------------------------------------ */
 
 /* A socket that plays an owner with one region of 4096 bytes, connected to by `here`. */
 typedef struct fake_side {
@@ -663,7 +663,7 @@ static void a_silent_owner_keeps_nobody_from_cancelling(void **state) {
     side_close(&here);
 }
 
-/* ---- memory that is not there -------------------------------------------------------------------------- */
+/* ---- memory that is not there ---------------------------------------------------------------- */
 
 static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     (void)state;

@@ -203,7 +203,7 @@ static void one_endpoint_reads_from_several_peers_at_once(void **state) {
     free(pair);
 }
 
-/* ---- notifications ------------------------------------------------------------------------------------- */
+/* ---- notifications --------------------------------------------------------------------------- */
 
 static void check_written(test_side *there) {
     assert_int_equal(side_memory(there, 0)[there->notice_values[there->notices - 1]], 0xa5);
@@ -270,7 +270,7 @@ static void a_notification_arrives_though_its_sender_closes_at_once(void **state
     free(pair);
 }
 
-/* ---- ending -------------------------------------------------------------------------------------------- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 static void a_cancelled_batch_ends_once_and_others_go_on(void **state) {
     test_pair *pair = pair_open(*state);

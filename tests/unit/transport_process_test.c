@@ -132,7 +132,7 @@ static kvf_peer *child_connect(const test_side *here, const test_child *child) {
     return peer;
 }
 
-/* ---- moving -------------------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 static void another_process_is_read_byte_for_byte(void **state) {
     static kvf_run runs[RUNS_MAX];
@@ -191,7 +191,7 @@ static void another_process_is_written_and_then_told(void **state) {
     child_end(child, false);
 }
 
-/* ---- dying --------------------------------------------------------------------------------------------- */
+/* ---- dying ----------------------------------------------------------------------------------- */
 
 #define MANY 100
 
@@ -365,8 +365,7 @@ static void a_killed_consumer_leaves_its_owner_serving_others(void **state) {
     side_close(&owner);
 }
 
-/* ---- who may --------------------------------------------------------------------------------------------
- */
+/* ---- who may --------------------------------------------------------------------------------- */
 
 static void a_process_of_another_user_is_refused(void **state) {
     test_side owner;

@@ -158,8 +158,7 @@ static void push_all(const world *w, uint32_t d_rank, kvf_range layers) {
     filling_free(&f);
 }
 
-/* ---- shapes ---------------------------------------------------------------------------------------------
- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 #define SPEC(...)                                                                                            \
     { .struct_size = sizeof(kvf_engine_spec), __VA_ARGS__ }
@@ -179,8 +178,7 @@ static const kvf_engine_spec decodes[] = {
 static const kvf_engine_spec shared_tokens =
     SPEC(.tp_size = 4, .dcp_size = 2, .all = CACHE(.tokens_per_block = 8, .order = "LBPHN"));
 
-/* ---- tests ----------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void check_every_rank(const world *w) {
     for (uint32_t rank = 0; rank < w->d_count; rank++) {

@@ -204,8 +204,7 @@ static kvf_transfer *start(const test_world *world, kvf_direction direction) {
     return transfer;
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void a_read_brings_every_cell_from_its_ranks(void **state) {
     test_world *world = world_open(*state);

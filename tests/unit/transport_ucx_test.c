@@ -29,7 +29,7 @@ static const route sysv_way = {"sysv,self", true};
 static const route brought_way = {"posix,cma,self", false};
 static const route mixed_way = {"posix,sysv,cma,tcp,self", true};
 
-/* ---- targets ---- */
+/* ---- targets --------------------------------------------------------------------------------- */
 
 static void serving_target(process *side) {
     open_side(side, 0, 1);
@@ -38,7 +38,7 @@ static void serving_target(process *side) {
     close_side(side);
 }
 
-/* ---- reads and writes ---- */
+/* ---- reads and writes ------------------------------------------------------------------------ */
 
 static void reading_actor(process *side) {
     static kvf_run runs[4096];
@@ -149,7 +149,7 @@ static void a_notification_after_a_write_finds_every_byte_written(void **state) 
     run_both(*state, checking_target, writing_actor, false);
 }
 
-/* ---- notifications ---- */
+/* ---- notifications --------------------------------------------------------------------------- */
 
 static void late_target(process *side) {
     open_side(side, 0, 1);
@@ -219,7 +219,7 @@ static void notifications_sent_just_before_closing_arrive(void **state) {
     run_both(*state, last_words_target, last_words_actor, false);
 }
 
-/* ---- cancelling ---- */
+/* ---- cancelling ------------------------------------------------------------------------------ */
 
 static void cancelling_actor(process *side) {
     static kvf_run runs[8192];
@@ -247,7 +247,7 @@ static void a_cancelled_read_ends_once_and_leaves_the_memory_and_the_link_alone(
     run_both(*state, serving_target, cancelling_actor, false);
 }
 
-/* ---- peers that go away ---- */
+/* ---- peers that go away ---------------------------------------------------------------------- */
 
 static void dying_actor(process *side) {
     static kvf_run runs[8192];
@@ -347,7 +347,7 @@ static void connecting_to_nobody_ends_with_peer_lost(void **state) {
     run_both(*state, nobody_target, too_late_actor, false);
 }
 
-/* ---- peers that do not progress ---- */
+/* ---- peers that do not progress -------------------------------------------------------------- */
 
 static void sleeping_target(process *side) {
     open_side(side, 0, 1);
@@ -409,7 +409,7 @@ closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_
     run_both(*state, sleeping_target, impatient_actor, false);
 }
 
-/* ---- cards ---- */
+/* ---- cards ----------------------------------------------------------------------------------- */
 
 static void damaging_actor(process *side) {
     static unsigned char card[65536];
@@ -460,7 +460,7 @@ static void a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused(void *
     run_both(*state, serving_target, disagreeing_actor, false);
 }
 
-/* ---- what this machine or build cannot do ---- */
+/* ---- what this machine or build cannot do ---------------------------------------------------- */
 
 static void silent(process *side, void (*act)(process *)) {
     int lines[2];
@@ -555,7 +555,7 @@ static void cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered
     run_both(&tcp_way, idle_target, cuda_actor, false);
 }
 
-/* ---- all of them ---- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 #define BY(test, way_name)                                                                                   \
     { #test " by " #way_name, test, NULL, NULL, (void *)(uintptr_t)&way_name##_way }

@@ -13,7 +13,7 @@
 
 #include "ucx_pair.h"
 
-/* ---- processes ---- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 _Noreturn void wrong(const char *file, int line, const char *what) {
     (void)fprintf(stderr, "%s:%d: %s (detail: %s)\n", file, line, what, kvf_error_detail());
@@ -72,7 +72,7 @@ void run_both(const route *way, void (*target)(process *), void (*actor)(process
     }
 }
 
-/* ---- memory and runs ---- */
+/* ---- memory and runs ------------------------------------------------------------------------- */
 
 unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset) {
     uint64_t mixed =
@@ -145,7 +145,7 @@ bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, un
     return same;
 }
 
-/* ---- transports ---- */
+/* ---- transports ------------------------------------------------------------------------------ */
 
 static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
     (void)transport;

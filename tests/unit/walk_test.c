@@ -42,8 +42,7 @@ static void check_walk(kvf_walk walk, const kvf_walk_piece *wanted, size_t count
 #define assert_no_walk(local, remote, begin, end)                                                            \
     check_walk((kvf_walk){(local), (remote), (begin), (end)}, NULL, 0, __FILE__, __LINE__)
 
-/* ---- block boundaries -------------------------------------------------------------------------------------
- */
+/* ---- block boundaries ------------------------------------------------------------------------ */
 
 static void pieces_end_at_the_block_boundaries_of_both_sides(void **state) {
     (void)state;
@@ -93,8 +92,7 @@ static void positions_far_beyond_32_bits_are_exact(void **state) {
                 {far + 1, far + 1, far + 1, 3});
 }
 
-/* ---- token shares -----------------------------------------------------------------------------------------
- */
+/* ---- token shares ---------------------------------------------------------------------------- */
 
 static void a_remote_share_is_read_token_by_token(void **state) {
     (void)state;
@@ -174,8 +172,7 @@ static void the_position_of_a_token_that_is_not_kept_is_that_of_the_next_one(voi
     assert_int_equal(kvf_walk_position(&side, 12), 4);
 }
 
-/* ---- whether shares meet ----------------------------------------------------------------------------------
- */
+/* ---- whether shares meet --------------------------------------------------------------------- */
 
 static bool meet(kvf_token_share a, kvf_token_share b) {
     bool there = kvf_shares_meet(a, b);

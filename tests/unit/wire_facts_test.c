@@ -10,8 +10,7 @@ static char *facts_of(const kvf_model *model, const char *extra) {
     return facts;
 }
 
-/* ---- what is in them --------------------------------------------------------------------------------------
- */
+/* ---- what is in them ------------------------------------------------------------------------- */
 
 static void facts_are_one_line_each_in_a_fixed_order(void **state) {
     (void)state;
@@ -87,8 +86,7 @@ static void the_digest_is_the_sha_256_of_the_text(void **state) {
     assert_memory_equal(digest, abc, sizeof abc);
 }
 
-/* ---- what makes them differ -------------------------------------------------------------------------------
- */
+/* ---- what makes them differ ------------------------------------------------------------------ */
 
 typedef struct described {
     kvf_part_desc part;
@@ -229,8 +227,7 @@ static void builtin_models_all_have_facts_of_their_own(void **state) {
     }
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------
- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static void every_differing_field_is_listed(void **state) {
     (void)state;

@@ -8,8 +8,7 @@
 
 #include "wire/check.h"
 
-/* ---- taking messages apart --------------------------------------------------------------------------------
- */
+/* ---- taking messages apart ------------------------------------------------------------------- */
 
 typedef kvf_status (*reader)(kvf_bytes bytes);
 
@@ -132,8 +131,7 @@ static void every_field_must_be_there_once_and_of_its_type(void **state) {
     }
 }
 
-/* ---- damage -----------------------------------------------------------------------------------------------
- */
+/* ---- damage ---------------------------------------------------------------------------------- */
 
 /* Cut off anywhere, and with every bit of every byte flipped. */
 static void damage(const kvf_wire_buffer *encoded, reader read) {
@@ -209,8 +207,7 @@ static void damaged_shards_are_refused_or_are_other_shards(void **state) {
     kvf_model_free(shard_model);
 }
 
-/* ---- bytes that are no message ----------------------------------------------------------------------------
- */
+/* ---- bytes that are no message --------------------------------------------------------------- */
 
 #define BYTES(...) ((kvf_bytes){(const uint8_t[]){__VA_ARGS__}, sizeof((const uint8_t[]){__VA_ARGS__})})
 
@@ -304,8 +301,7 @@ static void a_message_above_the_size_limit_is_refused(void **state) {
                  "message: it has 67108865 bytes");
 }
 
-/* ---- values -----------------------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void text(msgpack_packer *to, const char *value) {
     msgpack_pack_str_with_body(to, value, strlen(value));

@@ -6,8 +6,7 @@
 
 #define ROUNDS 200
 
-/* ---- there and back ---------------------------------------------------------------------------------------
- */
+/* ---- there and back -------------------------------------------------------------------------- */
 
 static void every_kind_of_message_reads_as_it_was_written(void **state) {
     (void)state;
@@ -88,8 +87,7 @@ static void no_text_is_read_as_the_empty_text(void **state) {
     kvf_wire_buffer_free(&encoded);
 }
 
-/* ---- block tables -----------------------------------------------------------------------------------------
- */
+/* ---- block tables ---------------------------------------------------------------------------- */
 
 static size_t encoded_table(const uint32_t *ids, uint32_t count) {
     kvf_wire_group group = {.table = {ids, count, 0}, .begin = 0, .end = 1};
@@ -134,8 +132,7 @@ static void the_last_block_id_and_no_block_are_not_one_run(void **state) {
     (void)encoded_table(ids, 1);
 }
 
-/* ---- what is not sent -------------------------------------------------------------------------------------
- */
+/* ---- what is not sent ------------------------------------------------------------------------ */
 
 static kvf_status try_call(kvf_call_body call) {
     kvf_message message = {.kind = KVF_MESSAGE_CALL, .call = call};
@@ -242,8 +239,7 @@ static void a_message_above_the_size_limit_is_not_sent(void **state) {
     assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}));
 }
 
-/* ---- memory -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status there_and_back(void *subject) {
     wire_sample *sample = subject;

@@ -86,8 +86,7 @@ static kvf_status some_status(uint64_t *seed) {
     return (kvf_status)below(seed, KVF_E_TIMEOUT + 1);
 }
 
-/* ---- bodies -----------------------------------------------------------------------------------------------
- */
+/* ---- bodies ---------------------------------------------------------------------------------- */
 
 static void fill_hello(wire_sample *out, kvf_hello *hello, uint64_t *seed) {
     hello->engine = name(out->names[0], seed);
@@ -214,8 +213,7 @@ void sample_introduction(wire_sample *out, uint64_t seed) {
     i->facts = below(&seed, 2) ? "layer_count: 3\n" : "";
 }
 
-/* ---- comparing --------------------------------------------------------------------------------------------
- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static void same_text(const char *a, const char *b) {
     assert_string_equal(a ? a : "", b ? b : "");
@@ -344,8 +342,7 @@ void assert_same_introduction(const kvf_introduction *a, const kvf_introduction 
     same_text(a->facts, b->facts);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------------------
- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 kvf_wire_buffer sample_encoded(const kvf_message *message) {
     kvf_wire_buffer out = {0};

@@ -6,8 +6,7 @@
 
 #include "wire_samples.h"
 
-/* ---- there and back ---------------------------------------------------------------------------------------
- */
+/* ---- there and back -------------------------------------------------------------------------- */
 
 static void assert_same_share(const kvf_part_share *a, const kvf_part_share *b) {
     assert_range(a->units, b->units.begin, b->units.end);
@@ -140,8 +139,7 @@ static void a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written(void 
     kvf_model_free(model);
 }
 
-/* ---- size -------------------------------------------------------------------------------------------------
- */
+/* ---- size ------------------------------------------------------------------------------------ */
 
 static size_t size_of(const kvf_model *model, const kvf_engine_spec *spec) {
     kvf_engine *engine = engine_of(model, spec);
@@ -175,8 +173,7 @@ static void a_rank_of_a_large_model_fits_in_a_kilobyte(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------
- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 /* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; as numbers,
  * of which a test changes one. */

@@ -11,8 +11,7 @@
 
 #include "vectors.h"
 
-/* ---- aggregate -------------------------------------------------------------------------------------------
- */
+/* ---- aggregate ------------------------------------------------------------------------------- */
 
 static const char *const stats_fields[] = {
     "transfer_duration",     "post_duration",        "bytes_transferred",
@@ -180,8 +179,7 @@ static answer aggregate(vector_case *c) {
     return answer_with(with(json_object_new_object(), "steps", results));
 }
 
-/* ---- stats_reduce ----------------------------------------------------------------------------------------
- */
+/* ---- stats_reduce ---------------------------------------------------------------------------- */
 
 typedef struct samples {
     const double *at;
@@ -245,8 +243,7 @@ static answer stats_reduce(vector_case *c) {
     return answer_with(with(whole, "reduced", out));
 }
 
-/* ---- yield_req_data --------------------------------------------------------------------------------------
- */
+/* ---- yield_req_data -------------------------------------------------------------------------- */
 
 static kvf_step_request *read_requests(vector_case *c, const char *list_key, const char *blocks_key,
                                        size_t *count) {

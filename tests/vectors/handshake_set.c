@@ -31,8 +31,7 @@ static int64_t nanoseconds(double seconds) {
     return llround(seconds * 1e9);
 }
 
-/* ---- rules -----------------------------------------------------------------------------------------------
- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 static answer base_request_id(vector_case *c) {
     json_object *id = read_field(c, c->in, "request_id");
@@ -72,8 +71,7 @@ static answer lease_sweep(vector_case *c) {
     return answer_with(with(with(out, "left", left), "expired_count", json_u64(count)));
 }
 
-/* ---- dialogue: who is asked, and what their clocks show; the queries are another protocol ----------------
- */
+/* ---- dialogue: who is asked, and what their clocks show; the queries are another protocol ---- */
 
 static answer dialogue(vector_case *c) {
     if (c->error_kind)
@@ -108,8 +106,7 @@ static answer dialogue(vector_case *c) {
     return answer_with(with(out, "clock_offset", json_object_new_double((double)offset / 1e9)));
 }
 
-/* ---- handshake_check: may these engines exchange caches? The planner is asked ----------------------------
- */
+/* ---- handshake_check: may these engines exchange caches? The planner is asked ---------------- */
 
 /* One side, as a model with a group for each layer and kind: regions may hold cells of different sizes. */
 typedef struct side {

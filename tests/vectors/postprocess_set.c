@@ -10,7 +10,7 @@
 
 #include "vectors.h"
 
-/* ---- numbers and refusals ------------------------------------------------------------------------------ */
+/* ---- numbers and refusals -------------------------------------------------------------------- */
 
 typedef struct elements {
     int32_t *at;
@@ -86,7 +86,7 @@ static kvf_block_region region_of(vector_case *c, const kvf_received_shape *shap
                               .part_bytes = block_bytes};
 }
 
-/* ---- conversions --------------------------------------------------------------------------------------- */
+/* ---- conversions ----------------------------------------------------------------------------- */
 
 static answer convert(vector_case *c, kvf_page_order wanted) {
     uint64_t received_tokens;
@@ -111,7 +111,7 @@ static answer convert_layout(vector_case *c) {
     return convert(c, KVF_PAGE_NHD);
 }
 
-/* ---- the receive step ---------------------------------------------------------------------------------- */
+/* ---- the receive step ------------------------------------------------------------------------ */
 
 /* The requests of one group; `covered_sub_blocks` counts received pages. */
 static size_t read_requests(vector_case *c, uint64_t group, uint64_t page_tokens, kvf_received_request *out) {
@@ -155,7 +155,7 @@ static answer receive_step(vector_case *c) {
     return answer_with(with(json_object_new_object(), "after_per_group", after));
 }
 
-/* ---- copying ------------------------------------------------------------------------------------------- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 /* A tensor: axes before the block index are parts of a block, those behind are the bytes of a part. */
 static kvf_block_region read_region(vector_case *c, const char *shape_name) {
