@@ -37,8 +37,8 @@ extern "C" {
  *                 kvf_token_share
  * @return KVF_OK; KVF_E_RANGE (no such group, part, layer, unit or block, a table that does not reach, a
  *         region smaller than the shard's: the detail names field, value and what is allowed);
- *         KVF_E_UNSUPPORTED (the memory is not the host's); KVF_E_INVALID. After an error the sums are
- *         undefined
+ *         KVF_E_UNSUPPORTED (the memory is not the host's); KVF_E_INVALID; KVF_E_NOMEM (only where cells are
+ *         kept in pieces). After an error the sums are undefined
  */
 KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                                       uint32_t part, kvf_range layers, kvf_range units,

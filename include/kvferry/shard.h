@@ -7,6 +7,13 @@
  *   offset(block, row, unit) = offset + block * block_stride + row * row_stride
  *                                     + (unit - unit_begin) * unit_stride
  *
+ * A rank may keep its cells in pieces, each a stride after the one before: keys channel by channel are cells
+ * whose elements lie apart. The model says what a cell is, the placement how the rank cuts it, so that ranks
+ * which cut unlike still hold the same cells:
+ *
+ *   whole cells           t0: | c0 c1 c2 c3 |  t1: | c0 c1 c2 c3 |  ...
+ *   in pieces of one      c0: | t0 t1 ... |    c1: | t0 t1 ... |    ...       a piece's row_stride is one element
+ *
  * Offsets count from the start of a region; base addresses come in only when memory is registered with a
  * transport. So a shard can be sent to a peer, and nothing in it can name memory outside a region.
  *
@@ -37,13 +44,20 @@ typedef struct kvf_token_share {
     uint32_t width; /**< neighbouring tokens kept together; 0 means 1 */
 } kvf_token_share;
 
-/** Where a rank keeps the cells of one (layer, part). Strides are in bytes. */
+/**
+ * Where a rank keeps the cells of one (layer, part). Strides are in bytes.
+ *
+ * A cell is kept in `pieces` pieces of as many elements each, in order: piece i begins i * piece_stride after
+ * the first. A piece must fill whole bytes.
+ */
 typedef struct kvf_placement {
     uint32_t region;       /**< index into the shard's regions */
     uint64_t offset;       /**< of the first held unit's cell in row 0 of kernel block 0 */
     uint64_t block_stride; /**< between kernel blocks */
     uint64_t row_stride;
     uint64_t unit_stride;
+    uint64_t piece_stride; /**< not used where a cell is one piece */
+    uint32_t pieces;       /**< divides the cell's elements; 0 means 1: cells are whole */
 } kvf_placement;
 
 /** What a rank holds of one part, in every layer of the group. */
@@ -113,11 +127,13 @@ KVF_API kvf_range kvf_shard_group_layers(const kvf_shard *shard, uint32_t group)
 KVF_API const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group, uint32_t layer,
                                                  uint32_t part);
 
-/** The region and byte offset of one cell. */
+/** The region and byte offset of one cell, and the pieces it is kept in. */
 typedef struct kvf_cell_location {
     uint32_t region;
-    uint64_t offset;
-    uint64_t bytes;
+    uint64_t offset;       /**< of the first piece */
+    uint64_t bytes;        /**< of the whole cell; each piece has bytes / pieces */
+    uint64_t piece_stride; /**< from the beginning of a piece to that of the next; 0 where there is one */
+    uint32_t pieces;       /**< at least 1 */
 } kvf_cell_location;
 
 /**

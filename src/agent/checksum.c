@@ -136,6 +136,7 @@ static kvf_status check_area(area *a, const uint64_t *sums) {
 /* A cell to be hashed, and the sum it belongs to. */
 typedef struct pending {
     const unsigned char *cell;
+    const kvf_placement *placement; /* how it lies in pieces */
     uint64_t seed;
     uint64_t *sum;
 } pending;
@@ -146,13 +147,25 @@ typedef struct tally {
     uint64_t *sums;
     uint64_t step, layer, unit;
     uint64_t cell_bytes;
-    uint32_t depth; /* how many cells wait; 0: none */
+    unsigned char *whole; /* room for a cell that is kept in pieces */
+    uint32_t depth;       /* how many cells wait; 0: none */
     uint64_t taken;
     pending queue[QUEUE_CELLS];
 } tally;
 
+/* The bytes of a cell, together: those of one in pieces are brought together first. */
+static const unsigned char *whole_cell(const tally *t, const pending *p) {
+    const kvf_placement *placement = p->placement;
+    if (placement->pieces == 1)
+        return p->cell;
+    uint64_t bytes = t->cell_bytes / placement->pieces;
+    for (uint32_t i = 0; i < placement->pieces; i++)
+        memcpy(t->whole + i * bytes, p->cell + i * placement->piece_stride, bytes);
+    return t->whole;
+}
+
 static void hash(const tally *t, const pending *p) {
-    *p->sum += XXH3_64bits_withSeed(p->cell, t->cell_bytes, p->seed);
+    *p->sum += XXH3_64bits_withSeed(whole_cell(t, p), t->cell_bytes, p->seed);
 }
 
 static void take(tally *t, pending p) {
@@ -160,8 +173,9 @@ static void take(tally *t, pending p) {
         hash(t, &p);
         return;
     }
-    for (uint64_t at = 0; at < t->cell_bytes; at += LINE_BYTES)
-        __builtin_prefetch(p.cell + at);
+    if (p.placement->pieces == 1)
+        for (uint64_t at = 0; at < t->cell_bytes; at += LINE_BYTES)
+            __builtin_prefetch(p.cell + at);
     if (t->taken >= t->depth)
         hash(t, &t->queue[(t->taken - t->depth) % QUEUE_CELLS]);
     t->queue[t->taken++ % QUEUE_CELLS] = p;
@@ -196,7 +210,7 @@ static void add_steps(tally *t, const sheet *s, const unsigned char *cell, uint6
                       uint64_t *sum) {
     for (uint32_t step = 0; step < steps; step++, sum += t->step, seed += STEP_FACTOR)
         for (uint32_t row = 0; row < s->rows_per_step; row++, cell += s->placement->row_stride)
-            take(t, (pending){cell, seed + row * ROW_FACTOR, sum});
+            take(t, (pending){cell, s->placement, seed + row * ROW_FACTOR, sum});
 }
 
 /* Steps or units outermost, whichever lie further apart, so that memory is passed in ascending order. */
@@ -216,8 +230,17 @@ static void add_piece(const area *a, const sheet *s, const kvf_walk_piece *piece
                       sums + step * t->step + unit * t->unit);
 }
 
-static void add_area(const area *a, tally *t) {
+static bool is_in_pieces(const area *a) {
+    for (uint32_t layer = a->layers.begin; layer < a->layers.end; layer++)
+        if (kvf_shard_placement(a->shard, a->group, layer, a->part)->pieces > 1)
+            return true;
+    return false;
+}
+
+static kvf_status add_area(const area *a, tally *t) {
     t->cell_bytes = a->cell_bytes;
+    if (is_in_pieces(a) && !(t->whole = kvf_alloc(a->cell_bytes, 1)))
+        return kvf_nomem("a checksum");
     if (a->cell_bytes >= LINE_BYTES && a->cell_bytes <= QUEUED_CELL_BYTES)
         t->depth = (uint32_t)kvf_min_u64(QUEUE_BYTES / a->cell_bytes, QUEUE_CELLS);
     kvf_walk walk = walk_of(a);
@@ -230,6 +253,8 @@ static void add_area(const area *a, tally *t) {
         }
     }
     finish(t);
+    kvf_free(t->whole);
+    return KVF_OK;
 }
 
 kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
@@ -248,8 +273,7 @@ kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions,
     if (status)
         return status;
     memset(sums, 0, (size_t)(end - begin) * sizeof *sums);
-    add_area(&a, &(tally){.sums = sums, .step = 1});
-    return KVF_OK;
+    return add_area(&a, &(tally){.sums = sums, .step = 1});
 }
 
 kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
@@ -269,6 +293,5 @@ kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions,
         return status;
     uint64_t units_asked = units.end - units.begin;
     memset(sums, 0, (size_t)((layers.end - layers.begin) * units_asked) * sizeof *sums);
-    add_area(&a, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
-    return KVF_OK;
+    return add_area(&a, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
 }

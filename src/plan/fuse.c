@@ -2,7 +2,8 @@
  * From cuts to copy rules.
  *
  * Each cut gives one *strand* for each of its layers: where its cells start on both sides, and the loop nest
- * over rows and units that visits them. Strands are then made fewer and wider:
+ * over rows and units that visits them. Where a side keeps its cells in pieces, the nest goes over *grains*
+ * instead of cells, see split_cell(). Strands are then made fewer and wider:
  *
  *   widen  units that are neighbours on both sides become one cell, and so do the rows of a step
  *   join   two strands with the same nest, one starting where the cells of the other end, on both sides,
@@ -14,6 +15,10 @@
 #include <stdlib.h>
 
 #include "plan/plan.h"
+
+/* Shards come from other machines too, and say in how many pieces cells are: what they make us allocate has an
+ * end. 80 layers of 128 heads in 128 pieces on both sides, unlike, are 2^20. */
+#define MAX_STRANDS (1u << 22)
 
 /* A loop nest without its cell. Interned: strands with equal nests have equal numbers. */
 typedef struct nest {
@@ -97,6 +102,60 @@ static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
         n->local.row = n->remote.row = 0;
 }
 
+/* ---- cells in pieces ------------------------------------------------------------------------- */
+
+/*
+ * How the cells of a cut fall apart where a side keeps them in pieces. A grain is a number of bytes that lie
+ * together on both sides; within a stretch both sides step evenly from grain to grain. So a stretch of a cell
+ * is to the planner what a range of units is otherwise.
+ *
+ *   local     |  0   1   2   3  |  4   5   6   7  |      two pieces
+ *   remote    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |          eight
+ *   stretches |--- 4 grains ----|--- 4 grains ----|
+ */
+typedef struct cell_split {
+    uint64_t grain_bytes;
+    uint64_t stretch_bytes;             /* of the cell */
+    uint64_t local_piece, remote_piece; /* bytes of a piece */
+    uint32_t stretches;                 /* of a cell; 0: cells are whole on both sides */
+} cell_split;
+
+static uint64_t greatest_divisor(uint64_t a, uint64_t b) {
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static cell_split split_cell(const kvf_part_desc *part, const kvf_placement *local,
+                             const kvf_placement *remote) {
+    uint64_t cell = kvf_part_cell_bytes(part);
+    cell_split split = {.local_piece = cell / local->pieces, .remote_piece = cell / remote->pieces};
+    split.grain_bytes = greatest_divisor(split.local_piece, split.remote_piece);
+    if (split.grain_bytes == cell)
+        return split;
+    /* A side whose pieces are grains steps evenly through the whole cell, another only inside a piece. */
+    uint64_t local_reach = split.local_piece == split.grain_bytes ? cell : split.local_piece;
+    uint64_t remote_reach = split.remote_piece == split.grain_bytes ? cell : split.remote_piece;
+    split.stretch_bytes = local_reach < remote_reach ? local_reach : remote_reach;
+    if (local_reach != cell && remote_reach != cell)
+        split.stretch_bytes = split.grain_bytes; /* neither is: their pieces end in different places */
+    split.stretches = (uint32_t)(cell / split.stretch_bytes);
+    return split;
+}
+
+/* From one grain of a stretch to the next. */
+static uint64_t grain_step(const cell_split *split, const kvf_placement *placement, uint64_t piece_bytes) {
+    return piece_bytes == split->grain_bytes ? placement->piece_stride : split->grain_bytes;
+}
+
+/* Where byte `at` of a cell lies, counted from its first. */
+static uint64_t place_in_cell(const kvf_placement *placement, uint64_t piece_bytes, uint64_t at) {
+    return at / piece_bytes * placement->piece_stride + at % piece_bytes;
+}
+
 /* ---- strands --------------------------------------------------------------------------------- */
 
 /* Blocks that can be whole on both sides: as many tokens, no token missing in between, and rows that can be
@@ -148,30 +207,28 @@ static bool one_step_a_block(const kvf_plan_walk *walk) {
     return walk->takes_whole || (walk->local.kernel_tokens == 1 && walk->remote.kernel_tokens == 1);
 }
 
-static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, uint32_t layer) {
-    const kvf_plan *plan = f->plan;
-    const kvf_plan_walk *sides = &plan->walks[walk];
+/* One layer of a cut: where its cells are on both sides. */
+typedef struct sheet {
+    const kvf_part_desc *part;
+    const kvf_placement *local, *remote;
+    cell_split split;
+} sheet;
+
+static sheet sheet_of(const kvf_plan *plan, const kvf_plan_cut *cut, uint32_t layer) {
     const kvf_shard *remote = plan->remote->shards[plan->source_ranks[cut->source]];
-    const kvf_placement *l = kvf_shard_placement(plan->local, cut->group, layer, cut->part);
-    const kvf_placement *r = kvf_shard_placement(remote, cut->group, layer, cut->part);
-    const kvf_part_desc *part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part];
-    uint32_t local_begin = plan->local->groups[cut->group].parts[cut->part].units.begin;
-    uint32_t remote_begin = remote->groups[cut->group].parts[cut->part].units.begin;
-    strand s = {.local_region = l->region,
-                .remote_region = r->region,
-                .layers = {layer, layer + 1},
-                .local_offset = l->offset + (uint64_t)(cut->units.begin - local_begin) * l->unit_stride,
-                .remote_offset = r->offset + (uint64_t)(cut->units.begin - remote_begin) * r->unit_stride,
-                .cell_bytes = kvf_part_cell_bytes(part)};
-    nest n = {.source = cut->source,
-              .walk = walk,
-              .group = cut->group,
-              .units = cut->units.end - cut->units.begin,
-              .rows_per_step = part->rows_per_step * (sides->takes_whole ? sides->whole_steps : 1),
-              .local = {l->block_stride, l->row_stride, l->unit_stride},
-              .remote = {r->block_stride, r->row_stride, r->unit_stride},
-              .remote_tokens = cut->tokens};
-    widen(&n, &s.cell_bytes, one_step_a_block(sides));
+    sheet s = {.part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part],
+               .local = kvf_shard_placement(plan->local, cut->group, layer, cut->part),
+               .remote = kvf_shard_placement(remote, cut->group, layer, cut->part)};
+    s.split = split_cell(s.part, s.local, s.remote);
+    return s;
+}
+
+static size_t strands_of(const kvf_plan_cut *cut, const sheet *s) {
+    return s->split.stretches ? (size_t)s->split.stretches * (cut->units.end - cut->units.begin) : 1;
+}
+
+static kvf_status add_strand(fusion *f, nest n, strand s) {
+    widen(&n, &s.cell_bytes, one_step_a_block(&f->plan->walks[n.walk]));
     uint32_t hint = f->strand_count ? f->strands[f->strand_count - 1].nest : 0;
     kvf_status status = intern(f, &n, hint, &s.nest);
     if (!status)
@@ -179,13 +236,74 @@ static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, 
     return status;
 }
 
+/* One strand for each stretch of each unit's cell; `n` and `s` are those of whole cells. Where rows fill the room
+ * between the pieces on both sides, as in whole blocks of two engines that cut alike, the cells of a unit become
+ * one again, and units are what is left to go over. */
+static kvf_status add_stretches(fusion *f, const sheet *cells, nest n, strand s) {
+    const cell_split *split = &cells->split;
+    nest within = n;
+    within.units = (uint32_t)(split->stretch_bytes / split->grain_bytes);
+    within.local.unit = grain_step(split, cells->local, split->local_piece);
+    within.remote.unit = grain_step(split, cells->remote, split->remote_piece);
+    s.cell_bytes = split->grain_bytes;
+    widen(&within, &s.cell_bytes, one_step_a_block(&f->plan->walks[n.walk]));
+    if (split->stretches == 1 && within.units == 1) {
+        within.units = n.units;
+        within.local.unit = n.local.unit;
+        within.remote.unit = n.remote.unit;
+        return add_strand(f, within, s);
+    }
+    kvf_status status = KVF_OK;
+    for (uint32_t unit = 0; unit < n.units; unit++) {
+        for (uint32_t i = 0; i < split->stretches && !status; i++) {
+            strand part = s;
+            uint64_t at = i * split->stretch_bytes;
+            part.local_offset += unit * n.local.unit + place_in_cell(cells->local, split->local_piece, at);
+            part.remote_offset +=
+                unit * n.remote.unit + place_in_cell(cells->remote, split->remote_piece, at);
+            status = add_strand(f, within, part);
+        }
+    }
+    return status;
+}
+
+static kvf_status add_layer(fusion *f, const kvf_plan_cut *cut, uint32_t walk, uint32_t layer) {
+    const kvf_plan *plan = f->plan;
+    const kvf_plan_walk *sides = &plan->walks[walk];
+    const kvf_shard *remote = plan->remote->shards[plan->source_ranks[cut->source]];
+    const sheet cells = sheet_of(plan, cut, layer);
+    const kvf_placement *l = cells.local, *r = cells.remote;
+    uint32_t local_begin = plan->local->groups[cut->group].parts[cut->part].units.begin;
+    uint32_t remote_begin = remote->groups[cut->group].parts[cut->part].units.begin;
+    strand s = {.local_region = l->region,
+                .remote_region = r->region,
+                .layers = {layer, layer + 1},
+                .local_offset = l->offset + (uint64_t)(cut->units.begin - local_begin) * l->unit_stride,
+                .remote_offset = r->offset + (uint64_t)(cut->units.begin - remote_begin) * r->unit_stride,
+                .cell_bytes = kvf_part_cell_bytes(cells.part)};
+    nest n = {.source = cut->source,
+              .walk = walk,
+              .group = cut->group,
+              .units = cut->units.end - cut->units.begin,
+              .rows_per_step = cells.part->rows_per_step * (sides->takes_whole ? sides->whole_steps : 1),
+              .local = {l->block_stride, l->row_stride, l->unit_stride},
+              .remote = {r->block_stride, r->row_stride, r->unit_stride},
+              .remote_tokens = cut->tokens};
+    return cells.split.stretches ? add_stretches(f, &cells, n, s) : add_strand(f, n, s);
+}
+
 static kvf_status make_strands(fusion *f) {
     kvf_plan *plan = f->plan;
     size_t total = 0;
-    for (uint32_t i = 0; i < plan->cut_count; i++)
-        total += 2 * (size_t)(plan->cuts[i].layers.end - plan->cuts[i].layers.begin);
-    if (total > UINT32_MAX)
-        return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, UINT32_MAX);
+    for (uint32_t i = 0; i < plan->cut_count; i++) {
+        const kvf_plan_cut *cut = &plan->cuts[i];
+        for (uint32_t layer = cut->layers.begin; layer < cut->layers.end; layer++) {
+            sheet s = sheet_of(plan, cut, layer);
+            total += 2 * strands_of(cut, &s);
+        }
+    }
+    if (total > MAX_STRANDS)
+        return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, MAX_STRANDS);
     f->strands = kvf_alloc(total, sizeof *f->strands);
     if (!f->strands)
         return kvf_nomem("a plan");
@@ -195,7 +313,7 @@ static kvf_status make_strands(fusion *f) {
         kvf_status status = walks_of(plan, cut, &first, &count);
         for (uint32_t walk = first; walk < first + count; walk++)
             for (uint32_t layer = cut->layers.begin; layer < cut->layers.end && !status; layer++)
-                status = add_strand(f, cut, walk, layer);
+                status = add_layer(f, cut, walk, layer);
         if (status)
             return status;
     }

@@ -45,6 +45,11 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bo
 /** Checks that no two cells of a group of a shard share a byte. All cells must lie inside their regions. */
 kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group);
 
+/** Bytes of each piece of a cell of `part` under a placement, whose defaults are filled in. */
+static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_placement *placement) {
+    return kvf_part_cell_bytes(part) / placement->pieces;
+}
+
 /** Rows of a kernel block of a part. */
 static inline uint64_t kvf_kernel_rows(const kvf_group_shard_desc *group, const kvf_part_desc *part) {
     return (uint64_t)(group->tokens_per_block / group->kernel_blocks_per_block) * part->rows_per_step;

@@ -1,8 +1,9 @@
 /*
  * A shard as bytes. Layouts are regular: from layer to layer the region or the offset of a part goes on by a
- * fixed step. So the placements of a part are runs over layers, each eight numbers,
+ * fixed step. So the placements of a part are runs over layers, each ten numbers,
  *
- *   [count, region, offset, block_stride, row_stride, unit_stride, region_step, offset_step]
+ *   [count, region, offset, block_stride, row_stride, unit_stride, piece_stride, pieces, region_step,
+ *    offset_step]
  *
  * and equal sizes of neighbouring regions are written once, as [count, bytes].
  */
@@ -11,7 +12,7 @@
 #include "wire/forms.h"
 
 #define MAX_REGIONS (1u << 18)
-#define RUN_NUMBERS 8
+#define RUN_NUMBERS 10
 
 static const kvf_wire_field shard_fields[] = {
     KVF_FIELD(U32, kvf_shard_desc, rank, .most = KVF_WIRE_MAX_RANKS - 1),
@@ -58,7 +59,7 @@ static const kvf_placement *element(const sequence *s, uint32_t i) {
 
 static bool same_strides(const kvf_placement *a, const kvf_placement *b) {
     return a->block_stride == b->block_stride && a->row_stride == b->row_stride &&
-           a->unit_stride == b->unit_stride;
+           a->unit_stride == b->unit_stride && a->piece_stride == b->piece_stride && a->pieces == b->pieces;
 }
 
 /* b - a, where it fits in an int64_t. */
@@ -108,6 +109,8 @@ static void write_placements(kvf_packing *packing, const sequence *s) {
         msgpack_pack_uint64(packer, first->block_stride);
         msgpack_pack_uint64(packer, first->row_stride);
         msgpack_pack_uint64(packer, first->unit_stride);
+        msgpack_pack_uint64(packer, first->piece_stride);
+        msgpack_pack_uint32(packer, first->pieces);
         msgpack_pack_int64(packer, region_step);
         msgpack_pack_int64(packer, offset_step);
     }
@@ -235,27 +238,27 @@ static bool go_on(uint64_t first, int64_t step, uint64_t times, uint64_t most, u
 /* The numbers of one run, and that its last placement has numbers too; those between then have. */
 static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t *count, kvf_placement *first,
                            int64_t *region_step, int64_t *offset_step) {
-    static const char *const keys[RUN_NUMBERS] = {"count",      "region",      "offset",      "block_stride",
-                                                  "row_stride", "unit_stride", "region_step", "offset_step"};
+    static const char *const keys[RUN_NUMBERS] = {
+        "count",       "region",       "offset", "block_stride", "row_stride",
+        "unit_stride", "piece_stride", "pieces", "region_step",  "offset_step"};
+    const uint64_t most[RUN_NUMBERS - 2] = {left,       UINT32_MAX, UINT64_MAX, UINT64_MAX,
+                                            UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT32_MAX};
     const msgpack_object *numbers;
     uint32_t number_count;
     uint64_t values[RUN_NUMBERS - 2], last;
     kvf_status status = kvf_wire_field_array(object, "a run of placements", RUN_NUMBERS, RUN_NUMBERS,
                                              &numbers, &number_count);
     for (uint32_t i = 0; i < RUN_NUMBERS - 2 && !status; i++)
-        status = kvf_wire_field_number(&numbers[i], keys[i], i == 0 ? 1 : 0,
-                                       i == 0   ? left
-                                       : i == 1 ? UINT32_MAX
-                                                : UINT64_MAX,
-                                       &values[i]);
+        status = kvf_wire_field_number(&numbers[i], keys[i], i == 0 ? 1 : 0, most[i], &values[i]);
     if (!status)
-        status = read_step(&numbers[6], keys[6], region_step);
+        status = read_step(&numbers[RUN_NUMBERS - 2], keys[RUN_NUMBERS - 2], region_step);
     if (!status)
-        status = read_step(&numbers[7], keys[7], offset_step);
+        status = read_step(&numbers[RUN_NUMBERS - 1], keys[RUN_NUMBERS - 1], offset_step);
     if (status)
         return status;
     *count = values[0];
-    *first = (kvf_placement){(uint32_t)values[1], values[2], values[3], values[4], values[5]};
+    *first = (kvf_placement){(uint32_t)values[1], values[2], values[3],          values[4],
+                             values[5],           values[6], (uint32_t)values[7]};
     if (!go_on(first->region, *region_step, *count - 1, UINT32_MAX, &last) ||
         !go_on(first->offset, *offset_step, *count - 1, UINT64_MAX, &last))
         return kvf_fail(KVF_E_PARSE,

@@ -23,7 +23,7 @@
 
 #include "base/base.h"
 
-#define KVF_WIRE_VERSION 1u
+#define KVF_WIRE_VERSION 2u
 #define KVF_WIRE_MAX_BYTES (64u << 20) /* of one message */
 #define KVF_WIRE_MAX_NAME 255u         /* engine names, endpoints, keys */
 #define KVF_WIRE_MAX_REQUEST 1024u     /* bytes of a request id */

@@ -165,8 +165,9 @@ unsigned char cell_byte(uint32_t seed, cell_place at, uint64_t i) {
 
 static void fill_cell(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
     unsigned char *bytes = (unsigned char *)rank->regions[where.region].address + where.offset;
+    const uint64_t piece = where.bytes / where.pieces;
     for (uint64_t i = 0; i < where.bytes; i++)
-        bytes[i] = cell_byte(*(const uint32_t *)context, at, i);
+        bytes[i / piece * where.piece_stride + i % piece] = cell_byte(*(const uint32_t *)context, at, i);
 }
 
 void rank_fill(const cell_rank *rank, kvf_range layers, uint32_t seed) {

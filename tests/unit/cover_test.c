@@ -431,8 +431,8 @@ static kvf_engine *engine_of_ranks(const kvf_model *model, const held *ranks, ui
     kvf_shard *shards[4];
     for (uint32_t i = 0; i < count; i++) {
         const kvf_part_share parts[] = {{ranks[i].units, 0, 1}, {ranks[i].units, 0, 1}};
-        const kvf_placement places[] = {
-            {0, 0, 128, 8, 16}, {0, 64, 128, 8, 16}, {1, 0, 128, 8, 16}, {1, 64, 128, 8, 16}};
+        const kvf_placement places[] = {PLACED(0, 0, 128, 8, 16), PLACED(0, 64, 128, 8, 16),
+                                        PLACED(1, 0, 128, 8, 16), PLACED(1, 64, 128, 8, 16)};
         const uint64_t bytes[] = {1024, 1024};
         kvf_group_shard_desc group = {.tokens_per_block = 2,
                                       .block_count = 4,

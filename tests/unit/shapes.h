@@ -206,6 +206,14 @@ static inline kvf_range range(uint32_t begin, uint32_t end) {
     return (kvf_range){begin, end};
 }
 
+/** A placement of whole cells. */
+#define PLACED(where, first, block, row, unit)                                                               \
+    ((kvf_placement){.region = (where),                                                                      \
+                     .offset = (first),                                                                      \
+                     .block_stride = (block),                                                                \
+                     .row_stride = (row),                                                                    \
+                     .unit_stride = (unit)})
+
 /* ---- comparing ------------------------------------------------------------------------------- */
 
 #define assert_range(got, wanted_begin, wanted_end)                                                          \
@@ -224,6 +232,8 @@ static inline void assert_placement(const kvf_shard *shard, uint32_t group, uint
     assert_int_equal(got->block_stride, wanted.block_stride);
     assert_int_equal(got->row_stride, wanted.row_stride);
     assert_int_equal(got->unit_stride, wanted.unit_stride);
+    assert_int_equal(got->piece_stride, wanted.piece_stride);
+    assert_int_equal(got->pieces, wanted.pieces ? wanted.pieces : 1);
 }
 
 static inline void print_runs(const char *whose, const kvf_run *runs, size_t count) {
