@@ -28,12 +28,6 @@
 extern "C" {
 #endif
 
-/** Half open: begin <= i < end. */
-typedef struct kvf_range {
-    uint32_t begin;
-    uint32_t end;
-} kvf_range;
-
 /**
  * Which tokens a rank keeps (decode context parallelism): token t when (t / width) % count == index. It
  * stores them densely, in order. A zeroed struct means all tokens.

@@ -33,6 +33,7 @@ from kvferry.events import (
     read_event,
     read_stats,
 )
+from kvferry.model import Agreement, GroupMatch
 from kvferry.request import GroupSteps, groups_in
 from kvferry.shard import Engine, Shard
 
@@ -41,6 +42,22 @@ __all__ = ["Agent", "Contact", "KeyPair"]
 # A thread that waits looks up so often whether the agent is being closed, and for signals.
 WAIT_SECONDS = 0.05
 ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
+
+
+def _read_match(match: Any) -> GroupMatch:
+    def number(value: int) -> int | None:
+        return None if value == 2**32 - 1 else int(value)
+
+    return GroupMatch(
+        string(match.name),
+        number(match.ours),
+        number(match.theirs),
+        Agreement(match.agreement),
+        match.layers_both,
+        match.layers_ours,
+        match.layers_theirs,
+        string(match.detail),
+    )
 
 
 class _Session:
@@ -287,6 +304,25 @@ class Agent:
         with self._session.using() as pointer:
             target = arena.new("kvf_contact", **contact_fields(contact, arena))
             return int(take(lib.kvf_agent_connect, "uint64_t", pointer, target, nanoseconds(deadline)))
+
+    def match(self, engine: str) -> list[GroupMatch]:
+        """What a met engine and ours have in common, group by group.
+
+        First the groups of our model, in order, then those that only theirs has. A request needs only the
+        groups whose steps it names. Raises NotFoundError: no engine of this name is met.
+        """
+        found: list[GroupMatch] = []
+        arena = Arena()
+        with self._session.using() as pointer:
+            match = arena.new("kvf_group_match")
+            name = arena.text(engine)
+            call(lib.kvf_agent_match, pointer, name, 0, match)
+            while True:
+                found.append(_read_match(match))
+                status = lib.kvf_agent_match(pointer, name, len(found), match)
+                if status == Status.NOT_FOUND:
+                    return found
+                check(status)
 
     # ---- requests
 

@@ -26,8 +26,8 @@ class Placement:
     """Where a rank keeps the cells of one (layer, part); strides in bytes.
 
     The cell of (kernel block, row, unit) is at offset + block * block_stride + row * row_stride
-    + (unit - first unit held) * unit_stride of the region. It is kept in `pieces` pieces of as many elements each,
-    `piece_stride` apart: keys channel by channel are cells in pieces of one element.
+    + (unit - first unit held) * unit_stride of the region. It is kept in `pieces` pieces of as many elements
+    each, `piece_stride` apart: keys channel by channel are cells in pieces of one element.
     """
 
     region: int

@@ -275,6 +275,8 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
     if (status)
         return status;
     kvf_wire_digest(agent->facts, agent->digest);
+    agent->own_facts = (kvf_facts){kvf_model_retain(kvf_engine_model(engine)), KVF_CONVERTED_DTYPES,
+                                   o->facts ? o->facts : ""};
     status = kvf_ledger_create(agent->shard, &agent->ledger);
     if (status)
         return status;
@@ -345,10 +347,10 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     return status;
 }
 
-/* Two of them: peers have facts of their own, and are spared ours. */
-static kvf_status introduce_self(kvf_agent *agent) {
-    kvf_wire_buffer shard = {0};
-    kvf_status status = kvf_wire_encode_shard(agent->shard, &shard);
+kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
+                                        const char *facts, kvf_wire_buffer *out) {
+    kvf_wire_buffer bytes = {0};
+    kvf_status status = kvf_wire_encode_shard(shard, &bytes);
     if (status)
         return status;
     const kvf_agent_options *o = &agent->options;
@@ -358,14 +360,21 @@ static kvf_status introduce_self(kvf_agent *agent) {
                               .rank_count = agent->rank_count,
                               .endpoint = kvf_agent_endpoint(agent),
                               .public_key = o->public_key ? o->public_key : "",
-                              .shard = {shard.data, shard.size},
-                              .facts = agent->facts};
-    memcpy(intro.digest, agent->digest, sizeof intro.digest);
-    status = kvf_wire_encode_introduction(&intro, &agent->with_facts);
-    intro.facts = "";
+                              .shard = {bytes.data, bytes.size},
+                              .facts = facts};
+    memcpy(intro.digest, digest, sizeof intro.digest);
+    status = kvf_wire_encode_introduction(&intro, out);
+    kvf_wire_buffer_free(&bytes);
+    return status;
+}
+
+/* Two of them: peers are told the facts once, by the engine's first answer. */
+static kvf_status introduce_self(kvf_agent *agent) {
+    kvf_status status =
+        kvf_agent_write_introduction(agent, agent->shard, agent->digest, agent->facts, &agent->with_facts);
     if (!status)
-        status = kvf_wire_encode_introduction(&intro, &agent->introductions[agent->rank]);
-    kvf_wire_buffer_free(&shard);
+        status = kvf_agent_write_introduction(agent, agent->shard, agent->digest, "",
+                                              &agent->introductions[agent->rank]);
     agent->introduction_count += !status;
     return status;
 }
@@ -590,6 +599,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_free(agent->texts[i]);
     kvf_free(agent->regions);
     kvf_free(agent->facts);
+    kvf_facts_free(&agent->own_facts);
     kvf_free(agent->name);
     if (agent->event_fd >= 0)
         (void)close(agent->event_fd);

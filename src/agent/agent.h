@@ -123,8 +123,10 @@ struct kvf_session {
     bool same_host;
     bool peer_lost; /* said by the transport; seen to in the next tick */
 
-    kvf_source *sources;  /* outgoing: what we want from it */
-    bool joined, joining; /* outgoing: it has our card */
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
+    kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
+    kvf_source *sources;                   /* outgoing: what we want from it */
+    bool joined, joining;                  /* outgoing: it has our card */
     uint64_t next_beat;
 
     kvf_shard *shard;            /* incoming, joined */
@@ -156,7 +158,10 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
 void kvf_session_hello(kvf_session *session, uint64_t now);
-void kvf_hello_send(kvf_agent *agent, kvf_route route, bool wants_ranks, bool wants_card);
+/** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
+ * shall speak. */
+void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
+                    bool wants_card);
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
@@ -189,7 +194,10 @@ struct kvf_remote {
     bool stale;      /* not for new requests: another took its name, or a rank of it was lost */
     kvf_route route; /* to the contact; 0 when ready */
     uint64_t hello_first, hello_next, hello_pause;
-    kvf_engine *engine;
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of its facts */
+    kvf_match *match;             /* what its model and ours have in common; NULL: they are the same */
+    kvf_wire_buffer introduction; /* of us, in its terms; size 0: it knows ours */
+    kvf_engine *engine;           /* in terms of our model */
     kvf_remote_rank *ranks;
     uint32_t rank_count;
     kvf_plan *plan;
@@ -207,7 +215,7 @@ struct kvf_remote {
 /** The remote engine of a contact, being met if it is new. Counts the caller as a user. */
 kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_remote **out);
 void kvf_remote_drop(kvf_remote *remote);
-void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome);
+void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);
 /** Meeting failed for good: all who wait for it fail. */
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail);
 void kvf_remote_stale(kvf_remote *remote);
@@ -215,6 +223,37 @@ void kvf_remote_stale(kvf_remote *remote);
 kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *session);
 void kvf_remote_free(kvf_remote *remote);
 void kvf_remotes_tick(kvf_agent *agent, uint64_t now);
+
+/* ---- terms: an engine of another model ------------------------------------------------------- */
+
+/** Compares the facts of an engine that answers with ours. KVF_E_MISMATCH where nothing can be moved. */
+kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char *facts);
+
+/** A shard of the engine, as bytes in its terms, as a shard of our model. */
+kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out);
+
+/** The plan that fills a shard of our engine, of all groups that can be filled. */
+kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out);
+
+/** Whether the engine can fill all groups that are not empty; the detail names the first that it cannot. `groups`
+ * may be NULL. */
+kvf_status kvf_terms_check(const kvf_remote *remote, const kvf_group_steps *groups);
+
+/** How many groups its messages speak of. */
+uint32_t kvf_terms_group_count(const kvf_remote *remote);
+
+/**
+ * Groups of ours as we say them (of theirs as we hear them). The tables stay where they are.
+ *
+ * @param own  receives what the caller frees with kvf_free(), or NULL
+ */
+kvf_status kvf_terms_say(const kvf_remote *remote, const kvf_group_steps *ours, kvf_group_steps **own,
+                         const kvf_group_steps **out);
+kvf_status kvf_terms_hear(const kvf_remote *remote, const kvf_group_steps *theirs, kvf_group_steps **own,
+                          const kvf_group_steps **out);
+
+/** Group, part and layers of a call about cells, from ours to theirs. */
+void kvf_terms_cells(const kvf_remote *remote, kvf_call_body *call);
 
 /* ---- tickets --------------------------------------------------------------------------------- */
 
@@ -513,6 +552,7 @@ struct kvf_agent {
     uint64_t incarnation;
     char *facts;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
+    kvf_facts own_facts; /* the same, as read */
 
     kvf_link *link;
     kvf_transport *transport;
@@ -548,6 +588,10 @@ struct kvf_agent {
     kvf_flow *moving_flows;
     kvf_agent_stats stats;
 };
+
+/** How the agent introduces itself: by `shard`, which is in terms of the facts with that digest. */
+kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
+                                        const char *facts, kvf_wire_buffer *out);
 
 void kvf_agent_lock(kvf_agent *agent);
 void kvf_agent_unlock(kvf_agent *agent); /**< and wakes who waits */

@@ -198,11 +198,13 @@ static sheet sheet_of(const area *a, uint32_t layer) {
     const kvf_group_desc *group = kvf_model_group(a->shard->model, a->group);
     const kvf_placement *placement = kvf_shard_placement(a->shard, a->group, layer, a->part);
     uint64_t skipped = a->units.begin - a->shard->groups[a->group].parts[a->part].units.begin;
-    const uint32_t names[3] = {a->group, group->layers[layer], a->part};
+    /* By name, for engines may number groups and parts in other ways. */
+    uint64_t seed = XXH3_64bits_withSeed(group->name, strlen(group->name), group->layers[layer]);
+    seed = XXH3_64bits_withSeed(group->parts[a->part].name, strlen(group->parts[a->part].name), seed);
     return (sheet){placement,
                    (const unsigned char *)a->regions[placement->region].address + placement->offset +
                        skipped * placement->unit_stride,
-                   group->parts[a->part].rows_per_step, XXH3_64bits(names, sizeof names)};
+                   group->parts[a->part].rows_per_step, seed};
 }
 
 /* Neighbouring steps of one unit, from `cell` on. */

@@ -51,12 +51,15 @@ static kvf_status ask(kvf_source *source) {
         source->settled = source->written = true;
         return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
     }
+    kvf_group_steps *own = NULL;
     kvf_status status = kvf_session_join(session);
-    body.groups = expect->groups;
-    body.group_count = expect->group_count;
+    if (!status)
+        status = kvf_terms_say(expect->remote, expect->groups, &own, &body.groups);
+    body.group_count = kvf_terms_group_count(expect->remote);
     if (!status)
         status = kvf_call_start(session, KVF_CALL_EXPECT, &body, expect->deadline, false, on_expected, source,
                                 &source->call);
+    kvf_free(own);
     if (!status) {
         source->until = until;
         session->next_beat = kvf_min_u64(session->next_beat, kvf_now() + expect->agent->options.heartbeat_ns);

@@ -29,16 +29,21 @@ static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint
 
 static kvf_status take_tables(kvf_ticket *pull, const kvf_answer *answer) {
     uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->agent->engine));
-    if (answer->group_count != groups)
+    uint32_t theirs = kvf_terms_group_count(pull->remote);
+    if (answer->group_count != theirs)
         return kvf_fail(KVF_E_MISMATCH, "the lease is on %u groups; the model has %u", answer->group_count,
-                        groups);
-    if (pull->theirs) {
-        if (!same_groups(pull->theirs, answer->groups, groups))
-            return kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
-        return KVF_OK;
+                        theirs);
+    kvf_group_steps *own;
+    const kvf_group_steps *heard;
+    kvf_status status = kvf_terms_hear(pull->remote, answer->groups, &own, &heard);
+    if (!status && !pull->theirs) {
+        pull->theirs = kvf_steps_copy(heard, groups);
+        status = pull->theirs ? KVF_OK : kvf_nomem("a request");
+    } else if (!status && !same_groups(pull->theirs, heard, groups)) {
+        status = kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
     }
-    pull->theirs = kvf_steps_copy(answer->groups, groups);
-    return pull->theirs ? KVF_OK : kvf_nomem("a request");
+    kvf_free(own);
+    return status;
 }
 
 static void all_granted(kvf_ticket *pull) {
@@ -151,7 +156,9 @@ static kvf_status check_held(const kvf_ticket *pull, uint32_t g) {
 static kvf_status set_request(kvf_ticket *pull) {
     kvf_remote *remote = pull->remote;
     uint32_t groups = pull->group_count;
-    kvf_status status = KVF_OK;
+    kvf_status status = kvf_terms_check(remote, pull->groups); /* they may have come after the meeting */
+    if (status)
+        return status;
     if (remote->spare) {
         pull->request = remote->spare;
         remote->spare = NULL;

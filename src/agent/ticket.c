@@ -383,6 +383,8 @@ kvf_status kvf_ticket_meet(kvf_ticket *ticket, const kvf_contact *contact, uint6
 
 void kvf_ticket_met(kvf_ticket *ticket) {
     kvf_status status = kvf_ticket_attach(ticket);
+    if (!status)
+        status = kvf_terms_check(ticket->remote, ticket->groups);
     if (status) {
         kvf_ticket_fail(ticket, status, kvf_error_detail(), NULL);
         return;

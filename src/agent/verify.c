@@ -196,6 +196,7 @@ static void ask_next(struct kvf_check *check) {
                           .units = check->units,
                           .begin = check->begin,
                           .end = check->end};
+    kvf_terms_cells(ticket->remote, &body);
     kvf_status status = source->session
                             ? kvf_call_start(source->session, KVF_CALL_CHECKSUM, &body, ticket->deadline,
                                              false, on_sums, check, &source->call)

@@ -36,6 +36,9 @@ static inline bool kvf_plan_walk_takes(const kvf_plan_walk *walk, const kvf_walk
 struct kvf_plan {
     const kvf_shard *local;
     const kvf_engine *remote;
+    kvf_engine *adapted; /* `remote` in terms of the local model, where theirs is another; NULL: it is not */
+    const kvf_engine *given; /* what the caller gave */
+    bool *asked;             /* [group]: whether the plan is to fill it */
     kvf_plan_options options;
     uint32_t *source_ranks; /* ascending */
     kvf_range *source_rules;

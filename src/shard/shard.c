@@ -122,8 +122,7 @@ static kvf_status check_placements(const kvf_shard *shard, uint32_t group) {
 static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given, uint32_t g) {
     const kvf_group_desc *group = kvf_model_group(shard->model, g);
     kvf_group_shard_desc *own = &shard->groups[g];
-    kvf_range layers = kvf_held_layers(group, shard->desc.layers);
-    shard->group_layers[g] = layers;
+    kvf_range layers = shard->group_layers[g];
     *own = *given;
     own->parts = NULL;
     own->placements = NULL;
@@ -173,8 +172,21 @@ static kvf_status check_desc(const kvf_model *model, kvf_shard_desc *desc) {
     return KVF_OK;
 }
 
-kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bool look_for_overlap,
-                          kvf_shard **out) {
+/* What is held of a group: what the rank's layers say, or less. */
+static kvf_status take_layers(kvf_shard *shard, uint32_t g, const kvf_range *less) {
+    kvf_range held = kvf_held_layers(kvf_model_group(shard->model, g), shard->desc.layers);
+    shard->group_layers[g] = less && less->begin == less->end ? (kvf_range){held.begin, held.begin} : held;
+    if (!less || less->begin == less->end)
+        return KVF_OK;
+    if (less->begin > less->end || less->begin < held.begin || less->end > held.end)
+        return kvf_fail(KVF_E_RANGE, "its layers are [%u, %u); allowed is a range within [%u, %u)",
+                        less->begin, less->end, held.begin, held.end);
+    shard->group_layers[g] = *less;
+    return KVF_OK;
+}
+
+kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
+                          bool look_for_overlap, kvf_shard **out) {
     kvf_shard_desc given;
     kvf_status status = kvf_take_options(&given, sizeof given, desc, "kvf_shard_desc");
     if (status || (status = check_desc(model, &given)))
@@ -192,7 +204,9 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bo
     if (!shard->groups || !shard->group_layers || !shard->desc.region_bytes)
         status = kvf_nomem("a shard");
     for (uint32_t g = 0; g < groups && !status; g++) {
-        status = take_group(shard, &given.groups[g], g);
+        status = take_layers(shard, g, group_layers ? &group_layers[g] : NULL);
+        if (!status)
+            status = take_group(shard, &given.groups[g], g);
         if (!status && look_for_overlap)
             status = kvf_shard_check_overlap(shard, g);
         if (status)
@@ -209,7 +223,7 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bo
 kvf_status kvf_shard_create(const kvf_model *model, const kvf_shard_desc *desc, kvf_shard **out) {
     if (!model || !desc || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : !desc ? "desc" : "out");
-    return kvf_shard_make(model, desc, true, out);
+    return kvf_shard_make(model, desc, NULL, true, out);
 }
 
 void kvf_shard_free(kvf_shard *shard) {

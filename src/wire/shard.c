@@ -120,8 +120,12 @@ static void write_group(kvf_packing *packing, const kvf_shard *shard, uint32_t g
     const kvf_group_shard_desc *group = &shard->groups[g];
     uint32_t parts = kvf_model_group(shard->model, g)->part_count;
     uint32_t layers = shard->group_layers[g].end - shard->group_layers[g].begin;
-    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0) + 1);
+    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0) + 2);
     kvf_wire_fields_write(packing, &group_form, 0, group);
+    kvf_pack_key(packing, "layers");
+    msgpack_pack_array(&packing->packer, 2);
+    msgpack_pack_uint32(&packing->packer, shard->group_layers[g].begin);
+    msgpack_pack_uint32(&packing->packer, shard->group_layers[g].end);
     kvf_pack_key(packing, "parts");
     msgpack_pack_array(&packing->packer, parts);
     for (uint32_t p = 0; p < parts; p++) {
@@ -297,9 +301,27 @@ static kvf_status read_placements(const msgpack_object *map, uint32_t layers, ui
     return KVF_OK;
 }
 
-static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group, kvf_range layers,
-                             kvf_group_shard_desc *out, void **storage) {
+static kvf_status read_layers(const msgpack_object *map, const kvf_group_desc *group, kvf_range *out) {
+    const msgpack_object *object, *ends;
+    uint32_t count;
+    uint64_t begin, end;
+    kvf_status status = kvf_wire_field_find(map, "layers", &object);
+    if (!status)
+        status = kvf_wire_field_array(object, "layers", 2, 2, &ends, &count);
+    if (!status)
+        status = kvf_wire_field_number(&ends[0], "the first of layers", 0, group->layer_count, &begin);
+    if (!status)
+        status = kvf_wire_field_number(&ends[1], "the end of layers", begin, group->layer_count, &end);
+    if (!status)
+        *out = (kvf_range){(uint32_t)begin, (uint32_t)end};
+    return status;
+}
+
+static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group,
+                             kvf_group_shard_desc *out, kvf_range *held, void **storage) {
     kvf_status status = kvf_wire_fields_read(map, &group_form, 0, out, storage);
+    if (!status)
+        status = read_layers(map, group, held);
     const msgpack_object *object, *parts;
     uint32_t count;
     if (!status)
@@ -308,8 +330,7 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
         status = kvf_wire_field_array(object, "parts", group->part_count, group->part_count, &parts, &count);
     if (status)
         return status;
-    kvf_range held = kvf_held_layers(group, layers);
-    uint32_t held_count = held.end - held.begin;
+    uint32_t held_count = held->end - held->begin;
     kvf_part_share *shares = kvf_wire_keep(storage, count, sizeof *shares);
     kvf_placement *placements = kvf_wire_keep(storage, (size_t)count * held_count, sizeof *placements);
     if (!shares || !placements)
@@ -328,7 +349,7 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
 }
 
 static kvf_status read_groups(const msgpack_object *map, const kvf_model *model, kvf_shard_desc *desc,
-                              void **storage) {
+                              kvf_range **layers, void **storage) {
     const msgpack_object *object, *elements;
     uint32_t groups = kvf_model_group_count(model), count;
     kvf_status status = kvf_wire_field_find(map, "groups", &object);
@@ -337,13 +358,14 @@ static kvf_status read_groups(const msgpack_object *map, const kvf_model *model,
     if (status)
         return status;
     kvf_group_shard_desc *made = kvf_wire_keep(storage, groups, sizeof *made);
-    if (!made)
+    *layers = kvf_wire_keep(storage, groups, sizeof **layers);
+    if (!made || !*layers)
         return kvf_nomem("a shard");
     memset(made, 0, groups * sizeof *made);
     desc->groups = made;
     for (uint32_t g = 0; g < groups && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
-        status = read_group(&elements[g], group, desc->layers, &made[g], storage);
+        status = read_group(&elements[g], group, &made[g], &(*layers)[g], storage);
         if (status)
             status = kvf_fail_in(status, "group %s: ", group->name);
     }
@@ -358,13 +380,14 @@ kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_sh
         return kvf_fail_in(status, "shard: ");
     void *storage = NULL;
     kvf_shard_desc desc = {.struct_size = sizeof desc};
+    kvf_range *layers = NULL;
     status = kvf_wire_fields_read(&map, &shard_form, 0, &desc, &storage);
     if (!status)
         status = read_regions(&map, &desc, &storage);
     if (!status)
-        status = read_groups(&map, model, &desc, &storage);
+        status = read_groups(&map, model, &desc, &layers, &storage);
     if (!status)
-        status = kvf_shard_create(model, &desc, out);
+        status = kvf_shard_make(model, &desc, layers, true, out);
     kvf_wire_discard(&storage);
     msgpack_zone_destroy(&zone);
     return status ? kvf_fail_in(status, "shard: ") : KVF_OK;

@@ -4,62 +4,11 @@
  * by hand.
  */
 #include "cells.h"
+#include "channel_wise.h"
 
 #include <kvferry/checksum.h>
 
-#define LAYERS 3u
-#define HEADS 4u
-#define CHANNELS 8u
 #define TOKENS 37u
-#define BLOCKS 40u
-
-/*
- * A rank of `tp_size`. Each layer has a buffer of pages, and in a page each head has all its keys, channel by
- * channel, and then all its values, token by token:
- *
- *   page: | h0: c0 t0 t1 .. | c1 t0 t1 .. | ... | t0 c0 c1 .. | t1 c0 c1 .. | ... || h1: ...
- */
-static kvf_shard *channel_wise_shard(const kvf_model *model, uint32_t tp_rank, uint32_t tp_size,
-                                     uint32_t tokens, uint32_t key_pieces) {
-    const uint64_t item = 2, heads = HEADS / tp_size, half = item * CHANNELS * tokens,
-                   page = heads * 2 * half;
-    const uint64_t piece = item * CHANNELS / key_pieces;
-    kvf_placement places[LAYERS][2];
-    uint64_t region_bytes[LAYERS];
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        places[layer][0] = (kvf_placement){.region = layer,
-                                           .block_stride = page,
-                                           .row_stride = piece,
-                                           .unit_stride = 2 * half,
-                                           .piece_stride = tokens * piece,
-                                           .pieces = key_pieces};
-        places[layer][1] = PLACED(layer, half, page, item * CHANNELS, 2 * half);
-        region_bytes[layer] = BLOCKS * page;
-    }
-    const uint32_t begin = tp_rank * (uint32_t)heads;
-    const kvf_part_share shares[2] = {{.units = {begin, begin + (uint32_t)heads}},
-                                      {.units = {begin, begin + (uint32_t)heads}}};
-    const kvf_group_shard_desc group = {
-        .tokens_per_block = tokens, .block_count = BLOCKS, .parts = shares, .placements = places[0]};
-    const kvf_shard_desc desc = {.struct_size = sizeof desc,
-                                 .rank = tp_rank,
-                                 .layers = {0, LAYERS},
-                                 .region_bytes = region_bytes,
-                                 .region_count = LAYERS,
-                                 .groups = &group};
-    kvf_shard *shard = NULL;
-    assert_ok(kvf_shard_create(model, &desc, &shard));
-    return shard;
-}
-
-static kvf_engine *channel_wise(const kvf_model *model, uint32_t tp_size, uint32_t tokens, uint32_t pieces) {
-    kvf_shard *shards[HEADS];
-    for (uint32_t i = 0; i < tp_size; i++)
-        shards[i] = channel_wise_shard(model, i, tp_size, tokens, pieces);
-    kvf_engine *engine = NULL;
-    assert_ok(kvf_engine_from_shards(model, "channel-wise", shards, tp_size, &engine));
-    return engine;
-}
 
 static kvf_engine *head_wise(const kvf_model *model, uint32_t tp_size, uint32_t tokens, const char *order) {
     return engine_of(model,
@@ -140,7 +89,7 @@ static void channel_wise_keys_and_whole_ones_fill_each_other(void **state) {
     const char *const orders[] = {"L|BPHN", "L|BPNH", "BLHNP"};
     for (uint32_t tp = 1; tp <= 2; tp++) {
         for (size_t i = 0; i < COUNT_OF(orders); i++) {
-            kvf_engine *ours = channel_wise(model, tp, 8, CHANNELS);
+            kvf_engine *ours = channel_wise(model, tp, 8, CHANNELS, "channel-wise");
             kvf_engine *theirs = head_wise(model, 3 - tp, i ? 8 : 6, orders[i]);
             move_and_compare(ours, theirs);
             move_and_compare(theirs, ours);
@@ -157,7 +106,8 @@ static void any_numbers_of_pieces_fill_each_other(void **state) {
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
     for (uint32_t a = 1; a <= CHANNELS; a *= 2) {
         for (uint32_t b = 1; b <= CHANNELS; b *= 2) {
-            kvf_engine *ours = channel_wise(model, 2, 8, a), *theirs = channel_wise(model, 4, 5, b);
+            kvf_engine *ours = channel_wise(model, 2, 8, a, "channel-wise"),
+                       *theirs = channel_wise(model, 4, 5, b, "channel-wise");
             move_and_compare(ours, theirs);
             kvf_engine_free(ours);
             kvf_engine_free(theirs);
@@ -180,7 +130,8 @@ static uint64_t runs_of(const kvf_engine *to, const kvf_engine *from) {
 static void two_engines_that_cut_alike_exchange_whole_pages(void **state) {
     (void)state;
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
-    kvf_engine *one = channel_wise(model, 1, 8, CHANNELS), *other = channel_wise(model, 1, 8, CHANNELS);
+    kvf_engine *one = channel_wise(model, 1, 8, CHANNELS, "channel-wise"),
+               *other = channel_wise(model, 1, 8, CHANNELS, "channel-wise");
     assert_int_equal(runs_of(one, other), LAYERS * 4);
     kvf_engine_free(one);
     kvf_engine_free(other);
@@ -191,7 +142,8 @@ static void two_engines_that_cut_alike_exchange_whole_pages(void **state) {
 static void unlike_cuts_cost_a_run_for_each_grain(void **state) {
     (void)state;
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
-    kvf_engine *one = channel_wise(model, 1, 8, CHANNELS), *other = head_wise(model, 1, 8, "L|BPHN");
+    kvf_engine *one = channel_wise(model, 1, 8, CHANNELS, "channel-wise"),
+               *other = head_wise(model, 1, 8, "L|BPHN");
     assert_int_equal(runs_of(one, other), LAYERS * HEADS * (4 + 32 * CHANNELS));
     assert_int_equal(runs_of(other, one), LAYERS * HEADS * (4 + 32 * CHANNELS));
     kvf_engine_free(one);
@@ -206,7 +158,8 @@ static void cells_have_the_same_sums_however_they_are_cut(void **state) {
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
     uint64_t sums[2][TOKENS];
     for (uint32_t i = 0; i < 2; i++) {
-        kvf_engine *engine = i ? channel_wise(model, 1, 8, CHANNELS) : head_wise(model, 1, 5, "L|BPNH");
+        kvf_engine *engine =
+            i ? channel_wise(model, 1, 8, CHANNELS, "channel-wise") : head_wise(model, 1, 5, "L|BPNH");
         ranks r = open_ranks(engine, 3);
         open_memory(&r, engine);
         rank_fill(&r.all[0], range(0, LAYERS), 9);

@@ -178,7 +178,7 @@ static void a_rank_of_a_large_model_fits_in_a_kilobyte(void **state) {
 /* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; as numbers,
  * of which a test changes one. */
 typedef struct parcel {
-    uint32_t rank, layers[2], regions, run_count;
+    uint32_t rank, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
     const char *skip; /* a field to leave out */
@@ -188,6 +188,7 @@ typedef struct parcel {
 
 static parcel good_parcel(void) {
     return (parcel){.layers = {0, 2},
+                    .group_layers = {0, 2},
                     .regions = 2,
                     .run_count = 1,
                     .region_bytes = 96,
@@ -241,7 +242,11 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     key(to, "groups");
     msgpack_pack_array(to, p->group_count);
     for (uint32_t g = 0; g < p->group_count; g++) {
-        msgpack_pack_map(to, 7);
+        msgpack_pack_map(to, 8);
+        key(to, "layers");
+        msgpack_pack_array(to, 2);
+        msgpack_pack_uint32(to, p->group_layers[0]);
+        msgpack_pack_uint32(to, p->group_layers[1]);
         number_field(to, p, "tokens_per_block", 2);
         number_field(to, p, "kernel_blocks_per_block", 1);
         number_field(to, p, "block_count", 3);
