@@ -41,7 +41,7 @@ typedef struct fusion {
     nest *nests;
     uint32_t nest_count, nest_capacity;
     strand *strands;
-    uint32_t strand_count;
+    uint32_t strand_count, strand_capacity;
 } fusion;
 
 static bool same_nest(const nest *a, const nest *b) {
@@ -117,7 +117,7 @@ typedef struct cell_split {
     uint64_t grain_bytes;
     uint64_t stretch_bytes;             /* of the cell */
     uint64_t local_piece, remote_piece; /* bytes of a piece */
-    uint32_t stretches;                 /* of a cell; 0: cells are whole on both sides */
+    uint32_t stretches;                 /* of a cell */
 } cell_split;
 
 static uint64_t greatest_divisor(uint64_t a, uint64_t b) {
@@ -134,8 +134,6 @@ static cell_split split_cell(const kvf_part_desc *part, const kvf_placement *loc
     uint64_t cell = kvf_part_cell_bytes(part);
     cell_split split = {.local_piece = cell / local->pieces, .remote_piece = cell / remote->pieces};
     split.grain_bytes = greatest_divisor(split.local_piece, split.remote_piece);
-    if (split.grain_bytes == cell)
-        return split;
     /* A side whose pieces are grains steps evenly through the whole cell, another only inside a piece. */
     uint64_t local_reach = split.local_piece == split.grain_bytes ? cell : split.local_piece;
     uint64_t remote_reach = split.remote_piece == split.grain_bytes ? cell : split.remote_piece;
@@ -207,61 +205,60 @@ static bool one_step_a_block(const kvf_plan_walk *walk) {
     return walk->takes_whole || (walk->local.kernel_tokens == 1 && walk->remote.kernel_tokens == 1);
 }
 
-/* One layer of a cut: where its cells are on both sides. */
-typedef struct sheet {
-    const kvf_part_desc *part;
-    const kvf_placement *local, *remote;
-    cell_split split;
-} sheet;
-
-static sheet sheet_of(const kvf_plan *plan, const kvf_plan_cut *cut, uint32_t layer) {
-    const kvf_shard *remote = plan->remote->shards[plan->source_ranks[cut->source]];
-    sheet s = {.part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part],
-               .local = kvf_shard_placement(plan->local, cut->group, layer, cut->part),
-               .remote = kvf_shard_placement(remote, cut->group, layer, cut->part)};
-    s.split = split_cell(s.part, s.local, s.remote);
-    return s;
+static kvf_status grow_strands(fusion *f) {
+    if (f->strand_count >= MAX_STRANDS)
+        return kvf_fail(KVF_E_RANGE, "the plan has more than %u pieces", MAX_STRANDS);
+    size_t capacity = 2 * (size_t)f->strand_capacity;
+    strand *strands = kvf_resize(f->strands, capacity, sizeof *strands);
+    if (!strands)
+        return kvf_nomem("a plan");
+    f->strands = strands;
+    f->strand_capacity = (uint32_t)capacity;
+    return KVF_OK;
 }
 
-static size_t strands_of(const kvf_plan_cut *cut, const sheet *s) {
-    return s->split.stretches ? (size_t)s->split.stretches * (cut->units.end - cut->units.begin) : 1;
-}
-
-static kvf_status add_strand(fusion *f, nest n, strand s) {
-    widen(&n, &s.cell_bytes, one_step_a_block(&f->plan->walks[n.walk]));
+/* Adds a strand with this nest, both made as wide as they go. */
+static kvf_status add_strand(fusion *f, nest *n, strand *s) {
+    if (f->strand_count == f->strand_capacity) {
+        kvf_status grown = grow_strands(f);
+        if (grown)
+            return grown;
+    }
+    widen(n, &s->cell_bytes, one_step_a_block(&f->plan->walks[n->walk]));
     uint32_t hint = f->strand_count ? f->strands[f->strand_count - 1].nest : 0;
-    kvf_status status = intern(f, &n, hint, &s.nest);
+    kvf_status status = intern(f, n, hint, &s->nest);
     if (!status)
-        f->strands[f->strand_count++] = s;
+        f->strands[f->strand_count++] = *s;
     return status;
 }
 
 /* One strand for each stretch of each unit's cell; `n` and `s` are those of whole cells. Where rows fill the room
  * between the pieces on both sides, as in whole blocks of two engines that cut alike, the cells of a unit become
  * one again, and units are what is left to go over. */
-static kvf_status add_stretches(fusion *f, const sheet *cells, nest n, strand s) {
-    const cell_split *split = &cells->split;
-    nest within = n;
-    within.units = (uint32_t)(split->stretch_bytes / split->grain_bytes);
-    within.local.unit = grain_step(split, cells->local, split->local_piece);
-    within.remote.unit = grain_step(split, cells->remote, split->remote_piece);
-    s.cell_bytes = split->grain_bytes;
-    widen(&within, &s.cell_bytes, one_step_a_block(&f->plan->walks[n.walk]));
-    if (split->stretches == 1 && within.units == 1) {
-        within.units = n.units;
-        within.local.unit = n.local.unit;
-        within.remote.unit = n.remote.unit;
-        return add_strand(f, within, s);
+static kvf_status add_stretches(fusion *f, const kvf_part_desc *part, const kvf_placement *local,
+                                const kvf_placement *remote, const nest *n, const strand *whole) {
+    const cell_split split = split_cell(part, local, remote);
+    nest within = *n;
+    strand first = *whole;
+    within.units = (uint32_t)(split.stretch_bytes / split.grain_bytes);
+    within.local.unit = grain_step(&split, local, split.local_piece);
+    within.remote.unit = grain_step(&split, remote, split.remote_piece);
+    first.cell_bytes = split.grain_bytes;
+    widen(&within, &first.cell_bytes, one_step_a_block(&f->plan->walks[n->walk]));
+    if (split.stretches == 1 && within.units == 1) {
+        within.units = n->units;
+        within.local.unit = n->local.unit;
+        within.remote.unit = n->remote.unit;
+        return add_strand(f, &within, &first);
     }
     kvf_status status = KVF_OK;
-    for (uint32_t unit = 0; unit < n.units; unit++) {
-        for (uint32_t i = 0; i < split->stretches && !status; i++) {
-            strand part = s;
-            uint64_t at = i * split->stretch_bytes;
-            part.local_offset += unit * n.local.unit + place_in_cell(cells->local, split->local_piece, at);
-            part.remote_offset +=
-                unit * n.remote.unit + place_in_cell(cells->remote, split->remote_piece, at);
-            status = add_strand(f, within, part);
+    for (uint32_t unit = 0; unit < n->units; unit++) {
+        for (uint32_t i = 0; i < split.stretches && !status; i++) {
+            strand s = first;
+            uint64_t at = i * split.stretch_bytes;
+            s.local_offset += unit * n->local.unit + place_in_cell(local, split.local_piece, at);
+            s.remote_offset += unit * n->remote.unit + place_in_cell(remote, split.remote_piece, at);
+            status = add_strand(f, &within, &s);
         }
     }
     return status;
@@ -271,8 +268,9 @@ static kvf_status add_layer(fusion *f, const kvf_plan_cut *cut, uint32_t walk, u
     const kvf_plan *plan = f->plan;
     const kvf_plan_walk *sides = &plan->walks[walk];
     const kvf_shard *remote = plan->remote->shards[plan->source_ranks[cut->source]];
-    const sheet cells = sheet_of(plan, cut, layer);
-    const kvf_placement *l = cells.local, *r = cells.remote;
+    const kvf_part_desc *part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part];
+    const kvf_placement *l = kvf_shard_placement(plan->local, cut->group, layer, cut->part);
+    const kvf_placement *r = kvf_shard_placement(remote, cut->group, layer, cut->part);
     uint32_t local_begin = plan->local->groups[cut->group].parts[cut->part].units.begin;
     uint32_t remote_begin = remote->groups[cut->group].parts[cut->part].units.begin;
     strand s = {.local_region = l->region,
@@ -280,33 +278,31 @@ static kvf_status add_layer(fusion *f, const kvf_plan_cut *cut, uint32_t walk, u
                 .layers = {layer, layer + 1},
                 .local_offset = l->offset + (uint64_t)(cut->units.begin - local_begin) * l->unit_stride,
                 .remote_offset = r->offset + (uint64_t)(cut->units.begin - remote_begin) * r->unit_stride,
-                .cell_bytes = kvf_part_cell_bytes(cells.part)};
+                .cell_bytes = kvf_part_cell_bytes(part)};
     nest n = {.source = cut->source,
               .walk = walk,
               .group = cut->group,
               .units = cut->units.end - cut->units.begin,
-              .rows_per_step = cells.part->rows_per_step * (sides->takes_whole ? sides->whole_steps : 1),
+              .rows_per_step = part->rows_per_step * (sides->takes_whole ? sides->whole_steps : 1),
               .local = {l->block_stride, l->row_stride, l->unit_stride},
               .remote = {r->block_stride, r->row_stride, r->unit_stride},
               .remote_tokens = cut->tokens};
-    return cells.split.stretches ? add_stretches(f, &cells, n, s) : add_strand(f, n, s);
+    if (l->pieces > 1 || r->pieces > 1)
+        return add_stretches(f, part, l, r, &n, &s);
+    return add_strand(f, &n, &s);
 }
 
 static kvf_status make_strands(fusion *f) {
     kvf_plan *plan = f->plan;
     size_t total = 0;
-    for (uint32_t i = 0; i < plan->cut_count; i++) {
-        const kvf_plan_cut *cut = &plan->cuts[i];
-        for (uint32_t layer = cut->layers.begin; layer < cut->layers.end; layer++) {
-            sheet s = sheet_of(plan, cut, layer);
-            total += 2 * strands_of(cut, &s);
-        }
-    }
+    for (uint32_t i = 0; i < plan->cut_count; i++) /* where cells are whole; pieces make more */
+        total += 2 * (size_t)(plan->cuts[i].layers.end - plan->cuts[i].layers.begin);
     if (total > MAX_STRANDS)
         return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, MAX_STRANDS);
     f->strands = kvf_alloc(total, sizeof *f->strands);
     if (!f->strands)
         return kvf_nomem("a plan");
+    f->strand_capacity = (uint32_t)total;
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const kvf_plan_cut *cut = &plan->cuts[i];
         uint32_t first = 0, count = 0;
