@@ -189,7 +189,7 @@ def test_a_check_says_what_would_be_refused_later() -> None:
 
 def test_an_engine_without_layers_is_refused_as_such() -> None:
     with pytest.raises(InvalidError, match="region_count is 0") as raised:
-        local_descriptors(CacheMemory([], [], 4), RegionLayout.PACKED)
+        local_descriptors(CacheMemory((), (), 4), RegionLayout.PACKED)
     assert raised.value.refusal == "no_layers"
 
 
