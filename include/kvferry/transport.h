@@ -21,6 +21,7 @@
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H
 
+#include <kvferry/memory.h>
 #include <kvferry/request.h>
 
 #ifdef __cplusplus
@@ -64,12 +65,6 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
  * @return KVF_OK, KVF_E_INVALID (0 bytes), KVF_E_NOMEM, KVF_E_IO
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out);
-
-/** Where a region's bytes are. */
-typedef enum kvf_memory_kind {
-    KVF_MEMORY_HOST = 0,
-    KVF_MEMORY_CUDA = 1, /**< needs a UCX with CUDA support; other kinds refuse it */
-} kvf_memory_kind;
 
 typedef struct kvf_memory {
     void *address;
