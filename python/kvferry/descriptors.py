@@ -1,7 +1,7 @@
 """Descriptor tables, and the plan of one remote engine, as vLLM's connector makes them.
 
-See kvferry/descriptors.h. kvferry's own transfers need no tables: these are for comparing, explaining and
-migrating.
+See kvferry/connector/descriptors.h. kvferry's own transfers need no tables: these are for comparing, explaining
+and migrating.
 """
 
 from __future__ import annotations

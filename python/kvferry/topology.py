@@ -1,6 +1,6 @@
 """The quantities that engineers of vLLM's KV connector name: ratios, target ranks, slots.
 
-See kvferry/topology.h.
+See kvferry/connector/topology.h.
 
 They describe shapes that divide. Where a shape does not, they raise NotExpressibleError; a Plan needs none of
 this and still works. The `refusal` of what they raise is the connector's word for the reason.

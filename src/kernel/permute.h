@@ -19,7 +19,7 @@
 #ifndef KVF_KERNEL_PERMUTE_H
 #define KVF_KERNEL_PERMUTE_H
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
 #include "base/base.h"
 

@@ -6,10 +6,9 @@ library=$1
 include=$2
 shift 2
 
-headers=()
-for header in "$include"/kvferry/*.h; do
-    [[ " $* " == *" ${header##*/} "* ]] || headers+=("$header")
-done
+mapfile -t headers < <(find "$include/kvferry" -name '*.h' | while read -r header; do
+    [[ " $* " == *" ${header#"$include/kvferry/"} "* ]] || echo "$header"
+done)
 exported=$(nm -D --defined-only "$library" | awk '{ print $NF }' | sort -u)
 declared=$(perl -0777 -ne 's{/\*.*?\*/}{}gs; print "$1\n" while /\bKVF_API\b[^;{}]*?\b(kvf_\w+)\s*\(/g' \
     "${headers[@]}" | sort -u)

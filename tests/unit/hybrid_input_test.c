@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 #include "shapes.h"
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 #include "base/base.h"
 

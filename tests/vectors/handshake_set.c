@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <kvferry/connector/topology.h>
 #include <kvferry/engine.h>
 #include <kvferry/plan.h>
-#include <kvferry/topology.h>
 
 #include "vectors.h"
 

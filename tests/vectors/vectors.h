@@ -10,7 +10,7 @@
 
 #include <json-c/json.h>
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 typedef struct memory_node memory_node;
 

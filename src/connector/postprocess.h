@@ -1,10 +1,10 @@
 /*
  * What the functions on received blocks and on copied blocks share: regions that hold what they say.
  */
-#ifndef KVF_KERNEL_POSTPROCESS_H
-#define KVF_KERNEL_POSTPROCESS_H
+#ifndef KVF_CONNECTOR_POSTPROCESS_H
+#define KVF_CONNECTOR_POSTPROCESS_H
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
 #include "base/base.h"
 

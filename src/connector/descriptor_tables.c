@@ -4,7 +4,7 @@
  *   a block of a remote rank, HND:  | head 4 | head 5 | head 6 | head 7 |
  *   local rank 1 of 4 (heads 4, 5):  `--- descriptor ---'
  */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 void kvf_descriptor_table_free(kvf_descriptor_table *table) {
     if (!table)

@@ -1,5 +1,5 @@
 /* The shapes of recurrent states, and where the projections of a conv state lie on each side. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* `total` divided over the ranks, refusing a remainder. */
 static kvf_status per_rank(uint64_t total, uint32_t tp_size, const char *what, uint64_t *out) {

@@ -1,5 +1,5 @@
 /* The local rank's facts, and the remote engines it knows by id. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* Ranks of one engine. A bound keeps lists of ranks small whatever a peer says. */
 #define MAX_RANKS 65536u

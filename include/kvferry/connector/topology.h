@@ -17,8 +17,8 @@
  * A kvf_topology may be read by any thread as long as no thread registers or unregisters an engine. The other
  * functions touch nothing but their arguments.
  */
-#ifndef KVFERRY_TOPOLOGY_H
-#define KVFERRY_TOPOLOGY_H
+#ifndef KVFERRY_CONNECTOR_TOPOLOGY_H
+#define KVFERRY_CONNECTOR_TOPOLOGY_H
 
 #include <stdbool.h>
 

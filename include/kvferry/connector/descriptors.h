@@ -8,10 +8,10 @@
  *
  * Ownership, errors and threads are as in topology.h.
  */
-#ifndef KVFERRY_DESCRIPTORS_H
-#define KVFERRY_DESCRIPTORS_H
+#ifndef KVFERRY_CONNECTOR_DESCRIPTORS_H
+#define KVFERRY_CONNECTOR_DESCRIPTORS_H
 
-#include <kvferry/state.h>
+#include <kvferry/connector/state.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -26,8 +26,8 @@
  * the regions is read or written. Calls on different blocks may run at the same time in different threads; a
  * block may be in one call at a time, and nobody else may read or write it during the call.
  */
-#ifndef KVFERRY_POSTPROCESS_H
-#define KVFERRY_POSTPROCESS_H
+#ifndef KVFERRY_CONNECTOR_POSTPROCESS_H
+#define KVFERRY_CONNECTOR_POSTPROCESS_H
 
 #include <stddef.h>
 #include <stdint.h>

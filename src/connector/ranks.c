@@ -1,5 +1,5 @@
 /* Ratios, head ranges, and which ranks overlap: everything that follows from the sizes of the two sides. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 kvf_range kvf_axis_share(uint32_t units, uint32_t ranks, uint32_t rank) {
     uint32_t begin = (uint32_t)((uint64_t)rank * units / ranks);

@@ -1,5 +1,5 @@
 /* Texts in the connector's words: the summary of a pair of engines, and what a consumer says when done. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* Hands a finished text over; `text` is empty afterwards. */
 static kvf_status give_text(kvf_text *text, char **out) {

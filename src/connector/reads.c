@@ -1,5 +1,5 @@
 /* The plan of one remote engine as the connector makes it, and the reads of a request. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* The tables of one target rank. */
 typedef struct source_tables {

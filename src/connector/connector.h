@@ -3,10 +3,10 @@
  *
  * Nothing here is needed by another room.
  */
-#ifndef KVF_TOPOLOGY_TOPOLOGY_H
-#define KVF_TOPOLOGY_TOPOLOGY_H
+#ifndef KVF_CONNECTOR_CONNECTOR_H
+#define KVF_CONNECTOR_CONNECTOR_H
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 #include "base/base.h"
 

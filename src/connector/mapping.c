@@ -5,7 +5,7 @@
  *   rank 0, 1 of 8 hold      0   .   .   .       sources 0, 2, 4, 6: the first holder of each head
  *   rank 2, 3 of 8 hold      .   1   .   .       slots   0  0  1  1  2 ...: whose piece a rank repeats
  */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* The attention side of a mapping. */
 typedef struct attention_view {

@@ -1,7 +1,7 @@
 /* The per-group plan: pages of one size, groups with tokens per page of their own. */
-#include <kvferry/page_groups.h>
+#include <kvferry/connector/page_groups.h>
 
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* `larger` / `smaller` where that is the larger one and divides, else 1. */
 static kvf_status larger_by(uint64_t larger, uint64_t smaller, const char *what, uint64_t *out) {
