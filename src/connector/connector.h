@@ -80,21 +80,22 @@ kvf_status kvf_take_remote(const kvf_remote_engine *remote, kvf_remote_engine *o
 
 /* ---- one remote rank as a source */
 
-/** What a source rank has for us, of an axis: the pieces are in units of the axis. */
-typedef struct kvf_piece {
-    uint32_t local_begin;  /**< of the common units, from the start of the local share */
-    uint32_t remote_begin; /**< of the common units, from the start of the remote share */
-    uint32_t units;        /**< common units; 0: nothing */
+/** The units of an axis (heads, or shares of a state) that a source rank and this rank both hold. */
+typedef struct kvf_shared_units {
+    uint32_t local_begin;  /**< where they begin, from the start of the local share */
+    uint32_t remote_begin; /**< where they begin, from the start of the remote share */
+    uint32_t units;        /**< how many; 0: none */
     uint32_t local_units;  /**< of the local share */
     uint32_t remote_units; /**< of the remote share */
-} kvf_piece;
+} kvf_shared_units;
 
-kvf_status kvf_attention_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                               uint32_t remote_rank, kvf_piece *out);
+/** The heads, or the latent, that both hold. */
+kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_remote_engine *remote,
+                                uint32_t remote_rank, kvf_shared_units *out);
 
 /** The same for sharded state: an axis of as many units as both sides can share exactly. */
-kvf_status kvf_state_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                           uint32_t remote_rank, kvf_piece *out);
+kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_remote_engine *remote,
+                            uint32_t remote_rank, kvf_shared_units *out);
 
 /** Where a source keeps the state that is ours, and how much state it has altogether. */
 typedef struct kvf_state_runs_out {
@@ -105,7 +106,8 @@ typedef struct kvf_state_runs_out {
 } kvf_state_runs_out;
 
 /** Scales the local projections to the remote share; offsets count from the start of the remote state. */
-kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_piece *piece, kvf_state_runs_out *out);
+kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_shared_units *shared,
+                          kvf_state_runs_out *out);
 
 /** A block: so many bytes for so many units (heads, or a latent) of so many tokens. */
 typedef struct kvf_block_length {

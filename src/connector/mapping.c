@@ -34,24 +34,24 @@ static kvf_status map_heads(const kvf_topology *topology, const kvf_remote_engin
                             attention_view *view) {
     uint32_t covered = 0, local_units = 0;
     for (size_t i = 0; i < view->targets.count; i++) {
-        kvf_piece piece;
-        kvf_status status = kvf_attention_piece(topology, remote, (uint32_t)view->targets.at[i], &piece);
+        kvf_shared_units shared;
+        kvf_status status = kvf_shared_attention(topology, remote, (uint32_t)view->targets.at[i], &shared);
         if (status)
             return status;
-        local_units = piece.local_units;
+        local_units = shared.local_units;
         view->slot[i] = KVF_NO_SLOT;
-        if (!piece.units)
+        if (!shared.units)
             continue;
         /* Target ranks ascend, and so do their heads: a rank brings news when it ends past what is covered.
          */
-        if (piece.local_begin + piece.units > covered) {
-            if (!view->sources.count && piece.remote_begin % piece.units)
+        if (shared.local_begin + shared.units > covered) {
+            if (!view->sources.count && shared.remote_begin % shared.units)
                 return kvf_refuse(KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
                                   "our heads begin at head %u of remote rank %u, no multiple of our %u",
-                                  piece.remote_begin, (unsigned)view->targets.at[i], piece.units);
+                                  shared.remote_begin, (unsigned)view->targets.at[i], shared.units);
             if (!view->sources.count)
-                view->rank_offset_factor = piece.remote_begin / piece.units;
-            covered = piece.local_begin + piece.units;
+                view->rank_offset_factor = shared.remote_begin / shared.units;
+            covered = shared.local_begin + shared.units;
             kvf_ids_add(&view->sources, view->targets.at[i]);
         }
         view->slot[i] = view->sources.count - 1;

@@ -126,14 +126,14 @@ kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uin
     return kvf_physical_head_range(ranks, topology->local.total_kv_heads, rank, out);
 }
 
-static void make_piece(kvf_range local, kvf_range remote, kvf_piece *out) {
+static void share_units(kvf_range local, kvf_range remote, kvf_shared_units *out) {
     kvf_range common = kvf_range_common(local, remote);
     uint32_t units = kvf_range_size(common);
-    *out = (kvf_piece){.local_begin = units ? common.begin - local.begin : 0,
-                       .remote_begin = units ? common.begin - remote.begin : 0,
-                       .units = units,
-                       .local_units = kvf_range_size(local),
-                       .remote_units = kvf_range_size(remote)};
+    *out = (kvf_shared_units){.local_begin = units ? common.begin - local.begin : 0,
+                              .remote_begin = units ? common.begin - remote.begin : 0,
+                              .units = units,
+                              .local_units = kvf_range_size(local),
+                              .remote_units = kvf_range_size(remote)};
 }
 
 static kvf_status check_remote_rank(const kvf_remote_engine *remote, uint32_t rank) {
@@ -142,8 +142,8 @@ static kvf_status check_remote_rank(const kvf_remote_engine *remote, uint32_t ra
     return KVF_OK;
 }
 
-kvf_status kvf_attention_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                               uint32_t remote_rank, kvf_piece *out) {
+kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_remote_engine *remote,
+                                uint32_t remote_rank, kvf_shared_units *out) {
     kvf_range local = {0, 0}, other = {0, 0};
     kvf_status status = check_remote_rank(remote, remote_rank);
     if (!status)
@@ -151,12 +151,12 @@ kvf_status kvf_attention_piece(const kvf_topology *topology, const kvf_remote_en
     if (!status)
         status = kvf_attention_share(topology, remote->tp_size, remote_rank, &other);
     if (!status)
-        make_piece(local, other, out);
+        share_units(local, other, out);
     return status;
 }
 
-kvf_status kvf_state_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                           uint32_t remote_rank, kvf_piece *out) {
+kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_remote_engine *remote,
+                            uint32_t remote_rank, kvf_shared_units *out) {
     int64_t ratio;
     kvf_status status = kvf_tp_ratio(topology, remote, &ratio);
     if (!status)
@@ -165,8 +165,8 @@ kvf_status kvf_state_piece(const kvf_topology *topology, const kvf_remote_engine
         return status;
     uint32_t here = topology->local.tp_size, there = remote->tp_size;
     uint32_t units = here > there ? here : there; /* the smallest axis both sides divide */
-    make_piece(kvf_axis_share(units, here, topology->local.tp_rank),
-               kvf_axis_share(units, there, remote_rank), out);
+    share_units(kvf_axis_share(units, here, topology->local.tp_rank),
+                kvf_axis_share(units, there, remote_rank), out);
     return KVF_OK;
 }
 
