@@ -27,7 +27,7 @@ kvf_status kvf_take_struct(void *out, size_t out_bytes, const void *given, const
 
 typedef struct kvf_known_engine {
     char *id;
-    kvf_remote_engine facts;
+    kvf_engine_transfer_info facts;
 } kvf_known_engine;
 
 struct kvf_topology {
@@ -76,7 +76,7 @@ static inline uint32_t kvf_range_size(kvf_range range) {
 kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uint32_t rank, kvf_range *out);
 
 /** Checks facts of a remote engine that may come from a peer, and fills in their zero defaults. */
-kvf_status kvf_take_remote(const kvf_remote_engine *remote, kvf_remote_engine *out);
+kvf_status kvf_take_remote(const kvf_engine_transfer_info *remote, kvf_engine_transfer_info *out);
 
 /* ---- one remote rank as a source */
 
@@ -90,11 +90,11 @@ typedef struct kvf_shared_units {
 } kvf_shared_units;
 
 /** The heads, or the latent, that both hold. */
-kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                 uint32_t remote_rank, kvf_shared_units *out);
 
 /** The same for sharded state: an axis of as many units as both sides can share exactly. */
-kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                             uint32_t remote_rank, kvf_shared_units *out);
 
 /** Where a source keeps the state that is ours, and how much state it has altogether. */
@@ -119,7 +119,8 @@ typedef struct kvf_block_length {
 kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_block_length *remote);
 
 /** The remote ranks that attention is read from, of any model. */
-kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out);
+kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                 kvf_ids *out);
 
 /** Checks that the topology is a hybrid's: PR 39529 has some quantities for no other. */
 kvf_status kvf_check_hybrid(const kvf_topology *topology);

@@ -149,7 +149,7 @@ kvf_status kvf_local_state_descriptors(const kvf_cache_memory *given, kvf_descri
     return status ? status : state_table(&memory, &pieces, out);
 }
 
-kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         const kvf_state_layout *local, const kvf_cache_memory *remote_memory,
                                         uint32_t remote_rank, kvf_descriptor_table *out) {
     kvf_cache_memory memory;
@@ -247,7 +247,7 @@ kvf_status kvf_local_descriptors(const kvf_cache_memory *given, kvf_region_layou
 /* What a region that every rank holds whole has for us. */
 static const kvf_shared_units all_shared = {.units = 1, .local_units = 1, .remote_units = 1};
 
-static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     uint64_t local_bytes, uint64_t remote_bytes, uint32_t region,
                                     const kvf_shared_units *shared) {
     kvf_block_length ours = {local_bytes, shared->local_units, topology->local.block_size};
@@ -256,7 +256,7 @@ static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_remo
     return status ? kvf_fail_in(status, "region %u: ", region) : KVF_OK;
 }
 
-static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     const kvf_cache_memory *local, const kvf_cache_memory *memory,
                                     uint32_t region, uint32_t halves, const kvf_shared_units *shared,
                                     block_cut *out) {
@@ -277,7 +277,7 @@ static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_remo
     return status;
 }
 
-static kvf_status remote_attention(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status remote_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    const kvf_remote_view *view, const kvf_cache_memory *local,
                                    const kvf_cache_memory *memory, kvf_descriptor_table *table) {
     kvf_shared_units attention;
@@ -302,10 +302,10 @@ static kvf_status remote_attention(const kvf_topology *topology, const kvf_remot
     return status;
 }
 
-kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                   const kvf_remote_view *given, kvf_descriptor_table *out) {
     kvf_remote_view view;
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_cache_memory local, memory;
     if (!topology || !given || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, view and out must be given");
@@ -362,7 +362,7 @@ static bool is_replicated(const kvf_replicated_regions *replicated, size_t descr
 }
 
 /* Attention as one rank holds it, state as another does. */
-static kvf_status split_table(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status split_table(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                               const kvf_descriptor_table *local, uint32_t attention_rank, uint32_t state_rank,
                               const kvf_replicated_regions *replicated, kvf_descriptor_table *out) {
     kvf_shared_units attention, state;
@@ -392,22 +392,22 @@ static kvf_status split_table(const kvf_topology *topology, const kvf_remote_eng
     return KVF_OK;
 }
 
-kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  const kvf_descriptor_table *local, uint32_t source_rank,
                                  const kvf_replicated_regions *replicated, kvf_descriptor_table *out) {
     if (!topology || !local || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, local and out must be given");
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_status status = kvf_take_remote(remote, &other);
     return status ? status : split_table(topology, &other, local, source_rank, source_rank, replicated, out);
 }
 
-kvf_status kvf_compute_split_handle_data(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_compute_split_handle_data(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          const kvf_descriptor_table *local, uint32_t source_rank,
                                          kvf_descriptor_table *out) {
     if (!topology || !local || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, local and out must be given");
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_ids sources;
     kvf_status status = kvf_take_remote(remote, &other);
     if (!status)

@@ -49,10 +49,10 @@ static kvf_status map_group(const kvf_page_plan_desc *desc, const kvf_page_group
                                        .dcp_size = 1,
                                        .block_size = group->local_tokens_per_block,
                                        .total_kv_heads = group->total_kv_heads}};
-    kvf_remote_engine remote = {.struct_size = sizeof remote,
-                                .tp_size = desc->remote_tp_size,
-                                .dcp_size = 1,
-                                .block_size = group->remote_tokens_per_block};
+    kvf_engine_transfer_info remote = {.struct_size = sizeof remote,
+                                       .tp_size = desc->remote_tp_size,
+                                       .dcp_size = 1,
+                                       .block_size = group->remote_tokens_per_block};
     kvf_status status = kvf_attention_sources(&topology, &remote, &plan->source_ranks);
     if (!status)
         status = kvf_shared_attention(&topology, &remote, (uint32_t)plan->source_ranks.at[0], &split->first);

@@ -1,6 +1,6 @@
 /*
- * What the functions on received blocks and on copied blocks share: shapes that make sense, and regions that hold
- * what they say.
+ * What the functions on received blocks and on copied blocks share: shapes that make sense, and regions that
+ * hold what they say.
  */
 #ifndef KVF_CONNECTOR_POSTPROCESS_H
 #define KVF_CONNECTOR_POSTPROCESS_H
