@@ -32,7 +32,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kvferry/transport.h>
+#include <kvferry/memory.h>
+#include <kvferry/status.h>
 
 #ifdef __cplusplus
 extern "C" {

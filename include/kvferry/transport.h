@@ -65,12 +65,6 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out);
 
-/** Where a region's bytes are. */
-typedef enum kvf_memory_kind {
-    KVF_MEMORY_HOST = 0,
-    KVF_MEMORY_CUDA = 1, /**< needs a UCX with CUDA support; other kinds refuse it */
-} kvf_memory_kind;
-
 typedef struct kvf_memory {
     void *address;
     uint64_t bytes;
