@@ -183,7 +183,7 @@ static void report_lost(shm_endpoint *endpoint) {
         if (!link->lost || !peer)
             continue;
         shm_link_hang_up(link);
-        kvf_peer_lost(peer);
+        kvf_peer_lost(peer, link->why);
     }
 }
 
