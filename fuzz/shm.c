@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm_process.h"
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_process.h"
+#include "transport/shm/shm_wire.h"
 
 #define PAGE 4096u
 #define REGION_BYTES 5000u

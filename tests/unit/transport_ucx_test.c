@@ -20,7 +20,7 @@
 #ifdef KVF_HAVE_UCX
 
 #include "transport/front.h"
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 #include "ucx_pair.h"
 
 static const route tcp_way = {"tcp,self", false};

@@ -6,7 +6,7 @@
  * UCX calls back on completion, from inside its own progress; those callbacks only count, and put jobs whose
  * last operation it was on the endpoint's ready list.
  */
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 /* What one progress() copies by itself at the most, and how many operations it posts. */
 #define BYTES_A_ROUND (4u << 20)

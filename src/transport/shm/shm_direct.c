@@ -7,7 +7,7 @@
  */
 #include <errno.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 typedef struct vectors {
     struct iovec *of;

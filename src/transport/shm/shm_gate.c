@@ -1,6 +1,6 @@
 #include <sys/mman.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 /* ---- the gate -------------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 static unsigned char *slot_address(const shm_link *link, uint32_t slot) {
     return link->buffer.address + slot * link->buffer.slot_bytes;

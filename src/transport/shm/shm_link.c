@@ -4,7 +4,7 @@
  * A batch is reported as moved only after the owner was found alive behind its last copy: a mapping outlives
  * its owner, and then holds what nobody stands for.
  */
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "kernel/kernel.h"
-#include "transport/shm_process.h"
+#include "transport/shm/shm_process.h"
 
 #define ARENAS_MAX 4096u
 

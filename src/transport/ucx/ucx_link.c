@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #define MESSAGES_MAX 64u
 #define LINGER_NS 200000000ll

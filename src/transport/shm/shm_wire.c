@@ -1,4 +1,4 @@
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

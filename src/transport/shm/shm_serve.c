@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "transport/shm.h"
-#include "transport/shm_process.h"
+#include "transport/shm/shm.h"
+#include "transport/shm/shm_process.h"
 
 #define ACCEPT_AT_ONCE 32
 #define MESSAGES_AT_ONCE 64

@@ -25,7 +25,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
 #define ROUNDS_A_PROGRESS 32u

@@ -15,8 +15,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include "transport/shm_gate.h"
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_gate.h"
+#include "transport/shm/shm_wire.h"
 #include "transport/slices.h"
 
 #define SHM_VECTORS 1024u           /* IOV_MAX, the most that one process_vm_readv takes */

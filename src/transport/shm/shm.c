@@ -1,4 +1,4 @@
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm_process.h"
+#include "transport/shm/shm_process.h"
 
 #define EVENTS 64
 #define BACKLOG 4096
