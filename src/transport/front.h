@@ -57,7 +57,7 @@ struct kvf_transport {
     unsigned char **bases; /* their addresses, for the copying loops */
     uint32_t region_count;
     kvf_buffer card;
-    int event_fd; /* an epoll of the fabrics' descriptors and of wake_fd */
+    int event_fd; /* an epoll of the fabrics' descriptors, of wake_fd, and of what an agent adds to it */
     int wake_fd;  /* an eventfd, readable while callbacks are due */
     bool awake;
     uint32_t calling; /* callbacks under way, or progress() */
