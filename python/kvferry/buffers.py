@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import math
 import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
@@ -317,7 +319,11 @@ def _shaped(memory: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeL
 def array_bytes(shape: int | Sequence[int], dtype: DTypeLike) -> int:
     """Bytes of an array; raises OutOfRangeError for none."""
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    size = int(np.prod(lengths, dtype=np.int64)) * np.dtype(dtype).itemsize
+    size = math.prod(int(length) for length in lengths) * np.dtype(dtype).itemsize
     if size <= 0 or any(length <= 0 for length in lengths):
         raise OutOfRangeError(f"an array of shape {lengths} and {np.dtype(dtype)} has no bytes")
+    if size > sys.maxsize:
+        raise OutOfRangeError(
+            f"an array of shape {lengths} and {np.dtype(dtype)} has {size} bytes; allowed up to {sys.maxsize}"
+        )
     return size

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A room includes itself and the rooms before it, and the command includes public headers only. The connector's
-# names are nobody's business but their own: they use the kernels, and no other room uses them: rooms.sh SOURCE
+# A room includes itself and the rooms before it; a folder inside a room, such as a fabric, belongs to that folder
+# alone; and the command includes public headers only. The connector's names are nobody's business but their own:
+# they use the kernels, and no other room uses them: rooms.sh SOURCE
 set -euo pipefail
 cd "$1/src"
 
@@ -11,8 +12,9 @@ bad=0
 check() {
     [ -d "$1" ] || return 0
     if grep -nE '^ *# *include *"' -r "$1" --include='*.[ch]' |
-        grep -vE "^[^:]*:[0-9]+: *# *include *\"($2)/[^/\"]+\""; then
-        echo "$1 may include \"$2\" headers, by room/name.h"
+        grep -vE "^[^:]*:[0-9]+: *# *include *\"($2)/[^/\"]+\"" |
+        grep -vE "^($1/[^/]+)/[^/:]+:[0-9]+: *# *include *\"\\1/[^/\"]+\""; then
+        echo "$1 may include \"$2\" headers, by room/name.h, and a folder in it its own, by room/folder/name.h"
         bad=1
     fi
 }
