@@ -6,7 +6,9 @@ if(KVF_SANITIZE)
 else()
   set(KVF_LIMIT_FACTOR 1)
 endif()
-set(KVF_TEST_ENVIRONMENT "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
+get_filename_component(KVF_PRESET ${PROJECT_BINARY_DIR} NAME)
+set(KVF_TEST_ENVIRONMENT "KVF_PRESET=${KVF_PRESET}"
+                         "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
                          "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.suppressions")
 
 # kvf_add_test(NAME LABEL SECONDS command...)
