@@ -211,6 +211,6 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
     add(line, "detail", json_object_new_string(detail ? detail : ""));
     const char *text = json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN);
     if (text)
-        agent->options.log(agent->options.log_context, text);
+        kvf_log_line_add(agent, text);
     json_object_put(line);
 }
