@@ -93,6 +93,7 @@ void kvf_text_add(kvf_text *text, const char *format, ...) {
         text->length +=
             (size_t)vsnprintf(text->data + text->length, text->capacity - text->length, format, again);
     va_end(again);
+    KVF_ASSERT(text->failed || text->length < text->capacity);
 }
 
 void kvf_text_free(kvf_text *text) {

@@ -91,6 +91,7 @@ static inline kvf_run_shape kvf_rule_shape(const kvf_copy_rule *rule, uint64_t r
         s = (kvf_run_shape){rule->cell_bytes, rule->units,     rule->local.unit, rule->remote.unit, rows,
                             rule->local.row,  rule->remote.row};
     }
+    KVF_ASSERT(s.bytes * s.outer_count * s.inner_count == rule->cell_bytes * rule->units * rows);
     return s;
 }
 
