@@ -42,6 +42,7 @@ static const name_row harmless_names[] = {
     {ALWAYS, "hidden_size_per_layer_input laurel_rank activation_sparsity_pattern rotary_dim clip_qkv"},
     {ALWAYS, "chunk_size_feed_forward num_beam_groups no_repeat_ngram_size encoder_no_repeat_ngram_size"},
     {ALWAYS, "output_hidden_states shared_intermediate_size interleave_moe_layer_step"},
+    {ALWAYS, "serialize_explicit_per_layer_config allow_global_per_layer_attribute_access"},
     {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim index_n_heads use_grouped_topk"},
     {STATE, "expand mamba_expand chunk_size mamba_chunk_size time_step_rank mamba_dt_rank mamba_hidden_act"},
     {STATE, "use_mamba_kernels use_mambapy ssm_in_multiplier ssm_out_multiplier n_layer"},

@@ -39,7 +39,7 @@ prints_json() { # prints_json NAME PATTERN ARGUMENTS...
 prints_json "plans can be had as JSON" '"prefill_rank": *3' plan --json
 prints_json "plans of state can be had as JSON" '"part": *"conv.B"' \
     plan --json --model nemotron-3-nano-30b --decode tp=2,state.order=sd
-prints_json "a size that was not read is in the JSON" '"notes": *\[ *"new_head_dim is 8' plan --json --model "$unread"
+prints_json "a size that was not read is in the JSON" '^ *"new_head_dim is 8' plan --json --model "$unread"
 prints_json "the models can be had as JSON" '"name": *"deepseek-v3"' models --json
 
 finish
