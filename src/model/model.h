@@ -26,7 +26,7 @@ typedef struct kvf_notes {
 } kvf_notes;
 
 /** kvf_model_create() with notes, which are copied; NULL: none. */
-kvf_status kvf_model_create_noted(const kvf_model_desc *desc, const kvf_notes *notes, kvf_model **out);
+kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *notes, kvf_model **out);
 
 /** "tokens" or "state". */
 const char *kvf_group_kind_name(kvf_group_kind kind);

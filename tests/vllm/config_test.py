@@ -1,9 +1,9 @@
 """Configurations as the installed transformers writes them, read by kvferry: for every family that it reads.
 
 A small configuration of each class, with unlike sizes, is saved and read. What each layer keeps is worked out
-here from the attributes of the configuration object, by rules of this file. The shipped configurations are read as
-they are, and again after transformers has loaded and saved them. For families whose layers have heads a tiny model is
-run, and its cache has the same shapes.
+here from the attributes of the configuration object, by rules of this file. The shipped configurations are read
+as they are, and again after transformers has loaded and saved them. For families whose layers have heads a tiny
+model is run, and its cache has the same shapes.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ OWN: dict[str, dict[str, Any]] = {
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
 }
 
-# Families with heads whose class is a language model by itself. Latents and states are not among them: transformers
-# keeps those in other forms.
+# Families with heads whose class is a language model by itself. Latents and states are not among them:
+# transformers keeps those in other forms.
 WITH_HEADS = re.findall(
     r"\w+",
     "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere stablelm glm4_moe glm glm4 minimax_m2 "
