@@ -49,6 +49,8 @@ from kvferry.events import (
     EventKind,
     FailurePolicy,
     Histogram,
+    LogLevel,
+    LogLine,
     RequestKind,
 )
 from kvferry.model import Dtype, Group, GroupKind, Model, Part, TpRule, builtin_models
@@ -107,6 +109,8 @@ __all__ = [
     "InvalidError",
     "KeyPair",
     "KvferryError",
+    "LogLevel",
+    "LogLine",
     "MemoryKind",
     "MismatchError",
     "Model",

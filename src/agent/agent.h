@@ -357,9 +357,18 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
 bool kvf_events_reserve(kvf_ticket *ticket);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
-/** Writes a structured line, where the engine wants them. */
+/** Logs a failure as an object of JSON. */
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail);
+
+/** Whether lines of a level are wanted: only then are they made. */
+bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
+/** Logs each line of a text, where lines of the level are wanted. */
+void kvf_agent_log(const kvf_agent *agent, kvf_log_level level, const char *text);
+/** A remote engine was met: logs who reads what from whom. */
+void kvf_explain_meeting(const kvf_remote *remote);
+/** The transport has just been connected to a session's peer: logs the way, once for an engine. */
+void kvf_explain_way(const kvf_session *session);
 
 /** A copy of groups and their block ids in one allocation, for kvf_free(). */
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count);
@@ -504,7 +513,7 @@ struct kvf_agent {
     pthread_t thread;
     bool thread_runs, stopping;
     kvf_agent_options options; /* defaults filled in */
-    char *texts[3];            /* copies of its texts that are used later */
+    char *texts[4];            /* copies of its texts that are used later */
 
     const kvf_engine *engine; /* NULL: a directory */
     const kvf_shard *shard;
