@@ -36,6 +36,10 @@ __attribute__((format(printf, 3, 4))) static kvf_status take(reader *r, char **v
     *value = r->at + length + 2;
     *end = '\0';
     r->at = end + 1;
+    for (const char *c = *value; *c; c++) /* what is refused later is shown */
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            return kvf_fail(KVF_E_PARSE, "facts: line %u has the control character 0x%02x", r->line,
+                            (unsigned)(unsigned char)*c);
     return KVF_OK;
 }
 
@@ -166,7 +170,7 @@ static kvf_status read_group(reader *r, uint32_t index, uint32_t layer_count) {
 static kvf_status read_model(reader *r, const char *name, kvf_model **out) {
     char *value;
     uint32_t layer_count = 0;
-    const char *names[KVF_MODEL_MAX_GROUPS];
+    const char *names[KVF_MODEL_MAX_GROUPS] = {NULL};
     kvf_status status = take(r, &value, "layer_count");
     const char *end = status ? NULL : read_number(value, &layer_count);
     if (!status && (!end || *end || layer_count == 0 || layer_count > KVF_MODEL_MAX_LAYERS))

@@ -66,6 +66,8 @@ static void a_text_that_no_model_has_is_refused(void **state) {
     with(facts, "dtype: bf16", "dtype: bfloat16", "not of a model");
     with(facts, "dtype: bf16", "dtype: b", "the value is \"b\"");
     with(facts, "units: 4", "units: -4", "the value is \"-4\"");
+    with(facts, "units: 4", "units: \033[2J", "has the control character 0x1b");
+    with(facts, "groups: full, ssm", "groups: full, s\tm", "has the control character 0x09");
     with(facts, "tp_rule: split", "tp_rule: splat", "not of a model");
     kvf_free(facts);
     kvf_model_free(model);
