@@ -25,9 +25,17 @@
  * exactly one such event, whatever peers do. Until then an agent refuses other requests that would write the
  * same block.
  *
- * An agent is safe to use from several threads. Nothing happens unless somebody calls kvf_agent_progress() or
- * kvf_agent_wait() often enough, a few times for each heartbeat; with `own_thread` the agent does it by
- * itself.
+ * An agent is safe to use from several threads. With `own_thread` it works by itself. Without, its engine makes
+ * it work, in a loop of its own:
+ *
+ *   for (;;) {
+ *       poll(kvf_agent_event_fd(agent), ...);       // readable when there is work or an event; any time-out
+ *       kvf_agent_progress(agent, NULL);
+ *       while (kvf_agent_next_event(agent, &event) == KVF_OK)
+ *           ...
+ *   }
+ *
+ * or by kvf_agent_wait(). After fork(), only the process that opened an agent may use it.
  */
 #ifndef KVFERRY_AGENT_H
 #define KVFERRY_AGENT_H
@@ -83,8 +91,10 @@ typedef struct kvf_agent_options {
     kvf_failure_policy policy;
     bool verify;     /**< check what was read or written against checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
-    /** Receives the lines of the log, in order; called inside the agent's functions or thread, where it may
-     * not call the agent. The lines of one summary come without others between them. NULL: no log */
+    /**
+     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one line at
+     * a time. It may call the agent, but for kvf_agent_close().
+     */
     void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
     kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
@@ -104,6 +114,9 @@ KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const
 /**
  * Closes an agent: everything under way ends, no more events come, peers notice. Blocks must not be used
  * again before it has returned; memory from kvf_agent_allocate() is freed. NULL is accepted.
+ *
+ * Calls that are under way on other threads end first, kvf_agent_wait() with KVF_E_CANCELLED; no call may begin
+ * afterwards. Does nothing in a child of fork().
  */
 KVF_API void kvf_agent_close(kvf_agent *agent);
 
@@ -113,7 +126,10 @@ KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41])
 /** Memory that same-host peers can map, see kvf_transport_allocate(). */
 KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out);
 
-/** Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. */
+/**
+ * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call that
+ * failed may be repeated, with the same regions.
+ */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 
 /* ---- meeting --------------------------------------------------------------------------------- */
@@ -287,13 +303,35 @@ typedef struct kvf_event {
 /** Takes the next event. KVF_E_AGAIN when there is none. */
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
-/** A file descriptor that polls readable while there are events to take. Do not read it. */
+/**
+ * A file descriptor that polls readable while there are events to take; without `own_thread` also while
+ * kvf_agent_progress() has something to do: messages and operations that ended, and times that have come. It is
+ * the same as long as the agent is open. Do not read it, but poll it, or give it to epoll.
+ */
 KVF_API int kvf_agent_event_fd(kvf_agent *agent);
 
-/** Does what can be done now without waiting. Not needed with `own_thread`, but allowed. */
+/**
+ * In how many nanoseconds kvf_agent_progress() is to be called again at the latest, though nothing arrives: 0
+ * when there is something to do now; UINT64_MAX when no time is waited for, and with `own_thread`. For loops
+ * that do not wait for kvf_agent_event_fd(), which becomes readable then.
+ */
+KVF_API uint64_t kvf_agent_timeout(kvf_agent *agent);
+
+/**
+ * Does what can be done now without waiting. Not needed with `own_thread`, but allowed.
+ *
+ * @param busy  receives whether there is more to do at once; may be NULL
+ */
 KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
 
-/** Makes progress until there is an event or the time is over: KVF_OK or KVF_E_TIMEOUT. */
+/**
+ * Makes progress until there is an event or the time is over. Several threads may wait at once: an event wakes
+ * them all, and one of them will take it.
+ *
+ * @param timeout_ns  UINT64_MAX: without end
+ * @return KVF_OK, KVF_E_TIMEOUT, KVF_E_CANCELLED (another thread is closing the agent, which must not be used
+ *         any more)
+ */
 KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 
 /* ---- looking in ------------------------------------------------------------------------------ */

@@ -59,7 +59,8 @@ class _Session:
         self.closing = False
         self.change = threading.Condition()
         self.events = threading.Lock()
-        self.logging = 0  # the thread that is inside `log`
+        self.logging: set[int] = set()  # threads that are inside `log`
+        self.awaiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # tasks to be told of the end
         self.context = ffi.new_handle(self)
 
     @contextlib.contextmanager
@@ -77,13 +78,29 @@ class _Session:
                 self.inside -= 1
                 self.change.notify_all()
 
+    @contextlib.contextmanager
+    def waking(self, ready: asyncio.Event) -> Iterator[None]:
+        """Sets `ready`, of a task that waits, when the agent is closed meanwhile."""
+        with self.change:
+            if self.closing:
+                raise ClosedError("this Agent was closed")
+            self.awaiting[ready] = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            with self.change:
+                self.awaiting.pop(ready, None)
+
     def close(self) -> None:
-        if self.logging == threading.get_ident():
+        if threading.get_ident() in self.logging:
             raise InvalidError("the log function of an agent may not close it")
         if self.process != os.getpid():
             return  # its threads are not here
         with self.change:
             first, self.closing = not self.closing, True
+            for ready, loop in self.awaiting.items():
+                with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
+                    loop.call_soon_threadsafe(ready.set)
             # Whoever closes, the agent is closed when this returns.
             self.change.wait_for(lambda: self.inside == 0 if first else self.pointer is None)
         if first:
@@ -99,11 +116,11 @@ class _Session:
 def python_log(context: Any, line: Any) -> None:
     session: _Session = ffi.from_handle(context)
     if session.log is not None:
-        before, session.logging = session.logging, threading.get_ident()
+        session.logging.add(threading.get_ident())
         try:
             session.log(read_line(line))
         finally:
-            session.logging = before
+            session.logging.discard(threading.get_ident())
 
 
 class Agent:
@@ -125,8 +142,8 @@ class Agent:
         policy: what events of failed requests ask for
         verify: check what was read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
-            calls progress() or wait() often enough
-        log: receives the lines of the log, in order, on any thread; it may not call the agent
+            waits by wait(), wait_event() or event(), or calls progress() when fileno() is readable
+        log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
         log_level: the least important lines that are wanted
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError (the
@@ -211,8 +228,8 @@ class Agent:
     def close(self) -> None:
         """Ends everything under way, and no more events come; peers notice. May be called again.
 
-        Blocks must not be used again before it has returned. Threads inside wait() get ClosedError; arrays of
-        allocate() stay usable.
+        Blocks must not be used again before it has returned. Threads inside wait() and tasks inside event()
+        get ClosedError; arrays of allocate() stay usable.
         """
         self._session.close()
 
@@ -462,24 +479,50 @@ class Agent:
         return event
 
     async def event(self) -> Event:
-        """Takes the next event, in asyncio: other tasks run meanwhile. InvalidError without `own_thread`."""
-        if not self._own_thread:
-            raise InvalidError("own_thread is False: nothing would happen while a task waits")
-        loop = asyncio.get_running_loop()
-        while (event := self.next_event()) is None:
-            ready = asyncio.Event()
-            descriptor = self.fileno()
-            loop.add_reader(descriptor, ready.set)
-            try:
-                await ready.wait()
-            finally:
-                loop.remove_reader(descriptor)
+        """Takes the next event, in asyncio: other tasks run meanwhile. The agent needs no thread for it.
+
+        Several tasks may wait; each event goes to one of them. Raises ClosedError when the agent is closed.
+        """
+        while (event := self._work_and_take()) is None:
+            await self._readable()
         return event
 
+    def _work_and_take(self) -> Event | None:
+        if not self._own_thread:
+            self.progress()
+        return self.next_event()
+
+    async def _readable(self) -> None:
+        ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        # A loop knows one reader for each descriptor: every task that waits has its own.
+        descriptor = os.dup(self.fileno())
+        try:
+            with self._session.waking(ready):
+                loop.add_reader(descriptor, ready.set)
+                try:
+                    await ready.wait()
+                finally:
+                    loop.remove_reader(descriptor)
+        finally:
+            os.close(descriptor)
+
     def fileno(self) -> int:
-        """A file descriptor that is readable while there are events to take. Do not read from it."""
+        """A file descriptor that is readable while there are events to take. Do not read from it.
+
+        Without `own_thread` it is readable also while progress() has something to do.
+        """
         with self._session.using() as pointer:
             return int(lib.kvf_agent_event_fd(pointer))
+
+    def timeout(self) -> float | None:
+        """In how many seconds progress() is to be called again at the latest; None: no time is waited for.
+
+        For loops that do not wait for fileno(), which becomes readable then.
+        """
+        with self._session.using() as pointer:
+            left = int(lib.kvf_agent_timeout(pointer))
+            return None if left == ALL_TOKENS else left / 1e9
 
     def progress(self) -> bool:
         """Does what can be done now without waiting; returns whether there is more to do at once."""

@@ -21,6 +21,8 @@
 #define KVF_AGENT_ROOM_H
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
 
 #include <kvferry/agent.h>
 
@@ -45,6 +47,7 @@ typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_event_node kvf_event_node;
+typedef struct kvf_log_entry kvf_log_entry;
 
 /* ---- calls: asked until answered ------------------------------------------------------------- */
 
@@ -364,7 +367,7 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
 /** Whether lines of a level are wanted: only then are they made. */
 bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
 /** Logs each line of a text, where lines of the level are wanted. */
-void kvf_agent_log(const kvf_agent *agent, kvf_log_level level, const char *text);
+void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 /** A remote engine was met: logs who reads what from whom. */
 void kvf_explain_meeting(const kvf_remote *remote);
 /** The transport has just been connected to a session's peer: logs the way, once for an engine. */
@@ -509,9 +512,23 @@ void kvf_verify_answer(kvf_session *session, const kvf_call_body *call);
 /* ---- the agent ------------------------------------------------------------------------------- */
 
 struct kvf_agent {
+    /* loop.c; all but `arrived` under the lock, too */
     pthread_mutex_t lock;
+    pthread_cond_t turn;      /* somebody has entered, or left while we stop */
+    _Atomic uint64_t arrived; /* threads that have asked for the lock */
+    uint64_t entered;         /* and have got it */
+    uint64_t gives_way_to;    /* so many have to have entered before a thread that gives way goes on */
+    uint32_t users;           /* calls of the engine under way */
+    pid_t process;            /* that opened it */
     pthread_t thread;
     bool thread_runs, stopping;
+    int poll_fd; /* epoll: readable while there is work, and without own_thread while there are events */
+    int wake_fd, timer_fd; /* in it: for work that no other descriptor shows, and for a time that has come */
+    bool awake;            /* wake_fd is readable */
+    uint64_t armed;        /* what timer_fd is set to; UINT64_MAX: nothing */
+    kvf_log_entry *lines;  /* to be logged */
+    bool logging;          /* a thread does it */
+
     kvf_agent_options options; /* defaults filled in */
     char *texts[4];            /* copies of its texts that are used later */
 
@@ -558,8 +575,24 @@ struct kvf_agent {
     kvf_agent_stats stats;
 };
 
-void kvf_agent_lock(kvf_agent *agent);
-void kvf_agent_unlock(kvf_agent *agent); /**< and wakes who waits */
+/* ---- loop.c ---------------------------------------------------------------------------------- */
+
+kvf_status
+kvf_loop_open(kvf_agent *agent); /**< makes lock and descriptors, to be closed also when it fails */
+kvf_status kvf_loop_start(kvf_agent *agent); /**< link and transport are there: watches them, and works */
+void kvf_loop_stop(kvf_agent *agent);        /**< ends the thread, and waits until every call is over */
+void kvf_loop_close(kvf_agent *agent);
+
+/**
+ * Begins a call of the engine. KVF_E_INVALID: no agent, or one of the process that forked this one; then
+ * nothing is to be unlocked.
+ */
+kvf_status kvf_agent_lock(kvf_agent *agent);
+/** Ends it: wakes who sleeps where there is work, and logs. */
+void kvf_agent_unlock(kvf_agent *agent);
+
+/** Logs a line as soon as the lock is given up. */
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text);
 
 /** Asks for a tick at `when`. */
 static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {

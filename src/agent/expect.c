@@ -277,11 +277,11 @@ void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {
 }
 
 kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *expect = NULL;
-    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_EXPECT, request, &expect);
+    status = kvf_ticket_make(agent, KVF_REQUEST_EXPECT, request, &expect);
     if (!status)
         status = kvf_ticket_meet(expect, &request->contact, out);
     kvf_agent_unlock(agent);

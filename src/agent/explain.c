@@ -29,7 +29,7 @@ static const char *kind_expected(const kvf_remote *remote) {
 }
 
 void kvf_explain_way(const kvf_session *session) {
-    const kvf_agent *agent = session->agent;
+    kvf_agent *agent = session->agent;
     if (!kvf_agent_logs(agent, KVF_LOG_INFO))
         return;
     const char *kind = kvf_peer_kind(session->peer);
@@ -115,7 +115,7 @@ static kvf_status say_details(kvf_text *text, const kvf_remote *remote) {
 }
 
 void kvf_explain_meeting(const kvf_remote *remote) {
-    const kvf_agent *agent = remote->agent;
+    kvf_agent *agent = remote->agent;
     static const struct {
         kvf_log_level level;
         kvf_status (*say)(kvf_text *text, const kvf_remote *remote);
@@ -233,8 +233,10 @@ kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level
         return kvf_fail(KVF_E_INVALID, "level is %d; allowed are KVF_LOG_INFO, %d, and KVF_LOG_DEBUG, %d",
                         (int)level, KVF_LOG_INFO, KVF_LOG_DEBUG);
     kvf_text words = {0};
-    kvf_agent_lock(agent);
-    kvf_status status = explain(agent, engine, level, &words);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = explain(agent, engine, level, &words);
     kvf_agent_unlock(agent);
     if (status) {
         kvf_text_free(&words);

@@ -171,11 +171,10 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 /* ---- life ------------------------------------------------------------------------------------ */
 
 kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *hold = NULL;
-    kvf_status status = KVF_OK;
     if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
         status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
     if (!status)

@@ -80,8 +80,7 @@ kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out) {
     link->on_message = options->on_message;
     link->on_broken = options->on_broken;
     link->context = options->context;
-    link->wake_fd = -1;
-    atomic_init(&link->next_due_ns, KVF_LINK_NEVER);
+    link->next_due_ns = KVF_LINK_NEVER;
     status = open_sockets(link, options, &endpoint);
     if (status) {
         kvf_link_close(link);
@@ -106,9 +105,6 @@ void kvf_link_close(kvf_link *link) {
     while (link->zmq && zmq_ctx_term(link->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_lines_free(link);
-    if (link->wake_fd >= 0)
-        (void)close(link->wake_fd);
-    kvf_free(link->polled);
     kvf_free(link->allowed);
     kvf_free(link);
 }
@@ -130,6 +126,7 @@ static kvf_status send_incoming(kvf_link *link, kvf_route route, const void *dat
 }
 
 static kvf_status send_now(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+    link->quiet = false;
     if (route & KVF_ROUTE_INCOMING)
         return send_incoming(link, route, data, bytes);
     kvf_line *line = kvf_line_find(link, route);
@@ -187,6 +184,7 @@ static bool take_messages(kvf_link *link, void *socket, bool called) {
 }
 
 void kvf_link_progress(kvf_link *link, bool *more) {
+    link->quiet = false;
     if (link->guard)
         kvf_guard_answer(link);
     /* Events first: what they say is acted upon after the messages that came before them. */
@@ -200,13 +198,15 @@ void kvf_link_progress(kvf_link *link, bool *more) {
 }
 
 bool kvf_link_pending(kvf_link *link) {
-    uint64_t due = atomic_load(&link->next_due_ns);
-    if (link->broken || (due != KVF_LINK_NEVER && due <= kvf_now()))
+    if (link->broken || (link->next_due_ns != KVF_LINK_NEVER && link->next_due_ns <= kvf_now()))
         return true;
+    if (link->quiet)
+        return false;
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         if (sockets[i] && kvf_link_readable(sockets[i]))
             return true;
     }
+    link->quiet = true;
     return false;
 }

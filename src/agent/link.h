@@ -6,7 +6,8 @@
  * A *route* names the other end. Outgoing routes are made by kvf_link_connect(); incoming ones appear with
  * the first message from a peer and are good for answering until that peer's connection breaks.
  *
- * One thread at a time may use a link; kvf_link_wake() may be called from any thread.
+ * One thread at a time may use a link. Who sleeps until it has something to do polls its descriptors, which
+ * may be done while another thread uses it.
  */
 #ifndef KVF_AGENT_LINK_H
 #define KVF_AGENT_LINK_H
@@ -90,27 +91,23 @@ kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size
 
 /**
  * Takes a bounded number of messages and events in, calling back for each; never blocks. A callback may call
- * anything but this, kvf_link_wait() and kvf_link_close().
+ * anything but this and kvf_link_close().
  *
  * @param more  receives whether there is more to take in at once
  */
 void kvf_link_progress(kvf_link *link, bool *more);
 
-/** Whether there is something to take in now. Look after sending too: sending can swallow the signal on the
- * sockets' file descriptors. */
+/** Whether there is something to take in now. Look after sending too, before sleeping: sending can swallow the
+ * signal on the descriptors. Costs nothing where the link was not used since it last said no. */
 bool kvf_link_pending(kvf_link *link);
 
-/**
- * Waits, by poll(2), until something arrives, one of the file descriptors polls readable, somebody calls
- * kvf_link_wake(), or the time is over. Call it only when kvf_link_pending() is false.
- *
- * Touches no socket: other threads, one at a time, may use the link meanwhile, if each calls kvf_link_wake()
- * when it is done.
- */
-void kvf_link_wait(kvf_link *link, const int *fds, uint32_t fd_count, uint64_t timeout_ns);
+#define KVF_LINK_FDS 4u
 
-/** Ends a kvf_link_wait() that is under way or the next one. Any thread. */
-void kvf_link_wake(kvf_link *link);
+/** The descriptors that poll readable when something arrives; do not read them. Returns how many there are. */
+uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
+
+/** When kvf_link_progress() has something to do that no descriptor shows; UINT64_MAX: never. */
+uint64_t kvf_link_due(const kvf_link *link);
 
 /** Makes a pair of Z85 keys, 40 characters and a zero byte each. */
 kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],

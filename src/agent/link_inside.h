@@ -6,12 +6,10 @@
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
- *   link_wait.c      waiting
+ *   link_wait.c      what a sleeper needs to know
  */
 #ifndef KVF_AGENT_LINK_INSIDE_H
 #define KVF_AGENT_LINK_INSIDE_H
-
-#include <stdatomic.h>
 
 #include "agent/link.h"
 #include "agent/link_endpoint.h"
@@ -79,12 +77,10 @@ struct kvf_link {
     kvf_line *broken, *resting;
     uint32_t padding; /* see link_line.c */
 
-    int wake_fd;
-    int socket_fds[4];
-    uint32_t socket_count;
-    struct pollfd *polled; /* of kvf_link_wait() alone */
-    uint32_t polled_capacity;
-    _Atomic uint64_t next_due_ns; /* when a resting line is dialled */
+    int fds[KVF_LINK_FDS]; /* of the sockets */
+    uint32_t fd_count;
+    bool quiet;           /* nothing was pending, and nothing was done since */
+    uint64_t next_due_ns; /* when a resting line is dialled */
 };
 
 /* ---- link_socket.c --------------------------------------------------------------------------- */
@@ -153,7 +149,7 @@ void kvf_guard_answer(kvf_link *link);
 
 /* ---- link_wait.c ----------------------------------------------------------------------------- */
 
-/** Makes the eventfd and remembers the sockets' file descriptors. */
+/** Remembers the sockets' file descriptors. */
 kvf_status kvf_link_prepare_wait(kvf_link *link);
 
 /** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */

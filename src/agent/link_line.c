@@ -125,7 +125,7 @@ void kvf_lines_redial(kvf_link *link) {
     }
     for (const kvf_line *line = link->resting; line; line = line->next)
         next_due = kvf_min_u64(next_due, line->due_ns);
-    atomic_store(&link->next_due_ns, next_due);
+    link->next_due_ns = next_due;
 }
 
 /* ---- what happens to connections ------------------------------------------------------------- */
@@ -305,6 +305,7 @@ static kvf_status check_server_key(const kvf_link *link, const char *endpoint, c
 }
 
 kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out) {
+    link->quiet = false;
     kvf_endpoint read;
     kvf_line *line;
     char name[KVF_ENDPOINT_BYTES + KVF_KEY_CHARACTERS + 2];
@@ -335,6 +336,7 @@ kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *se
 
 void kvf_link_disconnect(kvf_link *link, kvf_route route) {
     kvf_line *line = kvf_line_find(link, route);
+    link->quiet = false;
     if (!line || --line->users > 0)
         return;
     if (line->state == KVF_LINE_RESTING) {

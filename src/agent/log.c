@@ -9,7 +9,7 @@ bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level) {
     return agent->options.log && level >= agent->options.log_level;
 }
 
-void kvf_agent_log(const kvf_agent *agent, kvf_log_level level, const char *text) {
+void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text) {
     if (!kvf_agent_logs(agent, level))
         return;
     struct timespec now;
@@ -17,14 +17,9 @@ void kvf_agent_log(const kvf_agent *agent, kvf_log_level level, const char *text
     char *copy = kvf_strdup(text), *rest = copy;
     if (!copy)
         return;
-    kvf_log_line line = {.struct_size = sizeof line,
-                         .level = level,
-                         .time_ns = (uint64_t)now.tv_sec * KVF_SECOND + (uint64_t)now.tv_nsec};
-    for (char *one; (one = strsep(&rest, "\n")) != NULL;) {
-        if (!one[0])
-            continue;
-        line.text = one;
-        agent->options.log(agent->options.log_context, &line);
-    }
+    uint64_t time_ns = (uint64_t)now.tv_sec * KVF_SECOND + (uint64_t)now.tv_nsec;
+    for (char *one; (one = strsep(&rest, "\n")) != NULL;)
+        if (one[0])
+            kvf_log_line_add(agent, level, time_ns, one);
     kvf_free(copy);
 }

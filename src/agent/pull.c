@@ -255,11 +255,12 @@ void kvf_pull_look(kvf_ticket *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
     if (status == KVF_E_AGAIN)
         return;
+    char why[512], detail[1024];
+    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
     end_transfer(pull);
-    char detail[512];
-    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes",
+    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes: %s",
                    pull->remote ? pull->remote->name : "a producer", kvf_status_name(status),
-                   (unsigned long long)pull->bytes);
+                   (unsigned long long)pull->bytes, why);
     if (pull->silent)
         kvf_ticket_settle(pull);
     else if (status)
@@ -316,10 +317,10 @@ static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request,
 }
 
 kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
-    kvf_status status = start_pull(agent, request, ticket);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = start_pull(agent, request, ticket);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -328,9 +329,10 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
                                uint32_t group_count) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *pull = NULL;
-    kvf_status status;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, pull);
     if (!pull || pull->kind != KVF_REQUEST_PULL || pull->silent || pull->state == KVF_TICKET_OVER)
         status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);

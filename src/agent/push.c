@@ -120,10 +120,10 @@ static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request,
 }
 
 kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
-    kvf_status status = start_push(agent, request, ticket);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = start_push(agent, request, ticket);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -158,12 +158,11 @@ static kvf_status advance(kvf_ticket *push, uint64_t begin, uint64_t end, uint32
 
 kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chunk_begin, uint64_t chunk_end,
                                 uint32_t layers) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *push = NULL;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, push);
-    kvf_status status = KVF_OK;
     if (!push || push->kind != KVF_REQUEST_PUSH || push->state != KVF_TICKET_MOVING)
         status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
     else

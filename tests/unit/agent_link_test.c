@@ -1,6 +1,4 @@
 /* Links: messages there and back, connections that break and come back, what is refused, waiting. */
-#include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -452,60 +450,6 @@ static void an_address_that_is_not_ours_is_an_error(void **state) {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* Takes in what opening left behind, so that nothing else ends a wait. */
-static void settle(end *self) {
-    bool more = true;
-    while (more)
-        kvf_link_progress(self->link, &more);
-}
-
-static void a_wake_before_the_wait_ends_it(void **state) {
-    (void)state;
-    end self;
-    open_end(&self, (kvf_link_options){.listen = NULL});
-    settle(&self);
-    kvf_link_wake(self.link);
-    kvf_link_wait(self.link, NULL, 0, UINT64_MAX);
-    kvf_link_close(self.link);
-}
-
-static void *wake_it(void *link) {
-    kvf_link_wake(link);
-    return NULL;
-}
-
-static void a_wake_of_another_thread_ends_the_wait(void **state) {
-    (void)state;
-    end self;
-    pthread_t thread;
-    open_end(&self, (kvf_link_options){.listen = NULL});
-    settle(&self);
-    assert_int_equal(pthread_create(&thread, NULL, wake_it, self.link), 0);
-    kvf_link_wait(self.link, NULL, 0, UINT64_MAX);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    kvf_link_close(self.link);
-}
-
-static void any_of_many_file_descriptors_ends_the_wait(void **state) {
-    (void)state;
-    end self;
-    int pipes[100][2], fds[100];
-    open_end(&self, (kvf_link_options){.listen = NULL});
-    settle(&self);
-    for (int i = 0; i < 100; i++) {
-        assert_int_equal(pipe(pipes[i]), 0);
-        fds[i] = pipes[i][0];
-    }
-    kvf_link_wait(self.link, fds, 100, 1);
-    assert_int_equal(write(pipes[57][1], "x", 1), 1);
-    kvf_link_wait(self.link, fds, 100, UINT64_MAX);
-    for (int i = 0; i < 100; i++) {
-        (void)close(pipes[i][0]);
-        (void)close(pipes[i][1]);
-    }
-    kvf_link_close(self.link);
-}
-
 static void a_message_ends_the_wait_and_nothing_is_slept_over(void **state) {
     (void)state;
     end server, client;
@@ -523,7 +467,7 @@ static void a_message_ends_the_wait_and_nothing_is_slept_over(void **state) {
             bool more;
             kvf_link_progress(turn->link, &more);
             if (turn->message_count == before && !kvf_link_pending(turn->link))
-                kvf_link_wait(turn->link, NULL, 0, UINT64_MAX);
+                wait_for_link(turn->link, UINT64_MAX);
         }
     }
     kvf_link_close(client.link);
@@ -546,7 +490,7 @@ static void waiting_ends_when_it_is_time_to_dial_again(void **state) {
         bool more;
         kvf_link_progress(client.link, &more);
         if (!more)
-            kvf_link_wait(client.link, NULL, 0, UINT64_MAX);
+            wait_for_link(client.link, UINT64_MAX);
     }
     assert_int_equal(client.broken_status, KVF_E_IO);
     kvf_link_close(client.link);
@@ -669,9 +613,6 @@ int main(void) {
         cmocka_unit_test(an_address_in_use_is_named),
         cmocka_unit_test(an_ipc_path_in_use_or_of_a_file_is_left_alone),
         cmocka_unit_test(an_address_that_is_not_ours_is_an_error),
-        cmocka_unit_test(a_wake_before_the_wait_ends_it),
-        cmocka_unit_test(a_wake_of_another_thread_ends_the_wait),
-        cmocka_unit_test(any_of_many_file_descriptors_ends_the_wait),
         cmocka_unit_test(a_message_ends_the_wait_and_nothing_is_slept_over),
         cmocka_unit_test(waiting_ends_when_it_is_time_to_dial_again),
         cmocka_unit_test_teardown(tests_can_come_between_and_double_or_drop_messages, no_tamper),
