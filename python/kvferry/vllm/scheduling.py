@@ -18,6 +18,7 @@ from kvferry.request import NO_BLOCK, BlockTable
 from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Schedule, TransferParams
 from kvferry.vllm.geometry import GroupGeometry, build_model, group_order
+from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.settings import is_push, read_settings
 
@@ -62,7 +63,7 @@ class Scheduling:
             keys=self._settings.keys,
             allowed_keys=self._settings.allowed_keys,
             insecure=self._settings.insecure,
-            log=lambda line: logger.warning("%s", line),
+            **log_options(logger),
         )
         for where in sorted(ranks):
             self._directory.introduce(ranks[where].introduction)

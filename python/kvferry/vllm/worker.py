@@ -17,6 +17,7 @@ from kvferry.model import GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.vllm.geometry import RankGeometry, build_engine
+from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.statistics import KvferryStats, counted
@@ -89,7 +90,7 @@ class Worker:
             lease=self._settings.lease,
             verify=self._settings.verify,
             insecure=self._settings.insecure,
-            log=lambda line: logger.warning("%s", line),
+            **log_options(logger),
         )
         self._agent.register(memory)
         self._geometry = geometry
