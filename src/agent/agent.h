@@ -233,12 +233,12 @@ typedef enum kvf_ticket_state {
     KVF_TICKET_OVER,    /* freed in the next tick */
 } kvf_ticket_state;
 
-/** Counts the ranks of consumer engines that are done with something. */
+/** Counts the ranks of consumer engines that are done with something: that have it, or have given it up. */
 typedef struct kvf_tally_engine {
     char *name;
     uint32_t of;
     uint32_t count;
-    uint8_t *ranks; /* [of the engine's ranks]: done */
+    uint8_t *ranks; /* [of the engine's ranks]: enum kvf_tally_mark */
     uint32_t rank_capacity;
     struct kvf_tally_engine *next;
 } kvf_tally_engine;
@@ -249,10 +249,20 @@ typedef struct kvf_tally {
     uint32_t done;   /* engines of which all ranks are done */
 } kvf_tally;
 
+typedef enum kvf_tally_mark {
+    KVF_TALLY_WAITS = 0,
+    KVF_TALLY_HAS_IT,
+    KVF_TALLY_GAVE_UP,
+} kvf_tally_mark;
+
 /** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said). */
-kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of);
-bool kvf_tally_has(const kvf_tally *tally, const char *name, uint32_t rank);
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of, kvf_tally_mark mark);
+kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank);
+/** A rank that gave up tries again: it is not counted any more. */
+void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank);
 bool kvf_tally_complete(const kvf_tally *tally);
+/** The name of an engine one of whose ranks gave up; NULL: there is none. */
+const char *kvf_tally_deserter(const kvf_tally *tally, uint32_t *rank);
 void kvf_tally_free(kvf_tally *tally);
 
 /** What a pull or an expect has to do with one rank of the producer. */
@@ -306,9 +316,10 @@ struct kvf_ticket {
 
     /* hold, push */
     kvf_tally tally;
-    kvf_reader *readers;  /* hold */
-    uint64_t lease_until; /* hold: of the hold itself */
-    kvf_flow *flows;      /* push */
+    kvf_reader *readers;      /* hold */
+    uint64_t lease_until;     /* hold: of the hold itself */
+    kvf_status reader_failed; /* hold: what a reader said last that did not get it */
+    kvf_flow *flows;          /* push */
     uint64_t ready_tokens,
         chunk_end;         /* push: everything before ready_tokens is ready, and layers [0, ready_layers) */
     uint32_t ready_layers; /* up to chunk_end */
@@ -426,7 +437,8 @@ void kvf_reader_drop(kvf_reader *reader);
 
 void kvf_connect_tick(kvf_ticket *ticket, uint64_t now);
 
-void kvf_pull_met(kvf_ticket *pull); /**< the remote is ready */
+void kvf_pull_met(kvf_ticket *pull);       /**< the remote is ready */
+void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
 void kvf_pull_move(kvf_ticket *pull);
 void kvf_pull_look(kvf_ticket *pull); /**< has its transfer ended? */
 void kvf_pull_tick(kvf_ticket *pull, uint64_t now);

@@ -47,6 +47,16 @@ static void all_granted(kvf_ticket *pull) {
         kvf_pull_move(pull);
 }
 
+void kvf_pull_granted(kvf_source *source) {
+    kvf_ticket *pull = source->ticket;
+    source->settled = true;
+    kvf_agent_due(pull->agent, source->until);
+    for (uint32_t i = 0; i < pull->source_count; i++)
+        if (!pull->sources[i].settled)
+            return;
+    all_granted(pull);
+}
+
 static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
     kvf_ticket *pull = source->ticket;
@@ -64,16 +74,16 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
         kvf_ticket_fail(pull, status, kvf_error_detail(), source->session);
         return;
     }
-    /* The lease began when we asked, or later. */
+    /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the hold, a
+     * heartbeat has to say how long it lasts. */
     source->until = asked + answer->time_ns;
-    source->settled = true;
-    if (source->until < kvf_now() + answer->time_ns / 2)
+    if (source->until >= kvf_now() + answer->time_ns / 2) {
+        kvf_agent_due(pull->agent, source->session->next_beat);
+        kvf_pull_granted(source);
+    } else {
         source->session->next_beat = 0;
-    kvf_agent_due(pull->agent, kvf_min_u64(source->session->next_beat, source->until));
-    for (uint32_t i = 0; i < pull->source_count; i++)
-        if (!pull->sources[i].settled)
-            return;
-    all_granted(pull);
+        kvf_agent_due(pull->agent, 0);
+    }
 }
 
 /* When it fails, as it stands. */
@@ -217,7 +227,7 @@ void kvf_pull_move(kvf_ticket *pull) {
 static kvf_source *expired(const kvf_ticket *pull, uint64_t now) {
     for (uint32_t i = 0; i < pull->source_count; i++) {
         kvf_source *source = &pull->sources[i];
-        if (source->generation && now >= source->until)
+        if (source->generation && source->settled && now >= source->until)
             return source;
     }
     return NULL;
@@ -290,7 +300,7 @@ void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
     if (late)
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out", late->session);
     for (uint32_t i = 0; i < pull->source_count; i++)
-        if (pull->sources[i].generation)
+        if (pull->sources[i].generation && pull->sources[i].settled)
             kvf_agent_due(pull->agent, pull->sources[i].until);
 }
 
