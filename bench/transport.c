@@ -186,8 +186,9 @@ static void by_process_vm(bench_state *bench) {
 
 static void submit_next(bench_state *bench);
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
+    (void)detail;
     bench_state *bench = context;
     bench->ended++;
     if (status)

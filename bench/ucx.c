@@ -167,10 +167,10 @@ typedef struct bench_mover {
 
 static void submit_next(bench_mover *mover);
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
     bench_mover *mover = context;
-    bench_require(status == KVF_OK, kvf_error_detail());
+    bench_require(status == KVF_OK, detail);
     mover->under_way--;
     submit_next(mover);
 }

@@ -80,7 +80,13 @@ if(NOT KVF_SANITIZE)
   kvf_add_test(headers_stand_alone install 120 bash ${PROJECT_SOURCE_DIR}/tests/install/headers.sh
                ${PROJECT_SOURCE_DIR}/include ${CMAKE_C_COMPILER})
   kvf_add_test(exported_symbols install 60 bash ${PROJECT_SOURCE_DIR}/tests/install/exports.sh
-               $<TARGET_FILE:kvferry> ${PROJECT_SOURCE_DIR}/include ${KVF_ABSENT_HEADERS})
+               $<TARGET_FILE:kvferry> $<TARGET_FILE:kvferry_static> ${PROJECT_SOURCE_DIR}/include
+               ${KVF_ABSENT_HEADERS})
+  if(KVF_BUILDS_AGENT)
+    kvf_add_test(recorded_interface install 120 bash ${PROJECT_SOURCE_DIR}/tests/install/abi.sh check
+                 ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/tests/install/abi/kvferry.abi
+                 ${CMAKE_C_COMPILER})
+  endif()
   kvf_add_test(installed_package install 300 bash ${PROJECT_SOURCE_DIR}/tests/install/consume.sh
                ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
 endif()

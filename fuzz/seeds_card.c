@@ -2,7 +2,7 @@
 
 #include "transport/card.h"
 #ifdef KVF_HAVE_UCX
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 #endif
 
 static void write_card(const char *name, const kvf_card *card) {

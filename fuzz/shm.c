@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm_process.h"
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_process.h"
+#include "transport/shm/shm_wire.h"
 
 #define PAGE 4096u
 #define REGION_BYTES 5000u
@@ -27,15 +27,18 @@
 static kvf_transport *transport;
 static uint64_t told_length;
 
-static void on_notify(void *context, kvf_transport *from, const void *data, size_t bytes) {
+static void on_notify(void *context, kvf_transport *from, const char *sender, const void *data,
+                      size_t bytes) {
     (void)context;
     (void)from;
+    told_length += strlen(sender);
     for (size_t i = 0; i < bytes; i++)
         told_length += ((const uint8_t *)data)[i]; /* all of it can be read */
 }
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
+    (void)detail;
     *(int *)context += status == KVF_OK ? 1 : 100;
 }
 

@@ -48,10 +48,12 @@ KVF_API kvf_status kvf_map_block_size(const kvf_cache_kind *kinds, const kvf_blo
  * Attention keeps the tail of the prefill list, for what decode lacks is at the end; an empty decode list
  * means that the group is cached and leaves nothing on either side. Where the two engines cut logical blocks
  * into different numbers of kernel blocks, both lists begin at the same token and are cut to the shorter one.
- * State slots pair from the end.
+ * State slots pair from the end: earlier ones of prefill are positions that decode has. Decode may have one
+ * slot more than prefill, for the position that it computes again itself (speculative decoding): its first
+ * slots pair, and the last one stays as it is. More than one more have no right partner.
  *
- * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (more decode than prefill blocks; states without a source; lists
- *         that differ by more than padding explains), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (more decode than prefill blocks; two state slots or more beyond
+ *         prefill's; lists that differ by more than padding explains), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_prefix_trim(const kvf_cache_kind *kinds, const kvf_block_lists *decode,
                                    const kvf_block_lists *prefill, uint32_t decode_ppl, uint32_t prefill_ppl,
@@ -185,7 +187,7 @@ typedef enum kvf_region_layout {
     KVF_LAYOUT_LATENT = 3,       /**< no heads */
 } kvf_region_layout;
 
-/** The registered memory of one rank. */
+/** The registered memory of one rank. Without a region it is refused: KVF_E_INVALID, KVF_REFUSAL_NO_LAYERS. */
 typedef struct kvf_cache_memory {
     size_t struct_size;                 /**< sizeof(kvf_cache_memory) */
     const uint64_t *region_base;        /**< address of each region */

@@ -193,8 +193,9 @@ typedef struct kvf_transfer_samples {
     const double *bytes;
     const double *descriptors;
     size_t count;
-    uint64_t failed, expired,
-        late; /**< transfers that failed, requests that expired, notifications after that */
+    uint64_t failed_transfers, failed_handshakes, failed_notifications;
+    uint64_t expired; /**< requests whose blocks nobody came for in time */
+    uint64_t late;    /**< notifications that came after that */
 } kvf_transfer_samples;
 
 /** What operators read. Rounded to three decimals, descriptors to one; MB are 2^20 bytes. */
@@ -204,11 +205,15 @@ typedef struct kvf_transfer_summary {
     double average_post_ms, p90_post_ms;
     double average_mb, throughput_mb_per_s; /**< bytes over the sum of transfer times; 0 when that is 0 */
     double average_descriptors;
-    uint64_t failed, expired, late;
+    uint64_t failed; /**< transfers, handshakes and notifications together, as the public connector counts */
+    uint64_t expired, late;
     bool empty; /**< nothing was counted at all */
 } kvf_transfer_summary;
 
-/** @return KVF_OK, KVF_E_INVALID (a list is NULL; a sample is negative or not finite), KVF_E_NOMEM */
+/**
+ * @return KVF_OK, KVF_E_INVALID (a list is NULL; a sample is negative or not finite), KVF_E_OVERFLOW (the
+ *         failures together), KVF_E_NOMEM
+ */
 KVF_API kvf_status kvf_transfer_summarise(const kvf_transfer_samples *samples, kvf_transfer_summary *out);
 
 /**

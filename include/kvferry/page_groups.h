@@ -73,7 +73,8 @@ typedef struct kvf_page_plan {
 } kvf_page_plan;
 
 /**
- * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_OVERFLOW, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID (also: no layers, KVF_REFUSAL_NO_LAYERS), KVF_E_NOT_EXPRESSIBLE,
+ *         KVF_E_OVERFLOW, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_page_plan_build(const kvf_page_plan_desc *desc, kvf_page_plan *out);
 

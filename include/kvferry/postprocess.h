@@ -1,6 +1,6 @@
 /*
- * What is left to do on blocks after their bytes have arrived, in host memory: bringing them into this
- * engine's block size and layout, zeroing what was not transferred, and copying blocks between two buffers.
+ * What is left to do on blocks after their bytes have arrived: bringing them into this engine's block size and
+ * layout, zeroing what was not transferred, and copying blocks between two buffers.
  *
  * A plan (plan.h) puts every cell where it belongs while it moves, and needs none of this. It is for caches
  * that were received as whole blocks in the form the sender keeps them:
@@ -19,6 +19,9 @@
  * and so are their reverses: NHD to HND, and received pages that are longer than a block. The receive step
  * of release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
  *
+ * All of it is done by the processor in host memory. A region may say that it lies in a device's memory; today
+ * every function refuses that by name (KVF_E_UNSUPPORTED).
+ *
  * Every argument is checked before the first byte is changed: on an error nothing is changed. No byte outside
  * the regions is read or written. Calls on different blocks may run at the same time in different threads; a
  * block may be in one call at a time, and nobody else may read or write it during the call.
@@ -29,6 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <kvferry/memory.h>
 #include <kvferry/status.h>
 
 #ifdef __cplusplus
@@ -38,7 +42,7 @@ extern "C" {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /**
- * Blocks of equal size in one piece of host memory: a layer, or one of several things a layer keeps.
+ * Blocks of equal size in one piece of memory: a layer, or one of several things a layer keeps.
  *
  *     byte x of part p of block b = base + b*block_stride_bytes + p*part_stride_bytes + x
  *
@@ -55,9 +59,11 @@ typedef struct kvf_block_region {
     uint64_t part_count; /**< 0 means 1 */
     uint64_t part_stride_bytes;
     uint64_t part_bytes;
+    kvf_memory_kind kind; /**< 0: host memory, the only kind that is not refused */
+    uint32_t device;      /**< which device of that kind; not looked at in host memory */
 } kvf_block_region;
 
-/** Working memory the caller brings; aligned for uint64_t, of one call at a time. */
+/** Working memory of the host that the caller brings; aligned for uint64_t, of one call at a time. */
 typedef struct kvf_scratch {
     void *memory;
     uint64_t bytes;
@@ -101,7 +107,7 @@ typedef struct kvf_received_shape {
  * @param scratch       at least kvf_received_scratch_bytes(); NULL: allocated for the call
  * @return KVF_OK; KVF_E_INVALID (NULL, zero, an unknown order, a region whose part_bytes differ, a scratch
  *         that is too small or not aligned, blocks that do not make whole received pages);
- *         KVF_E_NOT_EXPRESSIBLE (neither number of tokens divides the other); KVF_E_RANGE (a block id the
+ *         KVF_E_UNSUPPORTED (a region in a device's memory); KVF_E_NOT_EXPRESSIBLE (neither number of tokens divides the other); KVF_E_RANGE (a block id the
  *         region does not have, a region that is longer than its bytes); KVF_E_OVERLAP (a block listed twice,
  *         parts or blocks that share bytes); KVF_E_OVERFLOW; KVF_E_NOMEM
  *
@@ -143,10 +149,17 @@ KVF_API kvf_status kvf_finish_received(const kvf_received_shape *shape, const kv
 
 /* ---- copying blocks between two buffers ------------------------------------------------------ */
 
+/** Which side of a copy may lie on a device, in the words of copy_kv_blocks. */
+typedef enum kvf_copy_direction {
+    KVF_COPY_H2D = 0, /**< "h2d": the source is host memory */
+    KVF_COPY_D2H = 1, /**< "d2h": the destination is host memory */
+} kvf_copy_direction;
+
 /**
  * Copies blocks, in every layer of the source, to the destination's layer of the same name.
  *
- * It serves both directions, from a staging buffer into the cache and back: the source is what is read.
+ * The source is what is read, in either direction: from a staging buffer into the cache, "h2d", and back. Where
+ * both sides are host memory, as today they have to be, both directions do the same.
  * Pairs are copied in the order of the lists; a destination that is named twice keeps the later one.
  *
  * As in the public function, nothing happens and KVF_OK is returned when there are no source layers, no
@@ -156,17 +169,20 @@ KVF_API kvf_status kvf_finish_received(const kvf_received_shape *shape, const kv
  * @param source       layers with their names; every one is copied
  * @param destination  layers with their names, each with the parts of the source's; others are left alone
  * @param source_ids, destination_ids  pairs of blocks
+ * @param direction    the side that it says is host memory has to be
  * @param copied       receives the pairs copied in each layer; may be NULL
  * @return KVF_OK; KVF_E_NOT_FOUND (the destination has no layer of that name); KVF_E_RANGE (a block id that
  *         one side does not have, a region that is longer than its bytes); KVF_E_MISMATCH (number or size of
  *         the parts differ); KVF_E_OVERLAP (source and destination share memory, or parts or blocks share
- *         bytes); KVF_E_INVALID (NULL, zero, a layer without a name); KVF_E_OVERFLOW
+ *         bytes); KVF_E_INVALID (NULL, zero, a layer without a name, an unknown direction, memory of a device
+ *         on the host's side of the direction); KVF_E_UNSUPPORTED (memory of a device on the other side);
+ *         KVF_E_OVERFLOW
  */
 KVF_API kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
                                    const kvf_block_region *destination, size_t destination_count,
                                    const uint32_t *source_ids, size_t source_id_count,
                                    const uint32_t *destination_ids, size_t destination_id_count,
-                                   size_t *copied);
+                                   kvf_copy_direction direction, size_t *copied);
 
 #ifdef __cplusplus
 }

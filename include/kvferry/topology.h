@@ -53,6 +53,8 @@ typedef enum kvf_refusal {
     KVF_REFUSAL_CONV_NOT_DECOMPOSABLE = 18,
     KVF_REFUSAL_GROUP_NOT_SPLIT_PURELY = 19, /**< page groups: neither by heads alone nor by tokens alone */
     KVF_REFUSAL_DCP_NOT_LATENT = 20,         /**< token shares of a cache that has heads */
+    KVF_REFUSAL_NOT_HYBRID = 21,             /**< a question about state, of a model that has none */
+    KVF_REFUSAL_NO_LAYERS = 22,              /**< an engine is described without a layer or region */
 } kvf_refusal;
 
 /** The reason of this thread's last failing call to a function of these headers. */
@@ -110,7 +112,7 @@ typedef struct kvf_topology_desc {
     uint32_t block_size;     /**< tokens of a kernel block; at least 1 */
     uint32_t total_kv_heads; /**< of the whole model; at least 1; not used when is_mla */
     bool is_mla;             /**< attention keeps one latent, which every rank holds */
-    bool is_mamba;           /**< some groups keep recurrent state */
+    bool is_mamba;           /**< a hybrid: some groups keep recurrent state */
     uint64_t block_bytes;    /**< of one kernel block in one region on this rank; 0: not known */
     kvf_dialect dialect;
 } kvf_topology_desc;
@@ -144,11 +146,36 @@ typedef struct kvf_remote_engine {
 } kvf_remote_engine;
 
 /**
+ * Says whether the local rank can pair with an engine, before anything is asked: the first of these rules that
+ * does not hold is the refusal.
+ *
+ *     one tp_size divides the other                               tp_not_divisible
+ *     token shares only of a latent                               dcp_not_latent
+ *     KV heads divide over the ranks of both sides                heads_not_divisible
+ *     the remote block size divides the local one                 block_size_not_divisible
+ *     a token of a head has as many bytes on both sides,          block_len_mismatch
+ *     where both block lengths are known
+ *
+ * That a source rank belongs to the group of ranks to shake hands with is no rule of its own: sources are
+ * chosen among those ranks.
+ *
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOT_EXPRESSIBLE, KVF_E_MISMATCH (block lengths),
+ *         KVF_E_OVERFLOW
+ */
+KVF_API kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_remote_engine *remote);
+
+/**
  * Registers a remote engine. The first registration of an id stays: a second one changes nothing and returns
  * the facts of the first.
  *
+ * A hybrid checks the engine first, as kvf_topology_check() does, and registers nothing that it refuses. A
+ * dense model registers any engine whose facts are numbers in range, as the public connector does, which
+ * asserts at the first question instead: such an engine may be one that a plan (plan.h) still reads from.
+ * Call kvf_topology_check() to know at once.
+ *
  * @param stored  receives the facts on record; NULL if not wanted
- * @return KVF_OK, KVF_E_EXISTS (the local engine's own id), KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (the local engine's own id), KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOMEM; of a
+ *         hybrid also as kvf_topology_check()
  */
 KVF_API kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
                                          const kvf_remote_engine *remote, kvf_remote_engine *stored);
@@ -251,7 +278,8 @@ typedef struct kvf_tp_mapping {
 } kvf_tp_mapping;
 
 /**
- * Works out the source ranks of every group.
+ * Works out the source ranks of every group. The kinds say which groups keep state; is_mamba of the topology
+ * is not looked at.
  *
  * Attention reads each local head once, from the first target rank that holds it; a latent is read from the
  * first target rank; state is sharded whatever attention does, and is read from every target rank.
@@ -271,7 +299,12 @@ KVF_API kvf_status kvf_tp_mapping_slot(const kvf_tp_mapping *mapping, uint64_t r
 /** Whether local blocks have to be cut into one piece a source: more prefill ranks, and not one latent. */
 KVF_API bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count);
 
-/* ---- the quantities of PR 39529 for models with state ---------------------------------------- */
+/* ---- the quantities of PR 39529 for hybrids --------------------------------------------------
+ *
+ * They describe models that keep attention and recurrent state. A topology that is not is_mamba refuses
+ * every question of this section and kvf_compute_split_handle_data(): KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID.
+ * Of a dense model kvf_tp_mapping_build() answers what there is to answer.
+ */
 
 /** The remote ranks that attention is read from. Errors as kvf_tp_mapping_build(). */
 KVF_API kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
@@ -313,7 +346,8 @@ KVF_API kvf_status kvf_needs_split_handles(const kvf_topology *topology, const k
 /**
  * Bytes of one K (or V) descriptor of attention: half of the shorter of the two blocks.
  *
- * @return KVF_OK, KVF_E_INVALID (a block length is not known), KVF_E_NOT_EXPRESSIBLE (it is odd)
+ * @return KVF_OK, KVF_E_INVALID (a block length is not known; the topology is not a hybrid's),
+ *         KVF_E_NOT_EXPRESSIBLE (it is odd)
  */
 KVF_API kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
                                            uint64_t *out);
@@ -350,7 +384,8 @@ KVF_API kvf_status kvf_detect_layout(const uint64_t *probe_shape, size_t probe_d
                                      bool is_mamba, size_t registered_dimensions, kvf_layout_flags *out);
 
 /**
- * A one-line summary of the local rank and one remote engine, in the connector's words.
+ * A one-line summary of the local rank and one remote engine, in the connector's words. Lengths that are not
+ * known are 0 there: remote_block_len, and of a hybrid fa_desc_bytes where either block length is missing.
  *
  * @param text  receives a text owned by the caller; kvf_topology_free_text()
  */

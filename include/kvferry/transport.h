@@ -37,11 +37,13 @@ typedef struct kvf_transport_options {
     bool no_direct_read;    /**< never use process_vm_readv/writev, as if the kernel forbade it */
     const char *ucx_tls;    /**< value for UCX_TLS; NULL: as the environment says */
 
-    /** A peer sent a notification. `data` is valid during the call. */
-    void (*on_notify)(void *context, kvf_transport *transport, const void *data, size_t bytes);
-    /** A peer is gone; its operations have failed with KVF_E_PEER_LOST before this call. Close it at any
-     * time. */
-    void (*on_peer_lost)(void *context, kvf_transport *transport, kvf_peer *peer);
+    /** A peer sent a notification. `sender` is the name that its endpoint was opened with: what it calls
+     * itself, proved by nothing and not unique. Both texts are valid during the call. */
+    void (*on_notify)(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes);
+    /** A peer is gone, and `detail` says why; its operations have failed with KVF_E_PEER_LOST before this
+     * call. `detail` is valid during the call. Close the peer at any time. */
+    void (*on_peer_lost)(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail);
     void *context;
 } kvf_transport_options;
 
@@ -64,12 +66,6 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
  * @return KVF_OK, KVF_E_INVALID (0 bytes), KVF_E_NOMEM, KVF_E_IO
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out);
-
-/** Where a region's bytes are. */
-typedef enum kvf_memory_kind {
-    KVF_MEMORY_HOST = 0,
-    KVF_MEMORY_CUDA = 1, /**< needs a UCX with CUDA support; other kinds refuse it */
-} kvf_memory_kind;
 
 typedef struct kvf_memory {
     void *address;
@@ -142,8 +138,13 @@ typedef enum kvf_direction {
 /** Names one submitted batch; never used again by the same transport. 0 names none. */
 typedef uint64_t kvf_operation;
 
-/** Called once for every submitted batch. Bytes have moved only if status is KVF_OK. */
-typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status status);
+/**
+ * Called once for every submitted batch. Bytes have moved only if status is KVF_OK.
+ *
+ * @param detail  one sentence about a failure: the kind of transport, the peer, how far the batch came, and the
+ *                transport's own reason; "" with KVF_OK. Valid during the call
+ */
+typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 /**
  * Submits a batch of runs. All of it is checked first: either the whole batch is accepted or none of it.
@@ -223,10 +224,18 @@ KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source
 /**
  * How a transfer stands. It moves while its transport progresses.
  *
- * @return KVF_OK when every byte is there, KVF_E_AGAIN while it moves, otherwise the first failure; by then
- *         nothing touches its memory any more
+ * @return KVF_OK when every byte is there, KVF_E_AGAIN while it moves (kvf_error_detail() then stays as it
+ *         is), otherwise the first failure, with its sentence in kvf_error_detail(); by then nothing touches
+ *         its memory any more
  */
 KVF_API kvf_status kvf_transfer_status(const kvf_transfer *transfer);
+
+/**
+ * One sentence about the first failure of a transfer: which source, which peer, how far, and why.
+ *
+ * @return text owned by the transfer; "" while nothing has failed
+ */
+KVF_API const char *kvf_transfer_detail(const kvf_transfer *transfer);
 
 /** Bytes and runs completed so far; either may be NULL. */
 KVF_API void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, uint64_t *runs);

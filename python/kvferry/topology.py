@@ -100,7 +100,7 @@ class Topology(Handle):
         total_kv_heads: of the whole model; not used with is_mla
         dcp_size: decode context parallelism; divides tp_size
         is_mla: attention keeps one latent, which every rank holds
-        is_mamba: some groups keep recurrent state
+        is_mamba: a hybrid: some groups keep recurrent state
         block_bytes: of one kernel block in one region on this rank; 0: not known
 
     Raises InvalidError, OutOfRangeError; the detail names the field.
@@ -137,10 +137,21 @@ class Topology(Handle):
         self._lock = threading.Lock()
         self._own(take(lib.kvf_topology_create, "kvf_topology *", desc), lib.kvf_topology_free)
 
+    def check(self, remote: RemoteEngine) -> None:
+        """Says whether this rank can pair with an engine, before anything is asked: see kvf_topology_check().
+
+        Raises NotExpressibleError, MismatchError (block lengths), OutOfRangeError; `refusal` is the rule.
+        """
+        resource, arena = self._get(), Arena()
+        call(lib.kvf_topology_check, resource.pointer, remote_in(remote, arena))
+
     def register(self, engine_id: str, remote: RemoteEngine) -> RemoteEngine:
         """Registers a remote engine; a second registration changes nothing. Returns the facts on record.
 
-        Raises ExistsError (the local engine's own id), InvalidError, OutOfRangeError.
+        A hybrid checks the engine first, as check() does. A dense model registers any, as the public connector
+        does: call check() to know at once what would be refused later.
+
+        Raises ExistsError (the local engine's own id), InvalidError, OutOfRangeError; of a hybrid as check().
         """
         resource, arena = self._get(), Arena()
         with self._lock:
@@ -232,7 +243,7 @@ class Topology(Handle):
         finally:
             lib.kvf_tp_mapping_free(mapping)
 
-    # ---- models with state
+    # ---- hybrids; a topology that is not is_mamba raises InvalidError, refusal "not_hybrid"
 
     def fa_source_ranks(self, remote: RemoteEngine) -> list[int]:
         """The remote ranks that attention is read from."""
@@ -293,7 +304,10 @@ class Topology(Handle):
     # ---- texts
 
     def describe(self, remote: RemoteEngine) -> str:
-        """A one-line summary of the local rank and one remote engine, in the connector's words."""
+        """A one-line summary of the local rank and one remote engine, in the connector's words.
+
+        Lengths that are not known are 0 there.
+        """
         resource, arena = self._get(), Arena()
         return take_text(lib.kvf_topology_describe, resource.pointer, remote_in(remote, arena))
 

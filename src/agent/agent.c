@@ -11,9 +11,10 @@
 
 #define KVF_DAY (86400 * KVF_SECOND)
 
-static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
     (void)transport;
+    (void)detail; /* the transfers that this has ended bring it */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
@@ -31,7 +32,7 @@ kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
         return status;
     bool found = kvf_event_take(agent, out);
     kvf_agent_unlock(agent);
-    return found ? KVF_OK : KVF_E_AGAIN;
+    return found ? KVF_OK : kvf_fail(KVF_E_AGAIN, "no event is there");
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

@@ -389,11 +389,11 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
         tell(flow);
 }
 
-static void writing_failed(kvf_flow *flow, kvf_status status) {
-    char detail[512];
-    (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes",
+static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
+    char detail[1024];
+    (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes: %s",
                    flow->session->rank, flow->session->engine, kvf_status_name(status),
-                   (unsigned long long)flow->bytes);
+                   (unsigned long long)flow->bytes, why);
     kvf_flow_stop(flow, status, detail);
 }
 
@@ -403,11 +403,13 @@ void kvf_flow_move(kvf_flow *flow) {
     kvf_status status = kvf_transfer_status(flow->transfer);
     if (status == KVF_E_AGAIN)
         return;
+    char why[512];
+    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(flow->transfer));
     end_part(flow);
     if (flow->status || flow->withdrawn)
         tell(flow);
     else if (status)
-        writing_failed(flow, status);
+        writing_failed(flow, status, why);
     else
         kvf_flow_pump(flow);
 }

@@ -265,11 +265,12 @@ void kvf_pull_look(kvf_ticket *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
     if (status == KVF_E_AGAIN)
         return;
+    char why[512], detail[1024];
+    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
     end_transfer(pull);
-    char detail[512];
-    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes",
+    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes: %s",
                    pull->remote ? pull->remote->name : "a producer", kvf_status_name(status),
-                   (unsigned long long)pull->bytes);
+                   (unsigned long long)pull->bytes, why);
     if (pull->silent)
         kvf_ticket_settle(pull);
     else if (status)

@@ -76,11 +76,17 @@ static kvf_status reduce(const kvf_transfer_samples *s, kvf_transfer_summary *ou
 kvf_status kvf_transfer_summarise(const kvf_transfer_samples *samples, kvf_transfer_summary *out) {
     if (!samples || !out)
         return kvf_fail(KVF_E_INVALID, "kvf_transfer_summarise: samples or out is NULL");
-    kvf_transfer_summary summary = {.transfers = samples->count,
-                                    .failed = samples->failed,
-                                    .expired = samples->expired,
-                                    .late = samples->late};
-    summary.empty = !samples->count && !samples->failed && !samples->expired && !samples->late;
+    kvf_transfer_summary summary = {
+        .transfers = samples->count, .expired = samples->expired, .late = samples->late};
+    if (!kvf_add(samples->failed_transfers, samples->failed_handshakes, &summary.failed) ||
+        !kvf_add(summary.failed, samples->failed_notifications, &summary.failed))
+        return kvf_fail(KVF_E_OVERFLOW,
+                        "%llu transfers, %llu handshakes and %llu notifications failed: "
+                        "their sum does not fit in 64 bits",
+                        (unsigned long long)samples->failed_transfers,
+                        (unsigned long long)samples->failed_handshakes,
+                        (unsigned long long)samples->failed_notifications);
+    summary.empty = !summary.transfers && !summary.failed && !summary.expired && !summary.late;
     kvf_status status = samples->count ? reduce(samples, &summary) : KVF_OK;
     if (!status)
         *out = summary;

@@ -34,6 +34,21 @@ static kvf_status check_pair(const kvf_block_region *from, const kvf_block_regio
     return status ? status : kvf_check_block_ids(to, list->to, list->count, "destination_ids");
 }
 
+/* "h2d" reads from the host, "d2h" writes to it, whatever the other side is. */
+static kvf_status check_direction(const kvf_block_region *source, size_t source_count,
+                                  const kvf_block_region *destination, size_t destination_count,
+                                  kvf_copy_direction direction) {
+    bool reads_host = direction == KVF_COPY_H2D;
+    const kvf_block_region *host = reads_host ? source : destination;
+    size_t count = reads_host ? source_count : destination_count;
+    for (size_t i = 0; i < count; i++)
+        if (host[i].kind != KVF_MEMORY_HOST)
+            return kvf_fail(KVF_E_INVALID, "direction is \"%s\", but %s %zu is not host memory (kind %d)",
+                            reads_host ? "h2d" : "d2h", reads_host ? "source" : "destination", i,
+                            (int)host[i].kind);
+    return KVF_OK;
+}
+
 static kvf_status check_layers(const kvf_block_region *source, size_t source_count,
                                const kvf_block_region *destination, size_t destination_count,
                                const pairs *list) {
@@ -104,9 +119,13 @@ static void copy_layer(const kvf_block_region *from, const kvf_block_region *to,
 kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
                            const kvf_block_region *destination, size_t destination_count,
                            const uint32_t *source_ids, size_t source_id_count,
-                           const uint32_t *destination_ids, size_t destination_id_count, size_t *copied) {
+                           const uint32_t *destination_ids, size_t destination_id_count,
+                           kvf_copy_direction direction, size_t *copied) {
     if (copied)
         *copied = 0;
+    if (direction != KVF_COPY_H2D && direction != KVF_COPY_D2H)
+        return kvf_fail(KVF_E_INVALID, "direction is %d; allowed: 0 (\"h2d\") and 1 (\"d2h\")",
+                        (int)direction);
     if (!source_count || !destination_count || !source_id_count || source_id_count != destination_id_count)
         return KVF_OK;
     if (!source || !destination || !source_ids || !destination_ids)
@@ -116,7 +135,9 @@ kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
                         : !source_ids  ? "source_ids"
                                        : "destination_ids");
     const pairs list = {source_ids, destination_ids, source_id_count};
-    kvf_status status = check_layers(source, source_count, destination, destination_count, &list);
+    kvf_status status = check_direction(source, source_count, destination, destination_count, direction);
+    if (!status)
+        status = check_layers(source, source_count, destination, destination_count, &list);
     if (status)
         return status;
     for (size_t i = 0; i < source_count; i++)

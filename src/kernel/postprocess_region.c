@@ -20,7 +20,21 @@ static kvf_status span(const spaced *axis, uint64_t *bytes, const char *name, si
     return KVF_OK;
 }
 
+static kvf_status check_kind(const kvf_block_region *region, const char *name, size_t index) {
+    if (region->kind == KVF_MEMORY_HOST)
+        return KVF_OK;
+    if (region->kind == KVF_MEMORY_CUDA)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "%s %zu: it lies in memory of CUDA device %u; allowed: host memory", name, index,
+                        region->device);
+    return kvf_fail(KVF_E_INVALID, "%s %zu: kind is %d, which is not a kvf_memory_kind", name, index,
+                    (int)region->kind);
+}
+
 kvf_status kvf_check_region(const kvf_block_region *region, const char *name, size_t index) {
+    kvf_status kind = check_kind(region, name, index);
+    if (kind)
+        return kind;
     if (!region->base || !region->part_bytes || !region->block_count)
         return kvf_fail(KVF_E_INVALID, "%s %zu: %s", name, index,
                         !region->base         ? "base is NULL"

@@ -18,11 +18,19 @@ static void add_ranks(kvf_text *text, const char *name, const kvf_ids *ranks) {
     kvf_text_add(text, "]");
 }
 
+/* 0 where a block length is not known, as the connector has it. */
+static kvf_status descriptor_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
+                                   uint64_t *out) {
+    *out = 0;
+    bool known = topology->local.block_bytes && remote->block_bytes;
+    return known ? kvf_fa_descriptor_bytes(topology, remote, out) : KVF_OK;
+}
+
 static kvf_status describe_sources(const kvf_topology *topology, const kvf_remote_engine *remote,
                                    kvf_text *text) {
     uint64_t bytes;
     kvf_ids attention = {0}, all = {0};
-    kvf_status status = kvf_fa_descriptor_bytes(topology, remote, &bytes);
+    kvf_status status = descriptor_bytes(topology, remote, &bytes);
     if (!status)
         status = kvf_fa_source_ranks(topology, remote, &attention);
     if (!status)

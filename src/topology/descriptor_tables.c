@@ -21,7 +21,10 @@ static kvf_status take_memory(const kvf_cache_memory *given, const char *side, k
         return status;
     if (!out->physical_per_logical)
         out->physical_per_logical = 1;
-    if (out->region_count && (!out->region_base || !out->region_block_bytes))
+    if (!out->region_count)
+        return kvf_refuse(KVF_REFUSAL_NO_LAYERS, KVF_E_INVALID,
+                          "%s memory: region_count is 0; an engine has at least one layer", side);
+    if (!out->region_base || !out->region_block_bytes)
         return kvf_plain_fail(KVF_E_INVALID, "%s memory has %u regions without base or block_bytes", side,
                               out->region_count);
     return KVF_OK;
@@ -241,28 +244,17 @@ kvf_status kvf_local_descriptors(const kvf_cache_memory *given, kvf_region_layou
     return KVF_OK;
 }
 
-/* The bytes of one token of one head agree: local_bytes / heads / tokens, without dividing. */
-static kvf_status check_block_bytes(uint32_t region, uint64_t local_bytes, uint32_t local_block_size,
-                                    uint64_t remote_bytes, uint32_t remote_block_size,
-                                    const kvf_piece *piece) {
-    uint64_t local_scale = (uint64_t)piece->local_units * local_block_size;
-    uint64_t remote_scale = (uint64_t)piece->remote_units * remote_block_size;
-    uint64_t common = kvf_gcd(local_scale, remote_scale), left, right;
-    if (!kvf_mul(local_bytes, remote_scale / common, &left) ||
-        !kvf_mul(remote_bytes, local_scale / common, &right))
-        return kvf_plain_fail(KVF_E_OVERFLOW, "region %u: block lengths %llu and %llu are too large", region,
-                              (unsigned long long)local_bytes, (unsigned long long)remote_bytes);
-    if (left != right)
-        return kvf_refuse(KVF_REFUSAL_BLOCK_LEN_MISMATCH, KVF_E_MISMATCH,
-                          "region %u: a local block has %llu bytes for %u heads and %u tokens, a remote one "
-                          "%llu for %u and %u",
-                          region, (unsigned long long)local_bytes, piece->local_units, local_block_size,
-                          (unsigned long long)remote_bytes, piece->remote_units, remote_block_size);
-    return KVF_OK;
-}
-
 /* What a region that every rank holds whole has for us. */
 static const kvf_piece whole_piece = {.units = 1, .local_units = 1, .remote_units = 1};
+
+static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
+                                    uint64_t local_bytes, uint64_t remote_bytes, uint32_t region,
+                                    const kvf_piece *piece) {
+    kvf_block_length ours = {local_bytes, piece->local_units, topology->local.block_size};
+    kvf_block_length theirs = {remote_bytes, piece->remote_units, remote->block_size};
+    kvf_status status = kvf_check_block_lengths(&ours, &theirs);
+    return status ? kvf_fail_in(status, "region %u: ", region) : KVF_OK;
+}
 
 static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_remote_engine *remote,
                                     const kvf_cache_memory *local, const kvf_cache_memory *memory,
@@ -271,8 +263,7 @@ static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_remo
     uint64_t bytes = memory->region_block_bytes[region];
     kvf_status status = check_region(memory, region);
     if (!status)
-        status = check_block_bytes(region, local->region_block_bytes[region], topology->local.block_size,
-                                   bytes, remote->block_size, piece);
+        status = check_block_bytes(topology, remote, local->region_block_bytes[region], bytes, region, piece);
     if (!status)
         status = kvf_exact_share(bytes, 1, halves, "a remote block", &out->half_bytes);
     if (!status)

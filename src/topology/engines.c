@@ -128,6 +128,8 @@ kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
     if (!known) {
         kvf_remote_engine facts;
         kvf_status status = kvf_take_remote(remote, &facts);
+        if (!status && topology->local.is_mamba)
+            status = kvf_topology_check(topology, &facts);
         if (!status)
             status = append(topology, engine_id, &facts);
         if (status)

@@ -177,9 +177,19 @@ bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count) {
 
 static const kvf_cache_kind attention_and_state[] = {KVF_CACHE_FULL, KVF_CACHE_SSM};
 
+kvf_status kvf_check_hybrid(const kvf_topology *topology) {
+    if (!topology)
+        return kvf_plain_fail(KVF_E_INVALID, "topology is NULL");
+    if (!topology->local.is_mamba)
+        return kvf_refuse(KVF_REFUSAL_NOT_HYBRID, KVF_E_INVALID,
+                          "is_mamba is false: a model without state has no such quantity");
+    return KVF_OK;
+}
+
 static kvf_status build_hybrid(const kvf_topology *topology, const kvf_remote_engine *remote,
                                kvf_tp_mapping *mapping) {
-    return kvf_tp_mapping_build(topology, remote, attention_and_state, 2, mapping);
+    kvf_status status = kvf_check_hybrid(topology);
+    return status ? status : kvf_tp_mapping_build(topology, remote, attention_and_state, 2, mapping);
 }
 
 /* Moves one list out of a mapping that is no longer needed. */
@@ -190,10 +200,16 @@ static kvf_status keep_list(kvf_tp_mapping *mapping, kvf_ids *list, kvf_ids *out
     return KVF_OK;
 }
 
-kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out) {
+kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_remote_engine *remote,
+                                 kvf_ids *out) {
     kvf_tp_mapping mapping;
-    kvf_status status = build_hybrid(topology, remote, &mapping);
+    kvf_status status = kvf_tp_mapping_build(topology, remote, attention_and_state, 1, &mapping);
     return status ? status : keep_list(&mapping, &mapping.source_ranks[0], out);
+}
+
+kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out) {
+    kvf_status status = kvf_check_hybrid(topology);
+    return status ? status : kvf_attention_sources(topology, remote, out);
 }
 
 kvf_status kvf_state_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
@@ -248,7 +264,9 @@ kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_remote_eng
 kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_remote_engine *remote, bool *out) {
     kvf_ids sources;
     int64_t ratio;
-    kvf_status status = kvf_tp_ratio(topology, remote, &ratio);
+    kvf_status status = kvf_check_hybrid(topology);
+    if (!status)
+        status = kvf_tp_ratio(topology, remote, &ratio);
     if (!status)
         status = kvf_all_source_ranks(topology, remote, &sources);
     if (status)
@@ -261,7 +279,9 @@ kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_remot
 kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
                                    uint64_t *out) {
     kvf_remote_engine other;
-    kvf_status status = kvf_take_remote(remote, &other);
+    kvf_status status = kvf_check_hybrid(topology);
+    if (!status)
+        status = kvf_take_remote(remote, &other);
     if (status)
         return status;
     if (!topology->local.block_bytes || !other.block_bytes)

@@ -53,7 +53,7 @@ static kvf_status map_group(const kvf_page_plan_desc *desc, const kvf_page_group
                                 .tp_size = desc->remote_tp_size,
                                 .dcp_size = 1,
                                 .block_size = group->remote_tokens_per_block};
-    kvf_status status = kvf_fa_source_ranks(&topology, &remote, &plan->source_ranks);
+    kvf_status status = kvf_attention_sources(&topology, &remote, &plan->source_ranks);
     if (!status)
         status = kvf_attention_piece(&topology, &remote, (uint32_t)plan->source_ranks.at[0], &split->first);
     if (!status)
@@ -162,6 +162,9 @@ kvf_status kvf_page_plan_build(const kvf_page_plan_desc *given, kvf_page_plan *o
         return kvf_plain_fail(KVF_E_INVALID,
                               "at least one group, local_page_bytes and remote_page_bytes must "
                               "be given");
+    if (!desc.layer_count)
+        return kvf_refuse(KVF_REFUSAL_NO_LAYERS, KVF_E_INVALID,
+                          "layer_count is 0; an engine has at least one layer");
     kvf_page_plan plan = {0};
     status = fill_plan(&desc, &plan);
     if (status) {

@@ -37,6 +37,24 @@ kvf_status kvf_exact_share(uint64_t bytes, uint64_t part, uint64_t whole, const 
     return KVF_OK;
 }
 
+/* local bytes / units / tokens against the remote ones, without dividing. */
+kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_block_length *remote) {
+    uint64_t local_scale = (uint64_t)local->units * local->tokens;
+    uint64_t remote_scale = (uint64_t)remote->units * remote->tokens;
+    uint64_t common = kvf_gcd(local_scale, remote_scale), left, right;
+    if (!kvf_mul(local->bytes, remote_scale / common, &left) ||
+        !kvf_mul(remote->bytes, local_scale / common, &right))
+        return kvf_plain_fail(KVF_E_OVERFLOW, "block lengths %llu and %llu are too large",
+                              (unsigned long long)local->bytes, (unsigned long long)remote->bytes);
+    if (left != right)
+        return kvf_refuse(KVF_REFUSAL_BLOCK_LEN_MISMATCH, KVF_E_MISMATCH,
+                          "a local block has %llu bytes for %u heads and %u tokens, a remote one %llu for %u "
+                          "and %u",
+                          (unsigned long long)local->bytes, local->units, local->tokens,
+                          (unsigned long long)remote->bytes, remote->units, remote->tokens);
+    return KVF_OK;
+}
+
 kvf_status kvf_tp_ratio(const kvf_topology *topology, const kvf_remote_engine *remote, int64_t *out) {
     kvf_remote_engine other;
     kvf_status status = kvf_take_remote(remote, &other);
@@ -197,6 +215,32 @@ static kvf_status take_related(const kvf_topology *topology, const kvf_remote_en
     if (!status)
         status = kvf_tp_ratio(topology, other, ratio);
     return status ? status : check_dcp(topology, other);
+}
+
+/* Every rank of an engine stores as many heads, so the first stands for all. */
+static kvf_status check_lengths(const kvf_topology *topology, const kvf_remote_engine *remote) {
+    const kvf_topology_desc *local = &topology->local;
+    kvf_range ours = {0, 0}, theirs = {0, 0};
+    kvf_status status = kvf_attention_share(topology, local->tp_size, 0, &ours);
+    if (!status)
+        status = kvf_attention_share(topology, remote->tp_size, 0, &theirs);
+    uint32_t ratio;
+    if (!status)
+        status = kvf_block_size_ratio(topology, remote, &ratio);
+    if (status || !local->block_bytes || !remote->block_bytes)
+        return status;
+    return kvf_check_block_lengths(
+        &(kvf_block_length){local->block_bytes, kvf_range_size(ours), local->block_size},
+        &(kvf_block_length){remote->block_bytes, kvf_range_size(theirs), remote->block_size});
+}
+
+kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_remote_engine *remote) {
+    if (!topology)
+        return kvf_plain_fail(KVF_E_INVALID, "topology is NULL");
+    kvf_remote_engine other;
+    int64_t ratio;
+    kvf_status status = take_related(topology, remote, &other, &ratio);
+    return status ? status : check_lengths(topology, &other);
 }
 
 kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,

@@ -48,6 +48,8 @@ const char *kvf_refusal_name(kvf_refusal refusal) {
         [KVF_REFUSAL_CONV_NOT_DECOMPOSABLE] = "conv_not_decomposable",
         [KVF_REFUSAL_GROUP_NOT_SPLIT_PURELY] = "group_not_split_purely",
         [KVF_REFUSAL_DCP_NOT_LATENT] = "dcp_not_latent",
+        [KVF_REFUSAL_NOT_HYBRID] = "not_hybrid",
+        [KVF_REFUSAL_NO_LAYERS] = "no_layers",
     };
     size_t index = (size_t)refusal;
     return index < sizeof names / sizeof *names ? names[index] : "none";

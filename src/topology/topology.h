@@ -107,6 +107,21 @@ typedef struct kvf_state_runs_out {
 /** Scales the local projections to the remote share; offsets count from the start of the remote state. */
 kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_piece *piece, kvf_state_runs_out *out);
 
+/** A block: so many bytes for so many units (heads, or a latent) of so many tokens. */
+typedef struct kvf_block_length {
+    uint64_t bytes;
+    uint32_t units, tokens;
+} kvf_block_length;
+
+/** Checks that one token of one unit has as many bytes on both sides. */
+kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_block_length *remote);
+
+/** The remote ranks that attention is read from, of any model. */
+kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out);
+
+/** Checks that the topology is a hybrid's: PR 39529 has some quantities for no other. */
+kvf_status kvf_check_hybrid(const kvf_topology *topology);
+
 /** `bytes` * `part` / `whole`, refusing a remainder. `what` names the bytes in the error. */
 kvf_status kvf_exact_share(uint64_t bytes, uint64_t part, uint64_t whole, const char *what, uint64_t *out);
 

@@ -19,17 +19,17 @@ static kvf_status pair_tails(size_t group, size_t decode, size_t prefill, pairin
     return KVF_OK;
 }
 
-/* A state without a source is left as it is; several slots for fewer sources have no right partner. */
+/*
+ * A longer prefill list begins with positions that decode has; a longer decode list ends with the position
+ * that decode computes again, which is one.
+ */
 static kvf_status pair_states(size_t group, size_t decode, size_t prefill, pairing *out) {
-    if (!prefill || !decode) {
-        *out = (pairing){0, 0, 0};
-        return KVF_OK;
-    }
-    if (decode > prefill)
+    if (decode > prefill && decode - prefill > 1)
         return kvf_refuse(KVF_REFUSAL_UNPAIRABLE_STATE_SLOTS, KVF_E_RANGE,
-                          "group %zu: decode has %zu state slots, but prefill has %zu", group, decode,
-                          prefill);
-    *out = (pairing){0, prefill - decode, decode};
+                          "group %zu: decode has %zu state slots, but prefill has %zu; allowed 0 to %zu",
+                          group, decode, prefill, prefill + 1);
+    size_t count = decode < prefill ? decode : prefill;
+    *out = (pairing){0, prefill - count, count};
     return KVF_OK;
 }
 

@@ -1,6 +1,7 @@
 /*
  * Operations: checking and numbering what is submitted, and calling what callbacks are due.
  */
+#include <stdio.h>
 #include <unistd.h>
 
 #include "transport/front.h"
@@ -80,7 +81,8 @@ static kvf_status take_batch(kvf_transport *transport, kvf_front_batch **out) {
         transport->spare = batch->same_bucket;
     else if (!(batch = kvf_alloc(1, sizeof *batch)))
         return kvf_nomem("an operation");
-    *batch = (kvf_front_batch){.fabric_view.operation = ++transport->last_operation};
+    batch->ended = false;
+    batch->fabric_view = (kvf_batch){.operation = ++transport->last_operation};
     kvf_front_batch **bucket = bucket_of(transport, batch->fabric_view.operation);
     batch->same_bucket = *bucket;
     *bucket = batch;
@@ -141,6 +143,15 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
     return KVF_OK;
 }
 
+kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
+    if (peer->lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind, peer->name,
+                        peer->lost_reason);
+    if (peer->closing)
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s is being closed", what, peer->name);
+    return KVF_OK;
+}
+
 static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
                                size_t count, kvf_done done) {
     if (!peer || !done || (!runs && count > 0))
@@ -148,10 +159,8 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
     if (direction != KVF_READ && direction != KVF_WRITE)
         return kvf_fail(KVF_E_INVALID, "submit: direction is %d; allowed 0 (read) and 1 (write)",
                         (int)direction);
-    if (peer->lost || peer->closing)
-        return kvf_fail(KVF_E_PEER_LOST, "submit: %s is %s", peer->name,
-                        peer->lost ? "gone" : "being closed");
-    return check_runs(peer, runs, count);
+    kvf_status status = kvf_front_check_peer(peer, "submit");
+    return status ? status : check_runs(peer, runs, count);
 }
 
 kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
@@ -173,7 +182,7 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->context = context;
     list_add(&peer->batches, batch);
     if (count == 0) /* nothing for a fabric to do */
-        kvf_batch_end(batch, KVF_OK);
+        kvf_batch_end(batch);
     else
         status = peer->fabric->submit(peer->link, batch);
     if (status) {
@@ -205,46 +214,75 @@ kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operatio
 kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) {
     if (!peer || !data)
         return kvf_fail(KVF_E_INVALID, "notify: %s is NULL", !peer ? "peer" : "data");
-    if (bytes < 1 || bytes > 4096)
-        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed 1 to 4096", bytes);
-    if (peer->lost || peer->closing)
-        return kvf_fail(KVF_E_PEER_LOST, "notify: %s is %s", peer->name,
-                        peer->lost ? "gone" : "being closed");
-    return peer->fabric->notify(peer->link, data, bytes);
+    if (bytes < 1 || bytes > KVF_NOTICE_MAX)
+        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed 1 to %u", bytes, KVF_NOTICE_MAX);
+    kvf_status status = kvf_front_check_peer(peer, "notify");
+    if (!status)
+        status = peer->fabric->notify(peer->link, data, bytes);
+    return status && !peer->lost ? kvf_fail_in(status, "notify: %s: %s: ", peer->fabric->kind, peer->name)
+                                 : status;
 }
 
 /* ---- what fabrics report --------------------------------------------------------------------- */
 
-void kvf_batch_end(kvf_batch *batch, kvf_status status) {
+void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
+    if (batch->failed)
+        return;
+    batch->failed = status;
+    (void)snprintf(batch->reason, sizeof batch->reason, "%s", reason);
+}
+
+void kvf_batch_end(kvf_batch *batch) {
     kvf_front_batch *front = front_of(batch);
-    kvf_transport *transport = batch->peer->transport;
     list_remove(&batch->peer->batches, batch);
     front->ended = true;
-    front->status = status && batch->cancelled ? KVF_E_CANCELLED : status;
-    list_add(&transport->ended, batch);
+    if (batch->failed && batch->cancelled && batch->failed != KVF_E_CANCELLED) {
+        batch->failed = KVF_OK;
+        kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
+    }
+    list_add(&batch->peer->transport->ended, batch);
 }
 
-void kvf_front_end_batches(kvf_peer *peer, kvf_status status) {
-    while (peer->batches.first)
-        kvf_batch_end(peer->batches.first, status);
+void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason) {
+    for (kvf_batch *batch; (batch = peer->batches.first); kvf_batch_end(batch)) {
+        batch->failed = KVF_OK; /* what the fabric knew of it is of no interest any more */
+        kvf_batch_fail(batch, status, reason);
+    }
 }
 
-void kvf_deliver(kvf_transport *transport, const void *data, size_t bytes) {
-    uint32_t length = (uint32_t)bytes;
+/* What stands before each notification, its sender's name, and its bytes. */
+typedef struct notice_head {
+    uint32_t sender_bytes; /* with the NUL */
+    uint32_t bytes;
+} notice_head;
+
+size_t kvf_notice_room(const char *sender, size_t bytes) {
+    return sizeof(notice_head) + strnlen(sender, KVF_SENDER_MAX) + 1 + bytes;
+}
+
+kvf_status kvf_deliver_room(kvf_transport *transport, size_t room) {
+    return kvf_buffer_room(&transport->notices, room);
+}
+
+kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes) {
+    size_t length = strnlen(sender, KVF_SENDER_MAX);
+    notice_head head = {(uint32_t)length + 1, (uint32_t)bytes};
     kvf_buffer *notices = &transport->notices;
-    size_t before = notices->length;
-    kvf_status status = kvf_buffer_add(notices, &length, sizeof length);
-    if (!status)
-        status = kvf_buffer_add(notices, data, bytes);
+    kvf_status status = kvf_buffer_room(notices, kvf_notice_room(sender, bytes));
     if (status)
-        notices->length = before;
+        return status;
+    (void)kvf_buffer_add(notices, &head, sizeof head);
+    (void)kvf_buffer_add(notices, sender, length);
+    (void)kvf_buffer_add(notices, "", 1);
+    return kvf_buffer_add(notices, data, bytes);
 }
 
-void kvf_peer_lost(kvf_peer *peer) {
+void kvf_peer_lost(kvf_peer *peer, const char *reason) {
     if (peer->lost)
         return;
     peer->lost = true;
-    kvf_front_end_batches(peer, KVF_E_PEER_LOST);
+    (void)snprintf(peer->lost_reason, sizeof peer->lost_reason, "%s", reason);
+    kvf_front_end_batches(peer, KVF_E_PEER_LOST, peer->lost_reason);
     if (!peer->closing) {
         peer->lost_untold = true;
         peer->transport->lost_untold++;
@@ -253,15 +291,28 @@ void kvf_peer_lost(kvf_peer *peer) {
 
 /* ---- callbacks ------------------------------------------------------------------------------- */
 
+/* "shm: reading from prefill-1: process_vm_readv: Bad address (17 of 300 runs had started)" */
+static void describe_failure(const kvf_batch *batch, char *out, size_t size) {
+    const kvf_peer *peer = batch->peer;
+    bool read = batch->direction == KVF_READ;
+    *out = '\0';
+    if (batch->failed)
+        (void)snprintf(out, size, "%s: %s %s: %s (%zu of %zu runs had started)", peer->fabric->kind,
+                       read ? "reading from" : "writing to", peer->name, batch->reason, batch->next,
+                       batch->count);
+}
+
 static void call_done(kvf_transport *transport, kvf_batch *batch) {
-    kvf_status status = front_of(batch)->status;
+    kvf_status status = batch->failed;
     kvf_done done = batch->done;
     void *context = batch->context;
     kvf_operation operation = batch->operation;
+    char detail[KVF_REASON_BYTES + KVF_SENDER_MAX + 128];
+    describe_failure(batch, detail, sizeof detail);
     list_remove(&transport->ended, batch);
     give_back(transport, front_of(batch));
     transport->calling++;
-    done(context, operation, status);
+    done(context, operation, status, detail);
     transport->calling--;
 }
 
@@ -285,12 +336,15 @@ static void tell_notices(kvf_transport *transport) {
     transport->notices = transport->delivering;
     transport->delivering = told;
     for (size_t at = 0; at < told.length;) {
-        uint32_t length;
-        memcpy(&length, told.data + at, sizeof length);
-        at += sizeof length;
+        notice_head head;
+        memcpy(&head, told.data + at, sizeof head);
+        at += sizeof head;
+        const char *sender = (const char *)told.data + at;
+        at += head.sender_bytes;
         if (transport->options.on_notify)
-            transport->options.on_notify(transport->options.context, transport, told.data + at, length);
-        at += length;
+            transport->options.on_notify(transport->options.context, transport, sender, told.data + at,
+                                         head.bytes);
+        at += head.bytes;
     }
     transport->delivering.length = 0;
 }
@@ -305,7 +359,7 @@ static void tell_lost(kvf_transport *transport) {
         peer->lost_untold = false;
         transport->lost_untold--;
         if (transport->options.on_peer_lost)
-            transport->options.on_peer_lost(transport->options.context, transport, peer);
+            transport->options.on_peer_lost(transport->options.context, transport, peer, peer->lost_reason);
     }
 }
 

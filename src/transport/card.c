@@ -8,7 +8,7 @@
 
 static const unsigned char magic[4] = {'K', 'V', 'F', 'C'};
 
-kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length) {
+kvf_status kvf_buffer_room(kvf_buffer *bytes, size_t length) {
     uint64_t want;
     if (!kvf_add(bytes->length, length, &want))
         return kvf_fail(KVF_E_OVERFLOW, "%zu bytes after %zu", length, bytes->length);
@@ -16,13 +16,20 @@ kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length) {
         uint64_t capacity = kvf_max_u64(want, kvf_max_u64(256, (uint64_t)bytes->capacity * 2));
         unsigned char *grown = kvf_resize(bytes->data, capacity, 1);
         if (!grown)
-            return kvf_nomem("a card");
+            return kvf_nomem("bytes of a transport");
         bytes->data = grown;
         bytes->capacity = capacity;
     }
+    return KVF_OK;
+}
+
+kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length) {
+    kvf_status status = kvf_buffer_room(bytes, length);
+    if (status)
+        return status;
     if (length > 0)
         memcpy(bytes->data + bytes->length, data, length);
-    bytes->length = want;
+    bytes->length += length;
     return KVF_OK;
 }
 

@@ -16,7 +16,6 @@
 /** A batch as the front sees it: `fabric_view` is all a fabric knows. */
 typedef struct kvf_front_batch {
     kvf_batch fabric_view; /* first, so that the two can be cast */
-    kvf_status status;     /* once ended */
     bool ended;
     struct kvf_front_batch *same_bucket;
 } kvf_front_batch;
@@ -35,6 +34,7 @@ struct kvf_peer {
     uint32_t region_count;
     kvf_batch_list batches; /* those the fabric has */
     bool lost;
+    char lost_reason[KVF_REASON_BYTES];
     bool lost_untold; /* on_peer_lost is due */
     bool closing;
     struct kvf_peer *previous, *following;
@@ -70,12 +70,15 @@ struct kvf_transport {
     size_t open_batches;
     kvf_front_batch *spare; /* batches to use again, linked by same_bucket */
     kvf_batch_list ended;
-    kvf_buffer notices, delivering; /* each: its length, then its bytes */
+    kvf_buffer notices, delivering; /* each: two lengths, the sender's name with its NUL, the bytes */
     uint32_t lost_untold;
 
     /* memory from kvf_transport_allocate() where no fabric has its own */
     struct kvf_plain_memory *plain_memory;
 };
+
+/** Whether a peer can be used: KVF_E_PEER_LOST, with `what` and why, when it cannot. */
+kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what);
 
 /** Calls the callbacks that are due. Called with no fabric running. */
 void kvf_front_dispatch(kvf_transport *transport);
@@ -84,7 +87,7 @@ void kvf_front_dispatch(kvf_transport *transport);
 void kvf_front_dispatch_peer(kvf_transport *transport, const kvf_peer *peer);
 
 /** Ends all batches a peer's fabric has. */
-void kvf_front_end_batches(kvf_peer *peer, kvf_status status);
+void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason);
 
 /** Makes wake_fd readable exactly while callbacks are due. */
 void kvf_front_update_wake(kvf_transport *transport);

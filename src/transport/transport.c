@@ -422,7 +422,7 @@ void kvf_peer_close(kvf_peer *peer) {
     kvf_transport *transport = peer->transport;
     peer->closing = true;
     peer->fabric->disconnect(peer->link);
-    kvf_front_end_batches(peer, KVF_E_CANCELLED);
+    kvf_front_end_batches(peer, KVF_E_CANCELLED, "the connection was closed");
     kvf_front_dispatch_peer(transport, peer);
     if (peer->lost_untold)
         transport->lost_untold--;

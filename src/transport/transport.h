@@ -16,6 +16,12 @@
 
 #include "base/base.h"
 
+/** A fabric's reason for a failure is cut to this. */
+#define KVF_REASON_BYTES 256
+
+/** The reason of a batch that its owner cancelled. */
+#define KVF_REASON_CANCELLED "cancelled by its owner"
+
 /** One submitted batch. Made by the front, owned by it, alive until kvf_batch_end(). */
 typedef struct kvf_batch {
     kvf_peer *peer;
@@ -28,11 +34,15 @@ typedef struct kvf_batch {
     bool cancelled;    /**< the owner wants it ended; the fabric ends it as soon as its memory is quiet */
     size_t next;       /**< for the fabric: the first run not yet started */
     size_t in_flight;  /**< for the fabric: posted and not yet complete */
-    kvf_status failed; /**< for the fabric: the first failure, reported once nothing is in flight */
+    kvf_status failed; /**< see kvf_batch_fail() */
+    char reason[KVF_REASON_BYTES]; /**< of the failure, in the fabric's words */
     /** Kept by the front: all batches of the peer that the fabric has not ended, in order of submission. A
      * fabric may follow them. */
     struct kvf_batch *previous, *following;
 } kvf_batch;
+
+#define KVF_NOTICE_MAX 4096u /**< bytes of a notification */
+#define KVF_SENDER_MAX 255u  /**< bytes of the name of an endpoint */
 
 /** A growing array of bytes, for cards. */
 typedef struct kvf_buffer {
@@ -42,6 +52,8 @@ typedef struct kvf_buffer {
 } kvf_buffer;
 
 kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length);
+/** Makes room for that many more bytes, so that adding them cannot fail. */
+kvf_status kvf_buffer_room(kvf_buffer *bytes, size_t length);
 void kvf_buffer_free(kvf_buffer *bytes);
 
 /**
@@ -109,16 +121,47 @@ typedef struct kvf_fabric {
 
 /* What fabrics call. */
 
-/** Ends a batch; it must not be used afterwards. With batch->cancelled set, a status other than KVF_OK
- * becomes KVF_E_CANCELLED. */
-void kvf_batch_end(kvf_batch *batch, kvf_status status);
+/**
+ * Notes that a batch has failed; the first failure stays. The fabric ends it once its memory is quiet.
+ *
+ * @param reason  what happened, with the region or the run where the fabric knows it; the front puts its kind,
+ *                the peer and how far the batch came before it. Copied
+ */
+void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason);
 
-/** A notification came in from whoever is connected to us. */
-void kvf_deliver(kvf_transport *transport, const void *data, size_t bytes);
+/** Ends a batch, well unless it has failed; it must not be used afterwards. With batch->cancelled set, a
+ * failure becomes KVF_E_CANCELLED. */
+void kvf_batch_end(kvf_batch *batch);
 
-/** The other side of this link is gone: the front ends its batches with KVF_E_PEER_LOST and tells the user.
- * The fabric must have made sure before that no batch of the link touches memory any more. */
-void kvf_peer_lost(kvf_peer *peer);
+/** What a notification takes in the front's memory. */
+size_t kvf_notice_room(const char *sender, size_t bytes);
+
+/** The most that one takes. */
+#define KVF_NOTICE_ROOM_MAX (16u + KVF_SENDER_MAX + KVF_NOTICE_MAX)
+
+/**
+ * Makes room for notifications that take `room` in all, so that the calls of kvf_deliver() that bring them
+ * cannot fail. A fabric asks before it takes a notification from where it waits.
+ *
+ * @return KVF_OK or KVF_E_NOMEM: the fabric then leaves what has come where it is, and tries again later
+ */
+kvf_status kvf_deliver_room(kvf_transport *transport, size_t room);
+
+/**
+ * A notification came in from whoever is connected to us.
+ *
+ * @param sender  the name the sender gave, which may be anything; NUL terminated, copied, and cut to
+ *                KVF_SENDER_MAX bytes
+ */
+kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes);
+
+/**
+ * The other side of this link is gone: the front ends its batches with KVF_E_PEER_LOST and tells the user. The
+ * fabric must have made sure before that no batch of the link touches memory any more.
+ *
+ * @param reason  how it went, or how that was noticed; copied
+ */
+void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
 /** The regions registered with the front: address and size, by region number. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A room includes itself and the rooms before it, and the command includes public headers only: rooms.sh SOURCE
+# A room includes itself and the rooms before it; a folder inside a room, such as a fabric, belongs to that folder
+# alone; and the command includes public headers only: rooms.sh SOURCE
 set -euo pipefail
 cd "$1/src"
 
@@ -11,8 +12,9 @@ for room in "${rooms[@]}"; do
     allowed+="${allowed:+|}$room"
     [ -d "$room" ] || continue
     if grep -nE '^ *# *include *"' -r "$room" --include='*.[ch]' |
-        grep -vE "^[^:]*:[0-9]+: *# *include *\"($allowed)/[^/\"]+\""; then
-        echo "$room may include \"$allowed\" headers, by room/name.h"
+        grep -vE "^[^:]*:[0-9]+: *# *include *\"($allowed)/[^/\"]+\"" |
+        grep -vE "^($room/[^/]+)/[^/:]+:[0-9]+: *# *include *\"\1/[^/\"]+\""; then
+        echo "$room may include \"$allowed\" headers, by room/name.h, and a folder in it its own, by room/folder/name.h"
         bad=1
     fi
 done

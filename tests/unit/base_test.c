@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,9 +100,22 @@ static void a_number_that_is_no_status_is_called_unknown(void **state) {
     assert_string_equal(kvf_status_name((kvf_status)100000), "unknown status");
 }
 
-static void the_version_is_that_of_the_build(void **state) {
+static void the_version_of_the_library_is_that_of_its_headers(void **state) {
     (void)state;
-    assert_string_equal(kvf_version(), KVF_VERSION);
+    char text[32];
+    (void)snprintf(text, sizeof text, "%d.%d.%d", KVF_VERSION_MAJOR, KVF_VERSION_MINOR, KVF_VERSION_PATCH);
+
+    assert_string_equal(kvf_version(), text);
+}
+
+static void versions_compare_as_numbers(void **state) {
+    (void)state;
+    int major, minor, patch;
+    assert_int_equal(sscanf(kvf_version(), "%d.%d.%d", &major, &minor, &patch), 3);
+
+    assert_int_equal(KVF_VERSION_NUMBER / 10000, major);
+    assert_int_equal(KVF_VERSION_NUMBER / 100 % 100, minor);
+    assert_int_equal(KVF_VERSION_NUMBER % 100, patch);
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
@@ -436,7 +450,8 @@ int main(void) {
         cmocka_unit_test_setup(one_threads_failure_is_not_seen_by_another, forget_errors),
         cmocka_unit_test(every_status_has_a_name_of_its_own),
         cmocka_unit_test(a_number_that_is_no_status_is_called_unknown),
-        cmocka_unit_test(the_version_is_that_of_the_build),
+        cmocka_unit_test(the_version_of_the_library_is_that_of_its_headers),
+        cmocka_unit_test(versions_compare_as_numbers),
     };
     const struct CMUnitTest arithmetic[] = {
         cmocka_unit_test(sums_and_products_that_fit_are_exact),

@@ -520,7 +520,8 @@ static void samples_become_a_summary(void **state) {
     (void)state;
     const double transfer[] = {0.1, 0.3}, post[] = {0.001, 0.002}, bytes[] = {1048576, 3145728};
     const double descriptors[] = {3, 4};
-    kvf_transfer_samples samples = {transfer, post, bytes, descriptors, 2, 1, 2, 3};
+    kvf_transfer_samples samples = {transfer,     post,     bytes, descriptors, 2, .failed_transfers = 1,
+                                    .expired = 2, .late = 3};
     kvf_transfer_summary s;
     char text[300];
 
@@ -544,27 +545,38 @@ static void a_summary_of_nothing_is_empty_but_failures_are_something(void **stat
     kvf_transfer_summary s;
     assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
     assert_true(s.empty && s.throughput_mb_per_s == 0);
-    samples.failed = 1;
+    samples.failed_notifications = 1;
     assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
     assert_false(s.empty);
+}
+
+static void failed_handshakes_and_notifications_count_as_failed_transfers_do(void **state) {
+    (void)state;
+    kvf_transfer_samples samples = {
+        .failed_transfers = 1, .failed_handshakes = 20, .failed_notifications = 300};
+    kvf_transfer_summary s;
+    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
+    assert_int_equal(s.failed, 321);
+    samples.failed_handshakes = UINT64_MAX;
+    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_OVERFLOW);
 }
 
 static void samples_that_are_no_measurements_are_refused(void **state) {
     (void)state;
     const double good[] = {1}, bad[] = {-1}, endless[] = {1.0 / 0.0};
     kvf_transfer_summary s;
-    kvf_transfer_samples samples = {bad, good, good, good, 1, 0, 0, 0};
+    kvf_transfer_samples samples = {bad, good, good, good, .count = 1};
     assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_INVALID);
-    samples = (kvf_transfer_samples){good, endless, good, good, 1, 0, 0, 0};
+    samples = (kvf_transfer_samples){good, endless, good, good, .count = 1};
     assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_INVALID);
-    samples = (kvf_transfer_samples){good, good, NULL, good, 1, 0, 0, 0};
+    samples = (kvf_transfer_samples){good, good, NULL, good, .count = 1};
     assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_INVALID);
 }
 
 static void transfers_that_took_no_time_have_no_throughput(void **state) {
     (void)state;
     const double zero[] = {0}, one[] = {1};
-    kvf_transfer_samples samples = {zero, zero, one, one, 1, 0, 0, 0};
+    kvf_transfer_samples samples = {zero, zero, one, one, .count = 1};
     kvf_transfer_summary s;
     assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
     assert_true(s.throughput_mb_per_s == 0);
@@ -659,6 +671,7 @@ int main(void) {
         cmocka_unit_test(an_empty_step_has_no_requests),
         cmocka_unit_test(samples_become_a_summary),
         cmocka_unit_test(a_summary_of_nothing_is_empty_but_failures_are_something),
+        cmocka_unit_test(failed_handshakes_and_notifications_count_as_failed_transfers_do),
         cmocka_unit_test(samples_that_are_no_measurements_are_refused),
         cmocka_unit_test(transfers_that_took_no_time_have_no_throughput),
         cmocka_unit_test(the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id),

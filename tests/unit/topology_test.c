@@ -14,16 +14,31 @@
 
 /* ---- small builders */
 
-static kvf_topology *local_rank(uint32_t tp_size, uint32_t tp_rank, uint32_t heads) {
-    kvf_topology_desc desc = {.struct_size = sizeof desc,
-                              .engine_id = "decode",
-                              .tp_size = tp_size,
-                              .tp_rank = tp_rank,
-                              .block_size = 16,
-                              .total_kv_heads = heads};
+static kvf_topology *topology_of(const kvf_topology_desc *desc) {
     kvf_topology *topology = NULL;
-    assert_int_equal(kvf_topology_create(&desc, &topology), KVF_OK);
+    assert_int_equal(kvf_topology_create(desc, &topology), KVF_OK);
     return topology;
+}
+
+static kvf_topology_desc local_desc(uint32_t tp_size, uint32_t tp_rank, uint32_t heads) {
+    return (kvf_topology_desc){.struct_size = sizeof(kvf_topology_desc),
+                               .engine_id = "decode",
+                               .tp_size = tp_size,
+                               .tp_rank = tp_rank,
+                               .block_size = 16,
+                               .total_kv_heads = heads};
+}
+
+static kvf_topology *local_rank(uint32_t tp_size, uint32_t tp_rank, uint32_t heads) {
+    kvf_topology_desc desc = local_desc(tp_size, tp_rank, heads);
+    return topology_of(&desc);
+}
+
+static kvf_topology *hybrid_rank(uint32_t tp_size, uint32_t tp_rank, uint32_t heads, uint64_t block_bytes) {
+    kvf_topology_desc desc = local_desc(tp_size, tp_rank, heads);
+    desc.is_mamba = true;
+    desc.block_bytes = block_bytes;
+    return topology_of(&desc);
 }
 
 static kvf_remote_engine remote_engine(uint32_t tp_size) {
@@ -136,7 +151,7 @@ static void pieces_that_lose_bytes_are_refused(void **state) {
 static void heads_that_ranks_share_across_a_boundary_are_read_once(void **state) {
     (void)state;
     /* Six heads on 8 and 16 ranks: local rank 1 has head 0, remote rank 2 too, remote rank 3 has head 1. */
-    kvf_topology *topology = local_rank(8, 1, 6);
+    kvf_topology *topology = hybrid_rank(8, 1, 6, 0);
     kvf_remote_engine remote = remote_engine(16);
     kvf_ids sources;
     assert_int_equal(kvf_fa_source_ranks(topology, &remote, &sources), KVF_OK);
@@ -145,11 +160,70 @@ static void heads_that_ranks_share_across_a_boundary_are_read_once(void **state)
     kvf_topology_free(topology);
 }
 
+static void a_hybrid_registers_only_engines_it_can_pair_with(void **state) {
+    (void)state;
+    /* 16 tokens of 4 of 8 heads, 16 bytes each and K and V: 2048; 4 ranks keep half as much. */
+    kvf_topology *topology = hybrid_rank(2, 0, 8, 2048);
+    kvf_remote_engine good = remote_engine(4), out;
+    good.block_bytes = 1024;
+    kvf_remote_engine three = good, long_blocks = good, odd_blocks = good, sharded = good;
+    three.tp_size = 3;
+    long_blocks.block_size = 32;
+    odd_blocks.block_bytes = 1000;
+    sharded.dcp_size = 2;
+    assert_refused(kvf_topology_register(topology, "a", &three, NULL), KVF_E_NOT_EXPRESSIBLE,
+                   KVF_REFUSAL_TP_NOT_DIVISIBLE);
+    assert_refused(kvf_topology_register(topology, "a", &long_blocks, NULL), KVF_E_NOT_EXPRESSIBLE,
+                   KVF_REFUSAL_BLOCK_SIZE_NOT_DIVISIBLE);
+    assert_refused(kvf_topology_register(topology, "a", &odd_blocks, NULL), KVF_E_MISMATCH,
+                   KVF_REFUSAL_BLOCK_LEN_MISMATCH);
+    assert_refused(kvf_topology_register(topology, "a", &sharded, NULL), KVF_E_NOT_EXPRESSIBLE,
+                   KVF_REFUSAL_DCP_NOT_LATENT);
+    assert_int_equal(kvf_topology_get(topology, "a", &out), KVF_E_NOT_FOUND);
+    assert_int_equal(kvf_topology_register(topology, "a", &good, NULL), KVF_OK);
+    good.block_bytes = 0; /* not known: nothing to compare */
+    assert_int_equal(kvf_topology_register(topology, "b", &good, NULL), KVF_OK);
+    kvf_topology_free(topology);
+}
+
+static void a_dense_rank_registers_an_engine_that_a_check_refuses(void **state) {
+    (void)state;
+    kvf_topology *topology = local_rank(2, 0, 9);
+    kvf_remote_engine three = remote_engine(3), four = remote_engine(4);
+    assert_int_equal(kvf_topology_register(topology, "a", &three, NULL), KVF_OK);
+    assert_refused(kvf_topology_check(topology, &three), KVF_E_NOT_EXPRESSIBLE, KVF_REFUSAL_TP_NOT_DIVISIBLE);
+    assert_refused(kvf_topology_check(topology, &four), KVF_E_NOT_EXPRESSIBLE,
+                   KVF_REFUSAL_HEADS_NOT_DIVISIBLE);
+    kvf_topology_free(topology);
+}
+
+static void an_engine_without_layers_is_refused_as_such(void **state) {
+    (void)state;
+    kvf_cache_memory none = {.struct_size = sizeof none, .num_blocks = 4};
+    kvf_descriptor_table table;
+    assert_refused(kvf_local_descriptors(&none, KVF_LAYOUT_PACKED, 1, &table), KVF_E_INVALID,
+                   KVF_REFUSAL_NO_LAYERS);
+    kvf_topology *topology = local_rank(2, 0, 8);
+    kvf_remote_engine remote = remote_engine(2);
+    uint64_t base[] = {4096}, bytes[] = {64};
+    kvf_cache_memory one = {.struct_size = sizeof one,
+                            .region_base = base,
+                            .region_block_bytes = bytes,
+                            .region_count = 1,
+                            .num_blocks = 4};
+    kvf_remote_view view = {
+        .struct_size = sizeof view, .layout = KVF_LAYOUT_PACKED, .local = &one, .remote = &none};
+    assert_refused(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_E_INVALID,
+                   KVF_REFUSAL_NO_LAYERS);
+    assert_non_null(strstr(kvf_error_detail(), "remote memory: region_count is 0"));
+    kvf_topology_free(topology);
+}
+
 /* ---- attention and state */
 
 static void attention_may_be_replicated_while_state_is_sharded(void **state) {
     (void)state;
-    kvf_topology *topology = local_rank(1, 0, 2);
+    kvf_topology *topology = hybrid_rank(1, 0, 2, 0);
     kvf_remote_engine remote = remote_engine(4);
     kvf_ids attention, sharded;
     bool skip = true;
@@ -167,6 +241,56 @@ static void attention_may_be_replicated_while_state_is_sharded(void **state) {
     kvf_ids_free(&attention);
     kvf_ids_free(&sharded);
     kvf_topology_free(topology);
+}
+
+static void a_dense_model_is_asked_nothing_about_state(void **state) {
+    (void)state;
+    kvf_topology *topology = local_rank(1, 0, 2);
+    kvf_remote_engine remote = remote_engine(4);
+    kvf_ids ranks = {0};
+    kvf_descriptor whole = {4096, 64, 0};
+    kvf_descriptor_table table = {&whole, 1, 1}, split;
+    kvf_ids ours[] = {IDS(1)};
+    kvf_block_lists lists = {ours, 1}, a = {0}, b = {0};
+    uint64_t number;
+    bool flag;
+    assert_refused(kvf_fa_source_ranks(topology, &remote, &ranks), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_state_source_ranks(topology, &remote, &ranks), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_all_source_ranks(topology, &remote, &ranks), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_fa_head_slot(topology, &remote, 0, &number), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_should_skip_fa(topology, &remote, 0, &flag), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_fa_rank_offset(topology, &remote, 64, &number), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_needs_split_handles(topology, &remote, &flag), KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_fa_descriptor_bytes(topology, &remote, &number), KVF_E_INVALID,
+                   KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_compute_split_handle_data(topology, &remote, &table, 0, &split), KVF_E_INVALID,
+                   KVF_REFUSAL_NOT_HYBRID);
+    assert_refused(kvf_filter_block_ids_for_rank(topology, &remote, (kvf_cache_kind[]){KVF_CACHE_FULL}, 0,
+                                                 &lists, &lists, &a, &b),
+                   KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID);
+    assert_string_equal(kvf_refusal_name(KVF_REFUSAL_NOT_HYBRID), "not_hybrid");
+    kvf_topology_free(topology);
+}
+
+static void assert_description(uint64_t local_bytes, uint64_t remote_bytes, const char *expected) {
+    kvf_topology *topology = hybrid_rank(1, 0, 2, local_bytes);
+    kvf_remote_engine remote = remote_engine(4);
+    remote.block_bytes = remote_bytes;
+    char *text = NULL;
+    assert_int_equal(kvf_topology_describe(topology, &remote, &text), KVF_OK);
+    assert_non_null(strstr(text, expected));
+    kvf_topology_free_text(text);
+    kvf_topology_free(topology);
+}
+
+static void a_hybrid_is_described_where_block_lengths_are_not_known(void **state) {
+    (void)state;
+    assert_description(0, 0, "remote_block_len=0, fa_reads=2, mamba_reads=4");
+    assert_description(0, 0, "fa_desc_bytes=0)");
+    assert_description(8192, 0, "fa_desc_bytes=0)");
+    assert_description(0, 4096, "remote_block_len=4096, fa_reads=2");
+    assert_description(0, 4096, "fa_desc_bytes=0)");
+    assert_description(8192, 4096, "fa_desc_bytes=2048)");
 }
 
 static void the_order_of_groups_does_not_change_what_each_is_read_from(void **state) {
@@ -259,7 +383,30 @@ static void a_state_is_paired_whole_and_from_the_end(void **state) {
     assert_ids(&b.groups[1], 1, (uint64_t[]){5});
     kvf_block_lists_free(&a);
     kvf_block_lists_free(&b);
-    ours[1] = IDS(9, 10, 11);
+}
+
+static void the_slot_that_decode_has_beyond_those_of_prefill_stays(void **state) {
+    (void)state;
+    kvf_ids ours[] = {IDS(7), IDS(9, 10, 11)}, theirs[] = {IDS(1), IDS(4, 5)};
+    kvf_block_lists decode = {ours, 2}, prefill = {theirs, 2}, a, b;
+    assert_int_equal(kvf_prefix_trim(attention_and_state, &decode, &prefill, 2, 2, &a, &b), KVF_OK);
+    assert_ids(&a.groups[1], 2, (uint64_t[]){9, 10});
+    assert_ids(&b.groups[1], 2, (uint64_t[]){4, 5});
+    kvf_block_lists_free(&a);
+    kvf_block_lists_free(&b);
+    ours[1] = IDS(9);
+    theirs[1] = no_ids;
+    assert_int_equal(kvf_prefix_trim(attention_and_state, &decode, &prefill, 2, 2, &a, &b), KVF_OK);
+    assert_ids(&a.groups[1], 0, NULL);
+    assert_ids(&b.groups[1], 0, NULL);
+    kvf_block_lists_free(&a);
+    kvf_block_lists_free(&b);
+}
+
+static void two_slots_beyond_those_of_prefill_have_no_partner(void **state) {
+    (void)state;
+    kvf_ids ours[] = {IDS(7), IDS(9, 10, 11)}, theirs[] = {IDS(1), IDS(4)};
+    kvf_block_lists decode = {ours, 2}, prefill = {theirs, 2}, a, b;
     assert_refused(kvf_prefix_trim(attention_and_state, &decode, &prefill, 2, 2, &a, &b), KVF_E_RANGE,
                    KVF_REFUSAL_UNPAIRABLE_STATE_SLOTS);
 }
@@ -633,17 +780,24 @@ static void every_step_that_finds_no_memory_says_so_and_leaks_nothing(void **sta
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_local_engine_is_never_registered_as_a_remote_one),
+        cmocka_unit_test(a_hybrid_registers_only_engines_it_can_pair_with),
+        cmocka_unit_test(a_dense_rank_registers_an_engine_that_a_check_refuses),
+        cmocka_unit_test(an_engine_without_layers_is_refused_as_such),
         cmocka_unit_test(a_second_registration_returns_the_facts_of_the_first),
         cmocka_unit_test(facts_without_meaning_are_refused_and_not_stored),
         cmocka_unit_test(sizes_that_do_not_divide_are_not_expressible_and_never_floored),
         cmocka_unit_test(pieces_that_lose_bytes_are_refused),
         cmocka_unit_test(heads_that_ranks_share_across_a_boundary_are_read_once),
         cmocka_unit_test(attention_may_be_replicated_while_state_is_sharded),
+        cmocka_unit_test(a_dense_model_is_asked_nothing_about_state),
+        cmocka_unit_test(a_hybrid_is_described_where_block_lengths_are_not_known),
         cmocka_unit_test(the_order_of_groups_does_not_change_what_each_is_read_from),
         cmocka_unit_test(state_with_repeated_groups_is_refused),
         cmocka_unit_test(a_cached_group_beside_a_partly_cached_one_reads_nothing),
         cmocka_unit_test(more_decode_than_prefill_blocks_fail_that_call_and_change_nothing),
         cmocka_unit_test(a_state_is_paired_whole_and_from_the_end),
+        cmocka_unit_test(the_slot_that_decode_has_beyond_those_of_prefill_stays),
+        cmocka_unit_test(two_slots_beyond_those_of_prefill_have_no_partner),
         cmocka_unit_test(expansion_strides_by_the_remote_ratio_whatever_the_count),
         cmocka_unit_test(token_shares_pair_by_place_in_the_sequence),
         cmocka_unit_test(every_wanted_cell_arrives_once_from_its_own_head_and_token),

@@ -108,6 +108,8 @@ static void a_writer_that_is_shut_out_writes_nothing_more(void **state) {
         picture then = take_picture(&b->owner);
         drive(&b->writer, &b->owner, &b->writer.lost, 1);
         assert_int_equal(outcome.calls, 1);
+        assert_string_equal(b->writer.lost_detail[0] ? strstr(b->writer.lost_detail, "shut") : "",
+                            "shut this endpoint out");
         /* With the owner's help all may have been written before, and the answer be on its way. */
         if (outcome.status != KVF_OK)
             assert_int_equal(outcome.status, KVF_E_PEER_LOST);

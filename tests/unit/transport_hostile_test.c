@@ -15,8 +15,8 @@
 #include <cmocka.h>
 
 #include "transport/card.h"
-#include "transport/shm_process.h"
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_process.h"
+#include "transport/shm/shm_wire.h"
 #include "transport_pair.h"
 
 static const pair_kind brought = {"shm", {true, false}, true, "shm"};

@@ -25,12 +25,14 @@ static const pair_kind kinds[] = {
 typedef struct test_pair {
     test_side here, there;
     kvf_peer *peer;
+    const pair_kind *kind;
     kvf_run runs[RUNS_MAX];
 } test_pair;
 
 static test_pair *pair_open(const pair_kind *kind) {
     test_pair *made = calloc(1, sizeof *made);
     assert_non_null(made);
+    made->kind = kind;
     side_open(&made->here, kind, 1);
     side_open(&made->there, kind, 2);
     made->peer = side_connect(&made->here, &made->there);
@@ -43,6 +45,14 @@ static void pair_close(test_pair *pair) {
     if (pair->there.transport)
         side_close(&pair->there);
     free(pair);
+}
+
+/* A failure says by which kind of transport, and this. */
+static void check_detail(const char *detail, const test_pair *pair, const char *part) {
+    char kind[32];
+    (void)snprintf(kind, sizeof kind, "%s: ", pair->kind->expected);
+    if (!strstr(detail, kind) || !strstr(detail, part))
+        fail_msg("\"%s\" has no \"%s\" or no \"%s\"", detail, kind, part);
 }
 
 /* Copies by the same runs in a copy of the destination, and compares all of it. */
@@ -266,8 +276,58 @@ static void a_notification_arrives_though_its_sender_closes_at_once(void **state
     side_close(&pair->here);
     drive(NULL, &pair->there, &pair->there.notices, 1);
     assert_int_equal(pair->there.notice_values[0], 9);
+    assert_string_equal(pair->there.sender, "side 1");
     side_close(&pair->there);
     free(pair);
+}
+
+static bool no_memory;
+static uint32_t refusals;
+
+static void *allocate_perhaps(void *context, size_t bytes) {
+    (void)context;
+    refusals += no_memory;
+    return no_memory ? NULL : malloc(bytes);
+}
+
+static void *resize_perhaps(void *context, void *memory, size_t bytes) {
+    (void)context;
+    refusals += no_memory;
+    return no_memory ? NULL : realloc(memory, bytes);
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+static void notifications_wait_while_there_is_no_memory_for_them(void **state) {
+    const kvf_allocator allocator = {allocate_perhaps, resize_perhaps, release, NULL};
+    assert_int_equal(kvf_set_allocator(&allocator), KVF_OK);
+    test_pair *pair = pair_open(*state);
+    drive_idle(&pair->here, &pair->there);
+    unsigned char message[4000] = {0};
+    uint32_t sent = 0;
+    for (; sent < 300; sent++) {
+        memcpy(message, &sent, sizeof sent);
+        if (kvf_transport_notify(pair->peer, message, sizeof message) != KVF_OK)
+            break;
+    }
+    assert_true(sent > 5);
+    no_memory = true;
+    refusals = 0;
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(kvf_transport_progress(pair->here.transport, NULL), KVF_OK);
+        assert_int_equal(kvf_transport_progress(pair->there.transport, NULL), KVF_OK);
+    }
+    no_memory = false;
+    /* None was wanted only where there was enough for all of them before. */
+    assert_true(refusals > 0 || pair->there.notices == sent);
+    drive(&pair->here, &pair->there, &pair->there.notices, sent);
+    for (uint32_t i = 0; i < sent; i++)
+        assert_int_equal(pair->there.notice_values[i], i);
+    pair_close(pair);
+    assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
@@ -290,6 +350,8 @@ static void a_cancelled_batch_ends_once_and_others_go_on(void **state) {
     assert_int_equal(outcomes[0].status, KVF_OK);
     assert_int_equal(outcomes[1].status, KVF_E_CANCELLED);
     assert_int_equal(outcomes[2].status, KVF_OK);
+    assert_string_equal(outcomes[0].detail, "");
+    check_detail(outcomes[1].detail, pair, "reading from side 2: cancelled by its owner");
     assert_memory_equal(side_memory(&pair->here, 1), side_memory(&pair->there, 1), small.bytes);
     assert_int_equal(kvf_transport_cancel(pair->here.transport, operations[1]), KVF_E_NOT_FOUND);
     assert_int_equal(kvf_transport_cancel(pair->here.transport, 0), KVF_E_NOT_FOUND);
@@ -340,6 +402,7 @@ static void closing_a_peer_ends_its_batches_as_cancelled(void **state) {
     for (int i = 0; i < 3; i++)
         assert_int_equal(outcomes[i].calls, 1);
     assert_int_equal(outcomes[2].status, KVF_E_CANCELLED);
+    check_detail(outcomes[2].detail, pair, "reading from side 2: the connection was closed");
     drive_idle(&pair->here, &pair->there);
     assert_int_equal(pair->here.lost, 0);
     pair_close(pair);
@@ -353,9 +416,9 @@ typedef struct test_closer {
     kvf_status submitted, progressed;
 } test_closer;
 
-static void close_in_done(void *context, kvf_operation operation, kvf_status status) {
+static void close_in_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     test_closer *closer = context;
-    note_outcome(&closer->outcome, operation, status);
+    note_outcome(&closer->outcome, operation, status, detail);
     if (!closer->peer)
         return;
     kvf_peer *peer = closer->peer;
@@ -385,9 +448,9 @@ static void a_peer_can_be_closed_by_the_callback_of_its_own_batch(void **state) 
     pair_close(pair);
 }
 
-static void cancel_in_done(void *context, kvf_operation operation, kvf_status status) {
+static void cancel_in_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     test_closer *closer = context;
-    note_outcome(&closer->outcome, operation, status);
+    note_outcome(&closer->outcome, operation, status, detail);
     closer->submitted = kvf_transport_cancel(closer->transport, closer->cancelled);
 }
 
@@ -449,12 +512,17 @@ static void a_peer_that_closes_is_lost_once_and_other_peers_go_on(void **state) 
     for (int i = 0; i < 2; i++) {
         assert_int_equal(outcomes[i].calls, 1);
         assert_int_equal(outcomes[i].status, KVF_E_PEER_LOST);
+        check_detail(outcomes[i].detail, pair, "reading from side 2: it ");
+        check_detail(outcomes[i].detail, pair, "closed");
     }
     assert_ptr_equal(pair->here.lost_peer, pair->peer);
+    assert_non_null(strstr(pair->here.lost_detail, "closed"));
     uint32_t value = 1;
     assert_int_equal(kvf_transport_submit(pair->peer, KVF_READ, &small, 1, note_outcome, &outcomes[0], NULL),
                      KVF_E_PEER_LOST);
+    check_detail(kvf_error_detail(), pair, "side 2 is gone: it ");
     assert_int_equal(kvf_transport_notify(pair->peer, &value, sizeof value), KVF_E_PEER_LOST);
+    check_detail(kvf_error_detail(), pair, "side 2 is gone: it ");
     assert_int_equal(move_runs(&pair->here, third, other, KVF_READ, &big, 1), KVF_OK);
     assert_memory_equal(side_memory(&pair->here, 0), side_memory(third, 0), big.bytes);
     drive_idle(&pair->here, third); /* a lost peer leaves nothing to do */
@@ -537,6 +605,7 @@ int main(void) {
         NAMED(a_notification_comes_after_what_was_written_before_it),
         NAMED(notifications_wait_for_a_receiver_that_does_not_drain),
         NAMED(a_notification_has_1_to_4096_bytes),
+        NAMED(notifications_wait_while_there_is_no_memory_for_them),
         NAMED(a_notification_arrives_though_its_sender_closes_at_once),
         NAMED(a_cancelled_batch_ends_once_and_others_go_on),
         NAMED(a_batch_can_be_cancelled_at_any_moment),

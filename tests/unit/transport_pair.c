@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -28,8 +29,10 @@ unsigned char *side_memory(const test_side *side, uint32_t region) {
     return side->regions[region].address;
 }
 
-static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
     test_side *at = context;
+    (void)snprintf(at->sender, sizeof at->sender, "%s", sender);
     assert_ptr_equal(at->transport, transport);
     assert_true(bytes >= sizeof(uint32_t));
     if (at->notices < SIDE_NOTICES)
@@ -39,8 +42,9 @@ static void on_notify(void *context, kvf_transport *transport, const void *data,
         at->on_notice(at);
 }
 
-static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     test_side *at = context;
+    (void)snprintf(at->lost_detail, sizeof at->lost_detail, "%s", detail);
     assert_ptr_equal(at->transport, transport);
     at->lost++;
     at->lost_peer = peer;
@@ -53,6 +57,8 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
                                      .on_peer_lost = on_peer_lost,
                                      .context = side};
     memset(side, 0, sizeof *side);
+    (void)snprintf(side->name, sizeof side->name, "side %u", seed);
+    options.name = side->name;
     assert_int_equal(kvf_transport_open(kind->kind, &options, &side->transport), KVF_OK);
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
         void *memory = NULL;
@@ -84,10 +90,11 @@ kvf_peer *side_connect(test_side *from, const test_side *to) {
     return peer;
 }
 
-void note_outcome(void *context, kvf_operation operation, kvf_status status) {
+void note_outcome(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     test_outcome *noted = context;
     noted->calls++;
     noted->status = status;
+    (void)snprintf(noted->detail, sizeof noted->detail, "%s", detail);
     noted->operation = operation;
 }
 

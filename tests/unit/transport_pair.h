@@ -23,12 +23,15 @@ typedef struct pair_kind {
 /** One endpoint. Its regions have sizes that are no multiples of anything. */
 typedef struct test_side {
     kvf_transport *transport;
+    char name[16]; /**< "side" and its seed */
     kvf_memory regions[SIDE_REGIONS];
     void *brought[SIDE_REGIONS];
     uint32_t notices; /**< that came in */
     uint32_t notice_values[SIDE_NOTICES];
     uint32_t lost; /**< calls of on_peer_lost */
     kvf_peer *lost_peer;
+    char lost_detail[256];
+    char sender[256];                          /**< of the last notification */
     void (*on_notice)(struct test_side *side); /**< called after counting */
     void *user;
 } test_side;
@@ -37,6 +40,7 @@ typedef struct test_side {
 typedef struct test_outcome {
     uint32_t calls;
     kvf_status status;
+    char detail[512];
     kvf_operation operation;
 } test_outcome;
 
@@ -56,7 +60,7 @@ void side_fill(unsigned char *memory, uint32_t seed, uint32_t region, uint64_t b
 unsigned char *side_memory(const test_side *side, uint32_t region);
 
 /** `done` for an outcome. */
-void note_outcome(void *context, kvf_operation operation, kvf_status status);
+void note_outcome(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 /**
  * Lets the sides work, each when its event descriptor says so, until `*counter` is at least `wanted`. Fails

@@ -34,16 +34,18 @@ typedef struct test_worker {
     uint32_t ended, lost, wrong;
 } test_worker;
 
-static void count_done(void *context, kvf_operation operation, kvf_status status) {
+static void count_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
+    (void)detail;
     test_worker *worker = context;
     worker->ended++;
     worker->wrong += status != KVF_OK && status != KVF_E_PEER_LOST;
 }
 
-static void count_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+static void count_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     (void)transport;
     (void)peer;
+    (void)detail;
     ((test_worker *)context)->lost++;
 }
 

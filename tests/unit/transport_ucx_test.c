@@ -20,7 +20,7 @@
 #ifdef KVF_HAVE_UCX
 
 #include "transport/front.h"
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 #include "ucx_pair.h"
 
 static const route tcp_way = {"tcp,self", false};
@@ -232,6 +232,7 @@ static void cancelling_actor(process *side) {
     CHECK(side->ends == 0);
     await_end(side, 1);
     CHECK(side->ended == KVF_E_CANCELLED);
+    CHECK(strstr(side->detail, "ucx: reading from ") && strstr(side->detail, "cancelled by its owner"));
     CHECK(kvf_transport_cancel(side->transport, operation) == KVF_E_NOT_FOUND);
     /* Nothing comes in afterwards, and the link still works. */
     fill(side, 3);
@@ -265,6 +266,8 @@ static void dying_actor(process *side) {
     progress_until_lost(side);
     CHECK(side->ends == 3);
     CHECK(side->ended == KVF_E_PEER_LOST);
+    CHECK(strstr(side->detail, "ucx: writing to "));
+    CHECK(strstr(side->detail, "UCX") || strstr(side->detail, "process has ended"));
     CHECK(side->lost == 1);
     CHECK(kvf_transport_submit(side->peer, KVF_READ, runs, 1, on_done, side, NULL) == KVF_E_PEER_LOST);
     CHECK(kvf_transport_notify(side->peer, "gone", 4) == KVF_E_PEER_LOST);

@@ -236,6 +236,7 @@ static kvf_status split_every_source(const kvf_topology *topology, const kvf_rem
 
 static answer split_handles(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
+    desc.is_mamba = true;
     kvf_remote_engine remote = read_remote(c);
     kvf_descriptor_table table =
         read_table(c, read_field(c, c->in, "descs"), read_u64(c, c->in, "num_fa_descs"));
@@ -269,6 +270,7 @@ static kvf_status filter_for(const kvf_topology *topology, const kvf_remote_engi
 
 static answer filter_block_ids(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
+    desc.is_mamba = true;
     kvf_remote_engine remote = read_remote(c);
     kvf_block_lists local = read_lists(c, read_field(c, c->in, "local_block_ids"));
     kvf_block_lists other = read_lists(c, read_field(c, c->in, "remote_block_ids"));

@@ -6,7 +6,7 @@
  * UCX calls back on completion, from inside its own progress; those callbacks only count, and put jobs whose
  * last operation it was on the endpoint's ready list.
  */
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 /* What one progress() copies by itself at the most, and how many operations it posts. */
 #define BYTES_A_ROUND (4u << 20)
@@ -27,7 +27,7 @@ static void make_ready(kvf_ucx_job *job) {
 }
 
 static void settle(kvf_ucx_job *job) {
-    if (job->batch->in_flight == 0 && job->batch->next == job->batch->count)
+    if (job->batch->in_flight == 0 && (job->stopped || job->batch->next == job->batch->count))
         make_ready(job);
 }
 
@@ -78,7 +78,7 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
     kvf_ucx_link *link = link_pointer;
     kvf_ucx_endpoint *endpoint = link->endpoint;
     if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "submit: the peer is gone: %s", ucs_status_string(link->lost_why));
+        return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
     kvf_ucx_job *job = endpoint->spare_jobs;
     if (job)
         endpoint->spare_jobs = job->following;
@@ -87,7 +87,6 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
     *job = (kvf_ucx_job){.batch = batch, .link = link, .previous = link->last};
     batch->next = 0;
     batch->in_flight = 0;
-    batch->failed = KVF_OK;
     if (link->last)
         link->last->following = job;
     else
@@ -108,13 +107,18 @@ void kvf_ucx_cancel(void *link_pointer, kvf_batch *batch) {
 
 /* ---- posting --------------------------------------------------------------------------------- */
 
+static void fail(kvf_ucx_job *job, ucs_status_t status, const char *what) {
+    kvf_status failed = kvf_ucx_fail(status, what);
+    kvf_batch_fail(job->batch, failed, kvf_error_detail());
+}
+
 static void completed(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_job *job = user_data;
     ucp_request_free(request);
     job->link->in_flight--;
     job->batch->in_flight--;
-    if (status != UCS_OK && !job->batch->failed)
-        job->batch->failed = kvf_ucx_fail(status, job->batch->direction == KVF_READ ? "read" : "write");
+    if (status != UCS_OK)
+        fail(job, status, job->batch->direction == KVF_READ ? "read" : "write");
     settle(job);
 }
 
@@ -122,15 +126,14 @@ static void take_result(kvf_ucx_job *job, ucs_status_ptr_t result, const char *w
     if (UCS_PTR_IS_PTR(result)) {
         job->link->in_flight++;
         job->batch->in_flight++;
-    } else if (UCS_PTR_IS_ERR(result) && !job->batch->failed) {
-        job->batch->failed = kvf_ucx_fail(UCS_PTR_STATUS(result), what);
+    } else if (UCS_PTR_IS_ERR(result)) {
+        fail(job, UCS_PTR_STATUS(result), what);
     }
 }
 
 static void skip_rest(kvf_ucx_job *job) {
-    job->batch->next = job->batch->count;
-    if (!job->batch->failed)
-        job->batch->failed = KVF_E_CANCELLED;
+    job->stopped = true;
+    kvf_batch_fail(job->batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
 }
 
 /* Posts the next piece of a run; returns how much completed at once. The front has checked the run against
@@ -234,10 +237,10 @@ void kvf_ucx_end_ready(kvf_ucx_endpoint *endpoint) {
         kvf_batch *batch = job->batch;
         /* What a peer that is gone no longer guards may have been anybody's bytes. */
         if (!batch->failed && link->watch >= 0 && kvf_ucx_beacon_gone(link->watch)) {
-            kvf_ucx_mark_lost(link, UCS_ERR_CONNECTION_RESET);
+            kvf_ucx_mark_lost(link, KVF_UCX_BEACON_GONE);
             continue;
         }
         free_job(job);
-        kvf_batch_end(batch, batch->failed);
+        kvf_batch_end(batch);
     }
 }

@@ -9,7 +9,7 @@
 #include <sys/types.h>
 #include <sys/un.h>
 
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_wire.h"
 
 /** The address of the socket with that name, and its length. */
 socklen_t shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out);

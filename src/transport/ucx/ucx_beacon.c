@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #define WATCHERS_MAX 65536
 

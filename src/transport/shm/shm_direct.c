@@ -7,7 +7,7 @@
  */
 #include <errno.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 typedef struct vectors {
     struct iovec *of;
@@ -41,26 +41,47 @@ static void take_off(vectors *from, size_t bytes) {
     }
 }
 
-static kvf_status move_all(const shm_link *link, kvf_direction direction, vectors local, vectors remote) {
+static kvf_status lost(const char *why) {
+    return kvf_fail(KVF_E_PEER_LOST, "%s", why);
+}
+
+/* `all_moved` counts the bytes. */
+static kvf_status move_all(const shm_link *link, kvf_direction direction, vectors local, vectors remote,
+                           uint64_t *all_moved) {
     bool write = direction == KVF_WRITE;
+    const char *gone;
     while (local.count > 0) {
-        if (write && !shm_link_alive(link))
-            return KVF_E_PEER_LOST;
+        if (write && (gone = shm_link_gone(link)))
+            return lost(gone);
         ssize_t moved = write
                             ? process_vm_writev(link->pid, local.of, local.count, remote.of, remote.count, 0)
                             : process_vm_readv(link->pid, local.of, local.count, remote.of, remote.count, 0);
         int error = errno;
-        if (!shm_link_alive(link) || (moved < 0 && error == ESRCH))
-            return KVF_E_PEER_LOST;
+        gone = shm_link_gone(link);
+        if (gone || (moved < 0 && error == ESRCH))
+            return lost(gone ? gone : "its process has ended");
         if (moved < 0 && (error == EPERM || error == ENOSYS || error == EACCES))
             return KVF_E_UNSUPPORTED;
         if (moved <= 0)
             return kvf_fail(KVF_E_IO, "%s: %s", write ? "process_vm_writev" : "process_vm_readv",
                             moved < 0 ? strerror(error) : "nothing moved");
+        *all_moved += (uint64_t)moved;
         take_off(&local, (size_t)moved);
         take_off(&remote, (size_t)moved);
     }
     return KVF_OK;
+}
+
+/* Puts before the detail at which run it stopped. */
+static kvf_status name_run(const kvf_run *runs, size_t count, uint64_t moved) {
+    while (count > 1 && moved >= runs->bytes) {
+        moved -= runs->bytes;
+        runs++;
+        count--;
+    }
+    return kvf_fail_in(KVF_E_IO,
+                       "%llu bytes at offset %llu of its region %u: ", (unsigned long long)runs->bytes,
+                       (unsigned long long)runs->remote_offset, runs->remote_region);
 }
 
 kvf_status shm_direct(const shm_link *link, kvf_direction direction, const kvf_slice *slice) {
@@ -76,5 +97,7 @@ kvf_status shm_direct(const shm_link *link, kvf_direction direction, const kvf_s
         add(&remote, (void *)(uintptr_t)(link->addresses[run->remote_region] + run->remote_offset),
             run->bytes);
     }
-    return move_all(link, direction, local, remote);
+    uint64_t moved = 0;
+    kvf_status status = move_all(link, direction, local, remote, &moved);
+    return status == KVF_E_IO ? name_run(runs, count, moved) : status;
 }

@@ -1,6 +1,6 @@
 #include <sys/mman.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 /* ---- the gate -------------------------------------------------------------------------------- */
 
@@ -98,7 +98,7 @@ kvf_status shm_fence(void *self, const void *part, size_t bytes) {
     for (shm_client *client = endpoint->clients; client; client = client->following) {
         if (!client->known || !same(client->from, card.name))
             continue;
-        client->gone = true;
+        shm_client_refuse(client, SHM_REFUSED_FENCED);
         inside = shm_client_writes(client) || inside;
     }
     shm_wake(endpoint, true); /* to hang up */

@@ -1,4 +1,4 @@
-#include "transport/shm_process.h"
+#include "transport/shm/shm_process.h"
 
 #include <errno.h>
 #include <fcntl.h>

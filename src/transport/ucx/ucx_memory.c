@@ -1,7 +1,7 @@
 /*
  * Memory of the UCX fabric: what it allocates, what it registers, and the keys to it on the card.
  */
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx_memory *memory) {
     ucp_mem_map_params_t params = {

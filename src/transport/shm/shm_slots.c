@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 static unsigned char *slot_address(const shm_link *link, uint32_t slot) {
     return link->buffer.address + slot * link->buffer.slot_bytes;
@@ -120,10 +120,23 @@ static void settle(shm_link *link, kvf_batch *batch) {
         (void)kvf_slices_drop_current(&link->slices);
     if (batch->in_flight > 0 || batch == link->slices.current)
         return;
-    if (shm_link_alive(link))
-        kvf_batch_end(batch, batch->cancelled ? KVF_E_CANCELLED : batch->failed);
+    const char *gone = shm_link_gone(link);
+    if (gone)
+        shm_link_lose(link, gone);
+    else if (batch->cancelled)
+        kvf_slices_end_cancelled(batch);
     else
-        link->lost = true;
+        kvf_batch_end(batch);
+}
+
+/* The first of the runs that the owner was asked for stands for all of them. */
+static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer) {
+    size_t count;
+    const kvf_run *runs = slice_runs(slice, &count);
+    kvf_status status = answer <= KVF_E_TIMEOUT ? (kvf_status)answer : KVF_E_IO;
+    (void)kvf_fail(status, "it refused %zu runs, the first at offset %llu of its region %u: %s", count,
+                   (unsigned long long)runs->remote_offset, runs->remote_region, kvf_status_name(status));
+    kvf_batch_fail(batch, status, kvf_error_detail());
 }
 
 bool shm_slots_moved(shm_link *link, const shm_moved_message *answer) {
@@ -135,9 +148,8 @@ bool shm_slots_moved(shm_link *link, const shm_moved_message *answer) {
     if (!batch)
         return true;
     batch->in_flight--;
-    if (answer->status != KVF_OK && !batch->failed)
-        batch->failed = kvf_fail(answer->status <= KVF_E_TIMEOUT ? (kvf_status)answer->status : KVF_E_IO,
-                                 "the owner of the memory refused to move it");
+    if (answer->status != KVF_OK)
+        fail_slice(batch, &slot->slice, answer->status);
     if (!batch->failed && !batch->cancelled && batch->direction == KVF_READ)
         copy_slice(link, &slot->slice, slot_address(link, answer->slot), false);
     settle(link, batch);
@@ -154,7 +166,7 @@ void shm_slots_forget(shm_link *link) {
             continue;
         link->slots[i].batch = NULL;
         if (--batch->in_flight == 0 && batch != link->slices.current)
-            kvf_batch_end(batch, KVF_E_CANCELLED);
+            kvf_slices_end_cancelled(batch);
     }
 }
 

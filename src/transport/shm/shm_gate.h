@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_wire.h"
 
 typedef struct shm_gate {
     _Atomic uint32_t shut;   /**< by the owner */

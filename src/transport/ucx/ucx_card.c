@@ -8,7 +8,7 @@
  * own, which UCX reads without being told their length. A copy followed by enough zeros keeps it inside our
  * memory; what it does with a forged address is up to UCX, so cards must come from peers that are known.
  */
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #define MAGIC 0x3158554bu /* "KUX1" */
 #define SUM_AT 4

@@ -4,19 +4,66 @@
  * A batch is reported as moved only after the owner was found alive behind its last copy: a mapping outlives
  * its owner, and then holds what nobody stands for.
  */
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "kernel/kernel.h"
-#include "transport/shm_process.h"
+#include "transport/shm/shm_process.h"
 
 #define ARENAS_MAX 4096u
+
+/* ---- an owner that is gone --------------------------------------------------------------------- */
+
+/* A hung-up socket, or a process that has ended: a forked child may keep the socket open. */
+const char *shm_link_gone(const shm_link *link) {
+    struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
+    if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
+        return NULL;
+    if (looked_at[1].revents)
+        return "its process has ended";
+    return looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? "it has closed the connection" : NULL;
+}
+
+void shm_link_lose(shm_link *link, const char *why) {
+    if (link->lost)
+        return;
+    link->lost = true;
+    (void)snprintf(link->why, sizeof link->why, "%s", why);
+}
+
+static void take_refusal(shm_link *link, uint32_t refusal) {
+    static const char *const words[] = {
+        [SHM_REFUSED_VERSION] = "it refuses us: it speaks another version of the protocol",
+        [SHM_REFUSED_KEY] = "it refuses us: the key of the card is not its own",
+        [SHM_REFUSED_FENCED] = "it refuses us: it has shut this endpoint out",
+        [SHM_REFUSED_PROTOCOL] = "it refuses us: a message of ours made no sense to it",
+        [SHM_REFUSED_USER] = "it refuses us: it runs as another user",
+    };
+    bool known = refusal < sizeof words / sizeof *words && words[refusal];
+    shm_link_lose(link, known ? words[refusal] : "it refuses us");
+}
+
+/* Whether the owner is there no more. The last thing it said may say why. */
+static bool lose_if_gone(shm_link *link) {
+    const char *gone = shm_link_gone(link);
+    shm_packet *packet = &link->endpoint->packet;
+    while (gone && !link->lost && shm_receive(link->fd, packet) == KVF_OK) {
+        if (packet->as.header.kind == SHM_REFUSED)
+            take_refusal(link, packet->as.header.count);
+        if (packet->fd >= 0)
+            (void)close(packet->fd);
+    }
+    if (gone)
+        shm_link_lose(link, gone);
+    return gone != NULL;
+}
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
@@ -54,7 +101,9 @@ static kvf_status take_hold(shm_link *link, const shm_card *card) {
         return status;
     link->process_fd = shm_process_open(link->pid);
     uint64_t started = link->pid > 0 ? shm_process_started(link->pid) : 0;
-    if (!shm_link_alive(link) || (started && card->started && started != card->started))
+    if (lose_if_gone(link))
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
+    if (started && card->started && started != card->started)
         return kvf_fail(KVF_E_PEER_LOST, "the process that exported the card is gone");
     return KVF_OK;
 }
@@ -63,11 +112,14 @@ static kvf_status greet(shm_link *link, const shm_card *card) {
     shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
     memcpy(hello.key, card->key, SHM_ID_BYTES);
     memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
+    (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
     kvf_status status = shm_watch_add(link->endpoint, link->fd, &link->watch);
     if (!status && link->process_fd >= 0)
         status = shm_watch_add(link->endpoint, link->process_fd, &link->watch);
     if (!status)
         status = shm_send(link->fd, &hello, sizeof hello, -1);
+    if (status == KVF_E_PEER_LOST && lose_if_gone(link))
+        status = kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     return status;
 }
 
@@ -155,14 +207,6 @@ void shm_disconnect(void *at) {
     free_link(link);
 }
 
-/* A hung-up socket, or a process that has ended: a forked child may keep the socket open. */
-bool shm_link_alive(const shm_link *link) {
-    struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
-    if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
-        return true;
-    return !(looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL)) && !looked_at[1].revents;
-}
-
 /* ---- what the owner tells -------------------------------------------------------------------- */
 
 static bool take_arena(shm_link *link, const shm_packet *packet) {
@@ -229,6 +273,9 @@ static bool take_message(shm_link *link, const shm_packet *packet) {
             return false;
         link->ready = true;
         return true;
+    case SHM_REFUSED:
+        take_refusal(link, packet->as.header.count);
+        return true;
     case SHM_MOVED:
         return packet->bytes == sizeof(shm_moved_message) && shm_slots_moved(link, &packet->as.moved);
     default:
@@ -252,12 +299,15 @@ void shm_link_read(shm_link *link) {
         status = shm_receive(link->fd, packet);
         if (status)
             break;
-        link->lost = !take_message(link, packet);
+        if (!take_message(link, packet))
+            shm_link_lose(link, "it does not keep to the protocol, or contradicts its card");
         if (packet->fd >= 0)
             (void)close(packet->fd);
     }
-    if (status && (status != KVF_E_AGAIN || !shm_link_alive(link)))
-        link->lost = true;
+    if (status && status != KVF_E_AGAIN)
+        shm_link_lose(link, kvf_error_detail());
+    else if (status)
+        lose_if_gone(link);
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
@@ -281,7 +331,7 @@ kvf_status shm_notify(void *at, const void *data, size_t bytes) {
     shm_link *link = at;
     shm_header header = {SHM_NOTICE, (uint32_t)bytes};
     if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "notify: the peer is gone");
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     kvf_status status = shm_send_two(link->fd, &header, sizeof header, data, bytes);
     if (status == KVF_E_AGAIN) {
         link->blocked = true;
@@ -317,7 +367,7 @@ static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_
     kvf_status status = KVF_OK;
     shm_gate *gate = direction == KVF_WRITE ? link->gate : NULL;
     if (!shm_gate_enter(gate))
-        return KVF_E_PEER_LOST;
+        return kvf_fail(KVF_E_PEER_LOST, "it has shut this endpoint out");
     if (mapped)
         copy_mapped(link, direction, slice);
     else
@@ -343,14 +393,12 @@ static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice 
 static void end_complete(shm_link *link, kvf_batch *first) {
     if (first == link->slices.current || link->lost)
         return;
-    if (!shm_link_alive(link)) {
-        link->lost = true;
+    if (lose_if_gone(link))
         return;
-    }
     for (kvf_batch *batch = first, *next; batch != link->slices.current; batch = next) {
         next = batch->following;
         if (batch->in_flight == 0)
-            kvf_batch_end(batch, batch->failed);
+            kvf_batch_end(batch);
     }
 }
 
@@ -370,13 +418,14 @@ bool shm_link_move(shm_link *link, uint64_t budget) {
             break;
         moved += slice.bytes + slice.count;
         if (status) {
-            batch->failed = status;
+            kvf_batch_fail(batch, status, kvf_error_detail());
             (void)kvf_slices_drop_current(&link->slices);
         } else {
             (void)kvf_slices_advance(&link->slices, &slice);
         }
     }
-    link->lost = link->lost || status == KVF_E_PEER_LOST;
+    if (status == KVF_E_PEER_LOST)
+        shm_link_lose(link, kvf_error_detail());
     end_complete(link, first);
     set_blocked(link, link->blocked);
     return link->ready && !link->lost && link->slices.current && status != KVF_E_AGAIN;

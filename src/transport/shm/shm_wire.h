@@ -4,7 +4,7 @@
  *
  *     consumer                                   owner
  *     HELLO key                           ->     checks it
- *                                         <-     ARENA fd, ... REGIONS, ... GATE fd, READY
+ *                                         <-     ARENA fd, ... REGIONS, ... GATE fd, READY; or REFUSED why
  *     (maps, or reads with process_vm_readv, without a word; writes while the gate is open)
  *     NOTICE bytes                        ->
  *     BUFFER fd                           ->     maps it                    only where direct reading is
@@ -19,12 +19,13 @@
 
 #include "base/base.h"
 
-#define SHM_VERSION 2u
+#define SHM_VERSION 3u
 #define SHM_ID_BYTES 16
 #define SHM_REGIONS_MAX 512u  /**< in one REGIONS */
 #define SHM_PIECES_MAX 1024u  /**< in one MOVE */
 #define SHM_SLOTS_MAX 8u      /**< of a BUFFER */
 #define SHM_PACKET_MAX 32768u /**< no message is longer */
+#define SHM_NAME_BYTES 256
 #define SHM_NO_ARENA UINT32_MAX
 
 typedef enum shm_kind {
@@ -36,12 +37,22 @@ typedef enum shm_kind {
     SHM_MOVE = 6,
     SHM_MOVED = 7,
     SHM_NOTICE = 8,
-    SHM_GATE = 9, /**< with the descriptor of a shm_gate; nothing follows the header */
+    SHM_GATE = 9,     /**< with the descriptor of a shm_gate; nothing follows the header */
+    SHM_REFUSED = 10, /**< the last word before the owner hangs up; count: a shm_refusal */
 } shm_kind;
+
+/** Why an owner does not talk to a consumer. */
+typedef enum shm_refusal {
+    SHM_REFUSED_VERSION = 1,
+    SHM_REFUSED_KEY = 2,
+    SHM_REFUSED_FENCED = 3,
+    SHM_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
+    SHM_REFUSED_USER = 5,
+} shm_refusal;
 
 typedef struct shm_header {
     uint32_t kind;
-    uint32_t count; /**< of what follows: regions, pieces, bytes of a notice; else 0 */
+    uint32_t count; /**< of what follows: regions, pieces, bytes of a notice; or as the kind says; else 0 */
 } shm_header;
 
 /** This fabric's part of the card. */
@@ -59,6 +70,7 @@ typedef struct shm_hello {
     uint32_t unused;
     unsigned char key[SHM_ID_BYTES];
     unsigned char from[SHM_ID_BYTES]; /**< the name in the sender's own card */
+    char name[SHM_NAME_BYTES];        /**< the sender's own, with its NUL */
 } shm_hello;
 
 /** With the descriptor of the memory. */

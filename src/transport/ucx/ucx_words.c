@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #if defined(__has_include)
 #if __has_include(<ucs/debug/log_def.h>)

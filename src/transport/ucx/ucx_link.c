@@ -2,28 +2,30 @@
  * Links of the UCX fabric: connecting, noticing that the peer is gone, notifications, closing.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #define MESSAGES_MAX 64u
 #define LINGER_NS 200000000ll
 
 /* ---- peers that are gone --------------------------------------------------------------------- */
 
-void kvf_ucx_mark_lost(kvf_ucx_link *link, ucs_status_t why) {
+void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why) {
     if (!link->lost) {
         link->lost = true;
-        link->lost_why = why;
+        (void)snprintf(link->lost_why, sizeof link->lost_why, "%s", why);
     }
     link->endpoint->any_lost = true;
 }
 
 static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
     (void)ep;
-    kvf_ucx_mark_lost(argument, status);
+    (void)kvf_ucx_fail(status, "connection");
+    kvf_ucx_mark_lost(argument, kvf_error_detail());
 }
 
 static void linger_done(void *request, ucs_status_t status, void *user_data) {
@@ -92,8 +94,7 @@ void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
         stop_watching(link);
         close_ep(link);
         kvf_ucx_drop_jobs(link);
-        (void)kvf_fail(KVF_E_PEER_LOST, "the peer is gone: UCX: %s", ucs_status_string(link->lost_why));
-        kvf_peer_lost(link->peer);
+        kvf_peer_lost(link->peer, link->lost_why);
     }
     endpoint->any_lost = false;
 }
@@ -252,6 +253,7 @@ static void sent(void *request, ucs_status_t status, void *user_data) {
 }
 
 static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, size_t bytes) {
+    const char *name = kvf_transport_name(link->endpoint->transport);
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_AM_SEND_FLAG_EAGER, /* whole, and in order on one lane */
@@ -260,7 +262,7 @@ static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, siz
     };
     link->notified = true;
     ucs_status_ptr_t result =
-        ucp_am_send_nbx(link->ep, KVF_UCX_NOTIFY_ID, NULL, 0, message->data, bytes, &param);
+        ucp_am_send_nbx(link->ep, KVF_UCX_NOTIFY_ID, name, strlen(name), message->data, bytes, &param);
     if (UCS_PTR_IS_PTR(result)) {
         link->messages++;
         return KVF_OK;
@@ -272,9 +274,9 @@ static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, siz
 kvf_status kvf_ucx_notify(void *link_pointer, const void *data, size_t bytes) {
     kvf_ucx_link *link = link_pointer;
     if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "notify: the peer is gone: %s", ucs_status_string(link->lost_why));
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->lost_why);
     if (link->messages >= MESSAGES_MAX)
-        return kvf_fail(KVF_E_AGAIN, "notify: %u notifications wait for the peer; allowed %u", link->messages,
+        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed %u", link->messages,
                         MESSAGES_MAX);
     kvf_ucx_message *message = link->spare;
     if (message)

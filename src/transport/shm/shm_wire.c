@@ -1,4 +1,4 @@
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,9 +35,9 @@ static kvf_status send_parts(int socket, struct iovec *parts, size_t count, int 
     if (sent >= 0)
         return KVF_OK;
     if (errno == EAGAIN || errno == ENOBUFS)
-        return kvf_fail(KVF_E_AGAIN, "the peer does not read its messages");
+        return kvf_fail(KVF_E_AGAIN, "it does not read its messages");
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
-        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
+        return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
     return kvf_fail(KVF_E_IO, "sendmsg: %s", strerror(errno));
 }
 
@@ -68,11 +68,14 @@ kvf_status shm_receive(int socket, shm_packet *packet) {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = with.bytes, .msg_controllen = sizeof with.bytes};
     packet->fd = -1;
     ssize_t got;
-    do
+    int resets = 0;
+    do /* when the other end closed with messages of ours unread, its own come after that error */
         got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (got < 0 && errno == EINTR);
+    while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
     if (got < 0 && errno == EAGAIN)
         return KVF_E_AGAIN;
+    if (got < 0 && errno == ECONNRESET)
+        got = 0;
     if (got < 0)
         return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
     packet->fd = take_descriptor(&message);
@@ -83,7 +86,7 @@ kvf_status shm_receive(int socket, shm_packet *packet) {
         (void)close(packet->fd);
     packet->fd = -1;
     if (got == 0)
-        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
+        return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
     return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed %zu to %u", got, sizeof(shm_header),
                     SHM_PACKET_MAX);
 }

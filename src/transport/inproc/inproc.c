@@ -18,7 +18,15 @@
 #define CARD_BYTES (TOKEN_BYTES + sizeof(uint64_t))
 #define INBOX_BYTES (1u << 20) /* of notifications that wait for their receiver */
 
+#define HAS_CLOSED "it has closed its endpoint"
+
 typedef struct inproc_link inproc_link;
+
+/* What stands before each notification in an inbox. */
+typedef struct notice_head {
+    uint32_t sender_bytes; /* with the NUL */
+    uint32_t bytes;
+} notice_head;
 
 /* An endpoint that was shut out. Its links from before stay shut when it may connect again. */
 typedef struct inproc_fence {
@@ -44,7 +52,8 @@ typedef struct inproc_endpoint {
     bool closed;
     bool signalled; /* wake_fd is readable */
     int wake_fd;
-    kvf_buffer inbox; /* each: its length, then its bytes */
+    kvf_buffer inbox;  /* each: two lengths, the sender's name with its NUL, the bytes */
+    size_t inbox_room; /* that the front needs for it */
     struct inproc_endpoint *previous, *following;
 } inproc_endpoint;
 
@@ -53,8 +62,8 @@ struct inproc_link {
     inproc_endpoint *remote;
     kvf_peer *peer;
     kvf_slices slices;
-    bool lost;
-    uint64_t made; /* fences of the remote side when it was */
+    const char *lost; /* NULL, or how it was */
+    uint64_t made;    /* fences of the remote side when it was */
     struct inproc_link *previous, *following;
 };
 
@@ -291,23 +300,28 @@ static void inproc_cancel(void *at, kvf_batch *batch) {
     unlock();
 }
 
-static kvf_status add_notice(kvf_buffer *inbox, const void *data, uint32_t bytes) {
-    if (inbox->length + sizeof bytes + bytes > INBOX_BYTES)
-        return kvf_fail(KVF_E_AGAIN, "the peer has %zu bytes of notifications to read first", inbox->length);
-    size_t before = inbox->length;
-    kvf_status status = kvf_buffer_add(inbox, &bytes, sizeof bytes);
-    if (!status)
-        status = kvf_buffer_add(inbox, data, bytes);
+static kvf_status add_notice(inproc_endpoint *to, const char *sender, const void *data, uint32_t bytes) {
+    notice_head head = {(uint32_t)strlen(sender) + 1, bytes};
+    size_t length = sizeof head + head.sender_bytes + bytes;
+    if (to->inbox.length + length > INBOX_BYTES)
+        return kvf_fail(KVF_E_AGAIN, "it has %zu bytes of notifications to read first", to->inbox.length);
+    kvf_status status = kvf_buffer_room(&to->inbox, length);
     if (status)
-        inbox->length = before;
-    return status;
+        return status;
+    (void)kvf_buffer_add(&to->inbox, &head, sizeof head);
+    (void)kvf_buffer_add(&to->inbox, sender, head.sender_bytes);
+    (void)kvf_buffer_add(&to->inbox, data, bytes);
+    to->inbox_room += kvf_notice_room(sender, bytes);
+    return KVF_OK;
 }
 
 static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
-    inproc_endpoint *remote = ((inproc_link *)at)->remote;
+    const inproc_link *to = at;
+    inproc_endpoint *remote = to->remote;
+    const char *sender = kvf_transport_name(to->self->transport);
     lock();
-    kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "notify: the peer has closed")
-                                       : add_notice(&remote->inbox, data, (uint32_t)bytes);
+    kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "%s", HAS_CLOSED)
+                                       : add_notice(remote, sender, data, (uint32_t)bytes);
     if (!status)
         signal_endpoint(remote, true);
     unlock();
@@ -316,10 +330,18 @@ static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-/* Keeps the remote memory in place while a slice is copied; false when it is gone, or we are shut out. */
-static bool enter(const inproc_link *to) {
+/* Needs the mutex. Why nothing can be copied any more; NULL when it can. */
+static const char *find_loss(const inproc_link *to) {
+    if (to->remote->closed)
+        return HAS_CLOSED;
+    return is_shut(to) ? "it has shut this endpoint out" : NULL;
+}
+
+/* Keeps the remote memory in place while a slice is copied; false when that cannot be any more. */
+static bool enter(inproc_link *to) {
     lock();
-    bool there = !to->remote->closed && !is_shut(to);
+    to->lost = find_loss(to);
+    bool there = !to->lost;
     to->remote->copying += there;
     to->self->copying_with = there ? to->remote : NULL;
     unlock();
@@ -354,32 +376,37 @@ static uint64_t move(inproc_link *to, uint64_t budget) {
         kvf_slices_peek(&to->slices, budget - moved, KVF_SLICE_RUNS, &slice);
         if (slice.count == 0 && to->slices.offset == 0 && moved > 0)
             break; /* a long run: rather whole, next time */
-        if (!enter(to)) {
-            to->lost = true;
+        if (!enter(to))
             return moved;
-        }
         kvf_batch *batch = to->slices.current;
         copy_slice(to, batch->direction, &slice);
         leave(to);
         moved += slice.bytes + slice.count;
         if (kvf_slices_advance(&to->slices, &slice))
-            kvf_batch_end(batch, KVF_OK);
+            kvf_batch_end(batch);
     }
     return moved;
 }
 
+/* What there is no memory for waits until there is. */
 static void read_inbox(inproc_endpoint *self) {
     lock();
-    kvf_buffer full = self->inbox;
-    self->inbox = self->delivered;
-    self->delivered = full;
+    bool room = kvf_deliver_room(self->transport, self->inbox_room) == KVF_OK;
+    kvf_buffer full = room ? self->inbox : (kvf_buffer){0};
+    if (room) {
+        self->inbox = self->delivered;
+        self->inbox_room = 0;
+        self->delivered = full;
+    }
     unlock();
     for (size_t at = 0; at < full.length;) {
-        uint32_t bytes;
-        memcpy(&bytes, full.data + at, sizeof bytes);
-        at += sizeof bytes;
-        kvf_deliver(self->transport, full.data + at, bytes);
-        at += bytes;
+        notice_head head;
+        memcpy(&head, full.data + at, sizeof head);
+        at += sizeof head;
+        const char *sender = (const char *)full.data + at;
+        at += head.sender_bytes;
+        (void)kvf_deliver(self->transport, sender, full.data + at, head.bytes);
+        at += head.bytes;
     }
     self->delivered.length = 0;
 }
@@ -387,7 +414,7 @@ static void read_inbox(inproc_endpoint *self) {
 static void find_lost(inproc_endpoint *self) {
     lock();
     for (inproc_link *at = self->links; at; at = at->following)
-        at->lost = at->lost || at->remote->closed || is_shut(at);
+        at->lost = at->lost ? at->lost : find_loss(at);
     unlock();
 }
 
@@ -398,7 +425,7 @@ static void report_lost(inproc_endpoint *self) {
             kvf_peer *peer = at->peer;
             at->slices = (kvf_slices){0};
             at->peer = NULL;
-            kvf_peer_lost(peer);
+            kvf_peer_lost(peer, at->lost);
         }
 }
 

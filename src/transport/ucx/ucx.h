@@ -23,7 +23,6 @@
 #define KVF_UCX_KEY_BYTES 16
 #define KVF_UCX_PLACE_BYTES 24
 #define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_UCX_PLACE_BYTES)
-#define KVF_UCX_NOTIFY_MAX 4096
 #define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
 
 /* ---- ucx_words.c ----------------------------------------------------------------------------- */
@@ -149,8 +148,7 @@ typedef struct kvf_ucx_endpoint {
     kvf_ucx_link *turn;               /**< the link that posts first in the next round; may be NULL */
     kvf_ucx_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
     kvf_ucx_job *spare_jobs;          /**< through `following` */
-    kvf_buffer inbox;                 /**< notifications that came in: each its length, then its bytes */
-    bool inbox_lost;                  /**< there was no memory for one */
+    bool notice_lost;                 /**< there was no memory for a notification */
     bool any_lost;
 } kvf_ucx_endpoint;
 
@@ -158,7 +156,7 @@ typedef struct kvf_ucx_endpoint {
 typedef struct kvf_ucx_message {
     kvf_ucx_link *link;
     struct kvf_ucx_message *following;
-    unsigned char data[KVF_UCX_NOTIFY_MAX];
+    unsigned char data[KVF_NOTICE_MAX];
 } kvf_ucx_message;
 
 /** Remote memory. */
@@ -184,7 +182,7 @@ struct kvf_ucx_link {
     uint32_t lingering;        /**< flushes of disconnect() that are not complete */
     bool lost;                 /**< noticed; to be told to the front by progress() */
     bool lost_told;
-    ucs_status_t lost_why;
+    char lost_why[KVF_REASON_BYTES];
     kvf_ucx_link *previous, *following;
 };
 
@@ -195,6 +193,7 @@ struct kvf_ucx_job {
     kvf_ucx_job *previous, *following;
     kvf_ucx_job *ready_next;
     bool ready;
+    bool stopped; /**< no more of its runs are posted */
     bool flushed; /**< a write's flush was posted */
 };
 
@@ -215,8 +214,11 @@ kvf_status kvf_ucx_connect(void *endpoint, const void *data, size_t bytes, kvf_p
 void kvf_ucx_disconnect(void *link);
 kvf_status kvf_ucx_notify(void *link, const void *data, size_t bytes);
 
-/** Notes that the peer is gone. Safe inside UCX's callbacks: progress() does the rest. */
-void kvf_ucx_mark_lost(kvf_ucx_link *link, ucs_status_t why);
+/** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
+void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
+
+/** The reason when its beacon is gone. */
+#define KVF_UCX_BEACON_GONE "its endpoint has closed, or its process has ended"
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);

@@ -9,12 +9,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "transport/shm.h"
-#include "transport/shm_process.h"
+#include "transport/shm/shm.h"
+#include "transport/shm/shm_process.h"
 
 #define ACCEPT_AT_ONCE 32
 #define MESSAGES_AT_ONCE 64
 #define SLOT_BYTES_MAX (16ull << 20)
+
+/* Best effort: who does not read it finds the connection closed. */
+static void say_refused(int fd, shm_refusal why) {
+    shm_header message = {SHM_REFUSED, why};
+    (void)shm_send(fd, &message, sizeof message, -1);
+}
 
 /* ---- coming and going ------------------------------------------------------------------------ */
 
@@ -128,7 +134,10 @@ void shm_accept(shm_endpoint *endpoint) {
                 refuse_one(endpoint);
             return;
         }
-        if (add_client(endpoint, fd) != KVF_OK)
+        kvf_status status = add_client(endpoint, fd);
+        if (status == KVF_E_PERMISSION)
+            say_refused(fd, SHM_REFUSED_USER);
+        if (status)
             (void)close(fd);
     }
 }
@@ -224,14 +233,29 @@ static bool same_key(const unsigned char *a, const unsigned char *b) {
     return different == 0;
 }
 
+void shm_client_refuse(shm_client *client, shm_refusal why) {
+    say_refused(client->fd, why);
+    client->gone = true;
+}
+
+static bool refuse(shm_client *client, shm_refusal why) {
+    shm_client_refuse(client, why);
+    return false;
+}
+
 static bool take_hello(shm_client *client, const shm_packet *packet) {
     const shm_hello *hello = &packet->as.hello;
-    if (packet->as.header.kind != SHM_HELLO || packet->bytes != sizeof *hello ||
-        hello->version != SHM_VERSION || !same_key(hello->key, client->endpoint->card.key) ||
-        shm_guests_fenced(&client->endpoint->guests, hello->from))
+    if (packet->as.header.kind != SHM_HELLO || packet->bytes < offsetof(shm_hello, unused))
         return false;
+    if (hello->version != SHM_VERSION || packet->bytes != sizeof *hello)
+        return refuse(client, SHM_REFUSED_VERSION);
+    if (!same_key(hello->key, client->endpoint->card.key))
+        return refuse(client, SHM_REFUSED_KEY);
+    if (shm_guests_fenced(&client->endpoint->guests, hello->from))
+        return refuse(client, SHM_REFUSED_FENCED);
     client->known = true;
     memcpy(client->from, hello->from, SHM_ID_BYTES);
+    memcpy(client->name, hello->name, SHM_NAME_BYTES - 1); /* the last byte stays 0 */
     shm_guests_see(&client->endpoint->guests, hello->from);
     client->endpoint->unknown_clients--;
     return true;
@@ -305,10 +329,10 @@ static bool take_move(shm_client *client, const shm_packet *packet, uint64_t *bu
 
 static bool take_notice(const shm_client *client, const shm_packet *packet) {
     size_t bytes = packet->bytes - sizeof(shm_header);
-    if (bytes < 1 || bytes > 4096 || packet->as.header.count != bytes)
+    if (bytes < 1 || bytes > KVF_NOTICE_MAX || packet->as.header.count != bytes)
         return false;
-    kvf_deliver(client->endpoint->transport, packet->as.raw + sizeof(shm_header), bytes);
-    return true;
+    return kvf_deliver(client->endpoint->transport, client->name, packet->as.raw + sizeof(shm_header),
+                       bytes) == KVF_OK;
 }
 
 /* False: it does not keep to the protocol. */
@@ -330,12 +354,17 @@ static bool take_message(shm_client *client, const shm_packet *packet, uint64_t 
 /* Whether there was one. */
 static bool read_one(shm_client *client, uint64_t *budget) {
     shm_packet *packet = &client->endpoint->packet;
+    /* What there is no memory for stays in the socket. */
+    if (kvf_deliver_room(client->endpoint->transport, KVF_NOTICE_ROOM_MAX))
+        return false;
     kvf_status status = shm_receive(client->fd, packet);
     if (status) {
         client->gone = status != KVF_E_AGAIN;
         return false;
     }
     client->gone = !take_message(client, packet, budget);
+    if (client->gone && client->known)
+        (void)refuse(client, SHM_REFUSED_PROTOCOL);
     if (packet->fd >= 0)
         (void)close(packet->fd);
     return !client->gone;

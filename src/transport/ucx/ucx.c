@@ -25,7 +25,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
 #define ROUNDS_A_PROGRESS 32u
@@ -48,37 +48,24 @@ void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake) {
 
 /* ---- notifications that come in -------------------------------------------------------------- */
 
+/* More than all notifications that one call of ucp_worker_progress() brings: what its transports take out of
+ * their queues and sockets at once is a small multiple of their 8 KiB segments. */
+#define NOTICES_A_PROGRESS (512u << 10)
+
+/* The header is the sender's name. */
 static ucs_status_t on_notify(void *argument, const void *header, size_t header_bytes, void *data,
                               size_t bytes, const ucp_am_recv_param_t *param) {
-    (void)header;
-    (void)header_bytes;
     kvf_ucx_endpoint *endpoint = argument;
-    uint32_t length = (uint32_t)bytes;
+    char sender[KVF_SENDER_MAX + 1] = "";
     /* Ours are always sent whole; whatever else comes is not from a kvferry and is dropped. */
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) || bytes == 0 || bytes > KVF_UCX_NOTIFY_MAX)
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) || bytes == 0 || bytes > KVF_NOTICE_MAX ||
+        header_bytes > KVF_SENDER_MAX)
         return UCS_OK;
-    size_t before = endpoint->inbox.length;
-    if (kvf_buffer_add(&endpoint->inbox, &length, sizeof length) ||
-        kvf_buffer_add(&endpoint->inbox, data, bytes)) {
-        endpoint->inbox.length = before;
-        endpoint->inbox_lost = true;
-    }
+    if (header_bytes > 0)
+        memcpy(sender, header, header_bytes);
+    if (kvf_deliver(endpoint->transport, sender, data, bytes))
+        endpoint->notice_lost = true;
     return UCS_OK;
-}
-
-static kvf_status deliver_inbox(kvf_ucx_endpoint *endpoint) {
-    for (size_t at = 0; at < endpoint->inbox.length;) {
-        uint32_t length;
-        memcpy(&length, endpoint->inbox.data + at, sizeof length);
-        at += sizeof length;
-        kvf_deliver(endpoint->transport, endpoint->inbox.data + at, length);
-        at += length;
-    }
-    endpoint->inbox.length = 0;
-    if (!endpoint->inbox_lost)
-        return KVF_OK;
-    endpoint->inbox_lost = false;
-    return kvf_fail(KVF_E_IO, "a notification was lost: no memory for it");
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -189,7 +176,6 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
         kvf_free(job);
     }
     kvf_free(endpoint->regions);
-    kvf_buffer_free(&endpoint->inbox);
     kvf_free(endpoint);
 }
 
@@ -235,7 +221,7 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
         } else {
             kvf_ucx_link *link = events[i].data.ptr;
             if (kvf_ucx_beacon_gone(link->watch))
-                kvf_ucx_mark_lost(link, UCS_ERR_CONNECTION_RESET);
+                kvf_ucx_mark_lost(link, KVF_UCX_BEACON_GONE);
         }
     }
     return fired;
@@ -267,6 +253,10 @@ static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
     kvf_ucx_enter();
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
         more = kvf_ucx_post(endpoint);
+        if (kvf_deliver_room(endpoint->transport, NOTICES_A_PROGRESS)) {
+            more = true; /* what came stays where it is until there is memory for it */
+            break;
+        }
         if (ucp_worker_progress(endpoint->worker) == 0)
             break;
         moved = true;
@@ -277,7 +267,10 @@ static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
     kvf_ucx_end_ready(endpoint);
     if (endpoint->any_lost)
         kvf_ucx_tell_lost(endpoint);
-    kvf_status status = deliver_inbox(endpoint);
+    kvf_status status = KVF_OK;
+    if (endpoint->notice_lost) /* while a connection was being closed, which cannot wait for memory */
+        status = kvf_fail(KVF_E_IO, "a notification was lost: no memory for it");
+    endpoint->notice_lost = false;
     kvf_status rested = rest(endpoint, moved, fired, busy);
     kvf_ucx_leave();
     return status ? status : rested;

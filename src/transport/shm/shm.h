@@ -15,8 +15,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include "transport/shm_gate.h"
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_gate.h"
+#include "transport/shm/shm_wire.h"
 #include "transport/slices.h"
 
 #define SHM_VECTORS 1024u           /* IOV_MAX, the most that one process_vm_readv takes */
@@ -81,6 +81,7 @@ struct shm_client {
     bool gate_told;
     bool retired; /* gone, but perhaps still writing: waited for */
     unsigned char from[SHM_ID_BYTES];
+    char name[SHM_NAME_BYTES];
     shm_gate *gate;
     int gate_fd; /* until it is sent */
     bool answer_due;
@@ -106,8 +107,9 @@ struct shm_link {
     int process_fd; /* a pidfd, or -1 */
     bool ready;
     bool lost;
-    bool no_direct; /* the kernel forbids it: use slots */
-    bool blocked;   /* the socket is full: something waits until it is not */
+    char why[KVF_REASON_BYTES]; /* it was lost */
+    bool no_direct;             /* the kernel forbids it: use slots */
+    bool blocked;               /* the socket is full: something waits until it is not */
     bool watching_writes;
     kvf_slices slices;
 
@@ -147,6 +149,9 @@ void shm_sweep_clients(shm_endpoint *endpoint);
 
 void shm_close_clients(shm_endpoint *endpoint);
 
+/** Tells it why, as far as it reads, and hangs up in the next turn. */
+void shm_client_refuse(shm_client *client, shm_refusal why);
+
 /** Shuts its gate; whether it may be in the middle of a write. */
 bool shm_client_writes(shm_client *client);
 
@@ -170,8 +175,11 @@ bool shm_link_move(shm_link *link, uint64_t budget);
 /** Ends the connection of a link that is lost or being freed: it only waits for shm_disconnect() then. */
 void shm_link_hang_up(shm_link *link);
 
-/** Whether the owner is there: looks at its socket and its process. */
-bool shm_link_alive(const shm_link *link);
+/** Notes that the link is lost, and how; the first reason stays. */
+void shm_link_lose(shm_link *link, const char *why);
+
+/** Why the owner is not there, by its socket and its process; NULL when it is. */
+const char *shm_link_gone(const shm_link *link);
 
 /* shm_direct.c */
 
@@ -179,7 +187,7 @@ bool shm_link_alive(const shm_link *link);
  * Moves a slice between our memory and another process's.
  *
  * @return KVF_OK; KVF_E_UNSUPPORTED (the kernel forbids it); KVF_E_PEER_LOST; KVF_E_IO (the memory is not
- *         there)
+ *         there; the detail names the run)
  */
 kvf_status shm_direct(const shm_link *link, kvf_direction direction, const kvf_slice *slice);
 

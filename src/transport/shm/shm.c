@@ -1,4 +1,4 @@
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm_process.h"
+#include "transport/shm/shm_process.h"
 
 #define EVENTS 64
 #define BACKLOG 4096
@@ -183,7 +183,7 @@ static void report_lost(shm_endpoint *endpoint) {
         if (!link->lost || !peer)
             continue;
         shm_link_hang_up(link);
-        kvf_peer_lost(peer);
+        kvf_peer_lost(peer, link->why);
     }
 }
 

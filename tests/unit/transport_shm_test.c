@@ -1,0 +1,58 @@
+/* What only the same-host transport can meet: the memory of another process as the kernel shows it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "transport_pair.h"
+
+/* Opens an endpoint over memory whose second half of pages is not there. */
+static kvf_transport *open_over_hole(unsigned char **memory, size_t half) {
+    kvf_transport *transport = NULL;
+    *memory = mmap(NULL, 2 * half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(*memory, MAP_FAILED);
+    kvf_memory region = {*memory, 2 * half, KVF_MEMORY_HOST};
+    kvf_transport_options options = {.struct_size = sizeof options, .name = "owner"};
+    assert_int_equal(kvf_transport_open("shm", &options, &transport), KVF_OK);
+    assert_int_equal(kvf_transport_register(transport, &region, 1), KVF_OK);
+    assert_int_equal(munmap(*memory + half, half), 0);
+    return transport;
+}
+
+static void memory_that_is_not_there_fails_the_batch_and_names_the_run(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, false, "shm"};
+    size_t half = (size_t)sysconf(_SC_PAGESIZE) * 4;
+    unsigned char *memory;
+    test_side here, there = {.transport = open_over_hole(&memory, half)};
+    side_open(&here, &brought, 1);
+    kvf_peer *peer = side_connect(&here, &there);
+    kvf_run runs[3] = {{0, 0, 100, 0, 0}, {200, 300, 100, 0, 0}, {400, half + 700, 100, 0, 0}};
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        test_outcome outcome = {0};
+        assert_int_equal(
+            kvf_transport_submit(peer, (kvf_direction)direction, runs, 3, note_outcome, &outcome, NULL),
+            KVF_OK);
+        drive(&here, &there, &outcome.calls, 1);
+        assert_int_equal(outcome.status, KVF_E_IO);
+        char run[128];
+        (void)snprintf(run, sizeof run,
+                       "owner: 100 bytes at offset %zu of its region 0: process_vm_%s: Bad address",
+                       half + 700, direction == KVF_READ ? "readv" : "writev");
+        assert_non_null(strstr(outcome.detail, run));
+    }
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, runs, 2), KVF_OK);
+    side_close(&here);
+    kvf_transport_close(there.transport);
+    assert_int_equal(munmap(memory, half), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_that_is_not_there_fails_the_batch_and_names_the_run),
+    };
+    return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);
+}
