@@ -21,6 +21,7 @@
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H
 
+#include <kvferry/memory.h>
 #include <kvferry/request.h>
 
 #ifdef __cplusplus
