@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #include "plan/plan.h"
 

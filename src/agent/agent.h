@@ -28,8 +28,8 @@
 
 #include "agent/histogram.h"
 #include "agent/ledger.h"
-#include "agent/link.h"
-#include "agent/tables.h"
+#include "base/tables.h"
+#include "link/link.h"
 #include "wire/wire.h"
 
 #define KVF_MILLISECOND 1000000ull

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "agent/agent.h"
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND

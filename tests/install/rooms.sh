@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$1/src"
 
 # In the order of docs/architecture.md.
-rooms=(base model shard plan topology request kernel transport wire agent engine)
+rooms=(base model shard plan topology request kernel transport wire link agent engine)
 bad=0
 allowed=""
 for room in "${rooms[@]}"; do

@@ -4,7 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/link.h"
+#include "link/link.h"
 #include "agent_letters.h"
 #include "agent_world.h"
 

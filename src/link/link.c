@@ -1,10 +1,10 @@
 /* A link: opening and closing it, sending, and taking in what came. */
-#include "agent/link.h"
+#include "link/link.h"
 
 #include <errno.h>
 #include <unistd.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 #define ANSWER_LIMIT 4096 /* messages that wait on one incoming connection */
 #define DEFAULT_LISTEN "tcp://127.0.0.1:*"

@@ -2,14 +2,14 @@
  * Links for the tests of links: ends that keep what came in, driven in turn by one thread until something
  * that is waited for has happened.
  */
-#ifndef KVF_TEST_AGENT_LINK_ENDS_H
-#define KVF_TEST_AGENT_LINK_ENDS_H
+#ifndef KVF_TEST_LINK_ENDS_H
+#define KVF_TEST_LINK_ENDS_H
 
 #include <poll.h>
 #include <stdio.h>
 #include <time.h>
 
-#include "agent/link.h"
+#include "link/link.h"
 #include "shapes.h"
 
 #define KEPT_MESSAGES 64u

@@ -8,17 +8,13 @@
  *   link_guard.c     the allow-list
  *   link_wait.c      what a sleeper needs to know
  */
-#ifndef KVF_AGENT_LINK_INSIDE_H
-#define KVF_AGENT_LINK_INSIDE_H
+#ifndef KVF_LINK_INSIDE_H
+#define KVF_LINK_INSIDE_H
 
-#include "agent/link.h"
-#include "agent/link_endpoint.h"
+#include "link/link.h"
+#include "link/link_endpoint.h"
 
-/* uthash ends the process without memory unless told otherwise. */
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(bytes) kvf_alloc(1, (bytes))
-#define uthash_free(memory, bytes) kvf_free(memory)
-#include <uthash.h>
+#include "base/tables.h"
 #include <zmq.h>
 
 #define KVF_KEY_BYTES 32u

@@ -9,8 +9,8 @@
  * One thread at a time may use a link. Who sleeps until it has something to do polls its descriptors, which
  * may be done while another thread uses it.
  */
-#ifndef KVF_AGENT_LINK_H
-#define KVF_AGENT_LINK_H
+#ifndef KVF_LINK_H
+#define KVF_LINK_H
 
 #include "wire/wire.h"
 

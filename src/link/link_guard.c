@@ -5,7 +5,7 @@
  *   asked     version | request id | domain | address | routing id | mechanism | public key
  *   answered  version | request id | status | its text | user | metadata
  */
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 #define ASKED_FRAMES 7u
 #define ANSWER_FRAMES 6u

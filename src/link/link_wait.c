@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 /* A context with a listener, a caller, a monitor and a guard opens a dozen at most. */
 #define DESCRIPTORS_OF_A_LINK 20

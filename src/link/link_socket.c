@@ -5,7 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 /* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
  * KVF_WIRE_MAX_BYTES. */

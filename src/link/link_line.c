@@ -14,9 +14,8 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <utlist.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 #define SEND_LIMIT 16384 /* messages that wait on one outgoing connection */
 #define PAUSE_NS UINT64_C(20000000)
