@@ -543,6 +543,7 @@ struct kvf_agent {
     char *facts;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
 
+    kvf_clock clock;
     kvf_link *link;
     kvf_transport *transport;
     kvf_memory *regions;
@@ -578,6 +579,17 @@ struct kvf_agent {
     kvf_agent_stats stats;
 };
 
+/** What an agent is given of the world around it. Zeroed is production: the machine's clock, and ZeroMQ. */
+typedef struct kvf_surroundings {
+    const kvf_clock *clock; /* outlives the agent */
+    const kvf_link_table *link;
+} kvf_surroundings;
+
+/** kvf_agent_open() in other surroundings. With a clock that is not the machine's, nobody is woken by time:
+ * whoever moves it calls kvf_agent_progress() when kvf_agent_timeout() is over, and nobody waits. */
+kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
+                             const kvf_agent_options *options, kvf_agent **out);
+
 /* ---- loop.c ---------------------------------------------------------------------------------- */
 
 kvf_status
@@ -596,6 +608,10 @@ void kvf_agent_unlock(kvf_agent *agent);
 
 /** Logs a line as soon as the lock is given up. */
 void kvf_log_line_add(kvf_agent *agent, const char *text);
+
+static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
+    return kvf_now(&agent->clock);
+}
 
 /** Asks for a tick at `when`. */
 static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {

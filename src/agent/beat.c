@@ -52,7 +52,7 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
     kvf_session *session = call->session;
     if (status)
         return;
-    kvf_session_clock(session, call->first_sent, kvf_now(), answer->clock_ns);
+    kvf_session_clock(session, call->first_sent, kvf_agent_now(session->agent), answer->clock_ns);
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
         if (source->beat == call->number && source->ticket->kind == KVF_REQUEST_PULL)
@@ -116,7 +116,7 @@ void kvf_beat_tick(kvf_session *session, uint64_t now) {
 
 void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     uint64_t *gone = kvf_alloc((size_t)call->lease_count + call->expectation_count, sizeof *gone);
     if (!gone)
         return; /* the next beat comes */

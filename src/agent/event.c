@@ -199,7 +199,8 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
         add(line, "ticket", json_object_new_uint64(ticket->number));
         add(line, "request", visible(ticket->id, ticket->id_bytes));
         add(line, "bytes", json_object_new_uint64(ticket->bytes));
-        add(line, "age_ms", json_object_new_uint64((kvf_now() - ticket->created) / KVF_MILLISECOND));
+        add(line, "age_ms",
+            json_object_new_uint64((kvf_agent_now(agent) - ticket->created) / KVF_MILLISECOND));
     }
     if (engine)
         add(line, "peer", json_object_new_string(engine));

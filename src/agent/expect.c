@@ -20,7 +20,7 @@ uint64_t kvf_expect_generation(const kvf_ticket *expect) {
 
 /* A moment of our clock on the peer's, and rather too early than too late. */
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(session->agent);
     uint64_t ahead = ours > now ? ours - now : 0;
     uint64_t slack = session->clock_error + ahead / CLOCK_DRIFT_DIVISOR;
     uint64_t theirs = ours + (uint64_t)session->clock_offset;
@@ -45,7 +45,7 @@ static kvf_status ask(kvf_source *source) {
     kvf_call_body body = {.request = {expect->id, expect->id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .rank_count = source->target->of};
-    uint64_t until = kvf_now() + expect->agent->options.lease_ns;
+    uint64_t until = kvf_agent_now(expect->agent) + expect->agent->options.lease_ns;
     body.time_ns = kvf_session_their_time(session, until);
     if (!writes) {
         source->settled = source->written = true;
@@ -59,7 +59,8 @@ static kvf_status ask(kvf_source *source) {
                                 &source->call);
     if (!status) {
         source->until = until;
-        session->next_beat = kvf_min_u64(session->next_beat, kvf_now() + expect->agent->options.heartbeat_ns);
+        session->next_beat = kvf_min_u64(session->next_beat,
+                                         kvf_agent_now(expect->agent) + expect->agent->options.heartbeat_ns);
         kvf_agent_due(expect->agent, session->next_beat);
     }
     return status;
@@ -90,7 +91,7 @@ static void ask_all(kvf_ticket *expect) {
         kvf_ticket_done(expect);
         return;
     }
-    expect->posted = kvf_now();
+    expect->posted = kvf_agent_now(expect->agent);
     kvf_histogram_add(&expect->agent->stats.queue, expect->posted - expect->created);
     kvf_expect_check(expect);
 }
@@ -112,7 +113,7 @@ static void answer_written(kvf_ticket *expect) {
 
 void kvf_expect_verified(kvf_ticket *expect) {
     kvf_agent *agent = expect->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->created);
@@ -254,7 +255,7 @@ void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, 
             keep_card(&expect->sources[i]);
             withdraw(&expect->sources[i]);
         }
-    kvf_ticket_tell(expect, all_settled(expect, kvf_now()));
+    kvf_ticket_tell(expect, all_settled(expect, kvf_agent_now(expect->agent)));
 }
 
 void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {

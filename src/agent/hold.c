@@ -80,7 +80,7 @@ static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *c
         }
     }
     uint64_t lease = hold->agent->options.lease_ns;
-    reader->until = kvf_now() + lease;
+    reader->until = kvf_agent_now(hold->agent) + lease;
     kvf_agent_due(hold->agent, reader->until);
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,
@@ -145,7 +145,8 @@ static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of, k
     kvf_reader *reader = reader_of(hold, session);
     if (reader)
         kvf_reader_drop(reader);
-    hold->lease_until = kvf_max_u64(hold->lease_until, kvf_now() + hold->agent->options.lease_ns);
+    hold->lease_until =
+        kvf_max_u64(hold->lease_until, kvf_agent_now(hold->agent) + hold->agent->options.lease_ns);
     end_if_complete(hold);
     return KVF_OK;
 }

@@ -229,7 +229,7 @@ kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_ag
     ticket->agent = agent;
     ticket->kind = kind;
     ticket->number = agent->next_ticket + 1;
-    ticket->created = kvf_now();
+    ticket->created = kvf_agent_now(agent);
     ticket->peer_rank = KVF_NO_RANK;
     status = fill(ticket, &request);
     if (!status) {
@@ -306,7 +306,7 @@ kvf_status kvf_ticket_attach(kvf_ticket *ticket) {
         source->ticket = ticket;
         source->target = &remote->targets[i];
         source->session = session;
-        session->last_used = kvf_now();
+        session->last_used = kvf_agent_now(session->agent);
         if (!session->sources) /* it may have been silent for long, with nobody to ask */
             session->last_heard = session->last_used;
         DL_APPEND(session->sources, source);
@@ -320,7 +320,7 @@ void kvf_source_detach(kvf_source *source) {
     source->call = NULL;
     if (!source->session)
         return;
-    source->session->last_used = kvf_now();
+    source->session->last_used = kvf_agent_now(source->session->agent);
     DL_DELETE(source->session->sources, source);
     source->session = NULL;
 }

@@ -408,5 +408,5 @@ int main(void) {
         cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
         cmocka_unit_test(a_block_has_one_use_at_a_time),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

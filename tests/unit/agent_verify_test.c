@@ -171,5 +171,5 @@ int main(void) {
         cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),
         cmocka_unit_test(questions_that_get_lost_are_asked_again),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
