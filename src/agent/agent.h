@@ -125,6 +125,7 @@ struct kvf_session {
     kvf_peer *peer; /* made from the card when first needed */
     bool same_host;
     bool peer_lost; /* said by the transport; seen to in the next tick */
+    bool gone;      /* its process is known to have ended */
 
     kvf_source *sources;  /* outgoing: what we want from it */
     bool joined, joining; /* outgoing: it has our card */
@@ -277,6 +278,7 @@ struct kvf_source {
     void *card;     /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
     bool asked;              /* expect: EXPECT was sent */
+    bool gone;               /* expect: the process of a writer in doubt has ended */
     uint64_t written_call;   /* expect: the WRITTEN to answer when all is verified */
     bool settled;            /* pull: granted. expect: it will write no more */
     bool written;            /* expect: and has written everything */

@@ -11,6 +11,8 @@
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
+/* Until it is asked again whether the kernel has cleared a process away. */
+#define ENDING_PAUSE (5 * KVF_MILLISECOND)
 /* How far two clocks may run apart, relative to the time since they were compared. */
 #define CLOCK_DRIFT_DIVISOR 2048
 
@@ -195,6 +197,7 @@ static void keep_card(kvf_source *source) {
     const kvf_session *session = source->session;
     if (source->settled || !source->until || !session || source->card)
         return;
+    source->gone = session->gone;
     source->card = kvf_copy(session->card, session->card_bytes, 1);
     source->card_bytes = session->card_bytes;
 }
@@ -228,6 +231,20 @@ static bool is_shut_out(const kvf_source *source) {
     return true;
 }
 
+/*
+ * The process of a writer has ended: nothing of it is under way where the transport has seen it and sees it no
+ * more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
+ */
+static bool has_ended(kvf_source *source) {
+    kvf_transport *transport = source->ticket->agent->transport;
+    kvf_status status =
+        source->card ? kvf_transport_fence(transport, source->card, source->card_bytes) : KVF_E_UNSUPPORTED;
+    source->gone = status == KVF_E_AGAIN; /* it is being cleared away: asked again */
+    if (status == KVF_OK)
+        (void)kvf_transport_admit(transport, source->card, source->card_bytes);
+    return status == KVF_OK;
+}
+
 static bool all_settled(kvf_ticket *expect, uint64_t now) {
     bool all = true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
@@ -235,10 +252,14 @@ static bool all_settled(kvf_ticket *expect, uint64_t now) {
         if (!source->until)
             continue; /* was never asked to write */
         uint64_t end = source->until + WRITER_MARGIN;
+        if (!source->settled && source->gone)
+            source->settled = has_ended(source);
         if (!source->settled && now >= end)
             source->settled = is_shut_out(source);
         if (!source->settled)
-            kvf_agent_due(expect->agent, now < end ? end : now + WRITER_MARGIN);
+            kvf_agent_due(expect->agent, source->gone ? now + ENDING_PAUSE
+                                         : now < end  ? end
+                                                      : now + WRITER_MARGIN);
         all &= source->settled;
     }
     return all;

@@ -572,6 +572,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         kvf_session_lose(session, status, detail);
     } else if (session->broken_since && status == KVF_E_IO && session->same_host) {
         /* On one host a port that takes no connection any more had its process end. */
+        session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
     } else if (session->state == KVF_SESSION_OPEN && !session->broken_since) {
         /* It may come back, or be another process by now: greeting it again tells. */

@@ -326,9 +326,10 @@ void kvf_source_detach(kvf_source *source) {
 }
 
 void kvf_source_lost(kvf_source *source) {
-    /* A writer we have lost sight of may still write until its time is over. */
+    /* A writer we have lost sight of may still write until its time is over, or its process. */
     if (source->ticket->kind != KVF_REQUEST_EXPECT)
         source->settled = true;
+    source->gone = source->session->gone;
     kvf_source_detach(source);
 }
 
