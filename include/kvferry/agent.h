@@ -198,12 +198,14 @@ typedef struct kvf_agent_request {
 
 /**
  * Producer: keeps blocks for consumers to read. They are held until `consumers` engines have released them,
- * or nobody has asked for them or given a sign of life for the length of the lease.
+ * or nobody has asked for them or given a sign of life for the length of the lease. A consumer whose attempt
+ * failed may try again until then.
  *
- * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out) or KVF_E_CANCELLED.
+ * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out; or a consumer's time, when it
+ * gave up) or KVF_E_CANCELLED (by this engine or by a consumer's).
  *
- * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE,
- *         KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block that
+ *         does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -215,10 +217,11 @@ KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *req
  * With groups NULL the producer's blocks are only reserved, their lease kept alive, until
  * kvf_agent_pull_into() says where to; for requests that wait for blocks of their own.
  *
- * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
+ * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed. After a failure
+ * the request may be pulled again, as long as it is held.
  *
- * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE,
- *         KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE (a
+ *         block that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -251,7 +254,8 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint6
 
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;
- * and its blocks are not free before the event that says so.
+ * and its blocks are not free before the event that says so. The event of a hold waits for its readers: until
+ * their next heartbeat, and for those that give no sign of life for the length of their lease.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended)
  */

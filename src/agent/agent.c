@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #include "plan/plan.h"
 
@@ -74,8 +74,11 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     return KVF_OK;
 }
 
-static kvf_status open_link(kvf_agent *agent, const kvf_agent_options *o) {
-    kvf_link_options options = {.listen = o->listen,
+static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
+    const kvf_agent_options *o = &agent->options;
+    kvf_link_options options = {.table = around->link,
+                                .clock = &agent->clock,
+                                .listen = o->listen,
                                 .public_key = o->public_key,
                                 .secret_key = o->secret_key,
                                 .allowed_keys = o->allowed_keys,
@@ -126,12 +129,18 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
                           kvf_agent **out) {
+    return kvf_agent_open_in(&(const kvf_surroundings){0}, engine, rank, options, out);
+}
+
+kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
+                             const kvf_agent_options *options, kvf_agent **out) {
     if (!out)
         return kvf_fail(KVF_E_INVALID, "out is NULL");
     kvf_agent *agent = kvf_alloc0(1, sizeof *agent);
     if (!agent)
         return kvf_nomem("an agent");
     agent->rank = KVF_NO_RANK;
+    agent->clock = surroundings->clock ? *surroundings->clock : kvf_monotonic;
     kvf_status status = kvf_loop_open(agent);
     if (!status && sodium_init() < 0)
         status = kvf_fail(KVF_E_UNSUPPORTED, "libsodium cannot be initialised");
@@ -139,7 +148,7 @@ kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_age
         status = take_agent_options(agent, options);
     if (!status) {
         randombytes_buf(&agent->incarnation, sizeof agent->incarnation);
-        status = open_link(agent, &agent->options);
+        status = open_link(agent, surroundings);
     }
     if (!status && engine)
         status = open_engine(agent, engine, rank);

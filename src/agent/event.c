@@ -40,9 +40,7 @@ static size_t count_invalid(const kvf_ticket *ticket) {
 static void put_invalid(const kvf_ticket *ticket, kvf_block_list *lists, uint32_t *ids) {
     for (uint32_t g = 0; g < ticket->group_count; g++) {
         const kvf_group_steps *group = &ticket->groups[g];
-        kvf_range wanted = {0, 0};
-        if (group->begin < group->end)
-            wanted = kvf_wanted_entries(ticket->agent->shard, g, group);
+        kvf_range wanted = kvf_wanted_entries(ticket->agent->shard, g, group);
         uint32_t n = 0;
         for (uint32_t i = wanted.begin; i < wanted.end; i++)
             if (group->table.ids[i] != KVF_NO_BLOCK)
@@ -201,7 +199,8 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
         add(line, "ticket", json_object_new_uint64(ticket->number));
         add(line, "request", visible(ticket->id, ticket->id_bytes));
         add(line, "bytes", json_object_new_uint64(ticket->bytes));
-        add(line, "age_ms", json_object_new_uint64((kvf_now() - ticket->created) / KVF_MILLISECOND));
+        add(line, "age_ms",
+            json_object_new_uint64((kvf_agent_now(agent) - ticket->created) / KVF_MILLISECOND));
     }
     if (engine)
         add(line, "peer", json_object_new_string(engine));

@@ -241,5 +241,5 @@ int main(void) {
         cmocka_unit_test(a_reader_that_gives_up_before_it_sees_its_lease_frees_a_cancelled_hold),
         cmocka_unit_test(a_failure_is_a_line_of_json_and_is_counted),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

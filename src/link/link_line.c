@@ -14,9 +14,8 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <utlist.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 #define SEND_LIMIT 16384 /* messages that wait on one outgoing connection */
 #define PAUSE_NS UINT64_C(20000000)
@@ -40,7 +39,7 @@ static line_id id_of(const kvf_line *line) {
     return (line_id){.mark = "kvferry", .route = line->route, .attempt = line->attempt};
 }
 
-kvf_status kvf_lines_open(kvf_link *link, const kvf_link_options *options) {
+kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options) {
     const int none = 0;
     kvf_status status = kvf_link_make_router(link, options, SEND_LIMIT, &link->caller);
     if (status)
@@ -59,7 +58,7 @@ kvf_status kvf_lines_open(kvf_link *link, const kvf_link_options *options) {
 
 /* Finds an endpoint text that no other line of ours is connected by. The counter moves on each time, so that
  * late events of the connection before this one do not fit it. */
-static bool choose_text(kvf_link *link, kvf_line *line) {
+static bool choose_text(kvf_zmq_link *link, kvf_line *line) {
     const kvf_endpoint *endpoint = &line->endpoint;
     kvf_line *other;
     for (uint32_t i = 0; i < PADDINGS; i++) {
@@ -74,11 +73,11 @@ static bool choose_text(kvf_link *link, kvf_line *line) {
     return false;
 }
 
-static void forget_text(kvf_link *link, kvf_line *line) {
+static void forget_text(kvf_zmq_link *link, kvf_line *line) {
     HASH_DELETE(by_dialled, link->lines_by_dialled, line);
 }
 
-static kvf_status dial(kvf_link *link, kvf_line *line) {
+static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
     int ipv6 = line->endpoint.ipv6; /* only then: with it, names would be looked up as IPv6 first */
     if (!choose_text(link, line))
         return kvf_fail(KVF_E_EXISTS, "%s is connected to already, with other keys", line->endpoint.text);
@@ -102,19 +101,19 @@ static kvf_status dial(kvf_link *link, kvf_line *line) {
     return KVF_OK;
 }
 
-static void rest(kvf_link *link, kvf_line *line) {
+static void rest(kvf_zmq_link *link, kvf_line *line) {
     /* Lines that broke together should not all come back in the same moment. */
     uint64_t spread = line->route * UINT64_C(0x9E3779B97F4A7C15) % (line->pause_ns / 2);
-    line->due_ns = kvf_now() + line->pause_ns + spread;
+    line->due_ns = kvf_now(link->clock) + line->pause_ns + spread;
     line->pause_ns = kvf_min_u64(line->pause_ns * 2, PAUSE_MAX_NS);
     line->state = KVF_LINE_RESTING;
     DL_APPEND(link->resting, line);
 }
 
-void kvf_lines_redial(kvf_link *link) {
+void kvf_lines_redial(kvf_zmq_link *link) {
     kvf_line *next;
     uint64_t next_due = KVF_LINK_NEVER;
-    uint64_t now = link->resting ? kvf_now() : 0;
+    uint64_t now = link->resting ? kvf_now(link->clock) : 0;
     for (kvf_line *line = link->resting; line; line = next) {
         next = line->next;
         if (line->due_ns > now)
@@ -130,21 +129,22 @@ void kvf_lines_redial(kvf_link *link) {
 
 /* ---- what happens to connections ------------------------------------------------------------- */
 
-static void tell(kvf_link *link, kvf_route route, kvf_status status, const char *endpoint, const char *what) {
+static void tell(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
+                 const char *what) {
     char detail[KVF_ENDPOINT_BYTES + 128];
     (void)snprintf(detail, sizeof detail, "%s: %s", endpoint, what);
     if (link->on_broken)
         link->on_broken(link->context, route, status, detail);
 }
 
-static void break_line(kvf_link *link, kvf_line *line) {
+static void break_line(kvf_zmq_link *link, kvf_line *line) {
     if (line->state != KVF_LINE_DIALLED)
         return;
     line->state = KVF_LINE_BROKEN;
     DL_APPEND(link->broken, line);
 }
 
-static void note_failed_handshake(const kvf_link *link, kvf_line *line, uint16_t event, uint32_t value) {
+static void note_failed_handshake(const kvf_zmq_link *link, kvf_line *line, uint16_t event, uint32_t value) {
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
         line->why = KVF_E_PERMISSION;
         line->what = "the other end does not allow our key";
@@ -163,7 +163,7 @@ static void note_failed_handshake(const kvf_link *link, kvf_line *line, uint16_t
     }
 }
 
-static void take_event(kvf_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
+static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
     kvf_line *line;
     HASH_FIND(by_dialled, link->lines_by_dialled, text, bytes, line);
     if (!line)
@@ -183,7 +183,7 @@ static void take_event(kvf_link *link, uint16_t event, uint32_t value, const voi
     }
 }
 
-void kvf_lines_take_events(kvf_link *link) {
+void kvf_lines_take_events(kvf_zmq_link *link) {
     for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
         zmq_msg_t frames[2]; /* event and value; endpoint text */
         uint16_t event;
@@ -203,7 +203,7 @@ void kvf_lines_take_events(kvf_link *link) {
     }
 }
 
-void kvf_lines_hang_up(kvf_link *link) {
+void kvf_lines_hang_up(kvf_zmq_link *link) {
     kvf_line *line;
     while ((line = link->broken)) {
         kvf_status status = line->why ? line->why : KVF_E_PEER_LOST;
@@ -221,13 +221,13 @@ void kvf_lines_hang_up(kvf_link *link) {
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-kvf_line *kvf_line_find(kvf_link *link, kvf_route route) {
+kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route) {
     kvf_line *line;
     HASH_FIND(by_route, link->lines_by_route, &route, sizeof route, line);
     return line;
 }
 
-kvf_line *kvf_line_of_id(kvf_link *link, const void *id, size_t bytes) {
+kvf_line *kvf_line_of_id(kvf_zmq_link *link, const void *id, size_t bytes) {
     line_id read;
     if (bytes != sizeof read)
         return NULL;
@@ -236,7 +236,7 @@ kvf_line *kvf_line_of_id(kvf_link *link, const void *id, size_t bytes) {
     return line && line->attempt == read.attempt ? line : NULL;
 }
 
-kvf_status kvf_line_send(kvf_link *link, kvf_line *line, const void *data, size_t bytes) {
+kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, size_t bytes) {
     if (line->state != KVF_LINE_DIALLED)
         return KVF_OK;
     line_id id = id_of(line);
@@ -256,14 +256,14 @@ static void free_line(kvf_line *line) {
     kvf_free(line);
 }
 
-static void remove_line(kvf_link *link, kvf_line *line) {
+static void remove_line(kvf_zmq_link *link, kvf_line *line) {
     HASH_DELETE(by_route, link->lines_by_route, line);
     HASH_DELETE(by_name, link->lines_by_name, line);
     free_line(line);
 }
 
-static kvf_status make_line(kvf_link *link, const kvf_endpoint *endpoint, const char *key, const char *name,
-                            kvf_line **out) {
+static kvf_status make_line(kvf_zmq_link *link, const kvf_endpoint *endpoint, const char *key,
+                            const char *name, kvf_line **out) {
     kvf_line *line = kvf_alloc0(1, sizeof *line);
     if (!line)
         return kvf_nomem("connection");
@@ -292,7 +292,7 @@ static kvf_status make_line(kvf_link *link, const kvf_endpoint *endpoint, const 
     return KVF_OK;
 }
 
-static kvf_status check_server_key(const kvf_link *link, const char *endpoint, const char *key) {
+static kvf_status check_server_key(const kvf_zmq_link *link, const char *endpoint, const char *key) {
     uint8_t bytes[KVF_KEY_BYTES];
     if (link->encrypted && key[0] == '\0')
         return kvf_fail(KVF_E_PERMISSION,
@@ -304,7 +304,8 @@ static kvf_status check_server_key(const kvf_link *link, const char *endpoint, c
     return link->encrypted ? kvf_link_read_key("server_key", key, bytes) : KVF_OK;
 }
 
-kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out) {
+kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const char *server_key,
+                             kvf_route *out) {
     link->quiet = false;
     kvf_endpoint read;
     kvf_line *line;
@@ -334,7 +335,7 @@ kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *se
     return KVF_OK;
 }
 
-void kvf_link_disconnect(kvf_link *link, kvf_route route) {
+void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route) {
     kvf_line *line = kvf_line_find(link, route);
     link->quiet = false;
     if (!line || --line->users > 0)
@@ -350,7 +351,7 @@ void kvf_link_disconnect(kvf_link *link, kvf_route route) {
     remove_line(link, line);
 }
 
-void kvf_lines_free(kvf_link *link) {
+void kvf_lines_free(kvf_zmq_link *link) {
     kvf_line *line = link->lines_by_route;
     HASH_CLEAR(by_dialled, link->lines_by_dialled);
     HASH_CLEAR(by_name, link->lines_by_name);

@@ -1,31 +1,27 @@
 /*
- * The inside of a link: what its files share.
+ * The inside of a link by ZeroMQ: what its files share.
  *
- *   link.c           opening, closing, sending, progress
+ *   link_zmq.c       opening, closing, sending, progress
  *   link_endpoint.c  endpoints
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
- *   link_wait.c      what a sleeper needs to know
+ *   link_fds.c       file descriptors
  */
-#ifndef KVF_AGENT_LINK_INSIDE_H
-#define KVF_AGENT_LINK_INSIDE_H
+#ifndef KVF_LINK_INSIDE_H
+#define KVF_LINK_INSIDE_H
 
-#include "agent/link.h"
-#include "agent/link_endpoint.h"
+#include "link/link.h"
+#include "link/link_endpoint.h"
 
-/* uthash ends the process without memory unless told otherwise. */
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(bytes) kvf_alloc(1, (bytes))
-#define uthash_free(memory, bytes) kvf_free(memory)
-#include <uthash.h>
+#include "base/tables.h"
 #include <zmq.h>
 
 #define KVF_KEY_BYTES 32u
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
 
-/* How much one call of kvf_link_progress() takes in from one socket. */
+/* How much one round of progress takes in from one socket. */
 #define KVF_LINK_BATCH 64u
 
 typedef enum kvf_line_state {
@@ -58,7 +54,8 @@ typedef struct kvf_line {
     struct kvf_line *next, *prev; /* in the list of its state, of broken or resting ones */
 } kvf_line;
 
-struct kvf_link {
+typedef struct kvf_zmq_link {
+    kvf_link base;
     void *zmq;      /* the context */
     void *listener; /* ROUTER; NULL when it listens nowhere */
     void *caller;   /* ROUTER */
@@ -81,7 +78,12 @@ struct kvf_link {
     uint32_t fd_count;
     bool quiet;           /* nothing was pending, and nothing was done since */
     uint64_t next_due_ns; /* when a resting line is dialled */
-};
+    const kvf_clock *clock;
+} kvf_zmq_link;
+
+static inline kvf_zmq_link *kvf_zmq_link_of(kvf_link *base) {
+    return (kvf_zmq_link *)base;
+}
 
 /* ---- link_socket.c --------------------------------------------------------------------------- */
 
@@ -95,10 +97,11 @@ kvf_status kvf_link_check_keys(const kvf_link_options *options);
 kvf_status kvf_link_fail_zmq(const char *what);
 
 /** Makes a ROUTER with all that both directions need, and our keys. */
-kvf_status kvf_link_make_router(kvf_link *link, const kvf_link_options *options, int send_limit, void **out);
+kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
+                                void **out);
 
 /** Binds the listener and finds out the endpoint. */
-kvf_status kvf_link_bind(kvf_link *link, const kvf_endpoint *endpoint);
+kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint);
 
 /** Whether a socket has something to take in. */
 bool kvf_link_readable(void *socket);
@@ -117,40 +120,47 @@ int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void 
 /* ---- link_line.c ----------------------------------------------------------------------------- */
 
 /** Makes the calling socket and its monitor. */
-kvf_status kvf_lines_open(kvf_link *link, const kvf_link_options *options);
+kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options);
+
+/** See kvf_link_connect(). */
+kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const char *server_key,
+                             kvf_route *out);
+
+/** See kvf_link_disconnect(). */
+void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route);
 
 /** Frees all lines. The sockets are closed already. */
-void kvf_lines_free(kvf_link *link);
+void kvf_lines_free(kvf_zmq_link *link);
 
 /** Takes in what happened to connections, at most a batch. */
-void kvf_lines_take_events(kvf_link *link);
+void kvf_lines_take_events(kvf_zmq_link *link);
 
 /** Hangs up what broke, once everything that came in over it has been read, and tells. */
-void kvf_lines_hang_up(kvf_link *link);
+void kvf_lines_hang_up(kvf_zmq_link *link);
 
 /** Dials the lines whose pause is over. */
-void kvf_lines_redial(kvf_link *link);
+void kvf_lines_redial(kvf_zmq_link *link);
 
-kvf_line *kvf_line_find(kvf_link *link, kvf_route route);
+kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
 
 /** The line that an incoming message of the calling socket came over; NULL: one of the past. */
-kvf_line *kvf_line_of_id(kvf_link *link, const void *id, size_t bytes);
+kvf_line *kvf_line_of_id(kvf_zmq_link *link, const void *id, size_t bytes);
 
 /** Sends over a line; drops what cannot be sent. KVF_OK or KVF_E_NOMEM. */
-kvf_status kvf_line_send(kvf_link *link, kvf_line *line, const void *data, size_t bytes);
+kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, size_t bytes);
 
 /* ---- link_guard.c ---------------------------------------------------------------------------- */
 
 /** Makes the socket that ZeroMQ asks whom to let in. Must be there before the listener. */
-kvf_status kvf_guard_open(kvf_link *link, const kvf_link_options *options);
+kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options);
 
 /** Answers those who ask, at most a batch. */
-void kvf_guard_answer(kvf_link *link);
+void kvf_guard_answer(kvf_zmq_link *link);
 
-/* ---- link_wait.c ----------------------------------------------------------------------------- */
+/* ---- link_fds.c ------------------------------------------------------------------------------ */
 
 /** Remembers the sockets' file descriptors. */
-kvf_status kvf_link_prepare_wait(kvf_link *link);
+kvf_status kvf_link_note_fds(kvf_zmq_link *link);
 
 /** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */
 kvf_status kvf_link_check_descriptors(void);

@@ -1,5 +1,5 @@
 /* Reads endpoints and tells which of them only this machine reaches. */
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

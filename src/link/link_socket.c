@@ -5,7 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 /* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
  * KVF_WIRE_MAX_BYTES. */
@@ -82,7 +82,8 @@ kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-kvf_status kvf_link_make_router(kvf_link *link, const kvf_link_options *options, int send_limit, void **out) {
+kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
+                                void **out) {
     const struct {
         int option, value;
     } numbers[] = {
@@ -139,7 +140,7 @@ static kvf_status check_path(const char *path) {
     return is_served ? kvf_fail(KVF_E_EXISTS, "ipc://%s is in use", path) : KVF_OK;
 }
 
-kvf_status kvf_link_bind(kvf_link *link, const kvf_endpoint *endpoint) {
+kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
     int ipv6 = endpoint->ipv6;
     size_t bytes = sizeof link->endpoint;
     if (endpoint->port_at == 0) {

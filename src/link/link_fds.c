@@ -1,19 +1,12 @@
-/* What somebody needs to know who sleeps until a link has something to do. */
+/* File descriptors: those a link needs, and those that somebody polls who sleeps until it has something to do. */
 #include <errno.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 /* A context with a listener, a caller, a monitor and a guard opens a dozen at most. */
 #define DESCRIPTORS_OF_A_LINK 20
-
-uint64_t kvf_now(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 kvf_status kvf_link_check_descriptors(void) {
     int opened[DESCRIPTORS_OF_A_LINK];
@@ -33,7 +26,7 @@ kvf_status kvf_link_check_descriptors(void) {
                  : KVF_OK;
 }
 
-kvf_status kvf_link_prepare_wait(kvf_link *link) {
+kvf_status kvf_link_note_fds(kvf_zmq_link *link) {
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         size_t bytes = sizeof(int);
@@ -44,13 +37,4 @@ kvf_status kvf_link_prepare_wait(kvf_link *link) {
         link->fd_count++;
     }
     return KVF_OK;
-}
-
-uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]) {
-    memcpy(fds, link->fds, link->fd_count * sizeof *fds);
-    return link->fd_count;
-}
-
-uint64_t kvf_link_due(const kvf_link *link) {
-    return link->next_due_ns;
 }

@@ -1,5 +1,5 @@
 /*
- * The messages' way between agents: one ZeroMQ socket that listens and one that calls, with CurveZMQ and an
+ * The messages' way between agents: by ZeroMQ, one socket that listens and one that calls, with CurveZMQ and an
  * allow-list where keys are given. What is sent here may be lost, or arrive twice or late (connections break
  * and come back): the calls above it repeat what was not answered.
  *
@@ -9,9 +9,10 @@
  * One thread at a time may use a link. Who sleeps until it has something to do polls its descriptors, which
  * may be done while another thread uses it.
  */
-#ifndef KVF_AGENT_LINK_H
-#define KVF_AGENT_LINK_H
+#ifndef KVF_LINK_H
+#define KVF_LINK_H
 
+#include "base/clock.h"
 #include "wire/wire.h"
 
 typedef struct kvf_link kvf_link;
@@ -19,10 +20,11 @@ typedef uint64_t kvf_route; /* 0 names none */
 
 #define KVF_KEY_CHARACTERS 40u /* of a Z85 key */
 
-/** Nanoseconds of the monotonic clock. */
-uint64_t kvf_now(void);
+typedef struct kvf_link_table kvf_link_table;
 
 typedef struct kvf_link_options {
+    const kvf_link_table *table;     /* who carries the messages; NULL: kvf_link_zmq */
+    const kvf_clock *clock;          /* NULL: kvf_monotonic; outlives the link */
     const char *listen;              /* "tcp://127.0.0.1:*", the default when NULL */
     const char *public_key;          /* Z85; NULL: no encryption */
     const char *secret_key;          /* Z85; with public_key */
@@ -108,6 +110,29 @@ uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
 
 /** When kvf_link_progress() has something to do that no descriptor shows; UINT64_MAX: never. */
 uint64_t kvf_link_due(const kvf_link *link);
+
+/**
+ * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what that of its
+ * name above says, for links that begin with a kvf_link. open() need not set the table, and is given all options.
+ */
+struct kvf_link_table {
+    kvf_status (*open)(const kvf_link_options *options, kvf_link **out);
+    void (*close)(kvf_link *link);
+    const char *(*endpoint)(const kvf_link *link);
+    kvf_status (*connect)(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
+    void (*disconnect)(kvf_link *link, kvf_route route);
+    kvf_status (*send)(kvf_link *link, kvf_route route, const void *data, size_t bytes);
+    void (*progress)(kvf_link *link, bool *more);
+    bool (*pending)(kvf_link *link);
+    uint32_t (*fds)(const kvf_link *link, int fds[KVF_LINK_FDS]);
+    uint64_t (*due)(const kvf_link *link);
+};
+
+struct kvf_link {
+    const kvf_link_table *table;
+};
+
+extern const kvf_link_table kvf_link_zmq;
 
 /** Makes a pair of Z85 keys, 40 characters and a zero byte each. */
 kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],

@@ -1,5 +1,5 @@
 /* Endpoints: what is one, what is loopback, and what is refused before ZeroMQ sees it. */
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 #include "shapes.h"
 
 static kvf_endpoint listening(const char *text) {

@@ -1,10 +1,8 @@
-/* A link: opening and closing it, sending, and taking in what came. */
-#include "agent/link.h"
-
+/* A link by ZeroMQ: opening and closing it, sending, and taking in what came. */
 #include <errno.h>
 #include <unistd.h>
 
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 #define ANSWER_LIMIT 4096 /* messages that wait on one incoming connection */
 #define DEFAULT_LISTEN "tcp://127.0.0.1:*"
@@ -12,12 +10,9 @@
 /* The routing id that a ROUTER gives a connection: a zero byte and a number. */
 #define INCOMING_ID_BYTES 5u
 
-void (*kvf_link_tamper)(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                        kvf_link_send_function send) = NULL;
-
 /* ---- opening and closing --------------------------------------------------------------------- */
 
-static kvf_status open_listener(kvf_link *link, const kvf_link_options *options,
+static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *options,
                                 const kvf_endpoint *endpoint) {
     const int server = 1;
     kvf_status status = kvf_link_make_router(link, options, ANSWER_LIMIT, &link->listener);
@@ -31,7 +26,7 @@ static kvf_status open_listener(kvf_link *link, const kvf_link_options *options,
     return kvf_link_bind(link, endpoint);
 }
 
-static kvf_status open_sockets(kvf_link *link, const kvf_link_options *options,
+static kvf_status open_sockets(kvf_zmq_link *link, const kvf_link_options *options,
                                const kvf_endpoint *endpoint) {
     link->zmq = zmq_ctx_new();
     if (!link->zmq)
@@ -41,7 +36,7 @@ static kvf_status open_sockets(kvf_link *link, const kvf_link_options *options,
         status = kvf_lines_open(link, options);
     if (!status && endpoint->text[0])
         status = open_listener(link, options, endpoint);
-    return status ? status : kvf_link_prepare_wait(link);
+    return status ? status : kvf_link_note_fds(link);
 }
 
 /* Where to listen, if anywhere, and whether that may be. */
@@ -62,10 +57,10 @@ static kvf_status read_listen(const kvf_link_options *options, kvf_endpoint *out
     return KVF_OK;
 }
 
-kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out) {
+static void close_zmq(kvf_link *base);
+
+static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
     kvf_endpoint endpoint;
-    if (!options->on_message)
-        return kvf_fail(KVF_E_INVALID, "on_message is NULL");
     kvf_status status = read_listen(options, &endpoint);
     if (!status)
         status = kvf_link_check_keys(options);
@@ -73,9 +68,10 @@ kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out) {
         status = kvf_link_check_descriptors();
     if (status)
         return status;
-    kvf_link *link = kvf_alloc0(1, sizeof *link);
+    kvf_zmq_link *link = kvf_alloc0(1, sizeof *link);
     if (!link)
         return kvf_nomem("link");
+    link->clock = options->clock;
     link->encrypted = options->public_key != NULL;
     link->on_message = options->on_message;
     link->on_broken = options->on_broken;
@@ -83,16 +79,15 @@ kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out) {
     link->next_due_ns = KVF_LINK_NEVER;
     status = open_sockets(link, options, &endpoint);
     if (status) {
-        kvf_link_close(link);
+        close_zmq(&link->base);
         return status;
     }
-    *out = link;
+    *out = &link->base;
     return KVF_OK;
 }
 
-void kvf_link_close(kvf_link *link) {
-    if (!link)
-        return;
+static void close_zmq(kvf_link *base) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
     /* ZeroMQ leaves the socket of an ipc endpoint behind. Gone before it is closed, it is surely still ours.
      */
     if (strncmp(link->endpoint, "ipc://", 6) == 0 && link->endpoint[6] != '@')
@@ -109,13 +104,21 @@ void kvf_link_close(kvf_link *link) {
     kvf_free(link);
 }
 
-const char *kvf_link_endpoint(const kvf_link *link) {
-    return link->endpoint;
+static const char *endpoint_of(const kvf_link *base) {
+    return ((const kvf_zmq_link *)base)->endpoint;
+}
+
+static kvf_status connect_line(kvf_link *base, const char *endpoint, const char *server_key, kvf_route *out) {
+    return kvf_lines_connect(kvf_zmq_link_of(base), endpoint, server_key, out);
+}
+
+static void disconnect_line(kvf_link *base, kvf_route route) {
+    kvf_lines_disconnect(kvf_zmq_link_of(base), route);
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-static kvf_status send_incoming(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+static kvf_status send_incoming(kvf_zmq_link *link, kvf_route route, const void *data, size_t bytes) {
     uint8_t id[INCOMING_ID_BYTES] = {0};
     uint32_t number = (uint32_t)route;
     if (!link->listener)
@@ -125,33 +128,20 @@ static kvf_status send_incoming(kvf_link *link, kvf_route route, const void *dat
     return error == ENOMEM ? kvf_nomem("message") : KVF_OK;
 }
 
-static kvf_status send_now(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, size_t bytes) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
     link->quiet = false;
     if (route & KVF_ROUTE_INCOMING)
         return send_incoming(link, route, data, bytes);
     kvf_line *line = kvf_line_find(link, route);
-    return line ? kvf_line_send(link, line, data, bytes) : KVF_OK;
-}
-
-static void send_on(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
-    (void)send_now(link, route, data, bytes);
-}
-
-kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
-    if (bytes > KVF_WIRE_MAX_BYTES)
-        return kvf_fail(KVF_E_RANGE, "a message has %zu bytes; allowed 0 to %u", bytes, KVF_WIRE_MAX_BYTES);
-    if (!(route & KVF_ROUTE_INCOMING) && !kvf_line_find(link, route))
+    if (!line)
         return kvf_fail(KVF_E_NOT_FOUND, "no route %llu", (unsigned long long)route);
-    if (kvf_link_tamper) {
-        kvf_link_tamper(link, route, data, bytes, send_on);
-        return KVF_OK;
-    }
-    return send_now(link, route, data, bytes);
+    return kvf_line_send(link, line, data, bytes);
 }
 
 /* ---- taking in ------------------------------------------------------------------------------- */
 
-static kvf_route route_of(kvf_link *link, bool called, zmq_msg_t *id) {
+static kvf_route route_of(kvf_zmq_link *link, bool called, zmq_msg_t *id) {
     const uint8_t *bytes = zmq_msg_data(id);
     uint32_t number;
     if (called) {
@@ -166,7 +156,7 @@ static kvf_route route_of(kvf_link *link, bool called, zmq_msg_t *id) {
 }
 
 /* At most a batch; whether everything was taken in. */
-static bool take_messages(kvf_link *link, void *socket, bool called) {
+static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
     for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
         zmq_msg_t frames[2]; /* routing id; message */
         (void)zmq_msg_init(&frames[0]);
@@ -183,7 +173,10 @@ static bool take_messages(kvf_link *link, void *socket, bool called) {
     return false;
 }
 
-void kvf_link_progress(kvf_link *link, bool *more) {
+static bool is_pending(kvf_link *base);
+
+static void progress_zmq(kvf_link *base, bool *more) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
     link->quiet = false;
     if (link->guard)
         kvf_guard_answer(link);
@@ -194,11 +187,12 @@ void kvf_link_progress(kvf_link *link, bool *more) {
     kvf_lines_redial(link);
     if (link->listener)
         (void)take_messages(link, link->listener, false);
-    *more = kvf_link_pending(link);
+    *more = is_pending(base);
 }
 
-bool kvf_link_pending(kvf_link *link) {
-    if (link->broken || (link->next_due_ns != KVF_LINK_NEVER && link->next_due_ns <= kvf_now()))
+static bool is_pending(kvf_link *base) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
+    if (link->broken || (link->next_due_ns != KVF_LINK_NEVER && link->next_due_ns <= kvf_now(link->clock)))
         return true;
     if (link->quiet)
         return false;
@@ -210,3 +204,26 @@ bool kvf_link_pending(kvf_link *link) {
     link->quiet = true;
     return false;
 }
+
+static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {
+    const kvf_zmq_link *link = (const kvf_zmq_link *)base;
+    memcpy(fds, link->fds, link->fd_count * sizeof *fds);
+    return link->fd_count;
+}
+
+static uint64_t due_of(const kvf_link *base) {
+    return ((const kvf_zmq_link *)base)->next_due_ns;
+}
+
+const kvf_link_table kvf_link_zmq = {
+    .open = open_zmq,
+    .close = close_zmq,
+    .endpoint = endpoint_of,
+    .connect = connect_line,
+    .disconnect = disconnect_line,
+    .send = send_zmq,
+    .progress = progress_zmq,
+    .pending = is_pending,
+    .fds = fds_of,
+    .due = due_of,
+};

@@ -5,8 +5,8 @@
  * does not: it stays inside one ZeroMQ context, which each link has of its own, and there it could name only
  * what the link itself is made of.
  */
-#ifndef KVF_AGENT_LINK_ENDPOINT_H
-#define KVF_AGENT_LINK_ENDPOINT_H
+#ifndef KVF_LINK_ENDPOINT_H
+#define KVF_LINK_ENDPOINT_H
 
 #include "wire/wire.h"
 

@@ -1,9 +1,9 @@
 /*
- * Hash tables of the agent: uthash, with kvferry's allocator, and an insertion that can fail instead of
+ * Hash tables and lists: uthash and utlist, with kvferry's allocator, and an insertion that can fail instead of
  * ending the process.
  */
-#ifndef KVF_AGENT_TABLES_H
-#define KVF_AGENT_TABLES_H
+#ifndef KVF_TABLES_H
+#define KVF_TABLES_H
 
 #include "base/base.h"
 

@@ -2,14 +2,14 @@
  * Links for the tests of links: ends that keep what came in, driven in turn by one thread until something
  * that is waited for has happened.
  */
-#ifndef KVF_TEST_AGENT_LINK_ENDS_H
-#define KVF_TEST_AGENT_LINK_ENDS_H
+#ifndef KVF_TEST_LINK_ENDS_H
+#define KVF_TEST_LINK_ENDS_H
 
 #include <poll.h>
 #include <stdio.h>
 #include <time.h>
 
-#include "agent/link.h"
+#include "link/link.h"
 #include "shapes.h"
 
 #define KEPT_MESSAGES 64u
@@ -92,7 +92,7 @@ static inline void wait_for_link(const kvf_link *link, uint64_t most_ns) {
     uint32_t count = kvf_link_fds(link, fds);
     for (uint32_t i = 0; i < count; i++)
         polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
-    uint64_t now = kvf_now(), due = kvf_link_due(link), left = most_ns;
+    uint64_t now = kvf_now(&kvf_monotonic), due = kvf_link_due(link), left = most_ns;
     if (due != UINT64_MAX)
         left = kvf_min_u64(left, due > now ? due - now : 0);
     struct timespec timeout = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};

@@ -5,12 +5,12 @@
  *   asked     version | request id | domain | address | routing id | mechanism | public key
  *   answered  version | request id | status | its text | user | metadata
  */
-#include "agent/link_inside.h"
+#include "link/link_inside.h"
 
 #define ASKED_FRAMES 7u
 #define ANSWER_FRAMES 6u
 
-kvf_status kvf_guard_open(kvf_link *link, const kvf_link_options *options) {
+kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
     const int linger = 0;
     if (options->allowed_key_count == 0)
         return KVF_OK;
@@ -37,7 +37,7 @@ static bool holds(const zmq_msg_t *frame, const char *text) {
            memcmp(zmq_msg_data((zmq_msg_t *)frame), text, strlen(text)) == 0;
 }
 
-static bool is_allowed(const kvf_link *link, const zmq_msg_t *frames, uint32_t count) {
+static bool is_allowed(const kvf_zmq_link *link, const zmq_msg_t *frames, uint32_t count) {
     const zmq_msg_t *key = &frames[6];
     if (count != ASKED_FRAMES || !holds(&frames[0], "1.0") || !holds(&frames[5], "CURVE") ||
         zmq_msg_size(key) != KVF_KEY_BYTES)
@@ -49,7 +49,7 @@ static bool is_allowed(const kvf_link *link, const zmq_msg_t *frames, uint32_t c
     return false;
 }
 
-static void answer(const kvf_link *link, const zmq_msg_t *request_id, bool allowed) {
+static void answer(const kvf_zmq_link *link, const zmq_msg_t *request_id, bool allowed) {
     const struct {
         const void *data;
         size_t bytes;
@@ -69,7 +69,7 @@ static void answer(const kvf_link *link, const zmq_msg_t *request_id, bool allow
     }
 }
 
-void kvf_guard_answer(kvf_link *link) {
+void kvf_guard_answer(kvf_zmq_link *link) {
     for (uint32_t i = 0; link->guard && i < KVF_LINK_BATCH; i++) {
         zmq_msg_t frames[ASKED_FRAMES];
         for (uint32_t f = 0; f < ASKED_FRAMES; f++)

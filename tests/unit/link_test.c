@@ -5,7 +5,7 @@
 
 #include <zmq.h>
 
-#include "agent_link_ends.h"
+#include "link_ends.h"
 
 static int no_tamper(void **state) {
     (void)state;

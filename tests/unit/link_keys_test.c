@@ -1,7 +1,7 @@
 /* Links with keys: who gets in, who is told why not, and keys that are none. */
 #include <zmq.h>
 
-#include "agent_link_ends.h"
+#include "link_ends.h"
 
 typedef struct keys {
     char open[KVF_KEY_CHARACTERS + 1];
