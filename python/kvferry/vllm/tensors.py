@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.kv_cache_interface import (
+
+from kvferry.errors import UnsupportedError
+from kvferry.model import Dtype, GroupKind, Part, TpRule
+from kvferry.shard import PartShare, Placement
+from kvferry.vllm.compat import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -21,11 +25,8 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
+    write_cpu_page,
 )
-
-from kvferry.errors import UnsupportedError
-from kvferry.model import Dtype, GroupKind, Part, TpRule
-from kvferry.shard import PartShare, Placement
 from kvferry.vllm.geometry import GroupGeometry, LayerGeometry, RankGeometry
 from kvferry.vllm.state_layers import configured_model, place_state, state_parts
 
@@ -158,18 +159,12 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
     """
     if config.device_config.device_type != "cpu":
         return "packed"
-    from vllm import _custom_ops
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    cache_type = config.cache_config.cache_dtype
-    isa = _get_attn_isa(spec.dtype, kernel_tokens, spec.head_size, cache_type)
     size, tokens = spec.head_size, kernel_tokens
     page = torch.zeros(1, 1, 2 * tokens, size, dtype=spec.dtype)
     keys, values = page.chunk(2, dim=2)
-    slots = torch.arange(tokens, dtype=torch.int64)
     marks = torch.arange(1, tokens * size + 1, dtype=torch.float64).remainder(251).to(spec.dtype)
     given = marks.view(tokens, 1, size)
-    _custom_ops.cpu_attn_reshape_and_cache(given, given, keys, values, slots, isa)
+    isa = write_cpu_page(spec, config.cache_config.cache_dtype, given, keys, values)
     plain = given.view(tokens, size)
     if torch.equal(keys.view(size, tokens), plain.t()) and torch.equal(values.view(tokens, size), plain):
         return "transposed"
