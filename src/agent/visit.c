@@ -14,7 +14,7 @@
 
 #include <kvferry/visit.h>
 
-#include "agent/link.h"
+#include "link/link.h"
 
 #define MILLISECOND 1000000ull
 #define FIRST_PAUSE (50 * MILLISECOND)
@@ -200,11 +200,11 @@ static void sleep_until(const visit *v, uint64_t now, uint64_t end) {
 }
 
 static void run(visit *v, uint64_t timeout_ns) {
-    uint64_t deadline = kvf_now() + timeout_ns;
+    uint64_t deadline = kvf_now(&kvf_monotonic) + timeout_ns;
     bool more = false;
     while (!v->over) {
         kvf_link_progress(v->link, &more);
-        uint64_t now = kvf_now();
+        uint64_t now = kvf_now(&kvf_monotonic);
         if (v->over)
             break;
         if (now >= deadline) {
