@@ -123,6 +123,23 @@ KVF_API void kvf_agent_close(kvf_agent *agent);
 /** Makes a pair of Z85 keys: 40 characters and a zero byte each. */
 KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]);
 
+/**
+ * Lets holders of another key connect, from now on. Needs `allowed_keys` in the options; without, everyone may.
+ *
+ * @param public_key  Z85
+ * @return KVF_OK, also when it is allowed already; KVF_E_INVALID (not a key; everyone may connect), KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
+
+/**
+ * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so that
+ * their leases and what they expect run out. They keep what they know: who has this agent's card may read its
+ * memory until it is closed. Where the last key is withdrawn nobody may connect.
+ *
+ * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
+ */
+KVF_API kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key);
+
 /** Memory that same-host peers can map, see kvf_transport_allocate(). */
 KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out);
 

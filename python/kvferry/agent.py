@@ -241,6 +241,19 @@ class Agent:
     ) -> None:
         self.close()
 
+    def allow_key(self, public_key: str) -> None:
+        """Lets holders of another key connect. Raises InvalidError: not a key, or everyone may connect."""
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_allow_key, pointer, Arena().text(public_key))
+
+    def withdraw_key(self, public_key: str) -> None:
+        """Takes a key off the list of those allowed: its holders are not heard any more.
+
+        Raises NotFoundError (it was not allowed), InvalidError.
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_withdraw_key, pointer, Arena().text(public_key))
+
     # ---- memory and meeting
 
     def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> NDArray[Any]:

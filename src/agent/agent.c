@@ -168,6 +168,24 @@ kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]) {
     return kvf_link_make_keys(public_key, secret_key);
 }
 
+static kvf_status allow(kvf_agent *agent, const char *public_key, bool allowed) {
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = public_key ? kvf_link_allow(agent->link, public_key, allowed)
+                        : kvf_fail(KVF_E_INVALID, "public_key is NULL");
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key) {
+    return allow(agent, public_key, true);
+}
+
+kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key) {
+    return allow(agent, public_key, false);
+}
+
 static kvf_status needs_memory(const kvf_agent *agent) {
     if (!agent)
         return kvf_fail(KVF_E_INVALID, "agent is NULL");

@@ -57,6 +57,12 @@ bool kvf_link_pending(kvf_link *link) {
     return link->table->pending(link);
 }
 
+kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed) {
+    if (!link->table->allow)
+        return kvf_fail(KVF_E_UNSUPPORTED, "this link knows no keys");
+    return link->table->allow(link, public_key, allowed);
+}
+
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]) {
     return link->table->fds(link, fds);
 }

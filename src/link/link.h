@@ -103,6 +103,15 @@ void kvf_link_progress(kvf_link *link, bool *more);
  * signal on the descriptors. Costs nothing where the link was not used since it last said no. */
 bool kvf_link_pending(kvf_link *link);
 
+/**
+ * Lets the holder of another key connect, or no longer: then what comes over connections that it has is dropped. Needs
+ * allowed keys from the beginning, and afterwards the list may become empty: then nobody may.
+ *
+ * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or everyone may connect),
+ *         KVF_E_NOT_FOUND (one to be withdrawn that is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
+ */
+kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
+
 #define KVF_LINK_FDS 4u
 
 /** The descriptors that poll readable when something arrives; do not read them. Returns how many there are. */
@@ -126,6 +135,7 @@ struct kvf_link_table {
     bool (*pending)(kvf_link *link);
     uint32_t (*fds)(const kvf_link *link, int fds[KVF_LINK_FDS]);
     uint64_t (*due)(const kvf_link *link);
+    kvf_status (*allow)(kvf_link *link, const char *public_key, bool allowed); /* NULL: has no list */
 };
 
 struct kvf_link {

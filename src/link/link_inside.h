@@ -65,6 +65,7 @@ typedef struct kvf_zmq_link {
     bool encrypted;
     uint8_t (*allowed)[KVF_KEY_BYTES];
     uint32_t allowed_count;
+    bool withdrawn; /* keys were: connections they have are still there */
     void (*on_message)(void *context, kvf_route route, const void *data, size_t bytes);
     void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
     void *context;
@@ -156,6 +157,12 @@ kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options);
 
 /** Answers those who ask, at most a batch. */
 void kvf_guard_answer(kvf_zmq_link *link);
+
+/** Whether the key that a message came under is still allowed. */
+bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message);
+
+/** See kvf_link_allow(). */
+kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed);
 
 /* ---- link_fds.c ------------------------------------------------------------------------------ */
 

@@ -163,7 +163,7 @@ static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
         (void)zmq_msg_init(&frames[1]);
         uint32_t count = kvf_link_receive(socket, frames, 2);
         kvf_route route = count == 2 ? route_of(link, called, &frames[0]) : 0;
-        if (route)
+        if (route && (called || kvf_guard_passes(link, &frames[1])))
             link->on_message(link->context, route, zmq_msg_data(&frames[1]), zmq_msg_size(&frames[1]));
         (void)zmq_msg_close(&frames[0]);
         (void)zmq_msg_close(&frames[1]);
@@ -215,6 +215,10 @@ static uint64_t due_of(const kvf_link *base) {
     return ((const kvf_zmq_link *)base)->next_due_ns;
 }
 
+static kvf_status allow_key(kvf_link *base, const char *public_key, bool allowed) {
+    return kvf_guard_allow(kvf_zmq_link_of(base), public_key, allowed);
+}
+
 const kvf_link_table kvf_link_zmq = {
     .open = open_zmq,
     .close = close_zmq,
@@ -226,4 +230,5 @@ const kvf_link_table kvf_link_zmq = {
     .pending = is_pending,
     .fds = fds_of,
     .due = due_of,
+    .allow = allow_key,
 };

@@ -78,6 +78,54 @@ static void a_key_in_the_allow_list_gets_in_and_another_is_told_why_not(void **s
     kvf_link_close(server.link);
 }
 
+static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not_heard(void **state) {
+    (void)state;
+    end server, early, late;
+    keys of_server = make_keys(), of_early = make_keys(), of_late = make_keys();
+    const char *allowed[] = {of_early.open};
+    kvf_link_options options = with_keys(&of_server, NULL);
+    options.allowed_keys = allowed;
+    options.allowed_key_count = 1;
+    open_end(&server, options);
+    open_end(&early, with_keys(&of_early, ""));
+    open_end(&late, with_keys(&of_late, ""));
+    server.answers = true;
+    kvf_route of = connect_to(&early, kvf_link_endpoint(server.link), of_server.open);
+    kvf_route lates = connect_to(&late, kvf_link_endpoint(server.link), of_server.open);
+    send_text(&early, of, "first");
+    work_until(early.message_count == 1 && late.broken_count > 0, &server, &early, &late);
+
+    assert_ok(kvf_link_allow(server.link, of_late.open, true));
+    for (uint32_t round = 0; late.message_count == 0;
+         round++) { /* what is sent between two attempts is dropped */
+        assert_true(round < 100000);
+        if (round % 100 == 0)
+            send_text(&late, lates, "second");
+        progress_all((end *[]){&server, &early, &late}, 3);
+    }
+
+    assert_ok(kvf_link_allow(server.link, of_early.open, false));
+    uint32_t heard = server.message_count;
+    send_text(&early, of, "nobody hears this");
+    for (uint32_t i = 1; i <= 20; i++) {
+        send_text(&late, lates, "third");
+        work_until(server.message_count >= heard + i, &server, &early, &late);
+    }
+    assert_false(has_message(&server, "nobody hears this"));
+    assert_ok(kvf_link_allow(server.link, of_early.open, true));
+    send_text(&early, of, "heard again"); /* on the connection it had */
+    work_until(has_message(&server, "heard again"), &server, &early, &late);
+    assert_false(has_message(&server, "nobody hears this"));
+
+    assert_ok(kvf_link_allow(server.link, of_early.open, true));
+    assert_fails(kvf_link_allow(server.link, of_server.open, false), KVF_E_NOT_FOUND, of_server.open);
+    assert_fails(kvf_link_allow(server.link, "short", true), KVF_E_INVALID, "public_key");
+    assert_fails(kvf_link_allow(late.link, of_early.open, true), KVF_E_INVALID, "everyone");
+    kvf_link_close(late.link);
+    kvf_link_close(early.link);
+    kvf_link_close(server.link);
+}
+
 static void the_wrong_key_of_the_other_end_is_told_and_the_right_one_works_beside_it(void **state) {
     (void)state;
     end server, client;
@@ -258,6 +306,7 @@ int main(void) {
         cmocka_unit_test(with_keys_messages_go_there_and_back),
         cmocka_unit_test(keys_allow_to_listen_beyond_loopback),
         cmocka_unit_test(a_key_in_the_allow_list_gets_in_and_another_is_told_why_not),
+        cmocka_unit_test(a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not_heard),
         cmocka_unit_test(the_wrong_key_of_the_other_end_is_told_and_the_right_one_works_beside_it),
         cmocka_unit_test(a_peer_without_keys_does_not_get_in_and_is_told),
         cmocka_unit_test(a_peer_that_does_not_encrypt_hears_nothing_from_us),
