@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/engine.h"
+#include <kvferry/connector/transfer_summary.h>
+
+#include "base/base.h"
 
 #define MB 1048576.0
 

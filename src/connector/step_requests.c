@@ -1,12 +1,15 @@
 /* The requests of one scheduler step, one by one: what vLLM's connectors call yield_req_data. */
 #include <stdlib.h>
 
-#include "engine/engine.h"
+#include <kvferry/connector/step_requests.h>
+
+#include "base/base.h"
 
 static int compare_ids(const void *a, const void *b) {
     const kvf_request_id *left = a, *right = b;
-    return kvf_compare_request_keys(&(kvf_request_key){left->data, left->size, 0},
-                                    &(kvf_request_key){right->data, right->size, 0});
+    if (left->size != right->size)
+        return left->size < right->size ? -1 : 1;
+    return left->size ? memcmp(left->data, right->data, left->size) : 0;
 }
 
 static kvf_status check_requests(const kvf_step_request *requests, size_t count, const char *what) {
