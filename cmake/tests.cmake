@@ -50,12 +50,12 @@ foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
 endforeach()
 
-# One program from all files: it is given the folder that holds the cases.
+# One program from all files: it is given the folder that holds the cases, which are answers of a connector.
 file(GLOB vectors_sources CONFIGURE_DEPENDS tests/vectors/*.c)
 if(NOT KVF_BUILDS_AGENT)
   list(FILTER vectors_sources EXCLUDE REGEX "/(aggregator|handshake)_set\\.c$")
 endif()
-if(vectors_sources)
+if(vectors_sources AND KVF_WITH_CONNECTOR)
   add_executable(vectors ${vectors_sources})
   set_target_properties(vectors PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/vectors)
   target_include_directories(vectors PRIVATE src tests/vectors)

@@ -16,6 +16,9 @@ enum {
     EXIT_USAGE = 2,  /* what was asked for cannot be meant */
 };
 
+/** Says one sentence on stderr. */
+void notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /** Says one sentence on stderr and returns EXIT_USAGE. */
 int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

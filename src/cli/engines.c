@@ -90,6 +90,7 @@ void engines_print(const engines *all) {
 void engines_add_json(const engines *all, struct json_object *out) {
     json_text(out, "model", kvf_model_name(all->model));
     json_count(out, "layers", kvf_model_layer_count(all->model));
+    json_notes(out, "notes", all->model);
     json_object_object_add(out, "prefill",
                            json_shape(&all->prefill_shape, all->model, kvf_engine_rank_count(all->prefill)));
     json_object_object_add(out, "decode",

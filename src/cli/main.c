@@ -23,6 +23,13 @@ __attribute__((format(printf, 1, 0))) static void say(const char *format, va_lis
     (void)fputc('\n', stderr);
 }
 
+void notice(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
+    va_end(arguments);
+}
+
 int usage_error(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

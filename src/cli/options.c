@@ -296,7 +296,16 @@ int options_load_model(const options *asked, kvf_model **out) {
         return usage_error("--model is \"%s\", which is neither a file nor one of the models that \"kvferry "
                            "models\" lists",
                            asked->model);
-    return status ? library_error(status, "--model") : EXIT_DONE;
+    if (status)
+        return library_error(status, "--model");
+    options_say_notes(config.name, *out);
+    return EXIT_DONE;
+}
+
+void options_say_notes(const char *name, const kvf_model *model) {
+    const char *note;
+    for (uint32_t i = 0; (note = kvf_model_note(model, i)) != NULL; i++)
+        notice("warning: %s: %s", name, note);
 }
 
 void print_command_help(uint32_t command_bit) {

@@ -50,6 +50,9 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
 /** Loads the model that was asked for; says what is wrong when it cannot. */
 int options_load_model(const options *asked, kvf_model **out);
 
+/** Says on stderr what is to be known of how a model was read. */
+void options_say_notes(const char *name, const kvf_model *model);
+
 /** Reads a whole number with an optional suffix k, m, g or t (KiB and so on). */
 bool parse_bytes(const char *text, uint64_t *out);
 

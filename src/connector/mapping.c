@@ -5,7 +5,7 @@
  *   rank 0, 1 of 8 hold      0   .   .   .       sources 0, 2, 4, 6: the first holder of each head
  *   rank 2, 3 of 8 hold      .   1   .   .       slots   0  0  1  1  2 ...: whose piece a rank repeats
  */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* The attention side of a mapping. */
 typedef struct attention_view {
@@ -22,7 +22,7 @@ static void free_view(attention_view *view) {
 }
 
 /* Every token share is a source of its own, and any of them could stand for the latent: the last does. */
-static void map_latent(const kvf_remote_engine *remote, attention_view *view) {
+static void map_latent(const kvf_engine_transfer_info *remote, attention_view *view) {
     size_t sources = remote->dcp_size > 1 ? view->targets.count : 1;
     for (size_t i = 0; i < sources; i++)
         kvf_ids_add(&view->sources, view->targets.at[i]);
@@ -30,28 +30,28 @@ static void map_latent(const kvf_remote_engine *remote, attention_view *view) {
         view->slot[i] = sources - 1;
 }
 
-static kvf_status map_heads(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status map_heads(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                             attention_view *view) {
     uint32_t covered = 0, local_units = 0;
     for (size_t i = 0; i < view->targets.count; i++) {
-        kvf_piece piece;
-        kvf_status status = kvf_attention_piece(topology, remote, (uint32_t)view->targets.at[i], &piece);
+        kvf_shared_units shared;
+        kvf_status status = kvf_shared_attention(topology, remote, (uint32_t)view->targets.at[i], &shared);
         if (status)
             return status;
-        local_units = piece.local_units;
+        local_units = shared.local_units;
         view->slot[i] = KVF_NO_SLOT;
-        if (!piece.units)
+        if (!shared.units)
             continue;
         /* Target ranks ascend, and so do their heads: a rank brings news when it ends past what is covered.
          */
-        if (piece.local_begin + piece.units > covered) {
-            if (!view->sources.count && piece.remote_begin % piece.units)
+        if (shared.local_begin + shared.units > covered) {
+            if (!view->sources.count && shared.remote_begin % shared.units)
                 return kvf_refuse(KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
                                   "our heads begin at head %u of remote rank %u, no multiple of our %u",
-                                  piece.remote_begin, (unsigned)view->targets.at[i], piece.units);
+                                  shared.remote_begin, (unsigned)view->targets.at[i], shared.units);
             if (!view->sources.count)
-                view->rank_offset_factor = piece.remote_begin / piece.units;
-            covered = piece.local_begin + piece.units;
+                view->rank_offset_factor = shared.remote_begin / shared.units;
+            covered = shared.local_begin + shared.units;
             kvf_ids_add(&view->sources, view->targets.at[i]);
         }
         view->slot[i] = view->sources.count - 1;
@@ -62,7 +62,7 @@ static kvf_status map_heads(const kvf_topology *topology, const kvf_remote_engin
     return KVF_OK;
 }
 
-static kvf_status view_attention(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status view_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  attention_view *out) {
     attention_view view = {0};
     kvf_status status = kvf_handshake_target_ranks(topology, remote, &view.targets);
@@ -120,7 +120,7 @@ static kvf_status fill_mapping(const attention_view *view, const kvf_cache_kind 
     return join_sources(view, has_state, has_attention, mapping);
 }
 
-kvf_status kvf_tp_mapping_build(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_tp_mapping_build(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                 const kvf_cache_kind *kinds, size_t group_count, kvf_tp_mapping *out) {
     if (!topology || !kinds || !group_count || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, kinds, at least one group and out must be given");
@@ -128,7 +128,7 @@ kvf_status kvf_tp_mapping_build(const kvf_topology *topology, const kvf_remote_e
         if ((unsigned)kinds[g] > KVF_CACHE_SSM)
             return kvf_plain_fail(KVF_E_RANGE, "kind of group %zu is %d; allowed 0 to %d", g, (int)kinds[g],
                                   KVF_CACHE_SSM);
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     attention_view view;
     kvf_status status = kvf_take_remote(remote, &other);
     if (!status)
@@ -186,7 +186,7 @@ kvf_status kvf_check_hybrid(const kvf_topology *topology) {
     return KVF_OK;
 }
 
-static kvf_status build_hybrid(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status build_hybrid(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                kvf_tp_mapping *mapping) {
     kvf_status status = kvf_check_hybrid(topology);
     return status ? status : kvf_tp_mapping_build(topology, remote, attention_and_state, 2, mapping);
@@ -200,32 +200,34 @@ static kvf_status keep_list(kvf_tp_mapping *mapping, kvf_ids *list, kvf_ids *out
     return KVF_OK;
 }
 
-kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  kvf_ids *out) {
     kvf_tp_mapping mapping;
     kvf_status status = kvf_tp_mapping_build(topology, remote, attention_and_state, 1, &mapping);
     return status ? status : keep_list(&mapping, &mapping.source_ranks[0], out);
 }
 
-kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out) {
+kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                               kvf_ids *out) {
     kvf_status status = kvf_check_hybrid(topology);
     return status ? status : kvf_attention_sources(topology, remote, out);
 }
 
-kvf_status kvf_state_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_state_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                   kvf_ids *out) {
     kvf_tp_mapping mapping;
     kvf_status status = build_hybrid(topology, remote, &mapping);
     return status ? status : keep_list(&mapping, &mapping.source_ranks[1], out);
 }
 
-kvf_status kvf_all_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out) {
+kvf_status kvf_all_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                kvf_ids *out) {
     kvf_tp_mapping mapping;
     kvf_status status = build_hybrid(topology, remote, &mapping);
     return status ? status : keep_list(&mapping, &mapping.all_source_ranks, out);
 }
 
-kvf_status kvf_fa_head_slot(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_fa_head_slot(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                             uint32_t remote_rank, uint64_t *out) {
     kvf_tp_mapping mapping;
     kvf_status status = build_hybrid(topology, remote, &mapping);
@@ -236,7 +238,7 @@ kvf_status kvf_fa_head_slot(const kvf_topology *topology, const kvf_remote_engin
     return status;
 }
 
-kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                               uint32_t remote_rank, bool *out) {
     kvf_ids sources;
     kvf_status status = kvf_fa_source_ranks(topology, remote, &sources);
@@ -247,7 +249,7 @@ kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_remote_eng
     return KVF_OK;
 }
 
-kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                               uint64_t kv_block_bytes, uint64_t *out) {
     kvf_tp_mapping mapping;
     kvf_status status = build_hybrid(topology, remote, &mapping);
@@ -261,7 +263,8 @@ kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_remote_eng
     return KVF_OK;
 }
 
-kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_remote_engine *remote, bool *out) {
+kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                   bool *out) {
     kvf_ids sources;
     int64_t ratio;
     kvf_status status = kvf_check_hybrid(topology);
@@ -276,9 +279,9 @@ kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_remot
     return KVF_OK;
 }
 
-kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    uint64_t *out) {
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_status status = kvf_check_hybrid(topology);
     if (!status)
         status = kvf_take_remote(remote, &other);
@@ -300,7 +303,7 @@ static kvf_status empty_attention(const kvf_cache_kind *kinds, const kvf_block_l
     return status;
 }
 
-kvf_status kvf_filter_block_ids_for_rank(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_filter_block_ids_for_rank(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          const kvf_cache_kind *kinds, uint32_t remote_rank,
                                          const kvf_block_lists *local, const kvf_block_lists *remote_lists,
                                          kvf_block_lists *local_out, kvf_block_lists *remote_out) {

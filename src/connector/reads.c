@@ -1,5 +1,5 @@
 /* The plan of one remote engine as the connector makes it, and the reads of a request. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* The tables of one target rank. */
 typedef struct source_tables {
@@ -8,9 +8,9 @@ typedef struct source_tables {
     kvf_descriptor_table split; /* local blocks cut for this rank; no entries where blocks are not split */
 } source_tables;
 
-struct kvf_transfer_plan {
+struct kvf_engine_transfer_plan {
     kvf_topology *topology; /* ours, without engines */
-    kvf_remote_engine remote;
+    kvf_engine_transfer_info remote;
     kvf_cache_kind *kinds;
     size_t group_count;
     bool has_state, is_split;
@@ -22,7 +22,7 @@ struct kvf_transfer_plan {
     source_tables *sources;                /* beside targets */
 };
 
-void kvf_transfer_plan_free(kvf_transfer_plan *plan) {
+void kvf_engine_transfer_plan_free(kvf_engine_transfer_plan *plan) {
     if (!plan)
         return;
     for (size_t i = 0; plan->sources && i < plan->targets.count; i++) {
@@ -45,7 +45,7 @@ void kvf_transfer_plan_free(kvf_transfer_plan *plan) {
  * Heads that are replicated over more prefill than decode ranks would be read several times; blocks that are
  * cut by heads are not cut by tokens as well. A latent is neither.
  */
-static kvf_status refuse_shape(const kvf_transfer_plan *plan, int64_t tp_ratio) {
+static kvf_status refuse_shape(const kvf_engine_transfer_plan *plan, int64_t tp_ratio) {
     const kvf_topology_desc *local = &plan->topology->local;
     bool old = local->dialect == KVF_DIALECT_PR_40731;
     uint32_t heads = local->total_kv_heads, remote_tp = plan->remote.tp_size;
@@ -77,10 +77,10 @@ static kvf_status refuse_shape(const kvf_transfer_plan *plan, int64_t tp_ratio) 
 
 /* ---- making a plan */
 
-static kvf_status take_desc(const kvf_topology *topology, const kvf_remote_engine *remote,
-                            const kvf_transfer_plan_desc *given, kvf_transfer_plan_desc *desc,
-                            kvf_transfer_plan *plan) {
-    kvf_status status = kvf_take_struct(desc, sizeof *desc, given, "kvf_transfer_plan_desc");
+static kvf_status take_desc(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                            const kvf_engine_transfer_plan_desc *given, kvf_engine_transfer_plan_desc *desc,
+                            kvf_engine_transfer_plan *plan) {
+    kvf_status status = kvf_take_struct(desc, sizeof *desc, given, "kvf_engine_transfer_plan_desc");
     if (status)
         return status;
     if (!desc->kinds || !desc->group_count || !desc->local || !desc->remote_ranks)
@@ -122,7 +122,7 @@ static kvf_status make_space(const kvf_cache_memory *memory, uint32_t ppl, kvf_r
 }
 
 /* One numbering serves every rank of the remote engine, so their caches have to be of one shape. */
-static kvf_status check_rank_memory(const kvf_transfer_plan *plan, const kvf_cache_memory *first,
+static kvf_status check_rank_memory(const kvf_engine_transfer_plan *plan, const kvf_cache_memory *first,
                                     const kvf_cache_memory *memory, uint32_t rank) {
     uint32_t ppl = memory->physical_per_logical ? memory->physical_per_logical : 1;
     if (memory->num_blocks != first->num_blocks)
@@ -135,7 +135,7 @@ static kvf_status check_rank_memory(const kvf_transfer_plan *plan, const kvf_cac
     return KVF_OK;
 }
 
-static kvf_status make_source(const kvf_transfer_plan *plan, const kvf_transfer_plan_desc *desc,
+static kvf_status make_source(const kvf_engine_transfer_plan *plan, const kvf_engine_transfer_plan_desc *desc,
                               source_tables *source) {
     uint32_t rank = (uint32_t)source->rank;
     kvf_remote_view view = {.struct_size = sizeof view,
@@ -155,7 +155,7 @@ static kvf_status make_source(const kvf_transfer_plan *plan, const kvf_transfer_
                                  &source->split);
 }
 
-static kvf_status make_sources(kvf_transfer_plan *plan, const kvf_transfer_plan_desc *desc) {
+static kvf_status make_sources(kvf_engine_transfer_plan *plan, const kvf_engine_transfer_plan_desc *desc) {
     plan->sources = kvf_alloc0(plan->targets.count, sizeof *plan->sources);
     if (!plan->sources)
         return kvf_plain_fail(KVF_E_NOMEM, "no memory for %zu sources", plan->targets.count);
@@ -177,7 +177,8 @@ static kvf_status make_sources(kvf_transfer_plan *plan, const kvf_transfer_plan_
     return status;
 }
 
-static kvf_status make_tables(kvf_transfer_plan *plan, const kvf_transfer_plan_desc *desc, int64_t tp_ratio) {
+static kvf_status make_tables(kvf_engine_transfer_plan *plan, const kvf_engine_transfer_plan_desc *desc,
+                              int64_t tp_ratio) {
     plan->is_split =
         plan->mapping.all_source_ranks.count > 1 &&
         kvf_needs_split(plan->topology->local.is_mla, tp_ratio, plan->mapping.all_source_ranks.count);
@@ -187,14 +188,16 @@ static kvf_status make_tables(kvf_transfer_plan *plan, const kvf_transfer_plan_d
     return status ? status : make_sources(plan, desc);
 }
 
-kvf_status kvf_transfer_plan_build(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                   const kvf_transfer_plan_desc *given, kvf_transfer_plan **out) {
+kvf_status kvf_engine_transfer_plan_build(const kvf_topology *topology,
+                                          const kvf_engine_transfer_info *remote,
+                                          const kvf_engine_transfer_plan_desc *given,
+                                          kvf_engine_transfer_plan **out) {
     if (!topology || !given || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, desc and out must be given");
-    kvf_transfer_plan *plan = kvf_alloc0(1, sizeof *plan);
+    kvf_engine_transfer_plan *plan = kvf_alloc0(1, sizeof *plan);
     if (!plan)
         return kvf_plain_fail(KVF_E_NOMEM, "no memory for a transfer plan");
-    kvf_transfer_plan_desc desc;
+    kvf_engine_transfer_plan_desc desc;
     int64_t ratio = 0;
     kvf_status status = take_desc(topology, remote, given, &desc, plan);
     if (!status)
@@ -211,36 +214,39 @@ kvf_status kvf_transfer_plan_build(const kvf_topology *topology, const kvf_remot
     if (!status)
         status = make_tables(plan, &desc, ratio);
     if (status) {
-        kvf_transfer_plan_free(plan);
+        kvf_engine_transfer_plan_free(plan);
         return status;
     }
     *out = plan;
     return KVF_OK;
 }
 
-const kvf_tp_mapping *kvf_transfer_plan_mapping(const kvf_transfer_plan *plan) {
+const kvf_tp_mapping *kvf_engine_transfer_plan_mapping(const kvf_engine_transfer_plan *plan) {
     return &plan->mapping;
 }
 
-const kvf_descriptor_table *kvf_transfer_plan_local(const kvf_transfer_plan *plan, uint32_t block_size) {
+const kvf_descriptor_table *kvf_engine_transfer_plan_local(const kvf_engine_transfer_plan *plan,
+                                                           uint32_t block_size) {
     if (block_size == plan->topology->local.block_size)
         return &plan->local;
     return block_size == plan->remote.block_size ? &plan->local_cut : NULL;
 }
 
-static const source_tables *find_source(const kvf_transfer_plan *plan, uint64_t rank) {
+static const source_tables *find_source(const kvf_engine_transfer_plan *plan, uint64_t rank) {
     for (size_t i = 0; i < plan->targets.count; i++)
         if (plan->sources[i].rank == rank)
             return &plan->sources[i];
     return NULL;
 }
 
-const kvf_descriptor_table *kvf_transfer_plan_split(const kvf_transfer_plan *plan, uint64_t source_rank) {
+const kvf_descriptor_table *kvf_engine_transfer_plan_split(const kvf_engine_transfer_plan *plan,
+                                                           uint64_t source_rank) {
     const source_tables *source = find_source(plan, source_rank);
     return source && plan->is_split ? &source->split : NULL;
 }
 
-const kvf_descriptor_table *kvf_transfer_plan_remote(const kvf_transfer_plan *plan, uint64_t remote_rank) {
+const kvf_descriptor_table *kvf_engine_transfer_plan_remote(const kvf_engine_transfer_plan *plan,
+                                                            uint64_t remote_rank) {
     const source_tables *source = find_source(plan, remote_rank);
     return source ? &source->remote : NULL;
 }
@@ -262,7 +268,7 @@ static void replace(kvf_block_lists *lists, const kvf_block_lists *with) {
     *lists = *with;
 }
 
-static kvf_status expand_blocks(const kvf_transfer_plan *plan, const kvf_block_lists *local,
+static kvf_status expand_blocks(const kvf_engine_transfer_plan *plan, const kvf_block_lists *local,
                                 const kvf_block_lists *remote, request_blocks *out) {
     bool old = plan->topology->local.dialect == KVF_DIALECT_PR_40731;
     request_blocks blocks = {0};
@@ -280,7 +286,7 @@ static kvf_status expand_blocks(const kvf_transfer_plan *plan, const kvf_block_l
 }
 
 /* Groups that are not read from this rank are emptied on both sides. */
-static void keep_groups_of(const kvf_transfer_plan *plan, uint64_t rank, request_blocks *blocks) {
+static void keep_groups_of(const kvf_engine_transfer_plan *plan, uint64_t rank, request_blocks *blocks) {
     for (size_t g = 0; g < plan->group_count; g++)
         if (!kvf_ids_have(&plan->mapping.source_ranks[g], rank)) {
             blocks->local.groups[g].count = 0;
@@ -289,7 +295,7 @@ static void keep_groups_of(const kvf_transfer_plan *plan, uint64_t rank, request
 }
 
 /* PR 40731 cuts every group to its tail, whatever the two sides' kernel blocks are. */
-static kvf_status pair_blocks(const kvf_transfer_plan *plan, request_blocks *blocks) {
+static kvf_status pair_blocks(const kvf_engine_transfer_plan *plan, request_blocks *blocks) {
     bool old = plan->topology->local.dialect == KVF_DIALECT_PR_40731;
     kvf_block_lists local, remote;
     kvf_status status = KVF_OK;
@@ -317,7 +323,7 @@ static void free_spec(kvf_read_spec *spec) {
     kvf_free(spec->copies);
 }
 
-static kvf_status make_copies(const kvf_transfer_plan *plan, const source_tables *source,
+static kvf_status make_copies(const kvf_engine_transfer_plan *plan, const source_tables *source,
                               kvf_read_spec *spec) {
     const kvf_descriptor_table *local = plan->is_split                ? &source->split
                                         : plan->block_size_ratio != 1 ? &plan->local_cut
@@ -345,7 +351,7 @@ static kvf_status make_copies(const kvf_transfer_plan *plan, const source_tables
     return KVF_OK;
 }
 
-static kvf_status make_spec(const kvf_transfer_plan *plan, const source_tables *source,
+static kvf_status make_spec(const kvf_engine_transfer_plan *plan, const source_tables *source,
                             const kvf_block_lists *local, const kvf_block_lists *remote, kvf_read_spec *out) {
     request_blocks blocks;
     kvf_read_spec spec = {.remote_rank = source->rank};
@@ -381,7 +387,7 @@ void kvf_reads_free(kvf_reads *reads) {
     *reads = (kvf_reads){0};
 }
 
-static kvf_status fill_reads(const kvf_transfer_plan *plan, const kvf_block_lists *local,
+static kvf_status fill_reads(const kvf_engine_transfer_plan *plan, const kvf_block_lists *local,
                              const kvf_block_lists *remote, kvf_reads *reads) {
     reads->specs = kvf_alloc0(plan->targets.count, sizeof *reads->specs);
     if (!reads->specs)
@@ -403,9 +409,9 @@ static kvf_status fill_reads(const kvf_transfer_plan *plan, const kvf_block_list
     return status;
 }
 
-kvf_status kvf_transfer_plan_read(const kvf_transfer_plan *plan, const kvf_block_lists *local,
-                                  const kvf_block_lists *remote, const char *remote_request_id,
-                                  kvf_reads *out) {
+kvf_status kvf_engine_transfer_plan_read(const kvf_engine_transfer_plan *plan, const kvf_block_lists *local,
+                                         const kvf_block_lists *remote, const char *remote_request_id,
+                                         kvf_reads *out) {
     if (!plan || !local || !remote || !out)
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     if (local->count && (local->count != plan->group_count || remote->count != plan->group_count))

@@ -1,6 +1,6 @@
 /*
- * What is left to do on blocks after their bytes have arrived: bringing them into this engine's block size and
- * layout, zeroing what was not transferred, and copying blocks between two buffers.
+ * What is left to do on blocks after their bytes have arrived: bringing them into this engine's block size
+ * and layout, zeroing what was not transferred, and copying blocks between two buffers.
  *
  * A plan (plan.h) puts every cell where it belongs while it moves, and needs none of this. It is for caches
  * that were received as whole blocks in the form the sender keeps them:
@@ -19,15 +19,15 @@
  * and so are their reverses: NHD to HND, and received pages that are longer than a block. The receive step
  * of release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
  *
- * All of it is done by the processor in host memory. A region may say that it lies in a device's memory; today
- * every function refuses that by name (KVF_E_UNSUPPORTED).
+ * All of it is done by the processor in host memory. A region may say that it lies in a device's memory;
+ * today every function refuses that by name (KVF_E_UNSUPPORTED).
  *
  * Every argument is checked before the first byte is changed: on an error nothing is changed. No byte outside
  * the regions is read or written. Calls on different blocks may run at the same time in different threads; a
  * block may be in one call at a time, and nobody else may read or write it during the call.
  */
-#ifndef KVFERRY_POSTPROCESS_H
-#define KVFERRY_POSTPROCESS_H
+#ifndef KVFERRY_CONNECTOR_POSTPROCESS_H
+#define KVFERRY_CONNECTOR_POSTPROCESS_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -107,9 +107,10 @@ typedef struct kvf_received_shape {
  * @param scratch       at least kvf_received_scratch_bytes(); NULL: allocated for the call
  * @return KVF_OK; KVF_E_INVALID (NULL, zero, an unknown order, a region whose part_bytes differ, a scratch
  *         that is too small or not aligned, blocks that do not make whole received pages);
- *         KVF_E_UNSUPPORTED (a region in a device's memory); KVF_E_NOT_EXPRESSIBLE (neither number of tokens divides the other); KVF_E_RANGE (a block id the
- *         region does not have, a region that is longer than its bytes); KVF_E_OVERLAP (a block listed twice,
- *         parts or blocks that share bytes); KVF_E_OVERFLOW; KVF_E_NOMEM
+ *         KVF_E_UNSUPPORTED (a region in a device's memory); KVF_E_NOT_EXPRESSIBLE (neither number of tokens
+ *         divides the other); KVF_E_RANGE (a block id the region does not have, a region that is longer than
+ *         its bytes); KVF_E_OVERLAP (a block listed twice, parts or blocks that share bytes); KVF_E_OVERFLOW;
+ *         KVF_E_NOMEM
  *
  * Cost: each byte of the blocks is read once and written once; with cells under 64 bytes, twice.
  */
@@ -158,9 +159,9 @@ typedef enum kvf_copy_direction {
 /**
  * Copies blocks, in every layer of the source, to the destination's layer of the same name.
  *
- * The source is what is read, in either direction: from a staging buffer into the cache, "h2d", and back. Where
- * both sides are host memory, as today they have to be, both directions do the same.
- * Pairs are copied in the order of the lists; a destination that is named twice keeps the later one.
+ * The source is what is read, in either direction: from a staging buffer into the cache, "h2d", and back.
+ * Where both sides are host memory, as today they have to be, both directions do the same. Pairs are copied
+ * in the order of the lists; a destination that is named twice keeps the later one.
  *
  * As in the public function, nothing happens and KVF_OK is returned when there are no source layers, no
  * destination layers or no block ids on one side, or when the lists differ in length, so that there are no

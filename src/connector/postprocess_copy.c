@@ -1,5 +1,5 @@
+#include "connector/postprocess.h"
 #include "kernel/kernel.h"
-#include "kernel/postprocess.h"
 
 /* ---- finding the other side ------------------------------------------------------------------ */
 

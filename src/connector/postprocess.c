@@ -1,5 +1,4 @@
-#include "kernel/postprocess.h"
-#include "kernel/permute.h"
+#include "connector/postprocess.h"
 
 /* One call. Its scratch holds, one behind the other: the addresses of the blocks of two pages, what the
  * permutation needs, and the table of block ids. */

@@ -4,7 +4,7 @@
  *   a block of a remote rank, HND:  | head 4 | head 5 | head 6 | head 7 |
  *   local rank 1 of 4 (heads 4, 5):  `--- descriptor ---'
  */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 void kvf_descriptor_table_free(kvf_descriptor_table *table) {
     if (!table)
@@ -98,12 +98,12 @@ static kvf_status local_pieces(const kvf_state_layout *state, state_pieces *out)
 
 /* The remote state has to be ours scaled: where groups are repeated over ranks it is not. */
 static kvf_status remote_pieces(const kvf_state_layout *local, const kvf_state_layout *remote,
-                                const kvf_piece *piece, state_pieces *out) {
+                                const kvf_shared_units *shared, state_pieces *out) {
     kvf_state_runs_out runs;
     if (local->projection_count != remote->projection_count)
         return kvf_plain_fail(KVF_E_MISMATCH, "our conv state has %u projections, the remote one %u",
                               local->projection_count, remote->projection_count);
-    kvf_status status = kvf_state_runs(local, piece, &runs);
+    kvf_status status = kvf_state_runs(local, shared, &runs);
     if (status)
         return status;
     if (runs.remote_conv_bytes != remote->conv_bytes || runs.remote_ssm_bytes != remote->ssm_bytes)
@@ -149,22 +149,22 @@ kvf_status kvf_local_state_descriptors(const kvf_cache_memory *given, kvf_descri
     return status ? status : state_table(&memory, &pieces, out);
 }
 
-kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         const kvf_state_layout *local, const kvf_cache_memory *remote_memory,
                                         uint32_t remote_rank, kvf_descriptor_table *out) {
     kvf_cache_memory memory;
     state_pieces pieces;
-    kvf_piece piece;
+    kvf_shared_units shared;
     kvf_status status = take_memory(remote_memory, "remote", &memory);
     if (status)
         return status;
     if (!topology || !local || !memory.state || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, both states and out must be given");
-    status = kvf_state_piece(topology, remote, remote_rank, &piece);
-    if (!status && !piece.units)
+    status = kvf_shared_state(topology, remote, remote_rank, &shared);
+    if (!status && !shared.units)
         status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds no state of ours", remote_rank);
     if (!status)
-        status = remote_pieces(local, memory.state, &piece, &pieces);
+        status = remote_pieces(local, memory.state, &shared, &pieces);
     return status ? status : state_table(&memory, &pieces, out);
 }
 
@@ -245,44 +245,45 @@ kvf_status kvf_local_descriptors(const kvf_cache_memory *given, kvf_region_layou
 }
 
 /* What a region that every rank holds whole has for us. */
-static const kvf_piece whole_piece = {.units = 1, .local_units = 1, .remote_units = 1};
+static const kvf_shared_units all_shared = {.units = 1, .local_units = 1, .remote_units = 1};
 
-static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     uint64_t local_bytes, uint64_t remote_bytes, uint32_t region,
-                                    const kvf_piece *piece) {
-    kvf_block_length ours = {local_bytes, piece->local_units, topology->local.block_size};
-    kvf_block_length theirs = {remote_bytes, piece->remote_units, remote->block_size};
+                                    const kvf_shared_units *shared) {
+    kvf_block_length ours = {local_bytes, shared->local_units, topology->local.block_size};
+    kvf_block_length theirs = {remote_bytes, shared->remote_units, remote->block_size};
     kvf_status status = kvf_check_block_lengths(&ours, &theirs);
     return status ? kvf_fail_in(status, "region %u: ", region) : KVF_OK;
 }
 
-static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status cut_remote_region(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     const kvf_cache_memory *local, const kvf_cache_memory *memory,
-                                    uint32_t region, uint32_t halves, const kvf_piece *piece,
+                                    uint32_t region, uint32_t halves, const kvf_shared_units *shared,
                                     block_cut *out) {
     uint64_t bytes = memory->region_block_bytes[region];
     kvf_status status = check_region(memory, region);
     if (!status)
-        status = check_block_bytes(topology, remote, local->region_block_bytes[region], bytes, region, piece);
+        status =
+            check_block_bytes(topology, remote, local->region_block_bytes[region], bytes, region, shared);
     if (!status)
         status = kvf_exact_share(bytes, 1, halves, "a remote block", &out->half_bytes);
     if (!status)
-        status = kvf_exact_share(out->half_bytes, piece->units, piece->remote_units, "a remote block",
+        status = kvf_exact_share(out->half_bytes, shared->units, shared->remote_units, "a remote block",
                                  &out->bytes);
     if (!status)
-        status = kvf_exact_share(out->half_bytes, piece->remote_begin, piece->remote_units, "a remote block",
-                                 &out->offset);
+        status = kvf_exact_share(out->half_bytes, shared->remote_begin, shared->remote_units,
+                                 "a remote block", &out->offset);
     out->count = 1;
     return status;
 }
 
-static kvf_status remote_attention(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status remote_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    const kvf_remote_view *view, const kvf_cache_memory *local,
                                    const kvf_cache_memory *memory, kvf_descriptor_table *table) {
-    kvf_piece attention;
+    kvf_shared_units attention;
     uint32_t halves = halves_of(view->layout);
     uint64_t blocks;
-    kvf_status status = kvf_attention_piece(topology, remote, view->remote_rank, &attention);
+    kvf_status status = kvf_shared_attention(topology, remote, view->remote_rank, &attention);
     if (!status && !attention.units)
         status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds no head of ours", view->remote_rank);
     if (!status && !kvf_mul(memory->num_blocks, halves, &blocks))
@@ -294,17 +295,17 @@ static kvf_status remote_attention(const kvf_topology *topology, const kvf_remot
         bool whole = view->region_replicated && view->region_replicated[r];
         block_cut cut;
         status = cut_remote_region(topology, remote, local, memory, r, halves,
-                                   whole ? &whole_piece : &attention, &cut);
+                                   whole ? &all_shared : &attention, &cut);
         if (!status)
             add_attention(memory, r, halves, &cut, table);
     }
     return status;
 }
 
-kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                   const kvf_remote_view *given, kvf_descriptor_table *out) {
     kvf_remote_view view;
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_cache_memory local, memory;
     if (!topology || !given || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, view and out must be given");
@@ -340,13 +341,13 @@ kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_remote
 
 /* ---- local blocks cut over several sources */
 
-static kvf_status split_one(const kvf_descriptor *whole, const kvf_piece *piece, const char *what,
+static kvf_status split_one(const kvf_descriptor *whole, const kvf_shared_units *shared, const char *what,
                             kvf_descriptor *out) {
     uint64_t offset;
     *out = *whole;
-    kvf_status status = kvf_exact_share(whole->bytes, piece->units, piece->local_units, what, &out->bytes);
+    kvf_status status = kvf_exact_share(whole->bytes, shared->units, shared->local_units, what, &out->bytes);
     if (!status)
-        status = kvf_exact_share(whole->bytes, piece->local_begin, piece->local_units, what, &offset);
+        status = kvf_exact_share(whole->bytes, shared->local_begin, shared->local_units, what, &offset);
     if (!status && !kvf_add(whole->address, offset, &out->address))
         status =
             kvf_plain_fail(KVF_E_OVERFLOW, "address %llu is too large", (unsigned long long)whole->address);
@@ -361,14 +362,14 @@ static bool is_replicated(const kvf_replicated_regions *replicated, size_t descr
 }
 
 /* Attention as one rank holds it, state as another does. */
-static kvf_status split_table(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status split_table(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                               const kvf_descriptor_table *local, uint32_t attention_rank, uint32_t state_rank,
                               const kvf_replicated_regions *replicated, kvf_descriptor_table *out) {
-    kvf_piece attention, state;
+    kvf_shared_units attention, state;
     kvf_descriptor_table table = {0};
-    kvf_status status = kvf_attention_piece(topology, remote, attention_rank, &attention);
+    kvf_status status = kvf_shared_attention(topology, remote, attention_rank, &attention);
     if (!status)
-        status = kvf_state_piece(topology, remote, state_rank, &state);
+        status = kvf_shared_state(topology, remote, state_rank, &state);
     if (!status && (!attention.units || !state.units))
         status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds nothing of ours", state_rank);
     if (!status)
@@ -391,22 +392,22 @@ static kvf_status split_table(const kvf_topology *topology, const kvf_remote_eng
     return KVF_OK;
 }
 
-kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  const kvf_descriptor_table *local, uint32_t source_rank,
                                  const kvf_replicated_regions *replicated, kvf_descriptor_table *out) {
     if (!topology || !local || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, local and out must be given");
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_status status = kvf_take_remote(remote, &other);
     return status ? status : split_table(topology, &other, local, source_rank, source_rank, replicated, out);
 }
 
-kvf_status kvf_compute_split_handle_data(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_compute_split_handle_data(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          const kvf_descriptor_table *local, uint32_t source_rank,
                                          kvf_descriptor_table *out) {
     if (!topology || !local || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, local and out must be given");
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_ids sources;
     kvf_status status = kvf_take_remote(remote, &other);
     if (!status)

@@ -8,10 +8,10 @@
  *
  * Ownership, errors and threads are as in topology.h.
  */
-#ifndef KVFERRY_DESCRIPTORS_H
-#define KVFERRY_DESCRIPTORS_H
+#ifndef KVFERRY_CONNECTOR_DESCRIPTORS_H
+#define KVFERRY_CONNECTOR_DESCRIPTORS_H
 
-#include <kvferry/state.h>
+#include <kvferry/connector/state.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -187,7 +187,7 @@ typedef enum kvf_region_layout {
     KVF_LAYOUT_LATENT = 3,       /**< no heads */
 } kvf_region_layout;
 
-/** The registered memory of one rank. Without a region it is refused: KVF_E_INVALID, KVF_REFUSAL_NO_LAYERS. */
+/** The registered memory of one rank. Without a region it is refused (KVF_REFUSAL_NO_LAYERS). */
 typedef struct kvf_cache_memory {
     size_t struct_size;                 /**< sizeof(kvf_cache_memory) */
     const uint64_t *region_base;        /**< address of each region */
@@ -224,14 +224,16 @@ typedef struct kvf_remote_view {
  * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_NOMEM, KVF_E_NOT_EXPRESSIBLE (shapes that do not
  *         divide; block lengths of the two sides that no whole head explains)
  */
-KVF_API kvf_status kvf_remote_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                          const kvf_remote_view *view, kvf_descriptor_table *out);
+KVF_API kvf_status kvf_remote_descriptors(const kvf_topology *topology,
+                                          const kvf_engine_transfer_info *remote, const kvf_remote_view *view,
+                                          kvf_descriptor_table *out);
 
 /** The state descriptors of kvf_local_descriptors() alone. */
 KVF_API kvf_status kvf_local_state_descriptors(const kvf_cache_memory *memory, kvf_descriptor_table *out);
 
 /** The state descriptors of kvf_remote_descriptors() alone; `local` is our state's layout. */
-KVF_API kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_remote_state_descriptors(const kvf_topology *topology,
+                                                const kvf_engine_transfer_info *remote,
                                                 const kvf_state_layout *local,
                                                 const kvf_cache_memory *remote_memory, uint32_t remote_rank,
                                                 kvf_descriptor_table *out);
@@ -251,7 +253,7 @@ typedef struct kvf_replicated_regions {
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_OVERFLOW, KVF_E_NOMEM, KVF_E_NOT_EXPRESSIBLE (a length
  *         that does not divide into the pieces)
  */
-KVF_API kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          const kvf_descriptor_table *local, uint32_t source_rank,
                                          const kvf_replicated_regions *replicated, kvf_descriptor_table *out);
 
@@ -262,23 +264,23 @@ KVF_API kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf
  * @return as kvf_split_descriptors()
  */
 KVF_API kvf_status kvf_compute_split_handle_data(const kvf_topology *topology,
-                                                 const kvf_remote_engine *remote,
+                                                 const kvf_engine_transfer_info *remote,
                                                  const kvf_descriptor_table *local, uint32_t source_rank,
                                                  kvf_descriptor_table *out);
 
-/* ---- the plan of one remote engine (EngineTransferPlan), and its reads ----------------------- */
+/* ---- the plan of one remote engine, and its reads -------------------------------------------- */
 
-typedef struct kvf_transfer_plan_desc {
-    size_t struct_size; /**< sizeof(kvf_transfer_plan_desc) */
+typedef struct kvf_engine_transfer_plan_desc {
+    size_t struct_size; /**< sizeof(kvf_engine_transfer_plan_desc) */
     kvf_region_layout layout;
     const kvf_cache_kind *kinds; /**< one for each group */
     size_t group_count;
     const kvf_cache_memory *local;
     const kvf_cache_memory *remote_ranks; /**< tp_size of the remote engine, by rank */
     const bool *region_replicated;        /**< NULL: none */
-} kvf_transfer_plan_desc;
+} kvf_engine_transfer_plan_desc;
 
-typedef struct kvf_transfer_plan kvf_transfer_plan;
+typedef struct kvf_engine_transfer_plan kvf_engine_transfer_plan;
 
 /**
  * Checks that two engines can exchange caches as the connector does, and makes the tables of every source.
@@ -287,25 +289,27 @@ typedef struct kvf_transfer_plan kvf_transfer_plan;
  * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_MISMATCH (block lengths), KVF_E_OVERFLOW,
  *         KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_transfer_plan_build(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                           const kvf_transfer_plan_desc *desc, kvf_transfer_plan **out);
+KVF_API kvf_status kvf_engine_transfer_plan_build(const kvf_topology *topology,
+                                                  const kvf_engine_transfer_info *remote,
+                                                  const kvf_engine_transfer_plan_desc *desc,
+                                                  kvf_engine_transfer_plan **out);
 
-KVF_API void kvf_transfer_plan_free(kvf_transfer_plan *plan);
+KVF_API void kvf_engine_transfer_plan_free(kvf_engine_transfer_plan *plan);
 
 /** The mapping of a plan, owned by the plan. */
-KVF_API const kvf_tp_mapping *kvf_transfer_plan_mapping(const kvf_transfer_plan *plan);
+KVF_API const kvf_tp_mapping *kvf_engine_transfer_plan_mapping(const kvf_engine_transfer_plan *plan);
 
 /** The local table cut to `block_size` tokens: our own or the remote block size; NULL for another. */
-KVF_API const kvf_descriptor_table *kvf_transfer_plan_local(const kvf_transfer_plan *plan,
-                                                            uint32_t block_size);
+KVF_API const kvf_descriptor_table *kvf_engine_transfer_plan_local(const kvf_engine_transfer_plan *plan,
+                                                                   uint32_t block_size);
 
 /** The local table cut for one source rank; NULL when blocks are not split over ranks. */
-KVF_API const kvf_descriptor_table *kvf_transfer_plan_split(const kvf_transfer_plan *plan,
-                                                            uint64_t source_rank);
+KVF_API const kvf_descriptor_table *kvf_engine_transfer_plan_split(const kvf_engine_transfer_plan *plan,
+                                                                   uint64_t source_rank);
 
 /** The table of one remote rank; NULL when nothing of it is ours. */
-KVF_API const kvf_descriptor_table *kvf_transfer_plan_remote(const kvf_transfer_plan *plan,
-                                                             uint64_t remote_rank);
+KVF_API const kvf_descriptor_table *kvf_engine_transfer_plan_remote(const kvf_engine_transfer_plan *plan,
+                                                                    uint64_t remote_rank);
 
 /** One copy: so many bytes from the remote address to the local one. */
 typedef struct kvf_read_copy {
@@ -338,9 +342,10 @@ typedef struct kvf_reads {
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (ids beyond a table; see kvf_prefix_trim()), KVF_E_OVERFLOW,
  *         KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_transfer_plan_read(const kvf_transfer_plan *plan, const kvf_block_lists *local_blocks,
-                                          const kvf_block_lists *remote_blocks, const char *remote_request_id,
-                                          kvf_reads *out);
+KVF_API kvf_status kvf_engine_transfer_plan_read(const kvf_engine_transfer_plan *plan,
+                                                 const kvf_block_lists *local_blocks,
+                                                 const kvf_block_lists *remote_blocks,
+                                                 const char *remote_request_id, kvf_reads *out);
 
 KVF_API void kvf_reads_free(kvf_reads *reads);
 

@@ -1,5 +1,5 @@
 /* The local rank's facts, and the remote engines it knows by id. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* Ranks of one engine. A bound keeps lists of ranks small whatever a peer says. */
 #define MAX_RANKS 65536u
@@ -13,11 +13,11 @@ static kvf_status check_ranks(const char *who, uint32_t tp_size, uint32_t dcp_si
     return KVF_OK;
 }
 
-kvf_status kvf_take_remote(const kvf_remote_engine *remote, kvf_remote_engine *out) {
+kvf_status kvf_take_remote(const kvf_engine_transfer_info *remote, kvf_engine_transfer_info *out) {
     if (!remote)
         return kvf_plain_fail(KVF_E_INVALID, "remote engine is NULL");
-    kvf_remote_engine taken;
-    kvf_status status = kvf_take_struct(&taken, sizeof taken, remote, "kvf_remote_engine");
+    kvf_engine_transfer_info taken;
+    kvf_status status = kvf_take_struct(&taken, sizeof taken, remote, "kvf_engine_transfer_info");
     if (status)
         return status;
     if (!taken.dcp_size)
@@ -100,7 +100,8 @@ static kvf_known_engine *find(const kvf_topology *topology, const char *engine_i
     return NULL;
 }
 
-static kvf_status append(kvf_topology *topology, const char *engine_id, const kvf_remote_engine *facts) {
+static kvf_status append(kvf_topology *topology, const char *engine_id,
+                         const kvf_engine_transfer_info *facts) {
     if (topology->known_count == topology->known_capacity) {
         size_t capacity = topology->known_capacity ? 2 * topology->known_capacity : 4;
         kvf_known_engine *known = kvf_resize(topology->known, capacity, sizeof *known);
@@ -117,7 +118,7 @@ static kvf_status append(kvf_topology *topology, const char *engine_id, const kv
 }
 
 kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
-                                 const kvf_remote_engine *remote, kvf_remote_engine *stored) {
+                                 const kvf_engine_transfer_info *remote, kvf_engine_transfer_info *stored) {
     if (!topology || !engine_id)
         return kvf_plain_fail(KVF_E_INVALID, "%s is NULL", topology ? "engine_id" : "topology");
     if (strcmp(engine_id, topology->engine_id) == 0)
@@ -126,7 +127,7 @@ kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
                           engine_id);
     kvf_known_engine *known = find(topology, engine_id);
     if (!known) {
-        kvf_remote_engine facts;
+        kvf_engine_transfer_info facts;
         kvf_status status = kvf_take_remote(remote, &facts);
         if (!status && topology->local.is_mamba)
             status = kvf_topology_check(topology, &facts);
@@ -141,7 +142,8 @@ kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
     return KVF_OK;
 }
 
-kvf_status kvf_topology_get(const kvf_topology *topology, const char *engine_id, kvf_remote_engine *out) {
+kvf_status kvf_topology_get(const kvf_topology *topology, const char *engine_id,
+                            kvf_engine_transfer_info *out) {
     if (!topology || !engine_id || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, engine_id and out must be given");
     const kvf_known_engine *known = find(topology, engine_id);

@@ -4,10 +4,10 @@
  *
  *   state page:  | conv: x | conv: B | conv: C | recurrent (ssm) state |          (padding) |
  */
-#ifndef KVFERRY_STATE_H
-#define KVFERRY_STATE_H
+#ifndef KVFERRY_CONNECTOR_STATE_H
+#define KVFERRY_CONNECTOR_STATE_H
 
-#include <kvferry/topology.h>
+#include <kvferry/connector/topology.h>
 
 #ifdef __cplusplus
 extern "C" {

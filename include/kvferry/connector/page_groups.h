@@ -13,10 +13,10 @@
  *
  * Ownership, errors and threads are as in topology.h.
  */
-#ifndef KVFERRY_PAGE_GROUPS_H
-#define KVFERRY_PAGE_GROUPS_H
+#ifndef KVFERRY_CONNECTOR_PAGE_GROUPS_H
+#define KVFERRY_CONNECTOR_PAGE_GROUPS_H
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 #ifdef __cplusplus
 extern "C" {

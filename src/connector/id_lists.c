@@ -1,5 +1,5 @@
 /* Lists of ids: made with exactly the room they need, so that filling them cannot fail. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 kvf_status kvf_ids_make(kvf_ids *list, uint64_t capacity) {
     list->count = 0;

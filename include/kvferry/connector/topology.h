@@ -17,8 +17,8 @@
  * A kvf_topology may be read by any thread as long as no thread registers or unregisters an engine. The other
  * functions touch nothing but their arguments.
  */
-#ifndef KVFERRY_TOPOLOGY_H
-#define KVFERRY_TOPOLOGY_H
+#ifndef KVFERRY_CONNECTOR_TOPOLOGY_H
+#define KVFERRY_CONNECTOR_TOPOLOGY_H
 
 #include <stdbool.h>
 
@@ -134,20 +134,20 @@ KVF_API void kvf_topology_free(kvf_topology *topology);
 /** The local rank's facts, owned by the topology. */
 KVF_API const kvf_topology_desc *kvf_topology_local(const kvf_topology *topology);
 
-/** The facts of a remote engine (EngineTransferInfo). */
-typedef struct kvf_remote_engine {
-    size_t struct_size;                   /**< sizeof(kvf_remote_engine) */
+/** The facts of a remote engine. */
+typedef struct kvf_engine_transfer_info {
+    size_t struct_size;                   /**< sizeof(kvf_engine_transfer_info) */
     uint32_t tp_size;                     /**< at least 1 */
     uint32_t dcp_size;                    /**< divides tp_size; 0 means 1 */
     uint32_t pp_rank;                     /**< for kvf_topology_describe() */
     uint32_t block_size;                  /**< tokens of a kernel block; at least 1 */
     uint32_t physical_blocks_per_logical; /**< kernel blocks of a logical block; 0 means 1 */
     uint64_t block_bytes;                 /**< of one kernel block in one region; 0: not known */
-} kvf_remote_engine;
+} kvf_engine_transfer_info;
 
 /**
- * Says whether the local rank can pair with an engine, before anything is asked: the first of these rules that
- * does not hold is the refusal.
+ * Says whether the local rank can pair with an engine, before anything is asked: the first of these rules
+ * that does not hold is the refusal.
  *
  *     one tp_size divides the other                               tp_not_divisible
  *     token shares only of a latent                               dcp_not_latent
@@ -162,7 +162,7 @@ typedef struct kvf_remote_engine {
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOT_EXPRESSIBLE, KVF_E_MISMATCH (block lengths),
  *         KVF_E_OVERFLOW
  */
-KVF_API kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_remote_engine *remote);
+KVF_API kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_engine_transfer_info *remote);
 
 /**
  * Registers a remote engine. The first registration of an id stays: a second one changes nothing and returns
@@ -178,7 +178,8 @@ KVF_API kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_re
  *         hybrid also as kvf_topology_check()
  */
 KVF_API kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
-                                         const kvf_remote_engine *remote, kvf_remote_engine *stored);
+                                         const kvf_engine_transfer_info *remote,
+                                         kvf_engine_transfer_info *stored);
 
 /**
  * The facts of a registered engine.
@@ -186,7 +187,7 @@ KVF_API kvf_status kvf_topology_register(kvf_topology *topology, const char *eng
  * @return KVF_OK, KVF_E_NOT_FOUND
  */
 KVF_API kvf_status kvf_topology_get(const kvf_topology *topology, const char *engine_id,
-                                    kvf_remote_engine *out);
+                                    kvf_engine_transfer_info *out);
 
 /** Forgets an engine; an id that is not registered is no error. */
 KVF_API void kvf_topology_unregister(kvf_topology *topology, const char *engine_id);
@@ -198,21 +199,22 @@ KVF_API void kvf_topology_unregister(kvf_topology *topology, const char *engine_
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE (neither divides the other)
  */
-KVF_API kvf_status kvf_tp_ratio(const kvf_topology *topology, const kvf_remote_engine *remote, int64_t *out);
+KVF_API kvf_status kvf_tp_ratio(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                int64_t *out);
 
 /**
  * Local block size / remote block size.
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE (the remote size does not divide the local one)
  */
-KVF_API kvf_status kvf_block_size_ratio(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_block_size_ratio(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         uint32_t *out);
 
 /** Whether the remote engine has more ranks than the model has KV heads, so that ranks share a head. */
-KVF_API bool kvf_is_kv_replicated(const kvf_topology *topology, const kvf_remote_engine *remote);
+KVF_API bool kvf_is_kv_replicated(const kvf_topology *topology, const kvf_engine_transfer_info *remote);
 
 /** Whether several remote ranks hold the same cells: a latent, or more ranks than heads. */
-KVF_API bool kvf_replicates_kv_cache(const kvf_topology *topology, const kvf_remote_engine *remote);
+KVF_API bool kvf_replicates_kv_cache(const kvf_topology *topology, const kvf_engine_transfer_info *remote);
 
 /** The same of the local engine. */
 KVF_API bool kvf_local_replicates_kv_cache(const kvf_topology *topology);
@@ -240,18 +242,18 @@ KVF_API kvf_status kvf_physical_head_range(uint32_t tp_size, uint32_t total_kv_h
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                              kvf_ids *out);
+KVF_API kvf_status kvf_handshake_target_ranks(const kvf_topology *topology,
+                                              const kvf_engine_transfer_info *remote, kvf_ids *out);
 
 /** The remote ranks that hold anything this rank could read; the ranks of the handshake. */
-KVF_API kvf_status kvf_target_remote_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                           kvf_ids *out);
+KVF_API kvf_status kvf_target_remote_ranks(const kvf_topology *topology,
+                                           const kvf_engine_transfer_info *remote, kvf_ids *out);
 
 /** Which share of the tokens this rank keeps: tp_rank modulo dcp_size. */
 KVF_API uint32_t kvf_dcp_rank(const kvf_topology *topology);
 
 /** The remote ranks that keep tokens of ours when the remote engine shards tokens; empty when it does not. */
-KVF_API kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         kvf_ids *out);
 
 /**
@@ -259,8 +261,8 @@ KVF_API kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE
  */
-KVF_API kvf_status kvf_consumers_per_source(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                            uint32_t *out);
+KVF_API kvf_status kvf_consumers_per_source(const kvf_topology *topology,
+                                            const kvf_engine_transfer_info *remote, uint32_t *out);
 
 /* ---- the mapping of PR 40731 (TPMapping) ----------------------------------------------------- */
 
@@ -287,7 +289,7 @@ typedef struct kvf_tp_mapping {
  * @param kinds  one for each group
  * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_tp_mapping_build(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_tp_mapping_build(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         const kvf_cache_kind *kinds, size_t group_count, kvf_tp_mapping *out);
 
 /** Frees what a mapping holds and zeroes it; NULL is accepted. */
@@ -307,15 +309,15 @@ KVF_API bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_c
  */
 
 /** The remote ranks that attention is read from. Errors as kvf_tp_mapping_build(). */
-KVF_API kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                        kvf_ids *out);
 
 /** The remote ranks that state is read from. Errors as kvf_tp_mapping_build(). */
-KVF_API kvf_status kvf_state_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                          kvf_ids *out);
+KVF_API kvf_status kvf_state_source_ranks(const kvf_topology *topology,
+                                          const kvf_engine_transfer_info *remote, kvf_ids *out);
 
 /** The union of the two. Errors as kvf_tp_mapping_build(). */
-KVF_API kvf_status kvf_all_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_all_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         kvf_ids *out);
 
 /**
@@ -323,11 +325,11 @@ KVF_API kvf_status kvf_all_source_ranks(const kvf_topology *topology, const kvf_
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (that rank holds no head of ours), KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_fa_head_slot(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_fa_head_slot(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     uint32_t remote_rank, uint64_t *out);
 
 /** Whether a remote rank brings state only: another source rank has the same heads. */
-KVF_API kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                       uint32_t remote_rank, bool *out);
 
 /**
@@ -336,12 +338,12 @@ KVF_API kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_re
  * @param kv_block_bytes  length of a local K (or V) block
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE, KVF_E_OVERFLOW, KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                       uint64_t kv_block_bytes, uint64_t *out);
 
 /** Whether the local blocks are read in pieces from several ranks. */
-KVF_API kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                           bool *out);
+KVF_API kvf_status kvf_needs_split_handles(const kvf_topology *topology,
+                                           const kvf_engine_transfer_info *remote, bool *out);
 
 /**
  * Bytes of one K (or V) descriptor of attention: half of the shorter of the two blocks.
@@ -349,8 +351,8 @@ KVF_API kvf_status kvf_needs_split_handles(const kvf_topology *topology, const k
  * @return KVF_OK, KVF_E_INVALID (a block length is not known; the topology is not a hybrid's),
  *         KVF_E_NOT_EXPRESSIBLE (it is odd)
  */
-KVF_API kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
-                                           uint64_t *out);
+KVF_API kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology,
+                                           const kvf_engine_transfer_info *remote, uint64_t *out);
 
 /**
  * The block lists to use with one source rank: attention groups are emptied on both sides when another rank
@@ -359,8 +361,9 @@ KVF_API kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const k
  * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_filter_block_ids_for_rank(const kvf_topology *topology,
-                                                 const kvf_remote_engine *remote, const kvf_cache_kind *kinds,
-                                                 uint32_t remote_rank, const kvf_block_lists *local,
+                                                 const kvf_engine_transfer_info *remote,
+                                                 const kvf_cache_kind *kinds, uint32_t remote_rank,
+                                                 const kvf_block_lists *local,
                                                  const kvf_block_lists *remote_lists,
                                                  kvf_block_lists *local_out, kvf_block_lists *remote_out);
 
@@ -389,14 +392,14 @@ KVF_API kvf_status kvf_detect_layout(const uint64_t *probe_shape, size_t probe_d
  *
  * @param text  receives a text owned by the caller; kvf_topology_free_text()
  */
-KVF_API kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          char **text);
 
 /**
  * The text a consumer sends to a producer rank when it is done: the request's id at the producer, a colon,
  * and a number: how many consumers that rank waits for (PR 40731: the consumers' tp_size).
  */
-KVF_API kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf_remote_engine *remote,
+KVF_API kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          const char *remote_request_id, char **text);
 
 /**

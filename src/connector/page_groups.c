@@ -1,7 +1,7 @@
 /* The per-group plan: pages of one size, groups with tokens per page of their own. */
-#include <kvferry/page_groups.h>
+#include <kvferry/connector/page_groups.h>
 
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* `larger` / `smaller` where that is the larger one and divides, else 1. */
 static kvf_status larger_by(uint64_t larger, uint64_t smaller, const char *what, uint64_t *out) {
@@ -16,7 +16,7 @@ static kvf_status larger_by(uint64_t larger, uint64_t smaller, const char *what,
 typedef struct group_split {
     uint64_t remote_by_heads, remote_by_tokens; /* pieces of a remote page */
     uint64_t local_by_heads, local_by_tokens;   /* pieces of a local page */
-    kvf_piece first;                            /* what the first source has */
+    kvf_shared_units first;                     /* what the first source has */
 } group_split;
 
 /*
@@ -49,13 +49,13 @@ static kvf_status map_group(const kvf_page_plan_desc *desc, const kvf_page_group
                                        .dcp_size = 1,
                                        .block_size = group->local_tokens_per_block,
                                        .total_kv_heads = group->total_kv_heads}};
-    kvf_remote_engine remote = {.struct_size = sizeof remote,
-                                .tp_size = desc->remote_tp_size,
-                                .dcp_size = 1,
-                                .block_size = group->remote_tokens_per_block};
+    kvf_engine_transfer_info remote = {.struct_size = sizeof remote,
+                                       .tp_size = desc->remote_tp_size,
+                                       .dcp_size = 1,
+                                       .block_size = group->remote_tokens_per_block};
     kvf_status status = kvf_attention_sources(&topology, &remote, &plan->source_ranks);
     if (!status)
-        status = kvf_attention_piece(&topology, &remote, (uint32_t)plan->source_ranks.at[0], &split->first);
+        status = kvf_shared_attention(&topology, &remote, (uint32_t)plan->source_ranks.at[0], &split->first);
     if (!status)
         status = larger_by(split->first.remote_units, split->first.local_units, "remote heads",
                            &split->remote_by_heads);

@@ -4,7 +4,7 @@
  *   prefill  | 0 | 1 | 2 | 3 | 4 |        decode has 0 and 1 cached and lists three blocks:
  *   decode           | a | b | c |        the tail of the prefill list pairs with them
  */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* A part of each list that pairs with the other one, entry by entry. */
 typedef struct pairing {

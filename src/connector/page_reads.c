@@ -1,7 +1,7 @@
 /* Reads and descriptor tables of the per-group plan. */
-#include <kvferry/page_groups.h>
+#include <kvferry/connector/page_groups.h>
 
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* One group of a request at one source rank. */
 typedef struct group_read {

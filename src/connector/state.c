@@ -1,5 +1,5 @@
 /* The shapes of recurrent states, and where the projections of a conv state lie on each side. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* `total` divided over the ranks, refusing a remainder. */
 static kvf_status per_rank(uint64_t total, uint32_t tp_size, const char *what, uint64_t *out) {
@@ -147,18 +147,19 @@ void kvf_local_projection_runs(const kvf_state_layout *local, kvf_byte_run *out)
     }
 }
 
-kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_piece *piece, kvf_state_runs_out *out) {
+kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_shared_units *shared,
+                          kvf_state_runs_out *out) {
     kvf_state_runs_out runs = {0};
     for (uint32_t p = 0; p < local->projection_count; p++) {
         uint64_t remote_bytes, skipped;
         kvf_byte_run *run = &runs.projection[p];
-        kvf_status status = kvf_exact_share(local->projection_bytes[p], piece->remote_units,
-                                            piece->local_units, "a projection", &remote_bytes);
+        kvf_status status = kvf_exact_share(local->projection_bytes[p], shared->remote_units,
+                                            shared->local_units, "a projection", &remote_bytes);
         if (!status)
-            status = kvf_exact_share(remote_bytes, piece->remote_begin, piece->remote_units, "a projection",
+            status = kvf_exact_share(remote_bytes, shared->remote_begin, shared->remote_units, "a projection",
                                      &skipped);
         if (!status)
-            status = kvf_exact_share(local->projection_bytes[p], piece->units, piece->local_units,
+            status = kvf_exact_share(local->projection_bytes[p], shared->units, shared->local_units,
                                      "a projection", &run->bytes);
         if (status)
             return status;
@@ -167,13 +168,13 @@ kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_piece *piece,
             return kvf_plain_fail(KVF_E_OVERFLOW, "the remote conv state does not fit in 64 bits");
     }
     uint64_t skipped;
-    kvf_status status = kvf_exact_share(local->ssm_bytes, piece->remote_units, piece->local_units,
+    kvf_status status = kvf_exact_share(local->ssm_bytes, shared->remote_units, shared->local_units,
                                         "the ssm state", &runs.remote_ssm_bytes);
     if (!status)
-        status = kvf_exact_share(runs.remote_ssm_bytes, piece->remote_begin, piece->remote_units,
+        status = kvf_exact_share(runs.remote_ssm_bytes, shared->remote_begin, shared->remote_units,
                                  "the ssm state", &skipped);
     if (!status)
-        status = kvf_exact_share(local->ssm_bytes, piece->units, piece->local_units, "the ssm state",
+        status = kvf_exact_share(local->ssm_bytes, shared->units, shared->local_units, "the ssm state",
                                  &runs.ssm.bytes);
     if (status)
         return status;
@@ -194,17 +195,17 @@ kvf_status kvf_remote_projection_runs(const kvf_state_layout *local, int64_t tp_
     if (tp_ratio > 0 && local_offset >= parts)
         return kvf_plain_fail(KVF_E_RANGE, "local_offset is %llu; allowed 0 to %u",
                               (unsigned long long)local_offset, parts - 1);
-    kvf_piece piece = {.units = 1, .local_units = 1, .remote_units = 1};
+    kvf_shared_units shared = {.units = 1, .local_units = 1, .remote_units = 1};
     if (tp_ratio > 0) {
-        piece.remote_units = parts;
-        piece.remote_begin = (uint32_t)local_offset;
+        shared.remote_units = parts;
+        shared.remote_begin = (uint32_t)local_offset;
     } else {
-        piece.local_units = parts;
+        shared.local_units = parts;
     }
     kvf_state_layout conv = *local;
     conv.ssm_bytes = 0; /* only the projections are asked for */
     kvf_state_runs_out runs;
-    kvf_status status = kvf_state_runs(&conv, &piece, &runs);
+    kvf_status status = kvf_state_runs(&conv, &shared, &runs);
     if (status)
         return status;
     memcpy(out, runs.projection, local->projection_count * sizeof *out);

@@ -1,12 +1,21 @@
 /*
- * What the functions on received blocks and on copied blocks share: regions that hold what they say.
+ * What the functions on received blocks and on copied blocks share: shapes that make sense, and regions that
+ * hold what they say.
  */
-#ifndef KVF_KERNEL_POSTPROCESS_H
-#define KVF_KERNEL_POSTPROCESS_H
+#ifndef KVF_CONNECTOR_POSTPROCESS_H
+#define KVF_CONNECTOR_POSTPROCESS_H
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
-#include "base/base.h"
+#include "kernel/permute.h"
+
+/**
+ * Works out what a change of form is. Sizes are checked; all later arithmetic is within a page.
+ *
+ * @return KVF_OK; KVF_E_INVALID for a zero or an unknown order; KVF_E_NOT_EXPRESSIBLE when neither number of
+ *         tokens divides the other; KVF_E_OVERFLOW
+ */
+kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out);
 
 /**
  * Checks a region: every part of every block lies within its bytes, and none shares a byte with another.

@@ -1,4 +1,4 @@
-#include "kernel/postprocess.h"
+#include "connector/postprocess.h"
 
 /* An axis of a region: how many, and how far apart. */
 typedef struct spaced {

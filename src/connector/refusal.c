@@ -1,6 +1,6 @@
 #include <stdio.h>
 
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 static _Thread_local kvf_refusal last_refusal;
 

@@ -3,10 +3,10 @@
  *
  * Nothing here is needed by another room.
  */
-#ifndef KVF_TOPOLOGY_TOPOLOGY_H
-#define KVF_TOPOLOGY_TOPOLOGY_H
+#ifndef KVF_CONNECTOR_CONNECTOR_H
+#define KVF_CONNECTOR_CONNECTOR_H
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 #include "base/base.h"
 #include "shard/shard.h"
@@ -28,7 +28,7 @@ kvf_status kvf_take_struct(void *out, size_t out_bytes, const void *given, const
 
 typedef struct kvf_known_engine {
     char *id;
-    kvf_remote_engine facts;
+    kvf_engine_transfer_info facts;
 } kvf_known_engine;
 
 struct kvf_topology {
@@ -73,25 +73,26 @@ static inline uint32_t kvf_range_size(kvf_range range) {
 kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uint32_t rank, kvf_range *out);
 
 /** Checks facts of a remote engine that may come from a peer, and fills in their zero defaults. */
-kvf_status kvf_take_remote(const kvf_remote_engine *remote, kvf_remote_engine *out);
+kvf_status kvf_take_remote(const kvf_engine_transfer_info *remote, kvf_engine_transfer_info *out);
 
 /* ---- one remote rank as a source */
 
-/** What a source rank has for us, of an axis: the pieces are in units of the axis. */
-typedef struct kvf_piece {
-    uint32_t local_begin;  /**< of the common units, from the start of the local share */
-    uint32_t remote_begin; /**< of the common units, from the start of the remote share */
-    uint32_t units;        /**< common units; 0: nothing */
+/** The units of an axis (heads, or shares of a state) that a source rank and this rank both hold. */
+typedef struct kvf_shared_units {
+    uint32_t local_begin;  /**< where they begin, from the start of the local share */
+    uint32_t remote_begin; /**< where they begin, from the start of the remote share */
+    uint32_t units;        /**< how many; 0: none */
     uint32_t local_units;  /**< of the local share */
     uint32_t remote_units; /**< of the remote share */
-} kvf_piece;
+} kvf_shared_units;
 
-kvf_status kvf_attention_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                               uint32_t remote_rank, kvf_piece *out);
+/** The heads, or the latent, that both hold. */
+kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                uint32_t remote_rank, kvf_shared_units *out);
 
 /** The same for sharded state: an axis of as many units as both sides can share exactly. */
-kvf_status kvf_state_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                           uint32_t remote_rank, kvf_piece *out);
+kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                            uint32_t remote_rank, kvf_shared_units *out);
 
 /** Where a source keeps the state that is ours, and how much state it has altogether. */
 typedef struct kvf_state_runs_out {
@@ -102,7 +103,8 @@ typedef struct kvf_state_runs_out {
 } kvf_state_runs_out;
 
 /** Scales the local projections to the remote share; offsets count from the start of the remote state. */
-kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_piece *piece, kvf_state_runs_out *out);
+kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_shared_units *shared,
+                          kvf_state_runs_out *out);
 
 /** A block: so many bytes for so many units (heads, or a latent) of so many tokens. */
 typedef struct kvf_block_length {
@@ -114,7 +116,8 @@ typedef struct kvf_block_length {
 kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_block_length *remote);
 
 /** The remote ranks that attention is read from, of any model. */
-kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out);
+kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                 kvf_ids *out);
 
 /** Checks that the topology is a hybrid's: PR 39529 has some quantities for no other. */
 kvf_status kvf_check_hybrid(const kvf_topology *topology);

@@ -1,5 +1,5 @@
 /* Numbers of descriptors in their table: region by region, block by block. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 kvf_status kvf_state_blocks(uint64_t kernel_blocks, uint32_t physical_per_logical, uint64_t *out) {
     if (!physical_per_logical || !out)

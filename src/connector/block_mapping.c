@@ -1,5 +1,5 @@
 /* Block lists: expanded from logical to kernel blocks, mapped to another block size, clipped. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* Each id b becomes b*stride ... b*stride + count - 1. */
 static kvf_status expand(const kvf_ids *blocks, uint32_t stride, uint32_t count, kvf_ids *out) {

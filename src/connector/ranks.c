@@ -1,5 +1,5 @@
 /* Ratios, head ranges, and which ranks overlap: everything that follows from the sizes of the two sides. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /*
  * Rank r of n holds [r/n, (r+1)/n) of the whole, rank s of m holds [s/m, (s+1)/m): they overlap when
@@ -48,8 +48,8 @@ kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_bloc
     return KVF_OK;
 }
 
-kvf_status kvf_tp_ratio(const kvf_topology *topology, const kvf_remote_engine *remote, int64_t *out) {
-    kvf_remote_engine other;
+kvf_status kvf_tp_ratio(const kvf_topology *topology, const kvf_engine_transfer_info *remote, int64_t *out) {
+    kvf_engine_transfer_info other;
     kvf_status status = kvf_take_remote(remote, &other);
     if (status)
         return status;
@@ -63,9 +63,9 @@ kvf_status kvf_tp_ratio(const kvf_topology *topology, const kvf_remote_engine *r
     return KVF_OK;
 }
 
-kvf_status kvf_block_size_ratio(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_block_size_ratio(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                 uint32_t *out) {
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     kvf_status status = kvf_take_remote(remote, &other);
     if (status)
         return status;
@@ -82,11 +82,11 @@ static uint32_t attention_units(const kvf_topology *topology) {
     return topology->local.is_mla ? 1 : topology->local.total_kv_heads;
 }
 
-bool kvf_is_kv_replicated(const kvf_topology *topology, const kvf_remote_engine *remote) {
+bool kvf_is_kv_replicated(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     return remote->tp_size > topology->local.total_kv_heads;
 }
 
-bool kvf_replicates_kv_cache(const kvf_topology *topology, const kvf_remote_engine *remote) {
+bool kvf_replicates_kv_cache(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     return remote->tp_size > attention_units(topology) || topology->local.is_mla;
 }
 
@@ -119,24 +119,24 @@ kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uin
     return kvf_physical_head_range(ranks, topology->local.total_kv_heads, rank, out);
 }
 
-static void make_piece(kvf_range local, kvf_range remote, kvf_piece *out) {
+static void share_units(kvf_range local, kvf_range remote, kvf_shared_units *out) {
     kvf_range common = kvf_range_common(local, remote);
     uint32_t units = kvf_range_size(common);
-    *out = (kvf_piece){.local_begin = units ? common.begin - local.begin : 0,
-                       .remote_begin = units ? common.begin - remote.begin : 0,
-                       .units = units,
-                       .local_units = kvf_range_size(local),
-                       .remote_units = kvf_range_size(remote)};
+    *out = (kvf_shared_units){.local_begin = units ? common.begin - local.begin : 0,
+                              .remote_begin = units ? common.begin - remote.begin : 0,
+                              .units = units,
+                              .local_units = kvf_range_size(local),
+                              .remote_units = kvf_range_size(remote)};
 }
 
-static kvf_status check_remote_rank(const kvf_remote_engine *remote, uint32_t rank) {
+static kvf_status check_remote_rank(const kvf_engine_transfer_info *remote, uint32_t rank) {
     if (rank >= remote->tp_size)
         return kvf_plain_fail(KVF_E_RANGE, "remote rank is %u; allowed 0 to %u", rank, remote->tp_size - 1);
     return KVF_OK;
 }
 
-kvf_status kvf_attention_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                               uint32_t remote_rank, kvf_piece *out) {
+kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                uint32_t remote_rank, kvf_shared_units *out) {
     kvf_range local = {0, 0}, other = {0, 0};
     kvf_status status = check_remote_rank(remote, remote_rank);
     if (!status)
@@ -144,12 +144,12 @@ kvf_status kvf_attention_piece(const kvf_topology *topology, const kvf_remote_en
     if (!status)
         status = kvf_attention_share(topology, remote->tp_size, remote_rank, &other);
     if (!status)
-        make_piece(local, other, out);
+        share_units(local, other, out);
     return status;
 }
 
-kvf_status kvf_state_piece(const kvf_topology *topology, const kvf_remote_engine *remote,
-                           uint32_t remote_rank, kvf_piece *out) {
+kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                            uint32_t remote_rank, kvf_shared_units *out) {
     int64_t ratio;
     kvf_status status = kvf_tp_ratio(topology, remote, &ratio);
     if (!status)
@@ -158,8 +158,8 @@ kvf_status kvf_state_piece(const kvf_topology *topology, const kvf_remote_engine
         return status;
     uint32_t here = topology->local.tp_size, there = remote->tp_size;
     uint32_t units = here > there ? here : there; /* the smallest axis both sides divide */
-    make_piece(kvf_axis_share(units, here, topology->local.tp_rank),
-               kvf_axis_share(units, there, remote_rank), out);
+    share_units(kvf_axis_share(units, here, topology->local.tp_rank),
+                kvf_axis_share(units, there, remote_rank), out);
     return KVF_OK;
 }
 
@@ -174,12 +174,13 @@ static bool shares_tokens(uint32_t a, uint32_t n, uint32_t b, uint32_t m) {
 }
 
 /* Of the remote ranks that keep the same tokens, local ranks are spread over the replicas in order. */
-static uint32_t replica_of(const kvf_remote_engine *remote, uint32_t local_tp_size, uint32_t local_rank) {
+static uint32_t replica_of(const kvf_engine_transfer_info *remote, uint32_t local_tp_size,
+                           uint32_t local_rank) {
     uint32_t replicas = remote->tp_size / remote->dcp_size;
     return (uint32_t)((uint64_t)local_rank * replicas / local_tp_size);
 }
 
-static kvf_status check_dcp(const kvf_topology *topology, const kvf_remote_engine *remote) {
+static kvf_status check_dcp(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     if ((topology->local.dcp_size > 1 || remote->dcp_size > 1) && !topology->local.is_mla)
         return kvf_refuse(
             KVF_REFUSAL_DCP_NOT_LATENT, KVF_E_NOT_EXPRESSIBLE,
@@ -188,7 +189,8 @@ static kvf_status check_dcp(const kvf_topology *topology, const kvf_remote_engin
     return KVF_OK;
 }
 
-static kvf_status dcp_sources(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out) {
+static kvf_status dcp_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                              kvf_ids *out) {
     kvf_ids list;
     kvf_status status = kvf_ids_make(&list, remote->dcp_size);
     if (status)
@@ -202,8 +204,8 @@ static kvf_status dcp_sources(const kvf_topology *topology, const kvf_remote_eng
 }
 
 /* A remote engine whose ranks can be told from ours: TP sizes that divide, token shares that fit. */
-static kvf_status take_related(const kvf_topology *topology, const kvf_remote_engine *remote,
-                               kvf_remote_engine *other, int64_t *ratio) {
+static kvf_status take_related(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                               kvf_engine_transfer_info *other, int64_t *ratio) {
     kvf_status status = kvf_take_remote(remote, other);
     if (!status)
         status = kvf_tp_ratio(topology, other, ratio);
@@ -211,7 +213,7 @@ static kvf_status take_related(const kvf_topology *topology, const kvf_remote_en
 }
 
 /* Every rank of an engine stores as many heads, so the first stands for all. */
-static kvf_status check_lengths(const kvf_topology *topology, const kvf_remote_engine *remote) {
+static kvf_status check_lengths(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     const kvf_topology_desc *local = &topology->local;
     kvf_range ours = {0, 0}, theirs = {0, 0};
     kvf_status status = kvf_attention_share(topology, local->tp_size, 0, &ours);
@@ -227,18 +229,18 @@ static kvf_status check_lengths(const kvf_topology *topology, const kvf_remote_e
         &(kvf_block_length){remote->block_bytes, kvf_range_size(theirs), remote->block_size});
 }
 
-kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_remote_engine *remote) {
+kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     if (!topology)
         return kvf_plain_fail(KVF_E_INVALID, "topology is NULL");
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     int64_t ratio;
     kvf_status status = take_related(topology, remote, &other, &ratio);
     return status ? status : check_lengths(topology, &other);
 }
 
-kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                       kvf_ids *out) {
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     int64_t ratio;
     kvf_status status = take_related(topology, remote, &other, &ratio);
     if (status)
@@ -256,13 +258,14 @@ kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_re
     return KVF_OK;
 }
 
-kvf_status kvf_target_remote_ranks(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_target_remote_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    kvf_ids *out) {
     return kvf_handshake_target_ranks(topology, remote, out);
 }
 
-kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_remote_engine *remote, kvf_ids *out) {
-    kvf_remote_engine other;
+kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                kvf_ids *out) {
+    kvf_engine_transfer_info other;
     kvf_status status = kvf_take_remote(remote, &other);
     if (!status)
         status = check_dcp(topology, &other);
@@ -273,9 +276,9 @@ kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_remote_e
     return dcp_sources(topology, &other, out);
 }
 
-kvf_status kvf_consumers_per_source(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_consumers_per_source(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     uint32_t *out) {
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     int64_t ratio;
     kvf_status status = take_related(topology, remote, &other, &ratio);
     if (status)

@@ -1,7 +1,7 @@
 /* How a backend lays its cache out, and the order in which layers become regions. */
 #include <stdlib.h>
 
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 kvf_status kvf_detect_layout(const uint64_t *probe_shape, size_t probe_dimensions, bool is_mla, bool is_mamba,
                              size_t registered_dimensions, kvf_layout_flags *out) {

@@ -1,5 +1,5 @@
 /* Texts in the connector's words: the summary of a pair of engines, and what a consumer says when done. */
-#include "topology/topology.h"
+#include "connector/connector.h"
 
 /* Hands a finished text over; `text` is empty afterwards. */
 static kvf_status give_text(kvf_text *text, char **out) {
@@ -19,14 +19,14 @@ static void add_ranks(kvf_text *text, const char *name, const kvf_ids *ranks) {
 }
 
 /* 0 where a block length is not known, as the connector has it. */
-static kvf_status descriptor_bytes(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status descriptor_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    uint64_t *out) {
     *out = 0;
     bool known = topology->local.block_bytes && remote->block_bytes;
     return known ? kvf_fa_descriptor_bytes(topology, remote, out) : KVF_OK;
 }
 
-static kvf_status describe_sources(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status describe_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    kvf_text *text) {
     uint64_t bytes;
     kvf_ids attention = {0}, all = {0};
@@ -46,10 +46,11 @@ static kvf_status describe_sources(const kvf_topology *topology, const kvf_remot
     return status;
 }
 
-kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf_remote_engine *remote, char **out) {
+kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
+                                 char **out) {
     if (!topology || !out)
         return kvf_plain_fail(KVF_E_INVALID, "%s is NULL", topology ? "text" : "topology");
-    kvf_remote_engine other;
+    kvf_engine_transfer_info other;
     int64_t ratio;
     kvf_status status = kvf_take_remote(remote, &other);
     if (!status)
@@ -78,7 +79,7 @@ kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf_remote_
     return give_text(&text, out);
 }
 
-kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf_remote_engine *remote,
+kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  const char *remote_request_id, char **out) {
     if (!topology || !remote_request_id || !out)
         return kvf_plain_fail(KVF_E_INVALID, "topology, remote_request_id and text must be given");
