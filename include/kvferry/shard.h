@@ -166,11 +166,11 @@ typedef struct kvf_engine_spec {
     uint32_t tp_size;   /**< 0 means 1 */
     uint32_t pp_size;   /**< 0 means 1 */
     const uint32_t
-        *pp_layers;    /**< layers of each pipeline stage, summing to the model's; NULL: as even as it goes */
-    uint32_t dcp_size; /**< ranks that share the tokens of a sequence; 0 means 1 */
-    uint32_t dcp_width;           /**< neighbouring tokens kept together; 0 means 1 */
-    kvf_group_spec all;           /**< for every token group, unless `groups` says otherwise */
-    kvf_group_spec state;         /**< the same for state groups; a block_count of 0 means that of `all` */
+        *pp_layers;       /**< layers of each stage, all of the model's; NULL: split as evenly as possible */
+    uint32_t dcp_size;    /**< ranks that share the tokens of a sequence; 0 means 1 */
+    uint32_t dcp_width;   /**< neighbouring tokens kept together; 0 means 1 */
+    kvf_group_spec all;   /**< for every token group, unless `groups` says otherwise */
+    kvf_group_spec state; /**< the same for state groups; a block_count of 0 means that of `all` */
     const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
     bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory. Different
                          block ids are then different bytes only where the groups' logical blocks are equally

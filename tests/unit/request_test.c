@@ -8,26 +8,6 @@
  * Most tests: one part of 8 bytes a token in one layer. Local blocks of 4 tokens are pages of 32 bytes,
  * remote blocks of 6 tokens pages of 48; either cache has 8 blocks.
  */
-typedef struct asked {
-    pair p;
-    kvf_plan *plan;
-    kvf_request *request;
-} asked;
-
-static asked ask(kvf_model *model, const kvf_engine_spec *local, const kvf_engine_spec *remote,
-                 uint32_t rank) {
-    asked a = {.p = pair_of(model, local, remote)};
-    a.plan = plan_of(&a.p, rank);
-    a.request = request_of(a.plan);
-    return a;
-}
-
-static void done(const asked *a) {
-    kvf_request_free(a->request);
-    kvf_plan_free(a->plan);
-    free_pair(&a->p);
-}
-
 #define BLOCKS(tokens, ...)                                                                                  \
     { .tokens_per_block = (tokens), .block_count = 8, __VA_ARGS__ }
 #define FOURS ENGINE(.all = BLOCKS(4, .order = NULL))
@@ -47,15 +27,9 @@ static int set_up(void **state) {
 }
 
 static int tear_down(void **state) {
-    done(*state);
+    free_asked(*state);
     free(*state);
     return 0;
-}
-
-static kvf_status set_one(const asked *a, kvf_block_table local, kvf_block_table remote, uint64_t begin,
-                          uint64_t end) {
-    kvf_group_request group = {local, remote, begin, end};
-    return kvf_request_set(a->request, &group, 1);
 }
 
 static void assert_steps(const asked *a, uint32_t group, uint64_t begin, uint64_t end) {
@@ -141,7 +115,7 @@ static void blocks_of_6_and_4_are_paired_token_by_token(void **state) {
     assert_ok(set_one(&a, TABLE(5, 2), TABLE(3, 1, 7), 0, 10));
     assert_runs(a.request, 0, {240, 96, 32, 0, 0}, {272, 32, 16, 0, 0}, {96, 48, 16, 0, 0},
                 {112, 224, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_prefix_hit_inside_a_block_keeps_tokens_paired(void **state) {
@@ -204,7 +178,7 @@ static void each_side_expands_its_blocks_with_its_own_ratio(void **state) {
 
     assert_runs(a.request, 0, {144, 480, 16, 0, 0}, {168, 512, 16, 0, 0}, {48, 544, 16, 0, 0},
                 {72, 192, 16, 0, 0}, {336, 224, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void one_side_may_have_kernel_blocks_and_the_other_none(void **state) {
@@ -216,7 +190,7 @@ static void one_side_may_have_kernel_blocks_and_the_other_none(void **state) {
     assert_ok(set_one(&a, TABLE(3, 1), TABLE(5), 0, 6));
 
     assert_runs(a.request, 0, {96, 320, 24, 0, 0}, {120, 352, 8, 0, 0}, {32, 360, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void the_kernel_blocks_of_a_block_are_neighbours(void **state) {
@@ -225,7 +199,7 @@ static void the_kernel_blocks_of_a_block_are_neighbours(void **state) {
                   ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 2)), 0);
     assert_ok(set_one(&a, TABLE(3, 1), TABLE(5, 2), 0, 8));
     assert_runs(a.request, 0, {96, 160, 32, 0, 0}, {32, 64, 32, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- token shares ---------------------------------------------------------------------------- */
@@ -239,7 +213,7 @@ static void a_local_share_is_stored_densely(void **state) {
 
     assert_runs(a.request, 0, {96, 248, 8, 0, 0}, {104, 264, 8, 0, 0}, {112, 280, 8, 0, 0},
                 {120, 104, 8, 0, 0}, {32, 120, 8, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void each_remote_share_gives_its_own_tokens(void **state) {
@@ -253,7 +227,7 @@ static void each_remote_share_gives_its_own_tokens(void **state) {
                 {224, 272, 8, 0, 0});
     assert_runs(a.request, 1, {104, 240, 8, 0, 0}, {120, 248, 8, 0, 0}, {40, 256, 8, 0, 0},
                 {56, 264, 8, 0, 0}, {232, 272, 8, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_table_of_a_share_need_only_reach_over_its_own_tokens(void **state) {
@@ -262,7 +236,7 @@ static void a_table_of_a_share_need_only_reach_over_its_own_tokens(void **state)
     asked a = ask(latent(1), ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(4, .order = NULL)), SIXES, 1);
     assert_fails(set_one(&a, TABLE(3), TABLE(5, 2), 0, 10), KVF_E_RANGE, "local table", "step 9");
     assert_ok(set_one(&a, TABLE(3), TABLE(5, 2), 0, 9));
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- windows and chunks ---------------------------------------------------------------------- */
@@ -276,7 +250,7 @@ static void tokens_before_the_window_are_left_out(void **state) {
 
     assert_runs(a.request, 0, {48, 96, 16, 0, 0}, {224, 112, 16, 0, 0});
     assert_steps(&a, 0, 6, 10);
-    done(&a);
+    free_asked(&a);
 }
 
 static void tables_may_begin_with_the_window(void **state) {
@@ -284,7 +258,7 @@ static void tables_may_begin_with_the_window(void **state) {
     asked a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
     assert_ok(set_one(&a, TABLE_FROM(1, 1, 7), TABLE_FROM(1, 2), 0, 10));
     assert_runs(a.request, 0, {48, 96, 16, 0, 0}, {224, 112, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_prefix_hit_inside_the_window_counts(void **state) {
@@ -293,7 +267,7 @@ static void a_prefix_hit_inside_the_window_counts(void **state) {
     assert_ok(set_one(&a, TABLE_FROM(2, 7), TABLE_FROM(1, 2), 9, 10));
     assert_steps(&a, 0, 9, 10);
     assert_runs(a.request, 0, {232, 120, 8, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_window_longer_than_the_sequence_leaves_nothing_out(void **state) {
@@ -301,7 +275,7 @@ static void a_window_longer_than_the_sequence_leaves_nothing_out(void **state) {
     asked a = fours_from_sixes((kvf_group_desc){.window_tokens = 10});
     assert_ok(set_one(&a, TABLE(3, 1, 7), TABLE(5, 2), 0, 10));
     assert_steps(&a, 0, 0, 10);
-    done(&a);
+    free_asked(&a);
 }
 
 static void tokens_before_the_chunk_are_left_out(void **state) {
@@ -311,7 +285,7 @@ static void tokens_before_the_chunk_are_left_out(void **state) {
     assert_ok(set_one(&a, TABLE(KVF_NO_BLOCK, KVF_NO_BLOCK, 7), TABLE(KVF_NO_BLOCK, 2), 0, 10));
     assert_steps(&a, 0, 8, 10);
     assert_runs(a.request, 0, {224, 112, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_full_chunk_is_moved_whole(void **state) {
@@ -319,7 +293,7 @@ static void a_full_chunk_is_moved_whole(void **state) {
     asked a = fours_from_sixes((kvf_group_desc){.chunk_tokens = 4});
     assert_ok(set_one(&a, TABLE(KVF_NO_BLOCK, 1), TABLE(5, 2), 0, 8));
     assert_steps(&a, 0, 4, 8);
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- several groups -------------------------------------------------------------------------- */
@@ -350,7 +324,7 @@ static void a_fully_cached_group_beside_a_partly_cached_one_moves_nothing(void *
     assert_steps(&a, 0, 10, 10);
     assert_steps(&a, 1, 8, 10);
     assert_runs(a.request, 0, {224, 112, 16, 1, 1});
-    done(&a);
+    free_asked(&a);
 }
 
 static void each_group_has_its_own_tables_and_window(void **state) {
@@ -364,7 +338,7 @@ static void each_group_has_its_own_tables_and_window(void **state) {
     assert_steps(&a, 0, 0, 9);
     assert_steps(&a, 1, 6, 10);
     assert_runs(a.request, 0, {0, 0, 72, 0, 0}, {144, 144, 16, 1, 1}, {192, 160, 16, 1, 1});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_state_is_copied_whole_where_attention_is_trimmed(void **state) {
@@ -378,7 +352,7 @@ static void a_state_is_copied_whole_where_attention_is_trimmed(void **state) {
 
     assert_runs(a.request, 0, {464, 240, 16, 0, 0}, {464, 240, 16, 1, 1}, {672, 448, 112, 2, 2},
                 {672, 448, 112, 3, 3});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_state_moves_where_attention_is_cached_entirely(void **state) {
@@ -387,7 +361,7 @@ static void a_state_moves_where_attention_is_cached_entirely(void **state) {
     const kvf_group_request groups[] = {{no_blocks, no_blocks, 100, 100}, {TABLE(0), TABLE(0), 0, 1}};
     assert_ok(kvf_request_set(a.request, groups, 2));
     assert_int_equal(kvf_request_bytes(a.request, 0), 224);
-    done(&a);
+    free_asked(&a);
 }
 
 static void the_states_of_checkpoints_are_copied_one_by_one(void **state) {
@@ -397,7 +371,7 @@ static void the_states_of_checkpoints_are_copied_one_by_one(void **state) {
     assert_ok(set_one(&a, TABLE_FROM(1, 6, 2), TABLE(0, 3, 5), 1, 3));
     assert_runs(a.request, 0, {672, 336, 112, 0, 0}, {224, 560, 112, 0, 0});
     assert_steps(&a, 0, 1, 3);
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- what a request moves -------------------------------------------------------------------- */
@@ -512,7 +486,7 @@ static void a_fault_in_one_group_leaves_all_groups_as_they_were(void **state) {
     assert_runs(a.request, 0, {96, 240, 32, 0, 0}, {32, 96, 16, 1, 1});
     assert_steps(&a, 0, 0, 4);
     assert_steps(&a, 1, 0, 2);
-    done(&a);
+    free_asked(&a);
 }
 
 static void every_group_of_the_model_must_be_given(void **state) {
@@ -581,7 +555,7 @@ static void a_request_of_a_size_it_has_had_allocates_nothing(void **state) {
     assert_int_equal(kvf_request_run_count(a.request, 0), 4);
 
     assert_int_equal(memory.calls, 0);
-    done(&a);
+    free_asked(&a);
     assert_int_equal(memory.live, 0);
 }
 
@@ -605,7 +579,7 @@ static void a_request_survives_every_refused_allocation(void **state) {
 
     survive_every_refusal(&memory, make_request, a.plan);
 
-    done(&a);
+    free_asked(&a);
     assert_int_equal(memory.live, 0);
 }
 
@@ -635,7 +609,7 @@ static void a_request_that_cannot_grow_is_as_it_was(void **state) {
     }
 
     assert_true(refused > 0);
-    done(&a);
+    free_asked(&a);
     assert_int_equal(memory.live, 0);
 }
 
