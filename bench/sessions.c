@@ -44,7 +44,7 @@ static void say(crowd *c, uint32_t peer, const uint8_t *session) {
                                      .rank_count = 1,
                                      .wants_ranks = step == 0,
                                      .wants_card = step == 1,
-                                     .clock_ns = kvf_now()}};
+                                     .clock_ns = kvf_now(&kvf_monotonic)}};
     memcpy(message.digest, like->digest, sizeof message.digest);
     kvf_wire_buffer own = {0}, bytes = {0};
     if (step == 2 && !c->plain) {

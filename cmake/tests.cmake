@@ -73,6 +73,7 @@ endif()
 
 # These start processes and use memory as the command does, so each runs alone.
 if(TARGET kvferry_command)
+  kvf_add_programs(tests/integration integration PUBLIC NAMES integration_names)
   file(GLOB integration_scripts CONFIGURE_DEPENDS tests/integration/*.sh)
   foreach(script IN LISTS integration_scripts)
     get_filename_component(name ${script} NAME_WE)

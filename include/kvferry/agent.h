@@ -53,6 +53,21 @@ typedef enum kvf_failure_policy {
     KVF_FAILURE_FAIL = 1,      /**< the event says that the request should fail */
 } kvf_failure_policy;
 
+/** How important a line of the log is. The numbers are those of Python's logging. */
+typedef enum kvf_log_level {
+    KVF_LOG_DEBUG = 10, /**< every rank, every piece */
+    KVF_LOG_INFO = 20,  /**< an engine was met: who reads what from whom, how, and how long it should take */
+    KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
+} kvf_log_level;
+
+/** One line of the log. It is the library's, and valid during the call that brings it. */
+typedef struct kvf_log_line {
+    size_t struct_size; /**< sizeof(kvf_log_line) of the library */
+    kvf_log_level level;
+    uint64_t time_ns; /**< since 1970, UTC */
+    const char *text; /**< without a newline */
+} kvf_log_line;
+
 /** Durations are in nanoseconds; 0 means the default in brackets. */
 typedef struct kvf_agent_options {
     size_t struct_size;     /**< sizeof(kvf_agent_options) */
@@ -77,11 +92,12 @@ typedef struct kvf_agent_options {
     bool verify;     /**< check what was read or written against checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
     /**
-     * Receives a line of JSON for each failure; NULL: none. Called on the thread that makes progress, one line
-     * at a time. It may call the agent, but for kvf_agent_close().
+     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one line at
+     * a time. It may call the agent, but for kvf_agent_close().
      */
-    void (*log)(void *context, const char *line);
+    void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
+    kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
 } kvf_agent_options;
 
 /**
@@ -106,6 +122,23 @@ KVF_API void kvf_agent_close(kvf_agent *agent);
 
 /** Makes a pair of Z85 keys: 40 characters and a zero byte each. */
 KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]);
+
+/**
+ * Lets holders of another key connect, from now on. Needs `allowed_keys` in the options; without, everyone may.
+ *
+ * @param public_key  Z85
+ * @return KVF_OK, also when it is allowed already; KVF_E_INVALID (not a key; everyone may connect), KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
+
+/**
+ * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so that
+ * their leases and what they expect run out. They keep what they know: who has this agent's card may read its
+ * memory until it is closed. Where the last key is withdrawn nobody may connect.
+ *
+ * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
+ */
+KVF_API kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key);
 
 /** Memory that same-host peers can map, see kvf_transport_allocate(). */
 KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out);
@@ -182,12 +215,14 @@ typedef struct kvf_agent_request {
 
 /**
  * Producer: keeps blocks for consumers to read. They are held until `consumers` engines have released them,
- * or nobody has asked for them or given a sign of life for the length of the lease.
+ * or nobody has asked for them or given a sign of life for the length of the lease. A consumer whose attempt
+ * failed may try again until then.
  *
- * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out) or KVF_E_CANCELLED.
+ * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out; or a consumer's time, when it
+ * gave up) or KVF_E_CANCELLED (by this engine or by a consumer's).
  *
- * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE,
- *         KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block that
+ *         does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -199,10 +234,11 @@ KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *req
  * With groups NULL the producer's blocks are only reserved, their lease kept alive, until
  * kvf_agent_pull_into() says where to; for requests that wait for blocks of their own.
  *
- * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
+ * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed. After a failure
+ * the request may be pulled again, as long as it is held.
  *
- * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE,
- *         KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE (a
+ *         block that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -235,7 +271,8 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint6
 
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;
- * and its blocks are not free before the event that says so.
+ * and its blocks are not free before the event that says so. The event of a hold waits for its readers: until
+ * their next heartbeat, and for those that give no sign of life for the length of their lease.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended)
  */
@@ -319,6 +356,23 @@ KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
 KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 
 /* ---- looking in ------------------------------------------------------------------------------ */
+
+/**
+ * Says in words how this agent stands with an engine: where it was met, both shapes, which of its ranks are
+ * read for what, by which transport, and what a request should take; and, as a producer, which of its ranks
+ * have sessions here. What the log says at the first meeting, at any time.
+ *
+ * @param engine      its name; NULL: this agent itself, and every engine it knows
+ * @param level       KVF_LOG_INFO: a summary, in which ranks that are alike share lines; KVF_LOG_DEBUG: after
+ *                    it every rank and every piece
+ * @param text        receives lines, each ended by a newline, cut to fit and ended by a zero byte; may be NULL
+ *                    where text_bytes is 0
+ * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_NOT_FOUND (an engine that is not known, or no more),
+ *         KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level level, char *text,
+                                     size_t text_bytes, size_t *length);
 
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */

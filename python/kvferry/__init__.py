@@ -50,6 +50,8 @@ from kvferry.events import (
     EventKind,
     FailurePolicy,
     Histogram,
+    LogLevel,
+    LogLine,
     RequestKind,
 )
 from kvferry.model import Dtype, Group, GroupKind, Model, Part, TpRule, builtin_models
@@ -109,6 +111,8 @@ __all__ = [
     "InvalidError",
     "KeyPair",
     "KvferryError",
+    "LogLevel",
+    "LogLine",
     "MemoryKind",
     "MismatchError",
     "Model",

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #include "plan/plan.h"
 
@@ -58,10 +58,11 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->heartbeat_ns > o->lease_ns / 2)
         return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed is up to half the lease, %llu",
                         (unsigned long long)o->heartbeat_ns, (unsigned long long)(o->lease_ns / 2));
+    o->log_level = o->log_level ? o->log_level : KVF_LOG_INFO;
     if (o->policy != KVF_FAILURE_RECOMPUTE && o->policy != KVF_FAILURE_FAIL)
         return kvf_fail(KVF_E_INVALID, "policy is %d; allowed 0 (recompute) and 1 (fail)", (int)o->policy);
     /* Texts the agent keeps; those for the link are read while it opens. */
-    const char **texts[] = {&o->advertise, &o->facts, &o->public_key};
+    const char **texts[] = {&o->advertise, &o->facts, &o->public_key, &o->transport};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (!*texts[i])
             continue;
@@ -73,8 +74,11 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     return KVF_OK;
 }
 
-static kvf_status open_link(kvf_agent *agent, const kvf_agent_options *o) {
-    kvf_link_options options = {.listen = o->listen,
+static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
+    const kvf_agent_options *o = &agent->options;
+    kvf_link_options options = {.table = around->link,
+                                .clock = &agent->clock,
+                                .listen = o->listen,
                                 .public_key = o->public_key,
                                 .secret_key = o->secret_key,
                                 .allowed_keys = o->allowed_keys,
@@ -125,12 +129,18 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
                           kvf_agent **out) {
+    return kvf_agent_open_in(&(const kvf_surroundings){0}, engine, rank, options, out);
+}
+
+kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
+                             const kvf_agent_options *options, kvf_agent **out) {
     if (!out)
         return kvf_fail(KVF_E_INVALID, "out is NULL");
     kvf_agent *agent = kvf_alloc0(1, sizeof *agent);
     if (!agent)
         return kvf_nomem("an agent");
     agent->rank = KVF_NO_RANK;
+    agent->clock = surroundings->clock ? *surroundings->clock : kvf_monotonic;
     kvf_status status = kvf_loop_open(agent);
     if (!status && sodium_init() < 0)
         status = kvf_fail(KVF_E_UNSUPPORTED, "libsodium cannot be initialised");
@@ -138,7 +148,7 @@ kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_age
         status = take_agent_options(agent, options);
     if (!status) {
         randombytes_buf(&agent->incarnation, sizeof agent->incarnation);
-        status = open_link(agent, &agent->options);
+        status = open_link(agent, surroundings);
     }
     if (!status && engine)
         status = open_engine(agent, engine, rank);
@@ -156,6 +166,24 @@ kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]) {
     if (!public_key || !secret_key)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !public_key ? "public_key" : "secret_key");
     return kvf_link_make_keys(public_key, secret_key);
+}
+
+static kvf_status allow(kvf_agent *agent, const char *public_key, bool allowed) {
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = public_key ? kvf_link_allow(agent->link, public_key, allowed)
+                        : kvf_fail(KVF_E_INVALID, "public_key is NULL");
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key) {
+    return allow(agent, public_key, true);
+}
+
+kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key) {
+    return allow(agent, public_key, false);
 }
 
 static kvf_status needs_memory(const kvf_agent *agent) {

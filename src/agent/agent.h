@@ -28,8 +28,8 @@
 
 #include "agent/histogram.h"
 #include "agent/ledger.h"
-#include "agent/link.h"
-#include "agent/tables.h"
+#include "base/tables.h"
+#include "link/link.h"
 #include "wire/wire.h"
 
 #define KVF_MILLISECOND 1000000ull
@@ -47,7 +47,7 @@ typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_event_node kvf_event_node;
-typedef struct kvf_log_line kvf_log_line;
+typedef struct kvf_log_entry kvf_log_entry;
 
 /* ---- calls: asked until answered ------------------------------------------------------------- */
 
@@ -125,6 +125,7 @@ struct kvf_session {
     kvf_peer *peer; /* made from the card when first needed */
     bool same_host;
     bool peer_lost; /* said by the transport; seen to in the next tick */
+    bool gone;      /* its process is known to have ended */
 
     kvf_source *sources;  /* outgoing: what we want from it */
     bool joined, joining; /* outgoing: it has our card */
@@ -233,12 +234,12 @@ typedef enum kvf_ticket_state {
     KVF_TICKET_OVER,    /* freed in the next tick */
 } kvf_ticket_state;
 
-/** Counts the ranks of consumer engines that are done with something. */
+/** Counts the ranks of consumer engines that are done with something: that have it, or have given it up. */
 typedef struct kvf_tally_engine {
     char *name;
     uint32_t of;
     uint32_t count;
-    uint8_t *ranks; /* [of the engine's ranks]: done */
+    uint8_t *ranks; /* [of the engine's ranks]: enum kvf_tally_mark */
     uint32_t rank_capacity;
     struct kvf_tally_engine *next;
 } kvf_tally_engine;
@@ -249,10 +250,20 @@ typedef struct kvf_tally {
     uint32_t done;   /* engines of which all ranks are done */
 } kvf_tally;
 
+typedef enum kvf_tally_mark {
+    KVF_TALLY_WAITS = 0,
+    KVF_TALLY_HAS_IT,
+    KVF_TALLY_GAVE_UP,
+} kvf_tally_mark;
+
 /** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said). */
-kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of);
-bool kvf_tally_has(const kvf_tally *tally, const char *name, uint32_t rank);
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of, kvf_tally_mark mark);
+kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank);
+/** A rank that gave up tries again: it is not counted any more. */
+void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank);
 bool kvf_tally_complete(const kvf_tally *tally);
+/** The name of an engine one of whose ranks gave up; NULL: there is none. */
+const char *kvf_tally_deserter(const kvf_tally *tally, uint32_t *rank);
 void kvf_tally_free(kvf_tally *tally);
 
 /** What a pull or an expect has to do with one rank of the producer. */
@@ -267,6 +278,7 @@ struct kvf_source {
     void *card;     /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
     bool asked;              /* expect: EXPECT was sent */
+    bool gone;               /* expect: the process of a writer in doubt has ended */
     uint64_t written_call;   /* expect: the WRITTEN to answer when all is verified */
     bool settled;            /* pull: granted. expect: it will write no more */
     bool written;            /* expect: and has written everything */
@@ -306,9 +318,10 @@ struct kvf_ticket {
 
     /* hold, push */
     kvf_tally tally;
-    kvf_reader *readers;  /* hold */
-    uint64_t lease_until; /* hold: of the hold itself */
-    kvf_flow *flows;      /* push */
+    kvf_reader *readers;      /* hold */
+    uint64_t lease_until;     /* hold: of the hold itself */
+    kvf_status reader_failed; /* hold: what a reader said last that did not get it */
+    kvf_flow *flows;          /* push */
     uint64_t ready_tokens,
         chunk_end;         /* push: everything before ready_tokens is ready, and layers [0, ready_layers) */
     uint32_t ready_layers; /* up to chunk_end */
@@ -360,9 +373,18 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
 bool kvf_events_reserve(kvf_ticket *ticket);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
-/** Writes a structured line, where the engine wants them. */
+/** Logs a failure as an object of JSON. */
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail);
+
+/** Whether lines of a level are wanted: only then are they made. */
+bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
+/** Logs each line of a text, where lines of the level are wanted. */
+void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
+/** A remote engine was met: logs who reads what from whom. */
+void kvf_explain_meeting(const kvf_remote *remote);
+/** The transport has just been connected to a session's peer: logs the way, once for an engine. */
+void kvf_explain_way(const kvf_session *session);
 
 /** A copy of groups and their block ids in one allocation, for kvf_free(). */
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count);
@@ -426,7 +448,8 @@ void kvf_reader_drop(kvf_reader *reader);
 
 void kvf_connect_tick(kvf_ticket *ticket, uint64_t now);
 
-void kvf_pull_met(kvf_ticket *pull); /**< the remote is ready */
+void kvf_pull_met(kvf_ticket *pull);       /**< the remote is ready */
+void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
 void kvf_pull_move(kvf_ticket *pull);
 void kvf_pull_look(kvf_ticket *pull); /**< has its transfer ended? */
 void kvf_pull_tick(kvf_ticket *pull, uint64_t now);
@@ -517,11 +540,11 @@ struct kvf_agent {
     int wake_fd, timer_fd; /* in it: for work that no other descriptor shows, and for a time that has come */
     bool awake;            /* wake_fd is readable */
     uint64_t armed;        /* what timer_fd is set to; UINT64_MAX: nothing */
-    kvf_log_line *lines;   /* to be logged */
+    kvf_log_entry *lines;  /* to be logged */
     bool logging;          /* a thread does it */
 
     kvf_agent_options options; /* defaults filled in */
-    char *texts[3];            /* copies of its texts that are used later */
+    char *texts[4];            /* copies of its texts that are used later */
 
     const kvf_engine *engine; /* NULL: a directory */
     const kvf_shard *shard;
@@ -531,6 +554,7 @@ struct kvf_agent {
     char *facts;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
 
+    kvf_clock clock;
     kvf_link *link;
     kvf_transport *transport;
     kvf_memory *regions;
@@ -566,6 +590,17 @@ struct kvf_agent {
     kvf_agent_stats stats;
 };
 
+/** What an agent is given of the world around it. Zeroed is production: the machine's clock, and ZeroMQ. */
+typedef struct kvf_surroundings {
+    const kvf_clock *clock; /* outlives the agent */
+    const kvf_link_table *link;
+} kvf_surroundings;
+
+/** kvf_agent_open() in other surroundings. With a clock that is not the machine's, nobody is woken by time:
+ * whoever moves it calls kvf_agent_progress() when kvf_agent_timeout() is over, and nobody waits. */
+kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
+                             const kvf_agent_options *options, kvf_agent **out);
+
 /* ---- loop.c ---------------------------------------------------------------------------------- */
 
 kvf_status
@@ -583,7 +618,11 @@ kvf_status kvf_agent_lock(kvf_agent *agent);
 void kvf_agent_unlock(kvf_agent *agent);
 
 /** Logs a line as soon as the lock is given up. */
-void kvf_log_line_add(kvf_agent *agent, const char *text);
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text);
+
+static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
+    return kvf_now(&agent->clock);
+}
 
 /** Asks for a tick at `when`. */
 static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {

@@ -11,6 +11,8 @@
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
+/* Until it is asked again whether the kernel has cleared a process away. */
+#define ENDING_PAUSE (5 * KVF_MILLISECOND)
 /* How far two clocks may run apart, relative to the time since they were compared. */
 #define CLOCK_DRIFT_DIVISOR 2048
 
@@ -20,7 +22,7 @@ uint64_t kvf_expect_generation(const kvf_ticket *expect) {
 
 /* A moment of our clock on the peer's, and rather too early than too late. */
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(session->agent);
     uint64_t ahead = ours > now ? ours - now : 0;
     uint64_t slack = session->clock_error + ahead / CLOCK_DRIFT_DIVISOR;
     uint64_t theirs = ours + (uint64_t)session->clock_offset;
@@ -45,7 +47,7 @@ static kvf_status ask(kvf_source *source) {
     kvf_call_body body = {.request = {expect->id, expect->id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .rank_count = source->target->of};
-    uint64_t until = kvf_now() + expect->agent->options.lease_ns;
+    uint64_t until = kvf_agent_now(expect->agent) + expect->agent->options.lease_ns;
     body.time_ns = kvf_session_their_time(session, until);
     if (!writes) {
         source->settled = source->written = true;
@@ -59,7 +61,8 @@ static kvf_status ask(kvf_source *source) {
                                 &source->call);
     if (!status) {
         source->until = until;
-        session->next_beat = kvf_min_u64(session->next_beat, kvf_now() + expect->agent->options.heartbeat_ns);
+        session->next_beat = kvf_min_u64(session->next_beat,
+                                         kvf_agent_now(expect->agent) + expect->agent->options.heartbeat_ns);
         kvf_agent_due(expect->agent, session->next_beat);
     }
     return status;
@@ -90,7 +93,7 @@ static void ask_all(kvf_ticket *expect) {
         kvf_ticket_done(expect);
         return;
     }
-    expect->posted = kvf_now();
+    expect->posted = kvf_agent_now(expect->agent);
     kvf_histogram_add(&expect->agent->stats.queue, expect->posted - expect->created);
     kvf_expect_check(expect);
 }
@@ -112,7 +115,7 @@ static void answer_written(kvf_ticket *expect) {
 
 void kvf_expect_verified(kvf_ticket *expect) {
     kvf_agent *agent = expect->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->created);
@@ -194,6 +197,7 @@ static void keep_card(kvf_source *source) {
     const kvf_session *session = source->session;
     if (source->settled || !source->until || !session || source->card)
         return;
+    source->gone = session->gone;
     source->card = kvf_copy(session->card, session->card_bytes, 1);
     source->card_bytes = session->card_bytes;
 }
@@ -227,6 +231,20 @@ static bool is_shut_out(const kvf_source *source) {
     return true;
 }
 
+/*
+ * The process of a writer has ended: nothing of it is under way where the transport has seen it and sees it no
+ * more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
+ */
+static bool has_ended(kvf_source *source) {
+    kvf_transport *transport = source->ticket->agent->transport;
+    kvf_status status =
+        source->card ? kvf_transport_fence(transport, source->card, source->card_bytes) : KVF_E_UNSUPPORTED;
+    source->gone = status == KVF_E_AGAIN; /* it is being cleared away: asked again */
+    if (status == KVF_OK)
+        (void)kvf_transport_admit(transport, source->card, source->card_bytes);
+    return status == KVF_OK;
+}
+
 static bool all_settled(kvf_ticket *expect, uint64_t now) {
     bool all = true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
@@ -234,10 +252,14 @@ static bool all_settled(kvf_ticket *expect, uint64_t now) {
         if (!source->until)
             continue; /* was never asked to write */
         uint64_t end = source->until + WRITER_MARGIN;
+        if (!source->settled && source->gone)
+            source->settled = has_ended(source);
         if (!source->settled && now >= end)
             source->settled = is_shut_out(source);
         if (!source->settled)
-            kvf_agent_due(expect->agent, now < end ? end : now + WRITER_MARGIN);
+            kvf_agent_due(expect->agent, source->gone ? now + ENDING_PAUSE
+                                         : now < end  ? end
+                                                      : now + WRITER_MARGIN);
         all &= source->settled;
     }
     return all;
@@ -254,7 +276,7 @@ void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, 
             keep_card(&expect->sources[i]);
             withdraw(&expect->sources[i]);
         }
-    kvf_ticket_tell(expect, all_settled(expect, kvf_now()));
+    kvf_ticket_tell(expect, all_settled(expect, kvf_agent_now(expect->agent)));
 }
 
 void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {

@@ -117,8 +117,9 @@ kvf_status kvf_session_join(kvf_session *session) {
         return KVF_OK;
     kvf_wire_buffer own = agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size}, .card = {agent->card, agent->card_bytes}};
-    kvf_status status = kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_now() + agent->options.lease_ns,
-                                       false, on_joined, NULL, NULL);
+    kvf_status status =
+        kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
+                       on_joined, NULL, NULL);
     session->joining = !status;
     return status;
 }
@@ -177,7 +178,7 @@ static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool f
                         kvf_model_group_count(kvf_engine_model(agent->engine)));
     if (call->rank_count == 0)
         return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
-    if (call->time_ns <= kvf_now())
+    if (call->time_ns <= kvf_agent_now(agent))
         return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
     kvf_status status = make_flow(session, call, &flow);
     if (status)
@@ -208,7 +209,7 @@ void kvf_flow_free(kvf_flow *flow) {
     DL_DELETE2(session->flows, flow, session_prev, session_next);
     HASH_DEL(session->flow_table, flow);
     session->flow_count--;
-    session->last_used = kvf_now();
+    session->last_used = kvf_agent_now(session->agent);
     if (flow->transfer)
         end_part(flow);
     kvf_free(flow->groups);
@@ -354,7 +355,7 @@ static void tell(kvf_flow *flow) {
                           .status = flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
-    uint64_t deadline = kvf_now() + session->agent->options.lease_ns;
+    uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
     if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
         flow->heard = true; /* nobody is there to hear it */
 }

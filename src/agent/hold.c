@@ -67,11 +67,12 @@ static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, const kvf_c
 /* Grants a lease, or grants the same once more to who asks again. */
 static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *call) {
     kvf_reader *reader = reader_of(hold, session);
-    if (!reader && kvf_tally_has(&hold->tally, session->engine, session->rank)) {
+    if (!reader && kvf_tally_of(&hold->tally, session->engine, session->rank) == KVF_TALLY_HAS_IT) {
         kvf_answer_status(session, call, KVF_E_EXISTS, "this rank has released the request already");
         return;
     }
     if (!reader) {
+        kvf_tally_take_back(&hold->tally, session->engine, session->rank);
         kvf_status status = add_reader(hold, session, call, &reader);
         if (status) {
             kvf_answer_status(session, call, status, kvf_error_detail());
@@ -79,7 +80,7 @@ static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *c
         }
     }
     uint64_t lease = hold->agent->options.lease_ns;
-    reader->until = kvf_now() + lease;
+    reader->until = kvf_agent_now(hold->agent) + lease;
     kvf_agent_due(hold->agent, reader->until);
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,
@@ -108,20 +109,44 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
 static void end_if_complete(kvf_ticket *hold) {
     if (hold->readers)
         return;
-    if (hold->state == KVF_TICKET_HELD && kvf_tally_complete(&hold->tally))
-        kvf_ticket_done(hold);
-    else if (hold->state == KVF_TICKET_CLOSING)
+    if (hold->state == KVF_TICKET_CLOSING) {
         kvf_ticket_tell(hold, true);
+        return;
+    }
+    if (hold->state != KVF_TICKET_HELD || !kvf_tally_complete(&hold->tally))
+        return;
+    uint32_t rank = 0;
+    const char *deserter = kvf_tally_deserter(&hold->tally, &rank);
+    if (!deserter) {
+        kvf_ticket_done(hold);
+        return;
+    }
+    char detail[KVF_DETAIL_BYTES];
+    (void)snprintf(detail, sizeof detail, "%s rank %u gave the request up", deserter, rank);
+    kvf_ticket_failed(hold, hold->reader_failed, detail, NULL);
+    kvf_ticket_tell(hold, true);
 }
 
-static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of) {
-    kvf_status status = kvf_tally_add(&hold->tally, session->engine, session->rank, of);
+/* What a consumer says that was cancelled, or whose time is over, is its last word. Where something else failed
+ * it may try again, while the hold's lease lasts. */
+static bool is_last_word(kvf_status outcome) {
+    return outcome == KVF_E_CANCELLED || outcome == KVF_E_TIMEOUT;
+}
+
+static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of, kvf_status outcome) {
+    kvf_status status = KVF_OK;
+    if (!outcome || is_last_word(outcome))
+        status = kvf_tally_add(&hold->tally, session->engine, session->rank, of,
+                               outcome ? KVF_TALLY_GAVE_UP : KVF_TALLY_HAS_IT);
     if (status)
         return status;
+    if (outcome && (!hold->reader_failed || is_last_word(outcome)))
+        hold->reader_failed = outcome;
     kvf_reader *reader = reader_of(hold, session);
     if (reader)
         kvf_reader_drop(reader);
-    hold->lease_until = kvf_max_u64(hold->lease_until, kvf_now() + hold->agent->options.lease_ns);
+    hold->lease_until =
+        kvf_max_u64(hold->lease_until, kvf_agent_now(hold->agent) + hold->agent->options.lease_ns);
     end_if_complete(hold);
     return KVF_OK;
 }
@@ -164,7 +189,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }
     if (hold)
-        status = release(hold, session, call->rank_count);
+        status = release(hold, session, call->rank_count, call->status);
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
 
@@ -206,11 +231,12 @@ void kvf_hold_start(kvf_ticket *hold) {
         if (call.kind == KVF_CALL_ACQUIRE)
             grant(hold, session, &call);
         else
-            (void)release(hold, session, call.rank_count);
+            (void)release(hold, session, call.rank_count, KVF_OK);
     }
 }
 
-/* No new readers; those there are may finish, for their reads cannot be stopped from here. */
+/* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads cannot
+ * be stopped from here. Their next heartbeat is told that the request is given up. */
 void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail) {
     if (hold->state != KVF_TICKET_HELD)
         return;
@@ -239,8 +265,12 @@ void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
     }
     end_if_complete(hold);
     if (hold->state == KVF_TICKET_HELD && now >= until) {
+        char detail[160];
+        (void)snprintf(detail, sizeof detail, "the lease ran out before all consumers had the blocks%s%s",
+                       hold->reader_failed ? "; a reader's attempt failed with " : "",
+                       hold->reader_failed ? kvf_status_name(hold->reader_failed) : "");
         agent->stats.leases_expired++;
-        kvf_hold_end(hold, KVF_E_TIMEOUT, "the lease ran out before all consumers had the blocks");
+        kvf_hold_end(hold, KVF_E_TIMEOUT, detail);
     }
     if (hold->state == KVF_TICKET_HELD)
         kvf_agent_due(agent, until);

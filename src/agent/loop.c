@@ -16,8 +16,10 @@
 
 #include "agent/agent.h"
 
-struct kvf_log_line {
-    kvf_log_line *prev, *next;
+struct kvf_log_entry {
+    kvf_log_entry *prev, *next;
+    kvf_log_level level;
+    uint64_t time_ns;
     char text[];
 };
 
@@ -118,10 +120,11 @@ static void deliver_log(kvf_agent *agent) {
     (void)snprintf(detail, sizeof detail, "%s", kvf_error_detail());
     agent->logging = true;
     while (agent->lines) {
-        kvf_log_line *line = agent->lines;
+        kvf_log_entry *line = agent->lines;
         DL_DELETE(agent->lines, line);
         (void)pthread_mutex_unlock(&agent->lock);
-        agent->options.log(agent->options.log_context, line->text);
+        const kvf_log_line told = {sizeof told, line->level, line->time_ns, line->text};
+        agent->options.log(agent->options.log_context, &told);
         kvf_free(line);
         take_lock(agent);
     }
@@ -129,11 +132,13 @@ static void deliver_log(kvf_agent *agent) {
     kvf_error_restore(detail);
 }
 
-void kvf_log_line_add(kvf_agent *agent, const char *text) {
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text) {
     size_t bytes = strlen(text) + 1;
-    kvf_log_line *line = kvf_alloc(1, sizeof *line + bytes);
+    kvf_log_entry *line = kvf_alloc(1, sizeof *line + bytes);
     if (!line)
         return;
+    line->level = level;
+    line->time_ns = time_ns;
     memcpy(line->text, text, bytes);
     DL_APPEND(agent->lines, line);
 }
@@ -155,12 +160,12 @@ static uint64_t next_due(const kvf_agent *agent) {
 /* Makes the descriptor readable if, and only if, there is work. A timer that is set for too early is left: it
  * costs a round in vain when it fires, and setting it costs something each time. */
 static void show_work(kvf_agent *agent) {
-    uint64_t due = next_due(agent), now = kvf_now();
+    uint64_t due = next_due(agent), now = kvf_agent_now(agent);
     bool waits = agent->again || due <= now || kvf_link_pending(agent->link);
     if (waits != agent->awake)
         (waits ? raise_fd : lower_fd)(agent->wake_fd);
     agent->awake = waits;
-    if (!waits && (due < agent->armed || agent->armed <= now))
+    if (!waits && (due < agent->armed || agent->armed <= now) && agent->clock.now == kvf_monotonic.now)
         arm_timer(agent, due);
 }
 
@@ -244,12 +249,12 @@ static void look_at_transfers(kvf_agent *agent) {
 static bool work(kvf_agent *agent) {
     bool more = false, busy = false;
     agent->again = false;
-    stop_late_flows(agent, kvf_now());
+    stop_late_flows(agent, kvf_agent_now(agent));
     kvf_link_progress(agent->link, &more);
     if (agent->transport)
         (void)kvf_transport_progress(agent->transport, &busy);
     look_at_transfers(agent);
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     if (now >= agent->due)
         tick(agent, now);
     while (agent->over)
@@ -275,7 +280,7 @@ kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy) {
  * it. */
 static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
     struct pollfd polled = {.fd = fd, .events = POLLIN};
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     show_work(agent);
     deliver_log(agent);
     if (agent->stopping)
@@ -330,9 +335,9 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
     if (status)
         return status;
     uint64_t end;
-    if (!kvf_add(kvf_now(), timeout_ns, &end))
+    if (!kvf_add(kvf_agent_now(agent), timeout_ns, &end))
         end = UINT64_MAX;
-    while (!agent->events && !agent->stopping && kvf_now() < end) {
+    while (!agent->events && !agent->stopping && kvf_agent_now(agent) < end) {
         if (agent->thread_runs) {
             sleep_on(agent, agent->event_fd, end);
         } else if (work(agent)) {
@@ -355,7 +360,7 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
 uint64_t kvf_agent_timeout(kvf_agent *agent) {
     if (kvf_agent_lock(agent))
         return UINT64_MAX;
-    uint64_t now = kvf_now(), due = next_due(agent);
+    uint64_t now = kvf_agent_now(agent), due = next_due(agent);
     bool waits = agent->again || kvf_link_pending(agent->link);
     uint64_t left = agent->thread_runs || due == UINT64_MAX ? UINT64_MAX : due > now ? due - now : 0;
     left = waits && !agent->thread_runs ? 0 : left;

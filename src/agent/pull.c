@@ -47,6 +47,16 @@ static void all_granted(kvf_ticket *pull) {
         kvf_pull_move(pull);
 }
 
+void kvf_pull_granted(kvf_source *source) {
+    kvf_ticket *pull = source->ticket;
+    source->settled = true;
+    kvf_agent_due(pull->agent, source->until);
+    for (uint32_t i = 0; i < pull->source_count; i++)
+        if (!pull->sources[i].settled)
+            return;
+    all_granted(pull);
+}
+
 static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
     kvf_ticket *pull = source->ticket;
@@ -64,16 +74,16 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
         kvf_ticket_fail(pull, status, kvf_error_detail(), source->session);
         return;
     }
-    /* The lease began when we asked, or later. */
+    /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the hold, a
+     * heartbeat has to say how long it lasts. */
     source->until = asked + answer->time_ns;
-    source->settled = true;
-    if (source->until < kvf_now() + answer->time_ns / 2)
+    if (source->until >= kvf_agent_now(pull->agent) + answer->time_ns / 2) {
+        kvf_agent_due(pull->agent, source->session->next_beat);
+        kvf_pull_granted(source);
+    } else {
         source->session->next_beat = 0;
-    kvf_agent_due(pull->agent, kvf_min_u64(source->session->next_beat, source->until));
-    for (uint32_t i = 0; i < pull->source_count; i++)
-        if (!pull->sources[i].settled)
-            return;
-    all_granted(pull);
+        kvf_agent_due(pull->agent, 0);
+    }
 }
 
 /* When it fails, as it stands. */
@@ -84,7 +94,7 @@ static uint64_t latest(const kvf_ticket *pull) {
 
 static kvf_status ask(kvf_source *source) {
     kvf_ticket *pull = source->ticket;
-    uint64_t now = kvf_now(), end = latest(pull);
+    uint64_t now = kvf_agent_now(pull->agent), end = latest(pull);
     kvf_call_body body = {.request = {pull->id, pull->id_bytes},
                           .rank_count = source->target->of,
                           .time_ns = end > now ? end - now : 0};
@@ -94,7 +104,7 @@ static kvf_status ask(kvf_source *source) {
 
 /* Tells each rank of the producer that waits for us that it need not. Answers are not waited for. */
 static void release_all(kvf_ticket *pull, kvf_status outcome) {
-    uint64_t deadline = kvf_now() + pull->agent->options.lease_ns;
+    uint64_t deadline = kvf_agent_now(pull->agent) + pull->agent->options.lease_ns;
     for (uint32_t i = 0; i < pull->source_count; i++) {
         kvf_source *source = &pull->sources[i];
         if (!source->session || source->session->state == KVF_SESSION_LOST)
@@ -186,7 +196,7 @@ static kvf_status start_transfer(kvf_ticket *pull) {
         if (source->target->source != UINT32_MAX)
             status = kvf_session_peer(source->session, &peers[source->target->source]);
     }
-    pull->posted = kvf_now();
+    pull->posted = kvf_agent_now(pull->agent);
     if (!status)
         status = kvf_transfer_start(pull->request, KVF_READ, peers, &pull->transfer);
     if (pull->transfer)
@@ -209,7 +219,7 @@ void kvf_pull_move(kvf_ticket *pull) {
         return;
     }
     kvf_histogram_add(&agent->stats.queue, pull->posted - pull->created);
-    kvf_histogram_add(&agent->stats.post, kvf_now() - pull->posted);
+    kvf_histogram_add(&agent->stats.post, kvf_agent_now(agent) - pull->posted);
     agent->again = true;
 }
 
@@ -217,7 +227,7 @@ void kvf_pull_move(kvf_ticket *pull) {
 static kvf_source *expired(const kvf_ticket *pull, uint64_t now) {
     for (uint32_t i = 0; i < pull->source_count; i++) {
         kvf_source *source = &pull->sources[i];
-        if (source->generation && now >= source->until)
+        if (source->generation && source->settled && now >= source->until)
             return source;
     }
     return NULL;
@@ -234,7 +244,7 @@ static void end_transfer(kvf_ticket *pull) {
 
 static void arrived(kvf_ticket *pull) {
     kvf_agent *agent = pull->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     kvf_source *late = expired(pull, now);
     if (late) {
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out before the last byte was there",
@@ -291,7 +301,7 @@ void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
     if (late)
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out", late->session);
     for (uint32_t i = 0; i < pull->source_count; i++)
-        if (pull->sources[i].generation)
+        if (pull->sources[i].generation && pull->sources[i].settled)
             kvf_agent_due(pull->agent, pull->sources[i].until);
 }
 

@@ -30,7 +30,8 @@ void kvf_push_settle(kvf_ticket *push) {
 static void served(kvf_flow *flow) {
     kvf_ticket *push = flow->push;
     kvf_session *session = flow->session;
-    kvf_status status = kvf_tally_add(&push->tally, session->engine, session->rank, flow->of);
+    kvf_status status =
+        kvf_tally_add(&push->tally, session->engine, session->rank, flow->of, KVF_TALLY_HAS_IT);
     push->bytes += flow->bytes;
     push->runs += flow->runs;
     if (!status && flow->status && !flow->withdrawn)

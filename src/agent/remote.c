@@ -97,7 +97,7 @@ static kvf_status make_remote(kvf_agent *agent, const kvf_contact *contact, kvf_
         kvf_remote_free(remote);
         return status;
     }
-    hello(remote, kvf_now());
+    hello(remote, kvf_agent_now(agent));
     *out = remote;
     return KVF_OK;
 }
@@ -119,7 +119,7 @@ kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_rem
     if (status)
         return status;
     remote->users++;
-    remote->last_used = kvf_now();
+    remote->last_used = kvf_agent_now(agent);
     *out = remote;
     return KVF_OK;
 }
@@ -128,7 +128,7 @@ void kvf_remote_drop(kvf_remote *remote) {
     if (!remote)
         return;
     remote->users--;
-    remote->last_used = kvf_now();
+    remote->last_used = kvf_agent_now(remote->agent);
     kvf_agent_due(remote->agent, remote->stale ? 0 : remote->last_used + remote->agent->options.idle_ns);
 }
 
@@ -233,6 +233,7 @@ void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome) {
     kvf_link_disconnect(agent->link, remote->route);
     remote->route = 0;
     remote->ready = true;
+    kvf_explain_meeting(remote);
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)

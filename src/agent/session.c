@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "agent/agent.h"
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
@@ -26,7 +26,7 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
     session->clock_error = UINT64_MAX;
     /* The peer may still know the session we have lost, and which numbers it has seen in it. */
     session->next_number = agent->last_number;
-    session->last_used = session->last_heard = kvf_now();
+    session->last_used = session->last_heard = kvf_agent_now(agent);
     if (!session->engine) {
         kvf_free(session);
         return NULL;
@@ -103,7 +103,7 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     }
     there->session = session;
     DL_APPEND(agent->all_sessions, session);
-    kvf_session_hello(session, kvf_now());
+    kvf_session_hello(session, kvf_agent_now(agent));
     *out = session;
     return KVF_OK;
 }
@@ -114,6 +114,7 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
                                                   session->card_bytes, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
+        kvf_explain_way(session);
     }
     *out = session->peer;
     return KVF_OK;
@@ -138,7 +139,7 @@ void kvf_hello_send(kvf_agent *agent, kvf_route route, bool wants_ranks, bool wa
                                      .rank_count = agent->rank_count,
                                      .wants_ranks = wants_ranks,
                                      .wants_card = wants_card,
-                                     .clock_ns = kvf_now()}};
+                                     .clock_ns = kvf_agent_now(agent)}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
     send_message(agent, route, &message);
 }
@@ -182,7 +183,7 @@ static void answer_ranks(kvf_agent *agent, kvf_route route) {
                                        .incarnation = agent->incarnation,
                                        .rank = agent->engine ? agent->rank : KVF_NO_RANK,
                                        .rank_count = agent->rank_count,
-                                       .clock_ns = kvf_now(),
+                                       .clock_ns = kvf_agent_now(agent),
                                        .introductions = list,
                                        .introduction_count = agent->rank_count}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
@@ -279,7 +280,7 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
         return;
     }
     session->route = route;
-    session->last_heard = kvf_now();
+    session->last_heard = kvf_agent_now(agent);
     kvf_message answer = {.kind = KVF_MESSAGE_WELCOME,
                           .welcome = {.engine = agent->name,
                                       .incarnation = agent->incarnation,
@@ -347,7 +348,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->state = KVF_SESSION_OPEN;
     session->joined = false;
     session->hello_pause = 0;
-    session->next_beat = kvf_now() + agent->options.heartbeat_ns;
+    session->next_beat = kvf_agent_now(agent) + agent->options.heartbeat_ns;
     kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* who waited for it goes on */
     kvf_calls_bind(session);
     return KVF_OK;
@@ -370,7 +371,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
         agent->stats.messages_stale++;
         return;
     }
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     session->last_heard = now;
     session->broken_since = 0;
     if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0) {
@@ -443,7 +444,7 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
 }
 
 static void heard(kvf_session *session, kvf_route route) {
-    session->last_heard = kvf_now();
+    session->last_heard = kvf_agent_now(session->agent);
     session->broken_since = 0;
     if (session->incoming)
         session->route = route;
@@ -515,7 +516,7 @@ static void on_answer(kvf_agent *agent, kvf_route route, kvf_message *message) {
         session->state = KVF_SESSION_GREETING; /* the server has evicted us, or is another process by now */
         session->hello_pause = 0;
         session->hello_first = 0;
-        kvf_session_hello(session, kvf_now());
+        kvf_session_hello(session, kvf_agent_now(agent));
     }
 }
 
@@ -572,10 +573,11 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         kvf_session_lose(session, status, detail);
     } else if (session->broken_since && status == KVF_E_IO && session->same_host) {
         /* On one host a port that takes no connection any more had its process end. */
+        session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
     } else if (session->state == KVF_SESSION_OPEN && !session->broken_since) {
         /* It may come back, or be another process by now: greeting it again tells. */
-        session->broken_since = kvf_now();
+        session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;
         kvf_session_hello(session, session->broken_since);
         kvf_agent_due(agent, session->broken_since + agent->options.peer_timeout_ns);

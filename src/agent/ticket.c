@@ -48,12 +48,47 @@ static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_
     return KVF_OK;
 }
 
+/* Which blocks of the sequence the steps of a group are in that are needed of it. */
+static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
+                          uint64_t *from, uint64_t *to) {
+    const kvf_group_shard_desc *held = &shard->groups[group];
+    uint64_t first = kvf_group_first_needed(kvf_model_group(shard->model, group), steps->end);
+    first = kvf_max_u64(first, steps->begin);
+    kvf_walk_side side = {held->tokens_per_block, held->tokens};
+    uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, steps->end);
+    *from = *to = 0;
+    if (steps->begin >= steps->end || begin >= end)
+        return;
+    *from = begin / held->tokens_per_block;
+    *to = (end - 1) / held->tokens_per_block + 1;
+}
+
+/* Without this it would be seen when the peer has been met, and be told by an event. */
+static kvf_status check_reach(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps) {
+    const kvf_block_table *table = &steps->table;
+    uint64_t from, to, low = table->first_block, high = low + table->count;
+    needed_blocks(shard, group, steps, &from, &to);
+    if (from < to && (from < low || to > high))
+        return kvf_fail(
+            KVF_E_RANGE,
+            "steps [%llu, %llu) are in blocks [%llu, %llu) of the sequence; the table has [%llu, %llu)",
+            (unsigned long long)steps->begin, (unsigned long long)steps->end, (unsigned long long)from,
+            (unsigned long long)to, (unsigned long long)low, (unsigned long long)high);
+    for (uint64_t i = from; i < to; i++)
+        if (table->ids[i - low] == KVF_NO_BLOCK)
+            return kvf_fail(KVF_E_RANGE, "block %llu of the sequence is needed, and the table has none there",
+                            (unsigned long long)i);
+    return KVF_OK;
+}
+
 kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count) {
     uint32_t wanted = kvf_model_group_count(shard->model);
     if (count != wanted)
         return kvf_fail(KVF_E_INVALID, "group_count is %u; the model has %u groups", count, wanted);
     for (uint32_t g = 0; g < count; g++) {
         kvf_status status = check_group(&shard->groups[g], &groups[g]);
+        if (!status)
+            status = check_reach(shard, g, &groups[g]);
         if (status)
             return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
     }
@@ -61,14 +96,10 @@ kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *group
 }
 
 kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps) {
-    const kvf_group_shard_desc *held = &shard->groups[group];
-    uint64_t first = kvf_group_first_needed(kvf_model_group(shard->model, group), steps->end);
-    first = kvf_max_u64(first, steps->begin);
-    kvf_walk_side side = {held->tokens_per_block, held->tokens};
-    uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, steps->end);
-    if (begin >= end)
+    uint64_t from, to;
+    needed_blocks(shard, group, steps, &from, &to);
+    if (from == to)
         return (kvf_range){0, 0};
-    uint64_t from = begin / held->tokens_per_block, to = (end - 1) / held->tokens_per_block + 1;
     uint64_t low = steps->table.first_block, high = low + steps->table.count;
     from = kvf_min_u64(kvf_max_u64(from, low), high) - low;
     to = kvf_min_u64(kvf_max_u64(to, low), high) - low;
@@ -95,8 +126,7 @@ static kvf_block_table *claimed_tables(const kvf_ticket *ticket, const kvf_group
     for (uint32_t g = 0; tables && g < count; g++) {
         kvf_range wanted = {0, groups[g].table.count};
         if (!is_reader(ticket))
-            wanted = groups[g].begin < groups[g].end ? kvf_wanted_entries(ticket->agent->shard, g, &groups[g])
-                                                     : (kvf_range){0, 0};
+            wanted = kvf_wanted_entries(ticket->agent->shard, g, &groups[g]);
         uint32_t n = wanted.end - wanted.begin;
         tables[g] = (kvf_block_table){n ? groups[g].table.ids + wanted.begin : NULL, n, 0};
     }
@@ -199,7 +229,7 @@ kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_ag
     ticket->agent = agent;
     ticket->kind = kind;
     ticket->number = agent->next_ticket + 1;
-    ticket->created = kvf_now();
+    ticket->created = kvf_agent_now(agent);
     ticket->peer_rank = KVF_NO_RANK;
     status = fill(ticket, &request);
     if (!status) {
@@ -276,7 +306,7 @@ kvf_status kvf_ticket_attach(kvf_ticket *ticket) {
         source->ticket = ticket;
         source->target = &remote->targets[i];
         source->session = session;
-        session->last_used = kvf_now();
+        session->last_used = kvf_agent_now(session->agent);
         if (!session->sources) /* it may have been silent for long, with nobody to ask */
             session->last_heard = session->last_used;
         DL_APPEND(session->sources, source);
@@ -290,15 +320,16 @@ void kvf_source_detach(kvf_source *source) {
     source->call = NULL;
     if (!source->session)
         return;
-    source->session->last_used = kvf_now();
+    source->session->last_used = kvf_agent_now(source->session->agent);
     DL_DELETE(source->session->sources, source);
     source->session = NULL;
 }
 
 void kvf_source_lost(kvf_source *source) {
-    /* A writer we have lost sight of may still write until its time is over. */
+    /* A writer we have lost sight of may still write until its time is over, or its process. */
     if (source->ticket->kind != KVF_REQUEST_EXPECT)
         source->settled = true;
+    source->gone = source->session->gone;
     kvf_source_detach(source);
 }
 

@@ -101,6 +101,14 @@ void kvf_text_add(kvf_text *text, const char *format, ...) __attribute__((format
 void kvf_text_free(kvf_text *text);
 
 /**
+ * Gives a text to a caller's buffer, cut to fit and ended by a zero byte, and its whole length as snprintf()
+ * does; frees it. `out` may be NULL where out_bytes is 0, and `length` may be NULL.
+ *
+ * @return KVF_OK, also for a text that was cut; KVF_E_NOMEM for one with a failed append: nothing is given
+ */
+kvf_status kvf_text_give(kvf_text *text, char *out, size_t out_bytes, size_t *length);
+
+/**
  * Copies an option struct of the caller into ours, whichever of the two is newer: fields the caller does not
  * know become zero. NULL gives all zeros.
  *

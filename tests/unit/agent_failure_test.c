@@ -58,5 +58,5 @@ int main(void) {
         cmocka_unit_test(a_pull_that_cannot_read_says_why),
         cmocka_unit_test(a_push_that_cannot_write_says_why_on_both_sides),
     };
-    return cmocka_run_group_tests_name("agent_failure", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("agent_failure", tests, world_is_simulated, NULL);
 }
