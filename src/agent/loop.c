@@ -129,7 +129,7 @@ static void deliver_log(kvf_agent *agent) {
         take_lock(agent);
     }
     agent->logging = false;
-    (void)kvf_fail(KVF_OK, "%s", detail);
+    kvf_error_restore(detail);
 }
 
 void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text) {

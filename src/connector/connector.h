@@ -9,7 +9,7 @@
 #include <kvferry/connector/descriptors.h>
 
 #include "base/base.h"
-#include "shard/shard.h"
+#include "base/share.h"
 
 /** Records the reason beside the detail text and returns `status`. */
 kvf_status kvf_refuse(kvf_refusal refusal, kvf_status status, const char *format, ...)

@@ -1,5 +1,5 @@
 /*
- * What the files of this room share: names of requests, and their order.
+ * What the files of this room share: names of requests.
  */
 #ifndef KVF_ENGINE_ENGINE_H
 #define KVF_ENGINE_ENGINE_H

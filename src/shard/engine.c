@@ -1,14 +1,8 @@
 /*
  * An engine: every rank's shard, from parallel sizes and layouts, or from shards that came from elsewhere.
  */
+#include "base/share.h"
 #include "shard/shard.h"
-
-kvf_range kvf_axis_share(uint32_t units, uint32_t ranks, uint32_t rank) {
-    uint32_t begin = (uint32_t)((uint64_t)rank * units / ranks);
-    if (ranks > units)
-        return (kvf_range){begin, begin + 1};
-    return (kvf_range){begin, (uint32_t)(((uint64_t)rank + 1) * units / ranks)};
-}
 
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size) {
     if (part->tp_rule == KVF_TP_REPLICATE)

@@ -35,10 +35,6 @@ struct kvf_engine {
 /** The group's layers inside [layers.begin, layers.end), as indices into its list. */
 kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers);
 
-/** The part of `units` that rank `rank` of `ranks` holds, split as evenly as possible; neighbours hold the same unit
- * where ranks > units. */
-kvf_range kvf_axis_share(uint32_t units, uint32_t ranks, uint32_t rank);
-
 /** What one rank of a tensor-parallel engine holds of a part. */
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size);
 
