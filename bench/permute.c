@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
 #include "report.h"
 

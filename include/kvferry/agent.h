@@ -53,6 +53,21 @@ typedef enum kvf_failure_policy {
     KVF_FAILURE_FAIL = 1,      /**< the event says that the request should fail */
 } kvf_failure_policy;
 
+/** How important a line of the log is. The numbers are those of Python's logging. */
+typedef enum kvf_log_level {
+    KVF_LOG_DEBUG = 10, /**< every rank, every piece */
+    KVF_LOG_INFO = 20,  /**< an engine was met: who reads what from whom, how, and how long it should take */
+    KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
+} kvf_log_level;
+
+/** One line of the log. It is the library's, and valid during the call that brings it. */
+typedef struct kvf_log_line {
+    size_t struct_size; /**< sizeof(kvf_log_line) of the library */
+    kvf_log_level level;
+    uint64_t time_ns; /**< since 1970, UTC */
+    const char *text; /**< without a newline */
+} kvf_log_line;
+
 /** Durations are in nanoseconds; 0 means the default in brackets. */
 typedef struct kvf_agent_options {
     size_t struct_size;     /**< sizeof(kvf_agent_options) */
@@ -77,11 +92,12 @@ typedef struct kvf_agent_options {
     bool verify;     /**< check what was read or written against checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
     /**
-     * Receives a line of JSON for each failure; NULL: none. Called on the thread that makes progress, one line
-     * at a time. It may call the agent, but for kvf_agent_close().
+     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one line at
+     * a time. It may call the agent, but for kvf_agent_close().
      */
-    void (*log)(void *context, const char *line);
+    void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
+    kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
 } kvf_agent_options;
 
 /**
@@ -340,6 +356,23 @@ KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
 KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 
 /* ---- looking in ------------------------------------------------------------------------------ */
+
+/**
+ * Says in words how this agent stands with an engine: where it was met, both shapes, which of its ranks are
+ * read for what, by which transport, and what a request should take; and, as a producer, which of its ranks
+ * have sessions here. What the log says at the first meeting, at any time.
+ *
+ * @param engine      its name; NULL: this agent itself, and every engine it knows
+ * @param level       KVF_LOG_INFO: a summary, in which ranks that are alike share lines; KVF_LOG_DEBUG: after
+ *                    it every rank and every piece
+ * @param text        receives lines, each ended by a newline, cut to fit and ended by a zero byte; may be NULL
+ *                    where text_bytes is 0
+ * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_NOT_FOUND (an engine that is not known, or no more),
+ *         KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level level, char *text,
+                                     size_t text_bytes, size_t *length);
 
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */

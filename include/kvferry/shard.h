@@ -210,6 +210,22 @@ KVF_API uint32_t kvf_engine_rank_count(const kvf_engine *engine);
 /** The shard of one rank, owned by the engine; NULL when there is no such rank. */
 KVF_API const kvf_shard *kvf_engine_shard(const kvf_engine *engine, uint32_t rank);
 
+/**
+ * Says in words what shape an engine has: a line with its name, ranks and parallel sizes, then a line for each
+ * group with its layers, parts, blocks and order. Ranks that differ only in which layers, units or tokens they
+ * hold share a line.
+ *
+ * The order is read off the placements of the first rank that holds the group, in the letters of
+ * kvf_group_spec, without the axes that have one step there; "irregular" where no order describes them.
+ *
+ * @param text        receives the lines, each ended by a newline, cut to fit and ended by a zero byte; may be
+ *                    NULL where text_bytes is 0
+ * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_engine_describe(const kvf_engine *engine, char *text, size_t text_bytes,
+                                       size_t *length);
+
 #ifdef __cplusplus
 }
 #endif

@@ -30,7 +30,10 @@ from kvferry.events import (
     ClockOffset,
     Event,
     FailurePolicy,
+    LogLevel,
+    LogLine,
     read_event,
+    read_line,
     read_stats,
 )
 from kvferry.request import GroupSteps, groups_in
@@ -46,7 +49,7 @@ ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
 class _Session:
     """What lives as long as the library's agent does, and no shorter: also when nobody closes it."""
 
-    def __init__(self, log: Callable[[str], object] | None) -> None:
+    def __init__(self, log: Callable[[LogLine], object] | None) -> None:
         self.pointer: Any = None
         self.log = log
         self.kept: list[Any] = []
@@ -115,7 +118,7 @@ def python_log(context: Any, line: Any) -> None:
     if session.log is not None:
         session.logging.add(threading.get_ident())
         try:
-            session.log(string(line))
+            session.log(read_line(line))
         finally:
             session.logging.discard(threading.get_ident())
 
@@ -140,7 +143,8 @@ class Agent:
         verify: check what was read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
             waits by wait(), wait_event() or event(), or calls progress() when fileno() is readable
-        log: receives a line of JSON for each failure, on any thread; it may call the agent, but not close it
+        log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
+        log_level: the least important lines that are wanted
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError (the
     address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -168,7 +172,8 @@ class Agent:
         policy: FailurePolicy = FailurePolicy.RECOMPUTE,
         verify: bool = False,
         own_thread: bool = True,
-        log: Callable[[str], object] | None = None,
+        log: Callable[[LogLine], object] | None = None,
+        log_level: LogLevel = LogLevel.INFO,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -197,6 +202,7 @@ class Agent:
             own_thread=own_thread,
             log=lib.python_log if log is not None else ffi.NULL,
             log_context=session.context,
+            log_level=log_level,
         )
         session.kept.append((arena, resource))
         session.pointer = take(
@@ -542,6 +548,25 @@ class Agent:
             state, requests = ffi.new("kvf_block_state *"), ffi.new("uint32_t *")
             call(lib.kvf_agent_block, pointer, group, block, state, requests)
             return BlockClaim(BlockState(state[0]), requests[0])
+
+    def explain(self, engine: str | None = None, level: LogLevel = LogLevel.INFO) -> str:
+        """Says in words who reads what from whom, by which transport, and what a request should take.
+
+        Args:
+            engine: one that was met, or that reads from here; None: this agent itself, and all engines it knows
+            level: INFO: a summary; DEBUG: after it every rank and every piece
+
+        Raises NotFoundError: the engine is not known here.
+        """
+        arena = Arena()
+        name, length, size = arena.text(engine), ffi.new("size_t *"), 0
+        while True:  # the agent may learn something between two calls
+            text = ffi.new("char[]", size + 1)
+            with self._session.using() as pointer:
+                call(lib.kvf_agent_explain, pointer, name, level, text, size + 1, length)
+            if length[0] <= size:
+                return string(text)
+            size = length[0]
 
     @property
     def stats(self) -> AgentStats:

@@ -1,8 +1,8 @@
 """What is left to do on blocks after their bytes have arrived: another form, zeroing, copying.
 
-See kvferry/postprocess.h. A plan puts every cell where it belongs while it moves and needs none of this; these
-are for caches that were received as whole blocks in the form the sender keeps them. On an error nothing is
-changed. Calls on different blocks may run at the same time in different threads.
+See kvferry/connector/postprocess.h. A plan puts every cell where it belongs while it moves and needs none of
+this; these are for caches that were received as whole blocks in the form the sender keeps them. On an error
+nothing is changed. Calls on different blocks may run at the same time in different threads.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from kvferry import (
     GroupSteps,
     InvalidError,
     KvferryError,
+    LogLevel,
+    LogLine,
     NotFoundError,
     NotPermittedError,
     OutOfRangeError,
@@ -271,12 +274,47 @@ def test_a_directory_knows_where_the_ranks_are(pair: Pair) -> None:
 
 
 def test_failures_are_logged_as_json() -> None:
-    lines: list[str] = []
+    lines: list[LogLine] = []
     pair = Pair(log=lines.append)
     pair.consumer.cancel(pair.consumer.pull("r", pair.producer.contact, WANTED))
     assert pair.consumer.wait_event(30)
     pair.close()
-    assert lines and all(isinstance(json.loads(line), dict) for line in lines)
+    failures = [json.loads(line.text) for line in lines if line.level == LogLevel.WARNING]
+    assert failures and all(isinstance(failure, dict) for failure in failures)
+
+
+def test_a_meeting_is_logged_and_can_be_explained() -> None:
+    lines: list[LogLine] = []
+    before = time.time()
+    pair = Pair(log=lines.append, log_level=LogLevel.DEBUG)
+    with pytest.raises(NotFoundError, match="prefill"):
+        pair.consumer.explain("prefill")
+    pair.consumer.connect(pair.producer.contact)
+    event = pair.consumer.wait_event(30)
+    assert event and event.kind is EventKind.PEER_READY, event
+    deadline = time.monotonic() + 30  # lines come after the event, on the agent's thread
+    while not any(line.level == LogLevel.DEBUG for line in lines) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    summary = [line.text for line in lines if line.level == LogLevel.INFO]
+    assert summary[0].startswith("decode rank 0 of 1 reads from prefill, met at tcp://")
+    assert all(before - 1 <= line.time <= time.time() + 1 for line in lines)
+
+    text = pair.consumer.explain("prefill")
+    assert text.splitlines()[: len(summary)] == summary
+    assert pair.consumer.explain("prefill", LogLevel.DEBUG).startswith(text)
+    assert pair.consumer.explain().startswith("decode rank 0 of 1 at tcp://")
+    assert "decode: 1 of 1 ranks have sessions here" in pair.producer.explain()
+    pair.close()
+
+
+def test_a_log_without_level_has_no_lines_for_debugging() -> None:
+    lines: list[LogLine] = []
+    pair = Pair(log=lines.append)
+    pair.consumer.connect(pair.producer.contact)
+    assert pair.consumer.wait_event(30)
+    pair.close()
+    assert {line.level for line in lines} >= {LogLevel.INFO}
+    assert LogLevel.DEBUG not in {line.level for line in lines}
 
 
 def test_asyncio_waits_for_events(pair: Pair) -> None:
@@ -338,7 +376,7 @@ def test_closing_an_agent_ends_the_tasks_that_wait(own_thread: bool) -> None:
 def test_the_log_function_may_call_the_agent(own_thread: bool) -> None:
     blocks: list[BlockState] = []
 
-    def log(_: str) -> None:
+    def log(_: LogLine) -> None:
         blocks.append(made.producer.block(0, 0).state)
 
     made = Pair(own_thread=own_thread, log=log)

@@ -37,8 +37,8 @@ from kvferry.block_lists import (
 )
 from kvferry.descriptors import (
     CacheMemory,
+    EngineTransferPlan,
     RegionLayout,
-    TransferPlan,
     compute_split_handle_data,
     local_descriptors,
     local_state_descriptors,
@@ -59,8 +59,8 @@ from kvferry.state import (
 )
 from kvferry.topology import (
     CacheKind,
+    EngineTransferInfo,
     LayoutFlags,
-    RemoteEngine,
     Topology,
     detect_layout,
     needs_split,
@@ -70,7 +70,7 @@ from kvferry.topology import (
 )
 
 FULL, SSM = CacheKind.FULL, CacheKind.SSM
-REMOTE = RemoteEngine(tp_size=4, block_size=16, block_bytes=2048)
+REMOTE = EngineTransferInfo(tp_size=4, block_size=16, block_bytes=2048)
 
 
 def decode_rank(**changes: object) -> Topology:
@@ -128,7 +128,7 @@ def test_a_dense_rank_is_asked_nothing_about_state(ask: Callable[[Topology], obj
 
 
 def test_a_hybrid_is_described_where_block_lengths_are_not_known() -> None:
-    unknown = RemoteEngine(tp_size=4, block_size=16)
+    unknown = EngineTransferInfo(tp_size=4, block_size=16)
     text = decode_rank(is_mamba=True, block_bytes=0).describe(unknown)
     assert "remote_block_len=0, fa_reads=2" in text and text.endswith("fa_desc_bytes=0)")
 
@@ -147,7 +147,7 @@ def test_a_mapping_names_the_source_ranks_of_each_group() -> None:
 
 def test_a_shape_that_does_not_divide_is_refused_with_the_connectors_word() -> None:
     with pytest.raises(NotExpressibleError, match="neither divides") as raised:
-        decode_rank().tp_ratio(RemoteEngine(3, 16))
+        decode_rank().tp_ratio(EngineTransferInfo(3, 16))
     assert raised.value.refusal == "tp_not_divisible"
     with pytest.raises(OutOfRangeError) as longer:
         prefix_trim([FULL], [[1, 2, 3]], [[5, 6]])
@@ -160,7 +160,7 @@ def test_a_shape_that_does_not_divide_is_refused_with_the_connectors_word() -> N
 def test_remote_engines_are_registered_once() -> None:
     rank = decode_rank()
     assert rank.register("p", REMOTE) == REMOTE
-    assert rank.register("p", RemoteEngine(8, 32)) == REMOTE == rank.get("p")
+    assert rank.register("p", EngineTransferInfo(8, 32)) == REMOTE == rank.get("p")
     rank.unregister("p")
     rank.unregister("p")
     with pytest.raises(NotFoundError):
@@ -173,7 +173,7 @@ def test_remote_engines_are_registered_once() -> None:
 
 
 def test_a_check_says_what_would_be_refused_later() -> None:
-    three, odd = RemoteEngine(3, 16), RemoteEngine(4, 16, block_bytes=2000)
+    three, odd = EngineTransferInfo(3, 16), EngineTransferInfo(4, 16, block_bytes=2000)
     dense, hybrid = decode_rank(), decode_rank(is_mamba=True)
     dense.check(REMOTE)
     assert dense.register("p", three) == three  # as the public connector does
@@ -282,7 +282,11 @@ def test_state_has_descriptors_of_its_own() -> None:
     assert len(local_state_descriptors(memory).at) == 16  # x, B, C and the recurrent state of 4 blocks
     theirs = conv_split(model.type, state_shape_of(model, 4 // 2), 2, 4)
     table = remote_state_descriptors(
-        decode_rank(is_mamba=True), RemoteEngine(2, 16), layout, CacheMemory((0,), (2048,), 4, state=theirs), 1
+        decode_rank(is_mamba=True),
+        EngineTransferInfo(2, 16),
+        layout,
+        CacheMemory((0,), (2048,), 4, state=theirs),
+        1,
     )
     assert table.at["bytes"].sum() == 4 * (layout.conv_bytes + layout.ssm_bytes)
 
@@ -291,7 +295,7 @@ def test_a_transfer_plan_reads_a_request() -> None:
     local = CacheMemory((1000000, 2000000), (4096, 4096), 64)
     remote = [CacheMemory((10, 20), (2048, 2048), 64)] * 4
     rank = decode_rank()
-    plan = TransferPlan(
+    plan = EngineTransferPlan(
         rank, REMOTE, layout=RegionLayout.BLOCKS_FIRST, kinds=[FULL], local=local, remote_ranks=remote
     )
     rank.close()

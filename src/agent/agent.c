@@ -58,10 +58,11 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->heartbeat_ns > o->lease_ns / 2)
         return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed is up to half the lease, %llu",
                         (unsigned long long)o->heartbeat_ns, (unsigned long long)(o->lease_ns / 2));
+    o->log_level = o->log_level ? o->log_level : KVF_LOG_INFO;
     if (o->policy != KVF_FAILURE_RECOMPUTE && o->policy != KVF_FAILURE_FAIL)
         return kvf_fail(KVF_E_INVALID, "policy is %d; allowed 0 (recompute) and 1 (fail)", (int)o->policy);
     /* Texts the agent keeps; those for the link are read while it opens. */
-    const char **texts[] = {&o->advertise, &o->facts, &o->public_key};
+    const char **texts[] = {&o->advertise, &o->facts, &o->public_key, &o->transport};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (!*texts[i])
             continue;

@@ -47,7 +47,7 @@ typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_event_node kvf_event_node;
-typedef struct kvf_log_line kvf_log_line;
+typedef struct kvf_log_entry kvf_log_entry;
 
 /* ---- calls: asked until answered ------------------------------------------------------------- */
 
@@ -373,9 +373,18 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
 bool kvf_events_reserve(kvf_ticket *ticket);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
-/** Writes a structured line, where the engine wants them. */
+/** Logs a failure as an object of JSON. */
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail);
+
+/** Whether lines of a level are wanted: only then are they made. */
+bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
+/** Logs each line of a text, where lines of the level are wanted. */
+void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
+/** A remote engine was met: logs who reads what from whom. */
+void kvf_explain_meeting(const kvf_remote *remote);
+/** The transport has just been connected to a session's peer: logs the way, once for an engine. */
+void kvf_explain_way(const kvf_session *session);
 
 /** A copy of groups and their block ids in one allocation, for kvf_free(). */
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count);
@@ -531,11 +540,11 @@ struct kvf_agent {
     int wake_fd, timer_fd; /* in it: for work that no other descriptor shows, and for a time that has come */
     bool awake;            /* wake_fd is readable */
     uint64_t armed;        /* what timer_fd is set to; UINT64_MAX: nothing */
-    kvf_log_line *lines;   /* to be logged */
+    kvf_log_entry *lines;  /* to be logged */
     bool logging;          /* a thread does it */
 
     kvf_agent_options options; /* defaults filled in */
-    char *texts[3];            /* copies of its texts that are used later */
+    char *texts[4];            /* copies of its texts that are used later */
 
     const kvf_engine *engine; /* NULL: a directory */
     const kvf_shard *shard;
@@ -609,7 +618,7 @@ kvf_status kvf_agent_lock(kvf_agent *agent);
 void kvf_agent_unlock(kvf_agent *agent);
 
 /** Logs a line as soon as the lock is given up. */
-void kvf_log_line_add(kvf_agent *agent, const char *text);
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text);
 
 static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
     return kvf_now(&agent->clock);

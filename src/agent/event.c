@@ -186,7 +186,7 @@ static const char *const kind_names[] = {"none", "hold", "pull", "push", "expect
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail) {
-    if (!agent->options.log)
+    if (!kvf_agent_logs(agent, KVF_LOG_WARNING))
         return;
     struct json_object *line = json_object_new_object();
     if (!line)
@@ -210,6 +210,6 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
     add(line, "detail", json_object_new_string(detail ? detail : ""));
     const char *text = json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN);
     if (text)
-        kvf_log_line_add(agent, text);
+        kvf_agent_log(agent, KVF_LOG_WARNING, text);
     json_object_put(line);
 }

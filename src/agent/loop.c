@@ -16,8 +16,10 @@
 
 #include "agent/agent.h"
 
-struct kvf_log_line {
-    kvf_log_line *prev, *next;
+struct kvf_log_entry {
+    kvf_log_entry *prev, *next;
+    kvf_log_level level;
+    uint64_t time_ns;
     char text[];
 };
 
@@ -118,10 +120,11 @@ static void deliver_log(kvf_agent *agent) {
     (void)snprintf(detail, sizeof detail, "%s", kvf_error_detail());
     agent->logging = true;
     while (agent->lines) {
-        kvf_log_line *line = agent->lines;
+        kvf_log_entry *line = agent->lines;
         DL_DELETE(agent->lines, line);
         (void)pthread_mutex_unlock(&agent->lock);
-        agent->options.log(agent->options.log_context, line->text);
+        const kvf_log_line told = {sizeof told, line->level, line->time_ns, line->text};
+        agent->options.log(agent->options.log_context, &told);
         kvf_free(line);
         take_lock(agent);
     }
@@ -129,11 +132,13 @@ static void deliver_log(kvf_agent *agent) {
     (void)kvf_fail(KVF_OK, "%s", detail);
 }
 
-void kvf_log_line_add(kvf_agent *agent, const char *text) {
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text) {
     size_t bytes = strlen(text) + 1;
-    kvf_log_line *line = kvf_alloc(1, sizeof *line + bytes);
+    kvf_log_entry *line = kvf_alloc(1, sizeof *line + bytes);
     if (!line)
         return;
+    line->level = level;
+    line->time_ns = time_ns;
     memcpy(line->text, text, bytes);
     DL_APPEND(agent->lines, line);
 }

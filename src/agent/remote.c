@@ -233,6 +233,7 @@ void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome) {
     kvf_link_disconnect(agent->link, remote->route);
     remote->route = 0;
     remote->ready = true;
+    kvf_explain_meeting(remote);
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)

@@ -114,6 +114,7 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
                                                   session->card_bytes, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
+        kvf_explain_way(session);
     }
     *out = session->peer;
     return KVF_OK;

@@ -40,6 +40,9 @@ int shape_parse(const char *side, const char *text, const kvf_model *model, engi
 
 void shape_free(engine_shape *shape);
 
+/** Chooses numbers of blocks where none were asked for: for plans, which do not depend on them. */
+void shape_fill_blocks(engine_shape *shape, const kvf_model *model);
+
 /** Lays out the engine with the block counts that are in shape->groups; says what is wrong with it. */
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);
 

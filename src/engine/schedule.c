@@ -166,14 +166,17 @@ void kvf_settle_record(kvf_schedule *s, record *r) {
     kvf_withdraw_order(s, &r->load.order);
     kvf_withdraw_order(s, &r->serve.order);
     record **link = &r->name->newest;
-    while (*link != r)
+    while (*link != r) {
+        KVF_ASSERT(*link); /* every record is a life of its name */
         link = &(*link)->older;
+    }
     *link = r->older;
     if (!r->name->newest) {
         HASH_DEL(s->names, r->name);
         kvf_free(r->name);
     }
     r->name = NULL;
+    KVF_ASSERT(s->record_count > 0 && !r->load.order && !r->serve.order);
     DL_DELETE(s->records, r);
     DL_APPEND(s->buried, r);
     s->record_count--;
@@ -309,6 +312,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
             free_record(r);
         return status;
     }
+    KVF_ASSERT(!n->newest || n->newest->key.generation < r->key.generation);
     r->name = n;
     r->older = n->newest;
     n->newest = r;

@@ -62,6 +62,7 @@ static kvf_status uncovered(const cover *c, kvf_range layers, kvf_range units, k
 
 static kvf_status add_cut(cover *c, kvf_plan_cut cut) {
     kvf_plan *plan = c->plan;
+    KVF_ASSERT(cut.layers.begin < cut.layers.end && cut.units.begin < cut.units.end);
     /* The same holder goes on where its last cut ended: cuts of other token shares may stand between. */
     for (uint32_t i = plan->cut_count; i-- > 0;) {
         kvf_plan_cut *last = &plan->cuts[i];
@@ -107,10 +108,12 @@ static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
             n += remote->shards[c->candidates[i]]->groups[c->group].tokens.index == tokens.index;
         if (n == 0)
             return uncovered(c, layers, units, tokens);
+        KVF_ASSERT(share->replica < share->replica_count);
         /* Local replicas 0 .. m-1 of the same cells take holders 0 .. n-1 in equal shares. */
         uint32_t pick = 0;
         if (plan->options.replicas == KVF_REPLICA_SPREAD)
             pick = (uint32_t)((uint64_t)share->replica * n / share->replica_count);
+        KVF_ASSERT(pick < n);
         uint32_t rank = 0;
         for (uint32_t i = 0; i < holders; i++) {
             if (remote->shards[c->candidates[i]]->groups[c->group].tokens.index != tokens.index)
@@ -139,6 +142,7 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
         if (contains(shard->group_layers[c->group], layers))
             n = add_bounds(c->unit_bounds, n, wanted, shard->groups[c->group].parts[c->part].units);
     }
+    KVF_ASSERT(n <= 2 * plan->remote->shard_count + 2);
     n = sort_unique(c->unit_bounds, n);
     for (uint32_t i = 0; i + 1 < n; i++) {
         kvf_status status = cover_box(c, layers, (kvf_range){c->unit_bounds[i], c->unit_bounds[i + 1]});
@@ -158,6 +162,7 @@ static kvf_status cover_group(cover *c) {
     c->layer_bounds[n++] = wanted.end;
     for (uint32_t rank = 0; rank < plan->remote->shard_count; rank++)
         n = add_bounds(c->layer_bounds, n, wanted, plan->remote->shards[rank]->group_layers[c->group]);
+    KVF_ASSERT(n <= 2 * plan->remote->shard_count + 2);
     n = sort_unique(c->layer_bounds, n);
     uint32_t parts = kvf_model_group(plan->local->model, c->group)->part_count;
     for (uint32_t i = 0; i + 1 < n; i++) {
@@ -182,6 +187,7 @@ static kvf_status number_sources(kvf_plan *plan) {
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const uint32_t *found =
             bsearch(&plan->cuts[i].source, ranks, plan->source_count, sizeof *ranks, by_value);
+        KVF_ASSERT(found);
         plan->cuts[i].source = (uint32_t)(found - ranks);
     }
     uint32_t *fitting = kvf_resize(ranks, plan->source_count, sizeof *ranks);

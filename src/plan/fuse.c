@@ -75,6 +75,7 @@ static kvf_status intern(fusion *f, const nest *wanted, uint32_t hint, uint32_t 
 /* Makes the nest as flat and the cell as wide as it goes. `steps_of_block` is 1 where a block has one step.
  */
 static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
+    KVF_ASSERT(n->units > 0 && n->rows_per_step > 0 && *cell_bytes > 0);
     for (bool changed = true; changed;) {
         changed = false;
         if (n->units > 1 && n->local.unit == *cell_bytes && n->remote.unit == *cell_bytes) {
@@ -157,6 +158,7 @@ static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, 
     const kvf_part_desc *part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part];
     uint32_t local_begin = plan->local->groups[cut->group].parts[cut->part].units.begin;
     uint32_t remote_begin = remote->groups[cut->group].parts[cut->part].units.begin;
+    KVF_ASSERT(cut->units.begin >= local_begin && cut->units.begin >= remote_begin);
     strand s = {.local_region = l->region,
                 .remote_region = r->region,
                 .layers = {layer, layer + 1},
@@ -198,6 +200,7 @@ static kvf_status make_strands(fusion *f) {
                 status = add_strand(f, cut, walk, layer);
         if (status)
             return status;
+        KVF_ASSERT(f->strand_count <= total);
     }
     return KVF_OK;
 }
@@ -251,6 +254,16 @@ static bool join(fusion *f) {
     bool joined = n < f->strand_count;
     f->strand_count = n;
     return joined;
+}
+
+/* Bytes that all strands move for one step of every walk: joining and widening change how, never how many. */
+static inline uint64_t bytes_of_strands(const fusion *f) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < f->strand_count; i++) {
+        const nest *n = &f->nests[f->strands[i].nest];
+        bytes += f->strands[i].cell_bytes * n->units * n->rows_per_step;
+    }
+    return bytes;
 }
 
 static kvf_status join_and_widen(fusion *f) {
@@ -308,6 +321,7 @@ static kvf_status renumber_nests(fusion *f) {
     kvf_free(f->nests);
     kvf_free(numbers);
     f->nests = sorted;
+    KVF_ASSERT(n == f->nest_count);
     return KVF_OK;
 }
 
@@ -346,6 +360,7 @@ static uint32_t end_of_rule(const fusion *f, uint32_t first, uint32_t per_page) 
 static void make_rule(fusion *f, uint32_t first, uint32_t end, uint32_t per_page) {
     kvf_plan *plan = f->plan;
     const nest *n = &f->nests[f->strands[first].nest];
+    KVF_ASSERT(per_page > 0 && end > first && (end - first) % per_page == 0);
     for (uint32_t i = first; i < end; i++) {
         const strand *s = &f->strands[i];
         plan->lanes[i] =
@@ -367,6 +382,7 @@ static void make_rule(fusion *f, uint32_t first, uint32_t end, uint32_t per_page
     kvf_range *of_source = &plan->source_rules[n->source];
     if (of_source->end == 0)
         of_source->begin = plan->rule_count;
+    KVF_ASSERT(of_source->end == 0 || of_source->end == plan->rule_count); /* rules are ordered by source */
     of_source->end = ++plan->rule_count;
 }
 
@@ -392,14 +408,17 @@ static kvf_status make_rules(fusion *f) {
         make_rule(f, i, end, per_page);
         i = end;
     }
+    KVF_ASSERT(plan->rule_count == rules);
     return KVF_OK;
 }
 
 kvf_status kvf_plan_fuse(kvf_plan *plan) {
     fusion f = {.plan = plan};
     kvf_status status = make_strands(&f);
+    const uint64_t bytes = bytes_of_strands(&f);
     if (!status)
         status = join_and_widen(&f);
+    KVF_ASSERT(status || bytes_of_strands(&f) == bytes);
     if (!status)
         status = make_rules(&f);
     kvf_free(f.strands);

@@ -9,6 +9,7 @@
 /* ---- lists ----------------------------------------------------------------------------------- */
 
 static void list_add(kvf_batch_list *list, kvf_batch *batch) {
+    KVF_ASSERT(!list->first == !list->last && (!list->last || !list->last->following));
     batch->previous = list->last;
     batch->following = NULL;
     if (list->last)
@@ -19,6 +20,8 @@ static void list_add(kvf_batch_list *list, kvf_batch *batch) {
 }
 
 static void list_remove(kvf_batch_list *list, kvf_batch *batch) {
+    KVF_ASSERT(batch->previous ? batch->previous->following == batch : list->first == batch);
+    KVF_ASSERT(batch->following ? batch->following->previous == batch : list->last == batch);
     if (batch->previous)
         batch->previous->following = batch->following;
     else
@@ -40,6 +43,7 @@ static kvf_front_batch *front_of(kvf_batch *batch) {
  */
 
 static kvf_front_batch **bucket_of(const kvf_transport *transport, kvf_operation operation) {
+    KVF_ASSERT(transport->bucket_count && (transport->bucket_count & (transport->bucket_count - 1)) == 0);
     return &transport->buckets[operation & (transport->bucket_count - 1)];
 }
 
@@ -93,8 +97,11 @@ static kvf_status take_batch(kvf_transport *transport, kvf_front_batch **out) {
 
 static void give_back(kvf_transport *transport, kvf_front_batch *batch) {
     kvf_front_batch **at = bucket_of(transport, batch->fabric_view.operation);
-    while (*at != batch)
+    KVF_ASSERT(transport->open_batches > 0);
+    while (*at != batch) {
+        KVF_ASSERT(*at); /* else it is in no bucket: given back twice */
         at = &(*at)->same_bucket;
+    }
     *at = batch->same_bucket;
     transport->open_batches--;
     batch->same_bucket = transport->spare;
@@ -102,6 +109,7 @@ static void give_back(kvf_transport *transport, kvf_front_batch *batch) {
 }
 
 void kvf_front_free_batches(kvf_transport *transport) {
+    KVF_ASSERT(transport->open_batches == 0 && !transport->ended.first);
     for (kvf_front_batch *batch = transport->spare, *next; batch; batch = next) {
         next = batch->same_bucket;
         kvf_free(batch);
@@ -234,6 +242,7 @@ void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
 
 void kvf_batch_end(kvf_batch *batch) {
     kvf_front_batch *front = front_of(batch);
+    KVF_ASSERT(!front->ended);
     list_remove(&batch->peer->batches, batch);
     front->ended = true;
     if (batch->failed && batch->cancelled && batch->failed != KVF_E_CANCELLED) {
@@ -311,6 +320,7 @@ static void call_done(kvf_transport *transport, kvf_batch *batch) {
     describe_failure(batch, detail, sizeof detail);
     list_remove(&transport->ended, batch);
     give_back(transport, front_of(batch));
+    KVF_ASSERT(done);
     transport->calling++;
     done(context, operation, status, detail);
     transport->calling--;
@@ -341,6 +351,7 @@ static void tell_notices(kvf_transport *transport) {
         at += sizeof head;
         const char *sender = (const char *)told.data + at;
         at += head.sender_bytes;
+        KVF_ASSERT(at <= told.length && head.bytes <= told.length - at);
         if (transport->options.on_notify)
             transport->options.on_notify(transport->options.context, transport, sender, told.data + at,
                                          head.bytes);
@@ -354,6 +365,7 @@ static void tell_lost(kvf_transport *transport) {
         kvf_peer *peer = transport->peers;
         while (peer && !peer->lost_untold)
             peer = peer->following;
+        KVF_ASSERT(peer);
         if (!peer)
             return;
         peer->lost_untold = false;

@@ -62,6 +62,15 @@ void kvf_wire_buffer_free(kvf_wire_buffer *buffer);
  */
 kvf_status kvf_wire_facts(const kvf_model *model, const char *extra, char **out);
 
+/**
+ * Makes a model from a text of facts, which may be of a peer: anything. What is not in the facts is as in a
+ * zeroed description, and each part has a tensor of its own. Lines after those of the model are left alone.
+ *
+ * @param name  of the model, for messages
+ * @return KVF_OK, KVF_E_PARSE, what kvf_model_create() refuses, KVF_E_NOMEM
+ */
+kvf_status kvf_wire_model_of_facts(const char *facts, const char *name, kvf_model **out);
+
 /** SHA-256 of the facts. */
 void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
 

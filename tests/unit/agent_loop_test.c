@@ -290,7 +290,7 @@ typedef struct talker {
 } talker;
 
 /* Calls what an engine may want to know, or to do, when something failed. */
-static void call_back(void *context, const char *line) {
+static void call_back(void *context, const kvf_log_line *line) {
     talker *self = context;
     kvf_agent_stats stats = {.struct_size = sizeof stats};
     (void)line;

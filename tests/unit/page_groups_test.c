@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include <kvferry/page_groups.h>
+#include <kvferry/connector/page_groups.h>
 
 #define IDS(...)                                                                                             \
     (kvf_ids) {                                                                                              \

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "kernel/permute.h"
+#include "connector/postprocess.h"
 
 /* ---- a world to permute in ------------------------------------------------------------------- */
 

@@ -7,6 +7,8 @@
  */
 #include <string.h>
 
+#include <kvferry/connector/step_requests.h>
+#include <kvferry/connector/transfer_summary.h>
 #include <kvferry/engine.h>
 
 #include "vectors.h"

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <kvferry/connector/topology.h>
 #include <kvferry/engine.h>
 #include <kvferry/plan.h>
-#include <kvferry/topology.h>
 
 #include "vectors.h"
 
@@ -78,7 +78,7 @@ static answer dialogue(vector_case *c) {
         return another_protocol(c);
     json_object_object_del(c->out, "queries_b64");
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     kvf_topology *topology;
     kvf_ids ranks = {0};
     desc.total_kv_heads = 64; /* not recorded: enough for every rank */

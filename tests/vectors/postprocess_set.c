@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
 #include "vectors.h"
 
