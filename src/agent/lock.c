@@ -102,7 +102,7 @@ uint64_t kvf_next_due(const kvf_agent *agent) {
  * costs a round in vain when it fires, and setting it costs something each time. */
 void kvf_work_show(kvf_agent *agent) {
     uint64_t due = kvf_next_due(agent), now = kvf_agent_now(agent);
-    bool waits = agent->again || due <= now || kvf_link_pending(agent->link);
+    bool waits = agent->stopping || agent->again || due <= now || kvf_link_pending(agent->link);
     if (waits != agent->awake)
         (waits ? kvf_fd_raise : kvf_fd_lower)(agent->wake_fd);
     agent->awake = waits;
