@@ -2,19 +2,17 @@
 
 #include <string.h>
 
-/*
- * Orders of magnitude of one core of a current server: a copied run costs a call and the misses of two
- * scattered places, a one-sided operation of a fabric most of a microsecond to post and complete.
- */
-static const transport_cost costs[] = {
-    {"shm", {.ns_per_run = 60, .ns_per_byte = 0.125, .ns_per_source = 5e3}},
-    {"inproc", {.ns_per_run = 60, .ns_per_byte = 0.125, .ns_per_source = 1e3}},
-    {"ucx", {.ns_per_run = 600, .ns_per_byte = 0.1, .ns_per_source = 20e3}},
-};
+#include <kvferry/transport.h>
 
-const transport_cost *cost_of(const char *transport) {
-    for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
-        if (strcmp(costs[i].transport, transport) == 0)
-            return &costs[i];
-    return &costs[0]; /* what "auto" chooses on one host */
+transport_cost cost_of(const char *transport) {
+    kvf_transport_kind kind = {.struct_size = sizeof kind};
+    transport_cost found = {.transport = ""};
+    for (uint32_t i = 0; kvf_transport_describe(i, &kind) == KVF_OK; i++) {
+        /* "auto" stands for two processes of one host. */
+        bool chosen = strcmp(transport, kind.name) == 0 ||
+                      (strcmp(transport, "auto") == 0 && kind.reach == KVF_REACH_HOST);
+        if (chosen)
+            found = (transport_cost){kind.name, kind.cost};
+    }
+    return found;
 }

@@ -1,5 +1,5 @@
 /*
- * What moving costs on each transport: assumptions for predictions, stated with every prediction.
+ * What moving costs on each transport, as the library assumes it: stated with every prediction.
  */
 #ifndef KVFERRY_CLI_COST_H
 #define KVFERRY_CLI_COST_H
@@ -11,7 +11,7 @@ typedef struct transport_cost {
     kvf_cost_model cost;
 } transport_cost;
 
-/** The assumed cost of a transport that an option may name. */
-const transport_cost *cost_of(const char *transport);
+/** The assumed cost of a transport that an option may name; "auto" stands for peers on one host. */
+transport_cost cost_of(const char *transport);
 
 #endif

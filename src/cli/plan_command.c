@@ -25,7 +25,7 @@ typedef struct totals {
 typedef struct report {
     const options *asked;
     const engines *all;
-    const transport_cost *cost;
+    transport_cost cost;
     table list;
     struct json_object *ranks; /* NULL: text is wanted */
     totals sum;
@@ -153,7 +153,7 @@ static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
     struct json_object *sources = to->ranks ? json_object_new_array() : NULL;
     for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {
         kvf_prediction cost = {0};
-        kvf_status status = kvf_plan_predict(plan, source, to->asked->tokens, &to->cost->cost, &cost);
+        kvf_status status = kvf_plan_predict(plan, source, to->asked->tokens, &to->cost.cost, &cost);
         if (status) {
             json_object_put(sources);
             return library_failure(status, "decode rank %u", rank);
@@ -201,8 +201,8 @@ static int print_text(report *to) {
     engines_print(to->all);
     printf("\nA request of %llu tokens, blocks scattered; time as assumed for %s: %g ns a run, %g GB/s, %s a "
            "source\n\n",
-           (unsigned long long)to->asked->tokens, to->cost->transport, to->cost->cost.ns_per_run,
-           1 / to->cost->cost.ns_per_byte, text_time(to->cost->cost.ns_per_source).text);
+           (unsigned long long)to->asked->tokens, to->cost.transport, to->cost.cost.ns_per_run,
+           1 / to->cost.cost.ns_per_byte, text_time(to->cost.cost.ns_per_source).text);
     if (!table_print(&to->list, 0))
         return failure("not enough memory");
     printf("\nIn all %s in %s runs; the slowest rank takes %s.\n", text_bytes(sum->bytes).text,
@@ -224,10 +224,10 @@ static int print_json(report *to) {
     engines_add_json(to->all, out);
     json_count(out, "tokens", to->asked->tokens);
     struct json_object *cost = json_object_new_object();
-    json_text(cost, "transport", to->cost->transport);
-    json_real(cost, "ns_per_run", to->cost->cost.ns_per_run);
-    json_real(cost, "ns_per_byte", to->cost->cost.ns_per_byte);
-    json_real(cost, "ns_per_source", to->cost->cost.ns_per_source);
+    json_text(cost, "transport", to->cost.transport);
+    json_real(cost, "ns_per_run", to->cost.cost.ns_per_run);
+    json_real(cost, "ns_per_byte", to->cost.cost.ns_per_byte);
+    json_real(cost, "ns_per_source", to->cost.cost.ns_per_source);
     json_object_object_add(out, "cost", cost);
     json_object_object_add(out, "ranks", to->ranks);
     to->ranks = NULL;

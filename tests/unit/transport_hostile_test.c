@@ -19,7 +19,7 @@
 #include "transport/shm/shm_wire.h"
 #include "transport_pair.h"
 
-static const pair_kind brought = {"shm", {true, false}, true, "shm"};
+static const pair_kind brought = {"shm", {true, false}, "shm", {"shm.direct", "off"}};
 
 /* What the card of an endpoint says about its socket. */
 static shm_card socket_card(const test_side *side) {
@@ -391,7 +391,7 @@ static fake_side fake_owner(test_side *here) {
     socklen_t length = shm_socket_address(part.name, &address);
     assert_int_equal(bind(made.listening, (const struct sockaddr *)&address, length), 0);
     assert_int_equal(listen(made.listening, 4), 0);
-    card.parts[0] = (kvf_card_part){"shm", &part, sizeof part};
+    card.parts = &(kvf_card_part){"shm", &part, sizeof part};
     assert_int_equal(kvf_card_write(&card, &bytes), KVF_OK);
     assert_int_equal(kvf_transport_connect(here->transport, bytes.data, bytes.length, &made.peer), KVF_OK);
     kvf_buffer_free(&bytes);

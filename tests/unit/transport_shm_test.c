@@ -24,7 +24,7 @@ static kvf_transport *open_over_hole(unsigned char **memory, size_t half) {
 
 static void memory_that_is_not_there_fails_the_batch_and_names_the_run(void **state) {
     (void)state;
-    static const pair_kind brought = {"shm", {false, false}, false, "shm"};
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
     size_t half = (size_t)sysconf(_SC_PAGESIZE) * 4;
     unsigned char *memory;
     test_side here, there = {.transport = open_over_hole(&memory, half)};

@@ -73,9 +73,10 @@ struct shm_client {
     int fd;
     bool known; /* has shown the key */
     bool gone;
-    bool hung_up;         /* only what it had sent before is left */
-    bool blocked;         /* it does not read: waiting until it does */
-    uint32_t arenas_told; /* of what it is told at first */
+    bool hung_up;          /* only what it had sent before is left */
+    bool blocked;          /* it does not read: waiting until it does */
+    uint32_t arenas_told;  /* of what it is told at first */
+    uint32_t region_count; /* of the card it has */
     uint32_t regions_told;
     bool ready_told;
     bool gate_told;
