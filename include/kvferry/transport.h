@@ -12,7 +12,7 @@
  *   "inproc"  the peer is in this process: plain copies
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv, or, where the kernel
- *             forbids that, through a shared buffer that the peer fills
+ *             forbids that or it is slower, through a shared buffer that the peer fills
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
@@ -38,8 +38,10 @@ typedef struct kvf_peer kvf_peer;
  * A setting of one kind of transport, such as {"ucx.tls", "tcp,self"}; the kind stands before the dot. Settings of
  * kinds that are not opened, or not in this build, do nothing. This struct stays as it is.
  *
- *   "shm.direct"  "on" (default): memory the caller brought is read and written with process_vm_readv and
- *                 process_vm_writev where the kernel allows it; "off": never
+ *   "shm.direct"  how memory that the caller brought is reached: "auto" (default): read with process_vm_readv or
+ *                 through a shared buffer that its owner fills, whichever is faster for the length of runs and
+ *                 what the owner does besides, and written with process_vm_writev, where the kernel allows it;
+ *                 "on": never through the buffer where the kernel allows it; "off": always through the buffer
  *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
  */
 typedef struct kvf_setting {

@@ -19,6 +19,7 @@ pair_kind transport_variants[] = {
     {"shm", {true, true}, "shm", {0}},
     {"shm", {false, false}, "shm", {0}},
     {"shm", {false, false}, "shm", {"shm.direct", "off"}},
+    {"shm", {false, false}, "shm", {"shm.direct", "on"}},
     {"shm", {true, false}, "shm", {0}},
     {"shm", {true, false}, "shm", {"shm.direct", "off"}},
     {"toy", {false, false}, "toy", {0}},

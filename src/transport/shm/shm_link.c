@@ -392,17 +392,33 @@ static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_
     return status;
 }
 
+/* Memory that is not mapped: with or without the owner's help. What it writes for us we could not take back if it
+ * fell silent, so writing asks for its help only where there is no other way. */
+static bool goes_direct(shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+    if (link->no_direct)
+        return false;
+    return link->endpoint->only_direct || direction == KVF_WRITE ||
+           shm_choice_make(&link->choice, slice, shm_slots_waiting(link)) == SHM_WAY_DIRECT;
+}
+
 /* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
 static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice *slice) {
     bool mapped = same_way(link, slice);
-    if (mapped || !link->no_direct) {
+    if (mapped || goes_direct(link, direction, slice)) {
+        uint64_t begin = mapped ? 0 : shm_now_ns();
         kvf_status status = move_alone(link, direction, slice, mapped);
+        if (!status && !mapped)
+            shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, shm_now_ns() - begin);
         if (status != KVF_E_UNSUPPORTED)
             return status;
         link->no_direct = true;
     }
     kvf_status status = shm_slots_free(link);
-    return status ? status : shm_slots_start(link, slice, slice);
+    if (!status)
+        status = shm_slots_start(link, slice, slice);
+    if (!status && !link->no_direct)
+        shm_start_timer(link->endpoint);
+    return status;
 }
 
 /* Ends the batches from `first` on that are complete, if their owner still stands for them. */
