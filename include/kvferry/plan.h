@@ -151,16 +151,6 @@ typedef struct kvf_cost_model {
     double ns_per_source; /**< once for each remote rank of a request */
 } kvf_cost_model;
 
-/**
- * The costs that predictions assume for a kind of transport on a current server. They are orders of magnitude,
- * not measurements: whoever shows a prediction says with it what was assumed.
- *
- * @param kind  a kind of kvf_transport_open(); NULL and "auto": what serves peers on one host, "shm"
- * @param out   receives the costs
- * @return the kind that the costs are of, owned by the library: "shm" also for a kind without costs of its own
- */
-KVF_API const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out);
-
 typedef struct kvf_prediction {
     uint64_t bytes;
     uint64_t runs; /**< when no two blocks are neighbours in memory */

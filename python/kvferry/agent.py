@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +38,7 @@ from kvferry.events import (
 )
 from kvferry.request import GroupSteps, groups_in
 from kvferry.shard import Engine, Shard
+from kvferry.transport import settings_of
 
 __all__ = ["Agent", "Contact", "KeyPair"]
 
@@ -132,7 +133,7 @@ class Agent:
         listen: where to listen; None: "tcp://127.0.0.1:*"; "": nowhere
         advertise: the endpoint told to peers; None: the one listened on
         transport: kind, see transport_kinds()
-        ucx_tls: value for UCX_TLS; None: as the environment says
+        settings: of kinds of transport, see Transport
         facts: what must be the same on both sides, beyond the model: weights, rotary scaling ...
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows our public key
@@ -158,7 +159,7 @@ class Agent:
         listen: str | None = None,
         advertise: str | None = None,
         transport: str = "auto",
-        ucx_tls: str | None = None,
+        settings: Mapping[str, str] | None = None,
         facts: dict[str, str] | None = None,
         keys: KeyPair | None = None,
         allowed_keys: Sequence[str] = (),
@@ -184,7 +185,8 @@ class Agent:
             listen=arena.text(listen),
             advertise=arena.text(advertise),
             transport=arena.text(transport),
-            ucx_tls=arena.text(ucx_tls),
+            settings=settings_of(arena, settings),
+            setting_count=len(settings or ()),
             facts=arena.text(lines or None),
             public_key=arena.text(keys.public_key if keys else None),
             secret_key=arena.text(keys.secret_key if keys else None),

@@ -121,7 +121,8 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
         return status;
     kvf_transport_options options = {.struct_size = sizeof options,
                                      .name = agent->name,
-                                     .ucx_tls = o->ucx_tls,
+                                     .settings = o->settings,
+                                     .setting_count = o->setting_count,
                                      .on_peer_lost = on_peer_lost,
                                      .context = agent};
     return kvf_transport_open(o->transport, &options, &agent->transport);

@@ -67,7 +67,8 @@ kvf_status kvf_plan_fuse(kvf_plan *plan);
 /** How kvf_say_plan() speaks of a plan. */
 typedef struct kvf_plan_words {
     uint64_t tokens;     /* of the request that is predicted */
-    const char *kind;    /* of the transport whose costs are assumed, see kvf_cost_assumed() */
+    kvf_cost_model cost; /* that is assumed */
+    const char *kind;    /* of the transport that it is the cost of */
     uint32_t most_lines; /* for the sources; 0: every source has lines of its own, whatever their number */
     const char *indent;  /* before each line */
 } kvf_plan_words;

@@ -104,17 +104,6 @@ static void every_refused_allocation_is_reported(void **state) {
     assert_int_equal(memory.live, 0);
 }
 
-static void costs_are_assumed_by_kind(void **state) {
-    (void)state;
-    kvf_cost_model shm, ucx, other;
-    assert_string_equal(kvf_cost_assumed("shm", &shm), "shm");
-    assert_string_equal(kvf_cost_assumed("ucx", &ucx), "ucx");
-    assert_true(ucx.ns_per_run > shm.ns_per_run);
-    assert_string_equal(kvf_cost_assumed("auto", &other), "shm");
-    assert_memory_equal(&other, &shm, sizeof shm);
-    assert_string_equal(kvf_cost_assumed(NULL, &other), "shm");
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(orders_are_read_off_the_strides),
@@ -123,7 +112,6 @@ int main(void) {
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
         cmocka_unit_test(nothing_to_write_to_is_refused),
         cmocka_unit_test_teardown(every_refused_allocation_is_reported, stop_counting_memory),
-        cmocka_unit_test(costs_are_assumed_by_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,8 +18,8 @@
 #define WRITTEN 5000u
 #define PLACE_BYTES ((size_t)8192)
 
-static const pair_kind kinds[] = {{"inproc", {true, false}, false, "inproc"},
-                                  {"shm", {true, false}, false, "shm"}};
+static const pair_kind kinds[] = {{"inproc", {true, false}, "inproc", {0}},
+                                  {"shm", {true, false}, "shm", {0}}};
 
 /* What one thread did. It is looked at after the thread: checks of the test library are the main thread's. */
 typedef struct test_worker {

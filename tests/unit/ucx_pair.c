@@ -178,8 +178,10 @@ void on_done(void *context, kvf_operation operation, kvf_status status, const ch
 }
 
 void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
+    kvf_setting setting = {"ucx.tls", side->way->tls};
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .ucx_tls = side->way->tls,
+                                     .settings = &setting,
+                                     .setting_count = 1,
                                      .max_in_flight = max_in_flight,
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_lost,
