@@ -1,13 +1,11 @@
 /*
- * Agents: opening and closing, meeting, and what the engine may look at.
+ * Agents: opening, registering memory, and closing.
  */
 #include <sodium.h>
 #include <unistd.h>
 
 #include "agent/agent.h"
 #include "link/link_endpoint.h"
-
-#include "plan/plan.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)
 
@@ -140,6 +138,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
     kvf_agent *agent = kvf_alloc0(1, sizeof *agent);
     if (!agent)
         return kvf_nomem("an agent");
+    agent->hooks = &kvf_agent_hooks;
     agent->rank = KVF_NO_RANK;
     agent->clock = surroundings->clock ? *surroundings->clock : kvf_monotonic;
     kvf_status status = kvf_loop_open(agent);
@@ -187,14 +186,14 @@ kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key) {
     return allow(agent, public_key, false);
 }
 
-static kvf_status needs_memory(const kvf_agent *agent) {
+kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
     if (!agent)
         return kvf_fail(KVF_E_INVALID, "agent is NULL");
     return agent->transport ? KVF_OK : kvf_fail(KVF_E_INVALID, "the agent is a directory: it has no memory");
 }
 
 kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
-    kvf_status status = needs_memory(agent);
+    kvf_status status = kvf_agent_needs_memory(agent);
     if (status)
         return status;
     status = kvf_agent_lock(agent);
@@ -289,7 +288,7 @@ static kvf_status register_regions(kvf_agent *agent, const kvf_memory *regions, 
 }
 
 kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_status status = needs_memory(agent);
+    kvf_status status = kvf_agent_needs_memory(agent);
     if (status)
         return status;
     status = kvf_agent_lock(agent);
@@ -300,116 +299,7 @@ kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint3
     return status;
 }
 
-/* ---- meeting --------------------------------------------------------------------------------- */
-
-const char *kvf_agent_endpoint(const kvf_agent *agent) {
-    if (!agent)
-        return "";
-    return agent->options.advertise ? agent->options.advertise : kvf_link_endpoint(agent->link);
-}
-
-kvf_status kvf_agent_introduction(kvf_agent *agent, const void **bytes, size_t *size) {
-    if (!agent || !bytes || !size)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : !bytes ? "bytes" : "size");
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    if (!agent->card)
-        status = kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
-    else {
-        *bytes = agent->with_facts.data;
-        *size = agent->with_facts.size;
-    }
-    kvf_agent_unlock(agent);
-    return status;
-}
-
-/* A directory takes its engine's name, size, digest and facts from the first introduction. */
-static kvf_status adopt(kvf_agent *agent, const kvf_introduction *intro) {
-    if (agent->name)
-        return KVF_OK;
-    uint8_t digest[KVF_WIRE_DIGEST_BYTES];
-    kvf_wire_digest(intro->facts, digest);
-    if (intro->facts[0] && memcmp(digest, intro->digest, sizeof digest) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "the digest of rank %u of %s is not of its facts", intro->rank,
-                        intro->engine);
-    if (!agent->facts && !(agent->facts = kvf_strdup(intro->facts)))
-        return kvf_nomem("a directory");
-    agent->introductions = kvf_alloc0(intro->rank_count, sizeof *agent->introductions);
-    agent->name = agent->introductions ? kvf_strdup(intro->engine) : NULL;
-    if (!agent->name)
-        return kvf_nomem("a directory");
-    agent->rank_count = intro->rank_count;
-    memcpy(agent->digest, intro->digest, sizeof agent->digest);
-    return KVF_OK;
-}
-
-static kvf_status introduce(kvf_agent *agent, kvf_introduction *intro) {
-    kvf_status status = adopt(agent, intro);
-    if (status)
-        return status;
-    if (strcmp(intro->engine, agent->name) != 0 || intro->rank_count != agent->rank_count)
-        return kvf_fail(KVF_E_MISMATCH, "the introduction is of engine %s with %u ranks, not %s with %u",
-                        intro->engine, intro->rank_count, agent->name, agent->rank_count);
-    if (memcmp(intro->digest, agent->digest, sizeof agent->digest) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "rank %u of %s caches other cells than its siblings", intro->rank,
-                        intro->engine);
-    if (agent->engine && intro->rank == agent->rank)
-        return intro->incarnation == agent->incarnation
-                   ? KVF_OK
-                   : kvf_fail(KVF_E_EXISTS, "another process says it is rank %u of %s", intro->rank,
-                              intro->engine);
-    kvf_wire_buffer passed_on = {0};
-    intro->facts = "";
-    status = kvf_wire_encode_introduction(intro, &passed_on);
-    if (status)
-        return status;
-    kvf_wire_buffer *place = &agent->introductions[intro->rank];
-    agent->introduction_count += place->size == 0;
-    kvf_wire_buffer_free(place);
-    *place = passed_on;
-    return KVF_OK;
-}
-
-kvf_status kvf_agent_introduce(kvf_agent *agent, const void *data, size_t size) {
-    if (!agent || !data)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "bytes");
-    kvf_introduction intro;
-    void *storage = NULL;
-    kvf_status status = kvf_wire_decode_introduction((kvf_bytes){data, size}, &intro, &storage);
-    if (status)
-        return status;
-    status = kvf_agent_lock(agent);
-    if (!status) {
-        status = introduce(agent, &intro);
-        kvf_agent_unlock(agent);
-    }
-    kvf_free(storage);
-    return status;
-}
-
-static kvf_status start_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,
-                                uint64_t *out) {
-    if (!agent->card)
-        return kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
-    kvf_agent_request request = {.contact = *contact,
-                                 .deadline_ns = deadline_ns ? deadline_ns : 30 * KVF_SECOND};
-    kvf_ticket *ticket;
-    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_CONNECT, &request, &ticket);
-    return status ? status : kvf_ticket_meet(ticket, contact, out);
-}
-
-kvf_status kvf_agent_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,
-                             uint64_t *ticket) {
-    if (!agent || !contact)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "contact");
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    status = start_connect(agent, contact, deadline_ns, ticket);
-    kvf_agent_unlock(agent);
-    return status;
-}
+/* ---- cancelling and closing ------------------------------------------------------------------- */
 
 kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     kvf_status status = kvf_agent_lock(agent);
@@ -424,8 +314,6 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     kvf_agent_unlock(agent);
     return status;
 }
-
-/* ---- closing --------------------------------------------------------------------------------- */
 
 static void free_tickets(kvf_agent *agent) {
     kvf_ticket *ticket, *next;
@@ -472,110 +360,4 @@ void kvf_agent_close(kvf_agent *agent) {
     kvf_free(agent->name);
     kvf_loop_close(agent);
     kvf_free(agent);
-}
-
-/* ---- looking in ------------------------------------------------------------------------------ */
-
-static bool has_block(const kvf_ticket *ticket, uint32_t group, uint32_t block) {
-    if (!ticket->claims)
-        return false;
-    const kvf_block_table *table = &ticket->claims[group];
-    for (uint32_t i = 0; i < table->count; i++)
-        if (table->ids[i] == block)
-            return true;
-    return false;
-}
-
-kvf_status kvf_agent_block(kvf_agent *agent, uint32_t group, uint32_t block, kvf_block_state *state,
-                           uint32_t *requests) {
-    kvf_status status = needs_memory(agent);
-    if (status)
-        return status;
-    if (!state)
-        return kvf_fail(KVF_E_INVALID, "state is NULL");
-    status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    kvf_ledger_entry entry;
-    status = kvf_ledger_look(agent->ledger, group, block, &entry);
-    uint32_t count = 0;
-    bool leased = false;
-    kvf_ticket *ticket, *next;
-    if (!status)
-        HASH_ITER(hh, agent->tickets, ticket, next) {
-            bool has = has_block(ticket, group, block);
-            count += has;
-            leased |= has && ticket->readers;
-        }
-    kvf_agent_unlock(agent);
-    if (status)
-        return status;
-    *state = entry.state == KVF_BLOCK_HELD && leased ? KVF_BLOCK_LEASED : entry.state;
-    if (requests)
-        *requests = count;
-    return KVF_OK;
-}
-
-static uint64_t kept_for_peers(const kvf_agent *agent) {
-    uint64_t bytes = 0;
-    const kvf_session *session;
-    DL_FOREACH(agent->all_sessions, session) {
-        bytes += sizeof *session + session->card_bytes + session->reader_count * sizeof(kvf_reader) +
-                 session->flow_count * sizeof(kvf_flow) + session->early_count * sizeof(kvf_early);
-    }
-    const kvf_remote *remote;
-    DL_FOREACH(agent->all_remotes, remote) {
-        bytes += sizeof *remote + remote->rank_count * sizeof *remote->ranks;
-        if (remote->plan)
-            bytes += kvf_plan_memory_bytes(remote->plan);
-    }
-    return bytes;
-}
-
-kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
-    if (!agent || !out || out->struct_size == 0)
-        return kvf_fail(KVF_E_INVALID, "%s",
-                        !agent ? "agent is NULL"
-                        : !out ? "stats is NULL"
-                               : "struct_size is 0");
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    kvf_agent_stats stats = agent->stats;
-    const kvf_session *session;
-    DL_FOREACH(agent->all_sessions, session) {
-        stats.peers_now++;
-    }
-    if (agent->ledger) {
-        kvf_ledger_counts counts = kvf_ledger_count(agent->ledger);
-        stats.blocks_held_now = counts.held;
-        stats.blocks_filling_now = counts.filling;
-        stats.blocks_in_doubt_now = counts.in_doubt;
-    }
-    stats.memory_now_bytes = kept_for_peers(agent);
-    kvf_agent_unlock(agent);
-    stats.struct_size = out->struct_size;
-    memcpy(out, &stats, out->struct_size < sizeof stats ? out->struct_size : sizeof stats);
-    return KVF_OK;
-}
-
-kvf_status kvf_agent_clock_offset(kvf_agent *agent, const char *engine, uint32_t rank, int64_t *offset_ns,
-                                  uint64_t *error_ns) {
-    if (!agent || !engine || !offset_ns || !error_ns)
-        return kvf_fail(KVF_E_INVALID, "an argument is NULL");
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    status = kvf_fail(KVF_E_NOT_FOUND, "no session with rank %u of %s", rank, engine);
-    const kvf_session *session;
-    DL_FOREACH(agent->all_sessions, session) {
-        if (session->rank != rank || session->clock_error == UINT64_MAX ||
-            strcmp(session->engine, engine) != 0)
-            continue;
-        *offset_ns = session->clock_offset;
-        *error_ns = session->clock_error;
-        status = KVF_OK;
-    }
-    kvf_agent_unlock(agent);
-    return status;
 }

@@ -285,7 +285,24 @@ struct kvf_source {
     kvf_source *prev, *next; /* session->sources */
 };
 
+/** What a kind of ticket does. */
+typedef struct kvf_ticket_ops {
+    kvf_request_kind kind;
+    bool lends; /* its blocks are read, and not written */
+    /** Looks at the clock. */
+    void (*tick)(kvf_ticket *ticket, uint64_t now);
+    /** Something has failed. `session`: whose fault it is, or NULL. Not called once the result was told. */
+    void (*fail)(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session);
+    /** Its remote engine is known, and its sources are attached. NULL: it needs none. */
+    void (*met)(kvf_ticket *ticket);
+    /** What it received has the checksums of its sources. NULL: it receives nothing. */
+    void (*verified)(kvf_ticket *ticket);
+    /** What else is its own is given back; NULL: nothing. */
+    void (*free)(kvf_ticket *ticket);
+} kvf_ticket_ops;
+
 struct kvf_ticket {
+    const kvf_ticket_ops *ops;
     kvf_agent *agent;
     uint64_t number;
     kvf_request_kind kind;
@@ -333,8 +350,13 @@ struct kvf_ticket {
     UT_hash_handle hh_id; /* agent->holds, agent->pushes, by id */
 };
 
+/** The generation of an expectation, in messages. */
+static inline uint64_t kvf_expect_generation(const kvf_ticket *expect) {
+    return expect->number | KVF_EXPECTATION;
+}
+
 /** Makes a ticket from what the engine asked: copies, checks, claims the blocks. */
-kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_agent_request *given,
+kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kvf_agent_request *given,
                            kvf_ticket **out);
 /** Claims the blocks of `groups` for a ticket, whose own they become (a copy). */
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t group_count);
@@ -391,6 +413,8 @@ kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count);
 
 /** Which entries of a table are wanted: those of the steps that remain after clipping to the group's window.
  */
+bool kvf_steps_empty(const kvf_group_steps *groups, uint32_t count); /**< nothing is in any of them */
+
 kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps);
 
 /** Checks groups against the model and the cache of a shard: numbers of groups, block ids, tables that reach.
@@ -439,30 +463,14 @@ kvf_status kvf_flow_wait(kvf_flow *flow);
 void kvf_flow_wait_no_more(kvf_flow *flow);
 kvf_flow *kvf_flow_waiting_for(const kvf_agent *agent, const kvf_ticket *push);
 
-void kvf_hold_start(kvf_ticket *hold); /**< serves what came early */
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh);
-void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail);
-void kvf_hold_tick(kvf_ticket *hold, uint64_t now);
 void kvf_reader_drop(kvf_reader *reader);
 
-void kvf_connect_tick(kvf_ticket *ticket, uint64_t now);
-
-void kvf_pull_met(kvf_ticket *pull);       /**< the remote is ready */
 void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
-void kvf_pull_move(kvf_ticket *pull);
-void kvf_pull_look(kvf_ticket *pull); /**< has its transfer ended? */
-void kvf_pull_tick(kvf_ticket *pull, uint64_t now);
-void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session);
-void kvf_pull_verified(kvf_ticket *pull);
+void kvf_pull_look(kvf_ticket *pull);      /**< has its transfer ended? */
 
-void kvf_expect_met(kvf_ticket *expect);
-void kvf_expect_check(kvf_ticket *expect); /**< has everything been written? */
-uint64_t kvf_expect_generation(const kvf_ticket *expect);
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
-void kvf_expect_tick(kvf_ticket *expect, uint64_t now);
-void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, const kvf_session *session);
-void kvf_expect_verified(kvf_ticket *expect);
 
 /** What one rank of a consumer expects of us: with a push, the writing of it. */
 struct kvf_flow {
@@ -495,10 +503,8 @@ struct kvf_flow {
     UT_hash_handle hh;                     /* session->flow_table, by generation */
 };
 
-void kvf_push_start(kvf_ticket *push);
-void kvf_push_tick(kvf_ticket *push, uint64_t now);
-void kvf_push_end(kvf_ticket *push, kvf_status status, const char *detail);
-void kvf_flow_expect(kvf_session *session, const kvf_call_body *call, bool fresh);
+kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out);
+void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh); /**< serves EXPECT */
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
 void kvf_flow_pump(kvf_flow *flow);
@@ -507,9 +513,7 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now);
 void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);
 void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as served, badly */
 void kvf_flow_free(kvf_flow *flow);
-void kvf_push_take(kvf_ticket *push, kvf_flow *flow);
-void kvf_push_served(kvf_flow *flow);   /**< frees it */
-void kvf_push_settle(kvf_ticket *push); /**< ends it if nobody is left to serve */
+void kvf_push_served(kvf_flow *flow); /**< frees it */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now);
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call);
 void kvf_push_plans_free(kvf_session *session);
@@ -517,15 +521,45 @@ void kvf_push_plans_free(kvf_session *session);
 void kvf_beat_tick(kvf_session *session, uint64_t now);
 void kvf_beat_answer(kvf_session *session, const kvf_call_body *call);
 
-/** Checks what a pull or expect received; kvf_pull_verified() or kvf_expect_verified() follows, or its
+/** Checks what a pull or expect received; its verified() follows, or its
  * failure. */
 void kvf_verify_start(kvf_ticket *ticket);
 void kvf_verify_stop(kvf_ticket *ticket);
 void kvf_verify_answer(kvf_session *session, const kvf_call_body *call);
 
+/* ---- what sessions and meetings bring ---------------------------------------------------------------------- */
+
+/**
+ * What those above make of what sessions and meetings hear: an agent is given this table (serve.c), so that what is below
+ * need not know who is above.
+ */
+typedef struct kvf_hooks {
+    /** Answers a call of a peer, by kind. `fresh`: it was not seen before. */
+    void (*serve[KVF_CALL_CHECKSUM + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
+    /** Says that what we want from a peer lives on. */
+    void (*beat)(kvf_session *session, uint64_t now);
+    /** A session is not to be found any more; `lost`: its peer is gone, and with it the engine as it was met. */
+    void (*hide)(kvf_session *session, bool lost);
+    /** A session is lost: whatever was wanted from it, or it wanted, ends. */
+    void (*lose)(kvf_session *session, kvf_status status, const char *detail);
+    void (*free_session)(kvf_session *session);
+    /** The contact of an engine that is being met has answered, or never will. */
+    void (*welcome)(kvf_remote *remote, const kvf_welcome *welcome);
+    void (*refuse)(kvf_remote *remote, kvf_status status, const char *detail);
+    /** A remote engine is ready, or is not to be met: for the tickets that wait for it. */
+    void (*met)(kvf_remote *remote);
+    void (*unmet)(kvf_remote *remote, kvf_status status, const char *detail);
+    /** A flow will not write any more, and its consumer knows: frees it. */
+    void (*served)(kvf_flow *flow);
+} kvf_hooks;
+
+extern const kvf_hooks kvf_agent_hooks;
+
 /* ---- the agent ------------------------------------------------------------------------------- */
 
 struct kvf_agent {
+    const kvf_hooks *hooks;
+
     /* loop.c; all but `arrived` under the lock, too */
     pthread_mutex_t lock;
     pthread_cond_t turn;      /* somebody has entered, or left while we stop */
@@ -627,6 +661,9 @@ void kvf_loop_close(kvf_agent *agent);
 kvf_status kvf_agent_lock(kvf_agent *agent);
 /** Ends it: wakes who sleeps where there is work, and logs. */
 void kvf_agent_unlock(kvf_agent *agent);
+
+/** KVF_E_INVALID: it is NULL, or a directory, which has no memory. */
+kvf_status kvf_agent_needs_memory(const kvf_agent *agent);
 
 /** Logs a line as soon as the lock is given up. */
 void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text);

@@ -13,21 +13,6 @@
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
 /* Until it is asked again whether the kernel has cleared a process away. */
 #define ENDING_PAUSE (5 * KVF_MILLISECOND)
-/* How far two clocks may run apart, relative to the time since they were compared. */
-#define CLOCK_DRIFT_DIVISOR 2048
-
-uint64_t kvf_expect_generation(const kvf_ticket *expect) {
-    return expect->number | KVF_EXPECTATION;
-}
-
-/* A moment of our clock on the peer's, and rather too early than too late. */
-uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
-    uint64_t now = kvf_agent_now(session->agent);
-    uint64_t ahead = ours > now ? ours - now : 0;
-    uint64_t slack = session->clock_error + ahead / CLOCK_DRIFT_DIVISOR;
-    uint64_t theirs = ours + (uint64_t)session->clock_offset;
-    return theirs > slack ? theirs - slack : 0;
-}
 
 static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
@@ -39,6 +24,8 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
     source->settled = true; /* refused: it will not write */
     kvf_ticket_fail(source->ticket, status, kvf_error_detail(), source->session);
 }
+
+static void expect_check(kvf_ticket *expect);
 
 static kvf_status ask(kvf_source *source) {
     kvf_ticket *expect = source->ticket;
@@ -95,10 +82,10 @@ static void ask_all(kvf_ticket *expect) {
     }
     expect->posted = kvf_agent_now(expect->agent);
     kvf_histogram_add(&expect->agent->stats.queue, expect->posted - expect->created);
-    kvf_expect_check(expect);
+    expect_check(expect);
 }
 
-void kvf_expect_met(kvf_ticket *expect) {
+static void expect_met(kvf_ticket *expect) {
     ask_all(expect);
 }
 
@@ -113,7 +100,7 @@ static void answer_written(kvf_ticket *expect) {
     }
 }
 
-void kvf_expect_verified(kvf_ticket *expect) {
+static void expect_verified(kvf_ticket *expect) {
     kvf_agent *agent = expect->agent;
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
@@ -122,7 +109,7 @@ void kvf_expect_verified(kvf_ticket *expect) {
     kvf_ticket_done(expect);
 }
 
-void kvf_expect_check(kvf_ticket *expect) {
+static void expect_check(kvf_ticket *expect) {
     if (expect->state != KVF_TICKET_MOVING)
         return;
     for (uint32_t i = 0; i < expect->source_count; i++)
@@ -131,7 +118,7 @@ void kvf_expect_check(kvf_ticket *expect) {
     if (expect->agent->options.verify)
         kvf_verify_start(expect);
     else
-        kvf_expect_verified(expect);
+        expect_verified(expect);
 }
 
 /* ---- written --------------------------------------------------------------------------------- */
@@ -177,7 +164,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     source->call = NULL;
     source->written = true;
     expect->bytes += call->bytes;
-    kvf_expect_check(expect);
+    expect_check(expect);
 }
 
 /* ---- failing --------------------------------------------------------------------------------- */
@@ -265,7 +252,8 @@ static bool all_settled(kvf_ticket *expect, uint64_t now) {
     return all;
 }
 
-void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, const kvf_session *session) {
+static void expect_fail(kvf_ticket *expect, kvf_status status, const char *detail,
+                        const kvf_session *session) {
     if (expect->silent)
         return;
     kvf_verify_stop(expect);
@@ -279,7 +267,7 @@ void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, 
     kvf_ticket_tell(expect, all_settled(expect, kvf_agent_now(expect->agent)));
 }
 
-void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {
+static void expect_tick(kvf_ticket *expect, uint64_t now) {
     if (expect->state == KVF_TICKET_DOUBT) {
         if (all_settled(expect, now))
             kvf_ticket_settle(expect);
@@ -298,12 +286,21 @@ void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {
         ask_all(expect);
 }
 
+static const kvf_ticket_ops expect_ops = {
+    .kind = KVF_REQUEST_EXPECT,
+    .tick = expect_tick,
+    .fail = expect_fail,
+    .met = expect_met,
+    .verified = expect_verified,
+    .free = kvf_verify_stop,
+};
+
 kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
     kvf_ticket *expect = NULL;
-    status = kvf_ticket_make(agent, KVF_REQUEST_EXPECT, request, &expect);
+    status = kvf_ticket_make(agent, &expect_ops, request, &expect);
     if (!status)
         status = kvf_ticket_meet(expect, &request->contact, out);
     kvf_agent_unlock(agent);

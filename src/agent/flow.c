@@ -132,7 +132,7 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
     return flow;
 }
 
-static kvf_status make_flow(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
+kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
     kvf_agent *agent = session->agent;
     if (session->flow_count >= agent->options.max_requests_per_peer)
         return kvf_fail(KVF_E_AGAIN, "this peer expects %u requests, the most allowed", session->flow_count);
@@ -166,35 +166,6 @@ static kvf_status make_flow(kvf_session *session, const kvf_call_body *call, kvf
     kvf_agent_due(agent, flow->until);
     *out = flow;
     return KVF_OK;
-}
-
-static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    kvf_agent *agent = session->agent;
-    kvf_flow *flow = kvf_flow_of(session, call->generation);
-    if (flow || !fresh)
-        return KVF_OK; /* known, or over */
-    if (call->group_count && call->group_count != kvf_model_group_count(kvf_engine_model(agent->engine)))
-        return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count,
-                        kvf_model_group_count(kvf_engine_model(agent->engine)));
-    if (call->rank_count == 0)
-        return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
-    if (call->time_ns <= kvf_agent_now(agent))
-        return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
-    kvf_status status = make_flow(session, call, &flow);
-    if (status)
-        return status;
-    kvf_ticket *push = NULL;
-    HASH_FIND(hh_id, agent->pushes, flow->id, flow->id_bytes, push);
-    if (push && push->state == KVF_TICKET_MOVING) {
-        kvf_push_take(push, flow);
-        kvf_push_settle(push);
-    }
-    return KVF_OK;
-}
-
-void kvf_flow_expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    kvf_status status = expect(session, call, fresh);
-    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
 
 static void end_part(kvf_flow *flow);
@@ -335,7 +306,7 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
         flow->status = status;
         flow->detail = kvf_strdup(kvf_error_detail());
     }
-    kvf_push_served(flow);
+    flow->session->agent->hooks->served(flow);
 }
 
 /* Nothing will be written any more: tells the consumer, in the way it waits for. */
@@ -423,13 +394,13 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
         kvf_agent_due(flow->session->agent, flow->until);
     kvf_flow_move(flow);
     if (flow->over && (flow->heard || flow->withdrawn))
-        kvf_push_served(flow);
+        flow->session->agent->hooks->served(flow);
 }
 
 void kvf_flow_drop(kvf_flow *flow) {
     flow->status = flow->status ? flow->status : KVF_E_PEER_LOST;
     if (flow->push)
-        kvf_push_served(flow);
+        flow->session->agent->hooks->served(flow);
     else
         kvf_flow_free(flow);
 }

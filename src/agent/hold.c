@@ -195,34 +195,8 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    kvf_ticket *hold = NULL;
-    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
-        status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
-    if (!status)
-        status = kvf_ticket_make(agent, KVF_REQUEST_HOLD, request, &hold);
-    if (!status) {
-        HASH_ADD_KEYPTR(hh_id, agent->holds, hold->id, hold->id_bytes, hold);
-        if (!hold->hh_id.tbl) {
-            kvf_ticket_free(hold);
-            status = kvf_nomem("a request");
-        }
-    }
-    if (!status) {
-        if (out)
-            *out = hold->number;
-        hold->state = KVF_TICKET_HELD;
-        hold->lease_until = hold->deadline;
-        kvf_hold_start(hold);
-    }
-    kvf_agent_unlock(agent);
-    return status;
-}
-
-void kvf_hold_start(kvf_ticket *hold) {
+/* Serves what came early. */
+static void hold_start(kvf_ticket *hold) {
     kvf_agent *agent = hold->agent;
     for (kvf_early *early; hold->state == KVF_TICKET_HELD && (early = kvf_early_first(agent, hold));) {
         kvf_call_body call = {.number = early->number, .kind = early->kind, .rank_count = early->of};
@@ -237,7 +211,8 @@ void kvf_hold_start(kvf_ticket *hold) {
 
 /* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads cannot
  * be stopped from here. Their next heartbeat is told that the request is given up. */
-void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail) {
+static void hold_fail(kvf_ticket *hold, kvf_status status, const char *detail, const kvf_session *session) {
+    (void)session;
     if (hold->state != KVF_TICKET_HELD)
         return;
     kvf_ticket_failed(hold, status, detail, NULL);
@@ -246,7 +221,7 @@ void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail) {
     end_if_complete(hold);
 }
 
-void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
+static void hold_tick(kvf_ticket *hold, uint64_t now) {
     kvf_agent *agent = hold->agent;
     uint64_t until = hold->lease_until;
     kvf_reader *reader, *next;
@@ -270,8 +245,42 @@ void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
                        hold->reader_failed ? "; a reader's attempt failed with " : "",
                        hold->reader_failed ? kvf_status_name(hold->reader_failed) : "");
         agent->stats.leases_expired++;
-        kvf_hold_end(hold, KVF_E_TIMEOUT, detail);
+        hold_fail(hold, KVF_E_TIMEOUT, detail, NULL);
     }
     if (hold->state == KVF_TICKET_HELD)
         kvf_agent_due(agent, until);
+}
+
+static const kvf_ticket_ops hold_ops = {
+    .kind = KVF_REQUEST_HOLD,
+    .lends = true,
+    .tick = hold_tick,
+    .fail = hold_fail,
+};
+
+kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    kvf_ticket *hold = NULL;
+    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
+        status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
+    if (!status)
+        status = kvf_ticket_make(agent, &hold_ops, request, &hold);
+    if (!status) {
+        HASH_ADD_KEYPTR(hh_id, agent->holds, hold->id, hold->id_bytes, hold);
+        if (!hold->hh_id.tbl) {
+            kvf_ticket_free(hold);
+            status = kvf_nomem("a request");
+        }
+    }
+    if (!status) {
+        if (out)
+            *out = hold->number;
+        hold->state = KVF_TICKET_HELD;
+        hold->lease_until = hold->deadline;
+        hold_start(hold);
+    }
+    kvf_agent_unlock(agent);
+    return status;
 }

@@ -71,27 +71,6 @@ void kvf_loop_close(kvf_agent *agent) {
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
-static void tick_ticket(kvf_ticket *ticket, uint64_t now) {
-    switch (ticket->kind) {
-    case KVF_REQUEST_HOLD:
-        kvf_hold_tick(ticket, now);
-        break;
-    case KVF_REQUEST_PULL:
-        kvf_pull_tick(ticket, now);
-        break;
-    case KVF_REQUEST_PUSH:
-        kvf_push_tick(ticket, now);
-        break;
-    case KVF_REQUEST_EXPECT:
-        kvf_expect_tick(ticket, now);
-        break;
-    case KVF_REQUEST_CONNECT:
-    case KVF_REQUEST_NONE:
-        kvf_connect_tick(ticket, now);
-        break;
-    }
-}
-
 static void tick(kvf_agent *agent, uint64_t now) {
     agent->due = UINT64_MAX;
     kvf_sessions_tick(agent, now);
@@ -100,7 +79,7 @@ static void tick(kvf_agent *agent, uint64_t now) {
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (ticket->state != KVF_TICKET_OVER)
-            tick_ticket(ticket, now);
+            ticket->ops->tick(ticket, now);
     }
     kvf_remotes_tick(agent, now);
 }

@@ -41,10 +41,12 @@ static kvf_status take_tables(kvf_ticket *pull, const kvf_answer *answer) {
     return pull->theirs ? KVF_OK : kvf_nomem("a request");
 }
 
+static void pull_move(kvf_ticket *pull);
+
 static void all_granted(kvf_ticket *pull) {
     pull->state = KVF_TICKET_RESERVED;
     if (pull->groups)
-        kvf_pull_move(pull);
+        pull_move(pull);
 }
 
 void kvf_pull_granted(kvf_source *source) {
@@ -118,7 +120,7 @@ static void release_all(kvf_ticket *pull, kvf_status outcome) {
     }
 }
 
-void kvf_pull_met(kvf_ticket *pull) {
+static void pull_met(kvf_ticket *pull) {
     if (pull->groups && pull->empty) {
         release_all(pull, KVF_OK);
         kvf_ticket_done(pull);
@@ -205,7 +207,7 @@ static kvf_status start_transfer(kvf_ticket *pull) {
     return status;
 }
 
-void kvf_pull_move(kvf_ticket *pull) {
+static void pull_move(kvf_ticket *pull) {
     kvf_agent *agent = pull->agent;
     pull->state = KVF_TICKET_MOVING;
     if (pull->empty) {
@@ -257,7 +259,7 @@ static void arrived(kvf_ticket *pull) {
     kvf_ticket_done(pull);
 }
 
-void kvf_pull_verified(kvf_ticket *pull) {
+static void pull_verified(kvf_ticket *pull) {
     arrived(pull);
 }
 
@@ -281,7 +283,7 @@ void kvf_pull_look(kvf_ticket *pull) {
         arrived(pull);
 }
 
-void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
+static void pull_tick(kvf_ticket *pull, uint64_t now) {
     if (pull->state == KVF_TICKET_OVER || pull->state == KVF_TICKET_DOUBT)
         return;
     if (now >= latest(pull)) {
@@ -305,7 +307,7 @@ void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
             kvf_agent_due(pull->agent, pull->sources[i].until);
 }
 
-void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session) {
+static void pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session) {
     if (pull->silent)
         return;
     kvf_verify_stop(pull);
@@ -318,11 +320,20 @@ void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, cons
     kvf_ticket_tell(pull, pull->transfer == NULL);
 }
 
+static const kvf_ticket_ops pull_ops = {
+    .kind = KVF_REQUEST_PULL,
+    .tick = pull_tick,
+    .fail = pull_fail,
+    .met = pull_met,
+    .verified = pull_verified,
+    .free = kvf_verify_stop,
+};
+
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *pull;
-    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_PULL, request, &pull);
+    kvf_status status = kvf_ticket_make(agent, &pull_ops, request, &pull);
     return status ? status : kvf_ticket_meet(pull, &request->contact, out);
 }
 
@@ -351,7 +362,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
     else
         status = kvf_ticket_claim(pull, groups, group_count);
     if (!status && pull->state == KVF_TICKET_RESERVED)
-        kvf_pull_move(pull);
+        pull_move(pull);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -234,11 +234,7 @@ void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome) {
     remote->route = 0;
     remote->ready = true;
     kvf_explain_meeting(remote);
-    kvf_ticket *ticket, *next;
-    HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
-            kvf_ticket_met(ticket);
-    }
+    agent->hooks->met(remote);
 }
 
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) {
@@ -246,11 +242,7 @@ void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) 
     char words[KVF_DETAIL_BYTES];
     (void)snprintf(words, sizeof words, "%s: %s", remote->name, detail);
     kvf_remote_stale(remote);
-    kvf_ticket *ticket, *next;
-    HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
-            kvf_ticket_fail(ticket, status, words, NULL);
-    }
+    agent->hooks->unmet(remote, status, words);
 }
 
 void kvf_remotes_tick(kvf_agent *agent, uint64_t now) {
