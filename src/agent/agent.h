@@ -601,6 +601,17 @@ typedef struct kvf_surroundings {
 kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
                              const kvf_agent_options *options, kvf_agent **out);
 
+/* ---- lock.c ---------------------------------------------------------------------------------- */
+
+void kvf_fd_raise(int fd); /**< an eventfd becomes readable */
+void kvf_fd_lower(int fd);
+
+void kvf_turn_take(kvf_agent *agent);   /**< takes the lock */
+void kvf_turn_give(kvf_agent *agent);   /**< has the lock, and lets those go first who have come meanwhile */
+void kvf_log_deliver(kvf_agent *agent); /**< has the lock, and leaves it while lines are logged */
+void kvf_work_show(kvf_agent *agent);   /**< makes the descriptor readable if there is work */
+uint64_t kvf_next_due(const kvf_agent *agent);
+
 /* ---- loop.c ---------------------------------------------------------------------------------- */
 
 kvf_status

@@ -156,7 +156,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
     DL_DELETE(agent->events, node);
     agent->told = node;
     *out = node->event;
-    if (!agent->events) {
+    if (!agent->events && !agent->stopping) { /* those who wait are to see that it ends */
         uint64_t count;
         while (read(agent->event_fd, &count, sizeof count) < 0 && errno == EINTR)
             ;

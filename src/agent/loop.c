@@ -1,5 +1,5 @@
 /*
- * Making progress: whose turn it is, one round, and sleeping until there is something to do.
+ * Making progress: one round after the other, and sleeping until there is something to do.
  *
  * An agent sleeps on one epoll descriptor that is readable whenever there is work: messages, operations that
  * ended, a time that has come, or something that no descriptor of others shows and that `wake_fd` stands for.
@@ -16,26 +16,7 @@
 
 #include "agent/agent.h"
 
-struct kvf_log_entry {
-    kvf_log_entry *prev, *next;
-    kvf_log_level level;
-    uint64_t time_ns;
-    char text[];
-};
-
 /* ---- descriptors ----------------------------------------------------------------------------- */
-
-static void raise_fd(int fd) {
-    const uint64_t one = 1;
-    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-}
-
-static void lower_fd(int fd) {
-    uint64_t count;
-    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {
-    }
-}
 
 static kvf_status watch(const kvf_agent *agent, int fd) {
     struct epoll_event event = {.events = EPOLLIN};
@@ -86,107 +67,6 @@ void kvf_loop_close(kvf_agent *agent) {
             (void)close(fds[i]);
     (void)pthread_cond_destroy(&agent->turn);
     (void)pthread_mutex_destroy(&agent->lock);
-}
-
-/* ---- turns ----------------------------------------------------------------------------------- */
-
-/* Every thread that comes is counted before it waits for the lock, so that others can let it go first. */
-static void take_lock(kvf_agent *agent) {
-    (void)atomic_fetch_add(&agent->arrived, 1);
-    (void)pthread_mutex_lock(&agent->lock);
-    agent->entered++;
-    if (agent->entered >= agent->gives_way_to)
-        (void)pthread_cond_broadcast(&agent->turn);
-}
-
-/*
- * Between two rounds: lets those go first who have come meanwhile. A mutex alone is taken again by the thread
- * that gave it up, long before a thread that sleeps on it has woken.
- */
-static void give_way(kvf_agent *agent) {
-    uint64_t came = atomic_load(&agent->arrived);
-    while (agent->entered < came) {
-        agent->gives_way_to = kvf_max_u64(agent->gives_way_to, came);
-        (void)pthread_cond_wait(&agent->turn, &agent->lock);
-    }
-}
-
-/* Leaves the lock while a line is logged: the function may call the agent. One thread at a time does this, so
- * that lines come in order; what others, or the function itself, add meanwhile is its to log too. */
-static void deliver_log(kvf_agent *agent) {
-    if (agent->logging || !agent->lines)
-        return;
-    char detail[KVF_DETAIL_BYTES]; /* of what the engine has called, and not of what the function calls */
-    (void)snprintf(detail, sizeof detail, "%s", kvf_error_detail());
-    agent->logging = true;
-    while (agent->lines) {
-        kvf_log_entry *line = agent->lines;
-        DL_DELETE(agent->lines, line);
-        (void)pthread_mutex_unlock(&agent->lock);
-        const kvf_log_line told = {sizeof told, line->level, line->time_ns, line->text};
-        agent->options.log(agent->options.log_context, &told);
-        kvf_free(line);
-        take_lock(agent);
-    }
-    agent->logging = false;
-    kvf_error_restore(detail);
-}
-
-void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text) {
-    size_t bytes = strlen(text) + 1;
-    kvf_log_entry *line = kvf_alloc(1, sizeof *line + bytes);
-    if (!line)
-        return;
-    line->level = level;
-    line->time_ns = time_ns;
-    memcpy(line->text, text, bytes);
-    DL_APPEND(agent->lines, line);
-}
-
-static void arm_timer(kvf_agent *agent, uint64_t when) {
-    struct itimerspec spec = {{0, 0}, {0, 0}};
-    agent->armed = when;
-    if (when != UINT64_MAX) {
-        spec.it_value.tv_sec = (time_t)(when / KVF_SECOND);
-        spec.it_value.tv_nsec = (long)(when % KVF_SECOND);
-    }
-    (void)timerfd_settime(agent->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
-}
-
-static uint64_t next_due(const kvf_agent *agent) {
-    return kvf_min_u64(agent->due, kvf_link_due(agent->link));
-}
-
-/* Makes the descriptor readable if, and only if, there is work. A timer that is set for too early is left: it
- * costs a round in vain when it fires, and setting it costs something each time. */
-static void show_work(kvf_agent *agent) {
-    uint64_t due = next_due(agent), now = kvf_agent_now(agent);
-    bool waits = agent->again || due <= now || kvf_link_pending(agent->link);
-    if (waits != agent->awake)
-        (waits ? raise_fd : lower_fd)(agent->wake_fd);
-    agent->awake = waits;
-    if (!waits && (due < agent->armed || agent->armed <= now) && agent->clock.now == kvf_monotonic.now)
-        arm_timer(agent, due);
-}
-
-kvf_status kvf_agent_lock(kvf_agent *agent) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    if (agent->process != getpid())
-        return kvf_fail(KVF_E_INVALID, "the agent belongs to process %ld, which forked this one",
-                        (long)agent->process);
-    take_lock(agent);
-    agent->users++;
-    return KVF_OK;
-}
-
-void kvf_agent_unlock(kvf_agent *agent) {
-    show_work(agent);
-    deliver_log(agent);
-    agent->users--;
-    if (agent->stopping)
-        (void)pthread_cond_broadcast(&agent->turn);
-    (void)pthread_mutex_unlock(&agent->lock);
 }
 
 /* ---- one round ------------------------------------------------------------------------------- */
@@ -260,7 +140,7 @@ static bool work(kvf_agent *agent) {
     while (agent->over)
         kvf_ticket_free(agent->over);
     agent->again = agent->again || more || busy;
-    return agent->again || next_due(agent) <= now || kvf_link_pending(agent->link);
+    return agent->again || kvf_next_due(agent) <= now || kvf_link_pending(agent->link);
 }
 
 kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy) {
@@ -281,26 +161,26 @@ kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy) {
 static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
     struct pollfd polled = {.fd = fd, .events = POLLIN};
     uint64_t now = kvf_agent_now(agent);
-    show_work(agent);
-    deliver_log(agent);
+    kvf_work_show(agent);
+    kvf_log_deliver(agent);
     if (agent->stopping)
         return; /* said while a line was logged */
     (void)pthread_mutex_unlock(&agent->lock);
     uint64_t left = until > now ? until - now : 0;
     struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND), .tv_nsec = (long)(left % KVF_SECOND)};
     (void)ppoll(&polled, 1, until == UINT64_MAX ? NULL : &timeout, NULL);
-    take_lock(agent);
+    kvf_turn_take(agent);
 }
 
 static void *run(void *context) {
     kvf_agent *agent = context;
-    take_lock(agent);
+    kvf_turn_take(agent);
     while (!agent->stopping) {
         if (!work(agent)) {
             sleep_on(agent, agent->poll_fd, UINT64_MAX);
         } else {
-            deliver_log(agent);
-            give_way(agent);
+            kvf_log_deliver(agent);
+            kvf_turn_give(agent);
         }
     }
     (void)pthread_mutex_unlock(&agent->lock);
@@ -316,15 +196,15 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
 }
 
 void kvf_loop_stop(kvf_agent *agent) {
-    take_lock(agent);
+    kvf_turn_take(agent);
     agent->stopping = true;
-    raise_fd(agent->wake_fd);
-    raise_fd(agent->event_fd);
+    kvf_fd_raise(agent->wake_fd);
+    kvf_fd_raise(agent->event_fd);
     agent->awake = true;
     (void)pthread_mutex_unlock(&agent->lock);
     if (agent->thread_runs)
         (void)pthread_join(agent->thread, NULL);
-    take_lock(agent);
+    kvf_turn_take(agent);
     while (agent->users > 0 || agent->entered < atomic_load(&agent->arrived))
         (void)pthread_cond_wait(&agent->turn, &agent->lock);
     (void)pthread_mutex_unlock(&agent->lock);
@@ -341,8 +221,8 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
         if (agent->thread_runs) {
             sleep_on(agent, agent->event_fd, end);
         } else if (work(agent)) {
-            deliver_log(agent);
-            give_way(agent);
+            kvf_log_deliver(agent);
+            kvf_turn_give(agent);
         } else if (!agent->events) {
             sleep_on(agent, agent->poll_fd, end);
         }
@@ -360,7 +240,7 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
 uint64_t kvf_agent_timeout(kvf_agent *agent) {
     if (kvf_agent_lock(agent))
         return UINT64_MAX;
-    uint64_t now = kvf_agent_now(agent), due = next_due(agent);
+    uint64_t now = kvf_agent_now(agent), due = kvf_next_due(agent);
     bool waits = agent->again || kvf_link_pending(agent->link);
     uint64_t left = agent->thread_runs || due == UINT64_MAX ? UINT64_MAX : due > now ? due - now : 0;
     left = waits && !agent->thread_runs ? 0 : left;
