@@ -38,7 +38,7 @@ void kvf_error_restore(const char *text);
 #define KVF_ASSERT(condition)                                                                                \
     ((condition) ? (void)0 : kvf_assertion_failed(#condition, __FILE__, __LINE__, __func__))
 #else
-#define KVF_ASSERT(condition) ((void)sizeof(!(condition)))
+#define KVF_ASSERT(condition) ((void)(true || (condition)))
 #endif
 
 _Noreturn void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function);

@@ -185,6 +185,8 @@ static kvf_status cover_group(cover *c) {
 /* The ranks that are read, in ascending order, are the sources. */
 static kvf_status number_sources(const cover *c) {
     kvf_plan *plan = c->plan;
+    if (!c->cut_ranks)
+        return KVF_OK; /* nothing is read */
     plan->source_ranks = kvf_copy(c->cut_ranks, plan->cut_count, sizeof *plan->source_ranks);
     if (!plan->source_ranks)
         return kvf_nomem("a plan");
@@ -192,8 +194,8 @@ static kvf_status number_sources(const cover *c) {
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const uint32_t *found = bsearch(&c->cut_ranks[i], plan->source_ranks, plan->source_count,
                                         sizeof *plan->source_ranks, by_value);
-        KVF_ASSERT(found);
         plan->cuts[i].source = (uint32_t)(found - plan->source_ranks);
+        KVF_ASSERT(plan->source_ranks[plan->cuts[i].source] == c->cut_ranks[i]);
     }
     uint32_t *fitting = kvf_resize(plan->source_ranks, plan->source_count, sizeof *fitting);
     if (fitting)

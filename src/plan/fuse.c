@@ -278,7 +278,25 @@ static bool join(fusion *f) {
     return joined;
 }
 
-/* Bytes that all lanes move for one step of every walk: joining and widening change how, never how many. */
+/* Bytes that one step of every walk moves, by the cuts and by the lanes: joining and widening change how, never how
+ * many. */
+static inline uint64_t bytes_of_cuts(const kvf_plan *plan) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->cut_count; i++) {
+        const kvf_plan_cut *cut = &plan->cuts[i];
+        const kvf_part_desc *part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part];
+        uint64_t cells =
+            (uint64_t)(cut->layers.end - cut->layers.begin) * (cut->units.end - cut->units.begin);
+        for (uint32_t w = 0; w < plan->walk_count; w++) {
+            const kvf_plan_walk *walk = &plan->walks[w];
+            if (walk->group == cut->group && walk->remote.share.index == cut->tokens.index)
+                bytes += cells * kvf_part_cell_bytes(part) * part->rows_per_step *
+                         (walk->takes_whole ? walk->whole_steps : 1);
+        }
+    }
+    return bytes;
+}
+
 static inline uint64_t bytes_of_lanes(const fusion *f) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < f->lane_count; i++) {
@@ -433,10 +451,9 @@ static kvf_status make_rules(fusion *f) {
 kvf_status kvf_plan_fuse(kvf_plan *plan) {
     fusion f = {.plan = plan};
     kvf_status status = make_lanes(&f);
-    const uint64_t bytes = bytes_of_lanes(&f);
     if (!status)
         status = join_and_widen(&f);
-    KVF_ASSERT(status || bytes_of_lanes(&f) == bytes);
+    KVF_ASSERT(status || bytes_of_lanes(&f) == bytes_of_cuts(plan));
     if (!status)
         status = make_rules(&f);
     kvf_free(f.lanes);
