@@ -7,15 +7,15 @@ ARGS ?=
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build debug demo check check-property check-vectors check-long check-python check-vllm wheel fuzz bench \
-	bench-vllm lint format install clean
+	bench-vllm lint format abi-record install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
 	@echo 'make demo             run the main job; ARGS="--help" shows what it can be told'
-	@echo 'make check            build and run all tests, plain and under ASan+UBSan'
+	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases, every test under ASan+UBSan, all fuzz targets'
+	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
 	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB)'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
+	@echo 'make abi-record       after a change of the public interface that is meant: record what make check compares with'
 	@echo 'make debug            build into build/debug'
 	@echo 'make install          install into $(DESTDIR)$(PREFIX); PREFIX and DESTDIR may be set'
 	@echo 'make setup            only install the packages that the above need'
@@ -59,9 +60,9 @@ check-vectors:
 
 check-long:
 	@scripts/setup build check fuzz
-	@scripts/build release -DKVF_BUILD_TESTS=ON
-	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property release
-	build/release/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
+	@scripts/build faults -DKVF_BUILD_TESTS=ON
+	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property faults
+	build/faults/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
 	@scripts/build asan -DKVF_BUILD_TESTS=ON
 	ctest --preset asan
 	@scripts/fuzz
@@ -98,6 +99,10 @@ lint:
 format:
 	@scripts/setup lint
 	@scripts/lint --fix-format
+
+abi-record:
+	@scripts/setup build check
+	@tests/install/abi.sh record include tests/install/abi/kvferry.abi cc
 
 install:
 	@scripts/setup build

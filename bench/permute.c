@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
 #include "report.h"
 
@@ -129,7 +129,7 @@ static void copy(const setting *s, const uint32_t *ids) {
 
 static void move(const setting *s, const uint32_t *ids) {
     bench_require(kvf_copy_blocks(&s->region, 1, &s->other_region, 1, ids, s->per_turn, ids, s->per_turn,
-                                  NULL) == KVF_OK,
+                                  KVF_COPY_H2D, NULL) == KVF_OK,
                   kvf_error_detail());
 }
 

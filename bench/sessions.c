@@ -1,12 +1,15 @@
 /*
  * What sessions cost: meeting 1,000 peers, keeping 10,000 leases alive, and small requests between two
  * processes; each beside what ZeroMQ alone does, in the same run, with messages of the same sizes in the same
- * pattern.
+ * pattern. And how long calls wait for the agent's own thread.
  */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <zmq.h>
 
@@ -18,6 +21,8 @@
 #define BEATS 15u
 #define SINGLE 2000u /* requests one after the other */
 #define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way */
+#define CALLERS 4u
+#define CALLS 5000u /* of each */
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
@@ -44,7 +49,7 @@ static void say(crowd *c, uint32_t peer, const uint8_t *session) {
                                      .rank_count = 1,
                                      .wants_ranks = step == 0,
                                      .wants_card = step == 1,
-                                     .clock_ns = kvf_now()}};
+                                     .clock_ns = kvf_now(&kvf_monotonic)}};
     memcpy(message.digest, like->digest, sizeof message.digest);
     kvf_wire_buffer own = {0}, bytes = {0};
     if (step == 2 && !c->plain) {
@@ -408,6 +413,79 @@ static void bench_requests(bench_report *report) {
                "the other, from the request to its event.");
 }
 
+/* ---- callers --------------------------------------------------------------------------------- */
+
+typedef struct caller {
+    kvf_agent *agent;
+    pthread_t thread;
+    double *nanoseconds; /* [CALLS] */
+} caller;
+
+/* Calls that have next to nothing to do themselves, with a moment between two. */
+static void *call_often(void *context) {
+    const caller *self = context;
+    for (uint32_t i = 0; i < CALLS; i++) {
+        uint64_t begun = bench_now_ns();
+        (void)kvf_agent_cancel(self->agent, UINT64_MAX);
+        self->nanoseconds[i] = (double)(bench_now_ns() - begun);
+        (void)nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    return NULL;
+}
+
+static atomic_bool callers_are_done;
+
+static void *call_all(void *context) {
+    caller *callers = context;
+    for (uint32_t i = 0; i < CALLERS; i++)
+        bench_require(pthread_create(&callers[i].thread, NULL, call_often, &callers[i]) == 0, "no thread");
+    for (uint32_t i = 0; i < CALLERS; i++)
+        (void)pthread_join(callers[i].thread, NULL);
+    atomic_store(&callers_are_done, true);
+    return NULL;
+}
+
+static void bench_callers_of(bench_report *report, bool reading) {
+    static double all[CALLERS * CALLS];
+    kvf_engine *engine = bench_engine("D", 32, 8, 128, BENCH_BLOCKS);
+    bench_board *board = bench_second_start(32);
+    static consumer c;
+    c = (consumer){.agent = bench_agent_of(engine, true), .endpoint = board->endpoint};
+    while (c.block_count < BENCH_BLOCKS) {
+        c.blocks[c.block_count] = c.block_count;
+        c.block_count++;
+    }
+    (void)run(&c, board, 200, BENCH_BLOCKS, NULL); /* they meet */
+    caller callers[CALLERS];
+    pthread_t thread;
+    for (uint32_t i = 0; i < CALLERS; i++)
+        callers[i] = (caller){.agent = c.agent, .nanoseconds = all + i * CALLS};
+    atomic_store(&callers_are_done, false);
+    bench_require(pthread_create(&thread, NULL, call_all, callers) == 0, "no thread");
+    uint32_t pulled = 0;
+    uint64_t begun = bench_now_ns();
+    for (; reading && !atomic_load(&callers_are_done); pulled += BENCH_BLOCKS)
+        (void)run(&c, board, BENCH_BLOCKS, BENCH_BLOCKS, NULL);
+    double seconds = (double)(bench_now_ns() - begun) / 1e9;
+    (void)pthread_join(thread, NULL);
+    bench_spread spread = bench_spread_of(all, CALLERS * CALLS);
+    bench_text(report, reading ? "reading 2 MiB blocks" : "idle");
+    bench_number(report, 2, spread.median / 1e3);
+    bench_number(report, 1, all[CALLERS * CALLS / 100 * 99] / 1e3);
+    bench_number(report, 1, all[CALLERS * CALLS - 1] / 1e3);
+    bench_number(report, 0, reading ? pulled / seconds : 0);
+    kvf_agent_close(c.agent);
+    bench_second_end(board);
+    kvf_engine_free(engine);
+}
+
+static void bench_callers(bench_report *report) {
+    bench_table(report, "Four threads that call an agent with a thread of its own, at once",
+                (const char *[]){"its thread", "p50 us", "p99 us", "longest us", "pulls a second", NULL});
+    bench_callers_of(report, false);
+    bench_callers_of(report, true);
+}
+
 int main(int argc, char **argv) {
     struct rlimit limit;
     bench_require(getrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit of files");
@@ -415,6 +493,7 @@ int main(int argc, char **argv) {
     (void)setrlimit(RLIMIT_NOFILE, &limit);
     bench_report *report = bench_report_start("sessions", argc, argv);
     bench_requests(report);
+    bench_callers(report);
     bench_beats(report);
     bench_meetings(report);
     return bench_report_end(report);

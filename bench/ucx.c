@@ -89,7 +89,10 @@ typedef struct bench_target {
 static kvf_transport *open_transport(const bench_route *by, void **memory, kvf_transport_options *options) {
     kvf_transport *transport;
     options->struct_size = sizeof *options;
-    options->ucx_tls = by->tls;
+    static kvf_setting setting = {.key = "ucx.tls"};
+    setting.value = by->tls;
+    options->settings = &setting;
+    options->setting_count = by->tls ? 1 : 0;
     options->max_in_flight = IN_FLIGHT;
     bench_require(kvf_transport_open("ucx", options, &transport) == KVF_OK, kvf_error_detail());
     if (by->allocated)
@@ -167,10 +170,10 @@ typedef struct bench_mover {
 
 static void submit_next(bench_mover *mover);
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
     bench_mover *mover = context;
-    bench_require(status == KVF_OK, kvf_error_detail());
+    bench_require(status == KVF_OK, detail);
     mover->under_way--;
     submit_next(mover);
 }

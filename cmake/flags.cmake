@@ -6,6 +6,15 @@ if(KVF_WERROR)
   add_compile_options(-Werror)
 endif()
 
+# Code that includes the library's inner headers must see their assertions as the library does.
+if(KVF_ASSERTIONS STREQUAL "AUTO")
+  if(KVF_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+    add_compile_definitions(KVF_ASSERTIONS)
+  endif()
+elseif(KVF_ASSERTIONS)
+  add_compile_definitions(KVF_ASSERTIONS)
+endif()
+
 # A program that does not use a transport should not load what the transport needs.
 add_link_options(-Wl,--as-needed)
 

@@ -1,6 +1,6 @@
 # Folders of small programs: tests, benchmarks, examples. Each .c file with a main() becomes one executable;
 # the other .c files of the folder are shared by all of its executables. Files that include a header of what is
-# not built (the transports, the sessions) are left out.
+# not built (the transports, the sessions, the connector's names) are left out.
 
 # kvf_add_programs(FOLDER KIND [PUBLIC] [NAMES variable] [NEEDS libraries...] [ALSO files...])
 #
@@ -24,7 +24,10 @@ function(kvf_add_programs folder kind)
     list(APPEND absent transport)
   endif()
   if(NOT KVF_BUILDS_AGENT)
-    list(APPEND absent wire agent checksum engine)
+    list(APPEND absent wire link agent checksum engine visit)
+  endif()
+  if(NOT KVF_WITH_CONNECTOR)
+    list(APPEND absent connector)
   endif()
   list(JOIN absent "|" absent)
   foreach(source IN LISTS sources)
@@ -50,7 +53,7 @@ function(kvf_add_programs folder kind)
   else()
     set(libraries kvferry_static PkgConfig::JSONC)
     set(folders ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/${folder} ${also_folders})
-    set(definitions _GNU_SOURCE KVF_SOURCE_DIR="${PROJECT_SOURCE_DIR}" KVF_VERSION="${PROJECT_VERSION}")
+    set(definitions _GNU_SOURCE KVF_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
     if(KVF_USES_UCX)
       list(APPEND definitions KVF_HAVE_UCX)
     endif()

@@ -6,7 +6,9 @@ if(KVF_SANITIZE)
 else()
   set(KVF_LIMIT_FACTOR 1)
 endif()
-set(KVF_TEST_ENVIRONMENT "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
+get_filename_component(KVF_PRESET ${PROJECT_BINARY_DIR} NAME)
+set(KVF_TEST_ENVIRONMENT "KVF_PRESET=${KVF_PRESET}"
+                         "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
                          "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.suppressions")
 
 # kvf_add_test(NAME LABEL SECONDS command...)
@@ -18,8 +20,16 @@ function(kvf_add_test name label seconds)
 endfunction()
 
 kvf_add_programs(tests/unit unit NAMES unit_names NEEDS PkgConfig::CMOCKA ALSO tests/faults/faulty_fabric.c)
+# What `make check` runs under ThreadSanitizer too, as `ctest -L threads`: agents, fabrics, and whatever else has
+# threads. transport_faults_test and transport_push_test are one thread that repeats transfers, for minutes there.
+add_custom_target(threads)
 foreach(name IN LISTS unit_names)
   kvf_add_test(${name} unit 300 ${name})
+  file(STRINGS tests/unit/${name}.c thread_lines REGEX "pthread_create\\(" LIMIT_COUNT 1)
+  if(thread_lines OR (name MATCHES "^(agent|transport)_" AND NOT name MATCHES "^transport_(faults|push)_"))
+    set_property(TEST ${name} APPEND PROPERTY LABELS threads)
+    add_dependencies(threads ${name})
+  endif()
   # Two processes that wait for each other by looking should not share a processor with a third.
   if(name MATCHES "^transport_")
     set_tests_properties(${name} PROPERTIES PROCESSORS 2)
@@ -40,12 +50,12 @@ foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
 endforeach()
 
-# One program from all files: it is given the folder that holds the cases.
+# One program from all files: it is given the folder that holds the cases, which are answers of a connector.
 file(GLOB vectors_sources CONFIGURE_DEPENDS tests/vectors/*.c)
 if(NOT KVF_BUILDS_AGENT)
   list(FILTER vectors_sources EXCLUDE REGEX "/(aggregator|handshake)_set\\.c$")
 endif()
-if(vectors_sources)
+if(vectors_sources AND KVF_WITH_CONNECTOR)
   add_executable(vectors ${vectors_sources})
   set_target_properties(vectors PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/vectors)
   target_include_directories(vectors PRIVATE src tests/vectors)
@@ -63,6 +73,7 @@ endif()
 
 # These start processes and use memory as the command does, so each runs alone.
 if(TARGET kvferry_command)
+  kvf_add_programs(tests/integration integration PUBLIC NAMES integration_names)
   file(GLOB integration_scripts CONFIGURE_DEPENDS tests/integration/*.sh)
   foreach(script IN LISTS integration_scripts)
     get_filename_component(name ${script} NAME_WE)
@@ -76,11 +87,21 @@ endif()
 # What others build against. A sanitized library is not something to install.
 kvf_add_test(rooms_include_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/rooms.sh
              ${PROJECT_SOURCE_DIR})
+if(KVF_BUILDS_AGENT AND NOT KVF_SANITIZE)
+  kvf_add_test(files_call_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/calls.sh
+               ${PROJECT_BINARY_DIR}/CMakeFiles/kvferry_objects.dir/src agent link)
+endif()
 if(NOT KVF_SANITIZE)
   kvf_add_test(headers_stand_alone install 120 bash ${PROJECT_SOURCE_DIR}/tests/install/headers.sh
                ${PROJECT_SOURCE_DIR}/include ${CMAKE_C_COMPILER})
   kvf_add_test(exported_symbols install 60 bash ${PROJECT_SOURCE_DIR}/tests/install/exports.sh
-               $<TARGET_FILE:kvferry> ${PROJECT_SOURCE_DIR}/include ${KVF_ABSENT_HEADERS})
+               $<TARGET_FILE:kvferry> $<TARGET_FILE:kvferry_static> ${PROJECT_SOURCE_DIR}/include
+               ${KVF_ABSENT_HEADERS})
+  if(KVF_BUILDS_AGENT)
+    kvf_add_test(recorded_interface install 120 bash ${PROJECT_SOURCE_DIR}/tests/install/abi.sh check
+                 ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/tests/install/abi/kvferry.abi
+                 ${CMAKE_C_COMPILER})
+  endif()
   kvf_add_test(installed_package install 300 bash ${PROJECT_SOURCE_DIR}/tests/install/consume.sh
                ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
 endif()

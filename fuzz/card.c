@@ -6,7 +6,7 @@
 
 #include "transport/card.h"
 #ifdef KVF_HAVE_UCX
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 #endif
 
 #define SUM_BYTES 8

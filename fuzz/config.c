@@ -27,6 +27,9 @@ static void read_config(const char *json, size_t bytes, const kvf_config_options
         return;
     }
     FUZZ_MUST(kvf_model_compare(model, model) == KVF_OK);
+    const char *note;
+    for (uint32_t i = 0; (note = kvf_model_note(model, i)) != NULL; i++)
+        FUZZ_MUST(note[0] && note[strcspn(note, "\n\t\x1b")] == '\0');
     char *facts = NULL;
     FUZZ_MUST(kvf_wire_facts(model, NULL, &facts) == KVF_OK);
     kvf_free(facts);

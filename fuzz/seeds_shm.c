@@ -3,7 +3,7 @@
  */
 #include "seeds.h"
 
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_wire.h"
 
 typedef struct script {
     uint8_t data[2048];

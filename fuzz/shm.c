@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm_process.h"
-#include "transport/shm_wire.h"
+#include "transport/shm/shm_process.h"
+#include "transport/shm/shm_wire.h"
 
 #define PAGE 4096u
 #define REGION_BYTES 5000u
@@ -27,15 +27,18 @@
 static kvf_transport *transport;
 static uint64_t told_length;
 
-static void on_notify(void *context, kvf_transport *from, const void *data, size_t bytes) {
+static void on_notify(void *context, kvf_transport *from, const char *sender, const void *data,
+                      size_t bytes) {
     (void)context;
     (void)from;
+    told_length += strlen(sender);
     for (size_t i = 0; i < bytes; i++)
         told_length += ((const uint8_t *)data)[i]; /* all of it can be read */
 }
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
+    (void)detail;
     *(int *)context += status == KVF_OK ? 1 : 100;
 }
 
@@ -56,8 +59,9 @@ static shm_card own_card(void) {
 static void open_once(void) {
     if (transport)
         return;
+    const kvf_setting setting = {"shm.direct", "off"};
     const kvf_transport_options options = {
-        .struct_size = sizeof options, .no_direct_read = true, .on_notify = on_notify};
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1, .on_notify = on_notify};
     void *allocated = NULL, *brought = calloc(REGION_BYTES, 1);
     FUZZ_MUST(kvf_transport_open("shm", &options, &transport) == KVF_OK);
     FUZZ_MUST(brought && kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK);
@@ -146,7 +150,7 @@ static void play_owner(const uint8_t *data, size_t size) {
     part.name[0] ^= 0x55;
     int listening = listen_once(&part);
     kvf_card card = {.name = "fuzz", .region_bytes = sizes, .region_count = 2, .part_count = 1};
-    card.parts[0] = (kvf_card_part){"shm", &part, sizeof part};
+    card.parts = &(kvf_card_part){"shm", &part, sizeof part};
     kvf_buffer bytes = {0};
     kvf_peer *peer = NULL;
     FUZZ_MUST(kvf_card_write(&card, &bytes) == KVF_OK);

@@ -25,9 +25,17 @@
  * exactly one such event, whatever peers do. Until then an agent refuses other requests that would write the
  * same block.
  *
- * An agent is safe to use from several threads. Nothing happens unless somebody calls kvf_agent_progress() or
- * kvf_agent_wait() often enough, a few times for each heartbeat; with `own_thread` the agent does it by
- * itself.
+ * An agent is safe to use from several threads. With `own_thread` it works by itself. Without, its engine makes
+ * it work, in a loop of its own:
+ *
+ *   for (;;) {
+ *       poll(kvf_agent_event_fd(agent), ...);       // readable when there is work or an event; any time-out
+ *       kvf_agent_progress(agent, NULL);
+ *       while (kvf_agent_next_event(agent, &event) == KVF_OK)
+ *           ...
+ *   }
+ *
+ * or by kvf_agent_wait(). After fork(), only the process that opened an agent may use it.
  */
 #ifndef KVFERRY_AGENT_H
 #define KVFERRY_AGENT_H
@@ -45,13 +53,29 @@ typedef enum kvf_failure_policy {
     KVF_FAILURE_FAIL = 1,      /**< the event says that the request should fail */
 } kvf_failure_policy;
 
+/** How important a line of the log is. The numbers are those of Python's logging. */
+typedef enum kvf_log_level {
+    KVF_LOG_DEBUG = 10, /**< every rank, every piece */
+    KVF_LOG_INFO = 20,  /**< an engine was met: who reads what from whom, how, and how long it should take */
+    KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
+} kvf_log_level;
+
+/** One line of the log. It is the library's, and valid during the call that brings it. */
+typedef struct kvf_log_line {
+    size_t struct_size; /**< sizeof(kvf_log_line) of the library */
+    kvf_log_level level;
+    uint64_t time_ns; /**< since 1970, UTC */
+    const char *text; /**< without a newline */
+} kvf_log_line;
+
 /** Durations are in nanoseconds; 0 means the default in brackets. */
 typedef struct kvf_agent_options {
     size_t struct_size;     /**< sizeof(kvf_agent_options) */
     const char *listen;     /**< where to listen; NULL: "tcp://127.0.0.1:*"; "": nowhere */
     const char *advertise;  /**< the endpoint told to peers; NULL: the one listened on */
     const char *transport;  /**< kind, see kvf_transport_open(); NULL: "auto" */
-    const char *ucx_tls;    /**< see kvf_transport_options */
+    const kvf_setting *settings; /**< of the transport, read while opening; NULL: none */
+    uint32_t setting_count;
     const char *facts;      /**< `name: value` lines that must be the same on both sides, beyond the model's
                                  own: weights, rotary scaling ...; NULL: none. One whose name begins with a
                                  group's and a dot is of that group only */
@@ -69,9 +93,13 @@ typedef struct kvf_agent_options {
     kvf_failure_policy policy;
     bool verify;     /**< check what was read or written against checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
-    /** Receives a line of JSON for each failure; called inside the agent's functions or thread. NULL: none */
-    void (*log)(void *context, const char *line);
+    /**
+     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one line at
+     * a time. It may call the agent, but for kvf_agent_close().
+     */
+    void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
+    kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
 } kvf_agent_options;
 
 /**
@@ -88,16 +116,39 @@ KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const
 /**
  * Closes an agent: everything under way ends, no more events come, peers notice. Blocks must not be used
  * again before it has returned; memory from kvf_agent_allocate() is freed. NULL is accepted.
+ *
+ * Calls that are under way on other threads end first, kvf_agent_wait() with KVF_E_CANCELLED; no call may begin
+ * afterwards. Does nothing in a child of fork().
  */
 KVF_API void kvf_agent_close(kvf_agent *agent);
 
 /** Makes a pair of Z85 keys: 40 characters and a zero byte each. */
 KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]);
 
+/**
+ * Lets holders of another key connect, from now on. Needs `allowed_keys` in the options; without, everyone may.
+ *
+ * @param public_key  Z85
+ * @return KVF_OK, also when it is allowed already; KVF_E_INVALID (not a key; everyone may connect), KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
+
+/**
+ * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so that
+ * their leases and what they expect run out. They keep what they know: who has this agent's card may read its
+ * memory until it is closed. Where the last key is withdrawn nobody may connect.
+ *
+ * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
+ */
+KVF_API kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key);
+
 /** Memory that same-host peers can map, see kvf_transport_allocate(). */
 KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out);
 
-/** Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. */
+/**
+ * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call that
+ * failed may be repeated, with the same regions.
+ */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 
 /* ---- meeting --------------------------------------------------------------------------------- */
@@ -177,12 +228,14 @@ typedef struct kvf_agent_request {
 
 /**
  * Producer: keeps blocks for consumers to read. They are held until `consumers` engines have released them,
- * or nobody has asked for them or given a sign of life for the length of the lease.
+ * or nobody has asked for them or given a sign of life for the length of the lease. A consumer whose attempt
+ * failed may try again until then.
  *
- * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out) or KVF_E_CANCELLED.
+ * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out; or a consumer's time, when it
+ * gave up) or KVF_E_CANCELLED (by this engine or by a consumer's).
  *
- * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE,
- *         KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block that
+ *         does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -194,10 +247,11 @@ KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *req
  * With groups NULL the producer's blocks are only reserved, their lease kept alive, until
  * kvf_agent_pull_into() says where to; for requests that wait for blocks of their own.
  *
- * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
+ * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed. After a failure
+ * the request may be pulled again, as long as it is held.
  *
- * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE,
- *         KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE (a
+ *         block that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -230,7 +284,8 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint6
 
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;
- * and its blocks are not free before the event that says so.
+ * and its blocks are not free before the event that says so. The event of a hold waits for its readers: until
+ * their next heartbeat, and for those that give no sign of life for the length of their lease.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended)
  */
@@ -282,16 +337,55 @@ typedef struct kvf_event {
 /** Takes the next event. KVF_E_AGAIN when there is none. */
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
-/** A file descriptor that polls readable while there are events to take. Do not read it. */
+/**
+ * A file descriptor that polls readable while there are events to take; without `own_thread` also while
+ * kvf_agent_progress() has something to do: messages and operations that ended, and times that have come. It is
+ * the same as long as the agent is open. Do not read it, but poll it, or give it to epoll.
+ */
 KVF_API int kvf_agent_event_fd(kvf_agent *agent);
 
-/** Does what can be done now without waiting. Not needed with `own_thread`, but allowed. */
+/**
+ * In how many nanoseconds kvf_agent_progress() is to be called again at the latest, though nothing arrives: 0
+ * when there is something to do now; UINT64_MAX when no time is waited for, and with `own_thread`. For loops
+ * that do not wait for kvf_agent_event_fd(), which becomes readable then.
+ */
+KVF_API uint64_t kvf_agent_timeout(kvf_agent *agent);
+
+/**
+ * Does what can be done now without waiting. Not needed with `own_thread`, but allowed.
+ *
+ * @param busy  receives whether there is more to do at once; may be NULL
+ */
 KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
 
-/** Makes progress until there is an event or the time is over: KVF_OK or KVF_E_TIMEOUT. */
+/**
+ * Makes progress until there is an event or the time is over. Several threads may wait at once: an event wakes
+ * them all, and one of them will take it.
+ *
+ * @param timeout_ns  UINT64_MAX: without end
+ * @return KVF_OK, KVF_E_TIMEOUT, KVF_E_CANCELLED (another thread is closing the agent, which must not be used
+ *         any more)
+ */
 KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 
 /* ---- looking in ------------------------------------------------------------------------------ */
+
+/**
+ * Says in words how this agent stands with an engine: where it was met, both shapes, which of its ranks are
+ * read for what, by which transport, and what a request should take; and, as a producer, which of its ranks
+ * have sessions here. What the log says at the first meeting, at any time.
+ *
+ * @param engine      its name; NULL: this agent itself, and every engine it knows
+ * @param level       KVF_LOG_INFO: a summary, in which ranks that are alike share lines; KVF_LOG_DEBUG: after
+ *                    it every rank and every piece
+ * @param text        receives lines, each ended by a newline, cut to fit and ended by a zero byte; may be NULL
+ *                    where text_bytes is 0
+ * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_NOT_FOUND (an engine that is not known, or no more),
+ *         KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level level, char *text,
+                                     size_t text_bytes, size_t *length);
 
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */

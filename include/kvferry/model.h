@@ -137,7 +137,9 @@ typedef struct kvf_config_options {
  *
  * Reads multi-head, grouped and multi-query attention, latent attention (with or without a sparse indexer),
  * sliding-window and chunked layers, and models whose layers differ in heads and head size. A family that is
- * not known, a field that is missing, and fields that contradict each other are errors that name the field.
+ * not known, a field that is missing and has no default in its family, and fields that contradict each other are
+ * errors that name the field. A field that by its name may decide a size, and that is not read for this family, is
+ * not an error: kvf_model_note() names it.
  *
  * @param json     the text; need not end in a zero byte
  * @param options  NULL for the defaults
@@ -170,6 +172,14 @@ KVF_API void kvf_model_free(kvf_model *model);
  * rows_per_step), are owned by the model, and live as long as it does. */
 
 KVF_API const char *kvf_model_name(const kvf_model *model);
+
+/**
+ * The i-th thing that somebody should know of how the model was read, as a sentence without its full stop; NULL
+ * past the last. Each names a field of the configuration that may decide a size and was not read: the model may
+ * then be another one than the engines run. There are at most 16. A model made from a description has none.
+ */
+KVF_API const char *kvf_model_note(const kvf_model *model, uint32_t i);
+
 KVF_API uint32_t kvf_model_layer_count(const kvf_model *model);
 KVF_API uint32_t kvf_model_group_count(const kvf_model *model);
 

@@ -176,11 +176,11 @@ typedef struct kvf_engine_spec {
     uint32_t tp_size;   /**< 0 means 1 */
     uint32_t pp_size;   /**< 0 means 1 */
     const uint32_t
-        *pp_layers;    /**< layers of each pipeline stage, summing to the model's; NULL: as even as it goes */
-    uint32_t dcp_size; /**< ranks that share the tokens of a sequence; 0 means 1 */
-    uint32_t dcp_width;           /**< neighbouring tokens kept together; 0 means 1 */
-    kvf_group_spec all;           /**< for every token group, unless `groups` says otherwise */
-    kvf_group_spec state;         /**< the same for state groups; a block_count of 0 means that of `all` */
+        *pp_layers;       /**< layers of each stage, all of the model's; NULL: split as evenly as possible */
+    uint32_t dcp_size;    /**< ranks that share the tokens of a sequence; 0 means 1 */
+    uint32_t dcp_width;   /**< neighbouring tokens kept together; 0 means 1 */
+    kvf_group_spec all;   /**< for every token group, unless `groups` says otherwise */
+    kvf_group_spec state; /**< the same for state groups; a block_count of 0 means that of `all` */
     const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
     bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory. Different
                          block ids are then different bytes only where the groups' logical blocks are equally
@@ -219,6 +219,22 @@ KVF_API uint32_t kvf_engine_rank_count(const kvf_engine *engine);
 
 /** The shard of one rank, owned by the engine; NULL when there is no such rank. */
 KVF_API const kvf_shard *kvf_engine_shard(const kvf_engine *engine, uint32_t rank);
+
+/**
+ * Says in words what shape an engine has: a line with its name, ranks and parallel sizes, then a line for each
+ * group with its layers, parts, blocks and order. Ranks that differ only in which layers, units or tokens they
+ * hold share a line.
+ *
+ * The order is read off the placements of the first rank that holds the group, in the letters of
+ * kvf_group_spec, without the axes that have one step there; "irregular" where no order describes them.
+ *
+ * @param text        receives the lines, each ended by a newline, cut to fit and ended by a zero byte; may be
+ *                    NULL where text_bytes is 0
+ * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_engine_describe(const kvf_engine *engine, char *text, size_t text_bytes,
+                                       size_t *length);
 
 #ifdef __cplusplus
 }

@@ -54,7 +54,15 @@ KVF_API const char *kvf_status_name(kvf_status status);
  */
 KVF_API const char *kvf_error_detail(void);
 
-/** The version of the loaded library, such as "0.1.0". Any thread. */
+/** The version of these headers; until 1.0 a new minor version may break the binary interface. */
+#define KVF_VERSION_MAJOR 0
+#define KVF_VERSION_MINOR 1
+#define KVF_VERSION_PATCH 0
+
+/** The same as one number that grows with the version, for `#if`: 0.1.0 is 100, and 1.2.3 is 10203. */
+#define KVF_VERSION_NUMBER (KVF_VERSION_MAJOR * 10000 + KVF_VERSION_MINOR * 100 + KVF_VERSION_PATCH)
+
+/** The version of the loaded library, such as "0.1.0", which may be newer than the headers. Any thread. */
 KVF_API const char *kvf_version(void);
 
 /**

@@ -3,7 +3,8 @@
     python generate.py INCLUDE_FOLDER EXTRA_SOURCE OUTPUT
 
 cffi reads declarations, not headers: they are taken out of the headers here, so that no prototype, struct or
-constant is written down twice. Every header of the folder takes part; their order follows their includes.
+constant is written down twice. Every header of the folder, and of those in it, takes part; their order follows
+their includes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import cffi
 
-INCLUDE = re.compile(r"^#include <kvferry/(\w+)\.h>", re.MULTILINE)
+INCLUDE = re.compile(r"^#include <(kvferry/[\w/]+\.h)>", re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 CONTINUED = re.compile(r"\\\n")
 CONSTANT = re.compile(r"^#define\s+(KVF_\w+)\s+(\S.*)$", re.MULTILINE)
@@ -25,18 +26,18 @@ NOT_FROM_PYTHON = ("allocate", "resize", "release")
 NOT_NUMBERS = ("KVF_API",)
 
 
-def in_include_order(folder: Path) -> list[Path]:
-    """The headers of a folder, each after those it includes."""
+def in_include_order(include: Path) -> list[Path]:
+    """The headers of the library, each after those it includes."""
     ordered: list[Path] = []
 
     def visit(header: Path) -> None:
         if header in ordered:
             return
         for name in INCLUDE.findall(header.read_text()):
-            visit(folder / f"{name}.h")
+            visit(include / name)
         ordered.append(header)
 
-    for header in sorted(folder.glob("*.h")):
+    for header in sorted((include / "kvferry").rglob("*.h")):
         visit(header)
     return ordered
 
@@ -71,7 +72,7 @@ def callbacks(text: str) -> str:
 
 def main() -> None:
     include, extra, output = (Path(argument) for argument in sys.argv[1:4])
-    headers = in_include_order(include / "kvferry")
+    headers = in_include_order(include)
     text = "\n".join(declarations(header.read_text()) for header in headers)
     # The functions of the extra source are declared where they are defined: lines that end in `) {`.
     extra_text = extra.read_text()
@@ -81,7 +82,7 @@ def main() -> None:
     ffi.cdef(text)
     ffi.cdef(callbacks(text))
     ffi.cdef("".join(f"{prototype};\n" for prototype in own))
-    includes = "".join(f"#include <kvferry/{header.name}>\n" for header in headers)
+    includes = "".join(f"#include <{header.relative_to(include)}>\n" for header in headers)
     ffi.set_source("kvferry._binding", includes + extra_text)
     ffi.emit_c_code(str(output))
 

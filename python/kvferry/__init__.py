@@ -20,6 +20,7 @@ from kvferry.errors import (
     AgainError,
     CancelledError,
     ClosedError,
+    ConfigWarning,
     DeadlineError,
     ExistsError,
     InputOutputError,
@@ -49,6 +50,8 @@ from kvferry.events import (
     EventKind,
     FailurePolicy,
     Histogram,
+    LogLevel,
+    LogLine,
     RequestKind,
 )
 from kvferry.model import (
@@ -94,6 +97,7 @@ __all__ = [
     "CellLocation",
     "ClockOffset",
     "ClosedError",
+    "ConfigWarning",
     "Contact",
     "CopyLane",
     "CopyRule",
@@ -119,6 +123,8 @@ __all__ = [
     "InvalidError",
     "KeyPair",
     "KvferryError",
+    "LogLevel",
+    "LogLine",
     "MemoryKind",
     "MismatchError",
     "Model",

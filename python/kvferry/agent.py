@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,12 +30,16 @@ from kvferry.events import (
     ClockOffset,
     Event,
     FailurePolicy,
+    LogLevel,
+    LogLine,
     read_event,
+    read_line,
     read_stats,
 )
 from kvferry.model import Agreement, GroupMatch
 from kvferry.request import GroupSteps, groups_in
 from kvferry.shard import Engine, Shard
+from kvferry.transport import settings_of
 
 __all__ = ["Agent", "Contact", "KeyPair"]
 
@@ -63,7 +67,7 @@ def _read_match(match: Any) -> GroupMatch:
 class _Session:
     """What lives as long as the library's agent does, and no shorter: also when nobody closes it."""
 
-    def __init__(self, log: Callable[[str], object] | None) -> None:
+    def __init__(self, log: Callable[[LogLine], object] | None) -> None:
         self.pointer: Any = None
         self.log = log
         self.kept: list[Any] = []
@@ -73,7 +77,8 @@ class _Session:
         self.closing = False
         self.change = threading.Condition()
         self.events = threading.Lock()
-        self.logging = 0  # the thread that is inside `log`
+        self.logging: set[int] = set()  # threads that are inside `log`
+        self.awaiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # tasks to be told of the end
         self.context = ffi.new_handle(self)
 
     @contextlib.contextmanager
@@ -91,13 +96,29 @@ class _Session:
                 self.inside -= 1
                 self.change.notify_all()
 
+    @contextlib.contextmanager
+    def waking(self, ready: asyncio.Event) -> Iterator[None]:
+        """Sets `ready`, of a task that waits, when the agent is closed meanwhile."""
+        with self.change:
+            if self.closing:
+                raise ClosedError("this Agent was closed")
+            self.awaiting[ready] = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            with self.change:
+                self.awaiting.pop(ready, None)
+
     def close(self) -> None:
-        if self.logging == threading.get_ident():
+        if threading.get_ident() in self.logging:
             raise InvalidError("the log function of an agent may not close it")
         if self.process != os.getpid():
             return  # its threads are not here
         with self.change:
             first, self.closing = not self.closing, True
+            for ready, loop in self.awaiting.items():
+                with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
+                    loop.call_soon_threadsafe(ready.set)
             # Whoever closes, the agent is closed when this returns.
             self.change.wait_for(lambda: self.inside == 0 if first else self.pointer is None)
         if first:
@@ -113,11 +134,11 @@ class _Session:
 def python_log(context: Any, line: Any) -> None:
     session: _Session = ffi.from_handle(context)
     if session.log is not None:
-        before, session.logging = session.logging, threading.get_ident()
+        session.logging.add(threading.get_ident())
         try:
-            session.log(string(line))
+            session.log(read_line(line))
         finally:
-            session.logging = before
+            session.logging.discard(threading.get_ident())
 
 
 class Agent:
@@ -129,7 +150,7 @@ class Agent:
         listen: where to listen; None: "tcp://127.0.0.1:*"; "": nowhere
         advertise: the endpoint told to peers; None: the one listened on
         transport: kind, see transport_kinds()
-        ucx_tls: value for UCX_TLS; None: as the environment says
+        settings: of kinds of transport, see Transport
         facts: what must be the same on both sides, beyond the model: weights, rotary scaling ...
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows our public key
@@ -139,8 +160,9 @@ class Agent:
         policy: what events of failed requests ask for
         verify: check what was read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
-            calls progress() or wait() often enough
-        log: receives a line of JSON for each failure, on any thread
+            waits by wait(), wait_event() or event(), or calls progress() when fileno() is readable
+        log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
+        log_level: the least important lines that are wanted
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError (the
     address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -154,7 +176,7 @@ class Agent:
         listen: str | None = None,
         advertise: str | None = None,
         transport: str = "auto",
-        ucx_tls: str | None = None,
+        settings: Mapping[str, str] | None = None,
         facts: dict[str, str] | None = None,
         keys: KeyPair | None = None,
         allowed_keys: Sequence[str] = (),
@@ -168,7 +190,8 @@ class Agent:
         policy: FailurePolicy = FailurePolicy.RECOMPUTE,
         verify: bool = False,
         own_thread: bool = True,
-        log: Callable[[str], object] | None = None,
+        log: Callable[[LogLine], object] | None = None,
+        log_level: LogLevel = LogLevel.INFO,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -179,7 +202,8 @@ class Agent:
             listen=arena.text(listen),
             advertise=arena.text(advertise),
             transport=arena.text(transport),
-            ucx_tls=arena.text(ucx_tls),
+            settings=settings_of(arena, settings),
+            setting_count=len(settings or ()),
             facts=arena.text(lines or None),
             public_key=arena.text(keys.public_key if keys else None),
             secret_key=arena.text(keys.secret_key if keys else None),
@@ -197,6 +221,7 @@ class Agent:
             own_thread=own_thread,
             log=lib.python_log if log is not None else ffi.NULL,
             log_context=session.context,
+            log_level=log_level,
         )
         session.kept.append((arena, resource))
         session.pointer = take(
@@ -222,8 +247,8 @@ class Agent:
     def close(self) -> None:
         """Ends everything under way, and no more events come; peers notice. May be called again.
 
-        Blocks must not be used again before it has returned. Threads inside wait() get ClosedError; arrays of
-        allocate() stay usable.
+        Blocks must not be used again before it has returned. Threads inside wait() and tasks inside event()
+        get ClosedError; arrays of allocate() stay usable.
         """
         self._session.close()
 
@@ -234,6 +259,19 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def allow_key(self, public_key: str) -> None:
+        """Lets holders of another key connect. Raises InvalidError: not a key, or everyone may connect."""
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_allow_key, pointer, Arena().text(public_key))
+
+    def withdraw_key(self, public_key: str) -> None:
+        """Takes a key off the list of those allowed: its holders are not heard any more.
+
+        Raises NotFoundError (it was not allowed), InvalidError.
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_withdraw_key, pointer, Arena().text(public_key))
 
     # ---- memory and meeting
 
@@ -492,24 +530,50 @@ class Agent:
         return event
 
     async def event(self) -> Event:
-        """Takes the next event, in asyncio: other tasks run meanwhile. InvalidError without `own_thread`."""
-        if not self._own_thread:
-            raise InvalidError("own_thread is False: nothing would happen while a task waits")
-        loop = asyncio.get_running_loop()
-        while (event := self.next_event()) is None:
-            ready = asyncio.Event()
-            descriptor = self.fileno()
-            loop.add_reader(descriptor, ready.set)
-            try:
-                await ready.wait()
-            finally:
-                loop.remove_reader(descriptor)
+        """Takes the next event, in asyncio: other tasks run meanwhile. The agent needs no thread for it.
+
+        Several tasks may wait; each event goes to one of them. Raises ClosedError when the agent is closed.
+        """
+        while (event := self._work_and_take()) is None:
+            await self._readable()
         return event
 
+    def _work_and_take(self) -> Event | None:
+        if not self._own_thread:
+            self.progress()
+        return self.next_event()
+
+    async def _readable(self) -> None:
+        ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        # A loop knows one reader for each descriptor: every task that waits has its own.
+        descriptor = os.dup(self.fileno())
+        try:
+            with self._session.waking(ready):
+                loop.add_reader(descriptor, ready.set)
+                try:
+                    await ready.wait()
+                finally:
+                    loop.remove_reader(descriptor)
+        finally:
+            os.close(descriptor)
+
     def fileno(self) -> int:
-        """A file descriptor that is readable while there are events to take. Do not read from it."""
+        """A file descriptor that is readable while there are events to take. Do not read from it.
+
+        Without `own_thread` it is readable also while progress() has something to do.
+        """
         with self._session.using() as pointer:
             return int(lib.kvf_agent_event_fd(pointer))
+
+    def timeout(self) -> float | None:
+        """In how many seconds progress() is to be called again at the latest; None: no time is waited for.
+
+        For loops that do not wait for fileno(), which becomes readable then.
+        """
+        with self._session.using() as pointer:
+            left = int(lib.kvf_agent_timeout(pointer))
+            return None if left == ALL_TOKENS else left / 1e9
 
     def progress(self) -> bool:
         """Does what can be done now without waiting; returns whether there is more to do at once."""
@@ -522,6 +586,25 @@ class Agent:
             state, requests = ffi.new("kvf_block_state *"), ffi.new("uint32_t *")
             call(lib.kvf_agent_block, pointer, group, block, state, requests)
             return BlockClaim(BlockState(state[0]), requests[0])
+
+    def explain(self, engine: str | None = None, level: LogLevel = LogLevel.INFO) -> str:
+        """Says in words who reads what from whom, by which transport, and what a request should take.
+
+        Args:
+            engine: one that was met, or that reads from here; None: this agent itself, and all engines it knows
+            level: INFO: a summary; DEBUG: after it every rank and every piece
+
+        Raises NotFoundError: the engine is not known here.
+        """
+        arena = Arena()
+        name, length, size = arena.text(engine), ffi.new("size_t *"), 0
+        while True:  # the agent may learn something between two calls
+            text = ffi.new("char[]", size + 1)
+            with self._session.using() as pointer:
+                call(lib.kvf_agent_explain, pointer, name, level, text, size + 1, length)
+            if length[0] <= size:
+                return string(text)
+            size = length[0]
 
     @property
     def stats(self) -> AgentStats:

@@ -242,27 +242,34 @@ def _output_in(output: WorkerOutput, arena: Arena) -> Any:
 
 @dataclass(frozen=True)
 class StepRequest:
-    """A request of one step, the blocks it got in it, and whether these replace what it had."""
+    """A request of one step, the blocks it got in it, and whether these replace what it had.
 
-    id: bytes
-    groups: tuple[Blocks, ...] = ()
+    Attributes:
+        id: any bytes, or text, which stands for its UTF-8
+        groups: blocks by group; None, as vLLM has it, or empty: it got none
+    """
+
+    id: bytes | str
+    groups: tuple[Blocks, ...] | None = ()
     resumed: bool = False
 
 
 def step_requests(
-    fresh: Sequence[StepRequest], cached: Sequence[StepRequest], resumed: Sequence[bytes] = ()
+    fresh: Sequence[StepRequest], cached: Sequence[StepRequest], resumed: Sequence[bytes | str] = ()
 ) -> list[StepRequest]:
     """Lists all requests of a step in order, the fresh ones first (what vLLM calls yield_req_data).
+
+    Ids and groups come back as they were given.
 
     Args:
         fresh: requests that run for the first time
         cached: requests the workers know
-        resumed: which of those were preempted before
+        resumed: which of those were preempted before; bytes and text with the same UTF-8 are the same id
     """
     arena = Arena()
     given = [*fresh, *cached]
     items = arena.array("kvf_step_request", [_step_request_fields(request, arena) for request in given])
-    names = [{"data": arena.data(name), "size": len(name)} for name in resumed]
+    names = [{"data": arena.data(name), "size": len(name)} for name in map(id_bytes, resumed)]
     step = arena.new(
         "kvf_step",
         fresh=items,
@@ -279,10 +286,11 @@ def step_requests(
 
 
 def _step_request_fields(request: StepRequest, arena: Arena) -> dict[str, Any]:
-    tables = [table_fields(blocks, arena) for blocks in request.groups]
+    tables = [table_fields(blocks, arena) for blocks in request.groups or ()]
+    name = id_bytes(request.id)
     return {
-        "id": arena.data(request.id),
-        "id_bytes": len(request.id),
+        "id": arena.data(name),
+        "id_bytes": len(name),
         "groups": arena.array("kvf_block_table", tables),
         "group_count": len(tables),
     }

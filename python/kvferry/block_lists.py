@@ -1,6 +1,6 @@
 """Lists of block ids and descriptor ids, one for each group, as vLLM's connector pairs, trims and expands them.
 
-See kvferry/descriptors.h. Every function returns new lists.
+See kvferry/connector/descriptors.h. Every function returns new lists.
 """
 
 from __future__ import annotations

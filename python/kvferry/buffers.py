@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import math
 import mmap
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 import numpy as np
@@ -44,14 +46,33 @@ Buffer = Union["NDArray[Any]", bytearray, memoryview, mmap.mmap, SupportsDLPack,
 
 @dataclass(frozen=True)
 class Region:
-    """A piece of memory: where it is, and what must be kept for it to stay there."""
+    """A piece of memory: where it is, how its elements lie in it, and what must be kept for it to stay there.
+
+    Attributes:
+        element: "f32", "bf16", "i16" ...
+        strides: bytes between neighbours along each axis of `shape`
+        device: which one of its kind
+    """
 
     address: int
     bytes: int
     kind: MemoryKind
-    element: str  # "f32", "bf16", "i16" ...
+    element: str
     element_bits: int
     keeps: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the elements lie in the order of the axes, the last one running fastest (C-contiguous)."""
+        expected = self.element_bits // 8
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length > 1 and stride != expected:
+                return False
+            expected *= length
+        return True
 
 
 class _Tensor(ctypes.Structure):
@@ -101,6 +122,14 @@ def _dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return expected
 
 
+def _strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements where the last axis runs fastest: what DLPack means where it gives none."""
+    strides = [1]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides)) if shape else ()
+
+
 def _holes(shape: Sequence[int], strides: Sequence[int]) -> InvalidError:
     return InvalidError(
         f"an array of shape {tuple(shape)} and strides {tuple(strides)} has holes or overlaps; "
@@ -122,7 +151,8 @@ def _region_of_array(array: NDArray[Any], keeps: Any) -> Region:
     kind = array.dtype.kind
     name = f"{kind}{size * 8}" if kind in "iuf" else array.dtype.name
     name = {"bfloat16": "bf16"}.get(name, name)
-    return Region(array.ctypes.data, elements * size, MemoryKind.HOST, name, size * 8, keeps)
+    shape, strides = tuple(array.shape), tuple(array.strides)
+    return Region(array.ctypes.data, elements * size, MemoryKind.HOST, name, size * 8, keeps, shape, strides)
 
 
 def _region_of_tensor(tensor: SupportsDLPack) -> Region:
@@ -150,16 +180,27 @@ def _region_of_tensor(tensor: SupportsDLPack) -> Region:
     if found.device_type not in DLPACK_DEVICES:
         raise UnsupportedError(f"a tensor on DLPack device type {found.device_type}; allowed: host and CUDA")
     bits = found.bits * found.lanes
-    shape = found.shape[: found.ndim] if found.ndim else []
-    elements: int | None = int(np.prod(shape, dtype=np.int64))
+    shape = tuple(found.shape[: found.ndim]) if found.ndim else ()
+    strides = _strides_in_order(shape)
     if found.strides:
-        elements = _dense_elements(shape, found.strides[: found.ndim])
+        strides = tuple(found.strides[: found.ndim])
+    elements = _dense_elements(shape, strides)
     if elements is None:
-        raise _holes(shape, found.strides[: found.ndim])
+        raise _holes(shape, strides)
     element = f"{DLPACK_ELEMENTS.get(found.code, 'code')}{found.bits}"
     address = (found.data or 0) + found.byte_offset
     # The capsule is what keeps the memory: it lets go of it when it goes.
-    return Region(address, elements * bits // 8, DLPACK_DEVICES[found.device_type], element, bits, capsule)
+    return Region(
+        address,
+        elements * bits // 8,
+        DLPACK_DEVICES[found.device_type],
+        element,
+        bits,
+        capsule,
+        shape,
+        tuple(stride * bits // 8 for stride in strides),
+        found.device_id,
+    )
 
 
 def region_of(buffer: Buffer) -> Region:
@@ -266,10 +307,7 @@ class Allocations:
         """The same memory under the address by which the owner knows it."""
         for begin, end, address in self._known:
             if begin <= region.address and region.address + region.bytes <= end:
-                moved = address + region.address - begin
-                return Region(
-                    moved, region.bytes, region.kind, region.element, region.element_bits, region.keeps
-                )
+                return replace(region, address=address + region.address - begin)
         return region
 
 
@@ -281,7 +319,11 @@ def _shaped(memory: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeL
 def array_bytes(shape: int | Sequence[int], dtype: DTypeLike) -> int:
     """Bytes of an array; raises OutOfRangeError for none."""
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    size = int(np.prod(lengths, dtype=np.int64)) * np.dtype(dtype).itemsize
+    size = math.prod(int(length) for length in lengths) * np.dtype(dtype).itemsize
     if size <= 0 or any(length <= 0 for length in lengths):
         raise OutOfRangeError(f"an array of shape {lengths} and {np.dtype(dtype)} has no bytes")
+    if size > sys.maxsize:
+        raise OutOfRangeError(
+            f"an array of shape {lengths} and {np.dtype(dtype)} has {size} bytes; allowed up to {sys.maxsize}"
+        )
     return size

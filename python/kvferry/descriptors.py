@@ -1,7 +1,7 @@
 """Descriptor tables, and the plan of one remote engine, as vLLM's connector makes them.
 
-See kvferry/descriptors.h. kvferry's own transfers need no tables: these are for comparing, explaining and
-migrating.
+See kvferry/connector/descriptors.h. kvferry's own transfers need no tables: these are for comparing, explaining
+and migrating.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvferry._quantities import call, ids_out, kinds_in, lists_in, take
 from kvferry.block_lists import Lists, same_length
 from kvferry.errors import InvalidError
 from kvferry.state import StateLayout, layout_in
-from kvferry.topology import CacheKind, RemoteEngine, Topology, TpMapping, mapping_out, remote_in
+from kvferry.topology import CacheKind, EngineTransferInfo, Topology, TpMapping, mapping_out, remote_in
 
 DESCRIPTOR_DTYPE = np.dtype(
     {
@@ -136,7 +136,7 @@ def local_state_descriptors(memory: CacheMemory) -> DescriptorTable:
 
 def remote_descriptors(
     topology: Topology,
-    remote: RemoteEngine,
+    remote: EngineTransferInfo,
     *,
     layout: RegionLayout,
     local_memory: CacheMemory,
@@ -163,7 +163,7 @@ def remote_descriptors(
 
 def remote_state_descriptors(
     topology: Topology,
-    remote: RemoteEngine,
+    remote: EngineTransferInfo,
     local: StateLayout,
     remote_memory: CacheMemory,
     remote_rank: int,
@@ -182,7 +182,7 @@ def remote_state_descriptors(
 
 def split_descriptors(
     topology: Topology,
-    remote: RemoteEngine,
+    remote: EngineTransferInfo,
     local: DescriptorTable,
     source_rank: int,
     *,
@@ -205,7 +205,7 @@ def split_descriptors(
 
 
 def compute_split_handle_data(
-    topology: Topology, remote: RemoteEngine, local: DescriptorTable, source_rank: int
+    topology: Topology, remote: EngineTransferInfo, local: DescriptorTable, source_rank: int
 ) -> DescriptorTable:
     """The same as PR 39529 makes it: a rank that brings state only names the first piece of attention."""
     arena, resource = Arena(), topology._get()
@@ -242,8 +242,8 @@ class Reads:
     notice: str
 
 
-class TransferPlan(Handle):
-    """The tables by which one local rank reads a remote engine (EngineTransferPlan).
+class EngineTransferPlan(Handle):
+    """The tables by which one local rank reads a remote engine.
 
     Raises NotExpressibleError, MismatchError (block lengths), InvalidError.
     """
@@ -251,7 +251,7 @@ class TransferPlan(Handle):
     def __init__(
         self,
         topology: Topology,
-        remote: RemoteEngine,
+        remote: EngineTransferInfo,
         *,
         layout: RegionLayout,
         kinds: Sequence[CacheKind],
@@ -263,7 +263,7 @@ class TransferPlan(Handle):
             raise InvalidError(f"{len(remote_ranks)} remote ranks; tp_size is {remote.tp_size}")
         arena, resource = Arena(), topology._get()
         desc = arena.new(
-            "kvf_transfer_plan_desc",
+            "kvf_engine_transfer_plan_desc",
             layout=layout,
             kinds=kinds_in(kinds, arena),
             group_count=len(kinds),
@@ -274,15 +274,17 @@ class TransferPlan(Handle):
             region_replicated=_flags(region_replicated, len(local.region_base), arena),
         )
         facts = remote_in(remote, arena)
-        made = take(lib.kvf_transfer_plan_build, "kvf_transfer_plan *", resource.pointer, facts, desc)
+        made = take(
+            lib.kvf_engine_transfer_plan_build, "kvf_engine_transfer_plan *", resource.pointer, facts, desc
+        )
         self._groups = len(kinds)
-        self._own(made, lib.kvf_transfer_plan_free, resource)
+        self._own(made, lib.kvf_engine_transfer_plan_free, resource)
 
     @property
     def mapping(self) -> TpMapping:
         """From which remote ranks each group is read."""
         resource = self._get()
-        return mapping_out(lib.kvf_transfer_plan_mapping(resource.pointer))
+        return mapping_out(lib.kvf_engine_transfer_plan_mapping(resource.pointer))
 
     def _table(self, function: Any, key: int) -> DescriptorTable | None:
         resource: Resource = self._get()
@@ -291,15 +293,15 @@ class TransferPlan(Handle):
 
     def local_table(self, block_size: int) -> DescriptorTable | None:
         """The local table cut to `block_size` tokens: our own or the remote block size; None for another."""
-        return self._table(lib.kvf_transfer_plan_local, block_size)
+        return self._table(lib.kvf_engine_transfer_plan_local, block_size)
 
     def split_table(self, source_rank: int) -> DescriptorTable | None:
         """The local table cut for one source rank; None when blocks are not split over ranks."""
-        return self._table(lib.kvf_transfer_plan_split, source_rank)
+        return self._table(lib.kvf_engine_transfer_plan_split, source_rank)
 
     def remote_table(self, remote_rank: int) -> DescriptorTable | None:
         """The table of one remote rank; None when nothing of it is ours."""
-        return self._table(lib.kvf_transfer_plan_remote, remote_rank)
+        return self._table(lib.kvf_engine_transfer_plan_remote, remote_rank)
 
     def read(self, local_blocks: Lists, remote_blocks: Lists, remote_request_id: str) -> Reads:
         """Plans one request.
@@ -315,7 +317,7 @@ class TransferPlan(Handle):
         ours, theirs = lists_in(local_blocks, arena), lists_in(remote_blocks, arena)
         try:
             name = arena.text(remote_request_id)
-            call(lib.kvf_transfer_plan_read, resource.pointer, ours, theirs, name, reads)
+            call(lib.kvf_engine_transfer_plan_read, resource.pointer, ours, theirs, name, reads)
             specs = tuple(_read_spec(reads.specs[i]) for i in range(reads.count))
             return Reads(specs, tuple(ids_out(reads.notify_only)), string(reads.notice))
         finally:

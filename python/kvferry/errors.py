@@ -36,6 +36,10 @@ class Status(enum.IntEnum):
     TIMEOUT = lib.KVF_E_TIMEOUT
 
 
+class ConfigWarning(UserWarning):
+    """A field of a configuration may decide a size and was not read: the model may be another one."""
+
+
 class KvferryError(Exception):
     """The base of everything kvferry raises.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
 from kvferry._native import data_at, string
@@ -49,6 +49,34 @@ class FailurePolicy(enum.IntEnum):
 
     RECOMPUTE = lib.KVF_FAILURE_RECOMPUTE
     FAIL = lib.KVF_FAILURE_FAIL
+
+
+class LogLevel(enum.IntEnum):
+    """How important a line of an agent's log is: the numbers of Python's logging."""
+
+    DEBUG = lib.KVF_LOG_DEBUG
+    INFO = lib.KVF_LOG_INFO
+    WARNING = lib.KVF_LOG_WARNING
+
+
+class LogLine(NamedTuple):
+    """A line of an agent's log.
+
+    Attributes:
+        level: DEBUG (every rank, every piece), INFO (an engine was met: who reads what from whom), or WARNING
+            (a request failed or a peer was lost; the text is an object of JSON)
+        time: seconds since 1970, UTC
+        text: without a newline
+    """
+
+    level: LogLevel
+    time: float
+    text: str
+
+
+def read_line(line: Any) -> LogLine:
+    """A copy of a kvf_log_line, which is about to end."""
+    return LogLine(LogLevel(line.level), line.time_ns / 1e9, string(line.text))
 
 
 @dataclass(frozen=True)

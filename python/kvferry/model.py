@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Handle, Resource, call, string, take
-from kvferry.errors import InvalidError
+from kvferry.errors import ConfigWarning, InvalidError
 
 
 class Dtype(enum.IntEnum):
@@ -269,14 +270,15 @@ class Model(Handle):
             scale_per_head: one scale per token and head; otherwise one per token
 
         Raises ParseError (not JSON), UnsupportedError (a family that is not known), InvalidError,
-        OutOfRangeError; the detail names the field.
+        OutOfRangeError; the detail names the field. Warns with ConfigWarning of fields that may decide a size
+        and were not read, see `notes`.
         """
         if isinstance(config, Mapping):
             config = json.dumps(config)
         text = config.encode() if isinstance(config, str) else bytes(config)
         arena = Arena()
         options = _config_options(arena, name, cache_dtype, state_dtype, scale_dtype, scale_per_head)
-        return cls._adopt(take(lib.kvf_model_from_config, "kvf_model *", arena.data(text), len(text), options))
+        return cls._read(take(lib.kvf_model_from_config, "kvf_model *", arena.data(text), len(text), options))
 
     @classmethod
     def load(
@@ -293,13 +295,30 @@ class Model(Handle):
         arena = Arena()
         options = _config_options(arena, name, cache_dtype, state_dtype, scale_dtype, scale_per_head)
         path = arena.text(os.fspath(path_or_name))
-        return cls._adopt(take(lib.kvf_model_load, "kvf_model *", path, options))
+        return cls._read(take(lib.kvf_model_load, "kvf_model *", path, options))
+
+    @classmethod
+    def _read(cls, pointer: Any) -> Model:
+        """Adopts a model that a configuration described; its caller's caller is warned of what was not read."""
+        model = cls._adopt(pointer)
+        for note in model.notes:
+            warnings.warn(f"{model.name}: {note}", ConfigWarning, stacklevel=3)
+        return model
 
     @property
     def name(self) -> str:
         """The name in messages."""
         resource = self._get()
         return string(lib.kvf_model_name(resource.pointer))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Fields of the configuration that may decide a size and were not read, a sentence for each."""
+        resource = self._get()
+        notes: list[str] = []
+        while (note := lib.kvf_model_note(resource.pointer, len(notes))) != ffi.NULL:
+            notes.append(string(note))
+        return tuple(notes)
 
     @property
     def layer_count(self) -> int:

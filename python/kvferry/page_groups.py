@@ -1,7 +1,7 @@
 """The per-group plan of PR 41169: attention groups that differ in heads and head size but share pages.
 
-See kvferry/page_groups.h. Where a local page is no run of whole pieces the answer is NotExpressibleError; a
-Plan does not have this limit.
+See kvferry/connector/page_groups.h. Where a local page is no run of whole pieces the answer is
+NotExpressibleError; a Plan does not have this limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is left to do on blocks after their bytes have arrived: another form, zeroing, copying.
 
-See kvferry/postprocess.h. A plan puts every cell where it belongs while it moves and needs none of this; these
-are for caches that were received as whole blocks in the form the sender keeps them. On an error nothing is
-changed. Calls on different blocks may run at the same time in different threads.
+See kvferry/connector/postprocess.h. A plan puts every cell where it belongs while it moves and needs none of
+this; these are for caches that were received as whole blocks in the form the sender keeps them. On an error
+nothing is changed. Calls on different blocks may run at the same time in different threads.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Ids, call, take
 from kvferry.buffers import Buffer, MemoryKind, region_of
 from kvferry.errors import InvalidError, UnsupportedError
+
+DIRECTIONS = {"h2d": int(lib.KVF_COPY_H2D), "d2h": int(lib.KVF_COPY_D2H)}
 
 
 class PageOrder(enum.IntEnum):
@@ -65,7 +64,7 @@ class ReceivedShape:
 
 @dataclass(frozen=True)
 class BlockRegion:
-    """Blocks of equal size in one piece of host memory: a layer, or one of several things a layer keeps.
+    """Blocks of equal size in one piece of memory: a layer, or one of several things a layer keeps.
 
     Byte x of part p of block b is at b * block_stride_bytes + p * part_stride_bytes + x of the buffer.
     block_region() makes them from arrays.
@@ -79,37 +78,42 @@ class BlockRegion:
     part_stride_bytes: int = 0
 
 
-def block_region(array: NDArray[Any], *, split_axis: int | None = None) -> BlockRegion:
-    """The blocks of one layer, from an array whose bytes lie in order (C-contiguous).
+def block_region(array: Buffer, *, split_axis: int | None = None) -> BlockRegion:
+    """The blocks of one layer, from an array or tensor whose bytes lie in order (C-contiguous).
 
     Args:
         array: blocks along the first axis, or along the second where `split_axis` is 0
         split_axis: 0 or 1: the axis that tells K from V; None: an array of K, of V, or of something else
     """
-    if not array.flags.c_contiguous:
+    memory = region_of(array)
+    if not memory.in_order:
         raise InvalidError("the array is not C-contiguous; its blocks cannot be told apart by strides alone")
+    shape, axes = memory.shape, len(memory.shape)
+    if split_axis is None and axes == 0:
+        raise InvalidError("an array without axes has no blocks; allowed: blocks along the first axis")
+    if split_axis is not None and (split_axis not in (0, 1) or axes < 3):
+        raise InvalidError(f"split_axis is {split_axis} of {axes} axes; allowed: 0 or 1 of at least 3")
     if split_axis is None:
-        return BlockRegion(array, array.shape[0], array.strides[0], array.strides[0])
-    if split_axis not in (0, 1) or array.ndim < 3:
-        raise InvalidError(f"split_axis is {split_axis} of {array.ndim} axes; allowed: 0 or 1 of at least 3")
-    part_bytes = int(array.itemsize * np.prod(array.shape[2:]))
+        block_bytes = memory.bytes // shape[0]
+        return BlockRegion(array, shape[0], block_bytes, block_bytes)
+    # In order of the axes, whatever the strides of axes of length 1 say.
+    part_bytes = memory.bytes // (shape[0] * shape[1])
+    strides = (part_bytes * shape[1], part_bytes)
     return BlockRegion(
         array,
-        array.shape[1 - split_axis],
-        array.strides[1 - split_axis],
+        shape[1 - split_axis],
+        strides[1 - split_axis],
         part_bytes,
-        array.shape[split_axis],
-        array.strides[split_axis],
+        shape[split_axis],
+        strides[split_axis],
     )
 
 
-def _regions(regions: Sequence[BlockRegion | NDArray[Any]], names: Sequence[str | None], arena: Arena) -> Any:
+def _regions(regions: Sequence[BlockRegion | Buffer], names: Sequence[str | None], arena: Arena) -> Any:
     items = []
     for region, name in zip(regions, names, strict=True):
-        blocks = block_region(region) if isinstance(region, np.ndarray) else region
+        blocks = region if isinstance(region, BlockRegion) else block_region(region)
         memory = arena.keep(region_of(blocks.buffer))
-        if memory.kind != MemoryKind.HOST:
-            raise UnsupportedError("the region is not in host memory")
         items.append(
             {
                 "layer": arena.text(name),
@@ -120,34 +124,38 @@ def _regions(regions: Sequence[BlockRegion | NDArray[Any]], names: Sequence[str 
                 "part_count": blocks.part_count,
                 "part_stride_bytes": blocks.part_stride_bytes,
                 "part_bytes": blocks.part_bytes,
+                "kind": memory.kind,
+                "device": memory.device,
             }
         )
     return arena.array("kvf_block_region", items)
 
 
-def _scratch(scratch: NDArray[np.uint64] | None, arena: Arena) -> Any:
+def _scratch(scratch: Buffer | None, arena: Arena) -> Any:
     if scratch is None:
         return ffi.NULL
     memory = arena.keep(region_of(scratch))
+    if memory.kind != MemoryKind.HOST:
+        raise UnsupportedError("scratch lies in memory of a device; allowed: host memory")
     return arena.new("kvf_scratch", memory=ffi.cast("void *", memory.address), bytes=memory.bytes)
 
 
 def permute_received(
     shape: ReceivedShape,
-    regions: Sequence[BlockRegion | NDArray[Any]],
+    regions: Sequence[BlockRegion | Buffer],
     block_ids: Ids,
     *,
-    scratch: NDArray[np.uint64] | None = None,
+    scratch: Buffer | None = None,
 ) -> None:
     """Permutes blocks in place from the received into the wanted form: the same blocks in every region.
 
     Args:
-        regions: the layers of a group; arrays have their blocks along the first axis
+        regions: the layers of a group; arrays and tensors have their blocks along the first axis
         block_ids: in the order of the sequence, each once
         scratch: working memory, see ReceivedShape.scratch_bytes(); None: allocated for the call
 
-    Raises InvalidError, NotExpressibleError (neither number of tokens divides the other), OutOfRangeError (a
-    block the region does not have), OverlapError (a block listed twice).
+    Raises InvalidError, UnsupportedError (memory of a device), NotExpressibleError (neither number of tokens
+    divides the other), OutOfRangeError (a block the region does not have), OverlapError (a block listed twice).
     """
     arena = Arena()
     ids, count = arena.ids(block_ids)
@@ -173,10 +181,10 @@ class ReceivedRequest:
 
 def finish_received(
     shape: ReceivedShape,
-    regions: Sequence[BlockRegion | NDArray[Any]],
+    regions: Sequence[BlockRegion | Buffer],
     requests: Sequence[ReceivedRequest],
     *,
-    scratch: NDArray[np.uint64] | None = None,
+    scratch: Buffer | None = None,
 ) -> None:
     """Permutes the blocks of requests, and zeroes every token past the covered ones.
 
@@ -199,17 +207,28 @@ def finish_received(
 
 
 def copy_blocks(
-    source: Mapping[str, BlockRegion | NDArray[Any]],
-    destination: Mapping[str, BlockRegion | NDArray[Any]],
+    source: Mapping[str, BlockRegion | Buffer],
+    destination: Mapping[str, BlockRegion | Buffer],
     source_ids: Ids,
     destination_ids: Ids,
+    direction: Literal["h2d", "d2h"],
 ) -> int:
     """Copies blocks, in every layer of the source, to the destination's layer of the same name.
 
+    In the public connector's words it is copy_kv_blocks.
+
+    Args:
+        direction: "h2d": the source is host memory; "d2h": the destination is. Where both are, as today they
+            have to be, it makes no difference.
+
     Returns the pairs copied in each layer: 0 where one side has no layers or no ids, or the lists differ in
     length, as the public function does.
-    Raises NotFoundError (no layer of that name), OutOfRangeError, MismatchError (sizes differ), OverlapError.
+    Raises NotFoundError (no layer of that name), OutOfRangeError, MismatchError (sizes differ), OverlapError,
+    UnsupportedError (memory of a device), InvalidError (an unknown direction; memory of a device on the host's
+    side).
     """
+    if direction not in DIRECTIONS:
+        raise InvalidError(f"direction is {direction!r}; allowed: {', '.join(map(repr, DIRECTIONS))}")
     arena = Arena()
     from_ids, from_count = arena.ids(source_ids)
     to_ids, to_count = arena.ids(destination_ids)
@@ -225,5 +244,6 @@ def copy_blocks(
             from_count,
             to_ids,
             to_count,
+            DIRECTIONS[direction],
         )
     )

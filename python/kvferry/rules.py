@@ -64,21 +64,28 @@ class TransferSamples:
     """Samples of transfers, one entry each.
 
     Attributes:
-        failed, expired, late: transfers that failed, requests that expired, notifications after that
+        failed_transfers, failed_handshakes, failed_notifications: a summary counts them together
+        expired, late: requests whose blocks nobody came for in time, and notifications that came after that
     """
 
     transfer_seconds: Sequence[float] = ()
     post_seconds: Sequence[float] = ()
     bytes: Sequence[float] = ()
     descriptors: Sequence[float] = ()
-    failed: int = 0
+    failed_transfers: int = 0
+    failed_handshakes: int = 0
+    failed_notifications: int = 0
     expired: int = 0
     late: int = 0
 
 
 @dataclass(frozen=True)
 class TransferSummary:
-    """What operators read; str() gives one line of name=value pairs. MB are 2**20 bytes."""
+    """What operators read; str() gives one line of name=value pairs. MB are 2**20 bytes.
+
+    Attributes:
+        failed: transfers, handshakes and notifications together, as the public connector counts
+    """
 
     transfers: int
     average_transfer_ms: float
@@ -115,7 +122,9 @@ def summarise_transfers(samples: TransferSamples) -> TransferSummary:
         "kvf_transfer_samples",
         **arrays,
         count=len(lists[0]),
-        failed=samples.failed,
+        failed_transfers=samples.failed_transfers,
+        failed_handshakes=samples.failed_handshakes,
+        failed_notifications=samples.failed_notifications,
         expired=samples.expired,
         late=samples.late,
     )

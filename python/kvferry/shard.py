@@ -327,7 +327,7 @@ class Engine(Handle):
         all: how ranks arrange every token group, unless `groups` says otherwise
         name: for messages, and for agents: what peers call it
         tp_size, pp_size: tensor-parallel ranks and pipeline stages
-        pp_layers: layers of each stage, summing to the model's; None: as even as it goes
+        pp_layers: layers of each stage, summing to the model's; None: split as evenly as possible
         dcp_size: ranks that share the tokens of a sequence
         dcp_width: neighbouring tokens kept together
         state: how ranks arrange state groups; None: as `all`

@@ -1,6 +1,6 @@
 """The recurrent state of a layer as vLLM keeps it: a conv state and after it the state that is carried on.
 
-See kvferry/state.h.
+See kvferry/connector/state.h.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The quantities that engineers of vLLM's KV connector name: ratios, target ranks, slots.
 
-See kvferry/topology.h.
+See kvferry/connector/topology.h.
 
 They describe shapes that divide. Where a shape does not, they raise NotExpressibleError; a Plan needs none of
 this and still works. The `refusal` of what they raise is the connector's word for the reason.
@@ -45,8 +45,8 @@ class Dialect(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class RemoteEngine:
-    """The facts of a remote engine (EngineTransferInfo).
+class EngineTransferInfo:
+    """The facts of a remote engine.
 
     Attributes:
         block_size: tokens of a kernel block
@@ -100,7 +100,7 @@ class Topology(Handle):
         total_kv_heads: of the whole model; not used with is_mla
         dcp_size: decode context parallelism; divides tp_size
         is_mla: attention keeps one latent, which every rank holds
-        is_mamba: some groups keep recurrent state
+        is_mamba: a hybrid: some groups keep recurrent state
         block_bytes: of one kernel block in one region on this rank; 0: not known
 
     Raises InvalidError, OutOfRangeError; the detail names the field.
@@ -137,23 +137,34 @@ class Topology(Handle):
         self._lock = threading.Lock()
         self._own(take(lib.kvf_topology_create, "kvf_topology *", desc), lib.kvf_topology_free)
 
-    def register(self, engine_id: str, remote: RemoteEngine) -> RemoteEngine:
+    def check(self, remote: EngineTransferInfo) -> None:
+        """Says whether this rank can pair with an engine, before anything is asked: see kvf_topology_check().
+
+        Raises NotExpressibleError, MismatchError (block lengths), OutOfRangeError; `refusal` is the rule.
+        """
+        resource, arena = self._get(), Arena()
+        call(lib.kvf_topology_check, resource.pointer, remote_in(remote, arena))
+
+    def register(self, engine_id: str, remote: EngineTransferInfo) -> EngineTransferInfo:
         """Registers a remote engine; a second registration changes nothing. Returns the facts on record.
 
-        Raises ExistsError (the local engine's own id), InvalidError, OutOfRangeError.
+        A hybrid checks the engine first, as check() does. A dense model registers any, as the public connector
+        does: call check() to know at once what would be refused later.
+
+        Raises ExistsError (the local engine's own id), InvalidError, OutOfRangeError; of a hybrid as check().
         """
         resource, arena = self._get(), Arena()
         with self._lock:
-            stored = arena.new("kvf_remote_engine")
+            stored = arena.new("kvf_engine_transfer_info")
             name = arena.text(engine_id)
             call(lib.kvf_topology_register, resource.pointer, name, remote_in(remote, arena), stored)
             return _remote_out(stored)
 
-    def get(self, engine_id: str) -> RemoteEngine:
+    def get(self, engine_id: str) -> EngineTransferInfo:
         """The facts of a registered engine. Raises NotFoundError."""
         resource, arena = self._get(), Arena()
         with self._lock:
-            found = arena.new("kvf_remote_engine")
+            found = arena.new("kvf_engine_transfer_info")
             call(lib.kvf_topology_get, resource.pointer, arena.text(engine_id), found)
             return _remote_out(found)
 
@@ -163,30 +174,30 @@ class Topology(Handle):
         with self._lock:
             lib.kvf_topology_unregister(resource.pointer, arena.text(engine_id))
 
-    def _ask(self, function: Any, type_name: str, remote: RemoteEngine, *more: Any) -> Any:
+    def _ask(self, function: Any, type_name: str, remote: EngineTransferInfo, *more: Any) -> Any:
         resource, arena = self._get(), Arena()
         return take(function, type_name, resource.pointer, remote_in(remote, arena), *more)
 
-    def _ask_ids(self, function: Any, remote: RemoteEngine) -> list[int]:
+    def _ask_ids(self, function: Any, remote: EngineTransferInfo) -> list[int]:
         resource, arena = self._get(), Arena()
         return take_ids(function, resource.pointer, remote_in(remote, arena))
 
     # ---- ratios and flags
 
-    def tp_ratio(self, remote: RemoteEngine) -> int:
+    def tp_ratio(self, remote: EngineTransferInfo) -> int:
         """tp_size / remote tp_size when the local engine has at least as many ranks, else -(remote / local)."""
         return int(self._ask(lib.kvf_tp_ratio, "int64_t", remote))
 
-    def block_size_ratio(self, remote: RemoteEngine) -> int:
+    def block_size_ratio(self, remote: EngineTransferInfo) -> int:
         """Local block size / remote block size."""
         return int(self._ask(lib.kvf_block_size_ratio, "uint32_t", remote))
 
-    def is_kv_replicated(self, remote: RemoteEngine) -> bool:
+    def is_kv_replicated(self, remote: EngineTransferInfo) -> bool:
         """Whether the remote engine has more ranks than the model has KV heads, so that ranks share a head."""
         resource, arena = self._get(), Arena()
         return bool(lib.kvf_is_kv_replicated(resource.pointer, remote_in(remote, arena)))
 
-    def replicates_kv_cache(self, remote: RemoteEngine) -> bool:
+    def replicates_kv_cache(self, remote: EngineTransferInfo) -> bool:
         """Whether several remote ranks hold the same cells: a latent, or more ranks than heads."""
         resource, arena = self._get(), Arena()
         return bool(lib.kvf_replicates_kv_cache(resource.pointer, remote_in(remote, arena)))
@@ -199,11 +210,11 @@ class Topology(Handle):
 
     # ---- ranks
 
-    def handshake_target_ranks(self, remote: RemoteEngine) -> list[int]:
+    def handshake_target_ranks(self, remote: EngineTransferInfo) -> list[int]:
         """The remote ranks to shake hands with, ascending: those whose share of the model overlaps ours."""
         return self._ask_ids(lib.kvf_handshake_target_ranks, remote)
 
-    def target_remote_ranks(self, remote: RemoteEngine) -> list[int]:
+    def target_remote_ranks(self, remote: EngineTransferInfo) -> list[int]:
         """The remote ranks that hold anything this rank could read."""
         return self._ask_ids(lib.kvf_target_remote_ranks, remote)
 
@@ -213,15 +224,15 @@ class Topology(Handle):
         resource = self._get()
         return int(lib.kvf_dcp_rank(resource.pointer))
 
-    def dcp_source_ranks(self, remote: RemoteEngine) -> list[int]:
+    def dcp_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
         """The remote ranks that keep tokens of ours; empty when the remote engine does not shard tokens."""
         return self._ask_ids(lib.kvf_dcp_source_ranks, remote)
 
-    def consumers_per_source(self, remote: RemoteEngine) -> int:
+    def consumers_per_source(self, remote: EngineTransferInfo) -> int:
         """How many local ranks read, or at least notify, a remote rank that this rank reads."""
         return int(self._ask(lib.kvf_consumers_per_source, "uint32_t", remote))
 
-    def tp_mapping(self, remote: RemoteEngine, kinds: Sequence[CacheKind]) -> TpMapping:
+    def tp_mapping(self, remote: EngineTransferInfo, kinds: Sequence[CacheKind]) -> TpMapping:
         """Works out the source ranks of every group; `kinds` has one entry for each."""
         resource, arena = self._get(), Arena()
         mapping = ffi.new("kvf_tp_mapping *")
@@ -232,29 +243,29 @@ class Topology(Handle):
         finally:
             lib.kvf_tp_mapping_free(mapping)
 
-    # ---- models with state
+    # ---- hybrids; a topology that is not is_mamba raises InvalidError, refusal "not_hybrid"
 
-    def fa_source_ranks(self, remote: RemoteEngine) -> list[int]:
+    def fa_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
         """The remote ranks that attention is read from."""
         return self._ask_ids(lib.kvf_fa_source_ranks, remote)
 
-    def state_source_ranks(self, remote: RemoteEngine) -> list[int]:
+    def state_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
         """The remote ranks that state is read from."""
         return self._ask_ids(lib.kvf_state_source_ranks, remote)
 
-    def all_source_ranks(self, remote: RemoteEngine) -> list[int]:
+    def all_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
         """The union of the two."""
         return self._ask_ids(lib.kvf_all_source_ranks, remote)
 
-    def fa_head_slot(self, remote: RemoteEngine, remote_rank: int) -> int:
+    def fa_head_slot(self, remote: EngineTransferInfo, remote_rank: int) -> int:
         """Which piece of the local heads a remote rank holds. NotFoundError: it holds no head of ours."""
         return int(self._ask(lib.kvf_fa_head_slot, "uint64_t", remote, remote_rank))
 
-    def should_skip_fa(self, remote: RemoteEngine, remote_rank: int) -> bool:
+    def should_skip_fa(self, remote: EngineTransferInfo, remote_rank: int) -> bool:
         """Whether a remote rank brings state only: another source rank has the same heads."""
         return bool(self._ask(lib.kvf_should_skip_fa, "bool", remote, remote_rank))
 
-    def fa_rank_offset(self, remote: RemoteEngine, kv_block_bytes: int) -> int:
+    def fa_rank_offset(self, remote: EngineTransferInfo, kv_block_bytes: int) -> int:
         """Byte offset of our first head inside the remote rank's K (or V) block.
 
         Args:
@@ -262,17 +273,17 @@ class Topology(Handle):
         """
         return int(self._ask(lib.kvf_fa_rank_offset, "uint64_t", remote, kv_block_bytes))
 
-    def needs_split_handles(self, remote: RemoteEngine) -> bool:
+    def needs_split_handles(self, remote: EngineTransferInfo) -> bool:
         """Whether the local blocks are read in pieces from several ranks."""
         return bool(self._ask(lib.kvf_needs_split_handles, "bool", remote))
 
-    def fa_descriptor_bytes(self, remote: RemoteEngine) -> int:
+    def fa_descriptor_bytes(self, remote: EngineTransferInfo) -> int:
         """Bytes of one K (or V) descriptor of attention: half of the shorter of the two blocks."""
         return int(self._ask(lib.kvf_fa_descriptor_bytes, "uint64_t", remote))
 
     def filter_block_ids_for_rank(
         self,
-        remote: RemoteEngine,
+        remote: EngineTransferInfo,
         kinds: Sequence[CacheKind],
         remote_rank: int,
         local: Sequence[Sequence[int]],
@@ -292,12 +303,15 @@ class Topology(Handle):
 
     # ---- texts
 
-    def describe(self, remote: RemoteEngine) -> str:
-        """A one-line summary of the local rank and one remote engine, in the connector's words."""
+    def describe(self, remote: EngineTransferInfo) -> str:
+        """A one-line summary of the local rank and one remote engine, in the connector's words.
+
+        Lengths that are not known are 0 there.
+        """
         resource, arena = self._get(), Arena()
         return take_text(lib.kvf_topology_describe, resource.pointer, remote_in(remote, arena))
 
-    def completion_notice(self, remote: RemoteEngine, remote_request_id: str) -> str:
+    def completion_notice(self, remote: EngineTransferInfo, remote_request_id: str) -> str:
         """What a consumer sends to a producer rank when it is done: id, colon, number of consumers."""
         resource, arena = self._get(), Arena()
         return take_text(
@@ -308,14 +322,15 @@ class Topology(Handle):
         )
 
 
-def remote_in(remote: RemoteEngine, arena: Arena) -> Any:
-    """A kvf_remote_engine *."""
-    return arena.new("kvf_remote_engine", **vars(remote))
+def remote_in(remote: EngineTransferInfo, arena: Arena) -> Any:
+    """A kvf_engine_transfer_info *."""
+    return arena.new("kvf_engine_transfer_info", **vars(remote))
 
 
-def _remote_out(found: Any) -> RemoteEngine:
+def _remote_out(found: Any) -> EngineTransferInfo:
     return replace(
-        RemoteEngine(1, 1), **{name: getattr(found, name) for name in RemoteEngine.__dataclass_fields__}
+        EngineTransferInfo(1, 1),
+        **{name: getattr(found, name) for name in EngineTransferInfo.__dataclass_fields__},
     )
 
 

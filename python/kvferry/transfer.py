@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvferry._binding import ffi, lib
+from kvferry._native import string
 from kvferry.errors import Status, error_of
 from kvferry.request import Request
 
@@ -25,6 +26,7 @@ class Move:
         self._request = request
         self._kept = request._get()
         self._last: tuple[Status, int, int] = (Status.AGAIN, 0, 0)
+        self._detail = ""
         request._moving += 1
         endpoint.moves.add(self)
 
@@ -37,6 +39,14 @@ class Move:
                 self._last = (Status(lib.kvf_transfer_status(self.pointer)), size[0], runs[0])
             return self._last
 
+    @property
+    def detail(self) -> str:
+        """The sentence about its failure; the last one where it was freed."""
+        with self.endpoint.lock:
+            if self.pointer is not None:
+                self._detail = string(lib.kvf_transfer_detail(self.pointer))
+            return self._detail
+
     def end(self) -> None:
         """Frees it, cancelled where it still moves."""
         with self.endpoint.lock:
@@ -44,6 +54,7 @@ class Move:
                 return
             status, size, runs = self.look()
             self._last = (Status.CANCELLED if status == Status.AGAIN else status, size, runs)
+            self._detail = self.detail
             lib.kvf_transfer_free(self.pointer)
             self.pointer = None
             self._request._moving -= 1
@@ -70,6 +81,11 @@ class Transfer:
         return self._move.look()[0]
 
     @property
+    def detail(self) -> str:
+        """One sentence about the first failure: which source and peer, how far, and why; "" without one."""
+        return self._move.detail
+
+    @property
     def bytes(self) -> int:
         """Bytes completed so far."""
         return self._move.look()[1]
@@ -91,7 +107,7 @@ class Transfer:
                 return False
             self._transport.wait(left)
         if status != Status.OK:
-            raise error_of(status, f"the transfer ended with {status.name} after {self.bytes} bytes")
+            raise error_of(status, f"after {self.bytes} bytes: {self.detail}")
         return True
 
     def cancel(self) -> None:

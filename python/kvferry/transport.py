@@ -14,7 +14,7 @@ import select
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,14 @@ def transport_kinds() -> list[str]:
     while (name := lib.kvf_transport_kind_name(len(names))) != ffi.NULL:
         names.append(string(name))
     return names
+
+
+def settings_of(arena: Arena, settings: Mapping[str, str] | None) -> Any:
+    """The settings as a kvf_setting[]."""
+    made = arena.keep(ffi.new("kvf_setting[]", len(settings or ()) or 1))
+    for i, (key, value) in enumerate((settings or {}).items()):
+        made[i].key, made[i].value = arena.text(key), arena.text(value)
+    return made
 
 
 class Endpoint:
@@ -102,29 +110,29 @@ def _collecting(endpoint: Endpoint) -> Iterator[None]:
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
-def python_on_notify(context: Any, _transport: Any, data: Any, size: int) -> None:
+def python_on_notify(context: Any, _transport: Any, sender: Any, data: Any, size: int) -> None:
     endpoint: Endpoint = ffi.from_handle(context)
     transport = endpoint.transport()
     with _collecting(endpoint):
         if endpoint.on_notify is not None and transport is not None:
-            endpoint.on_notify(transport, data_at(data, size))
+            endpoint.on_notify(transport, string(sender), data_at(data, size))
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
-def python_on_peer_lost(context: Any, _transport: Any, pointer: Any) -> None:
+def python_on_peer_lost(context: Any, _transport: Any, pointer: Any, detail: Any) -> None:
     endpoint: Endpoint = ffi.from_handle(context)
     transport = endpoint.transport()
     with _collecting(endpoint):
         if endpoint.on_peer_lost is not None and transport is not None:
             known = endpoint.peers.get(int(ffi.cast("uintptr_t", pointer)))
-            endpoint.on_peer_lost(transport, known or Peer(transport, pointer))
+            endpoint.on_peer_lost(transport, known or Peer(transport, pointer), string(detail))
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
-def python_kvf_done(context: Any, number: int, status: int) -> None:
+def python_kvf_done(context: Any, number: int, status: int, detail: Any) -> None:
     operation: Operation = ffi.from_handle(context)
     with _collecting(operation._endpoint):
-        operation._finish(status)
+        operation._finish(status, string(detail))
 
 
 class Transport:
@@ -134,10 +142,11 @@ class Transport:
         kind: "auto", or one of transport_kinds(), which is then the only one used
         name: for messages and for peers' logs; None: made from the process id
         max_in_flight: operations posted at once, for each peer; 0: a default
-        no_direct_read: never read other processes' memory directly, as if the kernel forbade it
-        ucx_tls: value for UCX_TLS; None: as the environment says
-        on_notify: called with the transport and the bytes when a peer sent a notification
-        on_peer_lost: called with the transport and the peer when a peer is gone
+        settings: of kinds of transport, such as {"ucx.tls": "tcp", "shm.direct": "off"}: see
+            kvferry/transport.h
+        on_notify: called with the transport, the name the sender gave itself, and the bytes when a peer sent a
+            notification
+        on_peer_lost: called with the transport, the peer and the reason when a peer is gone
 
     Callbacks run inside progress(), on the thread that calls it; what they raise, progress() raises. They may
     call anything of the transport but progress() and close().
@@ -151,10 +160,9 @@ class Transport:
         *,
         name: str | None = None,
         max_in_flight: int = 0,
-        no_direct_read: bool = False,
-        ucx_tls: str | None = None,
-        on_notify: Callable[[Transport, bytes], object] | None = None,
-        on_peer_lost: Callable[[Transport, Peer], object] | None = None,
+        settings: Mapping[str, str] | None = None,
+        on_notify: Callable[[Transport, str, bytes], object] | None = None,
+        on_peer_lost: Callable[[Transport, Peer, str], object] | None = None,
     ) -> None:
         endpoint = Endpoint(on_notify, on_peer_lost)
         endpoint.transport = weakref.ref(self)
@@ -163,8 +171,8 @@ class Transport:
             "kvf_transport_options",
             name=arena.text(name),
             max_in_flight=max_in_flight,
-            no_direct_read=no_direct_read,
-            ucx_tls=arena.text(ucx_tls),
+            settings=settings_of(arena, settings),
+            setting_count=len(settings or ()),
             on_notify=lib.python_on_notify,
             on_peer_lost=lib.python_on_peer_lost,
             context=endpoint.context,
@@ -406,9 +414,12 @@ class Operation:
         self._context = ffi.new_handle(self)
         self.status = Status.AGAIN
         """AGAIN while it moves; OK when its bytes are there."""
+        self.detail = ""
+        """One sentence about a failure: the kind of transport, the peer, how far it came, and why."""
 
-    def _finish(self, status: int) -> None:
+    def _finish(self, status: int, detail: str) -> None:
         self.status = Status(status)
+        self.detail = detail
         self._endpoint.operations.pop(self._number, None)
         if self._on_done is not None:
             self._on_done(self)

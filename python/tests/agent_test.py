@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,8 @@ from kvferry import (
     GroupSteps,
     InvalidError,
     KvferryError,
+    LogLevel,
+    LogLine,
     NotFoundError,
     NotPermittedError,
     OutOfRangeError,
@@ -276,12 +279,47 @@ def test_a_directory_knows_where_the_ranks_are(pair: Pair) -> None:
 
 
 def test_failures_are_logged_as_json() -> None:
-    lines: list[str] = []
+    lines: list[LogLine] = []
     pair = Pair(log=lines.append)
     pair.consumer.cancel(pair.consumer.pull("r", pair.producer.contact, WANTED))
     assert pair.consumer.wait_event(30)
     pair.close()
-    assert lines and all(isinstance(json.loads(line), dict) for line in lines)
+    failures = [json.loads(line.text) for line in lines if line.level == LogLevel.WARNING]
+    assert failures and all(isinstance(failure, dict) for failure in failures)
+
+
+def test_a_meeting_is_logged_and_can_be_explained() -> None:
+    lines: list[LogLine] = []
+    before = time.time()
+    pair = Pair(log=lines.append, log_level=LogLevel.DEBUG)
+    with pytest.raises(NotFoundError, match="prefill"):
+        pair.consumer.explain("prefill")
+    pair.consumer.connect(pair.producer.contact)
+    event = pair.consumer.wait_event(30)
+    assert event and event.kind is EventKind.PEER_READY, event
+    deadline = time.monotonic() + 30  # lines come after the event, on the agent's thread
+    while not any(line.level == LogLevel.DEBUG for line in lines) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    summary = [line.text for line in lines if line.level == LogLevel.INFO]
+    assert summary[0].startswith("decode rank 0 of 1 reads from prefill, met at tcp://")
+    assert all(before - 1 <= line.time <= time.time() + 1 for line in lines)
+
+    text = pair.consumer.explain("prefill")
+    assert text.splitlines()[: len(summary)] == summary
+    assert pair.consumer.explain("prefill", LogLevel.DEBUG).startswith(text)
+    assert pair.consumer.explain().startswith("decode rank 0 of 1 at tcp://")
+    assert "decode: 1 of 1 ranks have sessions here" in pair.producer.explain()
+    pair.close()
+
+
+def test_a_log_without_level_has_no_lines_for_debugging() -> None:
+    lines: list[LogLine] = []
+    pair = Pair(log=lines.append)
+    pair.consumer.connect(pair.producer.contact)
+    assert pair.consumer.wait_event(30)
+    pair.close()
+    assert {line.level for line in lines} >= {LogLevel.INFO}
+    assert LogLevel.DEBUG not in {line.level for line in lines}
 
 
 def test_asyncio_waits_for_events(pair: Pair) -> None:
@@ -295,12 +333,73 @@ def test_asyncio_waits_for_events(pair: Pair) -> None:
     assert asyncio.run(hand_over()) == [EventKind.DONE, EventKind.DONE]
 
 
-def test_a_task_cannot_wait_where_nobody_makes_progress() -> None:
-    with (
-        Agent(decode_engine(small_model()), own_thread=False) as agent,
-        pytest.raises(InvalidError, match="own_thread"),
-    ):
-        asyncio.run(agent.event())
+def test_a_task_that_waits_makes_an_agent_without_a_thread_work() -> None:
+    pair = Pair(own_thread=False)
+
+    async def hand_over() -> list[EventKind]:
+        pair.producer.hold("r", HELD)
+        pair.consumer.pull("r", pair.producer.contact, WANTED)
+        waiting = asyncio.gather(pair.consumer.event(), pair.producer.event())
+        return [event.kind for event in await asyncio.wait_for(waiting, 30)]
+
+    assert asyncio.run(hand_over()) == [EventKind.DONE, EventKind.DONE]
+    assert pair.wrong() == []
+    pair.close()
+
+
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_each_of_several_tasks_that_wait_gets_an_event(own_thread: bool) -> None:
+    pair = Pair(own_thread=own_thread)
+
+    async def hand_over() -> set[int]:
+        waiting = asyncio.gather(*(pair.producer.event() for _ in range(3)))
+        await asyncio.sleep(0)
+        tickets = {pair.producer.hold(name, HELD) for name in "abc"}
+        for ticket in tickets:
+            pair.producer.cancel(ticket)
+        assert {event.ticket for event in await asyncio.wait_for(waiting, 30)} == tickets
+        return tickets
+
+    assert len(asyncio.run(hand_over())) == 3
+    pair.close()
+
+
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_closing_an_agent_ends_the_tasks_that_wait(own_thread: bool) -> None:
+    agent = Agent(decode_engine(small_model()), own_thread=own_thread)
+
+    async def close_it() -> list[object]:
+        waiting = asyncio.gather(agent.event(), agent.event(), return_exceptions=True)
+        await asyncio.sleep(0)
+        threading.Thread(target=agent.close).start()
+        return list(await asyncio.wait_for(waiting, 30))
+
+    assert [type(answer) for answer in asyncio.run(close_it())] == [ClosedError, ClosedError]
+
+
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_the_log_function_may_call_the_agent(own_thread: bool) -> None:
+    blocks: list[BlockState] = []
+
+    def log(_: LogLine) -> None:
+        blocks.append(made.producer.block(0, 0).state)
+
+    made = Pair(own_thread=own_thread, log=log)
+    made.producer.cancel(made.producer.hold("r", HELD))
+    assert made.producer.wait(30)
+    made.close()
+    assert blocks == [BlockState.FREE]
+
+
+def test_an_agent_without_a_thread_says_when_it_is_to_be_called() -> None:
+    pair = Pair(own_thread=False)
+    while pair.producer.progress():
+        pass
+    assert pair.producer.timeout() is None
+    pair.producer.hold("r", HELD, lease=100)
+    left = pair.producer.timeout()
+    assert left is not None and 50 < left <= 100
+    pair.close()
 
 
 def test_a_thread_that_waits_lets_others_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,3 +121,9 @@ def test_regions_are_checked_against_the_shard() -> None:
     for wrong in (np.float16, np.float64, np.int64):
         with pytest.raises(InvalidError, match=r"region 0 is an array of .* the shard keeps f32 there"):
             regions_of([np.zeros(size, wrong), good[1]], shard)
+
+
+def test_a_shape_whose_bytes_do_not_fit_a_number_is_refused() -> None:
+    for shape in [(2**32, 2**32 + 1), (2**62, 2), (2**31, 2**31, 4)]:
+        with Transport("inproc") as transport, pytest.raises(OutOfRangeError, match="bytes; allowed"):
+            transport.allocate(shape)

@@ -31,6 +31,18 @@ def test_the_code_of_the_document_prints_what_it_says() -> None:
     assert compared > 5
 
 
+def test_every_symbol_among_the_concepts_is_declared_where_it_says() -> None:
+    headers = {header.name: header.read_text() for header in (ROOT / "include").rglob("*.h")}
+    rows = 0
+    for line in (ROOT / "docs" / "concepts.md").read_text().splitlines():
+        named = re.findall(r"`(kvf_\w+)", line)
+        header = re.search(r"\| (?:connector/)?(\w+\.h) \|$", line)
+        declared = headers[header[1]] if header else "".join(headers.values())
+        assert [symbol for symbol in named if not re.search(rf"\b{symbol}\b", declared)] == [], line
+        rows += bool(header and named)
+    assert rows > 40
+
+
 @pytest.mark.parametrize("name", ["explain.py", "handover.py", "transformers_handover.py"])
 def test_the_examples_run(name: str) -> None:
     if name.startswith("transformers") and not importlib.util.find_spec("transformers"):

@@ -72,6 +72,15 @@ def test_a_windowed_group_says_what_it_still_needs() -> None:
     assert group.first_needed(100) == 84
 
 
+def test_a_field_that_may_decide_a_size_and_is_not_read_is_warned_of() -> None:
+    words = "llama: new_head_dim is 8: it may decide a size, and is not read for llama"
+    with pytest.warns(kvferry.ConfigWarning, match=words) as caught:
+        model = Model.from_config({**LLAMA, "new_head_dim": 8})
+    assert caught[0].filename == __file__
+    assert [f"llama: {note}" for note in model.notes] == [words]
+    assert Model.from_config(LLAMA).notes == ()
+
+
 @pytest.mark.parametrize(
     ("config", "error"),
     [("{", ParseError), ({"model_type": "nobody"}, UnsupportedError), ({}, kvferry.KvferryError)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,9 @@ from kvferry import (
     NotFoundError,
     OutOfRangeError,
     OverlapError,
+    UnsupportedError,
 )
+from kvferry.buffers import _Tensor
 from kvferry.postprocess import (
     BlockRegion,
     PageForm,
@@ -69,10 +72,112 @@ def test_a_finished_request_has_zeros_after_the_covered_tokens() -> None:
 def test_blocks_are_copied_between_layers_of_the_same_name() -> None:
     source = {name: np.full((4, 8), i, np.int16) for i, name in enumerate("ab", 1)}
     target = {name: np.zeros((5, 8), np.int16) for name in "abc"}
-    assert copy_blocks(source, target, [0, 3], [4, 1]) == 2
+    assert copy_blocks(source, target, [0, 3], [4, 1], "h2d") == 2
     assert [target["a"][4, 0], target["b"][1, 0], target["a"].any(axis=1).sum()] == [1, 2, 2]
     assert not target["c"].any()
-    assert copy_blocks(source, target, [0], [1, 2]) == 0
+    back = {name: np.zeros((4, 8), np.int16) for name in "abc"}
+    assert copy_blocks(target, back, [4], [2], "d2h") == 1
+    assert [back["a"][2, 0], back["b"][2, 0], back["a"].any(axis=1).sum()] == [1, 2, 1]
+    assert copy_blocks(source, target, [0], [1, 2], "h2d") == 0
+
+
+class Tensor:
+    """What a tensor of torch has and an array lacks: no flags, no buffer, strides by a method in elements."""
+
+    def __init__(self, memory: NDArray[Any]) -> None:
+        self._memory = memory
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._memory.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(stride // self._memory.itemsize for stride in self._memory.strides)
+
+    def element_size(self) -> int:
+        return self._memory.itemsize
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._memory.__dlpack__(**options)
+
+
+class DeviceTensor:
+    """A tensor of 4 blocks of 8 bytes on a device; its address is not one of this machine."""
+
+    def __init__(self, device_type: int, device: int) -> None:
+        self._shape = (ctypes.c_int64 * 2)(4, 8)
+        self._tensor = _Tensor(
+            data=0x1000,
+            device_type=device_type,
+            device_id=device,
+            ndim=2,
+            code=1,
+            bits=8,
+            lanes=1,
+            shape=ctypes.cast(self._shape, ctypes.POINTER(ctypes.c_int64)),
+        )
+
+    def __dlpack__(self, **options: Any) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+CUDA = 2
+
+
+def test_tensors_are_permuted_as_arrays_are() -> None:
+    tokens = sequence(8)
+    cache = np.stack([tokens[:4].transpose(1, 0, 2), tokens[4:].transpose(1, 0, 2)])  # HND
+    cache = np.ascontiguousarray(cache)
+    form = shape(PageForm(PageOrder.HND, 4), PageForm(PageOrder.NHD, 4))
+    permute_received(form, [Tensor(cache)], np.array([0, 1]), scratch=Tensor(np.zeros(64, np.uint64)))
+    assert np.array_equal(cache.reshape(8, HEADS, SIZE), tokens)
+
+
+def test_tensors_of_keys_and_values_are_finished_as_arrays_are() -> None:
+    tokens = sequence(4)
+    cache = np.zeros((1, 2, HEADS, 4, SIZE), np.float32)
+    cache[0, 0] = cache[0, 1] = tokens.transpose(1, 0, 2)
+    form = shape(PageForm(PageOrder.HND, 4), PageForm(PageOrder.NHD, 4))
+    finish_received(form, [block_region(Tensor(cache), split_axis=1)], [ReceivedRequest([0], 3)])
+    got = cache.reshape(2, 4, HEADS, SIZE)
+    assert np.array_equal(got[:, :3], np.stack([tokens[:3]] * 2))
+    assert not got[:, 3].any()
+
+
+def test_tensors_are_copied_as_arrays_are() -> None:
+    source, target = np.arange(32, dtype=np.int16).reshape(4, 8), np.zeros((5, 8), np.int16)
+    assert copy_blocks({"a": Tensor(source)}, {"a": Tensor(target)}, [1, 3], [4, 0], "d2h") == 2
+    assert np.array_equal(target[[4, 0]], source[[1, 3]])
+    assert not target[1:4].any()
+    with pytest.raises(InvalidError, match="not C-contiguous"):
+        copy_blocks({"a": Tensor(source.T)}, {"a": target}, [0], [0], "h2d")
+
+
+def test_memory_of_a_device_is_refused_by_name() -> None:
+    host, device = np.zeros((4, 8), np.int8), DeviceTensor(CUDA, 3)
+    form = ReceivedShape(1, 2, PageForm(PageOrder.HND, 4), PageForm(PageOrder.NHD, 4))
+    with pytest.raises(UnsupportedError, match="region 0: it lies in memory of CUDA device 3"):
+        permute_received(form, [device], [0])
+    with pytest.raises(UnsupportedError, match="region 0: it lies in memory of CUDA device 3"):
+        finish_received(form, [device], [ReceivedRequest([0], 1)])
+    with pytest.raises(UnsupportedError, match="destination 0: it lies in memory of CUDA device 3"):
+        copy_blocks({"a": host}, {"a": device}, [0], [0], "h2d")
+    with pytest.raises(UnsupportedError, match="source 0: it lies in memory of CUDA device 3"):
+        copy_blocks({"a": device}, {"a": host}, [0], [0], "d2h")
+    with pytest.raises(UnsupportedError, match="scratch lies in memory of a device"):
+        permute_received(form, [host], [0], scratch=device)
+
+
+def test_a_direction_says_which_side_is_the_host() -> None:
+    host, device = np.zeros((4, 8), np.int8), DeviceTensor(CUDA, 0)
+    with pytest.raises(InvalidError, match='direction is "h2d", but source 0 is not host memory'):
+        copy_blocks({"a": device}, {"a": host}, [0], [0], "h2d")
+    with pytest.raises(InvalidError, match='direction is "d2h", but destination 0 is not host memory'):
+        copy_blocks({"a": host}, {"a": device}, [0], [0], "d2h")
+    with pytest.raises(InvalidError, match="allowed: 'h2d', 'd2h'"):
+        copy_blocks({"a": host}, {"a": host.copy()}, [0], [0], "d2d")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +213,11 @@ def test_memory_that_is_no_cache_is_refused() -> None:
     with pytest.raises(InvalidError, match="part_bytes"):
         permute_received(form, [np.zeros((3, 4, HEADS, SIZE), np.float16)], [0])
     with pytest.raises(NotFoundError):
-        copy_blocks({"a": cache}, {"b": cache.copy()}, [0], [0])
+        copy_blocks({"a": cache}, {"b": cache.copy()}, [0], [0], "h2d")
     with pytest.raises(MismatchError):
-        copy_blocks({"a": cache}, {"a": np.zeros((3, 4), np.float32)}, [0], [0])
+        copy_blocks({"a": cache}, {"a": np.zeros((3, 4), np.float32)}, [0], [0], "h2d")
     with pytest.raises(OverlapError):
-        copy_blocks({"a": cache}, {"a": cache}, [0], [0])
+        copy_blocks({"a": cache}, {"a": cache}, [0], [0], "h2d")
 
 
 def test_different_blocks_may_be_permuted_by_different_threads() -> None:

@@ -157,6 +157,18 @@ def test_a_step_lists_its_requests_in_order() -> None:
     assert step_requests([], []) == []
 
 
+def test_a_step_takes_ids_as_text_and_requests_without_groups() -> None:
+    cached = [StepRequest("b", None), StepRequest(b"\xc3\xa9", None), StepRequest("d", ())]
+    listed = step_requests([StepRequest("a", ([1], [2]))], cached, ["b", "\u00e9"])
+    assert [(request.id, request.groups) for request in listed] == [
+        ("a", ([1], [2])),
+        ("b", None),
+        (b"\xc3\xa9", None),
+        ("d", ()),
+    ]
+    assert [request.resumed for request in listed] == [False, True, True, False]
+
+
 def test_rules_that_both_sides_share() -> None:
     assert base_request_id("abc-01234567") == b"abc"
     assert base_request_id(b"abc-0123456x") == b"abc-0123456x"
@@ -175,3 +187,10 @@ def test_transfers_are_summed_up_in_one_line() -> None:
     assert str(summary).startswith("transfers=2 ")
     with pytest.raises(InvalidError, match="equally long"):
         summarise_transfers(TransferSamples([0.1]))
+
+
+def test_every_kind_of_failure_counts_as_a_failed_transfer() -> None:
+    samples = TransferSamples(failed_transfers=1, failed_handshakes=20, failed_notifications=300)
+    summary = summarise_transfers(samples)
+    assert (summary.failed, summary.empty) == (321, False)
+    assert " failed=321 " in str(summary)

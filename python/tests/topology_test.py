@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from kvferry import ClosedError, ExistsError, InvalidError, NotExpressibleError, NotFoundError, OutOfRangeError
+from kvferry import (
+    ClosedError,
+    ExistsError,
+    InvalidError,
+    MismatchError,
+    NotExpressibleError,
+    NotFoundError,
+    OutOfRangeError,
+)
 from kvferry.block_lists import (
     ALL_GROUPS,
     DcpPair,
@@ -27,8 +37,8 @@ from kvferry.block_lists import (
 )
 from kvferry.descriptors import (
     CacheMemory,
+    EngineTransferPlan,
     RegionLayout,
-    TransferPlan,
     compute_split_handle_data,
     local_descriptors,
     local_state_descriptors,
@@ -49,8 +59,8 @@ from kvferry.state import (
 )
 from kvferry.topology import (
     CacheKind,
+    EngineTransferInfo,
     LayoutFlags,
-    RemoteEngine,
     Topology,
     detect_layout,
     needs_split,
@@ -60,7 +70,7 @@ from kvferry.topology import (
 )
 
 FULL, SSM = CacheKind.FULL, CacheKind.SSM
-REMOTE = RemoteEngine(tp_size=4, block_size=16, block_bytes=2048)
+REMOTE = EngineTransferInfo(tp_size=4, block_size=16, block_bytes=2048)
 
 
 def decode_rank(**changes: object) -> Topology:
@@ -79,17 +89,48 @@ def test_ratios_ranks_and_flags_of_twice_as_many_prefill_ranks() -> None:
     rank = decode_rank()
     assert (rank.tp_ratio(REMOTE), rank.block_size_ratio(REMOTE)) == (-2, 1)
     assert rank.handshake_target_ranks(REMOTE) == rank.target_remote_ranks(REMOTE) == [2, 3]
-    assert rank.fa_source_ranks(REMOTE) == rank.all_source_ranks(REMOTE) == [2, 3]
-    assert [rank.fa_head_slot(REMOTE, source) for source in (2, 3)] == [0, 1]
     assert (rank.is_kv_replicated(REMOTE), rank.replicates_kv_cache(REMOTE)) == (False, False)
     assert (rank.local_replicates_kv_cache, rank.dcp_rank, rank.dcp_source_ranks(REMOTE)) == (False, 0, [])
-    assert (rank.needs_split_handles(REMOTE), rank.should_skip_fa(REMOTE, 2)) == (True, False)
-    assert (rank.fa_descriptor_bytes(REMOTE), rank.fa_rank_offset(REMOTE, 2048)) == (1024, 0)
     assert rank.consumers_per_source(REMOTE) == 1
     assert "tp_ratio=-2" in rank.describe(REMOTE)
     assert rank.completion_notice(REMOTE, "abc") == "abc:1"
+
+
+def test_a_hybrid_knows_sources_and_slots_of_attention_and_state() -> None:
+    rank = decode_rank(is_mamba=True)
+    assert rank.fa_source_ranks(REMOTE) == rank.state_source_ranks(REMOTE) == [2, 3]
+    assert rank.all_source_ranks(REMOTE) == [2, 3]
+    assert [rank.fa_head_slot(REMOTE, source) for source in (2, 3)] == [0, 1]
+    assert (rank.needs_split_handles(REMOTE), rank.should_skip_fa(REMOTE, 2)) == (True, False)
+    assert (rank.fa_descriptor_bytes(REMOTE), rank.fa_rank_offset(REMOTE, 2048)) == (1024, 0)
     with pytest.raises(NotFoundError):
         rank.fa_head_slot(REMOTE, 0)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda rank: rank.fa_source_ranks(REMOTE),
+        lambda rank: rank.state_source_ranks(REMOTE),
+        lambda rank: rank.all_source_ranks(REMOTE),
+        lambda rank: rank.fa_head_slot(REMOTE, 2),
+        lambda rank: rank.should_skip_fa(REMOTE, 2),
+        lambda rank: rank.fa_rank_offset(REMOTE, 2048),
+        lambda rank: rank.needs_split_handles(REMOTE),
+        lambda rank: rank.fa_descriptor_bytes(REMOTE),
+        lambda rank: rank.filter_block_ids_for_rank(REMOTE, [FULL], 2, [[1]], [[2]]),
+    ],
+)
+def test_a_dense_rank_is_asked_nothing_about_state(ask: Callable[[Topology], object]) -> None:
+    with pytest.raises(InvalidError, match="is_mamba is false") as raised:
+        ask(decode_rank())
+    assert raised.value.refusal == "not_hybrid"
+
+
+def test_a_hybrid_is_described_where_block_lengths_are_not_known() -> None:
+    unknown = EngineTransferInfo(tp_size=4, block_size=16)
+    text = decode_rank(is_mamba=True, block_bytes=0).describe(unknown)
+    assert "remote_block_len=0, fa_reads=2" in text and text.endswith("fa_desc_bytes=0)")
 
 
 def test_a_mapping_names_the_source_ranks_of_each_group() -> None:
@@ -106,7 +147,7 @@ def test_a_mapping_names_the_source_ranks_of_each_group() -> None:
 
 def test_a_shape_that_does_not_divide_is_refused_with_the_connectors_word() -> None:
     with pytest.raises(NotExpressibleError, match="neither divides") as raised:
-        decode_rank().tp_ratio(RemoteEngine(3, 16))
+        decode_rank().tp_ratio(EngineTransferInfo(3, 16))
     assert raised.value.refusal == "tp_not_divisible"
     with pytest.raises(OutOfRangeError) as longer:
         prefix_trim([FULL], [[1, 2, 3]], [[5, 6]])
@@ -119,7 +160,7 @@ def test_a_shape_that_does_not_divide_is_refused_with_the_connectors_word() -> N
 def test_remote_engines_are_registered_once() -> None:
     rank = decode_rank()
     assert rank.register("p", REMOTE) == REMOTE
-    assert rank.register("p", RemoteEngine(8, 32)) == REMOTE == rank.get("p")
+    assert rank.register("p", EngineTransferInfo(8, 32)) == REMOTE == rank.get("p")
     rank.unregister("p")
     rank.unregister("p")
     with pytest.raises(NotFoundError):
@@ -129,6 +170,27 @@ def test_remote_engines_are_registered_once() -> None:
     rank.close()
     with pytest.raises(ClosedError):
         rank.get("p")
+
+
+def test_a_check_says_what_would_be_refused_later() -> None:
+    three, odd = EngineTransferInfo(3, 16), EngineTransferInfo(4, 16, block_bytes=2000)
+    dense, hybrid = decode_rank(), decode_rank(is_mamba=True)
+    dense.check(REMOTE)
+    assert dense.register("p", three) == three  # as the public connector does
+    with pytest.raises(NotExpressibleError) as ratio:
+        dense.check(three)
+    assert ratio.value.refusal == "tp_not_divisible"
+    with pytest.raises(MismatchError, match="2000 for 2") as length:
+        hybrid.register("p", odd)
+    assert length.value.refusal == "block_len_mismatch"
+    with pytest.raises(NotFoundError):
+        hybrid.get("p")
+
+
+def test_an_engine_without_layers_is_refused_as_such() -> None:
+    with pytest.raises(InvalidError, match="region_count is 0") as raised:
+        local_descriptors(CacheMemory((), (), 4), RegionLayout.PACKED)
+    assert raised.value.refusal == "no_layers"
 
 
 def test_heads_layouts_and_names() -> None:
@@ -188,7 +250,7 @@ def test_descriptor_tables_are_arrays() -> None:
     assert len(whole.at) == 256 and whole.at[0].tolist() == (1000000, 2048, 0)
     half = split_descriptors(rank, REMOTE, whole, 2)
     assert set(half.at["bytes"].tolist()) == {1024}
-    assert len(compute_split_handle_data(rank, REMOTE, whole, 2).at) == 256
+    assert len(compute_split_handle_data(decode_rank(is_mamba=True), REMOTE, whole, 2).at) == 256
     theirs = remote_descriptors(
         rank,
         REMOTE,
@@ -220,7 +282,11 @@ def test_state_has_descriptors_of_its_own() -> None:
     assert len(local_state_descriptors(memory).at) == 16  # x, B, C and the recurrent state of 4 blocks
     theirs = conv_split(model.type, state_shape_of(model, 4 // 2), 2, 4)
     table = remote_state_descriptors(
-        decode_rank(is_mamba=True), RemoteEngine(2, 16), layout, CacheMemory((0,), (2048,), 4, state=theirs), 1
+        decode_rank(is_mamba=True),
+        EngineTransferInfo(2, 16),
+        layout,
+        CacheMemory((0,), (2048,), 4, state=theirs),
+        1,
     )
     assert table.at["bytes"].sum() == 4 * (layout.conv_bytes + layout.ssm_bytes)
 
@@ -229,7 +295,7 @@ def test_a_transfer_plan_reads_a_request() -> None:
     local = CacheMemory((1000000, 2000000), (4096, 4096), 64)
     remote = [CacheMemory((10, 20), (2048, 2048), 64)] * 4
     rank = decode_rank()
-    plan = TransferPlan(
+    plan = EngineTransferPlan(
         rank, REMOTE, layout=RegionLayout.BLOCKS_FIRST, kinds=[FULL], local=local, remote_ranks=remote
     )
     rank.close()

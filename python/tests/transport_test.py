@@ -143,12 +143,13 @@ def test_a_run_outside_a_region_is_refused_whole() -> None:
 def test_notifications_arrive_and_errors_of_callbacks_are_raised() -> None:
     heard: list[bytes] = []
 
-    def listen(_transport: Transport, data: bytes) -> None:
+    def listen(_transport: Transport, sender: str, data: bytes) -> None:
+        assert sender == "a consumer"
         heard.append(data)
         if data == b"bad":
             raise LookupError("of the callback")
 
-    with Transport("inproc", on_notify=listen) as there, Transport("inproc") as here:
+    with Transport("inproc", on_notify=listen) as there, Transport("inproc", name="a consumer") as here:
         there.register([bytearray(64)])
         here.register([bytearray(64)])
         peer = here.connect(there.card)
@@ -165,7 +166,7 @@ def test_notifications_arrive_and_errors_of_callbacks_are_raised() -> None:
 def test_callbacks_may_not_progress_or_close_their_transport() -> None:
     refused: list[str] = []
 
-    def listen(transport: Transport, _data: bytes) -> None:
+    def listen(transport: Transport, _sender: str, _data: bytes) -> None:
         for call in (transport.progress, transport.close):
             with pytest.raises(InvalidError) as raised:
                 call()
@@ -179,14 +180,14 @@ def test_callbacks_may_not_progress_or_close_their_transport() -> None:
 
 
 def test_a_lost_peer_is_reported() -> None:
-    lost: list[Peer] = []
-    with Transport("inproc", on_peer_lost=lambda _transport, peer: lost.append(peer)) as here:
+    lost: list[tuple[Peer, str]] = []
+    with Transport("inproc", on_peer_lost=lambda _transport, *what: lost.append(what)) as here:
         there = Transport("inproc")
         there.register([bytearray(64)])
         here.register([bytearray(64)])
         peer = here.connect(there.card)
         there.close()
-        until(lambda: lost == [peer], here)
+        until(lambda: lost == [(peer, "it has closed its endpoint")], here)
 
 
 def test_a_request_that_moves_cannot_be_set() -> None:

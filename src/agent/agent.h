@@ -21,13 +21,15 @@
 #define KVF_AGENT_ROOM_H
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
 
 #include <kvferry/agent.h>
 
 #include "agent/histogram.h"
 #include "agent/ledger.h"
-#include "agent/link.h"
-#include "agent/tables.h"
+#include "base/tables.h"
+#include "link/link.h"
 #include "wire/wire.h"
 
 #define KVF_MILLISECOND 1000000ull
@@ -45,6 +47,7 @@ typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_event_node kvf_event_node;
+typedef struct kvf_log_entry kvf_log_entry;
 
 /* ---- calls: asked until answered ------------------------------------------------------------- */
 
@@ -122,6 +125,7 @@ struct kvf_session {
     kvf_peer *peer; /* made from the card when first needed */
     bool same_host;
     bool peer_lost; /* said by the transport; seen to in the next tick */
+    bool gone;      /* its process is known to have ended */
 
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
@@ -269,12 +273,12 @@ typedef enum kvf_ticket_state {
     KVF_TICKET_OVER,    /* freed in the next tick */
 } kvf_ticket_state;
 
-/** Counts the ranks of consumer engines that are done with something. */
+/** Counts the ranks of consumer engines that are done with something: that have it, or have given it up. */
 typedef struct kvf_tally_engine {
     char *name;
     uint32_t of;
     uint32_t count;
-    uint8_t *ranks; /* [of the engine's ranks]: done */
+    uint8_t *ranks; /* [of the engine's ranks]: enum kvf_tally_mark */
     uint32_t rank_capacity;
     struct kvf_tally_engine *next;
 } kvf_tally_engine;
@@ -285,10 +289,20 @@ typedef struct kvf_tally {
     uint32_t done;   /* engines of which all ranks are done */
 } kvf_tally;
 
+typedef enum kvf_tally_mark {
+    KVF_TALLY_WAITS = 0,
+    KVF_TALLY_HAS_IT,
+    KVF_TALLY_GAVE_UP,
+} kvf_tally_mark;
+
 /** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said). */
-kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of);
-bool kvf_tally_has(const kvf_tally *tally, const char *name, uint32_t rank);
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of, kvf_tally_mark mark);
+kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank);
+/** A rank that gave up tries again: it is not counted any more. */
+void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank);
 bool kvf_tally_complete(const kvf_tally *tally);
+/** The name of an engine one of whose ranks gave up; NULL: there is none. */
+const char *kvf_tally_deserter(const kvf_tally *tally, uint32_t *rank);
 void kvf_tally_free(kvf_tally *tally);
 
 /** What a pull or an expect has to do with one rank of the producer. */
@@ -303,13 +317,31 @@ struct kvf_source {
     void *card;     /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
     bool asked;              /* expect: EXPECT was sent */
+    bool gone;               /* expect: the process of a writer in doubt has ended */
     uint64_t written_call;   /* expect: the WRITTEN to answer when all is verified */
     bool settled;            /* pull: granted. expect: it will write no more */
     bool written;            /* expect: and has written everything */
     kvf_source *prev, *next; /* session->sources */
 };
 
+/** What a kind of ticket does. */
+typedef struct kvf_ticket_ops {
+    kvf_request_kind kind;
+    bool lends; /* its blocks are read, and not written */
+    /** Looks at the clock. */
+    void (*tick)(kvf_ticket *ticket, uint64_t now);
+    /** Something has failed. `session`: whose fault it is, or NULL. Not called once the result was told. */
+    void (*fail)(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session);
+    /** Its remote engine is known, and its sources are attached. NULL: it needs none. */
+    void (*met)(kvf_ticket *ticket);
+    /** What it received has the checksums of its sources. NULL: it receives nothing. */
+    void (*verified)(kvf_ticket *ticket);
+    /** What else is its own is given back; NULL: nothing. */
+    void (*free)(kvf_ticket *ticket);
+} kvf_ticket_ops;
+
 struct kvf_ticket {
+    const kvf_ticket_ops *ops;
     kvf_agent *agent;
     uint64_t number;
     kvf_request_kind kind;
@@ -342,9 +374,10 @@ struct kvf_ticket {
 
     /* hold, push */
     kvf_tally tally;
-    kvf_reader *readers;  /* hold */
-    uint64_t lease_until; /* hold: of the hold itself */
-    kvf_flow *flows;      /* push */
+    kvf_reader *readers;      /* hold */
+    uint64_t lease_until;     /* hold: of the hold itself */
+    kvf_status reader_failed; /* hold: what a reader said last that did not get it */
+    kvf_flow *flows;          /* push */
     uint64_t ready_tokens,
         chunk_end;         /* push: everything before ready_tokens is ready, and layers [0, ready_layers) */
     uint32_t ready_layers; /* up to chunk_end */
@@ -356,8 +389,13 @@ struct kvf_ticket {
     UT_hash_handle hh_id; /* agent->holds, agent->pushes, by id */
 };
 
+/** The generation of an expectation, in messages. */
+static inline uint64_t kvf_expect_generation(const kvf_ticket *expect) {
+    return expect->number | KVF_EXPECTATION;
+}
+
 /** Makes a ticket from what the engine asked: copies, checks, claims the blocks. */
-kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_agent_request *given,
+kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kvf_agent_request *given,
                            kvf_ticket **out);
 /** Claims the blocks of `groups` for a ticket, whose own they become (a copy). */
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t group_count);
@@ -396,15 +434,26 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
 bool kvf_events_reserve(kvf_ticket *ticket);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
-/** Writes a structured line, where the engine wants them. */
+/** Logs a failure as an object of JSON. */
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail);
+
+/** Whether lines of a level are wanted: only then are they made. */
+bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
+/** Logs each line of a text, where lines of the level are wanted. */
+void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
+/** A remote engine was met: logs who reads what from whom. */
+void kvf_explain_meeting(const kvf_remote *remote);
+/** The transport has just been connected to a session's peer: logs the way, once for an engine. */
+void kvf_explain_way(const kvf_session *session);
 
 /** A copy of groups and their block ids in one allocation, for kvf_free(). */
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count);
 
 /** Which entries of a table are wanted: those of the steps that remain after clipping to the group's window.
  */
+bool kvf_steps_empty(const kvf_group_steps *groups, uint32_t count); /**< nothing is in any of them */
+
 kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps);
 
 /** Checks groups against the model and the cache of a shard: numbers of groups, block ids, tables that reach.
@@ -453,29 +502,14 @@ kvf_status kvf_flow_wait(kvf_flow *flow);
 void kvf_flow_wait_no_more(kvf_flow *flow);
 kvf_flow *kvf_flow_waiting_for(const kvf_agent *agent, const kvf_ticket *push);
 
-void kvf_hold_start(kvf_ticket *hold); /**< serves what came early */
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh);
-void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail);
-void kvf_hold_tick(kvf_ticket *hold, uint64_t now);
 void kvf_reader_drop(kvf_reader *reader);
 
-void kvf_connect_tick(kvf_ticket *ticket, uint64_t now);
+void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
+void kvf_pull_look(kvf_ticket *pull);      /**< has its transfer ended? */
 
-void kvf_pull_met(kvf_ticket *pull); /**< the remote is ready */
-void kvf_pull_move(kvf_ticket *pull);
-void kvf_pull_look(kvf_ticket *pull); /**< has its transfer ended? */
-void kvf_pull_tick(kvf_ticket *pull, uint64_t now);
-void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session);
-void kvf_pull_verified(kvf_ticket *pull);
-
-void kvf_expect_met(kvf_ticket *expect);
-void kvf_expect_check(kvf_ticket *expect); /**< has everything been written? */
-uint64_t kvf_expect_generation(const kvf_ticket *expect);
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
-void kvf_expect_tick(kvf_ticket *expect, uint64_t now);
-void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, const kvf_session *session);
-void kvf_expect_verified(kvf_ticket *expect);
 
 /** What one rank of a consumer expects of us: with a push, the writing of it. */
 struct kvf_flow {
@@ -508,10 +542,8 @@ struct kvf_flow {
     UT_hash_handle hh;                     /* session->flow_table, by generation */
 };
 
-void kvf_push_start(kvf_ticket *push);
-void kvf_push_tick(kvf_ticket *push, uint64_t now);
-void kvf_push_end(kvf_ticket *push, kvf_status status, const char *detail);
-void kvf_flow_expect(kvf_session *session, const kvf_call_body *call, bool fresh);
+kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out);
+void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh); /**< serves EXPECT */
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
 void kvf_flow_pump(kvf_flow *flow);
@@ -520,9 +552,7 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now);
 void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);
 void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as served, badly */
 void kvf_flow_free(kvf_flow *flow);
-void kvf_push_take(kvf_ticket *push, kvf_flow *flow);
-void kvf_push_served(kvf_flow *flow);   /**< frees it */
-void kvf_push_settle(kvf_ticket *push); /**< ends it if nobody is left to serve */
+void kvf_push_served(kvf_flow *flow); /**< frees it */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now);
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call);
 void kvf_push_plans_free(kvf_session *session);
@@ -530,20 +560,64 @@ void kvf_push_plans_free(kvf_session *session);
 void kvf_beat_tick(kvf_session *session, uint64_t now);
 void kvf_beat_answer(kvf_session *session, const kvf_call_body *call);
 
-/** Checks what a pull or expect received; kvf_pull_verified() or kvf_expect_verified() follows, or its
+/** Checks what a pull or expect received; its verified() follows, or its
  * failure. */
 void kvf_verify_start(kvf_ticket *ticket);
 void kvf_verify_stop(kvf_ticket *ticket);
 void kvf_verify_answer(kvf_session *session, const kvf_call_body *call);
 
+/* ---- what sessions and meetings bring ---------------------------------------------------------------------- */
+
+/**
+ * What those above make of what sessions and meetings hear: an agent is given this table (serve.c), so that what is below
+ * need not know who is above.
+ */
+typedef struct kvf_hooks {
+    /** Answers a call of a peer, by kind. `fresh`: it was not seen before. */
+    void (*serve[KVF_CALL_CHECKSUM + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
+    /** Says that what we want from a peer lives on. */
+    void (*beat)(kvf_session *session, uint64_t now);
+    /** A session is not to be found any more; `lost`: its peer is gone, and with it the engine as it was met. */
+    void (*hide)(kvf_session *session, bool lost);
+    /** A session is lost: whatever was wanted from it, or it wanted, ends. */
+    void (*lose)(kvf_session *session, kvf_status status, const char *detail);
+    void (*free_session)(kvf_session *session);
+    /** The contact of an engine that is being met has answered, or never will. */
+    void (*welcome)(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);
+    void (*refuse)(kvf_remote *remote, kvf_status status, const char *detail);
+    /** A remote engine is ready, or is not to be met: for the tickets that wait for it. */
+    void (*met)(kvf_remote *remote);
+    void (*unmet)(kvf_remote *remote, kvf_status status, const char *detail);
+    /** A flow will not write any more, and its consumer knows: frees it. */
+    void (*served)(kvf_flow *flow);
+} kvf_hooks;
+
+extern const kvf_hooks kvf_agent_hooks;
+
 /* ---- the agent ------------------------------------------------------------------------------- */
 
 struct kvf_agent {
+    const kvf_hooks *hooks;
+
+    /* loop.c; all but `arrived` under the lock, too */
     pthread_mutex_t lock;
+    pthread_cond_t turn;      /* somebody has entered, or left while we stop */
+    _Atomic uint64_t arrived; /* threads that have asked for the lock */
+    uint64_t entered;         /* and have got it */
+    uint64_t gives_way_to;    /* so many have to have entered before a thread that gives way goes on */
+    uint32_t users;           /* calls of the engine under way */
+    pid_t process;            /* that opened it */
     pthread_t thread;
     bool thread_runs, stopping;
+    int poll_fd; /* epoll: readable while there is work, and without own_thread while there are events */
+    int wake_fd, timer_fd; /* in it: for work that no other descriptor shows, and for a time that has come */
+    bool awake;            /* wake_fd is readable */
+    uint64_t armed;        /* what timer_fd is set to; UINT64_MAX: nothing */
+    kvf_log_entry *lines;  /* to be logged */
+    bool logging;          /* a thread does it */
+
     kvf_agent_options options; /* defaults filled in */
-    char *texts[3];            /* copies of its texts that are used later */
+    char *texts[4];            /* copies of its texts that are used later */
 
     const kvf_engine *engine; /* NULL: a directory */
     const kvf_shard *shard;
@@ -554,6 +628,7 @@ struct kvf_agent {
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
     kvf_facts own_facts; /* the same, as read */
 
+    kvf_clock clock;
     kvf_link *link;
     kvf_transport *transport;
     kvf_memory *regions;
@@ -593,8 +668,53 @@ struct kvf_agent {
 kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
                                         const char *facts, kvf_wire_buffer *out);
 
-void kvf_agent_lock(kvf_agent *agent);
-void kvf_agent_unlock(kvf_agent *agent); /**< and wakes who waits */
+/** What an agent is given of the world around it. Zeroed is production: the machine's clock, and ZeroMQ. */
+typedef struct kvf_surroundings {
+    const kvf_clock *clock; /* outlives the agent */
+    const kvf_link_table *link;
+} kvf_surroundings;
+
+/** kvf_agent_open() in other surroundings. With a clock that is not the machine's, nobody is woken by time:
+ * whoever moves it calls kvf_agent_progress() when kvf_agent_timeout() is over, and nobody waits. */
+kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
+                             const kvf_agent_options *options, kvf_agent **out);
+
+/* ---- lock.c ---------------------------------------------------------------------------------- */
+
+void kvf_fd_raise(int fd); /**< an eventfd becomes readable */
+void kvf_fd_lower(int fd);
+
+void kvf_turn_take(kvf_agent *agent);   /**< takes the lock */
+void kvf_turn_give(kvf_agent *agent);   /**< has the lock, and lets those go first who have come meanwhile */
+void kvf_log_deliver(kvf_agent *agent); /**< has the lock, and leaves it while lines are logged */
+void kvf_work_show(kvf_agent *agent);   /**< makes the descriptor readable if there is work */
+uint64_t kvf_next_due(const kvf_agent *agent);
+
+/* ---- loop.c ---------------------------------------------------------------------------------- */
+
+kvf_status
+kvf_loop_open(kvf_agent *agent); /**< makes lock and descriptors, to be closed also when it fails */
+kvf_status kvf_loop_start(kvf_agent *agent); /**< link and transport are there: watches them, and works */
+void kvf_loop_stop(kvf_agent *agent);        /**< ends the thread, and waits until every call is over */
+void kvf_loop_close(kvf_agent *agent);
+
+/**
+ * Begins a call of the engine. KVF_E_INVALID: no agent, or one of the process that forked this one; then
+ * nothing is to be unlocked.
+ */
+kvf_status kvf_agent_lock(kvf_agent *agent);
+/** Ends it: wakes who sleeps where there is work, and logs. */
+void kvf_agent_unlock(kvf_agent *agent);
+
+/** KVF_E_INVALID: it is NULL, or a directory, which has no memory. */
+kvf_status kvf_agent_needs_memory(const kvf_agent *agent);
+
+/** Logs a line as soon as the lock is given up. */
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text);
+
+static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
+    return kvf_now(&agent->clock);
+}
 
 /** Asks for a tick at `when`. */
 static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {

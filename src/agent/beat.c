@@ -1,5 +1,6 @@
 /*
- * Heartbeats: one message a peer says of all its leases and expectations that they live on.
+ * Heartbeats: one message a peer says of all its leases and expectations that they live on. Where a consumer
+ * only waits, for a hold that is still to come, it names none, and its answer says that the producer lives.
  */
 #include <stdlib.h>
 
@@ -35,12 +36,23 @@ static void give_up(kvf_session *session, uint64_t number, const kvf_answer *ans
     kvf_free(gone);
 }
 
+/* A lease that this beat has made sure of. */
+static kvf_source *first_to_grant(const kvf_session *session, uint64_t number) {
+    kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        if (source->beat == number && source->ticket->kind == KVF_REQUEST_PULL && source->generation &&
+            !source->settled && is_alive(source->ticket))
+            return source;
+    }
+    return NULL;
+}
+
 /* Moves a lease or an expectation on only if the beat that was answered spoke of it. */
 static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_session *session = call->session;
     if (status)
         return;
-    kvf_session_clock(session, call->first_sent, kvf_now(), answer->clock_ns);
+    kvf_session_clock(session, call->first_sent, kvf_agent_now(session->agent), answer->clock_ns);
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
         if (source->beat == call->number && source->ticket->kind == KVF_REQUEST_PULL)
@@ -48,6 +60,8 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
     }
     if (answer->gone_count > 0)
         give_up(session, call->number, answer);
+    while ((source = first_to_grant(session, call->number)))
+        kvf_pull_granted(source);
 }
 
 static uint32_t count_sources(const kvf_session *session) {
@@ -84,8 +98,7 @@ static void beat(kvf_session *session, uint64_t now) {
                 body.expectation_count++;
             }
         }
-        if (body.lease_count + body.expectation_count > 0)
-            (void)kvf_call_start(session, KVF_CALL_BEAT, &body, until, true, on_beaten, NULL, NULL);
+        (void)kvf_call_start(session, KVF_CALL_BEAT, &body, until, true, on_beaten, NULL, NULL);
     }
     kvf_free(leases);
     kvf_free(expectations);
@@ -103,7 +116,7 @@ void kvf_beat_tick(kvf_session *session, uint64_t now) {
 
 void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     uint64_t *gone = kvf_alloc((size_t)call->lease_count + call->expectation_count, sizeof *gone);
     if (!gone)
         return; /* the next beat comes */
@@ -111,7 +124,7 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     for (uint32_t i = 0; i < call->lease_count; i++) {
         kvf_reader *reader = NULL;
         HASH_FIND(hh, agent->leases, &call->leases[i], sizeof call->leases[i], reader);
-        if (reader && reader->session == session)
+        if (reader && reader->session == session && reader->hold->state == KVF_TICKET_HELD)
             reader->until = now + agent->options.lease_ns;
         else
             gone[answer.gone_count++] = call->leases[i];

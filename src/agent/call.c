@@ -52,7 +52,7 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
         return status;
     }
     session->next_number = call->number;
-    session->last_used = kvf_now();
+    session->last_used = kvf_agent_now(session->agent);
     kvf_agent_due(session->agent, deadline);
     if (call->bound)
         send_call(call, session->last_used);
@@ -114,7 +114,7 @@ static kvf_status bind_call(kvf_call *call) {
 }
 
 void kvf_calls_bind(kvf_session *session) {
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(session->agent);
     kvf_call *call, *next;
     HASH_ITER(hh, session->calls, call, next) {
         if (bind_call(call))

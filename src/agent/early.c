@@ -104,7 +104,7 @@ kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint6
     early->kind = call->kind;
     early->number = call->number;
     early->of = call->rank_count;
-    early->until = kvf_now() + kvf_min_u64(wait, 3600 * KVF_SECOND);
+    early->until = kvf_agent_now(agent) + kvf_min_u64(wait, 3600 * KVF_SECOND);
     kvf_agent_due(agent, early->until);
     return KVF_OK;
 }

@@ -40,9 +40,7 @@ static size_t count_invalid(const kvf_ticket *ticket) {
 static void put_invalid(const kvf_ticket *ticket, kvf_block_list *lists, uint32_t *ids) {
     for (uint32_t g = 0; g < ticket->group_count; g++) {
         const kvf_group_steps *group = &ticket->groups[g];
-        kvf_range wanted = {0, 0};
-        if (group->begin < group->end)
-            wanted = kvf_wanted_entries(ticket->agent->shard, g, group);
+        kvf_range wanted = kvf_wanted_entries(ticket->agent->shard, g, group);
         uint32_t n = 0;
         for (uint32_t i = wanted.begin; i < wanted.end; i++)
             if (group->table.ids[i] != KVF_NO_BLOCK)
@@ -158,7 +156,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
     DL_DELETE(agent->events, node);
     agent->told = node;
     *out = node->event;
-    if (!agent->events) {
+    if (!agent->events && !agent->stopping) { /* those who wait are to see that it ends */
         uint64_t count;
         while (read(agent->event_fd, &count, sizeof count) < 0 && errno == EINTR)
             ;
@@ -188,7 +186,7 @@ static const char *const kind_names[] = {"none", "hold", "pull", "push", "expect
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail) {
-    if (!agent->options.log)
+    if (!kvf_agent_logs(agent, KVF_LOG_WARNING))
         return;
     struct json_object *line = json_object_new_object();
     if (!line)
@@ -201,7 +199,8 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
         add(line, "ticket", json_object_new_uint64(ticket->number));
         add(line, "request", visible(ticket->id, ticket->id_bytes));
         add(line, "bytes", json_object_new_uint64(ticket->bytes));
-        add(line, "age_ms", json_object_new_uint64((kvf_now() - ticket->created) / KVF_MILLISECOND));
+        add(line, "age_ms",
+            json_object_new_uint64((kvf_agent_now(agent) - ticket->created) / KVF_MILLISECOND));
     }
     if (engine)
         add(line, "peer", json_object_new_string(engine));
@@ -211,6 +210,6 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
     add(line, "detail", json_object_new_string(detail ? detail : ""));
     const char *text = json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN);
     if (text)
-        agent->options.log(agent->options.log_context, text);
+        kvf_agent_log(agent, KVF_LOG_WARNING, text);
     json_object_put(line);
 }

@@ -11,21 +11,8 @@
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
-/* How far two clocks may run apart, relative to the time since they were compared. */
-#define CLOCK_DRIFT_DIVISOR 2048
-
-uint64_t kvf_expect_generation(const kvf_ticket *expect) {
-    return expect->number | KVF_EXPECTATION;
-}
-
-/* A moment of our clock on the peer's, and rather too early than too late. */
-uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
-    uint64_t now = kvf_now();
-    uint64_t ahead = ours > now ? ours - now : 0;
-    uint64_t slack = session->clock_error + ahead / CLOCK_DRIFT_DIVISOR;
-    uint64_t theirs = ours + (uint64_t)session->clock_offset;
-    return theirs > slack ? theirs - slack : 0;
-}
+/* Until it is asked again whether the kernel has cleared a process away. */
+#define ENDING_PAUSE (5 * KVF_MILLISECOND)
 
 static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
@@ -38,6 +25,8 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
     kvf_ticket_fail(source->ticket, status, kvf_error_detail(), source->session);
 }
 
+static void expect_check(kvf_ticket *expect);
+
 static kvf_status ask(kvf_source *source) {
     kvf_ticket *expect = source->ticket;
     kvf_session *session = source->session;
@@ -45,7 +34,7 @@ static kvf_status ask(kvf_source *source) {
     kvf_call_body body = {.request = {expect->id, expect->id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .rank_count = source->target->of};
-    uint64_t until = kvf_now() + expect->agent->options.lease_ns;
+    uint64_t until = kvf_agent_now(expect->agent) + expect->agent->options.lease_ns;
     body.time_ns = kvf_session_their_time(session, until);
     if (!writes) {
         source->settled = source->written = true;
@@ -62,7 +51,8 @@ static kvf_status ask(kvf_source *source) {
     kvf_free(own);
     if (!status) {
         source->until = until;
-        session->next_beat = kvf_min_u64(session->next_beat, kvf_now() + expect->agent->options.heartbeat_ns);
+        session->next_beat = kvf_min_u64(session->next_beat,
+                                         kvf_agent_now(expect->agent) + expect->agent->options.heartbeat_ns);
         kvf_agent_due(expect->agent, session->next_beat);
     }
     return status;
@@ -93,12 +83,12 @@ static void ask_all(kvf_ticket *expect) {
         kvf_ticket_done(expect);
         return;
     }
-    expect->posted = kvf_now();
+    expect->posted = kvf_agent_now(expect->agent);
     kvf_histogram_add(&expect->agent->stats.queue, expect->posted - expect->created);
-    kvf_expect_check(expect);
+    expect_check(expect);
 }
 
-void kvf_expect_met(kvf_ticket *expect) {
+static void expect_met(kvf_ticket *expect) {
     ask_all(expect);
 }
 
@@ -113,16 +103,16 @@ static void answer_written(kvf_ticket *expect) {
     }
 }
 
-void kvf_expect_verified(kvf_ticket *expect) {
+static void expect_verified(kvf_ticket *expect) {
     kvf_agent *agent = expect->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->created);
     kvf_ticket_done(expect);
 }
 
-void kvf_expect_check(kvf_ticket *expect) {
+static void expect_check(kvf_ticket *expect) {
     if (expect->state != KVF_TICKET_MOVING)
         return;
     for (uint32_t i = 0; i < expect->source_count; i++)
@@ -131,7 +121,7 @@ void kvf_expect_check(kvf_ticket *expect) {
     if (expect->agent->options.verify)
         kvf_verify_start(expect);
     else
-        kvf_expect_verified(expect);
+        expect_verified(expect);
 }
 
 /* ---- written --------------------------------------------------------------------------------- */
@@ -177,7 +167,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     source->call = NULL;
     source->written = true;
     expect->bytes += call->bytes;
-    kvf_expect_check(expect);
+    expect_check(expect);
 }
 
 /* ---- failing --------------------------------------------------------------------------------- */
@@ -197,6 +187,7 @@ static void keep_card(kvf_source *source) {
     const kvf_session *session = source->session;
     if (source->settled || !source->until || !session || source->card)
         return;
+    source->gone = session->gone;
     source->card = kvf_copy(session->card, session->card_bytes, 1);
     source->card_bytes = session->card_bytes;
 }
@@ -230,6 +221,20 @@ static bool is_shut_out(const kvf_source *source) {
     return true;
 }
 
+/*
+ * The process of a writer has ended: nothing of it is under way where the transport has seen it and sees it no
+ * more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
+ */
+static bool has_ended(kvf_source *source) {
+    kvf_transport *transport = source->ticket->agent->transport;
+    kvf_status status =
+        source->card ? kvf_transport_fence(transport, source->card, source->card_bytes) : KVF_E_UNSUPPORTED;
+    source->gone = status == KVF_E_AGAIN; /* it is being cleared away: asked again */
+    if (status == KVF_OK)
+        (void)kvf_transport_admit(transport, source->card, source->card_bytes);
+    return status == KVF_OK;
+}
+
 static bool all_settled(kvf_ticket *expect, uint64_t now) {
     bool all = true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
@@ -237,16 +242,21 @@ static bool all_settled(kvf_ticket *expect, uint64_t now) {
         if (!source->until)
             continue; /* was never asked to write */
         uint64_t end = source->until + WRITER_MARGIN;
+        if (!source->settled && source->gone)
+            source->settled = has_ended(source);
         if (!source->settled && now >= end)
             source->settled = is_shut_out(source);
         if (!source->settled)
-            kvf_agent_due(expect->agent, now < end ? end : now + WRITER_MARGIN);
+            kvf_agent_due(expect->agent, source->gone ? now + ENDING_PAUSE
+                                         : now < end  ? end
+                                                      : now + WRITER_MARGIN);
         all &= source->settled;
     }
     return all;
 }
 
-void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, const kvf_session *session) {
+static void expect_fail(kvf_ticket *expect, kvf_status status, const char *detail,
+                        const kvf_session *session) {
     if (expect->silent)
         return;
     kvf_verify_stop(expect);
@@ -257,10 +267,10 @@ void kvf_expect_fail(kvf_ticket *expect, kvf_status status, const char *detail, 
             keep_card(&expect->sources[i]);
             withdraw(&expect->sources[i]);
         }
-    kvf_ticket_tell(expect, all_settled(expect, kvf_now()));
+    kvf_ticket_tell(expect, all_settled(expect, kvf_agent_now(expect->agent)));
 }
 
-void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {
+static void expect_tick(kvf_ticket *expect, uint64_t now) {
     if (expect->state == KVF_TICKET_DOUBT) {
         if (all_settled(expect, now))
             kvf_ticket_settle(expect);
@@ -279,12 +289,21 @@ void kvf_expect_tick(kvf_ticket *expect, uint64_t now) {
         ask_all(expect);
 }
 
+static const kvf_ticket_ops expect_ops = {
+    .kind = KVF_REQUEST_EXPECT,
+    .tick = expect_tick,
+    .fail = expect_fail,
+    .met = expect_met,
+    .verified = expect_verified,
+    .free = kvf_verify_stop,
+};
+
 kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *expect = NULL;
-    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_EXPECT, request, &expect);
+    status = kvf_ticket_make(agent, &expect_ops, request, &expect);
     if (!status)
         status = kvf_ticket_meet(expect, &request->contact, out);
     kvf_agent_unlock(agent);

@@ -118,8 +118,9 @@ kvf_status kvf_session_join(kvf_session *session) {
     kvf_wire_buffer own =
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size}, .card = {agent->card, agent->card_bytes}};
-    kvf_status status = kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_now() + agent->options.lease_ns,
-                                       false, on_joined, NULL, NULL);
+    kvf_status status =
+        kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
+                       on_joined, NULL, NULL);
     session->joining = !status;
     return status;
 }
@@ -132,7 +133,7 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
     return flow;
 }
 
-static kvf_status make_flow(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
+kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
     kvf_agent *agent = session->agent;
     if (session->flow_count >= agent->options.max_requests_per_peer)
         return kvf_fail(KVF_E_AGAIN, "this peer expects %u requests, the most allowed", session->flow_count);
@@ -168,35 +169,6 @@ static kvf_status make_flow(kvf_session *session, const kvf_call_body *call, kvf
     return KVF_OK;
 }
 
-static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    kvf_agent *agent = session->agent;
-    kvf_flow *flow = kvf_flow_of(session, call->generation);
-    if (flow || !fresh)
-        return KVF_OK; /* known, or over */
-    if (call->group_count && call->group_count != kvf_model_group_count(kvf_engine_model(agent->engine)))
-        return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count,
-                        kvf_model_group_count(kvf_engine_model(agent->engine)));
-    if (call->rank_count == 0)
-        return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
-    if (call->time_ns <= kvf_now())
-        return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
-    kvf_status status = make_flow(session, call, &flow);
-    if (status)
-        return status;
-    kvf_ticket *push = NULL;
-    HASH_FIND(hh_id, agent->pushes, flow->id, flow->id_bytes, push);
-    if (push && push->state == KVF_TICKET_MOVING) {
-        kvf_push_take(push, flow);
-        kvf_push_settle(push);
-    }
-    return KVF_OK;
-}
-
-void kvf_flow_expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    kvf_status status = expect(session, call, fresh);
-    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
-}
-
 static void end_part(kvf_flow *flow);
 
 void kvf_flow_free(kvf_flow *flow) {
@@ -209,7 +181,7 @@ void kvf_flow_free(kvf_flow *flow) {
     DL_DELETE2(session->flows, flow, session_prev, session_next);
     HASH_DEL(session->flow_table, flow);
     session->flow_count--;
-    session->last_used = kvf_now();
+    session->last_used = kvf_agent_now(session->agent);
     if (flow->transfer)
         end_part(flow);
     kvf_free(flow->groups);
@@ -335,7 +307,7 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
         flow->status = status;
         flow->detail = kvf_strdup(kvf_error_detail());
     }
-    kvf_push_served(flow);
+    flow->session->agent->hooks->served(flow);
 }
 
 /* Nothing will be written any more: tells the consumer, in the way it waits for. */
@@ -355,7 +327,7 @@ static void tell(kvf_flow *flow) {
                           .status = flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
-    uint64_t deadline = kvf_now() + session->agent->options.lease_ns;
+    uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
     if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
         flow->heard = true; /* nobody is there to hear it */
 }
@@ -390,11 +362,11 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
         tell(flow);
 }
 
-static void writing_failed(kvf_flow *flow, kvf_status status) {
-    char detail[512];
-    (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes",
+static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
+    char detail[1024];
+    (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes: %s",
                    flow->session->rank, flow->session->engine, kvf_status_name(status),
-                   (unsigned long long)flow->bytes);
+                   (unsigned long long)flow->bytes, why);
     kvf_flow_stop(flow, status, detail);
 }
 
@@ -404,11 +376,13 @@ void kvf_flow_move(kvf_flow *flow) {
     kvf_status status = kvf_transfer_status(flow->transfer);
     if (status == KVF_E_AGAIN)
         return;
+    char why[512];
+    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(flow->transfer));
     end_part(flow);
     if (flow->status || flow->withdrawn)
         tell(flow);
     else if (status)
-        writing_failed(flow, status);
+        writing_failed(flow, status, why);
     else
         kvf_flow_pump(flow);
 }
@@ -421,13 +395,13 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
         kvf_agent_due(flow->session->agent, flow->until);
     kvf_flow_move(flow);
     if (flow->over && (flow->heard || flow->withdrawn))
-        kvf_push_served(flow);
+        flow->session->agent->hooks->served(flow);
 }
 
 void kvf_flow_drop(kvf_flow *flow) {
     flow->status = flow->status ? flow->status : KVF_E_PEER_LOST;
     if (flow->push)
-        kvf_push_served(flow);
+        flow->session->agent->hooks->served(flow);
     else
         kvf_flow_free(flow);
 }

@@ -67,11 +67,12 @@ static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, const kvf_c
 /* Grants a lease, or grants the same once more to who asks again. */
 static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *call) {
     kvf_reader *reader = reader_of(hold, session);
-    if (!reader && kvf_tally_has(&hold->tally, session->engine, session->rank)) {
+    if (!reader && kvf_tally_of(&hold->tally, session->engine, session->rank) == KVF_TALLY_HAS_IT) {
         kvf_answer_status(session, call, KVF_E_EXISTS, "this rank has released the request already");
         return;
     }
     if (!reader) {
+        kvf_tally_take_back(&hold->tally, session->engine, session->rank);
         kvf_status status = add_reader(hold, session, call, &reader);
         if (status) {
             kvf_answer_status(session, call, status, kvf_error_detail());
@@ -79,7 +80,7 @@ static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *c
         }
     }
     uint64_t lease = hold->agent->options.lease_ns;
-    reader->until = kvf_now() + lease;
+    reader->until = kvf_agent_now(hold->agent) + lease;
     kvf_agent_due(hold->agent, reader->until);
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,
@@ -108,20 +109,44 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
 static void end_if_complete(kvf_ticket *hold) {
     if (hold->readers)
         return;
-    if (hold->state == KVF_TICKET_HELD && kvf_tally_complete(&hold->tally))
-        kvf_ticket_done(hold);
-    else if (hold->state == KVF_TICKET_CLOSING)
+    if (hold->state == KVF_TICKET_CLOSING) {
         kvf_ticket_tell(hold, true);
+        return;
+    }
+    if (hold->state != KVF_TICKET_HELD || !kvf_tally_complete(&hold->tally))
+        return;
+    uint32_t rank = 0;
+    const char *deserter = kvf_tally_deserter(&hold->tally, &rank);
+    if (!deserter) {
+        kvf_ticket_done(hold);
+        return;
+    }
+    char detail[KVF_DETAIL_BYTES];
+    (void)snprintf(detail, sizeof detail, "%s rank %u gave the request up", deserter, rank);
+    kvf_ticket_failed(hold, hold->reader_failed, detail, NULL);
+    kvf_ticket_tell(hold, true);
 }
 
-static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of) {
-    kvf_status status = kvf_tally_add(&hold->tally, session->engine, session->rank, of);
+/* What a consumer says that was cancelled, or whose time is over, is its last word. Where something else failed
+ * it may try again, while the hold's lease lasts. */
+static bool is_last_word(kvf_status outcome) {
+    return outcome == KVF_E_CANCELLED || outcome == KVF_E_TIMEOUT;
+}
+
+static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of, kvf_status outcome) {
+    kvf_status status = KVF_OK;
+    if (!outcome || is_last_word(outcome))
+        status = kvf_tally_add(&hold->tally, session->engine, session->rank, of,
+                               outcome ? KVF_TALLY_GAVE_UP : KVF_TALLY_HAS_IT);
     if (status)
         return status;
+    if (outcome && (!hold->reader_failed || is_last_word(outcome)))
+        hold->reader_failed = outcome;
     kvf_reader *reader = reader_of(hold, session);
     if (reader)
         kvf_reader_drop(reader);
-    hold->lease_until = kvf_max_u64(hold->lease_until, kvf_now() + hold->agent->options.lease_ns);
+    hold->lease_until =
+        kvf_max_u64(hold->lease_until, kvf_agent_now(hold->agent) + hold->agent->options.lease_ns);
     end_if_complete(hold);
     return KVF_OK;
 }
@@ -164,41 +189,14 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }
     if (hold)
-        status = release(hold, session, call->rank_count);
+        status = release(hold, session, call->rank_count, call->status);
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
-    kvf_ticket *hold = NULL;
-    kvf_status status = KVF_OK;
-    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
-        status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
-    if (!status)
-        status = kvf_ticket_make(agent, KVF_REQUEST_HOLD, request, &hold);
-    if (!status) {
-        HASH_ADD_KEYPTR(hh_id, agent->holds, hold->id, hold->id_bytes, hold);
-        if (!hold->hh_id.tbl) {
-            kvf_ticket_free(hold);
-            status = kvf_nomem("a request");
-        }
-    }
-    if (!status) {
-        if (out)
-            *out = hold->number;
-        hold->state = KVF_TICKET_HELD;
-        hold->lease_until = hold->deadline;
-        kvf_hold_start(hold);
-    }
-    kvf_agent_unlock(agent);
-    return status;
-}
-
-void kvf_hold_start(kvf_ticket *hold) {
+/* Serves what came early. */
+static void hold_start(kvf_ticket *hold) {
     kvf_agent *agent = hold->agent;
     for (kvf_early *early; hold->state == KVF_TICKET_HELD && (early = kvf_early_first(agent, hold));) {
         kvf_call_body call = {.number = early->number, .kind = early->kind, .rank_count = early->of};
@@ -207,12 +205,14 @@ void kvf_hold_start(kvf_ticket *hold) {
         if (call.kind == KVF_CALL_ACQUIRE)
             grant(hold, session, &call);
         else
-            (void)release(hold, session, call.rank_count);
+            (void)release(hold, session, call.rank_count, KVF_OK);
     }
 }
 
-/* No new readers; those there are may finish, for their reads cannot be stopped from here. */
-void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail) {
+/* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads cannot
+ * be stopped from here. Their next heartbeat is told that the request is given up. */
+static void hold_fail(kvf_ticket *hold, kvf_status status, const char *detail, const kvf_session *session) {
+    (void)session;
     if (hold->state != KVF_TICKET_HELD)
         return;
     kvf_ticket_failed(hold, status, detail, NULL);
@@ -221,7 +221,7 @@ void kvf_hold_end(kvf_ticket *hold, kvf_status status, const char *detail) {
     end_if_complete(hold);
 }
 
-void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
+static void hold_tick(kvf_ticket *hold, uint64_t now) {
     kvf_agent *agent = hold->agent;
     uint64_t until = hold->lease_until;
     kvf_reader *reader, *next;
@@ -240,9 +240,47 @@ void kvf_hold_tick(kvf_ticket *hold, uint64_t now) {
     }
     end_if_complete(hold);
     if (hold->state == KVF_TICKET_HELD && now >= until) {
+        char detail[160];
+        (void)snprintf(detail, sizeof detail, "the lease ran out before all consumers had the blocks%s%s",
+                       hold->reader_failed ? "; a reader's attempt failed with " : "",
+                       hold->reader_failed ? kvf_status_name(hold->reader_failed) : "");
         agent->stats.leases_expired++;
-        kvf_hold_end(hold, KVF_E_TIMEOUT, "the lease ran out before all consumers had the blocks");
+        hold_fail(hold, KVF_E_TIMEOUT, detail, NULL);
     }
     if (hold->state == KVF_TICKET_HELD)
         kvf_agent_due(agent, until);
+}
+
+static const kvf_ticket_ops hold_ops = {
+    .kind = KVF_REQUEST_HOLD,
+    .lends = true,
+    .tick = hold_tick,
+    .fail = hold_fail,
+};
+
+kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    kvf_ticket *hold = NULL;
+    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
+        status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
+    if (!status)
+        status = kvf_ticket_make(agent, &hold_ops, request, &hold);
+    if (!status) {
+        HASH_ADD_KEYPTR(hh_id, agent->holds, hold->id, hold->id_bytes, hold);
+        if (!hold->hh_id.tbl) {
+            kvf_ticket_free(hold);
+            status = kvf_nomem("a request");
+        }
+    }
+    if (!status) {
+        if (out)
+            *out = hold->number;
+        hold->state = KVF_TICKET_HELD;
+        hold->lease_until = hold->deadline;
+        hold_start(hold);
+    }
+    kvf_agent_unlock(agent);
+    return status;
 }

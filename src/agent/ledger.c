@@ -18,6 +18,7 @@ struct kvf_ledger {
 };
 
 static uint64_t word_of(word_state state, uint64_t value) {
+    KVF_ASSERT(value <= VALUE_MASK && (state != FREE || value == 0));
     return (uint64_t)state << VALUE_BITS | value;
 }
 
@@ -141,6 +142,7 @@ void kvf_ledger_drop_readers(kvf_ledger *ledger, const kvf_block_table *tables, 
             uint64_t *word = word_at(ledger, g, &tables[g], i);
             if (!word || state_of(*word) != HELD)
                 continue;
+            KVF_ASSERT(value_of(*word) > 0 && ledger->counts.held > 0);
             bool is_last = value_of(*word) == 1;
             *word = is_last ? word_of(FREE, 0) : *word - 1;
             ledger->counts.held -= is_last;
@@ -159,6 +161,8 @@ static void release(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t 
             uint64_t *word = word_at(ledger, g, &tables[g], i);
             if (!word)
                 continue;
+            KVF_ASSERT(state_of(*word) != FILLING || ledger->counts.filling > 0);
+            KVF_ASSERT(state_of(*word) != IN_DOUBT || ledger->counts.in_doubt > 0);
             if (*word == word_of(FILLING, ticket))
                 ledger->counts.filling--;
             else if (*word == word_of(IN_DOUBT, ticket))
@@ -211,6 +215,7 @@ void kvf_ledger_doubt(kvf_ledger *ledger, const kvf_block_table *tables, uint32_
             uint64_t *word = word_at(ledger, g, &tables[g], i);
             if (!word || *word != word_of(FILLING, ticket))
                 continue;
+            KVF_ASSERT(ledger->counts.filling > 0);
             *word = word_of(IN_DOUBT, ticket);
             ledger->counts.filling--;
             ledger->counts.in_doubt++;

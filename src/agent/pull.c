@@ -46,10 +46,22 @@ static kvf_status take_tables(kvf_ticket *pull, const kvf_answer *answer) {
     return status;
 }
 
+static void pull_move(kvf_ticket *pull);
+
 static void all_granted(kvf_ticket *pull) {
     pull->state = KVF_TICKET_RESERVED;
     if (pull->groups)
-        kvf_pull_move(pull);
+        pull_move(pull);
+}
+
+void kvf_pull_granted(kvf_source *source) {
+    kvf_ticket *pull = source->ticket;
+    source->settled = true;
+    kvf_agent_due(pull->agent, source->until);
+    for (uint32_t i = 0; i < pull->source_count; i++)
+        if (!pull->sources[i].settled)
+            return;
+    all_granted(pull);
 }
 
 static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answer) {
@@ -69,16 +81,16 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
         kvf_ticket_fail(pull, status, kvf_error_detail(), source->session);
         return;
     }
-    /* The lease began when we asked, or later. */
+    /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the hold, a
+     * heartbeat has to say how long it lasts. */
     source->until = asked + answer->time_ns;
-    source->settled = true;
-    if (source->until < kvf_now() + answer->time_ns / 2)
+    if (source->until >= kvf_agent_now(pull->agent) + answer->time_ns / 2) {
+        kvf_agent_due(pull->agent, source->session->next_beat);
+        kvf_pull_granted(source);
+    } else {
         source->session->next_beat = 0;
-    kvf_agent_due(pull->agent, kvf_min_u64(source->session->next_beat, source->until));
-    for (uint32_t i = 0; i < pull->source_count; i++)
-        if (!pull->sources[i].settled)
-            return;
-    all_granted(pull);
+        kvf_agent_due(pull->agent, 0);
+    }
 }
 
 /* When it fails, as it stands. */
@@ -89,7 +101,7 @@ static uint64_t latest(const kvf_ticket *pull) {
 
 static kvf_status ask(kvf_source *source) {
     kvf_ticket *pull = source->ticket;
-    uint64_t now = kvf_now(), end = latest(pull);
+    uint64_t now = kvf_agent_now(pull->agent), end = latest(pull);
     kvf_call_body body = {.request = {pull->id, pull->id_bytes},
                           .rank_count = source->target->of,
                           .time_ns = end > now ? end - now : 0};
@@ -99,7 +111,7 @@ static kvf_status ask(kvf_source *source) {
 
 /* Tells each rank of the producer that waits for us that it need not. Answers are not waited for. */
 static void release_all(kvf_ticket *pull, kvf_status outcome) {
-    uint64_t deadline = kvf_now() + pull->agent->options.lease_ns;
+    uint64_t deadline = kvf_agent_now(pull->agent) + pull->agent->options.lease_ns;
     for (uint32_t i = 0; i < pull->source_count; i++) {
         kvf_source *source = &pull->sources[i];
         if (!source->session || source->session->state == KVF_SESSION_LOST)
@@ -113,7 +125,7 @@ static void release_all(kvf_ticket *pull, kvf_status outcome) {
     }
 }
 
-void kvf_pull_met(kvf_ticket *pull) {
+static void pull_met(kvf_ticket *pull) {
     if (pull->groups && pull->empty) {
         release_all(pull, KVF_OK);
         kvf_ticket_done(pull);
@@ -193,7 +205,7 @@ static kvf_status start_transfer(kvf_ticket *pull) {
         if (source->target->source != UINT32_MAX)
             status = kvf_session_peer(source->session, &peers[source->target->source]);
     }
-    pull->posted = kvf_now();
+    pull->posted = kvf_agent_now(pull->agent);
     if (!status)
         status = kvf_transfer_start(pull->request, KVF_READ, peers, &pull->transfer);
     if (pull->transfer)
@@ -202,7 +214,7 @@ static kvf_status start_transfer(kvf_ticket *pull) {
     return status;
 }
 
-void kvf_pull_move(kvf_ticket *pull) {
+static void pull_move(kvf_ticket *pull) {
     kvf_agent *agent = pull->agent;
     pull->state = KVF_TICKET_MOVING;
     if (pull->empty) {
@@ -216,7 +228,7 @@ void kvf_pull_move(kvf_ticket *pull) {
         return;
     }
     kvf_histogram_add(&agent->stats.queue, pull->posted - pull->created);
-    kvf_histogram_add(&agent->stats.post, kvf_now() - pull->posted);
+    kvf_histogram_add(&agent->stats.post, kvf_agent_now(agent) - pull->posted);
     agent->again = true;
 }
 
@@ -224,7 +236,7 @@ void kvf_pull_move(kvf_ticket *pull) {
 static kvf_source *expired(const kvf_ticket *pull, uint64_t now) {
     for (uint32_t i = 0; i < pull->source_count; i++) {
         kvf_source *source = &pull->sources[i];
-        if (source->generation && now >= source->until)
+        if (source->generation && source->settled && now >= source->until)
             return source;
     }
     return NULL;
@@ -241,7 +253,7 @@ static void end_transfer(kvf_ticket *pull) {
 
 static void arrived(kvf_ticket *pull) {
     kvf_agent *agent = pull->agent;
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     kvf_source *late = expired(pull, now);
     if (late) {
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out before the last byte was there",
@@ -254,7 +266,7 @@ static void arrived(kvf_ticket *pull) {
     kvf_ticket_done(pull);
 }
 
-void kvf_pull_verified(kvf_ticket *pull) {
+static void pull_verified(kvf_ticket *pull) {
     arrived(pull);
 }
 
@@ -262,11 +274,12 @@ void kvf_pull_look(kvf_ticket *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
     if (status == KVF_E_AGAIN)
         return;
+    char why[512], detail[1024];
+    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
     end_transfer(pull);
-    char detail[512];
-    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes",
+    (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes: %s",
                    pull->remote ? pull->remote->name : "a producer", kvf_status_name(status),
-                   (unsigned long long)pull->bytes);
+                   (unsigned long long)pull->bytes, why);
     if (pull->silent)
         kvf_ticket_settle(pull);
     else if (status)
@@ -277,7 +290,7 @@ void kvf_pull_look(kvf_ticket *pull) {
         arrived(pull);
 }
 
-void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
+static void pull_tick(kvf_ticket *pull, uint64_t now) {
     if (pull->state == KVF_TICKET_OVER || pull->state == KVF_TICKET_DOUBT)
         return;
     if (now >= latest(pull)) {
@@ -297,11 +310,11 @@ void kvf_pull_tick(kvf_ticket *pull, uint64_t now) {
     if (late)
         kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out", late->session);
     for (uint32_t i = 0; i < pull->source_count; i++)
-        if (pull->sources[i].generation)
+        if (pull->sources[i].generation && pull->sources[i].settled)
             kvf_agent_due(pull->agent, pull->sources[i].until);
 }
 
-void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session) {
+static void pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session) {
     if (pull->silent)
         return;
     kvf_verify_stop(pull);
@@ -314,19 +327,28 @@ void kvf_pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, cons
     kvf_ticket_tell(pull, pull->transfer == NULL);
 }
 
+static const kvf_ticket_ops pull_ops = {
+    .kind = KVF_REQUEST_PULL,
+    .tick = pull_tick,
+    .fail = pull_fail,
+    .met = pull_met,
+    .verified = pull_verified,
+    .free = kvf_verify_stop,
+};
+
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *pull;
-    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_PULL, request, &pull);
+    kvf_status status = kvf_ticket_make(agent, &pull_ops, request, &pull);
     return status ? status : kvf_ticket_meet(pull, &request->contact, out);
 }
 
 kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
-    kvf_status status = start_pull(agent, request, ticket);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = start_pull(agent, request, ticket);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -335,9 +357,10 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
                                uint32_t group_count) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *pull = NULL;
-    kvf_status status;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, pull);
     if (!pull || pull->kind != KVF_REQUEST_PULL || pull->silent || pull->state == KVF_TICKET_OVER)
         status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);
@@ -346,7 +369,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
     else
         status = kvf_ticket_claim(pull, groups, group_count);
     if (!status && pull->state == KVF_TICKET_RESERVED)
-        kvf_pull_move(pull);
+        pull_move(pull);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -17,7 +17,7 @@ static uint64_t count_tokens(const kvf_ticket *push) {
     return tokens;
 }
 
-void kvf_push_settle(kvf_ticket *push) {
+static void settle(kvf_ticket *push) {
     if (push->flows || push->state == KVF_TICKET_OVER)
         return;
     if (push->state == KVF_TICKET_CLOSING || (push->status && kvf_tally_complete(&push->tally)))
@@ -30,7 +30,8 @@ void kvf_push_settle(kvf_ticket *push) {
 static void served(kvf_flow *flow) {
     kvf_ticket *push = flow->push;
     kvf_session *session = flow->session;
-    kvf_status status = kvf_tally_add(&push->tally, session->engine, session->rank, flow->of);
+    kvf_status status =
+        kvf_tally_add(&push->tally, session->engine, session->rank, flow->of, KVF_TALLY_HAS_IT);
     push->bytes += flow->bytes;
     push->runs += flow->runs;
     if (!status && flow->status && !flow->withdrawn)
@@ -44,10 +45,10 @@ static void served(kvf_flow *flow) {
 void kvf_push_served(kvf_flow *flow) {
     kvf_ticket *push = flow->push;
     served(flow);
-    kvf_push_settle(push);
+    settle(push);
 }
 
-void kvf_push_take(kvf_ticket *push, kvf_flow *flow) {
+static void take(kvf_ticket *push, kvf_flow *flow) {
     kvf_flow_wait_no_more(flow);
     flow->push = push;
     DL_APPEND(push->flows, flow);
@@ -57,15 +58,45 @@ void kvf_push_take(kvf_ticket *push, kvf_flow *flow) {
         served(flow);
 }
 
-void kvf_push_start(kvf_ticket *push) {
+static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_agent *agent = session->agent;
+    kvf_flow *flow = kvf_flow_of(session, call->generation);
+    if (flow || !fresh)
+        return KVF_OK; /* known, or over */
+    if (call->group_count && call->group_count != kvf_model_group_count(kvf_engine_model(agent->engine)))
+        return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count,
+                        kvf_model_group_count(kvf_engine_model(agent->engine)));
+    if (call->rank_count == 0)
+        return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
+    if (call->time_ns <= kvf_agent_now(agent))
+        return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
+    kvf_status status = kvf_flow_make(session, call, &flow);
+    if (status)
+        return status;
+    kvf_ticket *push = NULL;
+    HASH_FIND(hh_id, agent->pushes, flow->id, flow->id_bytes, push);
+    if (push && push->state == KVF_TICKET_MOVING) {
+        take(push, flow);
+        settle(push);
+    }
+    return KVF_OK;
+}
+
+void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_status status = expect(session, call, fresh);
+    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
+}
+
+static void start(kvf_ticket *push) {
     push->total_tokens = count_tokens(push);
     push->state = KVF_TICKET_MOVING;
     for (kvf_flow *flow; (flow = kvf_flow_waiting_for(push->agent, push));)
-        kvf_push_take(push, flow);
-    kvf_push_settle(push);
+        take(push, flow);
+    settle(push);
 }
 
-void kvf_push_end(kvf_ticket *push, kvf_status status, const char *detail) {
+static void push_fail(kvf_ticket *push, kvf_status status, const char *detail, const kvf_session *session) {
+    (void)session;
     if (push->state != KVF_TICKET_MOVING)
         return;
     kvf_ticket_failed(push, status, detail, NULL);
@@ -75,10 +106,10 @@ void kvf_push_end(kvf_ticket *push, kvf_status status, const char *detail) {
     DL_FOREACH_SAFE(push->flows, flow, next) {
         kvf_flow_stop(flow, status, push->detail ? push->detail : "");
     }
-    kvf_push_settle(push);
+    settle(push);
 }
 
-void kvf_push_tick(kvf_ticket *push, uint64_t now) {
+static void push_tick(kvf_ticket *push, uint64_t now) {
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE(push->flows, flow, next) {
         kvf_flow_tick(flow, now);
@@ -90,12 +121,19 @@ void kvf_push_tick(kvf_ticket *push, uint64_t now) {
             "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready",
             push->tally.done, push->tally.wanted, (unsigned long long)push->ready_tokens,
             (unsigned long long)push->total_tokens);
-        kvf_push_end(push, KVF_E_TIMEOUT, detail);
+        push_fail(push, KVF_E_TIMEOUT, detail, NULL);
     } else if (push->state == KVF_TICKET_MOVING) {
         kvf_agent_due(push->agent, push->deadline);
     }
-    kvf_push_settle(push);
+    settle(push);
 }
+
+static const kvf_ticket_ops push_ops = {
+    .kind = KVF_REQUEST_PUSH,
+    .lends = true,
+    .tick = push_tick,
+    .fail = push_fail,
+};
 
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
@@ -105,7 +143,7 @@ static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request,
         HASH_FIND(hh_id, agent->pushes, request->id, request->id_bytes, push);
     if (push)
         return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
-    kvf_status status = kvf_ticket_make(agent, KVF_REQUEST_PUSH, request, &push);
+    kvf_status status = kvf_ticket_make(agent, &push_ops, request, &push);
     if (status)
         return status;
     HASH_ADD_KEYPTR(hh_id, agent->pushes, push->id, push->id_bytes, push);
@@ -115,15 +153,15 @@ static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request,
     }
     if (out)
         *out = push->number;
-    kvf_push_start(push);
+    start(push);
     return KVF_OK;
 }
 
 kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
-    kvf_status status = start_push(agent, request, ticket);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = start_push(agent, request, ticket);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -158,12 +196,11 @@ static kvf_status advance(kvf_ticket *push, uint64_t begin, uint64_t end, uint32
 
 kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chunk_begin, uint64_t chunk_end,
                                 uint32_t layers) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    kvf_agent_lock(agent);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
     kvf_ticket *push = NULL;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, push);
-    kvf_status status = KVF_OK;
     if (!push || push->kind != KVF_REQUEST_PUSH || push->state != KVF_TICKET_MOVING)
         status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
     else

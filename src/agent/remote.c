@@ -99,7 +99,7 @@ static kvf_status make_remote(kvf_agent *agent, const kvf_contact *contact, kvf_
         kvf_remote_free(remote);
         return status;
     }
-    hello(remote, kvf_now());
+    hello(remote, kvf_agent_now(agent));
     *out = remote;
     return KVF_OK;
 }
@@ -121,7 +121,7 @@ kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_rem
     if (status)
         return status;
     remote->users++;
-    remote->last_used = kvf_now();
+    remote->last_used = kvf_agent_now(agent);
     *out = remote;
     return KVF_OK;
 }
@@ -130,7 +130,7 @@ void kvf_remote_drop(kvf_remote *remote) {
     if (!remote)
         return;
     remote->users--;
-    remote->last_used = kvf_now();
+    remote->last_used = kvf_agent_now(remote->agent);
     kvf_agent_due(remote->agent, remote->stale ? 0 : remote->last_used + remote->agent->options.idle_ns);
 }
 
@@ -237,11 +237,8 @@ void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_wel
     kvf_link_disconnect(agent->link, remote->route);
     remote->route = 0;
     remote->ready = true;
-    kvf_ticket *ticket, *next;
-    HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
-            kvf_ticket_met(ticket);
-    }
+    kvf_explain_meeting(remote);
+    agent->hooks->met(remote);
 }
 
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) {
@@ -249,11 +246,7 @@ void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) 
     char words[KVF_DETAIL_BYTES];
     (void)snprintf(words, sizeof words, "%s: %s", remote->name, detail);
     kvf_remote_stale(remote);
-    kvf_ticket *ticket, *next;
-    HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
-            kvf_ticket_fail(ticket, status, words, NULL);
-    }
+    agent->hooks->unmet(remote, status, words);
 }
 
 void kvf_remotes_tick(kvf_agent *agent, uint64_t now) {

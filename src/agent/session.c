@@ -9,10 +9,12 @@
 #include <stdio.h>
 
 #include "agent/agent.h"
-#include "agent/link_endpoint.h"
+#include "link/link_endpoint.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
+/* How far two clocks may run apart, relative to the time since they were compared. */
+#define CLOCK_DRIFT_DIVISOR 2048
 
 /* ---- making and freeing ---------------------------------------------------------------------- */
 
@@ -26,7 +28,7 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
     session->clock_error = UINT64_MAX;
     /* The peer may still know the session we have lost, and which numbers it has seen in it. */
     session->next_number = agent->last_number;
-    session->last_used = session->last_heard = kvf_now();
+    session->last_used = session->last_heard = kvf_agent_now(agent);
     if (!session->engine) {
         kvf_free(session);
         return NULL;
@@ -35,7 +37,7 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
 }
 
 /* Takes a session out of every table, so that nothing finds it any more. */
-static void hide(kvf_session *session) {
+static void hide(kvf_session *session, bool lost) {
     kvf_agent *agent = session->agent;
     agent->last_number = kvf_max_u64(agent->last_number, session->next_number);
     if (session->hh.tbl)
@@ -44,24 +46,19 @@ static void hide(kvf_session *session) {
         HASH_DELETE(hh_client, agent->clients, session);
     memset(&session->hh, 0, sizeof session->hh);
     memset(&session->hh_client, 0, sizeof session->hh_client);
-    kvf_remote *remote;
-    DL_FOREACH(agent->all_remotes, remote) {
-        kvf_remote_rank *rank = kvf_remote_rank_of(remote, session);
-        if (rank)
-            rank->session = NULL;
-    }
+    agent->hooks->hide(session, lost);
 }
 
 void kvf_session_free(kvf_session *session) {
     if (!session)
         return;
     kvf_agent *agent = session->agent;
-    hide(session);
+    hide(session, false);
     kvf_peer_close(session->peer);
     session->peer = NULL;
     while (session->calls)
         kvf_call_drop(session->calls);
-    kvf_push_plans_free(session);
+    agent->hooks->free_session(session);
     if (session->prev)
         DL_DELETE(agent->all_sessions, session);
     if (!session->incoming && session->route)
@@ -113,7 +110,7 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     }
     there->session = session;
     DL_APPEND(agent->all_sessions, session);
-    kvf_session_hello(session, kvf_now());
+    kvf_session_hello(session, kvf_agent_now(agent));
     *out = session;
     return KVF_OK;
 }
@@ -124,6 +121,7 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
                                                   session->card_bytes, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
+        kvf_explain_way(session);
     }
     *out = session->peer;
     return KVF_OK;
@@ -149,7 +147,7 @@ void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bo
                                      .rank_count = agent->rank_count,
                                      .wants_ranks = wants_ranks,
                                      .wants_card = wants_card,
-                                     .clock_ns = kvf_now()}};
+                                     .clock_ns = kvf_agent_now(agent)}};
     memcpy(message.digest, digest, sizeof message.digest);
     send_message(agent, route, &message);
 }
@@ -193,7 +191,7 @@ static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *diges
                                        .incarnation = agent->incarnation,
                                        .rank = agent->engine ? agent->rank : KVF_NO_RANK,
                                        .rank_count = agent->rank_count,
-                                       .clock_ns = kvf_now(),
+                                       .clock_ns = kvf_agent_now(agent),
                                        .introductions = list,
                                        .introduction_count = agent->rank_count,
                                        .facts = same ? "" : agent->facts}};
@@ -291,7 +289,7 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
         return;
     }
     session->route = route;
-    session->last_heard = kvf_now();
+    session->last_heard = kvf_agent_now(agent);
     kvf_message answer = {.kind = KVF_MESSAGE_WELCOME,
                           .welcome = {.engine = agent->name,
                                       .incarnation = agent->incarnation,
@@ -310,6 +308,15 @@ void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, u
         return;
     session->clock_error = trip / 2 + 1;
     session->clock_offset = (int64_t)(theirs - (sent + trip / 2));
+}
+
+/* A moment of our clock on the peer's, and rather too early than too late. */
+uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
+    uint64_t now = kvf_agent_now(session->agent);
+    uint64_t ahead = ours > now ? ours - now : 0;
+    uint64_t slack = session->clock_error + ahead / CLOCK_DRIFT_DIVISOR;
+    uint64_t theirs = ours + (uint64_t)session->clock_offset;
+    return theirs > slack ? theirs - slack : 0;
 }
 
 static kvf_session *greeting_on(kvf_agent *agent, kvf_route route) {
@@ -359,7 +366,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->state = KVF_SESSION_OPEN;
     session->joined = false;
     session->hello_pause = 0;
-    session->next_beat = kvf_now() + agent->options.heartbeat_ns;
+    session->next_beat = kvf_agent_now(agent) + agent->options.heartbeat_ns;
     kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* who waited for it goes on */
     kvf_calls_bind(session);
     return KVF_OK;
@@ -374,7 +381,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     if (welcome->introduction_count > 0) {
         kvf_remote *remote = meeting_on(agent, route);
         if (remote)
-            kvf_remote_welcome(remote, message->digest, welcome);
+            agent->hooks->welcome(remote, message->digest, welcome);
         return;
     }
     kvf_session *session = greeting_on(agent, route);
@@ -382,7 +389,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
         agent->stats.messages_stale++;
         return;
     }
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_agent_now(agent);
     session->last_heard = now;
     session->broken_since = 0;
     if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
@@ -421,7 +428,7 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
         kvf_free(session->broken_detail);
         session->broken_detail = kvf_strdup(kvf_error_detail());
     } else if (remote) {
-        kvf_remote_fail(remote, status, kvf_error_detail());
+        agent->hooks->refuse(remote, status, kvf_error_detail());
     } else {
         kvf_session_lose(session, status, kvf_error_detail());
     }
@@ -453,7 +460,7 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
 }
 
 static void heard(kvf_session *session, kvf_route route) {
-    session->last_heard = kvf_now();
+    session->last_heard = kvf_agent_now(session->agent);
     session->broken_since = 0;
     if (session->incoming)
         session->route = route;
@@ -481,32 +488,7 @@ static void on_call(kvf_agent *agent, kvf_route route, kvf_message *message) {
         kvf_answer_status(session, call, KVF_E_INVALID, "this call goes the other way");
         return;
     }
-    switch (call->kind) {
-    case KVF_CALL_JOIN:
-        kvf_join_answer(session, call);
-        break;
-    case KVF_CALL_ACQUIRE:
-        kvf_hold_acquire(session, call, fresh);
-        break;
-    case KVF_CALL_RELEASE:
-        kvf_hold_release(session, call, fresh);
-        break;
-    case KVF_CALL_BEAT:
-        kvf_beat_answer(session, call);
-        break;
-    case KVF_CALL_EXPECT:
-        kvf_flow_expect(session, call, fresh);
-        break;
-    case KVF_CALL_WRITTEN:
-        kvf_expect_written(session, call);
-        break;
-    case KVF_CALL_WITHDRAW:
-        kvf_flow_withdraw(session, call);
-        break;
-    case KVF_CALL_CHECKSUM:
-        kvf_verify_answer(session, call);
-        break;
-    }
+    agent->hooks->serve[call->kind](session, call, fresh);
 }
 
 static void on_answer(kvf_agent *agent, kvf_route route, kvf_message *message) {
@@ -525,7 +507,7 @@ static void on_answer(kvf_agent *agent, kvf_route route, kvf_message *message) {
         session->state = KVF_SESSION_GREETING; /* the server has evicted us, or is another process by now */
         session->hello_pause = 0;
         session->hello_first = 0;
-        kvf_session_hello(session, kvf_now());
+        kvf_session_hello(session, kvf_agent_now(agent));
     }
 }
 
@@ -567,7 +549,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
     bool for_good = status == KVF_E_PERMISSION || status == KVF_E_PARSE;
     kvf_remote *remote = meeting_on(agent, route);
     if (remote && for_good)
-        kvf_remote_fail(remote, status, detail);
+        agent->hooks->refuse(remote, status, detail);
     else if (remote)
         (void)snprintf(remote->detail, sizeof remote->detail, "%s", detail);
     kvf_session *session = greeting_on(agent, route);
@@ -582,10 +564,11 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         kvf_session_lose(session, status, detail);
     } else if (session->broken_since && status == KVF_E_IO && session->same_host) {
         /* On one host a port that takes no connection any more had its process end. */
+        session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
     } else if (session->state == KVF_SESSION_OPEN && !session->broken_since) {
         /* It may come back, or be another process by now: greeting it again tells. */
-        session->broken_since = kvf_now();
+        session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;
         kvf_session_hello(session, session->broken_since);
         kvf_agent_due(agent, session->broken_since + agent->options.peer_timeout_ns);
@@ -601,31 +584,12 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "%s rank %u: %s", session->engine, session->rank, why);
     session->state = KVF_SESSION_LOST;
-    kvf_remote *remote, *next;
-    DL_FOREACH_SAFE(agent->all_remotes, remote, next) {
-        if (kvf_remote_rank_of(remote, session))
-            kvf_remote_stale(remote);
-    }
-    hide(session);
+    hide(session, true);
     agent->due = 0;                /* freed in the next tick */
     kvf_peer_close(session->peer); /* what moves by it has ended after this */
     session->peer = NULL;
     kvf_calls_end(session, KVF_E_PEER_LOST);
-    while (session->sources) {
-        kvf_source *source = session->sources;
-        kvf_ticket *ticket = source->ticket;
-        kvf_ticket_fail(ticket, status, detail, session);
-        if (session->sources == source)
-            kvf_source_lost(source);
-    }
-    while (session->flows) {
-        kvf_flow *flow = session->flows;
-        kvf_flow_stop(flow, KVF_E_PEER_LOST, detail);
-        kvf_flow_drop(flow);
-    }
-    while (session->readers)
-        kvf_reader_drop(session->readers);
-    kvf_early_forget(session);
+    agent->hooks->lose(session, status, detail);
     if (was_open || was_used) {
         agent->stats.peers_lost++;
         kvf_event_peer(agent, KVF_EVENT_PEER_LOST, session->engine, session->rank, status, detail);
@@ -675,10 +639,10 @@ static void tick_session(kvf_session *session, uint64_t now) {
             kvf_agent_due(agent, session->hello_next);
     }
     kvf_calls_tick(session, now);
-    kvf_beat_tick(session, now);
+    agent->hooks->beat(session, now);
     if (is_idle(session, now)) {
         agent->stats.peers_evicted++;
-        hide(session);
+        hide(session, false);
         session->state = KVF_SESSION_LOST;
     } else {
         kvf_agent_due(agent, session->last_used + agent->options.idle_ns);

@@ -26,7 +26,7 @@ static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t of, kv
     return KVF_OK;
 }
 
-static kvf_status add_rank(kvf_tally_engine *engine, uint32_t rank) {
+static kvf_status add_rank(kvf_tally_engine *engine, uint32_t rank, kvf_tally_mark mark) {
     if (rank >= engine->rank_capacity) {
         uint32_t capacity = (rank / 8 + 1) * 8;
         uint8_t *ranks = kvf_resize(engine->ranks, capacity, 1);
@@ -36,12 +36,14 @@ static kvf_status add_rank(kvf_tally_engine *engine, uint32_t rank) {
         engine->ranks = ranks;
         engine->rank_capacity = capacity;
     }
-    engine->count += !engine->ranks[rank];
-    engine->ranks[rank] = 1;
+    engine->count += engine->ranks[rank] == KVF_TALLY_WAITS;
+    if (engine->ranks[rank] != KVF_TALLY_HAS_IT)
+        engine->ranks[rank] = (uint8_t)mark;
     return KVF_OK;
 }
 
-kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of) {
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of,
+                         kvf_tally_mark mark) {
     if (of == 0 || rank >= KVF_WIRE_MAX_RANKS)
         return kvf_fail(KVF_E_RANGE,
                         "rank %u of %s, one of %u to say so; allowed: ranks below %u, at least 1", rank, name,
@@ -54,14 +56,33 @@ kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint
     if (status)
         return status;
     bool before = engine->count >= engine->of;
-    status = add_rank(engine, rank);
+    status = add_rank(engine, rank, mark);
     tally->done += !before && engine->count >= engine->of;
     return status;
 }
 
-bool kvf_tally_has(const kvf_tally *tally, const char *name, uint32_t rank) {
+kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank) {
     const kvf_tally_engine *engine = find_engine(tally, name);
-    return engine && rank < engine->rank_capacity && engine->ranks[rank];
+    return engine && rank < engine->rank_capacity ? (kvf_tally_mark)engine->ranks[rank] : KVF_TALLY_WAITS;
+}
+
+void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank) {
+    kvf_tally_engine *engine = find_engine(tally, name);
+    if (!engine || kvf_tally_of(tally, name, rank) != KVF_TALLY_GAVE_UP)
+        return;
+    tally->done -= engine->count == engine->of;
+    engine->count--;
+    engine->ranks[rank] = KVF_TALLY_WAITS;
+}
+
+const char *kvf_tally_deserter(const kvf_tally *tally, uint32_t *rank) {
+    for (const kvf_tally_engine *engine = tally->engines; engine; engine = engine->next)
+        for (uint32_t r = 0; r < engine->rank_capacity; r++)
+            if (engine->ranks[r] == KVF_TALLY_GAVE_UP) {
+                *rank = r;
+                return engine->name;
+            }
+    return NULL;
 }
 
 bool kvf_tally_complete(const kvf_tally *tally) {

@@ -180,8 +180,10 @@ kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_t i, kvf
                         : !match  ? "match is NULL"
                                   : "struct_size is 0");
     kvf_group_match found = {.struct_size = match->struct_size};
-    kvf_agent_lock(agent);
-    kvf_status status = find_match(agent, engine, i, &found);
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = find_match(agent, engine, i, &found);
     kvf_agent_unlock(agent);
     if (!status)
         memcpy(match, &found, match->struct_size < sizeof found ? match->struct_size : sizeof found);

@@ -5,87 +5,12 @@
 
 #include "agent/agent.h"
 
-#include "plan/walk.h"
-#include "shard/shard.h"
-
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
-
-/* ---- groups ---------------------------------------------------------------------------------- */
-
-kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
-    size_t ids = 0;
-    for (uint32_t g = 0; g < count; g++)
-        ids += groups[g].table.count;
-    kvf_group_steps *copy = kvf_alloc(1, count * sizeof *copy + ids * sizeof(uint32_t));
-    if (!copy)
-        return NULL;
-    uint32_t *at = (uint32_t *)(void *)(copy + count);
-    for (uint32_t g = 0; g < count; g++) {
-        uint32_t n = groups[g].table.count;
-        copy[g] = groups[g];
-        copy[g].table.ids = at;
-        if (n > 0)
-            memcpy(at, groups[g].table.ids, n * sizeof *at);
-        at += n;
-    }
-    return copy;
-}
-
-static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
-    const kvf_block_table *table = &group->table;
-    if (group->begin > group->end)
-        return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
-                        (unsigned long long)group->begin, (unsigned long long)group->end);
-    if (group->end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)group->end,
-                        (unsigned long long)(UINT64_MAX / 4));
-    if (table->count > 0 && !table->ids)
-        return kvf_fail(KVF_E_INVALID, "table.ids is NULL");
-    for (uint32_t i = 0; i < table->count; i++)
-        if (table->ids[i] != KVF_NO_BLOCK && table->ids[i] >= held->block_count)
-            return kvf_fail(KVF_E_RANGE, "block %u, but the cache has %llu", table->ids[i],
-                            (unsigned long long)held->block_count);
-    return KVF_OK;
-}
-
-kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count) {
-    uint32_t wanted = kvf_model_group_count(shard->model);
-    if (count != wanted)
-        return kvf_fail(KVF_E_INVALID, "group_count is %u; the model has %u groups", count, wanted);
-    for (uint32_t g = 0; g < count; g++) {
-        kvf_status status = check_group(&shard->groups[g], &groups[g]);
-        if (status)
-            return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
-    }
-    return KVF_OK;
-}
-
-kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps) {
-    const kvf_group_shard_desc *held = &shard->groups[group];
-    uint64_t first = kvf_group_first_needed(kvf_model_group(shard->model, group), steps->end);
-    first = kvf_max_u64(first, steps->begin);
-    kvf_walk_side side = {held->tokens_per_block, held->tokens};
-    uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, steps->end);
-    if (begin >= end)
-        return (kvf_range){0, 0};
-    uint64_t from = begin / held->tokens_per_block, to = (end - 1) / held->tokens_per_block + 1;
-    uint64_t low = steps->table.first_block, high = low + steps->table.count;
-    from = kvf_min_u64(kvf_max_u64(from, low), high) - low;
-    to = kvf_min_u64(kvf_max_u64(to, low), high) - low;
-    return (kvf_range){(uint32_t)from, (uint32_t)to};
-}
-
-static bool all_empty(const kvf_group_steps *groups, uint32_t count) {
-    for (uint32_t g = 0; g < count; g++)
-        if (groups[g].begin < groups[g].end)
-            return false;
-    return true;
-}
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
 static bool is_reader(const kvf_ticket *ticket) {
-    return ticket->kind == KVF_REQUEST_HOLD || ticket->kind == KVF_REQUEST_PUSH;
+    return ticket->ops->lends;
 }
 
 /* What a ticket claims of its tables: of a destination only what will be written. */
@@ -95,8 +20,7 @@ static kvf_block_table *claimed_tables(const kvf_ticket *ticket, const kvf_group
     for (uint32_t g = 0; tables && g < count; g++) {
         kvf_range wanted = {0, groups[g].table.count};
         if (!is_reader(ticket))
-            wanted = groups[g].begin < groups[g].end ? kvf_wanted_entries(ticket->agent->shard, g, &groups[g])
-                                                     : (kvf_range){0, 0};
+            wanted = kvf_wanted_entries(ticket->agent->shard, g, &groups[g]);
         uint32_t n = wanted.end - wanted.begin;
         tables[g] = (kvf_block_table){n ? groups[g].table.ids + wanted.begin : NULL, n, 0};
     }
@@ -126,7 +50,7 @@ kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, u
     ticket->claims = tables;
     ticket->groups = copy;
     ticket->group_count = count;
-    ticket->empty = all_empty(copy, count);
+    ticket->empty = kvf_steps_empty(copy, count);
     return KVF_OK;
 }
 
@@ -178,9 +102,10 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
     return request->groups ? kvf_ticket_claim(ticket, request->groups, request->group_count) : KVF_OK;
 }
 
-kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_agent_request *given,
+kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kvf_agent_request *given,
                            kvf_ticket **out) {
     kvf_agent_request request = {0};
+    kvf_request_kind kind = ops->kind;
     kvf_status status = KVF_OK;
     if (kind != KVF_REQUEST_CONNECT) {
         if (!given)
@@ -196,10 +121,11 @@ kvf_status kvf_ticket_make(kvf_agent *agent, kvf_request_kind kind, const kvf_ag
     kvf_ticket *ticket = kvf_alloc0(1, sizeof *ticket);
     if (!ticket)
         return kvf_nomem("a request");
+    ticket->ops = ops;
     ticket->agent = agent;
     ticket->kind = kind;
     ticket->number = agent->next_ticket + 1;
-    ticket->created = kvf_now();
+    ticket->created = kvf_agent_now(agent);
     ticket->peer_rank = KVF_NO_RANK;
     status = fill(ticket, &request);
     if (!status) {
@@ -234,7 +160,8 @@ void kvf_ticket_free(kvf_ticket *ticket) {
     for (uint32_t i = 0; ticket->remote && ticket->sources && i < ticket->remote->target_count; i++)
         kvf_free(ticket->sources[i].card);
     kvf_ticket_detach(ticket);
-    kvf_verify_stop(ticket);
+    if (ticket->ops->free)
+        ticket->ops->free(ticket);
     kvf_ticket_unlist(ticket);
     if (ticket->state == KVF_TICKET_OVER)
         DL_DELETE2(agent->over, ticket, over_prev, over_next);
@@ -276,7 +203,7 @@ kvf_status kvf_ticket_attach(kvf_ticket *ticket) {
         source->ticket = ticket;
         source->target = &remote->targets[i];
         source->session = session;
-        session->last_used = kvf_now();
+        session->last_used = kvf_agent_now(session->agent);
         if (!session->sources) /* it may have been silent for long, with nobody to ask */
             session->last_heard = session->last_used;
         DL_APPEND(session->sources, source);
@@ -290,15 +217,16 @@ void kvf_source_detach(kvf_source *source) {
     source->call = NULL;
     if (!source->session)
         return;
-    source->session->last_used = kvf_now();
+    source->session->last_used = kvf_agent_now(source->session->agent);
     DL_DELETE(source->session->sources, source);
     source->session = NULL;
 }
 
 void kvf_source_lost(kvf_source *source) {
-    /* A writer we have lost sight of may still write until its time is over. */
+    /* A writer we have lost sight of may still write until its time is over, or its process. */
     if (source->ticket->kind != KVF_REQUEST_EXPECT)
         source->settled = true;
+    source->gone = source->session->gone;
     kvf_source_detach(source);
 }
 
@@ -390,36 +318,13 @@ void kvf_ticket_met(kvf_ticket *ticket) {
         return;
     }
     ticket->state = KVF_TICKET_ASKING;
-    if (ticket->kind == KVF_REQUEST_PULL)
-        kvf_pull_met(ticket);
-    else if (ticket->kind == KVF_REQUEST_EXPECT)
-        kvf_expect_met(ticket);
-    else
-        kvf_connect_tick(ticket, ticket->created);
+    ticket->ops->met(ticket);
 }
 
 void kvf_ticket_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
     if (ticket->state == KVF_TICKET_OVER)
         return;
-    switch (ticket->kind) {
-    case KVF_REQUEST_HOLD:
-        kvf_hold_end(ticket, status, detail);
-        break;
-    case KVF_REQUEST_PULL:
-        kvf_pull_fail(ticket, status, detail, session);
-        break;
-    case KVF_REQUEST_PUSH:
-        kvf_push_end(ticket, status, detail);
-        break;
-    case KVF_REQUEST_EXPECT:
-        kvf_expect_fail(ticket, status, detail, session);
-        break;
-    case KVF_REQUEST_CONNECT:
-    case KVF_REQUEST_NONE:
-        kvf_ticket_failed(ticket, status, detail, session);
-        kvf_ticket_tell(ticket, true);
-        break;
-    }
+    ticket->ops->fail(ticket, status, detail, session);
 }
 
 const char *kvf_ticket_unmet(const kvf_ticket *ticket) {
@@ -431,18 +336,4 @@ const char *kvf_ticket_unmet(const kvf_ticket *ticket) {
             return session->broken_detail ? session->broken_detail : "not every rank of it answered";
     }
     return NULL;
-}
-
-/* A connect is over when every rank it needs has answered. */
-void kvf_connect_tick(kvf_ticket *ticket, uint64_t now) {
-    const char *unmet = kvf_ticket_unmet(ticket);
-    if (!unmet) {
-        kvf_ticket_done(ticket);
-    } else if (now >= ticket->deadline) {
-        char detail[512];
-        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
-        kvf_ticket_fail(ticket, KVF_E_TIMEOUT, detail, NULL);
-    } else {
-        kvf_agent_due(ticket->agent, ticket->deadline);
-    }
 }

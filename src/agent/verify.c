@@ -45,10 +45,7 @@ static void fail(struct kvf_check *check, kvf_status status) {
 
 static void passed(kvf_ticket *ticket) {
     kvf_verify_stop(ticket);
-    if (ticket->kind == KVF_REQUEST_PULL)
-        kvf_pull_verified(ticket);
-    else
-        kvf_expect_verified(ticket);
+    ticket->ops->verified(ticket);
 }
 
 static kvf_source *source_of(const kvf_ticket *ticket, uint32_t source) {

@@ -1,11 +1,10 @@
 #include "base/base.h"
 
-#ifndef KVF_VERSION
-#define KVF_VERSION "0.1.0"
-#endif
+#define TEXT_OF(number) #number
+#define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
 
 const char *kvf_version(void) {
-    return KVF_VERSION;
+    return VERSION_TEXT(KVF_VERSION_MAJOR, KVF_VERSION_MINOR, KVF_VERSION_PATCH);
 }
 
 uint64_t kvf_gcd(uint64_t a, uint64_t b) {

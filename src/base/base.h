@@ -1,5 +1,5 @@
 /*
- * What every room uses: failing with words, checked arithmetic, memory, and a growing text.
+ * What every room uses: failing with words, stating invariants, checked arithmetic, memory, and a growing text.
  */
 #ifndef KVF_BASE_H
 #define KVF_BASE_H
@@ -23,6 +23,25 @@ kvf_status kvf_fail_in(kvf_status status, const char *format, ...) __attribute__
 
 /** Empties the detail text of this thread. */
 void kvf_error_clear(void);
+
+/** Puts back a detail text that was copied before somebody else was called. */
+void kvf_error_restore(const char *text);
+
+/**
+ * States what holds inside the library whatever callers and peers do. Never about an argument or bytes from outside:
+ * those are answered with kvf_fail().
+ *
+ * Builds with KVF_ASSERTIONS (debug, sanitizers, fault harness) print the condition and its place when it does not
+ * hold, and abort. Others do not evaluate it.
+ */
+#ifdef KVF_ASSERTIONS
+#define KVF_ASSERT(condition)                                                                                \
+    ((condition) ? (void)0 : kvf_assertion_failed(#condition, __FILE__, __LINE__, __func__))
+#else
+#define KVF_ASSERT(condition) ((void)(true || (condition)))
+#endif
+
+_Noreturn void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function);
 
 /* Arithmetic on numbers from outside. Each returns false on overflow, leaving `out` undefined. */
 static inline bool kvf_add(uint64_t a, uint64_t b, uint64_t *out) {
@@ -80,6 +99,14 @@ typedef struct kvf_text {
 
 void kvf_text_add(kvf_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void kvf_text_free(kvf_text *text);
+
+/**
+ * Gives a text to a caller's buffer, cut to fit and ended by a zero byte, and its whole length as snprintf()
+ * does; frees it. `out` may be NULL where out_bytes is 0, and `length` may be NULL.
+ *
+ * @return KVF_OK, also for a text that was cut; KVF_E_NOMEM for one with a failed append: nothing is given
+ */
+kvf_status kvf_text_give(kvf_text *text, char *out, size_t out_bytes, size_t *length);
 
 /**
  * Copies an option struct of the caller into ours, whichever of the two is newer: fields the caller does not

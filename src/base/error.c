@@ -1,5 +1,6 @@
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/base.h"
 
@@ -7,6 +8,7 @@ static _Thread_local char detail[KVF_DETAIL_BYTES];
 
 /* The names are in parentheses because base.h makes them macros for static analysers. */
 kvf_status(kvf_fail)(kvf_status status, const char *format, ...) {
+    KVF_ASSERT(status != KVF_OK);
     va_list arguments;
     va_start(arguments, format);
     /* The arguments may themselves point into the detail text. */
@@ -26,8 +28,17 @@ kvf_status(kvf_fail_in)(kvf_status status, const char *format, ...) {
     return kvf_fail(status, "%s%s", where, detail);
 }
 
+void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function) {
+    (void)fprintf(stderr, "%s:%d: %s(): this does not hold: %s\n", file, line, function, condition);
+    abort();
+}
+
 void kvf_error_clear(void) {
     detail[0] = '\0';
+}
+
+void kvf_error_restore(const char *text) {
+    (void)snprintf(detail, sizeof detail, "%s", text);
 }
 
 const char *kvf_error_detail(void) {

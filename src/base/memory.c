@@ -93,9 +93,26 @@ void kvf_text_add(kvf_text *text, const char *format, ...) {
         text->length +=
             (size_t)vsnprintf(text->data + text->length, text->capacity - text->length, format, again);
     va_end(again);
+    KVF_ASSERT(text->failed || text->length < text->capacity);
 }
 
 void kvf_text_free(kvf_text *text) {
     kvf_free(text->data);
     *text = (kvf_text){0};
+}
+
+kvf_status kvf_text_give(kvf_text *text, char *out, size_t out_bytes, size_t *length) {
+    bool failed = text->failed;
+    if (!failed) {
+        const char *data = text->data ? text->data : "";
+        size_t cut = out_bytes > text->length ? text->length : out_bytes ? out_bytes - 1 : 0;
+        if (out_bytes) {
+            memcpy(out, data, cut);
+            out[cut] = '\0';
+        }
+        if (length)
+            *length = text->length;
+    }
+    kvf_text_free(text);
+    return failed ? kvf_nomem("a text") : KVF_OK;
 }

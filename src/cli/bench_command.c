@@ -52,7 +52,7 @@ static int measure_plan(const demo_job *job, uint32_t decode_rank, plan_costs *o
     for (size_t i = 0; i < REPEATS; i++) {
         kvf_plan *plan = NULL;
         uint64_t begin = now_ns();
-        int result = engines_plan(&job->all, decode_rank, job->asked, &plan);
+        int result = engines_plan(job->all.decode, decode_rank, job->all.prefill, job->asked, &plan);
         uint64_t built = now_ns();
         if (!result)
             result = engines_verify(plan, decode_rank);
@@ -115,7 +115,7 @@ static int measure_request(const demo_job *job, const kvf_plan *plan, kvf_reques
 static int measure_runs(const demo_job *job, run_costs *out) {
     kvf_plan *plan = NULL;
     kvf_request *request = NULL;
-    int result = engines_plan(&job->all, 0, job->asked, &plan);
+    int result = engines_plan(job->all.decode, 0, job->all.prefill, job->asked, &plan);
     kvf_status status = result ? KVF_OK : kvf_request_create(plan, &request);
     if (status)
         result = library_failure(status, "a request");

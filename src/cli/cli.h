@@ -16,6 +16,9 @@ enum {
     EXIT_USAGE = 2,  /* what was asked for cannot be meant */
 };
 
+/** Says one sentence on stderr. */
+void notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /** Says one sentence on stderr and returns EXIT_USAGE. */
 int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -34,6 +37,7 @@ int library_failure(kvf_status status, const char *context, ...) __attribute__((
 /** A subcommand. */
 typedef struct command {
     const char *name;
+    const char *operands; /* as its usage names them; "" for none */
     const char *summary;
     uint32_t bit; /* marks the options that it takes, see options.c */
     int (*run)(int argc, char **argv);
@@ -44,12 +48,14 @@ enum {
     COMMAND_DEMO = 2,
     COMMAND_BENCH = 4,
     COMMAND_MODELS = 8,
+    COMMAND_EXPLAIN = 16,
 };
 
 int run_plan(int argc, char **argv);
 int run_demo(int argc, char **argv);
 int run_bench(int argc, char **argv);
 int run_models(int argc, char **argv);
+int run_explain(int argc, char **argv);
 
 /** Prints what `kvferry help COMMAND` says. */
 void print_command_help(uint32_t command_bit);

@@ -212,7 +212,7 @@ static int move_round(run *self, uint32_t round) {
 static int count_notifications(const demo_job *job, uint64_t *expected) {
     for (uint32_t rank = 0; rank < job->decode_ranks; rank++) {
         kvf_plan *plan = NULL;
-        int result = engines_plan(&job->all, rank, job->asked, &plan);
+        int result = engines_plan(job->all.decode, rank, job->all.prefill, job->asked, &plan);
         if (result)
             return result;
         for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++)

@@ -90,16 +90,18 @@ void engines_print(const engines *all) {
 void engines_add_json(const engines *all, struct json_object *out) {
     json_text(out, "model", kvf_model_name(all->model));
     json_count(out, "layers", kvf_model_layer_count(all->model));
+    json_notes(out, "notes", all->model);
     json_object_object_add(out, "prefill",
                            json_shape(&all->prefill_shape, all->model, kvf_engine_rank_count(all->prefill)));
     json_object_object_add(out, "decode",
                            json_shape(&all->decode_shape, all->model, kvf_engine_rank_count(all->decode)));
 }
 
-int engines_plan(const engines *all, uint32_t rank, const options *asked, kvf_plan **out) {
+int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,
+                 kvf_plan **out) {
     kvf_plan_options how = {.struct_size = sizeof how,
                             .replicas = asked->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD};
-    kvf_status status = kvf_plan_build(kvf_engine_shard(all->decode, rank), all->prefill, &how, out);
+    kvf_status status = kvf_plan_build(kvf_engine_shard(decode, rank), prefill, &how, out);
     return status ? library_failure(status, "plan of decode rank %u", rank) : EXIT_DONE;
 }
 

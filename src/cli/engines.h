@@ -34,7 +34,8 @@ void engines_add_json(const engines *all, struct json_object *out);
 uint64_t engine_bytes(const kvf_engine *engine);
 
 /** Builds the plan of one decode rank, with the asked choice of replicas. */
-int engines_plan(const engines *all, uint32_t rank, const options *asked, kvf_plan **out);
+int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,
+                 kvf_plan **out);
 
 /** Proves a plan; says what is wrong with it. */
 int engines_verify(const kvf_plan *plan, uint32_t rank);

@@ -26,6 +26,14 @@ void json_range(struct json_object *object, const char *key, kvf_range range) {
     json_object_object_add(object, key, pair);
 }
 
+void json_notes(struct json_object *object, const char *key, const kvf_model *model) {
+    struct json_object *notes = json_object_new_array();
+    const char *note;
+    for (uint32_t i = 0; (note = kvf_model_note(model, i)) != NULL; i++)
+        json_object_array_add(notes, json_object_new_string(note));
+    json_object_object_add(object, key, notes);
+}
+
 struct json_object *json_shape(const engine_shape *shape, const kvf_model *model, uint32_t ranks) {
     struct json_object *out = json_object_new_object();
     json_count(out, "ranks", ranks);

@@ -18,6 +18,9 @@ void json_real(struct json_object *object, const char *key, double value);
 /** [begin, end]. */
 void json_range(struct json_object *object, const char *key, kvf_range range);
 
+/** What is to be known of how a model was read: a list of sentences, mostly empty. */
+void json_notes(struct json_object *object, const char *key, const kvf_model *model);
+
 /** The numbers of a shape. */
 struct json_object *json_shape(const engine_shape *shape, const kvf_model *model, uint32_t ranks);
 

@@ -8,10 +8,14 @@
 #include "cli.h"
 
 static const command commands[] = {
-    {"plan", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
-    {"demo", "move and verify a cache between two engines of real processes", COMMAND_DEMO, run_demo},
-    {"bench", "measure planning, run generation and transfer", COMMAND_BENCH, run_bench},
-    {"models", "list the models that come with the library", COMMAND_MODELS, run_models},
+    {"plan", "", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
+    {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO, run_demo},
+    {"bench", "", "measure planning, run generation and transfer", COMMAND_BENCH, run_bench},
+    {"models", "", "list the models that come with the library", COMMAND_MODELS, run_models},
+#ifndef KVF_WITHOUT_AGENT
+    {"explain", " ENDPOINT[,KEY] [ENDPOINT[,KEY]]",
+     "say who running engines are, and who reads what from whom", COMMAND_EXPLAIN, run_explain},
+#endif
 };
 
 static const size_t command_count = sizeof commands / sizeof *commands;
@@ -21,6 +25,13 @@ __attribute__((format(printf, 1, 0))) static void say(const char *format, va_lis
     (void)fputs("kvferry: ", stderr);
     (void)vfprintf(stderr, format, arguments);
     (void)fputc('\n', stderr);
+}
+
+void notice(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
+    va_end(arguments);
 }
 
 int usage_error(const char *format, ...) {
@@ -71,8 +82,12 @@ static const command *find(const char *name) {
 }
 
 static int unknown(const char *name) {
-    return usage_error("there is no command \"%s\"; the commands are plan, demo, bench, models and help",
-                       name);
+    char names[128] = "";
+    for (size_t i = 0; i < command_count; i++) {
+        size_t length = strlen(names);
+        (void)snprintf(names + length, sizeof names - length, "%s, ", commands[i].name);
+    }
+    return usage_error("there is no command \"%s\"; the commands are %shelp", name, names);
 }
 
 static int print_help(void) {
@@ -91,8 +106,8 @@ static int print_help_about(const char *name) {
     const command *about = find(name);
     if (!about)
         return unknown(name);
-    printf("Usage: kvferry %s [OPTION...]\n\n%c%s.\n\n", about->name, about->summary[0] - 'a' + 'A',
-           about->summary + 1);
+    printf("Usage: kvferry %s%s [OPTION...]\n\n%c%s.\n\n", about->name, about->operands,
+           about->summary[0] - 'a' + 'A', about->summary + 1);
     print_command_help(about->bit);
     return EXIT_DONE;
 }

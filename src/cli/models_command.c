@@ -75,6 +75,7 @@ static struct json_object *json_model(const char *name, const kvf_model *model) 
         json_object_array_add(groups, one);
     }
     json_object_object_add(out, "groups", groups);
+    json_notes(out, "notes", model);
     return out;
 }
 
@@ -94,6 +95,7 @@ int run_models(int argc, char **argv) {
             result = library_error(status, "model %s", name);
             break;
         }
+        options_say_notes(name, model);
         add_rows(&list, name, model);
         json_object_array_add(all, json_model(name, model));
         kvf_model_free(model);

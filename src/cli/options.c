@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include <kvferry/transport.h>
+
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -12,6 +14,7 @@
 enum {
     ALL_SHAPES = COMMAND_PLAN | COMMAND_DEMO | COMMAND_BENCH,
     MOVING = COMMAND_DEMO | COMMAND_BENCH,
+    PLANNING = ALL_SHAPES | COMMAND_EXPLAIN,
 };
 
 enum option_id {
@@ -38,6 +41,7 @@ enum option_id {
     OPTION_CORRUPT,
     OPTION_DIE,
     OPTION_HANG,
+    OPTION_KEY_FILE,
 };
 
 typedef struct option_row {
@@ -50,19 +54,17 @@ typedef struct option_row {
 
 static const option_row rows[] = {
     {"model", "NAME|FILE", "a model that \"kvferry models\" lists, or a config.json (llama-3.1-8b)",
-     OPTION_MODEL, ALL_SHAPES},
+     OPTION_MODEL, PLANNING},
     {"dtype", "NAME", "element type of the attention cache, such as bf16 or fp8", OPTION_DTYPE,
-     ALL_SHAPES | COMMAND_MODELS},
-    {"state-dtype", "NAME", "element type of recurrent state", OPTION_STATE_DTYPE,
-     ALL_SHAPES | COMMAND_MODELS},
+     PLANNING | COMMAND_MODELS},
+    {"state-dtype", "NAME", "element type of recurrent state", OPTION_STATE_DTYPE, PLANNING | COMMAND_MODELS},
     {"scales", "NAME[/head]", "keep quantisation scales of this type: one a token, or one a token and head",
-     OPTION_SCALES, ALL_SHAPES | COMMAND_MODELS},
-    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL,
-     ALL_SHAPES},
-    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE, ALL_SHAPES},
-    {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, ALL_SHAPES},
+     OPTION_SCALES, PLANNING | COMMAND_MODELS},
+    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL, PLANNING},
+    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE, PLANNING},
+    {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, PLANNING},
     {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS, MOVING},
-    {"transport", "KIND", "auto, inproc, shm or ucx (auto)", OPTION_TRANSPORT, ALL_SHAPES},
+    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, PLANNING},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS, MOVING},
     {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
      OPTION_BROUGHT_MEMORY, MOVING},
@@ -72,10 +74,14 @@ static const option_row rows[] = {
     {"in-flight", "N", "requests that a decode rank has in flight at once (4)", OPTION_IN_FLIGHT, MOVING},
     {"rounds", "N", "how often all requests are moved and verified", OPTION_ROUNDS, MOVING},
     {"timeout", "SECONDS", "how long a rank may be silent (60)", OPTION_TIMEOUT, MOVING},
+    {"timeout", "SECONDS", "how long to wait for an answer (5)", OPTION_TIMEOUT, COMMAND_EXPLAIN},
+    {"key-file", "FILE", "own keys: an object of JSON with public_key and secret_key", OPTION_KEY_FILE,
+     COMMAND_EXPLAIN},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED, MOVING},
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
-     OPTION_REPLICAS, ALL_SHAPES},
-    {"json", NULL, "print JSON instead of text", OPTION_JSON, COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS},
+     OPTION_REPLICAS, PLANNING},
+    {"json", NULL, "print JSON instead of text", OPTION_JSON,
+     COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_EXPLAIN},
     {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},
     {"corrupt", "COORDINATE", NULL, OPTION_CORRUPT, COMMAND_DEMO},
     {"die", "RANK", NULL, OPTION_DIE, COMMAND_DEMO},
@@ -154,13 +160,18 @@ static int take_scales(const char *text, kvf_config_options *config) {
 }
 
 static int take_transport(const char *text, const char **out) {
-    static const char *const kinds[] = {"auto", "inproc", "shm", "ucx"};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(text, kinds[i]) == 0) {
-            *out = kinds[i];
+    char known[256] = "auto";
+    const char *kind = "auto";
+    for (uint32_t i = 0; kind; kind = kvf_transport_kind_name(i++)) {
+        if (strcmp(text, kind) == 0) {
+            *out = kind;
             return EXIT_DONE;
         }
-    return usage_error("--transport is \"%s\"; allowed are auto, inproc, shm and ucx", text);
+        size_t used = strlen(known);
+        if (i > 0)
+            (void)snprintf(known + used, sizeof known - used, ", %s", kind);
+    }
+    return usage_error("--transport is \"%s\"; allowed are %s", text, known);
 }
 
 static int take_replicas(const char *text, bool *first) {
@@ -242,6 +253,9 @@ static int take(enum option_id id, const char *text, options *out) {
         return take_fault(FAULT_DIE, text, out);
     case OPTION_HANG:
         return take_fault(FAULT_HANG, text, out);
+    case OPTION_KEY_FILE:
+        out->key_file = text;
+        return EXIT_DONE;
     }
     return EXIT_DONE;
 }
@@ -270,6 +284,10 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
         .timeout_s = 60,
         .seed = 1,
     };
+    if (command_bit == COMMAND_EXPLAIN) {
+        out->model = out->prefill = out->decode = NULL;
+        out->timeout_s = 5;
+    }
     opterr = 0;
     optind = 1;
     for (int id; (id = getopt_long(argc, argv, ":", list, NULL)) != -1;) {
@@ -282,8 +300,11 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
         if (result)
             return result;
     }
-    if (optind < argc)
-        return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", argv[optind], argv[0]);
+    out->operands = argv + optind;
+    out->operand_count = (uint32_t)(argc - optind);
+    uint32_t most = command_bit == COMMAND_EXPLAIN ? OPTIONS_MAX_OPERANDS : 0;
+    if (out->operand_count > most)
+        return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", out->operands[most], argv[0]);
     return EXIT_DONE;
 }
 
@@ -296,7 +317,16 @@ int options_load_model(const options *asked, kvf_model **out) {
         return usage_error("--model is \"%s\", which is neither a file nor one of the models that \"kvferry "
                            "models\" lists",
                            asked->model);
-    return status ? library_error(status, "--model") : EXIT_DONE;
+    if (status)
+        return library_error(status, "--model");
+    options_say_notes(config.name, *out);
+    return EXIT_DONE;
+}
+
+void options_say_notes(const char *name, const kvf_model *model) {
+    const char *note;
+    for (uint32_t i = 0; (note = kvf_model_note(model, i)) != NULL; i++)
+        notice("warning: %s: %s", name, note);
 }
 
 void print_command_help(uint32_t command_bit) {
@@ -309,6 +339,6 @@ void print_command_help(uint32_t command_bit) {
                        rows[i].argument ? rows[i].argument : "");
         printf("  %-24s %s\n", left, rows[i].help);
     }
-    if (command_bit & ALL_SHAPES)
+    if (command_bit & PLANNING)
         print_shape_help();
 }

@@ -15,7 +15,10 @@ typedef enum fault_kind {
     FAULT_HANG,
 } fault_kind;
 
-/** What was asked for. Texts belong to argv. */
+/** The most operands that a command takes. */
+enum { OPTIONS_MAX_OPERANDS = 2 };
+
+/** What was asked for. Texts belong to argv. Explaining has no shapes and no model but those asked for. */
 typedef struct options {
     const char *model;
     kvf_config_options config;
@@ -38,6 +41,9 @@ typedef struct options {
     const char *corrupt; /* a coordinate, see corrupt.h */
     fault_kind fault;
     const char *fault_rank; /* such as "decode:1" */
+    const char *key_file;
+    char *const *operands; /* what is no option */
+    uint32_t operand_count;
 } options;
 
 /**
@@ -49,6 +55,9 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
 
 /** Loads the model that was asked for; says what is wrong when it cannot. */
 int options_load_model(const options *asked, kvf_model **out);
+
+/** Says on stderr what is to be known of how a model was read. */
+void options_say_notes(const char *name, const kvf_model *model);
 
 /** Reads a whole number with an optional suffix k, m, g or t (KiB and so on). */
 bool parse_bytes(const char *text, uint64_t *out);

@@ -41,8 +41,9 @@ static bool send_card(const prefill_rank *self) {
     return rank_send(&self->base, MESSAGE_READY, card, bytes);
 }
 
-static void count_notification(void *context, kvf_transport *transport, const void *data, size_t bytes) {
-    (void)transport, (void)data, (void)bytes;
+static void count_notification(void *context, kvf_transport *transport, const char *sender, const void *data,
+                               size_t bytes) {
+    (void)transport, (void)sender, (void)data, (void)bytes;
     ((prefill_rank *)context)->notified++;
 }
 

@@ -123,8 +123,12 @@ bool rank_open(live_rank *out, rank_seat *seat, const kvf_transport_options *cal
     kvf_transport_options how = *callbacks;
     how.struct_size = sizeof how;
     how.name = name;
-    how.no_direct_read = job->asked->no_direct_read;
-    how.ucx_tls = job->asked->ucx_tls;
+    kvf_setting settings[2];
+    how.settings = settings;
+    if (job->asked->no_direct_read)
+        settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
+    if (job->asked->ucx_tls)
+        settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
     kvf_status status = kvf_transport_open(job->asked->transport, &how, &out->transport);
     if (status)
         return rank_fail_status(out, status, "opening the transport");

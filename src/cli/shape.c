@@ -7,6 +7,8 @@
 #include "options.h"
 #include "shared_pages.h"
 
+enum { PLANNED_BLOCKS = 64 };
+
 typedef struct order_name {
     const char *name;
     const char *order;
@@ -293,6 +295,12 @@ void shape_free(engine_shape *shape) {
     free(shape->groups);
     free(shape->fixed_blocks);
     *shape = (engine_shape){0};
+}
+
+void shape_fill_blocks(engine_shape *shape, const kvf_model *model) {
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        if (!shape->fixed_blocks[g])
+            shape->groups[g].block_count = PLANNED_BLOCKS;
 }
 
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out) {

@@ -26,7 +26,7 @@ typedef struct engine_shape {
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;
     uint32_t tp, pp, dcp, dcp_width;
-    uint32_t *pp_layers;    /* owned; NULL: as even as it goes */
+    uint32_t *pp_layers;    /* owned; NULL: split as evenly as possible */
     kvf_group_spec *groups; /* owned; one for each group of the model */
     bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
     bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
@@ -39,6 +39,9 @@ typedef struct engine_shape {
 int shape_parse(const char *side, const char *text, const kvf_model *model, engine_shape *out);
 
 void shape_free(engine_shape *shape);
+
+/** Chooses numbers of blocks where none were asked for: for plans, which do not depend on them. */
+void shape_fill_blocks(engine_shape *shape, const kvf_model *model);
 
 /** Lays out the engine with the block counts that are in shape->groups; says what is wrong with it. */
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);

@@ -1,20 +1,12 @@
 /*
- * What the files of this room share: names of requests, and hash tables that take memory from kvferry's
- * allocator and can fail without ending the process.
+ * What the files of this room share: names of requests.
  */
 #ifndef KVF_ENGINE_ENGINE_H
 #define KVF_ENGINE_ENGINE_H
 
 #include <kvferry/engine.h>
 
-#include "base/base.h"
-
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(bytes) kvf_alloc(1, bytes)
-#define uthash_free(memory, bytes) kvf_free(memory)
-#define uthash_nonfatal_oom(element) ((void)(element))
-#include <uthash.h>
-#include <utlist.h>
+#include "base/tables.h"
 
 /** KVF_E_RANGE or KVF_E_INVALID when these bytes cannot be an id; `what` and `index` are for the words. */
 kvf_status kvf_check_request_id(const void *data, size_t size, const char *what, size_t index);

@@ -67,6 +67,7 @@ order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_ki
 }
 
 void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot) {
+    KVF_ASSERT(!slot || !*slot); /* a part has one order that was not taken, at most */
     o->record = slot ? r : NULL;
     if (slot)
         *slot = o;
@@ -82,6 +83,7 @@ static void free_order(order *o) {
 void kvf_withdraw_order(kvf_schedule *s, order **slot) {
     if (!*slot)
         return;
+    KVF_ASSERT(s->queue_length > 0);
     DL_DELETE(s->queue, *slot);
     s->queue_length--;
     free_order(*slot);
@@ -101,6 +103,7 @@ static void begin(order *o) {
     record *r = o->record;
     if (!r)
         return;
+    KVF_ASSERT(r->load.order == o || r->serve.order == o);
     bool serves = is_about_serving(o->instruction.kind, o->instruction.cancels);
     if (serves) {
         r->serve.order = NULL;
@@ -117,7 +120,7 @@ static void begin(order *o) {
 kvf_status kvf_schedule_take(kvf_schedule *s, const kvf_instruction **instructions, size_t *count) {
     if (!s || !instructions || !count)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_take: schedule, instructions or count is NULL");
-    kvf_schedule_bury(s);
+    kvf_schedule_release_results(s);
     kvf_instruction *list = kvf_alloc(s->queue_length, sizeof *list);
     if (!list)
         return kvf_nomem("instructions");
@@ -128,6 +131,7 @@ kvf_status kvf_schedule_take(kvf_schedule *s, const kvf_instruction **instructio
         begin(o);
         list[n++] = o->instruction;
     }
+    KVF_ASSERT(n == s->queue_length);
     s->taken = s->queue;
     s->queue = NULL;
     s->queue_length = 0;

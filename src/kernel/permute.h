@@ -19,8 +19,6 @@
 #ifndef KVF_KERNEL_PERMUTE_H
 #define KVF_KERNEL_PERMUTE_H
 
-#include <kvferry/postprocess.h>
-
 #include "base/base.h"
 
 /** A cell that is read beyond its end by this much harms nobody: what is put aside has room behind it. */
@@ -113,14 +111,6 @@ typedef struct kvf_permutation {
     unsigned char *aside; /**< a page and KVF_PERMUTE_SLACK */
     kvf_permute_way way;
 } kvf_permutation;
-
-/**
- * Works out what a change of form is. Sizes are checked; all later arithmetic is within a page.
- *
- * @return KVF_OK; KVF_E_INVALID for a zero or an unknown order; KVF_E_NOT_EXPRESSIBLE when neither number of
- *         tokens divides the other; KVF_E_OVERFLOW
- */
-kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out);
 
 /** The way that is faster for this permutation. */
 kvf_permute_way kvf_permute_best_way(const kvf_gather *gather);

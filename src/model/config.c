@@ -51,6 +51,7 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
     const char *model_type = inner ? inner : outer;
     if (!model_type)
         return kvf_field_missing(root, "model_type");
+    config->fields.family = model_type;
     config->family = kvf_family_find(model_type);
     if (!config->family)
         return kvf_fail(KVF_E_UNSUPPORTED, "%smodel_type is \"%.64s\", a family that is not known",
@@ -90,17 +91,25 @@ bool kvf_config_has(const kvf_config *config, uint8_t what) {
     return false;
 }
 
-kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_group_kind kind,
-                                     uint8_t what) {
+kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_group_kind kind) {
     uint32_t g = config->group_count++;
-    uint32_t *layers = config->layers + (size_t)g * config->layer_count;
-    uint32_t count = 0;
+    (void)snprintf(config->group_names[g], sizeof config->group_names[g], "%s", name);
+    config->groups[g] = (kvf_group_desc){.name = config->group_names[g],
+                                         .kind = kind,
+                                         .layers = config->layers + (size_t)g * config->layer_count,
+                                         .parts = config->parts[g]};
+    return &config->groups[g];
+}
+
+void kvf_config_add_layer(kvf_config *config, uint32_t layer) {
+    uint32_t g = config->group_count - 1;
+    config->layers[(size_t)g * config->layer_count + config->groups[g].layer_count++] = layer;
+}
+
+void kvf_config_add_layers(kvf_config *config, uint8_t what) {
     for (uint32_t i = 0; i < config->layer_count; i++)
         if (config->keeps[i] & what)
-            layers[count++] = i;
-    config->groups[g] = (kvf_group_desc){
-        .name = name, .kind = kind, .layers = layers, .layer_count = count, .parts = config->parts[g]};
-    return &config->groups[g];
+            kvf_config_add_layer(config, i);
 }
 
 kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype) {
@@ -122,6 +131,7 @@ static kvf_status build(kvf_config *config, kvf_model **out) {
                           config->fields.prefix, config->layer_count);
     if (status)
         return status;
+    kvf_config_note_unread_fields(config);
     const kvf_model_desc desc = {
         .struct_size = sizeof desc,
         .name = config->options.name,
@@ -129,11 +139,11 @@ static kvf_status build(kvf_config *config, kvf_model **out) {
         .groups = config->groups,
         .group_count = config->group_count,
     };
-    return kvf_model_create(&desc, out);
+    return kvf_model_create_noted(&desc, &config->notes, out);
 }
 
 static kvf_status read_tree(struct json_object *tree, const kvf_config_options *options, kvf_model **out) {
-    kvf_config config = {.options = *options};
+    kvf_config config = {.options = *options, .root = tree};
     kvf_fields root = {.object = tree};
     kvf_status status = find_text_model(&root, &config.fields);
     if (!status)
@@ -145,6 +155,7 @@ static kvf_status read_tree(struct json_object *tree, const kvf_config_options *
     if (!status)
         status = build(&config, out);
     kvf_free(config.layers);
+    kvf_free(config.heads);
     kvf_free(config.keeps);
     return status;
 }

@@ -3,8 +3,9 @@
  *
  *   text --config_json--> fields --config_family--> family (a row of data)
  *     fields + family --config_layers--> what each layer keeps
- *     fields + family --config_attention, config_state--> the parts of each kind of layer
+ *     fields + family --config_attention, config_overrides, config_state--> the parts of each kind of layer
  *     all of it --config--> a kvf_model_desc
+ *     fields + family --config_notes--> what may decide sizes and was not read
  */
 #ifndef KVF_MODEL_CONFIG_H
 #define KVF_MODEL_CONFIG_H
@@ -25,6 +26,7 @@
 /** One JSON object, and what stands before its fields' names in messages: "text_config.". */
 typedef struct kvf_fields {
     struct json_object *object; /**< borrowed from the tree */
+    const char *family;         /**< the model_type, for messages; NULL while it is not known */
     char prefix[96];
 } kvf_fields;
 
@@ -37,8 +39,9 @@ kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object *
 
 /*
  * Readers. `names` is one name or several with '|' between: the same thing under different names, of which at
- * most one may be given, or all alike. A field that is null counts as not given. A field of another type, or
- * outside the bounds, is an error that names the field, its value and what is allowed.
+ * most one may be given, or all alike. A name with a '.' is that of a field of an object inside this one. A
+ * field that is null counts as not given. A field of another type, or outside the bounds, is an error that
+ * names the field, its value and what is allowed.
  */
 
 /** Whether one of the names is there at all, even as null. */
@@ -73,7 +76,7 @@ kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fiel
 kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct json_object *list, size_t i,
                               uint32_t least, uint32_t most, uint32_t *out);
 
-/** The failure of a field that must be there. */
+/** The failure of a field that must be there: it names the field and the family, which has no default. */
 kvf_status kvf_field_missing(const kvf_fields *fields, const char *names);
 
 /* ---- families -------------------------------------------------------------------------------- */
@@ -104,7 +107,6 @@ typedef enum kvf_rule_kind {
 
 typedef struct kvf_layer_rule {
     kvf_rule_kind kind;
-    const char *inside; /**< the object that holds the fields; NULL: the configuration itself */
     const char *field;
     const char *second;
     uint32_t fallback;        /**< 0: the rule does not apply without its field */
@@ -131,15 +133,15 @@ typedef enum kvf_state_kind {
 /** Names of the fields that size a recurrent state. Those a kind does not use are NULL. */
 typedef struct kvf_state_fields {
     kvf_state_kind kind;
-    const char *inside;     /**< the object that holds them; NULL: the configuration itself */
     const char *conv;       /**< taps of the convolution, the state keeps one less */
     const char *expand;     /**< inner width as a multiple of the hidden size */
-    const char *inner;      /**< inner width, instead of `expand` */
+    const char *inner;      /**< inner width; where it is null, `expand` says it */
+    uint32_t inner_or;      /**< the default of `inner`, where it is not there at all; 0: must be there */
     const char *heads;      /**< value heads */
     const char *head_dim;   /**< of a value head; may be the text "auto" */
     const char *groups;     /**< Mamba 2: groups of B and C; delta rule: key heads */
     const char *state_size; /**< Mamba: of each channel; delta rule: of a key head */
-    kvf_dtype dtype;        /**< of the recurrent state, where it is always the same */
+    kvf_dtype dtype;        /**< of the recurrent state, unless a field says it; 0: as the model's */
 } kvf_state_fields;
 
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX
@@ -157,46 +159,72 @@ typedef struct kvf_family {
     const char *full_kv_heads;     /**< KV heads of full layers, where there are others */
     const char *full_kv_heads_if;  /**< and this flag is true */
     const char *shared_layers;     /**< how many of the last layers use another layer's cache */
+    bool last_is_full;             /**< the last layer has full attention, whatever the rules say */
+    bool null_kv_heads;            /**< a number of KV heads that is null means as many as heads */
 
     kvf_attention_kind attention;
     kvf_dtype dtype;
     uint32_t heads;
-    uint32_t kv_heads; /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
-    uint32_t head_dim; /**< 0: when not given, the hidden size divided by the heads */
+    uint32_t kv_heads;       /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
+    uint32_t head_dim;       /**< 0: when not given, the hidden size divided by the heads */
+    uint32_t index_head_dim; /**< of the indexer that a latent has beside it; 0: none when not given */
     uint32_t window, chunk;
     uint32_t full_head_dim_or; /**< the default of `full_head_dim` */
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
 } kvf_family;
+
+/** Whether `word` is one of `words`, which have spaces or '|' between them. */
+bool kvf_config_is_among(const char *word, const char *words);
 
 /** The family of a model_type; NULL when it is not known. */
 const kvf_family *kvf_family_find(const char *model_type);
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-#define KVF_CONFIG_MAX_GROUPS 4u /**< one for each thing a layer can keep */
+#define KVF_CONFIG_MAX_GROUPS 16u /**< one for each thing a layer can keep, in each of its shapes */
 #define KVF_CONFIG_MAX_PARTS 4u
+#define KVF_CONFIG_GROUP_NAME_BYTES 16u
+
+/** The heads of an attention layer. */
+typedef struct kvf_heads {
+    uint32_t query_heads; /**< they bound and divide the KV heads */
+    uint32_t kv_heads;
+    uint32_t head_dim;
+} kvf_heads;
 
 /** What is known of a model while its description is put together. */
 typedef struct kvf_config {
     kvf_fields fields;
+    struct json_object *root; /**< the whole configuration; `fields` may be an object inside it */
     const kvf_family *family;
     kvf_config_options options;
     kvf_dtype dtype;                      /**< the model's own */
     uint32_t window_tokens, chunk_tokens; /**< 0: none */
     uint32_t layer_count;
     uint8_t *keeps;   /**< [layer] */
+    kvf_heads *heads; /**< [layer], where it has attention with heads */
     uint32_t *layers; /**< room for the layer lists of all groups: [KVF_CONFIG_MAX_GROUPS][layer_count] */
     uint32_t group_count;
+    char group_names[KVF_CONFIG_MAX_GROUPS][KVF_CONFIG_GROUP_NAME_BYTES];
     kvf_group_desc groups[KVF_CONFIG_MAX_GROUPS];
     kvf_part_desc parts[KVF_CONFIG_MAX_GROUPS][KVF_CONFIG_MAX_PARTS];
+    kvf_notes notes;
 } kvf_config;
 
 /** Sets window_tokens, chunk_tokens, layer_count and keeps (the caller frees it, also after a failure). */
 kvf_status kvf_config_read_layers(kvf_config *config);
 
-/** Adds a group of the layers that keep `what`; they are at least one. Its parts are then added one by one.
+/**
+ * Adds a group without layers, of which there are at most KVF_CONFIG_MAX_GROUPS. Its layers, in their order, and
+ * its parts are then added one by one.
  */
-kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_group_kind kind, uint8_t what);
+kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_group_kind kind);
+
+/** Adds a layer to the group that was added last. */
+void kvf_config_add_layer(kvf_config *config, uint32_t layer);
+
+/** Adds all layers that keep `what` to the group that was added last. */
+void kvf_config_add_layers(kvf_config *config, uint8_t what);
 
 /** Adds a zeroed part to the group that was added last. */
 kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype);
@@ -204,9 +232,37 @@ kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dty
 /** Whether some layer keeps `what`. */
 bool kvf_config_has(const kvf_config *config, uint8_t what);
 
+/**
+ * Reads what `per_layer_config` says of single layers, over what holds for all of them. `heads` may be NULL,
+ * where the family's attention has none; then nothing may differ that decides sizes.
+ */
+kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
+
+/** Checks that `kv_heads`, which `prefix` and `field` gave, divide the query heads. */
+kvf_status kvf_config_check_kv_heads(const char *prefix, const char *field, const kvf_heads *heads);
+
 /** Add the groups of all attention layers, and of all state layers. */
 kvf_status kvf_config_add_attention(kvf_config *config);
 kvf_status kvf_config_add_state(kvf_config *config);
+
+/* ---- what was not read ----------------------------------------------------------------------- */
+
+/** What this reader does with a field, judged by its name. */
+typedef enum kvf_field_use {
+    KVF_FIELD_NO_SIZE = 0, /**< it decides no size of a cache */
+    KVF_FIELD_READ,        /**< it may decide one, and is read for this family */
+    KVF_FIELD_UNREAD,      /**< it may decide one, and is not read for this family */
+} kvf_field_use;
+
+/** `name` is that of a field of the configuration, or a path with '.' to one inside. */
+kvf_field_use kvf_config_field_use(const kvf_config *config, const char *name);
+
+/** Notes that a field is not read. More notes than there is room for are left out. */
+void kvf_config_note_unread(kvf_config *config, const char *prefix, const char *name,
+                            struct json_object *value);
+
+/** Notes every field that may decide a size and is not read for this family. All layers have been read. */
+void kvf_config_note_unread_fields(kvf_config *config);
 
 /* ---- the models that come with the library --------------------------------------------------- */
 

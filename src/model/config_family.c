@@ -22,12 +22,13 @@
 #define END                                                                                                  \
     { .kind = KVF_RULE_END }
 
-static const kvf_layer_rule all_full[] = {LAYER_TYPES, ALL_FULL};
+static const kvf_layer_rule all_full[] = {LAYER_TYPES, ALL_FULL, END};
 
 static const kvf_layer_rule all_window[] = {
     LAYER_TYPES,
     {.kind = KVF_RULE_WINDOW, .picked = KVF_KEEPS_WINDOW},
     ALL_FULL,
+    END,
 };
 
 /* Full attention in the first max_window_layers layers, a window in those above. */
@@ -37,21 +38,25 @@ static const kvf_layer_rule all_window[] = {
         .others = KVF_KEEPS_WINDOW                                                                           \
     }
 
-static const kvf_layer_rule window_above_28[] = {LAYER_TYPES, FULL_BELOW(28), ALL_FULL};
-static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), ALL_FULL};
+static const kvf_layer_rule window_above_28[] = {LAYER_TYPES, FULL_BELOW(28), ALL_FULL, END};
+static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), ALL_FULL, END};
 
-static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW)};
+static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW),
+                                                      END};
 
 static const kvf_layer_rule window_but_every_4th[] = {
     LAYER_TYPES,
     LAST_OF_EACH("sliding_window_pattern|_sliding_window_pattern", 4, KVF_KEEPS_WINDOW),
+    END,
 };
 
-static const kvf_layer_rule window_but_every_5th[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 5, KVF_KEEPS_WINDOW)};
+static const kvf_layer_rule window_but_every_5th[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 5, KVF_KEEPS_WINDOW),
+                                                      END};
 
 static const kvf_layer_rule window_but_every_6th[] = {
     LAYER_TYPES,
     LAST_OF_EACH("sliding_window_pattern|_sliding_window_pattern", 6, KVF_KEEPS_WINDOW),
+    END,
 };
 
 /* A layer without rotary positions sees everything; the others see their chunk. */
@@ -59,11 +64,13 @@ static const kvf_layer_rule chunks_with_rope[] = {
     LAYER_TYPES,
     {.kind = KVF_RULE_FLAGS, .field = "no_rope_layers", .picked = KVF_KEEPS_FULL, .others = KVF_KEEPS_CHUNK},
     LAST_OF_EACH("no_rope_layer_interval", 4, KVF_KEEPS_CHUNK),
+    END,
 };
 
 static const kvf_layer_rule state_but_every_4th[] = {
     LAYER_TYPES,
     LAST_OF_EACH("full_attention_interval", 4, KVF_KEEPS_STATE),
+    END,
 };
 
 static const kvf_layer_rule one_of_a_period[] = {
@@ -75,6 +82,7 @@ static const kvf_layer_rule one_of_a_period[] = {
      .second_fallback = 4,
      .picked = KVF_KEEPS_FULL,
      .others = KVF_KEEPS_STATE},
+    END,
 };
 
 static const kvf_layer_rule lettered[] = {
@@ -96,9 +104,8 @@ static const kvf_layer_rule listed_from_0[] = {
 
 static const kvf_layer_rule listed_from_1[] = {
     {.kind = KVF_RULE_NUMBERS,
-     .inside = "linear_attn_config",
-     .field = "full_attn_layers",
-     .second = "kda_layers",
+     .field = "linear_attn_config.full_attn_layers",
+     .second = "linear_attn_config.kda_layers",
      .first_number = 1,
      .picked = KVF_KEEPS_FULL,
      .others = KVF_KEEPS_STATE},
@@ -106,10 +113,11 @@ static const kvf_layer_rule listed_from_1[] = {
     END,
 };
 
-static const kvf_layer_rule all_state[] = {{.kind = KVF_RULE_ALL, .picked = KVF_KEEPS_STATE}};
+static const kvf_layer_rule all_state[] = {{.kind = KVF_RULE_ALL, .picked = KVF_KEEPS_STATE}, END};
 
 static const kvf_layer_rule both_everywhere[] = {
     {.kind = KVF_RULE_ALL, .picked = KVF_KEEPS_FULL | KVF_KEEPS_STATE},
+    END,
 };
 
 /* ---- what sizes a state ---------------------------------------------------------------------- */
@@ -134,7 +142,8 @@ static const kvf_state_fields nemotron_mamba2 = {.kind = KVF_STATE_MAMBA2,
                                                  .heads = "mamba_num_heads",
                                                  .head_dim = "mamba_head_dim",
                                                  .groups = "n_groups|mamba_n_groups",
-                                                 .state_size = "ssm_state_size"};
+                                                 .state_size = "ssm_state_size",
+                                                 .dtype = KVF_DTYPE_F32};
 
 static const kvf_state_fields granite_mamba2 = {.kind = KVF_STATE_MAMBA2,
                                                 .conv = "mamba_d_conv",
@@ -148,6 +157,7 @@ static const kvf_state_fields falcon_mamba2 = {.kind = KVF_STATE_MAMBA2,
                                                .conv = "mamba_d_conv",
                                                .expand = "mamba_expand",
                                                .inner = "mamba_d_ssm",
+                                               .inner_or = 1024,
                                                .heads = "mamba_n_heads",
                                                .head_dim = "mamba_d_head",
                                                .groups = "mamba_n_groups",
@@ -161,12 +171,12 @@ static const kvf_state_fields gated_delta = {.kind = KVF_STATE_GDN,
                                              .state_size = "linear_key_head_dim"};
 
 /* Engines keep this state in single precision whatever the model's type is. */
-static const kvf_state_fields kimi_delta = {.kind = KVF_STATE_KDA,
-                                            .inside = "linear_attn_config",
-                                            .conv = "short_conv_kernel_size",
-                                            .heads = "num_heads",
-                                            .head_dim = "head_dim",
-                                            .dtype = KVF_DTYPE_F32};
+static const kvf_state_fields kimi_delta = {
+    .kind = KVF_STATE_KDA,
+    .conv = "linear_attn_config.short_conv_kernel_size|linear_conv_kernel_dim",
+    .heads = "linear_attn_config.num_heads|linear_num_heads",
+    .head_dim = "linear_attn_config.head_dim|linear_head_dim",
+    .dtype = KVF_DTYPE_F32};
 
 /* ---- families -------------------------------------------------------------------------------- */
 
@@ -176,12 +186,19 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .kv_heads = KVF_AS_MANY_AS_HEADS},
-    {.model_types = "stablelm glm4_moe glm4v_moe_text exaone4 qwen3_vl_moe_text",
-     .attention = KVF_ATTENTION_HEADS,
-     .layers = all_full},
-    {.model_types = "glm glm4 minimax_m2 qwen3_vl_text",
+    {.model_types = "stablelm glm4_moe glm4v_moe_text", .attention = KVF_ATTENTION_HEADS, .layers = all_full},
+    {.model_types = "qwen3_vl_moe_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
+     .null_kv_heads = true},
+    {.model_types = "glm glm4 minimax_m2",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .head_dim = 128},
+    {.model_types = "qwen3_vl_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .null_kv_heads = true,
      .head_dim = 128},
     {.model_types = "gemma", .attention = KVF_ATTENTION_HEADS, .layers = all_full, .head_dim = 256},
 
@@ -189,9 +206,18 @@ static const kvf_family families[] = {
     {.model_types = "mistral ministral",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
+     .null_kv_heads = true,
      .window = 4096},
-    {.model_types = "mixtral starcoder2 phimoe", .attention = KVF_ATTENTION_HEADS, .layers = all_window},
-    {.model_types = "ministral3", .attention = KVF_ATTENTION_HEADS, .layers = all_window, .head_dim = 128},
+    {.model_types = "mixtral phimoe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .null_kv_heads = true},
+    {.model_types = "starcoder2", .attention = KVF_ATTENTION_HEADS, .layers = all_window},
+    {.model_types = "ministral3",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .null_kv_heads = true,
+     .head_dim = 128},
     {.model_types = "phi3",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
@@ -203,7 +229,13 @@ static const kvf_family families[] = {
      .window_switch = "use_sliding_window"},
 
     /* Windows in some layers. */
-    {.model_types = "qwen2 qwen2_moe",
+    {.model_types = "qwen2",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_above_28,
+     .null_kv_heads = true,
+     .window = 4096,
+     .window_switch = "use_sliding_window"},
+    {.model_types = "qwen2_moe",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_28,
      .window = 4096,
@@ -211,11 +243,13 @@ static const kvf_family families[] = {
     {.model_types = "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_80,
+     .null_kv_heads = true,
      .window = 4096,
      .window_switch = "use_sliding_window"},
     {.model_types = "qwen3",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_28,
+     .null_kv_heads = true,
      .head_dim = 128,
      .window = 4096,
      .window_switch = "use_sliding_window"},
@@ -249,10 +283,12 @@ static const kvf_family families[] = {
      .full_head_dim_or = 512,
      .full_kv_heads = "num_global_key_value_heads",
      .full_kv_heads_if = "attention_k_eq_v",
-     .shared_layers = "num_kv_shared_layers"},
+     .shared_layers = "num_kv_shared_layers",
+     .last_is_full = true},
     {.model_types = "gpt_oss",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_2nd,
+     .null_kv_heads = true,
      .head_dim = 64,
      .window = 128,
      .dtype = KVF_DTYPE_BF16},
@@ -261,18 +297,27 @@ static const kvf_family families[] = {
      .layers = window_but_every_4th,
      .kv_heads = KVF_AS_MANY_AS_HEADS,
      .window = 4096},
+    {.model_types = "exaone4",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_4th,
+     .window = 4096},
 
     /* Chunks in some layers. */
     {.model_types = "llama4 llama4_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = chunks_with_rope,
+     .null_kv_heads = true,
      .head_dim = 128,
      .chunk = 8192},
 
-    /* One latent for all heads; with an indexer key where there is an index_head_dim. */
-    {.model_types = "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite glm_moe_dsa",
+    /* One latent for all heads; with an indexer key where there is an index_head_dim, or always. */
+    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full},
+    {.model_types = "deepseek_v32 glm_moe_dsa",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = all_full,
+     .index_head_dim = 128},
 
     /* State in all layers. */
     {.model_types = "mamba falcon_mamba", .layers = all_state, .state = &mamba1},
@@ -282,10 +327,12 @@ static const kvf_family families[] = {
     {.model_types = "jamba",
      .attention = KVF_ATTENTION_HEADS,
      .layers = one_of_a_period,
+     .null_kv_heads = true,
      .state = &jamba_mamba1},
     {.model_types = "nemotron_h",
      .attention = KVF_ATTENTION_HEADS,
      .layers = lettered,
+     .null_kv_heads = true,
      .head_dim = 128,
      .state = &nemotron_mamba2},
     {.model_types = "granitemoehybrid",
@@ -296,10 +343,12 @@ static const kvf_family families[] = {
     {.model_types = "bamba",
      .attention = KVF_ATTENTION_HEADS,
      .layers = listed_from_0,
+     .null_kv_heads = true,
      .state = &granite_mamba2},
     {.model_types = "falcon_h1",
      .attention = KVF_ATTENTION_HEADS,
      .layers = both_everywhere,
+     .null_kv_heads = true,
      .state = &falcon_mamba2},
     {.model_types = "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
      .attention = KVF_ATTENTION_HEADS,
@@ -312,11 +361,11 @@ static const kvf_family families[] = {
      .state = &kimi_delta},
 };
 
-/* Whether `word` is one of the words of `words`. */
-static bool is_among(const char *word, const char *words) {
+bool kvf_config_is_among(const char *word, const char *words) {
+    static const char between[] = " |";
     size_t length = strlen(word);
-    for (const char *p = words; *p; p += strspn(p, " ")) {
-        size_t here = strcspn(p, " ");
+    for (const char *p = words; *p; p += strspn(p, between)) {
+        size_t here = strcspn(p, between);
         if (here == length && memcmp(p, word, length) == 0)
             return true;
         p += here;
@@ -326,7 +375,7 @@ static bool is_among(const char *word, const char *words) {
 
 const kvf_family *kvf_family_find(const char *model_type) {
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
-        if (is_among(model_type, families[i].model_types))
+        if (kvf_config_is_among(model_type, families[i].model_types))
             return &families[i];
     return NULL;
 }

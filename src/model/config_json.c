@@ -190,11 +190,39 @@ static bool next_name(const char **names, char *name, size_t room) {
     return true;
 }
 
+/* How messages name a field: a name inside `names` ends at '|'. */
+#define NAMED "%s%.*s"
+#define NAME_OF(fields, name) (fields)->prefix, (int)strcspn(name, "|"), name
+
+/* Follows a path such as "a.b". `value` is NULL where it ends early, or where there is a null. */
+static kvf_status follow(const kvf_fields *fields, const char *path, bool *exists,
+                         struct json_object **value) {
+    *value = fields->object;
+    *exists = true;
+    for (const char *p = path; *p && *value;) {
+        if (!json_object_is_type(*value, json_type_object))
+            return kvf_fail(KVF_E_INVALID, "%s%.*s is %.40s; it must be an object", fields->prefix,
+                            (int)(p - path - 1), path, written(*value));
+        char step[64];
+        size_t length = strcspn(p, ".");
+        (void)snprintf(step, sizeof step, "%.*s", (int)length, p);
+        p += length + (p[length] == '.');
+        struct json_object *next = NULL;
+        bool found = json_object_object_get_ex(*value, step, &next);
+        *value = next;
+        *exists = found && (next || !*p);
+    }
+    return KVF_OK;
+}
+
 bool kvf_field_exists(const kvf_fields *fields, const char *names) {
     char name[64];
-    while (next_name(&names, name, sizeof name))
-        if (json_object_object_get_ex(fields->object, name, NULL))
+    while (next_name(&names, name, sizeof name)) {
+        bool exists;
+        struct json_object *value;
+        if (follow(fields, name, &exists, &value) == KVF_OK && exists)
             return true;
+    }
     return false;
 }
 
@@ -205,8 +233,12 @@ kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct js
     char candidate[64];
     const char *rest = names;
     for (const char *start = rest; next_name(&rest, candidate, sizeof candidate); start = rest) {
-        struct json_object *here = NULL;
-        if (!json_object_object_get_ex(fields->object, candidate, &here) || !here)
+        struct json_object *here;
+        bool exists;
+        kvf_status status = follow(fields, candidate, &exists, &here);
+        if (status)
+            return status;
+        if (!here)
             continue;
         if (*value && !json_object_equal(*value, here))
             return kvf_fail(KVF_E_INVALID, "%s%.*s is %.40s, but %s%s is %.40s", fields->prefix,
@@ -221,12 +253,11 @@ kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct js
     return KVF_OK;
 }
 
-/* How messages name a field: a name inside `names` ends at '|'. */
-#define NAMED "%s%.*s"
-#define NAME_OF(fields, name) (fields)->prefix, (int)strcspn(name, "|"), name
-
 kvf_status kvf_field_missing(const kvf_fields *fields, const char *names) {
-    return kvf_fail(KVF_E_INVALID, NAMED " is missing", NAME_OF(fields, names));
+    if (!fields->family)
+        return kvf_fail(KVF_E_INVALID, NAMED " is missing", NAME_OF(fields, names));
+    return kvf_fail(KVF_E_INVALID, NAMED " is %s, and %.64s has no default for it", NAME_OF(fields, names),
+                    kvf_field_exists(fields, names) ? "null" : "missing", fields->family);
 }
 
 static kvf_status number_of(const kvf_fields *fields, const char *name, struct json_object *value,
@@ -311,6 +342,7 @@ kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fiel
         return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be an object", NAME_OF(fields, name),
                         written(value));
     out->object = value;
+    out->family = fields->family;
     (void)snprintf(out->prefix, sizeof out->prefix, "%.60s%.32s.", fields->prefix, name);
     return KVF_OK;
 }

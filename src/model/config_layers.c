@@ -182,8 +182,9 @@ static kvf_status apply_all(kvf_config *config, const kvf_layer_rule *rule, bool
 /* A layer of a list, that no list has named before (`unset` marks those). */
 static const uint8_t unset = UINT8_MAX;
 
-static kvf_status keep_numbered(kvf_config *config, const kvf_fields *fields, const char *field,
-                                const kvf_layer_rule *rule, uint8_t keeps, bool *given) {
+static kvf_status keep_numbered(kvf_config *config, const char *field, const kvf_layer_rule *rule,
+                                uint8_t keeps, bool *given) {
+    const kvf_fields *fields = &config->fields;
     struct json_object *list;
     const char *name;
     kvf_status status = kvf_field_list(fields, field, &list, &name);
@@ -207,22 +208,18 @@ static kvf_status keep_numbered(kvf_config *config, const kvf_fields *fields, co
 }
 
 static kvf_status apply_numbers(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
-    kvf_fields fields = config->fields;
-    kvf_status status = rule->inside ? kvf_field_object(&config->fields, rule->inside, &fields) : KVF_OK;
-    if (status || !fields.object)
-        return status;
-    status = need_count(config);
+    kvf_status status = need_count(config);
     if (status)
         return status;
     memset(config->keeps, unset, config->layer_count);
     bool others_given = false;
-    status = keep_numbered(config, &fields, rule->field, rule, rule->picked, applied);
+    status = keep_numbered(config, rule->field, rule, rule->picked, applied);
     if (!status && *applied && rule->second)
-        status = keep_numbered(config, &fields, rule->second, rule, rule->others, &others_given);
+        status = keep_numbered(config, rule->second, rule, rule->others, &others_given);
     for (uint32_t i = 0; i < config->layer_count && !status && *applied; i++) {
         if (config->keeps[i] == unset && others_given)
-            return kvf_fail(KVF_E_INVALID, "%s%s and %s: layer %u is in neither", fields.prefix, rule->field,
-                            rule->second, i + rule->first_number);
+            return kvf_fail(KVF_E_INVALID, "%s%s and %s: layer %u is in neither", config->fields.prefix,
+                            rule->field, rule->second, i + rule->first_number);
         if (config->keeps[i] == unset)
             config->keeps[i] = rule->others;
     }
@@ -357,6 +354,8 @@ kvf_status kvf_config_read_layers(kvf_config *config) {
         status = apply_rule(config, rule, &applied);
         rule += !applied;
     }
+    if (!status && config->family->last_is_full)
+        config->keeps[config->layer_count - 1] = KVF_KEEPS_FULL;
     if (!status)
         status = settle_spans(config, rule->kind == KVF_RULE_WORDS);
     if (!status)

@@ -23,22 +23,11 @@ typedef struct state_shape {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* The object that holds the state's fields. */
-static kvf_status state_fields(const kvf_config *config, kvf_fields *out) {
-    *out = config->fields;
-    const char *inside = config->family->state->inside;
-    if (!inside)
-        return KVF_OK;
-    kvf_status status = kvf_field_object(&config->fields, inside, out);
-    if (!status && !out->object)
-        status = kvf_field_missing(&config->fields, inside);
-    return status;
-}
-
-static kvf_status read_expanded(const kvf_config *config, const kvf_fields *fields, uint32_t *inner) {
+static kvf_status read_expanded(const kvf_config *config, uint32_t *inner) {
+    const kvf_fields *fields = &config->fields;
     uint32_t hidden = 0;
     uint32_t expand = 0;
-    kvf_status status = kvf_field_need(&config->fields, "hidden_size", 1, KVF_CONFIG_MAX_WIDTH, 0, &hidden);
+    kvf_status status = kvf_field_need(fields, "hidden_size", 1, KVF_CONFIG_MAX_WIDTH, 0, &hidden);
     if (!status)
         status = kvf_field_need(fields, config->family->state->expand, 1, 256, 0, &expand);
     *inner = hidden * expand; /* at most 2^24 x 2^8: it wraps to 0 only there */
@@ -49,16 +38,20 @@ static kvf_status read_expanded(const kvf_config *config, const kvf_fields *fiel
 }
 
 /* The inner width of the layer, where the family's fields say one; 0 where only heads do. */
-static kvf_status read_inner(const kvf_config *config, const kvf_fields *fields, uint32_t *inner) {
+static kvf_status read_inner(const kvf_config *config, uint32_t *inner) {
     const kvf_state_fields *names = config->family->state;
-    bool given = false;
     *inner = 0;
     if (names->inner) {
-        kvf_status status = kvf_field_number(fields, names->inner, 1, KVF_CONFIG_MAX_WIDTH, &given, inner);
+        bool given;
+        kvf_status status =
+            kvf_field_number(&config->fields, names->inner, 1, KVF_CONFIG_MAX_WIDTH, &given, inner);
         if (status || given)
             return status;
+        if (!kvf_field_exists(&config->fields, names->inner))
+            return kvf_field_need(&config->fields, names->inner, 1, KVF_CONFIG_MAX_WIDTH, names->inner_or,
+                                  inner);
     }
-    return names->expand ? read_expanded(config, fields, inner) : KVF_OK;
+    return names->expand ? read_expanded(config, inner) : KVF_OK;
 }
 
 static bool is_auto(const kvf_fields *fields, const char *field) {
@@ -67,12 +60,13 @@ static bool is_auto(const kvf_fields *fields, const char *field) {
            json_object_is_type(value, json_type_string) && strcmp(json_object_get_string(value), "auto") == 0;
 }
 
-static kvf_status read_heads(const kvf_config *config, const kvf_fields *fields, state_shape *shape) {
+static kvf_status read_heads(const kvf_config *config, state_shape *shape) {
+    const kvf_fields *fields = &config->fields;
     const kvf_state_fields *names = config->family->state;
     uint32_t inner = 0;
     kvf_status status = kvf_field_need(fields, names->heads, 1, KVF_CONFIG_MAX_HEADS, 0, &shape->heads);
     if (!status)
-        status = read_inner(config, fields, &inner);
+        status = read_inner(config, &inner);
     if (status)
         return status;
     if (inner && is_auto(fields, names->head_dim)) {
@@ -89,7 +83,8 @@ static kvf_status read_heads(const kvf_config *config, const kvf_fields *fields,
     return status;
 }
 
-static kvf_status read_groups(const kvf_config *config, const kvf_fields *fields, state_shape *shape) {
+static kvf_status read_groups(const kvf_config *config, state_shape *shape) {
+    const kvf_fields *fields = &config->fields;
     const kvf_state_fields *names = config->family->state;
     if (!names->groups) { /* keys are as many and as wide as values */
         shape->groups = shape->heads;
@@ -111,23 +106,21 @@ static kvf_status read_groups(const kvf_config *config, const kvf_fields *fields
 
 static kvf_status read_shape(const kvf_config *config, state_shape *shape) {
     const kvf_state_fields *names = config->family->state;
-    kvf_fields fields;
+    const kvf_fields *fields = &config->fields;
     uint32_t taps = 0;
-    kvf_status status = state_fields(config, &fields);
-    if (!status)
-        status = kvf_field_need(&fields, names->conv, 2, KVF_CONFIG_MAX_WIDTH, 0, &taps);
+    kvf_status status = kvf_field_need(fields, names->conv, 2, KVF_CONFIG_MAX_WIDTH, 0, &taps);
     if (status)
         return status;
     shape->conv_rows = taps - 1;
     if (names->kind != KVF_STATE_MAMBA1) {
-        status = read_heads(config, &fields, shape);
-        return status ? status : read_groups(config, &fields, shape);
+        status = read_heads(config, shape);
+        return status ? status : read_groups(config, shape);
     }
     shape->head_dim = 1;
     shape->groups = 1;
-    status = read_inner(config, &fields, &shape->heads);
+    status = read_inner(config, &shape->heads);
     if (!status)
-        status = kvf_field_need(&fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
+        status = kvf_field_need(fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
     return status;
 }
 
@@ -208,6 +201,7 @@ kvf_status kvf_config_add_state(kvf_config *config) {
         status = read_dtype(config, &dtype);
     if (status)
         return status;
-    (void)kvf_config_add_group(config, names[config->family->state->kind], KVF_GROUP_STATE, KVF_KEEPS_STATE);
+    (void)kvf_config_add_group(config, names[config->family->state->kind], KVF_GROUP_STATE);
+    kvf_config_add_layers(config, KVF_KEEPS_STATE);
     return add_parts(config, &shape, dtype);
 }

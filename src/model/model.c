@@ -8,11 +8,13 @@
 
 /* One allocation holds everything, each kind of thing together and in an order that keeps them aligned:
  *
- *   | kvf_model | groups ... | parts of all groups ... | layers of all groups ... | names ... |
+ *   | kvf_model | groups ... | parts of all groups ... | layers of all groups ... | names and notes ... |
  */
 struct kvf_model {
     atomic_size_t owners;
     const char *name;
+    const char *notes[KVF_MODEL_MAX_NOTES];
+    uint32_t note_count;
     uint32_t layer_count;
     uint32_t group_count;
     kvf_group_desc groups[];
@@ -207,11 +209,13 @@ static kvf_status check_model(const kvf_model_desc *desc) {
 struct content {
     size_t parts;
     size_t layers;
-    size_t name_bytes;
+    size_t name_bytes; /* and those of notes */
 };
 
-static struct content measure(const kvf_model_desc *desc) {
+static struct content measure(const kvf_model_desc *desc, const kvf_notes *notes) {
     struct content content = {0, 0, strlen(desc->name) + 1};
+    for (uint32_t i = 0; i < notes->count; i++)
+        content.name_bytes += strlen(notes->text[i]) + 1;
     for (uint32_t g = 0; g < desc->group_count; g++) {
         const kvf_group_desc *group = &desc->groups[g];
         content.parts += group->part_count;
@@ -238,13 +242,17 @@ static void fill_defaults(kvf_part_desc *part) {
         part->rows_per_step = 1;
 }
 
-static void place(kvf_model *model, const kvf_model_desc *desc, struct content content) {
+static void place(kvf_model *model, const kvf_model_desc *desc, const kvf_notes *notes,
+                  struct content content) {
     kvf_part_desc *parts = (kvf_part_desc *)(void *)(model->groups + desc->group_count);
     uint32_t *layers = (uint32_t *)(void *)(parts + content.parts);
     char *names = (char *)(layers + content.layers);
 
     atomic_init(&model->owners, 1);
     model->name = place_name(&names, desc->name);
+    model->note_count = notes->count;
+    for (uint32_t i = 0; i < notes->count; i++)
+        model->notes[i] = place_name(&names, notes->text[i]);
     model->layer_count = desc->layer_count;
     model->group_count = desc->group_count;
     for (uint32_t g = 0; g < desc->group_count; g++) {
@@ -263,6 +271,13 @@ static void place(kvf_model *model, const kvf_model_desc *desc, struct content c
 }
 
 kvf_status kvf_model_create(const kvf_model_desc *given, kvf_model **out) {
+    return kvf_model_create_noted(given, NULL, out);
+}
+
+kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *notes, kvf_model **out) {
+    static const kvf_notes none;
+    if (!notes)
+        notes = &none;
     if (!given || !out)
         return kvf_fail(KVF_E_INVALID, "model: %s is NULL", given ? "out" : "desc");
     kvf_model_desc desc;
@@ -275,15 +290,15 @@ kvf_status kvf_model_create(const kvf_model_desc *given, kvf_model **out) {
     if (status)
         return status;
 
-    /* The bounds on groups, parts, layers and names keep this sum far below 2^32. */
-    struct content content = measure(&desc);
+    /* The bounds on groups, parts, layers, names and notes keep this sum far below 2^32. */
+    struct content content = measure(&desc, notes);
     size_t bytes = sizeof(kvf_model) + desc.group_count * sizeof(kvf_group_desc) +
                    content.parts * sizeof(kvf_part_desc) + content.layers * sizeof(uint32_t) +
                    content.name_bytes;
     kvf_model *model = kvf_alloc0(1, bytes);
     if (!model)
         return kvf_nomem("a model");
-    place(model, &desc, content);
+    place(model, &desc, notes, content);
     *out = model;
     return KVF_OK;
 }
@@ -306,6 +321,10 @@ void kvf_model_free(kvf_model *model) {
 
 const char *kvf_model_name(const kvf_model *model) {
     return model->name;
+}
+
+const char *kvf_model_note(const kvf_model *model, uint32_t i) {
+    return i < model->note_count ? model->notes[i] : NULL;
 }
 
 uint32_t kvf_model_layer_count(const kvf_model *model) {

@@ -15,6 +15,19 @@
 #define KVF_MODEL_MAX_PARTS 64u
 #define KVF_MODEL_MAX_NAME_BYTES 127u
 
+/* What is said of a model beside its description. */
+#define KVF_MODEL_MAX_NOTES 16u
+#define KVF_MODEL_NOTE_BYTES 256u
+
+/** Notes for kvf_model_note(), each a text that ends in a zero byte. */
+typedef struct kvf_notes {
+    uint32_t count;
+    char text[KVF_MODEL_MAX_NOTES][KVF_MODEL_NOTE_BYTES];
+} kvf_notes;
+
+/** kvf_model_create() with notes, which are copied; NULL: none. */
+kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *notes, kvf_model **out);
+
 /** "tokens" or "state". */
 const char *kvf_group_kind_name(kvf_group_kind kind);
 

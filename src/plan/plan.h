@@ -67,6 +67,23 @@ kvf_status kvf_plan_cover(kvf_plan *plan);
 /** Turns the cuts into copy rules: fills rules, lanes and walks. */
 kvf_status kvf_plan_fuse(kvf_plan *plan);
 
+/** How kvf_say_plan() speaks of a plan. */
+typedef struct kvf_plan_words {
+    uint64_t tokens;     /* of the request that is predicted */
+    kvf_cost_model cost; /* that is assumed */
+    const char *kind;    /* of the transport that it is the cost of */
+    uint32_t most_lines; /* for the sources; 0: every source has lines of its own, whatever their number */
+    const char *indent;  /* before each line */
+} kvf_plan_words;
+
+/**
+ * Adds who is read for what, and what a request is predicted to cost: lines for each source, then one for all.
+ * With `most_lines`, neighbouring sources that give as much of everything share lines.
+ *
+ * @return KVF_OK, KVF_E_NOMEM
+ */
+kvf_status kvf_say_plan(kvf_text *text, const kvf_plan *plan, const kvf_plan_words *how);
+
 /** How the cells of one piece of a block pair fall into runs. */
 typedef struct kvf_run_shape {
     uint64_t bytes;                                  /* of each run */
@@ -94,6 +111,7 @@ static inline kvf_run_shape kvf_rule_shape(const kvf_copy_rule *rule, uint64_t r
         s = (kvf_run_shape){rule->cell_bytes, rule->units,     rule->local.unit, rule->remote.unit, rows,
                             rule->local.row,  rule->remote.row};
     }
+    KVF_ASSERT(s.bytes * s.outer_count * s.inner_count == rule->cell_bytes * rule->units * rows);
     return s;
 }
 

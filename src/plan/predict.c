@@ -100,6 +100,7 @@ static void add_page(forecast *f, const kvf_copy_rule *rule, const kvf_copy_lane
     bool same_layer = f->last_group == rule->group && f->last_layer == lanes->layers.begin;
     bool merges =
         f->runs && (same_layer || !f->plan->options.keep_layers_apart) && same_edge(&f->last, &t->begin);
+    KVF_ASSERT(t->runs > 0);
     f->runs += t->runs - merges;
     f->last = t->end;
     f->last_group = rule->group;

@@ -5,6 +5,7 @@ static uint64_t first_kept(const kvf_walk_side *side, uint64_t step) {
     const kvf_token_share *s = &side->share;
     if (s->count == 1)
         return step;
+    KVF_ASSERT(s->index < s->count && s->width > 0);
     uint64_t period = (uint64_t)s->width * s->count;
     uint64_t begin = (uint64_t)s->width * s->index; /* of the kept steps in a period */
     uint64_t in_period = step % period;
@@ -35,6 +36,7 @@ uint64_t kvf_walk_position(const kvf_walk_side *side, uint64_t step) {
 }
 
 bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece) {
+    KVF_ASSERT(walk->local.kernel_tokens > 0 && walk->remote.kernel_tokens > 0);
     uint64_t step = walk->at;
     for (;;) {
         uint64_t local = first_kept(&walk->local, step);
@@ -54,6 +56,10 @@ bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece) {
                                  contiguous_steps(&walk->remote, step, piece->remote_position));
     piece->steps = (uint32_t)kvf_min_u64(steps, walk->end - step);
     walk->at = step + piece->steps;
+    KVF_ASSERT(piece->steps > 0 && walk->at <= walk->end);
+    KVF_ASSERT(piece->local_position % walk->local.kernel_tokens + piece->steps <= walk->local.kernel_tokens);
+    KVF_ASSERT(piece->remote_position % walk->remote.kernel_tokens + piece->steps <=
+               walk->remote.kernel_tokens);
     return true;
 }
 
@@ -65,6 +71,7 @@ bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece) {
 bool kvf_shares_meet(kvf_token_share a, kvf_token_share b) {
     if (a.count <= 1 || b.count <= 1)
         return true;
+    KVF_ASSERT(a.width > 0 && a.index < a.count && b.width > 0 && b.index < b.count);
     uint64_t g = kvf_gcd((uint64_t)a.width * a.count, (uint64_t)b.width * b.count);
     uint64_t first = (uint64_t)a.width * a.index % g;
     uint64_t last = ((uint64_t)b.width * b.index + (b.width - 1)) % g;

@@ -125,6 +125,8 @@ static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *loca
         kvf_status status = look_up(local, at.local_position, at.step, &piece.local_block);
         if (!status)
             status = look_up(remote, at.remote_position, at.step, &piece.remote_block);
+        KVF_ASSERT(status || piece.local_step + steps <= local->kernel_tokens);
+        KVF_ASSERT(status || piece.remote_step + steps <= remote->kernel_tokens);
         if (!status)
             status = add_piece(out, piece);
         if (status)
@@ -215,6 +217,8 @@ kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups
     kvf_status status = match_capacity(request);
     if (status)
         return status;
+    for (uint32_t w = 0; w < plan->walk_count; w++)
+        KVF_ASSERT(request->next[w].count <= request->walks[w].capacity);
     kvf_walk_pieces *filled = request->next;
     request->next = request->walks;
     request->walks = filled;

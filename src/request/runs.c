@@ -42,6 +42,7 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
     uint64_t remote =
         first_byte(lane->remote_offset, piece->remote_block, piece->remote_step, &rule->remote, rule);
     uint64_t i = *at;
+    KVF_ASSERT(i < s.outer_count * s.inner_count);
     if (i == 0 && out->count > out->closed && touches(&out->runs[out->count - 1], local, remote, lane)) {
         out->runs[out->count - 1].bytes += s.bytes;
         i = 1;
@@ -56,6 +57,7 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
         uint64_t room = out->capacity - out->count;
         uint64_t end = s.inner_count - inner <= room ? s.inner_count : inner + room;
         kvf_run *run = out->runs + out->count;
+        KVF_ASSERT(inner < s.inner_count && end >= inner);
         out->count += end - inner;
         for (uint64_t k = inner; k < end; k++)
             *run++ = (kvf_run){l + k * s.inner_local, r + k * s.inner_remote, s.bytes, lane->local_region,
@@ -145,6 +147,7 @@ stop:
     *piece = i;
     *lane = l;
     out->count = (size_t)(run - out->runs);
+    KVF_ASSERT(out->count <= out->capacity && l < lanes_per_page);
 }
 
 /* Whether any piece is a single run: its rows are neighbours on both sides, or it has one. */
@@ -181,6 +184,8 @@ static bool emit_rule(kvf_run_cursor *c, const kvf_copy_rule *rule, const kvf_wa
                       emitter *out) {
     for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0) {
         const kvf_copy_lane *lanes = rule->lanes + c->lane;
+        KVF_ASSERT(c->lane + rule->lanes_per_page <= rule->lane_count &&
+                   c->lane_in_page < rule->lanes_per_page);
         if (c->request->plan->options.keep_layers_apart)
             close_layer(rule, lanes, out);
         while (c->piece < walk->count) {

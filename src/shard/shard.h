@@ -70,6 +70,25 @@ static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_plac
     return kvf_part_cell_bytes(part) / placement->pieces;
 }
 
+/* ---- words (words.c) -------------------------------------------------------------------------- */
+
+/** Adds a half-open range as it is spoken of: "0-7", "3". */
+void kvf_say_range(kvf_text *text, kvf_range range);
+
+/** Adds the model layers of a range, which is not empty, of a group's layers: "0-31", "5-59 by 6", "12 of 0-40". */
+void kvf_say_layers(kvf_text *text, const kvf_group_desc *group, kvf_range layers);
+
+/** Adds "head" or "heads", "channels", "latent", "units": what so many units of a part are called. */
+void kvf_say_units(kvf_text *text, const kvf_group_desc *group, const kvf_part_desc *part, uint32_t count);
+
+/** Adds the lines of kvf_engine_describe(), each with `indent` before it. */
+void kvf_say_engine(kvf_text *text, const kvf_engine *engine, const char *indent);
+
+/** Add a number with its unit: "16.0 MiB"; "1 048 576"; "3.21 ms". */
+void kvf_say_bytes(kvf_text *text, uint64_t bytes);
+void kvf_say_count(kvf_text *text, uint64_t count);
+void kvf_say_time(kvf_text *text, double ns);
+
 /** Rows of a kernel block of a part. */
 static inline uint64_t kvf_kernel_rows(const kvf_group_shard_desc *group, const kvf_part_desc *part) {
     return (uint64_t)(group->tokens_per_block / group->kernel_blocks_per_block) * part->rows_per_step;

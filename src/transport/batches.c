@@ -1,6 +1,7 @@
 /*
  * Operations: checking and numbering what is submitted, and calling what callbacks are due.
  */
+#include <stdio.h>
 #include <unistd.h>
 
 #include "transport/front.h"
@@ -8,6 +9,7 @@
 /* ---- lists ----------------------------------------------------------------------------------- */
 
 static void list_add(kvf_batch_list *list, kvf_batch *batch) {
+    KVF_ASSERT(!list->first == !list->last && (!list->last || !list->last->following));
     batch->previous = list->last;
     batch->following = NULL;
     if (list->last)
@@ -18,6 +20,8 @@ static void list_add(kvf_batch_list *list, kvf_batch *batch) {
 }
 
 static void list_remove(kvf_batch_list *list, kvf_batch *batch) {
+    KVF_ASSERT(batch->previous ? batch->previous->following == batch : list->first == batch);
+    KVF_ASSERT(batch->following ? batch->following->previous == batch : list->last == batch);
     if (batch->previous)
         batch->previous->following = batch->following;
     else
@@ -39,6 +43,7 @@ static kvf_front_batch *front_of(kvf_batch *batch) {
  */
 
 static kvf_front_batch **bucket_of(const kvf_transport *transport, kvf_operation operation) {
+    KVF_ASSERT(transport->bucket_count && (transport->bucket_count & (transport->bucket_count - 1)) == 0);
     return &transport->buckets[operation & (transport->bucket_count - 1)];
 }
 
@@ -80,7 +85,8 @@ static kvf_status take_batch(kvf_transport *transport, kvf_front_batch **out) {
         transport->spare = batch->same_bucket;
     else if (!(batch = kvf_alloc(1, sizeof *batch)))
         return kvf_nomem("an operation");
-    *batch = (kvf_front_batch){.fabric_view.operation = ++transport->last_operation};
+    batch->ended = false;
+    batch->fabric_view = (kvf_batch){.operation = ++transport->last_operation};
     kvf_front_batch **bucket = bucket_of(transport, batch->fabric_view.operation);
     batch->same_bucket = *bucket;
     *bucket = batch;
@@ -91,8 +97,11 @@ static kvf_status take_batch(kvf_transport *transport, kvf_front_batch **out) {
 
 static void give_back(kvf_transport *transport, kvf_front_batch *batch) {
     kvf_front_batch **at = bucket_of(transport, batch->fabric_view.operation);
-    while (*at != batch)
+    KVF_ASSERT(transport->open_batches > 0);
+    while (*at != batch) {
+        KVF_ASSERT(*at); /* else it is in no bucket: given back twice */
         at = &(*at)->same_bucket;
+    }
     *at = batch->same_bucket;
     transport->open_batches--;
     batch->same_bucket = transport->spare;
@@ -100,6 +109,7 @@ static void give_back(kvf_transport *transport, kvf_front_batch *batch) {
 }
 
 void kvf_front_free_batches(kvf_transport *transport) {
+    KVF_ASSERT(transport->open_batches == 0 && !transport->ended.first);
     for (kvf_front_batch *batch = transport->spare, *next; batch; batch = next) {
         next = batch->same_bucket;
         kvf_free(batch);
@@ -116,6 +126,8 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
     if (region >= count)
         return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region is %u, but %u are registered", i, side,
                         region, count);
+    if (region_bytes == 0)
+        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered", i, side, region);
     return kvf_fail(KVF_E_RANGE,
                     "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
                     (unsigned long long)run->bytes, (unsigned long long)offset, side, region,
@@ -129,15 +141,22 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
-        if (run->local_region >= local_count || run->local_offset > local[run->local_region].bytes ||
-            run->bytes > local[run->local_region].bytes - run->local_offset)
-            return refuse(run, i, "local", run->local_region, run->local_offset,
-                          run->local_region < local_count ? local[run->local_region].bytes : 0, local_count);
-        if (run->remote_region >= remote_count || run->remote_offset > remote[run->remote_region] ||
-            run->bytes > remote[run->remote_region] - run->remote_offset)
-            return refuse(run, i, "remote", run->remote_region, run->remote_offset,
-                          run->remote_region < remote_count ? remote[run->remote_region] : 0, remote_count);
+        uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
+        uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
+        if (here == 0 || run->local_offset > here || run->bytes > here - run->local_offset)
+            return refuse(run, i, "local", run->local_region, run->local_offset, here, local_count);
+        if (there == 0 || run->remote_offset > there || run->bytes > there - run->remote_offset)
+            return refuse(run, i, "remote", run->remote_region, run->remote_offset, there, remote_count);
     }
+    return KVF_OK;
+}
+
+kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
+    if (peer->lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
+                        peer->lost_reason);
+    if (peer->closing)
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s is being closed", what, peer->name);
     return KVF_OK;
 }
 
@@ -148,10 +167,11 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
     if (direction != KVF_READ && direction != KVF_WRITE)
         return kvf_fail(KVF_E_INVALID, "submit: direction is %d; allowed 0 (read) and 1 (write)",
                         (int)direction);
-    if (peer->lost || peer->closing)
-        return kvf_fail(KVF_E_PEER_LOST, "submit: %s is %s", peer->name,
-                        peer->lost ? "gone" : "being closed");
-    return check_runs(peer, runs, count);
+    if (!(peer->fabric->kind.directions & 1u << direction))
+        return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
+                        direction == KVF_READ ? "read" : "write");
+    kvf_status status = kvf_front_check_peer(peer, "submit");
+    return status ? status : check_runs(peer, runs, count);
 }
 
 kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
@@ -173,7 +193,7 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->context = context;
     list_add(&peer->batches, batch);
     if (count == 0) /* nothing for a fabric to do */
-        kvf_batch_end(batch, KVF_OK);
+        kvf_batch_end(batch);
     else
         status = peer->fabric->submit(peer->link, batch);
     if (status) {
@@ -205,46 +225,77 @@ kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operatio
 kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) {
     if (!peer || !data)
         return kvf_fail(KVF_E_INVALID, "notify: %s is NULL", !peer ? "peer" : "data");
-    if (bytes < 1 || bytes > 4096)
-        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed 1 to 4096", bytes);
-    if (peer->lost || peer->closing)
-        return kvf_fail(KVF_E_PEER_LOST, "notify: %s is %s", peer->name,
-                        peer->lost ? "gone" : "being closed");
-    return peer->fabric->notify(peer->link, data, bytes);
+    if (bytes < 1 || bytes > KVF_NOTICE_MAX)
+        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed 1 to %u", bytes, KVF_NOTICE_MAX);
+    kvf_status status = kvf_front_check_peer(peer, "notify");
+    if (!status)
+        status = peer->fabric->notify(peer->link, data, bytes);
+    return status && !peer->lost
+               ? kvf_fail_in(status, "notify: %s: %s: ", peer->fabric->kind.name, peer->name)
+               : status;
 }
 
 /* ---- what fabrics report --------------------------------------------------------------------- */
 
-void kvf_batch_end(kvf_batch *batch, kvf_status status) {
+void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
+    if (batch->failed)
+        return;
+    batch->failed = status;
+    (void)snprintf(batch->reason, sizeof batch->reason, "%s", reason);
+}
+
+void kvf_batch_end(kvf_batch *batch) {
     kvf_front_batch *front = front_of(batch);
-    kvf_transport *transport = batch->peer->transport;
+    KVF_ASSERT(!front->ended);
     list_remove(&batch->peer->batches, batch);
     front->ended = true;
-    front->status = status && batch->cancelled ? KVF_E_CANCELLED : status;
-    list_add(&transport->ended, batch);
+    if (batch->failed && batch->cancelled && batch->failed != KVF_E_CANCELLED) {
+        batch->failed = KVF_OK;
+        kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
+    }
+    list_add(&batch->peer->transport->ended, batch);
 }
 
-void kvf_front_end_batches(kvf_peer *peer, kvf_status status) {
-    while (peer->batches.first)
-        kvf_batch_end(peer->batches.first, status);
+void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason) {
+    for (kvf_batch *batch; (batch = peer->batches.first); kvf_batch_end(batch)) {
+        batch->failed = KVF_OK; /* what the fabric knew of it is of no interest any more */
+        kvf_batch_fail(batch, status, reason);
+    }
 }
 
-void kvf_deliver(kvf_transport *transport, const void *data, size_t bytes) {
-    uint32_t length = (uint32_t)bytes;
+/* What stands before each notification, its sender's name, and its bytes. */
+typedef struct notice_head {
+    uint32_t sender_bytes; /* with the NUL */
+    uint32_t bytes;
+} notice_head;
+
+size_t kvf_notice_room(const char *sender, size_t bytes) {
+    return sizeof(notice_head) + strnlen(sender, KVF_SENDER_MAX) + 1 + bytes;
+}
+
+kvf_status kvf_deliver_room(kvf_transport *transport, size_t room) {
+    return kvf_buffer_room(&transport->notices, room);
+}
+
+kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes) {
+    size_t length = strnlen(sender, KVF_SENDER_MAX);
+    notice_head head = {(uint32_t)length + 1, (uint32_t)bytes};
     kvf_buffer *notices = &transport->notices;
-    size_t before = notices->length;
-    kvf_status status = kvf_buffer_add(notices, &length, sizeof length);
-    if (!status)
-        status = kvf_buffer_add(notices, data, bytes);
+    kvf_status status = kvf_buffer_room(notices, kvf_notice_room(sender, bytes));
     if (status)
-        notices->length = before;
+        return status;
+    (void)kvf_buffer_add(notices, &head, sizeof head);
+    (void)kvf_buffer_add(notices, sender, length);
+    (void)kvf_buffer_add(notices, "", 1);
+    return kvf_buffer_add(notices, data, bytes);
 }
 
-void kvf_peer_lost(kvf_peer *peer) {
+void kvf_peer_lost(kvf_peer *peer, const char *reason) {
     if (peer->lost)
         return;
     peer->lost = true;
-    kvf_front_end_batches(peer, KVF_E_PEER_LOST);
+    (void)snprintf(peer->lost_reason, sizeof peer->lost_reason, "%s", reason);
+    kvf_front_end_batches(peer, KVF_E_PEER_LOST, peer->lost_reason);
     if (!peer->closing) {
         peer->lost_untold = true;
         peer->transport->lost_untold++;
@@ -253,15 +304,29 @@ void kvf_peer_lost(kvf_peer *peer) {
 
 /* ---- callbacks ------------------------------------------------------------------------------- */
 
+/* "shm: reading from prefill-1: process_vm_readv: Bad address (17 of 300 runs had started)" */
+static void describe_failure(const kvf_batch *batch, char *out, size_t size) {
+    const kvf_peer *peer = batch->peer;
+    bool read = batch->direction == KVF_READ;
+    *out = '\0';
+    if (batch->failed)
+        (void)snprintf(out, size, "%s: %s %s: %s (%zu of %zu runs had started)", peer->fabric->kind.name,
+                       read ? "reading from" : "writing to", peer->name, batch->reason, batch->next,
+                       batch->count);
+}
+
 static void call_done(kvf_transport *transport, kvf_batch *batch) {
-    kvf_status status = front_of(batch)->status;
+    kvf_status status = batch->failed;
     kvf_done done = batch->done;
     void *context = batch->context;
     kvf_operation operation = batch->operation;
+    char detail[KVF_REASON_BYTES + KVF_SENDER_MAX + 128];
+    describe_failure(batch, detail, sizeof detail);
     list_remove(&transport->ended, batch);
     give_back(transport, front_of(batch));
+    KVF_ASSERT(done);
     transport->calling++;
-    done(context, operation, status);
+    done(context, operation, status, detail);
     transport->calling--;
 }
 
@@ -285,12 +350,16 @@ static void tell_notices(kvf_transport *transport) {
     transport->notices = transport->delivering;
     transport->delivering = told;
     for (size_t at = 0; at < told.length;) {
-        uint32_t length;
-        memcpy(&length, told.data + at, sizeof length);
-        at += sizeof length;
+        notice_head head;
+        memcpy(&head, told.data + at, sizeof head);
+        at += sizeof head;
+        const char *sender = (const char *)told.data + at;
+        at += head.sender_bytes;
+        KVF_ASSERT(at <= told.length && head.bytes <= told.length - at);
         if (transport->options.on_notify)
-            transport->options.on_notify(transport->options.context, transport, told.data + at, length);
-        at += length;
+            transport->options.on_notify(transport->options.context, transport, sender, told.data + at,
+                                         head.bytes);
+        at += head.bytes;
     }
     transport->delivering.length = 0;
 }
@@ -300,12 +369,13 @@ static void tell_lost(kvf_transport *transport) {
         kvf_peer *peer = transport->peers;
         while (peer && !peer->lost_untold)
             peer = peer->following;
+        KVF_ASSERT(peer);
         if (!peer)
             return;
         peer->lost_untold = false;
         transport->lost_untold--;
         if (transport->options.on_peer_lost)
-            transport->options.on_peer_lost(transport->options.context, transport, peer);
+            transport->options.on_peer_lost(transport->options.context, transport, peer, peer->lost_reason);
     }
 }
 

@@ -18,6 +18,11 @@ kvf_batch *kvf_slices_drop_current(kvf_slices *slices) {
     return batch;
 }
 
+void kvf_slices_end_cancelled(kvf_batch *batch) {
+    kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
+    kvf_batch_end(batch);
+}
+
 void kvf_slices_reap(kvf_slices *slices) {
     if (!slices->cancelled)
         return;
@@ -29,7 +34,7 @@ void kvf_slices_reap(kvf_slices *slices) {
         if (batch == slices->current)
             (void)kvf_slices_drop_current(slices);
         if (batch->in_flight == 0)
-            kvf_batch_end(batch, KVF_E_CANCELLED);
+            kvf_slices_end_cancelled(batch);
     }
 }
 

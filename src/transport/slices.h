@@ -31,6 +31,9 @@ void kvf_slices_add(kvf_slices *slices, kvf_batch *batch);
 /** Notes that a batch was cancelled, from cancel(). */
 void kvf_slices_cancel(kvf_slices *slices);
 
+/** Ends a cancelled batch of which nothing is in flight. */
+void kvf_slices_end_cancelled(kvf_batch *batch);
+
 /** Ends what was cancelled and not started. Batches with something in flight only stop. */
 void kvf_slices_reap(kvf_slices *slices);
 

@@ -2,12 +2,15 @@
  * Moving a whole request: for each source a cursor over its runs, and a few batches that are filled from it,
  * submitted, and filled again. Everything is allocated at the start.
  */
+#include <stdio.h>
+
 #include "transport/front.h"
 
 #define BATCHES 3u /* of one source, submitted at once: while one ends, others keep its fabric busy */
 #define BATCH_RUNS 1024u
 #define BATCH_BYTES (16u << 20) /* a batch with this much is full; one long run may be more */
 #define PULL_RUNS 64u           /* looked at between two looks at the bytes */
+#define DETAIL_BYTES 768u
 
 typedef struct transfer_source transfer_source;
 
@@ -31,8 +34,9 @@ struct transfer_source {
 struct kvf_transfer {
     kvf_transport *transport;
     kvf_direction direction;
-    bool swapped;       /* pushed by the plan's remote side: its runs name our memory as the remote one */
-    kvf_status failed;  /* the first failure, or KVF_E_CANCELLED */
+    bool swapped;      /* pushed by the plan's remote side: its runs name our memory as the remote one */
+    kvf_status failed; /* the first failure, or KVF_E_CANCELLED */
+    char detail[DETAIL_BYTES];
     uint32_t in_flight; /* batches */
     bool abandoned;     /* kvf_transfer_free() was called: freed with the last batch */
     uint64_t bytes, runs;
@@ -48,10 +52,11 @@ static void free_transfer(kvf_transfer *transfer) {
 }
 
 /* The first failure is the transfer's; nothing new is started, and what moves is stopped. */
-static void fail(kvf_transfer *transfer, kvf_status status) {
+static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) {
     if (transfer->failed)
         return;
     transfer->failed = status;
+    (void)snprintf(transfer->detail, sizeof transfer->detail, "%s", detail);
     for (uint32_t i = 0; i < transfer->source_count * BATCHES; i++)
         if (transfer->batches[i].submitted)
             (void)kvf_transport_cancel(transfer->transport, transfer->batches[i].operation);
@@ -77,7 +82,7 @@ static void fill(transfer_source *source, transfer_batch *batch) {
     }
 }
 
-static void on_done(void *context, kvf_operation operation, kvf_status status);
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 /* Keeps a source's batches under way. */
 static void pump(transfer_source *source) {
@@ -92,7 +97,7 @@ static void pump(transfer_source *source) {
         kvf_status status = kvf_transport_submit(source->peer, transfer->direction, batch->runs, batch->count,
                                                  on_done, batch, &batch->operation);
         if (status) {
-            fail(transfer, status);
+            fail(transfer, status, kvf_error_detail());
             return;
         }
         batch->submitted = true;
@@ -100,14 +105,14 @@ static void pump(transfer_source *source) {
     }
 }
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
     transfer_batch *batch = context;
     kvf_transfer *transfer = batch->source->transfer;
     batch->submitted = false;
     transfer->in_flight--;
     if (status) {
-        fail(transfer, status);
+        fail(transfer, status, detail);
     } else {
         transfer->bytes += batch->bytes;
         transfer->runs += batch->count;
@@ -126,8 +131,9 @@ static kvf_status check_peers(kvf_peer *const *peers, uint32_t count) {
         if (peers[i]->transport != peers[0]->transport)
             return kvf_fail(KVF_E_INVALID, "transfer: the peers of sources 0 and %u are of two transports",
                             i);
-        if (peers[i]->lost || peers[i]->closing)
-            return kvf_fail(KVF_E_PEER_LOST, "transfer: the peer of source %u is gone", i);
+        kvf_status status = kvf_front_check_peer(peers[i], "transfer");
+        if (status)
+            return status;
     }
     return KVF_OK;
 }
@@ -166,7 +172,7 @@ static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
     for (uint32_t i = 0; i < transfer->source_count && !transfer->failed; i++)
         pump(&transfer->sources[i]);
     if (transfer->failed && transfer->in_flight == 0) {
-        kvf_status status = transfer->failed;
+        kvf_status status = kvf_fail(transfer->failed, "transfer: %s", transfer->detail);
         free_transfer(transfer);
         return status;
     }
@@ -202,10 +208,10 @@ kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_pe
     uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
     if (source >= sources)
         return kvf_fail(KVF_E_RANGE, "push: source is %u; the plan has %u", source, sources);
-    if (peer->lost || peer->closing)
-        return kvf_fail(KVF_E_PEER_LOST, "push: %s is %s", peer->name, peer->lost ? "gone" : "being closed");
     kvf_transfer *transfer = NULL;
-    kvf_status status = make(1, &transfer);
+    kvf_status status = kvf_front_check_peer(peer, "push");
+    if (!status)
+        status = make(1, &transfer);
     if (status)
         return status;
     transfer->transport = peer->transport;
@@ -218,7 +224,13 @@ kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_pe
 kvf_status kvf_transfer_status(const kvf_transfer *transfer) {
     if (!transfer)
         return kvf_fail(KVF_E_INVALID, "transfer: transfer is NULL");
-    return transfer->in_flight > 0 ? KVF_E_AGAIN : transfer->failed;
+    if (transfer->in_flight > 0)
+        return KVF_E_AGAIN;
+    return transfer->failed ? kvf_fail(transfer->failed, "%s", transfer->detail) : KVF_OK;
+}
+
+const char *kvf_transfer_detail(const kvf_transfer *transfer) {
+    return transfer ? transfer->detail : "";
 }
 
 void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, uint64_t *runs) {
@@ -230,7 +242,7 @@ void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, uint64_t
 
 void kvf_transfer_cancel(kvf_transfer *transfer) {
     if (transfer && transfer->in_flight > 0)
-        fail(transfer, KVF_E_CANCELLED);
+        fail(transfer, KVF_E_CANCELLED, "the transfer was cancelled by its owner");
 }
 
 void kvf_transfer_free(kvf_transfer *transfer) {

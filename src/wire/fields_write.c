@@ -59,6 +59,7 @@ static kvf_status write_numbers(kvf_packing *packing, const kvf_wire_field *fiel
     msgpack_pack_bin(&packing->packer, bytes);
     uint8_t chunk[512];
     for (uint64_t i = 0, filled = 0; i < (uint64_t)count * field->width; i++) {
+        KVF_ASSERT(filled + 8 <= sizeof chunk);
         kvf_put_little64(chunk + filled, numbers[i]);
         filled += 8;
         if (filled == sizeof chunk || i + 1 == (uint64_t)count * field->width) {

@@ -10,6 +10,7 @@ static int append(void *data, const char *bytes, size_t size) {
     if (packing->status)
         return -1;
     kvf_wire_buffer *to = &packing->bytes;
+    KVF_ASSERT(to->size <= packing->capacity && to->size <= KVF_WIRE_MAX_BYTES);
     if (size > KVF_WIRE_MAX_BYTES - to->size) {
         packing->status =
             kvf_fail(KVF_E_RANGE, "more than %u bytes, which no message may have", KVF_WIRE_MAX_BYTES);
@@ -91,6 +92,7 @@ void *kvf_wire_keep(void **storage, size_t count, size_t element_bytes) {
         return NULL;
     void *kept = (uint8_t *)last->data + last->used;
     last->used += bytes;
+    KVF_ASSERT(last->used <= last->size);
     return kept;
 }
 

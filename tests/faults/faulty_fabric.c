@@ -1,11 +1,14 @@
 #include "faulty_fabric.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "transport/transport.h"
+
+#define SCHEDULE "the schedule says so"
 
 /* ---- the schedule ---------------------------------------------------------------------------- */
 
@@ -48,6 +51,7 @@ typedef struct faulty_job {
     uint32_t turns; /* until what it waits for */
     kvf_operation operation;
     kvf_status status; /* it ends with */
+    char why[KVF_REASON_BYTES];
     bool half_moved, all_moved, late_end, deaf;
     struct faulty_job *next;
 } faulty_job;
@@ -58,6 +62,7 @@ struct faulty_link {
     kvf_peer *inner; /* NULL once it is closed */
     bool leaving;    /* the front ends its batches: jobs end quietly */
     bool lose;       /* to be reported lost in the next turn */
+    char why[KVF_REASON_BYTES];
     faulty_job *jobs;
     struct faulty_link *next;
 };
@@ -82,18 +87,24 @@ static void wake(faulty_endpoint *endpoint, bool on) {
     endpoint->awake = done == (ssize_t)sizeof count ? on : endpoint->awake;
 }
 
-static void on_notify(void *context, kvf_transport *inner, const void *data, size_t bytes) {
-    (void)inner;
-    kvf_deliver(((faulty_endpoint *)context)->outer, data, bytes);
+static void lose(faulty_link *link, const char *why) {
+    link->lose = true;
+    (void)snprintf(link->why, sizeof link->why, "%s", why);
 }
 
-static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer) {
+static void on_notify(void *context, kvf_transport *inner, const char *sender, const void *data,
+                      size_t bytes) {
+    (void)inner;
+    (void)kvf_deliver(((faulty_endpoint *)context)->outer, sender, data, bytes);
+}
+
+static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer, const char *detail) {
     (void)inner;
     faulty_link *link = ((faulty_endpoint *)context)->links;
     while (link && link->inner != peer)
         link = link->next;
     if (link)
-        link->lose = true;
+        lose(link, detail);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -142,8 +153,12 @@ static kvf_status faulty_allocate(void *self, uint64_t bytes, void **out) {
     return kvf_transport_allocate(((faulty_endpoint *)self)->inner, bytes, out);
 }
 
-static kvf_status faulty_register(void *self, const kvf_memory *regions, uint32_t count) {
-    return kvf_transport_register(((faulty_endpoint *)self)->inner, regions, count);
+static kvf_status faulty_register(void *self, uint32_t region, const kvf_memory *memory) {
+    return kvf_transport_register_region(((faulty_endpoint *)self)->inner, region, memory);
+}
+
+static kvf_status faulty_unregister(void *self, uint32_t region) {
+    return kvf_transport_unregister_region(((faulty_endpoint *)self)->inner, region);
 }
 
 static kvf_status faulty_card(void *self, kvf_buffer *out) {
@@ -162,7 +177,7 @@ static int faulty_event_fd(void *self) {
 static kvf_status faulty_connect(void *self, const void *card, size_t bytes, kvf_peer *peer, void **out) {
     faulty_endpoint *endpoint = self;
     if (happens(FAULTY_NOT_CONNECTED))
-        return kvf_fail(KVF_E_IO, "the schedule says so");
+        return kvf_fail(KVF_E_IO, "%s", SCHEDULE);
     faulty_link *link = kvf_alloc0(1, sizeof *link);
     if (!link)
         return kvf_nomem("a peer");
@@ -208,7 +223,7 @@ static kvf_status faulty_notify(void *at, const void *data, size_t bytes) {
         return kvf_fail(KVF_E_PEER_LOST, "notify: the peer is gone");
     if (happens(FAULTY_NOT_NOTIFIED)) {
         wake(link->endpoint, true); /* it can be tried again */
-        return kvf_fail(KVF_E_AGAIN, "the schedule says so");
+        return kvf_fail(KVF_E_AGAIN, "%s", SCHEDULE);
     }
     return kvf_transport_notify(link->inner, data, bytes);
 }
@@ -224,21 +239,23 @@ static kvf_status faulty_admit(void *self, const void *card, size_t bytes) {
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-static void end_job(faulty_job *job, kvf_status status) {
+static void end_job(faulty_job *job, kvf_status status, const char *why) {
     job->state = JOB_ENDS;
     job->status = status;
+    (void)snprintf(job->why, sizeof job->why, "%s", why);
     job->turns = job->late_end ? draw_turns() : 0;
     wake(job->link->endpoint, true);
 }
 
-static void on_done(void *context, kvf_operation operation, kvf_status status) {
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     faulty_job *job = context;
     (void)operation;
     if (job->link->leaving)
         return;
     if (!status && (job->half_moved || job->all_moved))
-        status = kvf_fail(KVF_E_IO, "the schedule says so");
-    end_job(job, status);
+        end_job(job, KVF_E_IO, SCHEDULE);
+    else
+        end_job(job, status, detail);
 }
 
 static void start_job(faulty_job *job) {
@@ -248,13 +265,13 @@ static void start_job(faulty_job *job) {
     kvf_status status = kvf_transport_submit(job->link->inner, batch->direction, batch->runs, count, on_done,
                                              job, &job->operation);
     if (status)
-        end_job(job, status);
+        end_job(job, status, kvf_error_detail());
 }
 
 static kvf_status faulty_submit(void *at, kvf_batch *batch) {
     faulty_link *link = at;
     if (happens(FAULTY_REFUSED))
-        return kvf_fail(KVF_E_IO, "the schedule says so");
+        return kvf_fail(KVF_E_IO, "%s", SCHEDULE);
     faulty_job *job = kvf_alloc0(1, sizeof *job);
     if (!job)
         return kvf_nomem("an operation");
@@ -267,9 +284,10 @@ static kvf_status faulty_submit(void *at, kvf_batch *batch) {
     job->all_moved = happens(FAULTY_ALL_MOVED);
     job->late_end = happens(FAULTY_LATE_END);
     job->deaf = happens(FAULTY_DEAF);
-    link->lose = link->lose || happens(FAULTY_PEER_LOST);
+    if (happens(FAULTY_PEER_LOST))
+        lose(link, SCHEDULE);
     if (happens(FAULTY_NOTHING_MOVED))
-        end_job(job, KVF_E_IO);
+        end_job(job, KVF_E_IO, SCHEDULE);
     else if (happens(FAULTY_LATE_START))
         job->turns = draw_turns();
     else
@@ -287,7 +305,7 @@ static void faulty_cancel(void *at, kvf_batch *batch) {
     if (!job || job->deaf)
         return;
     if (job->state == JOB_WAITS)
-        end_job(job, KVF_E_CANCELLED);
+        end_job(job, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
     else if (job->state == JOB_MOVES)
         (void)kvf_transport_cancel(link->endpoint->inner, job->operation);
 }
@@ -308,7 +326,10 @@ static bool work_on_jobs(faulty_link *link) {
         }
         if (job->state == JOB_ENDS && job->turns == 0) {
             *place = job->next;
-            kvf_batch_end(job->batch, job->status);
+            job->batch->next = job->batch->count;
+            if (job->status)
+                kvf_batch_fail(job->batch, job->status, job->why);
+            kvf_batch_end(job->batch);
             kvf_free(job);
         } else {
             place = &job->next;
@@ -326,7 +347,7 @@ static kvf_status faulty_progress(void *self, bool *busy) {
         if (link->lose && outer) {
             leave(link);
             link->outer = NULL;
-            kvf_peer_lost(outer);
+            kvf_peer_lost(outer, link->why);
         }
         waiting = work_on_jobs(link) || waiting;
     }
@@ -336,10 +357,23 @@ static kvf_status faulty_progress(void *self, bool *busy) {
 }
 
 static const kvf_fabric faulty = {
-    .kind = "faulty",
+    .kind =
+        {
+            .name = "faulty",
+            .reach = KVF_REACH_NETWORK,
+            .memory_kinds = 1u << KVF_MEMORY_HOST,
+            .allocates = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .one_sided = true,
+            .served = true,
+            .fences = true,
+            .in_flight = 1,
+            .cost = {.ns_per_run = 1, .ns_per_byte = 1, .ns_per_source = 1},
+        },
     .open = faulty_open,
     .allocate = faulty_allocate,
-    .register_memory = faulty_register,
+    .register_region = faulty_register,
+    .unregister_region = faulty_unregister,
     .card = faulty_card,
     .connect = faulty_connect,
     .submit = faulty_submit,

@@ -46,7 +46,7 @@ static void keep(letter l, const void *data) {
 }
 
 static void deliver(bool after_another) {
-    uint64_t now = kvf_now();
+    uint64_t now = kvf_now(&kvf_monotonic);
     for (uint32_t i = 0; i < mail.late_count;) {
         letter l = mail.late[i];
         if (l.due > now || (l.due == 0 && !after_another)) {
@@ -65,7 +65,8 @@ static void tamper(kvf_link *link, kvf_route route, const void *data, size_t byt
     if (happens(MAIL_LOST))
         return;
     if (happens(MAIL_LATE)) {
-        l.due = kvf_now() + chance_between(&mail.chance, 1, mail.options.late_ms) * KVF_MILLISECOND;
+        l.due =
+            kvf_now(&kvf_monotonic) + chance_between(&mail.chance, 1, mail.options.late_ms) * KVF_MILLISECOND;
         keep(l, data);
     } else if (happens(MAIL_OVERTAKEN)) {
         keep(l, data);

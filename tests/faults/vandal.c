@@ -119,7 +119,7 @@ void vandal_attack(vandal *v, const char *endpoint, chance *dice) {
     if (s.count > 0)
         (void)send(fd, s.bytes, s.count, MSG_NOSIGNAL);
     v->lines[place].fd = fd;
-    v->lines[place].close_at = kvf_now() + chance_between(dice, 0, 1500) * KVF_MILLISECOND;
+    v->lines[place].close_at = kvf_now(&kvf_monotonic) + chance_between(dice, 0, 1500) * KVF_MILLISECOND;
     v->attacks++;
 }
 

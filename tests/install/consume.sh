@@ -17,7 +17,7 @@ prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:[^=]*=//p' "$build/CMakeCache.txt")
 root=$work/stage$prefix
 pc=$(find "$root" -name kvferry.pc)
 libdir=$(dirname "$(dirname "$pc")")
-(cd "$root/include" && printf '#include <%s>\n' kvferry/*.h) >"$work/every_header.h"
+(cd "$root/include" && find kvferry -name '*.h' | LC_ALL=C sort | sed 's/.*/#include <&>/') >"$work/every_header.h"
 version=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --modversion kvferry)
 
 # build_with NAME LIBRARY_FLAGS...: compiles, links and runs the program.

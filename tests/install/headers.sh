@@ -5,8 +5,9 @@ include=$1
 cc=$2
 
 bad=0
-for header in "$include"/kvferry/*.h; do
-    name=kvferry/${header##*/}
+mapfile -t names < <(cd "$include" && find kvferry -name '*.h' | LC_ALL=C sort)
+[ ${#names[@]} -gt 0 ]
+for name in "${names[@]}"; do
     for language in "c -std=c11 -Wstrict-prototypes" "c++ -std=c++17"; do
         # Twice, for the include guard.
         # shellcheck disable=SC2086

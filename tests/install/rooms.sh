@@ -1,21 +1,33 @@
 #!/usr/bin/env bash
-# A room includes itself and the rooms before it, and the command includes public headers only: rooms.sh SOURCE
+# A room includes itself and the rooms before it; a folder inside a room, such as a fabric, belongs to that folder
+# alone; and the command includes public headers only. The connector's names are nobody's business but their own:
+# they use the kernels, and no other room uses them: rooms.sh SOURCE
 set -euo pipefail
 cd "$1/src"
 
 # In the order of docs/architecture.md.
-rooms=(base model shard plan topology request kernel transport wire agent engine)
+rooms=(base model shard plan request kernel transport wire link agent engine)
 bad=0
+# check ROOM ALLOWED: what the files of a room include of other rooms.
+check() {
+    [ -d "$1" ] || return 0
+    if grep -nE '^ *# *include *"' -r "$1" --include='*.[ch]' |
+        grep -vE "^[^:]*:[0-9]+: *# *include *\"($2)/[^/\"]+\"" |
+        grep -vE "^($1/[^/]+)/[^/:]+:[0-9]+: *# *include *\"\\1/[^/\"]+\""; then
+        echo "$1 may include \"$2\" headers, by room/name.h, and a folder in it its own, by room/folder/name.h"
+        bad=1
+    fi
+}
 allowed=""
 for room in "${rooms[@]}"; do
     allowed+="${allowed:+|}$room"
-    [ -d "$room" ] || continue
-    if grep -nE '^ *# *include *"' -r "$room" --include='*.[ch]' |
-        grep -vE "^[^:]*:[0-9]+: *# *include *\"($allowed)/[^/\"]+\""; then
-        echo "$room may include \"$allowed\" headers, by room/name.h"
-        bad=1
-    fi
+    check "$room" "$allowed"
 done
+check connector "base|kernel|connector"
+if grep -nE '^ *# *include *<kvferry/connector/' -r "${rooms[@]}" cli --include='*.[ch]'; then
+    echo "only connector may include <kvferry/connector/...>"
+    bad=1
+fi
 if [ -d cli ] && grep -nE '^ *# *include *"[^"]*/' -r cli --include='*.[ch]'; then
     echo "the command may include its own headers and public ones only"
     bad=1

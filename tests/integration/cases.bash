@@ -57,6 +57,23 @@ refuses() {
     fi
 }
 
+# warns NAME PATTERN ARGUMENTS...: the command exits with 0 and says one sentence like the pattern on stderr; none
+# where the pattern is empty.
+warns() {
+    local name=$1 pattern=$2
+    shift 2
+    run "$@"
+    if [ "$code" -ne 0 ]; then
+        fail "$name" "exit code $code"
+    elif [ "$(wc -l <"$errors")" -ne $((${#pattern} > 0)) ]; then
+        fail "$name" "stderr has $(wc -l <"$errors") lines"
+    elif ! grep -Eq -- "$pattern" "$errors" && [ -n "$pattern" ]; then
+        fail "$name" "stderr is not like '$pattern'"
+    else
+        pass "$name"
+    fi
+}
+
 # Whether a file is JSON, by what this machine has for that; without anything, whether it looks like it.
 is_json() {
     if command -v python3 >/dev/null; then

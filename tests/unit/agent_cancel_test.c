@@ -175,10 +175,10 @@ typedef struct lines {
     uint32_t count;
 } lines;
 
-static void on_line(void *context, const char *line) {
+static void on_line(void *context, const kvf_log_line *line) {
     lines *all = context;
     if (all->count < COUNT_OF(all->text))
-        (void)snprintf(all->text[all->count], sizeof all->text[0], "%s", line);
+        (void)snprintf(all->text[all->count], sizeof all->text[0], "%s", line->text);
     all->count++;
 }
 
@@ -194,8 +194,10 @@ static void a_failure_is_a_line_of_json_and_is_counted(void **state) {
     scene s;
     static lines all;
     memset(&all, 0, sizeof all);
-    set_up(&s, &(const kvf_agent_options){
-                   .struct_size = sizeof(kvf_agent_options), .log = on_line, .log_context = &all});
+    set_up(&s, &(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
+                                          .log = on_line,
+                                          .log_context = &all,
+                                          .log_level = KVF_LOG_WARNING});
     s.wanted.request.id = "a\"\\\n\0z";
     s.wanted.request.id_bytes = 6;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
@@ -239,5 +241,5 @@ int main(void) {
         cmocka_unit_test(a_reader_that_gives_up_before_it_sees_its_lease_frees_a_cancelled_hold),
         cmocka_unit_test(a_failure_is_a_line_of_json_and_is_counted),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -503,5 +503,5 @@ int main(void) {
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

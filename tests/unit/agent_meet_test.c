@@ -50,13 +50,12 @@ static void an_engine_that_caches_other_cells_is_refused_with_every_difference(v
     w.p.engine = engine_of(other, ONE("P"));
     world_open_agents(&w.p, OPTIONS(.facts = "weights: v2"));
     kvf_contact contact = w.p.contact;
-    kvf_agent *asked = w.p.agents[0];
+    kvf_agent *answers = w.p.agents[0];
     if (asks_directory) {
-        w.e.rank_count = 1;
-        assert_ok(kvf_agent_open(NULL, 0, NULL, &w.e.agents[0]));
+        world_open_directory(&w.e);
         world_introduce(&w.p, w.e.agents[0]);
-        asked = w.e.agents[0];
-        contact.endpoint = kvf_agent_endpoint(asked);
+        answers = w.e.agents[0];
+        contact.endpoint = kvf_agent_endpoint(answers);
     }
 
     const world_outcome *failed =
@@ -67,7 +66,7 @@ static void an_engine_that_caches_other_cells_is_refused_with_every_difference(v
         if (!strstr(failed->detail, words[i]))
             fail_msg("no \"%s\" in: %s", words[i], failed->detail);
     assert_int_equal(failed->invalid_count[0], 2);
-    assert_int_equal(world_stats(asked).peers_now, 0);
+    assert_int_equal(world_stats(answers).peers_now, 0);
     kvf_model_free(other);
     world_quiet(&w);
     world_close(&w);
@@ -199,8 +198,7 @@ static void a_directory_introduces_an_engine_without_memory_of_its_own(void **st
     (void)state;
     world w;
     world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
-    w.e.rank_count = 1;
-    assert_ok(kvf_agent_open(NULL, 0, NULL, &w.e.agents[0]));
+    world_open_directory(&w.e);
     const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(w.e.agents[0])};
     uint64_t pull = start_pull(&w, &contact, 300 * MS);
     assert_non_null(strstr(world_failed(&w, w.d.agents[0], pull, KVF_E_TIMEOUT)->detail, "knows no engine"));
@@ -267,5 +265,5 @@ int main(void) {
         cmocka_unit_test(a_directory_introduces_an_engine_without_memory_of_its_own),
         cmocka_unit_test(an_engine_met_ahead_of_time_is_not_greeted_again),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -266,5 +266,5 @@ int main(void) {
         cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),
         cmocka_unit_test(an_expectation_that_nobody_fulfils_ends_at_its_deadline),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

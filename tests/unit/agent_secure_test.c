@@ -162,11 +162,45 @@ static void options_that_contradict_each_other_are_refused(void **state) {
     kvf_model_free(model);
 }
 
+static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t theirs, ours;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    const char *allowed[] = {of_other.open};
+    p.allowed_keys = allowed;
+    p.allowed_key_count = 1;
+    open_with(&w, &p, &d);
+    world_request_make(&w, &w.p, "a", 32, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 32, 4, 1, &wanted);
+    world_hold(&w.p, &held, &theirs);
+    world_pull(&w.d, &wanted, &w.p, &ours);
+    (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
+
+    assert_ok(kvf_agent_allow_key(w.p.agents[0], of_d.open));
+    world_pull(&w.d, &wanted, &w.p, &ours);
+    (void)world_done(&w, w.d.agents[0], ours);
+    (void)world_done(&w, w.p.agents[0], theirs);
+
+    assert_ok(kvf_agent_withdraw_key(w.p.agents[0], of_d.open));
+    world_close_agents(&w.d); /* it comes back */
+    world_open_agents(&w.d, &d);
+    world_pull(&w.d, &wanted, &w.p, &ours);
+    (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
+    assert_fails(kvf_agent_withdraw_key(w.p.agents[0], of_d.open), KVF_E_NOT_FOUND, of_d.open);
+    assert_fails(kvf_agent_allow_key(w.d.agents[0], of_p.open), KVF_E_INVALID, "everyone");
+    assert_fails(kvf_agent_allow_key(w.p.agents[0], NULL), KVF_E_INVALID, "public_key");
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
         cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
         cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
+        cmocka_unit_test(keys_are_allowed_and_withdrawn_while_an_agent_runs),
         cmocka_unit_test(encryption_on_one_side_only_is_an_error),
         cmocka_unit_test(beyond_loopback_needs_keys_or_a_word),
         cmocka_unit_test(options_that_contradict_each_other_are_refused),

@@ -217,5 +217,5 @@ int main(int argc, char **argv) {
             run(seed, seed % 2 ? 10 : 2);
         return 0;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -5,12 +5,12 @@
 static void an_engine_is_done_when_each_of_its_ranks_has_said_so(void **state) {
     (void)state;
     kvf_tally tally = {.wanted = 1};
-    assert_ok(kvf_tally_add(&tally, "d", 2, 3));
-    assert_ok(kvf_tally_add(&tally, "d", 0, 3));
+    assert_ok(kvf_tally_add(&tally, "d", 2, 3, KVF_TALLY_HAS_IT));
+    assert_ok(kvf_tally_add(&tally, "d", 0, 3, KVF_TALLY_HAS_IT));
     assert_false(kvf_tally_complete(&tally));
-    assert_true(kvf_tally_has(&tally, "d", 2));
-    assert_false(kvf_tally_has(&tally, "d", 1));
-    assert_ok(kvf_tally_add(&tally, "d", 1, 3));
+    assert_int_equal(kvf_tally_of(&tally, "d", 2), KVF_TALLY_HAS_IT);
+    assert_int_equal(kvf_tally_of(&tally, "d", 1), KVF_TALLY_WAITS);
+    assert_ok(kvf_tally_add(&tally, "d", 1, 3, KVF_TALLY_HAS_IT));
     assert_true(kvf_tally_complete(&tally));
     kvf_tally_free(&tally);
 }
@@ -19,9 +19,9 @@ static void a_rank_that_repeats_itself_counts_once(void **state) {
     (void)state;
     kvf_tally tally = {.wanted = 1};
     for (int i = 0; i < 5; i++)
-        assert_ok(kvf_tally_add(&tally, "d", 1, 2));
+        assert_ok(kvf_tally_add(&tally, "d", 1, 2, KVF_TALLY_HAS_IT));
     assert_false(kvf_tally_complete(&tally));
-    assert_ok(kvf_tally_add(&tally, "d", 0, 2));
+    assert_ok(kvf_tally_add(&tally, "d", 0, 2, KVF_TALLY_HAS_IT));
     assert_true(kvf_tally_complete(&tally));
     kvf_tally_free(&tally);
 }
@@ -30,28 +30,50 @@ static void an_engine_counts_once_however_many_ranks_repeat_themselves(void **st
     (void)state;
     kvf_tally tally = {.wanted = 2};
     for (int i = 0; i < 3; i++)
-        assert_ok(kvf_tally_add(&tally, "d", 0, 1));
+        assert_ok(kvf_tally_add(&tally, "d", 0, 1, KVF_TALLY_HAS_IT));
     assert_false(kvf_tally_complete(&tally));
-    assert_ok(kvf_tally_add(&tally, "e", 7, 1)); /* which ranks take part is theirs to say */
+    assert_ok(
+        kvf_tally_add(&tally, "e", 7, 1, KVF_TALLY_HAS_IT)); /* which ranks take part is theirs to say */
     assert_true(kvf_tally_complete(&tally));
-    assert_false(kvf_tally_has(&tally, "e", 0));
+    assert_int_equal(kvf_tally_of(&tally, "e", 0), KVF_TALLY_WAITS);
     kvf_tally_free(&tally);
 }
 
 static void siblings_must_agree_on_how_many_they_are(void **state) {
     (void)state;
     kvf_tally tally = {.wanted = 1};
-    assert_ok(kvf_tally_add(&tally, "d", 0, 2));
-    assert_fails(kvf_tally_add(&tally, "d", 1, 1), KVF_E_MISMATCH, "rank 1 of d", "1", "2");
-    assert_false(kvf_tally_has(&tally, "d", 1));
-    assert_fails(kvf_tally_add(&tally, "d", 1, 0), KVF_E_RANGE, "at least 1");
-    assert_fails(kvf_tally_add(&tally, "d", KVF_WIRE_MAX_RANKS, 2), KVF_E_RANGE, "65536");
+    assert_ok(kvf_tally_add(&tally, "d", 0, 2, KVF_TALLY_HAS_IT));
+    assert_fails(kvf_tally_add(&tally, "d", 1, 1, KVF_TALLY_HAS_IT), KVF_E_MISMATCH, "rank 1 of d", "1", "2");
+    assert_int_equal(kvf_tally_of(&tally, "d", 1), KVF_TALLY_WAITS);
+    assert_fails(kvf_tally_add(&tally, "d", 1, 0, KVF_TALLY_HAS_IT), KVF_E_RANGE, "at least 1");
+    assert_fails(kvf_tally_add(&tally, "d", KVF_WIRE_MAX_RANKS, 2, KVF_TALLY_HAS_IT), KVF_E_RANGE, "65536");
     assert_false(kvf_tally_complete(&tally));
+    kvf_tally_free(&tally);
+}
+
+static void a_rank_that_gave_up_counts_until_it_tries_again(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = 1};
+    uint32_t rank = 7;
+    assert_ok(kvf_tally_add(&tally, "d", 0, 2, KVF_TALLY_HAS_IT));
+    assert_null(kvf_tally_deserter(&tally, &rank));
+    assert_ok(kvf_tally_add(&tally, "d", 1, 2, KVF_TALLY_GAVE_UP));
+    assert_true(kvf_tally_complete(&tally));
+    assert_string_equal(kvf_tally_deserter(&tally, &rank), "d");
+    assert_int_equal(rank, 1);
+    kvf_tally_take_back(&tally, "d", 1);
+    assert_false(kvf_tally_complete(&tally));
+    assert_null(kvf_tally_deserter(&tally, &rank));
+    kvf_tally_take_back(&tally, "d", 0); /* has it: that stays so */
+    kvf_tally_take_back(&tally, "e", 0);
+    assert_ok(kvf_tally_add(&tally, "d", 1, 2, KVF_TALLY_HAS_IT));
+    assert_true(kvf_tally_complete(&tally));
     kvf_tally_free(&tally);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_gave_up_counts_until_it_tries_again),
         cmocka_unit_test(an_engine_is_done_when_each_of_its_ranks_has_said_so),
         cmocka_unit_test(a_rank_that_repeats_itself_counts_once),
         cmocka_unit_test(an_engine_counts_once_however_many_ranks_repeat_themselves),

@@ -1,10 +1,34 @@
 #include "agent_world.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <time.h>
 
+#include "agent_net.h"
+
+static const kvf_surroundings real;
+static const kvf_surroundings *around = &real;
+
+int world_is_simulated(void **state) {
+    (void)state;
+    around = &net_surroundings;
+    return 0;
+}
+
+int world_is_real(void **state) {
+    (void)state;
+    around = &real;
+    return 0;
+}
+
+static bool is_simulated(void) {
+    return around == &net_surroundings;
+}
+
 uint64_t world_now(void) {
     struct timespec t;
+    if (is_simulated())
+        return net_now();
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
 }
@@ -12,7 +36,7 @@ uint64_t world_now(void) {
 /* ---- opening --------------------------------------------------------------------------------- */
 
 void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
-    assert_ok(kvf_agent_open(e->engine, r, options, &e->agents[r]));
+    assert_ok(kvf_agent_open_in(around, e->engine, r, options, &e->agents[r]));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
     kvf_memory regions[WORLD_MAX_REGIONS];
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
@@ -21,6 +45,11 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
         regions[i] = (kvf_memory){e->memory[r][i], shard->region_bytes[i], KVF_MEMORY_HOST};
     }
     assert_ok(kvf_agent_register(e->agents[r], regions, shard->region_count));
+}
+
+void world_open_directory(world_engine *e) {
+    e->rank_count = 1;
+    assert_ok(kvf_agent_open_in(around, NULL, 0, NULL, &e->agents[0]));
 }
 
 void world_introduce(world_engine *e, kvf_agent *to) {
@@ -273,6 +302,26 @@ static kvf_agent *agent_of(world *w, uint32_t i) {
     return engines[i / WORLD_MAX_RANKS]->agents[i % WORLD_MAX_RANKS];
 }
 
+static uint64_t most_passes = UINT64_MAX; /* time does not jump beyond */
+
+/* Time passes until the first agent has something to do. */
+static void let_time_pass(world *w) {
+    uint64_t left = UINT64_MAX;
+    for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
+        kvf_agent *agent = agent_of(w, i);
+        if (!agent)
+            continue;
+        struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
+        if (poll(&fd, 1, 0) > 0)
+            return; /* its transport has something */
+        left = kvf_min_u64(left, kvf_agent_timeout(agent));
+    }
+    left = left == UINT64_MAX ? MS : left;
+    if (most_passes != UINT64_MAX)
+        left = kvf_min_u64(left, most_passes > net_now() ? most_passes - net_now() : 0);
+    net_advance(left);
+}
+
 void world_work(world *w) {
     bool any = false;
     for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
@@ -286,13 +335,17 @@ void world_work(world *w) {
         while (kvf_agent_next_event(agent, &event) == KVF_OK)
             keep(w, agent, &event);
     }
-    if (!any)
+    if (!any && is_simulated())
+        let_time_pass(w);
+    else if (!any)
         nanosleep(&(struct timespec){0, 100000}, NULL);
 }
 
 void world_run_for(world *w, uint64_t ns) {
-    for (uint64_t end = world_now() + ns; world_now() < end;)
+    most_passes = world_now() + ns;
+    while (world_now() < most_passes)
         world_work(w);
+    most_passes = UINT64_MAX;
 }
 
 static world_outcome *find(world *w, const kvf_agent *agent, uint64_t ticket) {

@@ -2,7 +2,9 @@
  * Engines whose ranks are agents of this process, for tests: memory filled by coordinates, requests on all
  * sides, what became of them, and a check of every cell that should have arrived.
  *
- * Everything here fails the test when something does not happen within WORLD_PATIENCE_S.
+ * Everything here fails the test when something does not happen within WORLD_PATIENCE_S. After
+ * world_is_simulated() that is time of the world's own: it stands still while any agent has something to do,
+ * and then jumps to when one has.
  */
 #ifndef KVF_TEST_AGENT_WORLD_H
 #define KVF_TEST_AGENT_WORLD_H
@@ -52,6 +54,11 @@ typedef struct world {
     uint32_t outcome_count;
 } world;
 
+/** The agents of this program talk by a network of their own (agent_net.h), in virtual time: for the group's set-up. */
+int world_is_simulated(void **state);
+/** As at the beginning: by ZeroMQ, in real time. */
+int world_is_real(void **state);
+
 /** Opens both engines. `options` (may be NULL) are those of every agent. */
 void world_open(world *w, const char *name, const kvf_engine_spec *p, const kvf_engine_spec *d,
                 const kvf_agent_options *options);
@@ -66,6 +73,8 @@ void world_close(world *w);
 void world_open_agents(world_engine *engine, const kvf_agent_options *options);
 /** Opens one agent and registers its memory; its siblings do not know it yet. */
 void world_open_agent(world_engine *engine, uint32_t rank, const kvf_agent_options *options);
+/** Opens a directory as the engine's only agent. */
+void world_open_directory(world_engine *engine);
 /** Gives the introductions of all open ranks to `to`. */
 void world_introduce(world_engine *engine, kvf_agent *to);
 void world_close_agents(world_engine *engine);
@@ -109,7 +118,7 @@ uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_req
     } while (0)
 
 uint64_t world_now(void);
-void world_work(world *w); /**< one round of all agents, and a nap where they had nothing to do */
+void world_work(world *w); /**< one round of all agents; where they had nothing to do, time passes */
 void world_run_for(world *w, uint64_t ns);
 
 /** The next event of a ticket that was not taken yet; all agents work meanwhile. Valid for good. */

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,6 +48,17 @@ static void a_detail_may_quote_the_detail_before_it(void **state) {
     (void)kvf_fail(KVF_E_PEER_LOST, "peer 3 (%s)", kvf_error_detail());
 
     assert_string_equal(kvf_error_detail(), "peer 3 (read: gone)");
+}
+
+static void a_detail_can_be_put_back(void **state) {
+    (void)state;
+    char saved[KVF_DETAIL_BYTES];
+    (void)kvf_fail(KVF_E_RANGE, "what the caller asked for");
+    (void)snprintf(saved, sizeof saved, "%s", kvf_error_detail());
+    (void)kvf_fail(KVF_E_IO, "what a callback did");
+    kvf_error_restore(saved);
+
+    assert_string_equal(kvf_error_detail(), "what the caller asked for");
 }
 
 static void words_that_are_too_long_are_cut_not_overrun(void **state) {
@@ -99,9 +111,22 @@ static void a_number_that_is_no_status_is_called_unknown(void **state) {
     assert_string_equal(kvf_status_name((kvf_status)100000), "unknown status");
 }
 
-static void the_version_is_that_of_the_build(void **state) {
+static void the_version_of_the_library_is_that_of_its_headers(void **state) {
     (void)state;
-    assert_string_equal(kvf_version(), KVF_VERSION);
+    char text[32];
+    (void)snprintf(text, sizeof text, "%d.%d.%d", KVF_VERSION_MAJOR, KVF_VERSION_MINOR, KVF_VERSION_PATCH);
+
+    assert_string_equal(kvf_version(), text);
+}
+
+static void versions_compare_as_numbers(void **state) {
+    (void)state;
+    int major, minor, patch;
+    assert_int_equal(sscanf(kvf_version(), "%d.%d.%d", &major, &minor, &patch), 3);
+
+    assert_int_equal(KVF_VERSION_NUMBER / 10000, major);
+    assert_int_equal(KVF_VERSION_NUMBER / 100 % 100, minor);
+    assert_int_equal(KVF_VERSION_NUMBER % 100, patch);
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
@@ -432,11 +457,13 @@ int main(void) {
         cmocka_unit_test_setup(a_thread_that_never_failed_has_an_empty_detail, forget_errors),
         cmocka_unit_test_setup(a_caller_can_say_where_in_front_of_what, forget_errors),
         cmocka_unit_test_setup(a_detail_may_quote_the_detail_before_it, forget_errors),
+        cmocka_unit_test_setup(a_detail_can_be_put_back, forget_errors),
         cmocka_unit_test_setup(words_that_are_too_long_are_cut_not_overrun, forget_errors),
         cmocka_unit_test_setup(one_threads_failure_is_not_seen_by_another, forget_errors),
         cmocka_unit_test(every_status_has_a_name_of_its_own),
         cmocka_unit_test(a_number_that_is_no_status_is_called_unknown),
-        cmocka_unit_test(the_version_is_that_of_the_build),
+        cmocka_unit_test(the_version_of_the_library_is_that_of_its_headers),
+        cmocka_unit_test(versions_compare_as_numbers),
     };
     const struct CMUnitTest arithmetic[] = {
         cmocka_unit_test(sums_and_products_that_fit_are_exact),

@@ -119,8 +119,9 @@ static void layers_that_are_told_apart_in_two_ways_must_agree(void **state) {
                    "attn_layer_offset is 8; allowed 0 to 7");
     assert_refused("kimi-linear-48b-a3b", "[4, 8, 12,", "[4, 7, 12,", KVF_E_INVALID,
                    "linear_attn_config.kda_layers[5] is 7, a layer that is listed before");
-    assert_refused("kimi-linear-48b-a3b", "[4, 8, 12,", "[4, 12,", KVF_E_INVALID,
-                   "linear_attn_config.full_attn_layers and kda_layers: layer 8 is in neither");
+    assert_refused(
+        "kimi-linear-48b-a3b", "[4, 8, 12,", "[4, 12,", KVF_E_INVALID,
+        "linear_attn_config.full_attn_layers and linear_attn_config.kda_layers: layer 8 is in neither");
     assert_refused("kimi-linear-48b-a3b", "[4, 8, 12,", "[4, 28, 12,", KVF_E_RANGE,
                    "linear_attn_config.full_attn_layers[1] is 28; allowed 1 to 27");
     assert_refused("gemma-4-31b", "\"num_hidden_layers\": 60", "\"num_hidden_layers\": 59", KVF_E_INVALID,

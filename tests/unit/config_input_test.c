@@ -155,7 +155,20 @@ static void fields_that_are_missing_are_named(void **state) {
                    "}",
                    KVF_E_INVALID, "num_key_value_heads is missing");
     assert_refused("{\"text_config\": {\"model_type\": \"llama\"" BF16 "}}", KVF_E_INVALID,
-                   "text_config.num_hidden_layers is missing");
+                   "text_config.num_hidden_layers is missing, and llama has no default for it");
+}
+
+static void null_is_no_size_where_the_family_does_not_say_so(void **state) {
+    (void)state;
+    static const char gemma[] = "{\"model_type\": \"gemma2\", \"num_hidden_layers\": 2, "
+                                "\"num_attention_heads\": 2%s" BF16 "}";
+    char json[512];
+    (void)snprintf(json, sizeof json, gemma, ", \"num_key_value_heads\": null");
+    assert_refused(json, KVF_E_INVALID, "num_key_value_heads is null, and gemma2 has no default for it");
+    (void)snprintf(json, sizeof json, gemma, ", \"num_key_value_heads\": 1, \"head_dim\": null");
+    assert_refused(json, KVF_E_INVALID, "head_dim is null, and gemma2 has no default for it");
+    (void)snprintf(json, sizeof json, gemma, ", \"num_key_value_heads\": 1");
+    assert_accepted(json);
 }
 
 static void fields_that_contradict_each_other_are_refused(void **state) {
@@ -354,6 +367,7 @@ int main(void) {
         cmocka_unit_test(a_field_that_is_given_twice_is_refused),
         cmocka_unit_test(numbers_must_be_whole_and_in_their_range),
         cmocka_unit_test(fields_that_are_missing_are_named),
+        cmocka_unit_test(null_is_no_size_where_the_family_does_not_say_so),
         cmocka_unit_test(fields_that_contradict_each_other_are_refused),
         cmocka_unit_test(values_of_the_wrong_type_or_unknown_are_refused),
         cmocka_unit_test(running_out_of_memory_anywhere_leaks_nothing),

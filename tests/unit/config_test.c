@@ -115,8 +115,8 @@ static const struct {
     {"deepseek-v3.2", 61, {{"mla", 61, 576 * 2 + 132, 0, 0}}},
     /* conv: (64 x 64 + 2 x 8 x 128) channels x 3 rows x 2 bytes; state: 64 x 64 x 128 in single precision */
     {"nemotron-3-nano-30b", 52, {{"full", 6, 2 * 2 * 128 * 2, 0, 0}, {"ssm", 23, 36864 + 2097152, 0, 0}}},
-    /* conv: (256 x 64 + 2 x 8 x 256) x 3 x 2; state: 256 x 64 x 256 x 2 */
-    {"nemotron-h-56b", 118, {{"full", 10, 4096, 0, 0}, {"ssm", 54, 122880 + 8388608, 0, 0}}},
+    /* conv: (256 x 64 + 2 x 8 x 256) x 3 x 2; state: 256 x 64 x 256 in single precision, the family's default */
+    {"nemotron-h-56b", 118, {{"full", 10, 4096, 0, 0}, {"ssm", 54, 122880 + 16777216, 0, 0}}},
     /* conv: (8192 + 2 x 128) x 3 x 2; state: 128 x 64 x 128 x 2 */
     {"granite-4.0-h-small", 40, {{"full", 4, 4096, 0, 0}, {"ssm", 36, 50688 + 2097152, 0, 0}}},
     /* conv: 8192 x 3 x 2; state: 8192 x 16 x 2 */
@@ -305,6 +305,21 @@ static void fields_that_a_family_leaves_out_have_its_defaults(void **state) {
     kvf_model_free(model);
 }
 
+static void exaone_4_is_full_in_every_fourth_layer_unless_it_has_no_window(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("exaone4", "5", ""), "WWWFW");
+    assert_layers_of(WINDOWED("exaone4", "5", ", \"sliding_window\": null"), "FFFFF");
+}
+
+static void the_last_layer_of_gemma_4_is_full_whatever_is_said(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("gemma4_text", "7", ""), "WWWWWFF");
+    assert_layers_of(WINDOWED("gemma4_text", "2",
+                              ", \"layer_types\": [\"full_attention\", "
+                              "\"sliding_attention\"]"),
+                     "FF");
+}
+
 static void layer_types_decide_before_any_pattern(void **state) {
     (void)state;
     assert_layers_of(WINDOWED("gemma3_text", "3",
@@ -377,13 +392,14 @@ static void the_text_model_of_a_multimodal_one_is_read(void **state) {
 
 /* ---- latents --------------------------------------------------------------------------------- */
 
-#define LATENT(fields)                                                                                       \
-    "{\"model_type\": \"deepseek_v32\", \"num_hidden_layers\": 2, \"num_attention_heads\": 128, "            \
+#define LATENT_OF(type, fields)                                                                              \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": 2, \"num_attention_heads\": 128, "                \
     "\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64" BF16 fields "}"
+#define LATENT(fields) LATENT_OF("deepseek_v32", fields)
 
 static void a_latent_is_one_replicated_unit(void **state) {
     (void)state;
-    kvf_model *model = read_with(LATENT(""), NULL);
+    kvf_model *model = read_with(LATENT_OF("deepseek_v3", ""), NULL);
     const kvf_group_desc *mla = kvf_model_group(model, 0);
     assert_string_equal(mla->name, "mla");
     assert_int_equal(mla->part_count, 1);
@@ -403,8 +419,20 @@ static void an_indexer_adds_its_key_and_the_scale_of_it(void **state) {
     kvf_model_free(model);
 }
 
+static void a_family_that_always_has_an_indexer_has_its_default(void **state) {
+    (void)state;
+    kvf_model *model = read_with(LATENT_OF("glm_moe_dsa", ""), NULL);
+    assert_int_equal(kvf_model_group(model, 0)->part_count, 3);
+    assert_int_equal(kvf_model_group(model, 0)->parts[1].cell_elements, 128);
+    kvf_model_free(model);
+}
+
 static void an_indexer_that_does_not_fit_is_refused(void **state) {
     (void)state;
+    assert_refused(LATENT(", \"index_topk_freq\": 4"), KVF_E_UNSUPPORTED,
+                   "index_topk_freq is given: layers that share an indexer are not supported");
+    assert_refused(LATENT(", \"index_topk_pattern\": \"FS\""), KVF_E_UNSUPPORTED,
+                   "index_topk_pattern is given: layers that share an indexer");
     assert_refused(LATENT(", \"index_head_dim\": 100"), KVF_E_INVALID,
                    "index_head_dim is 100; it must be a multiple of 128");
     assert_refused(LATENT(", \"index_head_dim\": 128, \"indexer_types\": [\"full\", \"shared\"]"),
@@ -502,6 +530,11 @@ static void the_state_type_is_asked_for_or_said_or_the_models(void **state) {
 static void layers_may_keep_both_attention_and_a_state(void **state) {
     (void)state;
     assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_ssm\": 96, \"mamba_d_head\": 12"), "BB");
+    /* null: mamba_expand says it, 2 x 64; left out: 1024 */
+    assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_ssm\": null, \"mamba_d_head\": 16"), "BB");
+    assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_head\": 128"), "BB");
+    assert_refused(HYBRID("falcon_h1", "2", ", \"mamba_d_head\": 16"), KVF_E_INVALID,
+                   "mamba_n_heads is 8 and mamba_d_head is 16, but the inner width is 1024");
 }
 
 static void a_head_size_of_auto_follows_from_the_inner_width(void **state) {
@@ -546,12 +579,28 @@ static void state_fields_that_contradict_each_other_are_refused(void **state) {
     "\"qk_rope_head_dim\": 8" BF16 ", \"linear_attn_config\": {\"full_attn_layers\": " full                  \
     ", \"kda_layers\": " kda ", \"num_heads\": 2, \"head_dim\": 4, \"short_conv_kernel_size\": 4}}"
 
+static void kimi_linear_is_the_same_in_the_fields_of_its_own_and_in_those_of_its_class(void **state) {
+    (void)state;
+    kvf_model *own = read_with(KIMI("[2]", "[1, 3]"), NULL);
+    kvf_model *saved = read_with(
+        "{\"model_type\": \"kimi_linear\", \"num_hidden_layers\": 3, \"kv_lora_rank\": 8, "
+        "\"qk_rope_head_dim\": 8" BF16 ", \"linear_num_heads\": 2, \"linear_head_dim\": 4, "
+        "\"linear_conv_kernel_dim\": 4, \"layer_types\": [\"linear_attention\", \"full_attention\", "
+        "\"linear_attention\"]}",
+        NULL);
+    if (kvf_model_compare(own, saved))
+        fail_msg("%s", kvf_error_detail());
+    kvf_model_free(own);
+    kvf_model_free(saved);
+}
+
 static void two_lists_of_layers_must_name_each_layer_once(void **state) {
     (void)state;
     assert_layers_of(KIMI("[2]", "[3, 1]"), "SFS");
     assert_layers_of(KIMI("[2]", "null"), "SFS");
-    assert_refused(KIMI("[2]", "[1]"), KVF_E_INVALID,
-                   "linear_attn_config.full_attn_layers and kda_layers: layer 3 is in neither");
+    assert_refused(
+        KIMI("[2]", "[1]"), KVF_E_INVALID,
+        "linear_attn_config.full_attn_layers and linear_attn_config.kda_layers: layer 3 is in neither");
     assert_refused(KIMI("[2]", "[1, 2, 3]"), KVF_E_INVALID,
                    "linear_attn_config.kda_layers[1] is 2, a layer that is listed before");
     assert_refused(KIMI("[0]", "[1, 2, 3]"), KVF_E_RANGE,
@@ -622,6 +671,8 @@ int main(void) {
         cmocka_unit_test(qwen_has_windows_above_a_layer_and_only_when_they_are_switched_on),
         cmocka_unit_test(gemma_is_full_in_the_last_layer_of_each_period),
         cmocka_unit_test(fields_that_a_family_leaves_out_have_its_defaults),
+        cmocka_unit_test(exaone_4_is_full_in_every_fourth_layer_unless_it_has_no_window),
+        cmocka_unit_test(the_last_layer_of_gemma_4_is_full_whatever_is_said),
         cmocka_unit_test(layer_types_decide_before_any_pattern),
         cmocka_unit_test(gemma_4_has_heads_of_its_own_in_full_layers),
         cmocka_unit_test(layers_that_share_a_cache_keep_none),
@@ -629,6 +680,7 @@ int main(void) {
         cmocka_unit_test(the_text_model_of_a_multimodal_one_is_read),
         cmocka_unit_test(a_latent_is_one_replicated_unit),
         cmocka_unit_test(an_indexer_adds_its_key_and_the_scale_of_it),
+        cmocka_unit_test(a_family_that_always_has_an_indexer_has_its_default),
         cmocka_unit_test(an_indexer_that_does_not_fit_is_refused),
         cmocka_unit_test(mamba_2_keeps_x_b_c_and_a_state_for_each_head),
         cmocka_unit_test(mamba_1_keeps_x_and_a_state_for_each_channel),
@@ -638,6 +690,7 @@ int main(void) {
         cmocka_unit_test(layers_may_keep_both_attention_and_a_state),
         cmocka_unit_test(a_head_size_of_auto_follows_from_the_inner_width),
         cmocka_unit_test(state_fields_that_contradict_each_other_are_refused),
+        cmocka_unit_test(kimi_linear_is_the_same_in_the_fields_of_its_own_and_in_those_of_its_class),
         cmocka_unit_test(two_lists_of_layers_must_name_each_layer_once),
         cmocka_unit_test(a_pattern_of_letters_says_what_each_layer_keeps),
         cmocka_unit_test(every_file_of_models_is_what_the_library_carries),

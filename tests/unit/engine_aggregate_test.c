@@ -480,96 +480,6 @@ static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **st
     kvf_set_allocator(NULL);
 }
 
-/* ---- a scheduler's step ---------------------------------------------------------------------- */
-
-static void a_step_lists_fresh_requests_before_cached_ones(void **state) {
-    (void)state;
-    const uint32_t ids[] = {4, 5};
-    const kvf_block_table tables[] = {{ids, 2, 0}, {0}};
-    const kvf_step_request fresh[] = {{"n", 1, tables, 2, true}};
-    const kvf_step_request cached[] = {{"c", 1, NULL, 0, false}, {"d", 1, tables, 2, false}};
-    const kvf_request_id resumed[] = {{"zz", 2}, {"d", 1}, {"n", 1}};
-    kvf_step step = {fresh, 1, cached, 2, resumed, 3};
-    kvf_step_request items[3];
-
-    assert_int_equal(kvf_step_requests(&step, items), KVF_OK);
-
-    assert_memory_equal(items[0].id, "n", 1);
-    assert_false(items[0].resumed);
-    assert_ptr_equal(items[0].groups, tables);
-    assert_memory_equal(items[1].id, "c", 1);
-    assert_null(items[1].groups);
-    assert_false(items[1].resumed);
-    assert_memory_equal(items[2].id, "d", 1);
-    assert_true(items[2].resumed);
-}
-
-static void an_empty_step_has_no_requests(void **state) {
-    (void)state;
-    kvf_step step = {0};
-    assert_int_equal(kvf_step_requests(&step, NULL), KVF_OK);
-    step.cached_count = 1;
-    kvf_step_request item;
-    assert_int_equal(kvf_step_requests(&step, &item), KVF_E_INVALID);
-    assert_int_equal(kvf_step_requests(NULL, &item), KVF_E_INVALID);
-}
-
-/* ---- statistics ------------------------------------------------------------------------------ */
-
-static void samples_become_a_summary(void **state) {
-    (void)state;
-    const double transfer[] = {0.1, 0.3}, post[] = {0.001, 0.002}, bytes[] = {1048576, 3145728};
-    const double descriptors[] = {3, 4};
-    kvf_transfer_samples samples = {transfer, post, bytes, descriptors, 2, 1, 2, 3};
-    kvf_transfer_summary s;
-    char text[300];
-
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
-
-    assert_int_equal(s.transfers, 2);
-    assert_true(s.average_transfer_ms == 200 && s.p90_transfer_ms == 280);
-    assert_true(s.average_post_ms == 1.5 && s.p90_post_ms == 1.9);
-    assert_true(s.average_mb == 2 && s.throughput_mb_per_s == 10 && s.average_descriptors == 3.5);
-    assert_int_equal(s.failed * 100 + s.expired * 10 + s.late, 123);
-    assert_false(s.empty);
-    size_t length = kvf_transfer_summary_text(&s, text, sizeof text);
-    assert_int_equal(length, strlen(text));
-    assert_non_null(strstr(text, "transfers=2 transfer_ms=200.000 "));
-    assert_non_null(strstr(text, " failed=1 expired=2 late=3"));
-}
-
-static void a_summary_of_nothing_is_empty_but_failures_are_something(void **state) {
-    (void)state;
-    kvf_transfer_samples samples = {0};
-    kvf_transfer_summary s;
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
-    assert_true(s.empty && s.throughput_mb_per_s == 0);
-    samples.failed = 1;
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
-    assert_false(s.empty);
-}
-
-static void samples_that_are_no_measurements_are_refused(void **state) {
-    (void)state;
-    const double good[] = {1}, bad[] = {-1}, endless[] = {1.0 / 0.0};
-    kvf_transfer_summary s;
-    kvf_transfer_samples samples = {bad, good, good, good, 1, 0, 0, 0};
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_INVALID);
-    samples = (kvf_transfer_samples){good, endless, good, good, 1, 0, 0, 0};
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_INVALID);
-    samples = (kvf_transfer_samples){good, good, NULL, good, 1, 0, 0, 0};
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_E_INVALID);
-}
-
-static void transfers_that_took_no_time_have_no_throughput(void **state) {
-    (void)state;
-    const double zero[] = {0}, one[] = {1};
-    kvf_transfer_samples samples = {zero, zero, one, one, 1, 0, 0, 0};
-    kvf_transfer_summary s;
-    assert_int_equal(kvf_transfer_summarise(&samples, &s), KVF_OK);
-    assert_true(s.throughput_mb_per_s == 0);
-}
-
 /* ---- rules ----------------------------------------------------------------------------------- */
 
 static void the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id(void **state) {
@@ -655,12 +565,6 @@ int main(void) {
         cmocka_unit_test(workers_that_do_not_exist_are_refused),
         cmocka_unit_test(impossible_options_are_refused),
         cmocka_unit_test(a_step_without_memory_counts_nothing_and_can_be_made_again),
-        cmocka_unit_test(a_step_lists_fresh_requests_before_cached_ones),
-        cmocka_unit_test(an_empty_step_has_no_requests),
-        cmocka_unit_test(samples_become_a_summary),
-        cmocka_unit_test(a_summary_of_nothing_is_empty_but_failures_are_something),
-        cmocka_unit_test(samples_that_are_no_measurements_are_refused),
-        cmocka_unit_test(transfers_that_took_no_time_have_no_throughput),
         cmocka_unit_test(the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id),
         cmocka_unit_test(the_tokens_that_a_state_cannot_be_stepped_back_over_are_left_to_the_consumer),
         cmocka_unit_test(a_lease_is_judged_by_the_clock_of_who_gave_it),

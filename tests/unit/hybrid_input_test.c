@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 #include "shapes.h"
 
@@ -198,7 +198,7 @@ static void a_block_count_that_is_no_multiple_of_the_ratio_is_refused_on_either_
                                .tp_size = 1,
                                .block_size = 16,
                                .total_kv_heads = 2};
-    kvf_remote_engine remote = {
+    kvf_engine_transfer_info remote = {
         .struct_size = sizeof remote, .tp_size = 1, .block_size = 16, .physical_blocks_per_logical = 2};
     const char *words = "9 kernel blocks are no whole number of logical blocks of 2";
     kvf_topology *topology;
@@ -215,20 +215,20 @@ static void a_block_count_that_is_no_multiple_of_the_ratio_is_refused_on_either_
 
     static const kvf_cache_kind kinds[] = {KVF_CACHE_FULL, KVF_CACHE_SSM};
     for (uint32_t wrong = 0; wrong < 3; wrong++) {
-        kvf_transfer_plan_desc desc = {.struct_size = sizeof desc,
-                                       .layout = KVF_LAYOUT_PACKED,
-                                       .kinds = kinds,
-                                       .group_count = 2,
-                                       .local = wrong == 1 ? &odd : &even,
-                                       .remote_ranks = wrong == 2 ? &odd : &even};
-        kvf_transfer_plan *plan = NULL;
-        kvf_status status = kvf_transfer_plan_build(topology, &remote, &desc, &plan);
+        kvf_engine_transfer_plan_desc desc = {.struct_size = sizeof desc,
+                                              .layout = KVF_LAYOUT_PACKED,
+                                              .kinds = kinds,
+                                              .group_count = 2,
+                                              .local = wrong == 1 ? &odd : &even,
+                                              .remote_ranks = wrong == 2 ? &odd : &even};
+        kvf_engine_transfer_plan *plan = NULL;
+        kvf_status status = kvf_engine_transfer_plan_build(topology, &remote, &desc, &plan);
         if (wrong)
             assert_fails(status, KVF_E_NOT_EXPRESSIBLE, words);
         else
             assert_ok(status);
         assert_true((plan != NULL) == (wrong == 0));
-        kvf_transfer_plan_free(plan);
+        kvf_engine_transfer_plan_free(plan);
     }
     kvf_topology_free(topology);
 }

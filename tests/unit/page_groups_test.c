@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include <kvferry/page_groups.h>
+#include <kvferry/connector/page_groups.h>
 
 #define IDS(...)                                                                                             \
     (kvf_ids) {                                                                                              \
@@ -129,6 +129,26 @@ static void page_plans_that_are_made_move_every_cell_to_its_place(void **state) 
     assert_in_range(answered, asked / 2, asked - 1);
 }
 
+static void a_page_plan_without_layers_is_refused_as_such(void **state) {
+    (void)state;
+    kvf_page_group group = {.total_kv_heads = 2, .local_tokens_per_block = 16};
+    kvf_page_plan_desc desc = {.struct_size = sizeof desc,
+                               .tp_size = 1,
+                               .remote_tp_size = 1,
+                               .remote_block_size = 16,
+                               .groups = &group,
+                               .group_count = 1,
+                               .local_page_bytes = 4096,
+                               .remote_page_bytes = 4096,
+                               .remote_num_blocks = 4};
+    kvf_page_plan plan;
+    assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_E_INVALID);
+    assert_int_equal(kvf_topology_refusal(), KVF_REFUSAL_NO_LAYERS);
+    desc.layer_count = 1;
+    assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_OK);
+    kvf_page_plan_free(&plan);
+}
+
 static void each_group_of_a_page_plan_has_ratios_of_its_own(void **state) {
     (void)state;
     /* Eight small heads and two large ones in pages of one size. */
@@ -198,6 +218,7 @@ static void more_local_pages_than_the_prompt_fills_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(page_plans_that_are_made_move_every_cell_to_its_place),
+        cmocka_unit_test(a_page_plan_without_layers_is_refused_as_such),
         cmocka_unit_test(each_group_of_a_page_plan_has_ratios_of_its_own),
         cmocka_unit_test(a_remote_without_sizes_per_group_has_one_size_in_all),
         cmocka_unit_test(more_local_pages_than_the_prompt_fills_are_refused),

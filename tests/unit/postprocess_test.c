@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "kernel/permute.h"
+#include "connector/postprocess.h"
 
 /* ---- a world to permute in ------------------------------------------------------------------- */
 
@@ -495,8 +495,9 @@ static void start_copies(copies *c) {
     memset(c->to, 0xee, sizeof c->to);
     for (size_t i = 0; i < 2; i++) {
         /* The source: all first parts, then all second parts. The destination: parts side by side. */
-        c->source[i] = (kvf_block_region){names[i], c->from[i], 80, 4, 10, 2, 40, 9};
-        c->destination[1 - i] = (kvf_block_region){names[i], c->to[i], 60, 3, 20, 2, 10, 9};
+        c->source[i] = (kvf_block_region){names[i], c->from[i], 80, 4, 10, 2, 40, 9, KVF_MEMORY_HOST, 0};
+        c->destination[1 - i] =
+            (kvf_block_region){names[i], c->to[i], 60, 3, 20, 2, 10, 9, KVF_MEMORY_HOST, 0};
     }
 }
 
@@ -512,7 +513,8 @@ static void pairs_are_copied_in_every_layer_by_its_name(void **state) {
     start_copies(&c);
     const uint32_t from[] = {3, 0}, to[] = {0, 2};
     size_t copied;
-    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, from, 2, to, 2, &copied), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, from, 2, to, 2, KVF_COPY_H2D, &copied),
+                     KVF_OK);
     assert_int_equal(copied, 2);
     for (size_t layer = 0; layer < 2; layer++) {
         unsigned char expected[60];
@@ -526,7 +528,8 @@ static void pairs_are_copied_in_every_layer_by_its_name(void **state) {
     const uint32_t back[] = {1, 2};
     unsigned char before[160];
     memcpy(before, c.from, 160);
-    assert_int_equal(kvf_copy_blocks(c.destination, 2, c.source, 2, to, 2, back, 2, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.destination, 2, c.source, 2, to, 2, back, 2, KVF_COPY_D2H, NULL),
+                     KVF_OK);
     for (size_t layer = 0; layer < 2; layer++)
         for (size_t i = 0; i < 2; i++)
             for (size_t part = 0; part < 2; part++)
@@ -540,7 +543,8 @@ static void a_source_may_be_copied_twice_and_the_last_of_two_stays(void **state)
     copies c;
     start_copies(&c);
     const uint32_t from[] = {1, 1, 2}, to[] = {0, 1, 1};
-    assert_int_equal(kvf_copy_blocks(c.source, 1, c.destination, 2, from, 3, to, 3, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.source, 1, c.destination, 2, from, 3, to, 3, KVF_COPY_H2D, NULL),
+                     KVF_OK);
     assert_memory_equal(c.to[0], c.from[0] + 10, 9);
     assert_memory_equal(c.to[0] + 20, c.from[0] + 20, 9);
     assert_int_equal(c.to[1][0], 0xee); /* a layer that the source does not have */
@@ -558,12 +562,17 @@ static void many_scattered_and_neighbouring_blocks_are_copied(void **state) {
         source_ids[i] = i < 500 ? i : 999 - (i - 500);
         destination_ids[i] = i < 500 ? i + 500 : i - 500;
     }
-    kvf_block_region source = {"a", from, (uint64_t)BLOCKS * BYTES, BLOCKS, BYTES, 0, 0, BYTES};
+    kvf_block_region source = {.layer = "a",
+                               .base = from,
+                               .bytes = (uint64_t)BLOCKS * BYTES,
+                               .block_count = BLOCKS,
+                               .block_stride_bytes = BYTES,
+                               .part_bytes = BYTES};
     kvf_block_region destination = source;
     destination.base = to;
-    assert_int_equal(
-        kvf_copy_blocks(&source, 1, &destination, 1, source_ids, BLOCKS, destination_ids, BLOCKS, NULL),
-        KVF_OK);
+    assert_int_equal(kvf_copy_blocks(&source, 1, &destination, 1, source_ids, BLOCKS, destination_ids, BLOCKS,
+                                     KVF_COPY_H2D, NULL),
+                     KVF_OK);
     for (size_t i = 0; i < BLOCKS; i++)
         assert_memory_equal(to + (size_t)destination_ids[i] * BYTES, from + (size_t)source_ids[i] * BYTES,
                             BYTES);
@@ -577,11 +586,13 @@ static void without_pairs_nothing_is_copied(void **state) {
     start_copies(&c);
     const uint32_t ids[] = {0, 1};
     size_t copied = 9;
-    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, ids, 2, ids, 1, &copied), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, ids, 2, ids, 1, KVF_COPY_H2D, &copied),
+                     KVF_OK);
     assert_int_equal(copied, 0);
-    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, NULL, 0, NULL, 0, NULL), KVF_OK);
-    assert_int_equal(kvf_copy_blocks(NULL, 0, c.destination, 2, ids, 2, ids, 2, NULL), KVF_OK);
-    assert_int_equal(kvf_copy_blocks(c.source, 2, NULL, 0, ids, 2, ids, 2, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.source, 2, c.destination, 2, NULL, 0, NULL, 0, KVF_COPY_H2D, NULL),
+                     KVF_OK);
+    assert_int_equal(kvf_copy_blocks(NULL, 0, c.destination, 2, ids, 2, ids, 2, KVF_COPY_H2D, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_blocks(c.source, 2, NULL, 0, ids, 2, ids, 2, KVF_COPY_H2D, NULL), KVF_OK);
     assert_untouched(&c);
 }
 
@@ -591,30 +602,92 @@ static void a_copy_that_cannot_be_whole_copies_nothing(void **state) {
     start_copies(&c);
     const uint32_t good[] = {0, 1}, beyond[] = {0, 3};
     /* Block 3 exists in the source and not in the destination. */
-    assert_refused(kvf_copy_blocks(c.source, 2, c.destination, 2, good, 2, beyond, 2, NULL), KVF_E_RANGE,
-                   "layer l0: destination_ids: entry 1 is block 3; allowed: 0 to 2");
-    assert_refused(kvf_copy_blocks(c.destination, 2, c.source, 2, beyond, 2, good, 2, NULL), KVF_E_RANGE,
-                   "source_ids");
-    assert_refused(kvf_copy_blocks(c.source, 2, c.destination, 1, good, 2, good, 2, NULL), KVF_E_NOT_FOUND,
-                   "no layer l0");
-    assert_refused(kvf_copy_blocks(c.source, 2, NULL, 1, good, 2, good, 2, NULL), KVF_E_INVALID, "NULL");
+    assert_refused(kvf_copy_blocks(c.source, 2, c.destination, 2, good, 2, beyond, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_RANGE, "layer l0: destination_ids: entry 1 is block 3; allowed: 0 to 2");
+    assert_refused(kvf_copy_blocks(c.destination, 2, c.source, 2, beyond, 2, good, 2, KVF_COPY_D2H, NULL),
+                   KVF_E_RANGE, "source_ids");
+    assert_refused(kvf_copy_blocks(c.source, 2, c.destination, 1, good, 2, good, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_NOT_FOUND, "no layer l0");
+    assert_refused(kvf_copy_blocks(c.source, 2, NULL, 1, good, 2, good, 2, KVF_COPY_H2D, NULL), KVF_E_INVALID,
+                   "NULL");
     copies bad = c;
     bad.source[1].layer = NULL;
-    assert_refused(kvf_copy_blocks(bad.source, 2, c.destination, 2, good, 2, good, 2, NULL), KVF_E_INVALID,
-                   "source 1: layer is NULL");
+    assert_refused(kvf_copy_blocks(bad.source, 2, c.destination, 2, good, 2, good, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_INVALID, "source 1: layer is NULL");
     bad = c;
     bad.destination[0].part_bytes = 8;
-    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, NULL), KVF_E_MISMATCH,
-                   "layer l1");
+    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_MISMATCH, "layer l1");
     bad = c;
     bad.destination[1].base = c.from[0] + 20;
-    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, NULL), KVF_E_OVERLAP,
-                   "source 0 and destination 1");
+    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_OVERLAP, "source 0 and destination 1");
     bad = c;
     bad.destination[0].bytes = 58;
-    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, NULL), KVF_E_RANGE,
-                   "destination 0");
+    assert_refused(kvf_copy_blocks(c.source, 2, bad.destination, 2, good, 2, good, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_RANGE, "destination 0");
     assert_untouched(&c);
+}
+
+static void memory_of_a_device_is_refused_by_name(void **state) {
+    (void)state;
+    copies c;
+    start_copies(&c);
+    const uint32_t ids[] = {0, 1};
+    copies device = c;
+    device.destination[1].kind = KVF_MEMORY_CUDA;
+    device.destination[1].device = 3;
+    assert_refused(kvf_copy_blocks(c.source, 2, device.destination, 2, ids, 2, ids, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_UNSUPPORTED, "destination 1: it lies in memory of CUDA device 3");
+    assert_refused(kvf_copy_blocks(device.destination, 2, c.source, 2, ids, 2, ids, 2, KVF_COPY_D2H, NULL),
+                   KVF_E_UNSUPPORTED, "source 1: it lies in memory of CUDA device 3");
+    device.destination[1].kind = (kvf_memory_kind)7;
+    assert_refused(kvf_copy_blocks(c.source, 2, device.destination, 2, ids, 2, ids, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_INVALID, "destination 1: kind is 7");
+    assert_untouched(&c);
+}
+
+static void a_direction_says_which_side_is_the_host(void **state) {
+    (void)state;
+    copies c;
+    start_copies(&c);
+    const uint32_t ids[] = {0, 1};
+    copies device = c;
+    device.source[0].kind = KVF_MEMORY_CUDA;
+    assert_refused(kvf_copy_blocks(device.source, 2, c.destination, 2, ids, 2, ids, 2, KVF_COPY_H2D, NULL),
+                   KVF_E_INVALID, "direction is \"h2d\", but source 0 is not host memory");
+    assert_refused(kvf_copy_blocks(c.destination, 2, device.source, 2, ids, 2, ids, 2, KVF_COPY_D2H, NULL),
+                   KVF_E_INVALID, "direction is \"d2h\", but destination 0 is not host memory");
+    assert_refused(
+        kvf_copy_blocks(c.source, 2, c.destination, 2, ids, 2, ids, 2, (kvf_copy_direction)2, NULL),
+        KVF_E_INVALID, "direction is 2");
+    assert_untouched(&c);
+}
+
+static void received_blocks_on_a_device_are_refused_by_name(void **state) {
+    (void)state;
+    unsigned char memory[64];
+    memset(memory, 0xee, sizeof memory);
+    const kvf_received_shape shape = {.struct_size = sizeof shape,
+                                      .heads = 2,
+                                      .cell_bytes = 2,
+                                      .received = {KVF_PAGE_HND, 4},
+                                      .wanted = {KVF_PAGE_NHD, 4}};
+    const kvf_block_region region = {.base = memory,
+                                     .bytes = sizeof memory,
+                                     .block_count = 4,
+                                     .block_stride_bytes = 16,
+                                     .part_bytes = 16,
+                                     .kind = KVF_MEMORY_CUDA,
+                                     .device = 1};
+    const uint32_t block = 2;
+    const kvf_received_request request = {&block, 1, 3};
+    assert_refused(kvf_permute_received(&shape, &region, 1, &block, 1, NULL), KVF_E_UNSUPPORTED,
+                   "region 0: it lies in memory of CUDA device 1");
+    assert_refused(kvf_finish_received(&shape, &region, 1, &request, 1, NULL), KVF_E_UNSUPPORTED,
+                   "region 0: it lies in memory of CUDA device 1");
+    for (size_t i = 0; i < sizeof memory; i++)
+        assert_int_equal(memory[i], 0xee);
 }
 
 int main(void) {
@@ -639,6 +712,9 @@ int main(void) {
         cmocka_unit_test(many_scattered_and_neighbouring_blocks_are_copied),
         cmocka_unit_test(without_pairs_nothing_is_copied),
         cmocka_unit_test(a_copy_that_cannot_be_whole_copies_nothing),
+        cmocka_unit_test(memory_of_a_device_is_refused_by_name),
+        cmocka_unit_test(a_direction_says_which_side_is_the_host),
+        cmocka_unit_test(received_blocks_on_a_device_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

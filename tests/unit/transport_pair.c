@@ -3,11 +3,57 @@
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
 
+#include "toy_fabric.h"
+
 #define PERIOD 65521u /* a prime: bytes that come from beside do not look right */
+
+pair_kind transport_variants[] = {
+    {"inproc", {true, true}, "inproc", {0}},
+    {"inproc", {false, false}, "inproc", {0}},
+    {"auto", {true, false}, "inproc", {0}},
+    {"shm", {true, true}, "shm", {0}},
+    {"shm", {false, false}, "shm", {0}},
+    {"shm", {false, false}, "shm", {"shm.direct", "off"}},
+    {"shm", {false, false}, "shm", {"shm.direct", "on"}},
+    {"shm", {true, false}, "shm", {0}},
+    {"shm", {true, false}, "shm", {"shm.direct", "off"}},
+    {"toy", {false, false}, "toy", {0}},
+    {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}},
+    {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}},
+    {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}},
+    {"ucx", {false, false}, "ucx", {"ucx.tls", "posix,cma,self"}},
+    {"ucx", {true, false}, "ucx", {"ucx.tls", "posix,sysv,cma,tcp,self"}},
+};
+
+static bool is_here(const char *kind) {
+    for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
+        if (strcmp(kvf_transport_kind_name(i), kind) == 0)
+            return true;
+    return strcmp(kind, "auto") == 0 || strcmp(kind, "toy") == 0;
+}
+
+uint32_t transport_variant_count(void) {
+    uint32_t count = 0;
+    toy_install();
+    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* tests stay on this machine */
+    for (size_t i = 0; i < sizeof transport_variants / sizeof *transport_variants; i++)
+        if (is_here(transport_variants[i].kind))
+            transport_variants[count++] = transport_variants[i];
+    return count;
+}
+
+void transport_variant_name(const pair_kind *kind, char *out, size_t size) {
+    const kvf_setting *setting = &kind->setting;
+    (void)snprintf(
+        out, size, "%s, memory %s%s%s%s%s%s", kind->kind, kind->allocated[0] ? "allocated" : "brought",
+        kind->allocated[0] == kind->allocated[1] ? "" : " and brought", setting->key ? ", " : "",
+        setting->key ? setting->key : "", setting->key ? "=" : "", setting->key ? setting->value : "");
+}
 
 static const uint64_t region_bytes[SIDE_REGIONS] = {(5u << 20) + 13, 70001, (1u << 20) + 4099};
 
@@ -28,8 +74,10 @@ unsigned char *side_memory(const test_side *side, uint32_t region) {
     return side->regions[region].address;
 }
 
-static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
     test_side *at = context;
+    (void)snprintf(at->sender, sizeof at->sender, "%s", sender);
     assert_ptr_equal(at->transport, transport);
     assert_true(bytes >= sizeof(uint32_t));
     if (at->notices < SIDE_NOTICES)
@@ -39,8 +87,9 @@ static void on_notify(void *context, kvf_transport *transport, const void *data,
         at->on_notice(at);
 }
 
-static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     test_side *at = context;
+    (void)snprintf(at->lost_detail, sizeof at->lost_detail, "%s", detail);
     assert_ptr_equal(at->transport, transport);
     at->lost++;
     at->lost_peer = peer;
@@ -48,11 +97,14 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
 
 void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .no_direct_read = kind->no_direct_read,
+                                     .settings = &kind->setting,
+                                     .setting_count = kind->setting.key ? 1 : 0,
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_peer_lost,
                                      .context = side};
     memset(side, 0, sizeof *side);
+    (void)snprintf(side->name, sizeof side->name, "side %u", seed);
+    options.name = side->name;
     assert_int_equal(kvf_transport_open(kind->kind, &options, &side->transport), KVF_OK);
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
         void *memory = NULL;
@@ -84,10 +136,11 @@ kvf_peer *side_connect(test_side *from, const test_side *to) {
     return peer;
 }
 
-void note_outcome(void *context, kvf_operation operation, kvf_status status) {
+void note_outcome(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     test_outcome *noted = context;
     noted->calls++;
     noted->status = status;
+    (void)snprintf(noted->detail, sizeof noted->detail, "%s", detail);
     noted->operation = operation;
 }
 

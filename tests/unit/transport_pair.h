@@ -16,19 +16,32 @@
 typedef struct pair_kind {
     const char *kind;     /**< of kvf_transport_open() */
     bool allocated[2];    /**< regions 0 and 1 (2 is as 0): from kvf_transport_allocate(), or brought */
-    bool no_direct_read;  /**< for both sides */
     const char *expected; /**< what kvf_peer_kind() must say */
+    kvf_setting setting;  /**< for both sides; or none */
 } pair_kind;
+
+/** Every fabric, with each kind of memory and setting that goes another way; the toy fabric of the tests too. Those of
+ * kinds that this build has come first, transport_variant_count() of them. */
+extern pair_kind transport_variants[];
+
+/** Sets the table and the environment up, once, before anything else. */
+uint32_t transport_variant_count(void);
+
+/** What a test's name says of one: "shm, memory brought, shm.direct=off". */
+void transport_variant_name(const pair_kind *kind, char *out, size_t size);
 
 /** One endpoint. Its regions have sizes that are no multiples of anything. */
 typedef struct test_side {
     kvf_transport *transport;
+    char name[16]; /**< "side" and its seed */
     kvf_memory regions[SIDE_REGIONS];
     void *brought[SIDE_REGIONS];
     uint32_t notices; /**< that came in */
     uint32_t notice_values[SIDE_NOTICES];
     uint32_t lost; /**< calls of on_peer_lost */
     kvf_peer *lost_peer;
+    char lost_detail[256];
+    char sender[256];                          /**< of the last notification */
     void (*on_notice)(struct test_side *side); /**< called after counting */
     void *user;
 } test_side;
@@ -37,6 +50,7 @@ typedef struct test_side {
 typedef struct test_outcome {
     uint32_t calls;
     kvf_status status;
+    char detail[512];
     kvf_operation operation;
 } test_outcome;
 
@@ -56,7 +70,7 @@ void side_fill(unsigned char *memory, uint32_t seed, uint32_t region, uint64_t b
 unsigned char *side_memory(const test_side *side, uint32_t region);
 
 /** `done` for an outcome. */
-void note_outcome(void *context, kvf_operation operation, kvf_status status);
+void note_outcome(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 /**
  * Lets the sides work, each when its event descriptor says so, until `*counter` is at least `wanted`. Fails

@@ -18,8 +18,8 @@
 #define WRITTEN 5000u
 #define PLACE_BYTES ((size_t)8192)
 
-static const pair_kind kinds[] = {{"inproc", {true, false}, false, "inproc"},
-                                  {"shm", {true, false}, false, "shm"}};
+static const pair_kind kinds[] = {{"inproc", {true, false}, "inproc", {0}},
+                                  {"shm", {true, false}, "shm", {0}}};
 
 /* What one thread did. It is looked at after the thread: checks of the test library are the main thread's. */
 typedef struct test_worker {
@@ -34,16 +34,18 @@ typedef struct test_worker {
     uint32_t ended, lost, wrong;
 } test_worker;
 
-static void count_done(void *context, kvf_operation operation, kvf_status status) {
+static void count_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
+    (void)detail;
     test_worker *worker = context;
     worker->ended++;
     worker->wrong += status != KVF_OK && status != KVF_E_PEER_LOST;
 }
 
-static void count_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+static void count_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     (void)transport;
     (void)peer;
+    (void)detail;
     ((test_worker *)context)->lost++;
 }
 

@@ -264,8 +264,10 @@ static void a_cancelled_transfer_ends_as_cancelled(void **state) {
         kvf_transfer *transfer = start(world, KVF_READ);
         for (int i = 0; i < steps; i++)
             step(world);
+        assert_string_equal(kvf_transfer_detail(transfer), "");
         kvf_transfer_cancel(transfer);
         assert_int_equal(finish(world, transfer), KVF_E_CANCELLED);
+        assert_string_equal(kvf_transfer_detail(transfer), "the transfer was cancelled by its owner");
         kvf_transfer_cancel(transfer);
         kvf_transfer_free(transfer);
         world_close(world);
@@ -307,6 +309,12 @@ static void the_loss_of_one_source_fails_the_transfer_once_all_is_quiet(void **s
         assert_int_equal(kvf_transport_progress(world->there[0].transport, NULL), KVF_OK);
     }
     assert_int_equal(status, KVF_E_PEER_LOST);
+    /* The sentence stays the transfer's own, whatever else has failed meanwhile. */
+    assert_int_equal(kvf_transport_cancel(world->here.transport, 999999), KVF_E_NOT_FOUND);
+    assert_non_null(strstr(kvf_transfer_detail(transfer), "reading from "));
+    assert_non_null(strstr(kvf_transfer_detail(transfer), "closed"));
+    assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
+    assert_string_equal(kvf_error_detail(), kvf_transfer_detail(transfer));
     kvf_transfer *again = NULL;
     assert_int_equal(kvf_transfer_start(world->request, KVF_READ, world->peers, &again), KVF_E_PEER_LOST);
     assert_null(again);

@@ -11,7 +11,7 @@
 
 #ifdef KVF_HAVE_UCX
 
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 
 static void reseal(unsigned char *card, size_t bytes) {
     uint64_t sum = kvf_ucx_card_sum(card, bytes);

@@ -19,8 +19,10 @@
 
 #ifdef KVF_HAVE_UCX
 
+extern const kvf_fabric kvf_fabric_ucx;
+
 #include "transport/front.h"
-#include "transport/ucx.h"
+#include "transport/ucx/ucx.h"
 #include "ucx_pair.h"
 
 static const route tcp_way = {"tcp,self", false};
@@ -232,6 +234,7 @@ static void cancelling_actor(process *side) {
     CHECK(side->ends == 0);
     await_end(side, 1);
     CHECK(side->ended == KVF_E_CANCELLED);
+    CHECK(strstr(side->detail, "ucx: reading from ") && strstr(side->detail, "cancelled by its owner"));
     CHECK(kvf_transport_cancel(side->transport, operation) == KVF_E_NOT_FOUND);
     /* Nothing comes in afterwards, and the link still works. */
     fill(side, 3);
@@ -265,6 +268,8 @@ static void dying_actor(process *side) {
     progress_until_lost(side);
     CHECK(side->ends == 3);
     CHECK(side->ended == KVF_E_PEER_LOST);
+    CHECK(strstr(side->detail, "ucx: writing to "));
+    CHECK(strstr(side->detail, "UCX") || strstr(side->detail, "process has ended"));
     CHECK(side->lost == 1);
     CHECK(kvf_transport_submit(side->peer, KVF_READ, runs, 1, on_done, side, NULL) == KVF_E_PEER_LOST);
     CHECK(kvf_transport_notify(side->peer, "gone", 4) == KVF_E_PEER_LOST);
@@ -481,7 +486,8 @@ static void silent(process *side, void (*act)(process *)) {
 }
 
 static void open_with_nonsense(process *side) {
-    kvf_transport_options options = {.struct_size = sizeof options, .ucx_tls = "no_such_transport"};
+    kvf_setting setting = {"ucx.tls", "no_such_transport"};
+    kvf_transport_options options = {.struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_E_UNSUPPORTED);
     CHECK(strstr(kvf_error_detail(), "UCX"));
 }
@@ -532,7 +538,8 @@ static void the_death_of_a_peer_prints_nothing(void **state) {
 }
 
 static void cuda_actor(process *side) {
-    kvf_transport_options options = {.struct_size = sizeof options, .ucx_tls = "tcp,self"};
+    kvf_setting setting = {"ucx.tls", "tcp,self"};
+    kvf_transport_options options = {.struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
     const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
     if (endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) {

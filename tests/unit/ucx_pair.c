@@ -147,8 +147,10 @@ bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, un
 
 /* ---- transports ------------------------------------------------------------------------------ */
 
-static void on_notify(void *context, kvf_transport *transport, const void *data, size_t bytes) {
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
     (void)transport;
+    (void)sender;
     process *side = context;
     uint32_t number;
     CHECK(bytes >= sizeof number);
@@ -159,23 +161,27 @@ static void on_notify(void *context, kvf_transport *transport, const void *data,
         CHECK(((const unsigned char *)data)[i] == byte_of(number, 0, i));
 }
 
-static void on_lost(void *context, kvf_transport *transport, kvf_peer *peer) {
+static void on_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     (void)transport;
     process *side = context;
+    CHECK(*detail);
     CHECK(peer == side->peer);
     side->lost++;
 }
 
-void on_done(void *context, kvf_operation operation, kvf_status status) {
+void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
     process *side = context;
     side->ended = status;
+    (void)snprintf(side->detail, sizeof side->detail, "%s", detail);
     side->ends++;
 }
 
 void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
+    kvf_setting setting = {"ucx.tls", side->way->tls};
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .ucx_tls = side->way->tls,
+                                     .settings = &setting,
+                                     .setting_count = 1,
                                      .max_in_flight = max_in_flight,
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_lost,

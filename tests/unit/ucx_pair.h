@@ -40,6 +40,7 @@ typedef struct process {
     unsigned char *memory[REGIONS];
     kvf_peer *peer;
     kvf_status ended; /* of the last operation */
+    char detail[512];
     unsigned ends;
     unsigned lost;
     unsigned notes;
@@ -82,6 +83,6 @@ void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t 
 void await_end(process *side, unsigned ends);
 /** Sends a notification that the other side checks, waiting for room. */
 void notify(process *side, uint32_t number, size_t bytes);
-void on_done(void *context, kvf_operation operation, kvf_status status);
+void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 #endif

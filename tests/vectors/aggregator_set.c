@@ -7,6 +7,8 @@
  */
 #include <string.h>
 
+#include <kvferry/connector/step_requests.h>
+#include <kvferry/connector/transfer_summary.h>
 #include <kvferry/engine.h>
 
 #include "vectors.h"
@@ -222,7 +224,9 @@ static answer stats_reduce(vector_case *c) {
                                   .bytes = bytes.at,
                                   .descriptors = descriptors.at,
                                   .count = transfer.count,
-                                  .failed = read_counter(c, data, "num_failed_transfers"),
+                                  .failed_transfers = read_counter(c, data, "num_failed_transfers"),
+                                  .failed_handshakes = read_counter(c, data, "num_failed_handshakes"),
+                                  .failed_notifications = read_counter(c, data, "num_failed_notifications"),
                                   .expired = read_counter(c, data, "num_kv_expired_reqs"),
                                   .late = read_counter(c, data, "num_notifications_after_expiry")};
     kvf_transfer_summary s;

@@ -234,9 +234,9 @@ kvf_topology_desc read_topology(vector_case *c, uint32_t tp_rank) {
                                .dialect = c->is_seed ? KVF_DIALECT_PR_40731 : KVF_DIALECT_V0_32};
 }
 
-kvf_remote_engine read_remote(vector_case *c) {
-    return (kvf_remote_engine){.struct_size = sizeof(kvf_remote_engine),
-                               .tp_size = read_u32(c, c->in, "remote_tp_size"),
-                               .dcp_size = read_u32_or(c, c->in, "remote_dcp_size", 1),
-                               .block_size = 16};
+kvf_engine_transfer_info read_remote(vector_case *c) {
+    return (kvf_engine_transfer_info){.struct_size = sizeof(kvf_engine_transfer_info),
+                                      .tp_size = read_u32(c, c->in, "remote_tp_size"),
+                                      .dcp_size = read_u32_or(c, c->in, "remote_dcp_size", 1),
+                                      .block_size = 16};
 }

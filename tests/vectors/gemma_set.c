@@ -1,5 +1,5 @@
 /* gemma.json: the per-group plan, its reads and its tables. */
-#include <kvferry/page_groups.h>
+#include <kvferry/connector/page_groups.h>
 
 #include "vectors.h"
 

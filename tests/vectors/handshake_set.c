@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <kvferry/connector/topology.h>
 #include <kvferry/engine.h>
 #include <kvferry/plan.h>
-#include <kvferry/topology.h>
 
 #include "vectors.h"
 
@@ -78,7 +78,7 @@ static answer dialogue(vector_case *c) {
         return another_protocol(c);
     json_object_object_del(c->out, "queries_b64");
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     kvf_topology *topology;
     kvf_ids ranks = {0};
     desc.total_kv_heads = 64; /* not recorded: enough for every rank */
@@ -190,13 +190,19 @@ static kvf_status make_side(vector_case *c, const char *key, side *s) {
     return status ? status : kvf_engine_build(s->model, &spec, &s->engine);
 }
 
-/* The planner compares cells, where the recording compares lengths and numbers of regions. */
+static bool has_layers(vector_case *c, const char *key) {
+    return read_length(c, read_field(c, read_field(c, c->in, key), "block_lens")) > 0;
+}
+
+/* The planner compares cells, where the recording compares lengths and numbers of regions; an engine without
+ * layers is no engine to it. */
 static answer refused_by_planner(vector_case *c, kvf_status status) {
     static const char *const cells_differ[] = {"block_len_mismatch", "region_count_mismatch",
                                                "remote_block_lens_differ"};
     answer a = answer_refused();
+    bool differ = status == KVF_E_MISMATCH || !has_layers(c, "local") || !has_layers(c, "remote");
     for (size_t i = 0; i < sizeof cells_differ / sizeof *cells_differ; i++)
-        if (status == KVF_E_MISMATCH && c->error_kind && strcmp(c->error_kind, cells_differ[i]) == 0)
+        if (differ && c->error_kind && strcmp(c->error_kind, cells_differ[i]) == 0)
             a.refusal = cells_differ[i];
     return a;
 }

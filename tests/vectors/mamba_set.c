@@ -116,7 +116,7 @@ static kvf_cache_memory read_side(vector_case *c, const char *base, const char *
 static kvf_status remote_states(vector_case *c, const kvf_state_layout *local, const kvf_cache_memory *memory,
                                 kvf_descriptor_table *out) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     kvf_topology *topology;
     kvf_ids sources = {0};
     kvf_status status = kvf_topology_create(&desc, &topology);

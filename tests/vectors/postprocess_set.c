@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <kvferry/postprocess.h>
+#include <kvferry/connector/postprocess.h>
 
 #include "vectors.h"
 
@@ -203,8 +203,10 @@ static answer copy_blocks(vector_case *c) {
     layers source = read_layers(c, "src", "src_shape"), destination = read_layers(c, "dst", "dst_shape");
     blocks from = read_blocks(c, read_field(c, c->in, "src_block_ids"));
     blocks to = read_blocks(c, read_field(c, c->in, "dst_block_ids"));
+    kvf_copy_direction direction =
+        strcmp(read_text(c, c->in, "direction"), "h2d") == 0 ? KVF_COPY_H2D : KVF_COPY_D2H;
     kvf_status status = kvf_copy_blocks(source.regions, source.count, destination.regions, destination.count,
-                                        from.at, from.count, to.at, to.count, NULL);
+                                        from.at, from.count, to.at, to.count, direction, NULL);
     if (status)
         return refused(status);
     json_object *after = json_object_new_object();

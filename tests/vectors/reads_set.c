@@ -4,11 +4,11 @@
 
 #include "vectors.h"
 
-/* Both engines of a case, ready for kvf_transfer_plan_build(). */
+/* Both engines of a case, ready for kvf_engine_transfer_plan_build(). */
 typedef struct engines {
     kvf_topology_desc local;
-    kvf_remote_engine remote;
-    kvf_transfer_plan_desc desc;
+    kvf_engine_transfer_info remote;
+    kvf_engine_transfer_plan_desc desc;
 } engines;
 
 static kvf_region_layout read_region_layout(vector_case *c) {
@@ -57,10 +57,10 @@ static kvf_status read_engines(vector_case *c, engines *e) {
                                    .total_kv_heads = read_u32(c, c->in, "total_kv_heads"),
                                    .is_mla = read_bool(c, c->in, "is_mla"),
                                    .dialect = c->is_seed ? KVF_DIALECT_PR_40731 : KVF_DIALECT_V0_32};
-    e->remote = (kvf_remote_engine){.struct_size = sizeof e->remote,
-                                    .tp_size = read_u32(c, remote, "tp_size"),
-                                    .block_size = read_u32(c, remote, "block_size"),
-                                    .physical_blocks_per_logical = read_u32(c, remote, "ppl")};
+    e->remote = (kvf_engine_transfer_info){.struct_size = sizeof e->remote,
+                                           .tp_size = read_u32(c, remote, "tp_size"),
+                                           .block_size = read_u32(c, remote, "block_size"),
+                                           .physical_blocks_per_logical = read_u32(c, remote, "ppl")};
     if (has_field(c->in, "state")) {
         kvf_status status = read_state_layout(c, e->local.tp_size, &local_state);
         if (!status)
@@ -75,24 +75,24 @@ static kvf_status read_engines(vector_case *c, engines *e) {
     for (size_t r = 0; r < ranks; r++)
         memory[r] = read_memory(c, remote, json_object_array_get_idx(bases, r), remote_state);
     memory[ranks] = read_memory(c, local, read_field(c, local, "base"), local_state);
-    e->desc = (kvf_transfer_plan_desc){.struct_size = sizeof e->desc,
-                                       .layout = read_region_layout(c),
-                                       .kinds = read_kinds(c, groups, read_length(c, groups)),
-                                       .group_count = read_length(c, groups),
-                                       .local = &memory[ranks],
-                                       .remote_ranks = memory};
+    e->desc = (kvf_engine_transfer_plan_desc){.struct_size = sizeof e->desc,
+                                              .layout = read_region_layout(c),
+                                              .kinds = read_kinds(c, groups, read_length(c, groups)),
+                                              .group_count = read_length(c, groups),
+                                              .local = &memory[ranks],
+                                              .remote_ranks = memory};
     if (has_field(c->in, "region_replicated"))
         e->desc.region_replicated =
             read_bools(c, read_field(c, c->in, "region_replicated"), e->desc.local->region_count);
     return KVF_OK;
 }
 
-static kvf_status build_plan(const engines *e, kvf_transfer_plan **plan) {
+static kvf_status build_plan(const engines *e, kvf_engine_transfer_plan **plan) {
     kvf_topology *topology;
     kvf_status status = kvf_topology_create(&e->local, &topology);
     if (status)
         return status;
-    status = kvf_transfer_plan_build(topology, &e->remote, &e->desc, plan);
+    status = kvf_engine_transfer_plan_build(topology, &e->remote, &e->desc, plan);
     kvf_topology_free(topology);
     return status;
 }
@@ -132,7 +132,7 @@ static json_object *reads_of(const kvf_reads *reads) {
 
 static answer read_request(vector_case *c) {
     engines e;
-    kvf_transfer_plan *plan;
+    kvf_engine_transfer_plan *plan;
     kvf_reads reads;
     kvf_block_lists local = read_lists(c, read_field(c, c->in, "local_block_ids"));
     kvf_block_lists remote = read_lists(c, read_field(c, c->in, "remote_block_ids"));
@@ -143,9 +143,9 @@ static answer read_request(vector_case *c) {
             "the pull request leaves remote ids as they are when the remote ratio is 1");
     if (build_plan(&e, &plan))
         return answer_refused();
-    kvf_status status =
-        kvf_transfer_plan_read(plan, &local, &remote, read_text(c, c->in, "remote_request_id"), &reads);
-    kvf_transfer_plan_free(plan);
+    kvf_status status = kvf_engine_transfer_plan_read(plan, &local, &remote,
+                                                      read_text(c, c->in, "remote_request_id"), &reads);
+    kvf_engine_transfer_plan_free(plan);
     if (status)
         return answer_refused();
     json_object *out = reads_of(&reads);
@@ -162,15 +162,15 @@ static void add_table(json_object *object, uint64_t key, const kvf_descriptor_ta
         with(object, name, json_table(table));
 }
 
-static json_object *tables_of(const kvf_transfer_plan *plan, const engines *e) {
+static json_object *tables_of(const kvf_engine_transfer_plan *plan, const engines *e) {
     json_object *local = json_object_new_object(), *remote = json_object_new_object();
     json_object *split = json_object_new_object();
-    add_table(local, e->local.block_size, kvf_transfer_plan_local(plan, e->local.block_size));
+    add_table(local, e->local.block_size, kvf_engine_transfer_plan_local(plan, e->local.block_size));
     if (e->remote.block_size != e->local.block_size)
-        add_table(local, e->remote.block_size, kvf_transfer_plan_local(plan, e->remote.block_size));
+        add_table(local, e->remote.block_size, kvf_engine_transfer_plan_local(plan, e->remote.block_size));
     for (uint64_t rank = 0; rank < e->remote.tp_size; rank++) {
-        add_table(remote, rank, kvf_transfer_plan_remote(plan, rank));
-        add_table(split, rank, kvf_transfer_plan_split(plan, rank));
+        add_table(remote, rank, kvf_engine_transfer_plan_remote(plan, rank));
+        add_table(split, rank, kvf_engine_transfer_plan_split(plan, rank));
     }
     json_object *out = with(with(json_object_new_object(), "local", local), "remote", remote);
     if (json_object_object_length(split))
@@ -181,11 +181,11 @@ static json_object *tables_of(const kvf_transfer_plan *plan, const engines *e) {
 
 static answer desc_tables(vector_case *c) {
     engines e;
-    kvf_transfer_plan *plan;
+    kvf_engine_transfer_plan *plan;
     if (read_engines(c, &e) || c->malformed[0] || build_plan(&e, &plan))
         return answer_refused();
     json_object *out = tables_of(plan, &e);
-    kvf_transfer_plan_free(plan);
+    kvf_engine_transfer_plan_free(plan);
     return answer_with(out);
 }
 

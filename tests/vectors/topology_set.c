@@ -5,10 +5,10 @@
 
 /* Asks a question of every local rank; the first refusal is the answer. */
 typedef kvf_status (*rank_question)(vector_case *c, const kvf_topology *topology,
-                                    const kvf_remote_engine *remote, json_object *out);
+                                    const kvf_engine_transfer_info *remote, json_object *out);
 
-static kvf_status ask_rank(vector_case *c, const kvf_topology_desc *desc, const kvf_remote_engine *remote,
-                           rank_question ask, json_object *ranks) {
+static kvf_status ask_rank(vector_case *c, const kvf_topology_desc *desc,
+                           const kvf_engine_transfer_info *remote, rank_question ask, json_object *ranks) {
     kvf_topology *topology;
     kvf_status status = kvf_topology_create(desc, &topology);
     if (status)
@@ -20,8 +20,9 @@ static kvf_status ask_rank(vector_case *c, const kvf_topology_desc *desc, const 
     return status;
 }
 
-static kvf_status ask_every_rank(vector_case *c, kvf_topology_desc desc, const kvf_remote_engine *remote,
-                                 rank_question ask, json_object *out) {
+static kvf_status ask_every_rank(vector_case *c, kvf_topology_desc desc,
+                                 const kvf_engine_transfer_info *remote, rank_question ask,
+                                 json_object *out) {
     json_object *ranks = json_object_new_array();
     with(out, "per_rank", ranks);
     kvf_status status = KVF_OK;
@@ -40,8 +41,8 @@ static answer finish(kvf_status status, json_object *out) {
 
 /* ---- pairs of engines */
 
-static kvf_status pair_rank(vector_case *c, const kvf_topology *topology, const kvf_remote_engine *remote,
-                            json_object *out) {
+static kvf_status pair_rank(vector_case *c, const kvf_topology *topology,
+                            const kvf_engine_transfer_info *remote, json_object *out) {
     (void)c;
     kvf_ids handshake = {0}, targets = {0};
     kvf_status status = kvf_handshake_target_ranks(topology, remote, &handshake);
@@ -54,7 +55,7 @@ static kvf_status pair_rank(vector_case *c, const kvf_topology *topology, const 
 
 static answer tp_pair(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, 0);
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     kvf_topology *topology;
     if (kvf_topology_create(&desc, &topology))
         return answer_refused();
@@ -78,7 +79,7 @@ static answer block_size_ratio(vector_case *c) {
                               .tp_size = 1,
                               .total_kv_heads = 1,
                               .block_size = read_u32(c, c->in, "block_size")};
-    kvf_remote_engine remote = {
+    kvf_engine_transfer_info remote = {
         .struct_size = sizeof remote, .tp_size = 1, .block_size = read_u32(c, c->in, "remote_block_size")};
     kvf_topology *topology;
     if (kvf_topology_create(&desc, &topology))
@@ -106,8 +107,8 @@ static answer head_range(vector_case *c) {
     return finish(status, with(json_object_new_object(), "ranges", ranges));
 }
 
-static kvf_status dcp_rank(vector_case *c, const kvf_topology *topology, const kvf_remote_engine *remote,
-                           json_object *out) {
+static kvf_status dcp_rank(vector_case *c, const kvf_topology *topology,
+                           const kvf_engine_transfer_info *remote, json_object *out) {
     (void)c;
     kvf_ids handshake = {0}, sources = {0};
     kvf_status status = kvf_handshake_target_ranks(topology, remote, &handshake);
@@ -123,7 +124,7 @@ static kvf_status dcp_rank(vector_case *c, const kvf_topology *topology, const k
 
 static answer dcp(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, 0);
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     desc.is_mla = true; /* token shares are of latents */
     kvf_topology *topology;
     if (kvf_topology_create(&desc, &topology))
@@ -139,7 +140,7 @@ static answer dcp(vector_case *c) {
 
 /* ---- models with state */
 
-static kvf_status source_flags(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status source_flags(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                const kvf_ids *sources, json_object *out) {
     json_object *skips = json_object_new_array(), *slots = json_object_new_array();
     with(with(out, "skip_fa", skips), "fa_head_slot", slots);
@@ -158,8 +159,8 @@ static kvf_status source_flags(const kvf_topology *topology, const kvf_remote_en
     return KVF_OK;
 }
 
-static kvf_status hybrid_rank(vector_case *c, const kvf_topology *topology, const kvf_remote_engine *remote,
-                              json_object *out) {
+static kvf_status hybrid_rank(vector_case *c, const kvf_topology *topology,
+                              const kvf_engine_transfer_info *remote, json_object *out) {
     kvf_ids attention = {0}, state = {0}, all = {0};
     uint64_t offset = 0;
     bool split = false;
@@ -186,7 +187,7 @@ static kvf_status hybrid_rank(vector_case *c, const kvf_topology *topology, cons
 
 static answer mamba_engine(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, 0);
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     if (c->is_seed && desc.is_mla && remote.tp_size > 1 && remote.tp_size != desc.tp_size)
         return answer_not_covered(
             "a latent is read from rank 0, and its state is not split; 0.32 does neither");
@@ -220,7 +221,7 @@ static answer mamba_engine(vector_case *c) {
 }
 
 /* The handles of every source, for the ops that ask one rank. */
-static kvf_status split_every_source(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status split_every_source(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                      const kvf_ids *sources, const kvf_descriptor_table *table,
                                      json_object *handles) {
     for (size_t i = 0; i < sources->count; i++) {
@@ -236,7 +237,8 @@ static kvf_status split_every_source(const kvf_topology *topology, const kvf_rem
 
 static answer split_handles(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    desc.is_mamba = true;
+    kvf_engine_transfer_info remote = read_remote(c);
     kvf_descriptor_table table =
         read_table(c, read_field(c, c->in, "descs"), read_u64(c, c->in, "num_fa_descs"));
     kvf_topology *topology;
@@ -252,7 +254,7 @@ static answer split_handles(vector_case *c) {
     return finish(status, with(out, "handles", handles));
 }
 
-static kvf_status filter_for(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status filter_for(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                              const kvf_cache_kind *kinds, uint64_t rank, const kvf_block_lists *local,
                              const kvf_block_lists *other, json_object *list) {
     kvf_block_lists ours, theirs;
@@ -269,7 +271,8 @@ static kvf_status filter_for(const kvf_topology *topology, const kvf_remote_engi
 
 static answer filter_block_ids(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    desc.is_mamba = true;
+    kvf_engine_transfer_info remote = read_remote(c);
     kvf_block_lists local = read_lists(c, read_field(c, c->in, "local_block_ids"));
     kvf_block_lists other = read_lists(c, read_field(c, c->in, "remote_block_ids"));
     json_object *flags = read_field(c, c->in, "ssm_group");
@@ -293,7 +296,7 @@ static answer filter_block_ids(vector_case *c) {
 
 static answer describe(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     desc.is_mamba = read_bool(c, c->in, "is_mamba");
     desc.dcp_size = read_u32_or(c, c->in, "local_dcp_size", 1);
     if (has_field(c->in, "local_block_len"))
@@ -328,7 +331,7 @@ static answer layout(vector_case *c) {
 
 /* ---- registration */
 
-static json_object *facts_of(kvf_status status, const kvf_remote_engine *facts) {
+static json_object *facts_of(kvf_status status, const kvf_engine_transfer_info *facts) {
     json_object *out = json_object_new_object();
     if (status)
         return with(out, "error", json_object_new_string(kvf_refusal_name(kvf_topology_refusal())));
@@ -340,7 +343,7 @@ static json_object *facts_of(kvf_status status, const kvf_remote_engine *facts) 
 
 static json_object *run_step(vector_case *c, kvf_topology *topology, json_object *step) {
     const char *what = read_text(c, step, "do"), *id = read_text(c, step, "engine_id");
-    kvf_remote_engine facts = {.struct_size = sizeof facts};
+    kvf_engine_transfer_info facts = {.struct_size = sizeof facts};
     if (strcmp(what, "unregister") == 0) {
         kvf_topology_unregister(topology, id);
         return with(json_object_new_object(), "ok", json_object_new_boolean(true));

@@ -12,7 +12,7 @@ static json_object *slots_of(const kvf_tp_mapping *mapping) {
     return slots;
 }
 
-static kvf_status map_rank(const kvf_topology_desc *desc, const kvf_remote_engine *remote,
+static kvf_status map_rank(const kvf_topology_desc *desc, const kvf_engine_transfer_info *remote,
                            const kvf_cache_kind *kinds, size_t groups, json_object *ranks,
                            uint32_t *consumers) {
     kvf_topology *topology;
@@ -37,7 +37,7 @@ static kvf_status map_rank(const kvf_topology_desc *desc, const kvf_remote_engin
 
 static answer tp_mapping(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, 0);
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     json_object *groups = read_field(c, c->in, "groups"), *ranks = json_object_new_array();
     size_t count = read_length(c, groups);
     kvf_cache_kind *kinds = read_kinds(c, groups, count);
@@ -54,7 +54,7 @@ static answer tp_mapping(vector_case *c) {
     return answer_refused();
 }
 
-static kvf_status split_sources(const kvf_topology *topology, const kvf_remote_engine *remote,
+static kvf_status split_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                 const kvf_tp_mapping *mapping, const kvf_descriptor_table *table,
                                 const kvf_replicated_regions *replicated, json_object *handles) {
     for (size_t i = 0; i < mapping->all_source_ranks.count; i++) {
@@ -70,7 +70,7 @@ static kvf_status split_sources(const kvf_topology *topology, const kvf_remote_e
 
 static answer local_splits(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));
-    kvf_remote_engine remote = read_remote(c);
+    kvf_engine_transfer_info remote = read_remote(c);
     json_object *groups = read_field(c, c->in, "groups");
     size_t count = read_length(c, groups);
     kvf_cache_kind *kinds = read_kinds(c, groups, count);

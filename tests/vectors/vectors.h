@@ -10,7 +10,7 @@
 
 #include <json-c/json.h>
 
-#include <kvferry/descriptors.h>
+#include <kvferry/connector/descriptors.h>
 
 typedef struct memory_node memory_node;
 
@@ -103,7 +103,7 @@ kvf_state_model read_state_model(vector_case *c, kvf_state_type type, json_objec
 kvf_topology_desc read_topology(vector_case *c, uint32_t tp_rank);
 
 /** A remote engine from the fields remote_tp_size, remote_dcp_size; block sizes are set to 16. */
-kvf_remote_engine read_remote(vector_case *c);
+kvf_engine_transfer_info read_remote(vector_case *c);
 
 /* ---- writing an answer */
 

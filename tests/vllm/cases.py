@@ -15,6 +15,7 @@ class What(enum.Enum):
     FAULTS = "what a proxy passes on is wrong, clients go away, the prefill server is killed"
     COPYING = "the prefill server is killed, and a client goes away, while bytes are being copied"
     MISMATCH = "the prefill server has another model"
+    PREFIXES = "prompts that begin alike, with prefix caches"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 
 
@@ -48,6 +49,8 @@ def qwen3next(prefill: Side, decode: Side) -> Case:
     return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST)
 
 
+# A convolution's state with its channels outermost; by default its steps are.
+CHANNELS_FIRST = (("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),)
 LONG = ("--max-model-len", "4096")
 # For a single request of any length there must be room.
 ROOM = ("--enable-prefix-caching",)
@@ -64,6 +67,17 @@ CASES = {
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
     "gemma3-tp1-tp2": Case("gemma3", Side(64), Side(32, tp=2)),
+    "gemma4-64-32": Case("gemma4", Side(64), Side(32)),
+    "gemma4-tp2-tp1": Case("gemma4", Side(64, tp=2), Side(32)),
+    "gemma4-tp1-tp2": Case("gemma4", Side(32), Side(64, tp=2)),
+    "gemma4-push-64-32": Case("gemma4", Side(64), Side(32), mode="push"),
+    "gemma4-push-tp2-tp1": Case("gemma4", Side(64, tp=2), Side(32), mode="push"),
+    "gemma4-push-tp1-tp2": Case("gemma4", Side(32), Side(64, tp=2), mode="push"),
+    "gemma4-prefixes": Case(
+        "gemma4", Side(32, tp=2, arguments=ROOM), Side(64, arguments=ROOM), what=What.PREFIXES
+    ),
+    "gemma4one-tp2-tp1": Case("gemma4_one", Side(32, tp=2), Side(64)),
+    "gemma4one-tp1-tp2": Case("gemma4_one", Side(64), Side(32, tp=2)),
     "gptoss-64-32": Case("gptoss", Side(64), Side(32)),
     "gptoss-tp2-tp1": Case("gptoss", Side(64, tp=2), Side(32)),
     "gptoss-tp1-tp2": Case("gptoss", Side(64), Side(32, tp=2)),
@@ -73,6 +87,13 @@ CASES = {
     "granite": Case("granite", Side(), Side(), has_state=True),
     "granite-tp2-tp1": Case("granite", Side(tp=2), Side(), has_state=True),
     "granite-tp1-tp2": Case("granite", Side(), Side(tp=2), has_state=True),
+    "granite-ds": Case(
+        "granite", Side(environment=CHANNELS_FIRST), Side(environment=CHANNELS_FIRST), has_state=True
+    ),
+    "granite-ds-tp2-tp1": Case("granite", Side(tp=2, environment=CHANNELS_FIRST), Side(), has_state=True),
+    "granite-tp1-ds-tp2": Case("granite", Side(), Side(tp=2, environment=CHANNELS_FIRST), has_state=True),
+    "graniteone-tp2-tp1": Case("granite_one", Side(tp=2), Side(), has_state=True),
+    "graniteone-tp1-tp2": Case("granite_one", Side(), Side(tp=2), has_state=True),
     "qwen3next": qwen3next(Side(), Side()),
     "qwen3next-tp2-tp1": qwen3next(Side(tp=2), Side()),
     "qwen3next-tp1-tp2": qwen3next(Side(), Side(tp=2)),
@@ -86,4 +107,4 @@ CASES = {
 }
 
 #: Two models, two shapes: what every change is tried with.
-SHORT = ("llama-128-64", "granite-tp2-tp1")
+SHORT = ("gemma4-64-32", "granite-tp2-tp1")

@@ -9,7 +9,7 @@ same cells. It goes through the pages cell by cell, as slowly and plainly as tha
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,17 +23,31 @@ class ReplicasDiffer(Exception):
 
 
 def read_cells(folder: pathlib.Path, role: str, ranks: int, config: dict[str, Any], tokens: int) -> Cells:
-    """The cells of one engine after `tokens` tokens. Where ranks hold copies these must be equal."""
+    """The cells of one engine after `tokens` tokens, from what its ranks have written into a folder."""
+    return join_cells([torch.load(folder / f"{role}.{rank}.pt") for rank in range(ranks)], config, tokens)
+
+
+def join_cells(readouts: Sequence[dict[str, Any]], config: dict[str, Any], tokens: int) -> Cells:
+    """The cells of all ranks of one engine after `tokens` tokens. Copies that ranks hold must be equal."""
     found: Cells = {}
-    for rank in range(ranks):
-        readout = torch.load(folder / f"{role}.{rank}.pt")
+    for rank, readout in enumerate(readouts):
         for name, layer in readout["layers"].items():
-            for part, unit, content in cells_of(layer, readout, config, tokens):
+            for part, unit, content in cells_of(layer, readout, config_of(config, name), tokens):
                 if found.setdefault((name, part, unit), content) != content:
-                    raise ReplicasDiffer(
-                        f"{role} rank {rank}: {name} {part} {unit} differs from another rank's"
-                    )
+                    raise ReplicasDiffer(f"rank {rank}: {name} {part} {unit} differs from another rank's")
     return found
+
+
+def config_of(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The configuration of one layer, by vLLM's name of it: some models give single layers other heads."""
+    (number,) = (word for word in name.split(".") if word.isdecimal())
+    single: dict[str, Any] = config.get("per_layer_config", {}).get(number, {})
+    return {**config, **single}
+
+
+def head_size(config: dict[str, Any]) -> int:
+    """Elements of one head's key."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -> set[Cell]:
@@ -46,7 +60,7 @@ def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -
         elif "kv_lora_rank" in config:
             parts = {"latent": 1}
         else:
-            parts = {"k": config["num_key_value_heads"], "v": config["num_key_value_heads"]}
+            parts = dict.fromkeys(("k", "v"), config_of(config, name)["num_key_value_heads"])
         wanted |= {(name, part, unit) for part, count in parts.items() for unit in range(count)}
     return wanted
 
@@ -54,7 +68,7 @@ def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -
 def cells_of(
     layer: dict[str, Any], rank: dict[str, Any], config: dict[str, Any], tokens: int
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Part, head or channel, and bytes, of all that a rank holds of a layer."""
+    """Part, head or channel, and bytes, of all that a rank holds of a layer, whose configuration is given."""
     if layer["states"] is not None:
         yield from state_cells(layer, rank, config)
         return
@@ -66,7 +80,10 @@ def cells_of(
         return
     held, total, tp = layer["shape"][0], config["num_key_value_heads"], rank["tp_size"]
     begin = rank["rank"] * total // tp
-    assert held == max(1, total // tp), f"{held} heads on one of {tp} ranks"
+    assert held == max(1, total // tp), f"{held} heads of {total} on one of {tp} ranks"
+    size = head_size(config)
+    shape = (layer["head_size"], layer["shape"][-1])
+    assert shape == (size, 2 * size), f"a key and a key with its value have {shape} elements; a head has {size}"
     for head in range(held):
         yield "k", begin + head, b"".join(key(layer, *place, head) for place in places)
         yield "v", begin + head, b"".join(value(layer, *place, head) for place in places)
@@ -119,6 +136,9 @@ def projections(config: dict[str, Any]) -> list[tuple[str, int]]:
             ("k", keys),
             ("v", config["linear_num_value_heads"] * config["linear_value_head_dim"]),
         ]
+    if config["model_type"] == "kimi_linear":
+        linear = config["linear_attn_config"]
+        return [(name, linear["num_heads"] * linear["head_dim"]) for name in "qkv"]
     inner = config["mamba_n_heads"] * config["mamba_d_head"]
     groups = config["mamba_n_groups"] * config["mamba_d_state"]
     return [("x", inner), ("B", groups), ("C", groups)]
@@ -126,13 +146,26 @@ def projections(config: dict[str, Any]) -> list[tuple[str, int]]:
 
 def recurrent_heads(config: dict[str, Any]) -> int:
     """How many heads the recurrent state has."""
+    if config["model_type"] == "kimi_linear":
+        return int(config["linear_attn_config"]["num_heads"])
     gated = config["model_type"] == "qwen3_next"
     return int(config["linear_num_value_heads"] if gated else config["mamba_n_heads"])
+
+
+def conv_steps(config: dict[str, Any]) -> int:
+    """How many inputs of each channel a convolution keeps."""
+    kernel = config.get("linear_conv_kernel_dim") or config.get("mamba_d_conv")
+    return int(kernel or config["linear_attn_config"]["short_conv_kernel_size"]) - 1
 
 
 def is_copied(config: dict[str, Any], part: str, tp: int) -> bool:
     """Whether every rank holds all of a projection: B and C of Mamba 2, where their groups are too few."""
     return part in ("B", "C") and config["mamba_n_groups"] % tp != 0
+
+
+def channels_first(layer: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a convolution's state is [channel, step]; else it is [step, channel]."""
+    return bool(layer["states"][0][0][0] != conv_steps(config))
 
 
 def state_cells(
@@ -142,9 +175,8 @@ def state_cells(
     (conv_shape, conv_item), (heads_shape, heads_item) = layer["states"]
     page = layer["pages"][layer["blocks"][-1]].flatten()
     conv_bytes = conv_shape[0] * conv_shape[1] * conv_item
-    steps = (config.get("linear_conv_kernel_dim") or config["mamba_d_conv"]) - 1
     conv = page[:conv_bytes].view(*conv_shape, conv_item)
-    if conv_shape[0] == steps:  # [step, channel]; else [channel, step]
+    if not channels_first(layer, config):
         conv = conv.transpose(0, 1)
     first = 0
     for part, channels in projections(config):

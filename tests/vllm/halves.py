@@ -65,7 +65,11 @@ class Half:
             kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
             parallel_config=parallel,
             device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
-            model_config=SimpleNamespace(get_total_num_kv_heads=lambda: HEADS),
+            model_config=SimpleNamespace(
+                model_arch_config=[SimpleNamespace(total_num_kv_heads=HEADS, total_num_attention_heads=HEADS)]
+                * LAYERS,
+                hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
+            ),
             num_prefill_lookahead_tokens=0,
         )
         shape = (blocks, HEADS, block_size, 2 * SIZE)

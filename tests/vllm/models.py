@@ -71,6 +71,32 @@ def gemma3() -> transformers.PretrainedConfig:
     )
 
 
+def gemma4() -> transformers.PretrainedConfig:
+    """As Gemma 4 26B: layers with a window have more and smaller heads, the others use keys as values."""
+    return gemma4_with(full_heads=2)
+
+
+def gemma4_one() -> transformers.PretrainedConfig:
+    """With one head in full layers: pages of two sizes, and two ranks hold copies of it."""
+    return gemma4_with(full_heads=1)
+
+
+def gemma4_with(full_heads: int) -> transformers.PretrainedConfig:
+    """Two layers with a sliding window for each without."""
+    return transformers.Gemma4TextConfig(
+        **COMMON,
+        head_dim=32,
+        global_head_dim=64,
+        num_global_key_value_heads=full_heads,
+        attention_k_eq_v=True,
+        num_hidden_layers=6,
+        sliding_window=64,
+        layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=0,
+    )
+
+
 def gptoss() -> transformers.PretrainedConfig:
     """Layers with and without a window by turns, attention sinks, experts."""
     return transformers.GptOssConfig(
@@ -108,8 +134,18 @@ def deepseek() -> transformers.PretrainedConfig:
 
 def granite() -> transformers.PretrainedConfig:
     """Mamba 2 and attention."""
+    return granite_with(heads=4)
+
+
+def granite_one() -> transformers.PretrainedConfig:
+    """With one KV head: two ranks hold copies of it beside halves of the states."""
+    return granite_with(heads=1)
+
+
+def granite_with(heads: int) -> transformers.PretrainedConfig:
+    """One layer of attention among three of Mamba 2."""
     return transformers.GraniteMoeHybridConfig(
-        **{**COMMON, "hidden_size": 256},
+        **{**COMMON, "hidden_size": 256, "num_key_value_heads": heads},
         num_hidden_layers=4,
         layer_types=["mamba", "attention", "mamba", "mamba"],
         mamba_n_heads=16,
@@ -150,9 +186,12 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         llama_layers,
         llama_window,
         gemma3,
+        gemma4,
+        gemma4_one,
         gptoss,
         deepseek,
         granite,
+        granite_one,
         qwen3next,
     )
 }

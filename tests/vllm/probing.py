@@ -117,34 +117,34 @@ class ProbingConnector(KvferryConnector):
 
     def _read_out(self) -> None:
         rank = get_tp_group()
-        layers = {}
-        for name, spec, ids in self._layers():
-            cache = self._caches[name]
-            each = cache.shape[0] // self._kv_cache_config.num_blocks
-            pages = {
-                block: cache[block * each : (block + 1) * each]
-                .contiguous()
-                .flatten(1)
-                .view(torch.uint8)
-                .clone()
-                for block in ids
-                if block != NULL_BLOCK
-            }
-            layers[name] = {
-                "blocks": ids,
-                "block_tokens": spec.block_size,
-                "pages": pages,  # of each block: one row for each kernel block, as bytes
-                "item_bytes": cache.element_size(),
-                "shape": tuple(cache.shape[1:]),
-                "window": getattr(spec, "sliding_window", None),
-                "is_latent": isinstance(spec, MLAAttentionSpec),
-                "head_size": getattr(spec, "head_size", None),
-                "states": state_tensors(spec) if isinstance(spec, MambaSpec) else None,
-            }
+        layers = {
+            name: read_layer(self._caches[name], spec, ids, self._kv_cache_config.num_blocks)
+            for name, spec, ids in self._layers()
+        }
         found = {"rank": rank.rank_in_group, "tp_size": rank.world_size, "layers": layers}
         written = self._folder / f"{self.role_name}.{rank.rank_in_group}.new"
         torch.save(found, written)
         written.rename(written.with_suffix(".pt"))
+
+
+def read_layer(cache: torch.Tensor, spec: KVCacheSpec, ids: Sequence[int], block_count: int) -> dict[str, Any]:
+    """The pages of some blocks of a layer, as cells.py takes them apart."""
+    each = cache.shape[0] // block_count
+    return {
+        "blocks": ids,
+        "block_tokens": spec.block_size,
+        "pages": {  # of each block: one row for each kernel block, as bytes
+            block: cache[block * each : (block + 1) * each].contiguous().flatten(1).view(torch.uint8).clone()
+            for block in ids
+            if block != NULL_BLOCK
+        },
+        "item_bytes": cache.element_size(),
+        "shape": tuple(cache.shape[1:]),
+        "window": getattr(spec, "sliding_window", None),
+        "is_latent": isinstance(spec, MLAAttentionSpec),
+        "head_size": getattr(spec, "head_size", None),
+        "states": state_tensors(spec) if isinstance(spec, MambaSpec) else None,
+    }
 
 
 def state_tensors(spec: MambaSpec) -> list[tuple[tuple[int, ...], int]]:

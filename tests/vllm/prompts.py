@@ -19,8 +19,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cases import Case, Tokens
-from cells import Cells, ReplicasDiffer, expected_cells, read_cells
+import torch
+from cases import CHANNELS_FIRST, Case, Tokens
+from cells import Cells, ReplicasDiffer, channels_first, expected_cells, read_cells
 from pair import Answer, Pair, answer
 
 NEW_TOKENS = 12
@@ -32,7 +33,7 @@ Judge = Callable[..., None]
 class HandOver:
     """Runs one case."""
 
-    def __init__(self, judge: Judge, pair: Pair, lengths: Sequence[int]) -> None:
+    def __init__(self, judge: Judge, pair: Pair, lengths: Sequence[int] = LENGTHS) -> None:
         self._judge, self._pair, self._lengths = judge, pair, lengths
         self._case: Case = pair.case
         self._name = pair.name
@@ -51,6 +52,8 @@ class HandOver:
             self._ask(prompt, other)
         for what, changed in self._answers_changed.items():
             self._judge(self._name, f"a corrupted block ({what}) changes an answer", changed)
+        if self._case.has_state:
+            self._judge_orders()
         counted, wanted = (
             self._pair.decode.counter("vllm:kvferry_loads_total"),
             self._loads * self._case.decode.tp,
@@ -122,6 +125,15 @@ class HandOver:
             good = through.tokens[0] == alone.tokens[0] and off <= self._case.tolerance
             limit = f"to within {self._case.tolerance}"
             self._judge(self._name, f"{what}: same first token {limit}", good, f"off by {off}")
+
+    def _judge_orders(self) -> None:
+        """Whether the servers keep convolutions in the order that was asked for."""
+        for role, side in (("kv_producer", self._case.prefill), ("kv_consumer", self._case.decode)):
+            layers = torch.load(self._pair.readout / f"{role}.0.pt")["layers"].values()
+            found = {channels_first(layer, self._config) for layer in layers if layer["states"] is not None}
+            wanted = side.environment == CHANNELS_FIRST
+            what = f"{role}: convolutions have {'channels' if wanted else 'steps'} outermost"
+            self._judge(self._name, what, found == {wanted})
 
     def _cells(self, role: str, tokens: int) -> Cells:
         side = self._case.prefill if role == "kv_producer" else self._case.decode

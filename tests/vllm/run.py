@@ -1,7 +1,8 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, faults.py, copying.py, mismatch.py and roles.py say what is asked of
-them and how it is judged. Lines that begin with "record" judge nothing. Ends with `N passed, N failed`.
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py and roles.py say what
+is asked of them and how it is judged. Lines that begin with "record" judge nothing. Ends with
+`N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from copying import Copying
 from faults import Faults
 from mismatch import Mismatch
 from pair import INTERRUPTING, PLAIN, PROBING, Pair
+from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from roles import Roles
 
@@ -24,6 +26,7 @@ CONNECTORS = {
     What.FAULTS: PLAIN,
     What.COPYING: INTERRUPTING,
     What.MISMATCH: PLAIN,
+    What.PREFIXES: PROBING,
     What.ROLES: PLAIN,
 }
 
@@ -55,6 +58,8 @@ class Runner:
                     Copying(self.judge, pair).run()
                 elif case.what is What.MISMATCH:
                     Mismatch(self.judge, pair).run()
+                elif case.what is What.PREFIXES:
+                    Prefixes(self.judge, pair).run()
                 elif case.what is What.ROLES:
                     Roles(self.judge, pair).run()
                 else:

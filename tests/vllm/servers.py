@@ -14,19 +14,20 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
-BOOT_SECONDS = 400
+BOOT_SECONDS = 900
 ANSWER_SECONDS = 300
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class Side:
-    """How one server is started: arguments of vLLM's own."""
+    """How one server is started: arguments and environment variables of vLLM's own."""
 
     block_size: int | None = None  # None: vLLM chooses
     tp: int = 1
     pp: int = 1
     arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 def greedy(prompt: list[int], tokens: int, params: dict[str, Any] | None) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class Server:
         self._output = self.log.open("wb")
         self._process = subprocess.Popen(
             command + list(self.side.arguments),
-            env={**os.environ, **settings, **self.environment},
+            env={**os.environ, **settings, **dict(self.side.environment), **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -123,9 +124,12 @@ class Server:
         tokens: int,
         params: dict[str, Any] | None = None,
         timeout: float = ANSWER_SECONDS,
+        salt: str | None = None,
     ) -> dict[str, Any]:
-        """Greedy tokens for a prompt."""
+        """Greedy tokens for a prompt. In a prefix cache requests find blocks of their own salt only."""
         body = greedy(prompt, tokens, params) | {"logprobs": 1}
+        if salt is not None:
+            body["cache_salt"] = salt
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
             json.dumps(body).encode(),

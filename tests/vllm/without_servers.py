@@ -6,8 +6,11 @@ import pathlib
 import sys
 import unittest
 
+import vllm
+
 
 def main() -> int:
+    print(f"vLLM {vllm.__version__} from {pathlib.Path(vllm.__file__).parent}")
     folder = str(pathlib.Path(__file__).parent)
     tests = unittest.defaultTestLoader.discover(folder, "*_test.py", folder)
     result = unittest.TextTestRunner(verbosity=2).run(tests)

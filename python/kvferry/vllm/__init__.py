@@ -6,6 +6,10 @@
 See docs/vllm.md.
 """
 
-from kvferry.vllm.connector import KvferryConnector
+from kvferry.vllm import needs
+
+needs.check()
+
+from kvferry.vllm.connector import KvferryConnector  # noqa: E402
 
 __all__ = ["KvferryConnector"]

@@ -5,35 +5,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+
+from kvferry.errors import UnsupportedError
+from kvferry.vllm.compat import (
+    CacheHitSource,
+    KVCacheConfig,
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
+    KVConnectorPromMetrics,
     KVConnectorRole,
+    KVConnectorStats,
     KVConnectorTransferResults,
+    RequestStatus,
     SupportsHMA,
+    init_logger,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
-from vllm.v1.request import RequestStatus
-
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.needs import unknown_hooks
 from kvferry.vllm.scheduling import Scheduling
 from kvferry.vllm.statistics import KvferryMetrics, KvferryStats
 from kvferry.vllm.worker import Worker
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-SUPPORTED = "0.32."
+logger = init_logger("vllm.kvferry")
+
+NO_SLEEP = "the caches stay registered until the engine ends; sleep is not supported"
 
 
 class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
@@ -42,10 +47,15 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     _cache_hit_source = CacheHitSource.P2P
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        if not vllm.__version__.startswith(SUPPORTED):
-            raise ValueError(f"KvferryConnector works with vLLM {SUPPORTED}x; this is {vllm.__version__}")
+        if vllm_config.model_config.enable_sleep_mode:
+            raise UnsupportedError(f"enable_sleep_mode is set, and KvferryConnector: {NO_SLEEP}")
         super().__init__(vllm_config, role, kv_cache_config)
         scheduler = role == KVConnectorRole.SCHEDULER
+        newer = unknown_hooks(KVConnectorBase_V1)
+        if scheduler and newer:
+            logger.warning(
+                "this vLLM's connectors have methods that kvferry does not know: %s", ", ".join(newer)
+            )
         self._scheduling = Scheduling(vllm_config, kv_cache_config) if scheduler else None
         self._worker = None if scheduler else Worker(vllm_config, kv_cache_config)
 
@@ -170,6 +180,19 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return KvferryMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- both
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """Not yet: caches that go away and come back elsewhere cannot be registered anew."""
+        return False
+
+    def unregister_kv_caches(self) -> None:
+        """Refused, see supports_sleep_mode()."""
+        raise UnsupportedError(f"KvferryConnector: {NO_SLEEP}")
+
+    def restore_kv_caches(self) -> None:
+        """Refused, see supports_sleep_mode()."""
+        raise UnsupportedError(f"KvferryConnector: {NO_SLEEP}")
 
     def shutdown(self) -> None:
         """The engine ends."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-)
-
 from kvferry.scheduler import Instruction
+from kvferry.vllm.compat import KVConnectorHandshakeMetadata, KVConnectorMetadata
 from kvferry.vllm.geometry import RankGeometry
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.logger import init_logger
 
 from kvferry.agent import Agent
 from kvferry.aggregator import Aggregate, RequestKey
@@ -17,7 +16,9 @@ from kvferry.model import GroupKind
 from kvferry.request import NO_BLOCK, BlockTable
 from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Schedule, TransferParams
+from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
 from kvferry.vllm.geometry import GroupGeometry, build_model, group_order
+from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.settings import is_push, read_settings
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -62,7 +62,7 @@ class Scheduling:
             keys=self._settings.keys,
             allowed_keys=self._settings.allowed_keys,
             insecure=self._settings.insecure,
-            log=lambda line: logger.warning("%s", line),
+            **log_options(logger),
         )
         for where in sorted(ranks):
             self._directory.introduce(ranks[where].introduction)
@@ -214,19 +214,13 @@ class Scheduling:
 
     def _leave_tokens(self, request: Request) -> None:
         """Leaves the last tokens of a prompt to the consumer: a state cannot be stepped back."""
-        prompt = request.prompt_token_ids
         keep = prefill_token_count(
             request.num_prompt_tokens,
             has_state=self._has_state,
             lookahead_tokens=self._config.num_prefill_lookahead_tokens,
         )
-        drop = request.num_prompt_tokens - keep
-        if drop <= 0 or prompt is None:
-            return
-        del prompt[keep:]
-        del request._all_token_ids[keep:]
-        request.num_prompt_tokens = keep
-        request.max_tokens = 1
+        if keep < request.num_prompt_tokens:
+            shorten_prompt(request, keep)
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
         """One table for each of our groups."""
@@ -242,6 +236,9 @@ class Scheduling:
         if missing:
             raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
         port = _number(params, "remote_port", 1, 65535)
+        _number(
+            params, "remote_registration_generation", 0, 0
+        )  # others count the sleeps of an engine; ours has none
         return TransferParams(
             engine=str(params["remote_engine_id"]),
             id=_transfer_id(params),
@@ -269,6 +266,7 @@ class Scheduling:
             "dcp_size": parallel.decode_context_parallel_size,
             "remote_num_tokens": params.tokens,
             "remote_blocks_expiry_time": None,
+            "remote_registration_generation": 0,
             "transfer_mode": "push" if params.push else "pull",
             "kvferry_transfer_id": params.id.hex(),
             "kvferry_public_key": params.public_key or None,

@@ -11,15 +11,14 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
 from kvferry.errors import UnsupportedError
 from kvferry.model import Dtype, GroupKind, Model, Part, TpRule
 from kvferry.shard import PartShare, Placement
+from kvferry.vllm.compat import MambaSpec, is_conv_state_dim_first
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import MambaSpec
 
 
 def configured_model(config: VllmConfig) -> Model:

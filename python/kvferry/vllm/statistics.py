@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
-    KVConnectorPromMetrics,
-    KVConnectorStats,
-)
-from vllm.v1.metrics.utils import create_metric_per_engine
-
 from kvferry.events import AgentStats
+from kvferry.vllm.compat import KVConnectorPromMetrics, KVConnectorStats, create_metric_per_engine
 
 MEANINGS = {
     "loads": "Requests whose cache a worker has got from another engine",

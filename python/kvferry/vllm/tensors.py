@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.kv_cache_interface import (
+
+from kvferry.errors import UnsupportedError
+from kvferry.model import Dtype, GroupKind, Part, TpRule
+from kvferry.shard import PartShare, Placement
+from kvferry.vllm.compat import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -21,12 +25,10 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
+    write_cpu_page,
 )
-
-from kvferry.errors import UnsupportedError
-from kvferry.model import Dtype, GroupKind, Part, TpRule
-from kvferry.shard import PartShare, Placement
 from kvferry.vllm.geometry import GroupGeometry, LayerGeometry, RankGeometry
+from kvferry.vllm.heads import total_kv_heads
 from kvferry.vllm.state_layers import configured_model, place_state, state_parts
 
 if TYPE_CHECKING:
@@ -96,33 +98,42 @@ def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSp
     return dict.fromkeys(names, spec)
 
 
-def _attention_layer(
-    spec: AttentionSpec, tensor: torch.Tensor, heads: int, ranks: Ranks, regions: Regions, key_order: str
-) -> _Layer:
-    region, offset = regions.place(tensor)
+def _page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Bytes from one block, one head and one token of a page to the next."""
     if tensor.dim() != 4:
         raise UnsupportedError(f"a cache of shape {tuple(tensor.shape)}; allowed: block, head, token, content")
     item = tensor.element_size()
-    _, local, tokens, content = tensor.shape
     block, head, token, element = (stride * item for stride in tensor.stride())
     if element != item:
         raise UnsupportedError(f"content elements are {element} bytes apart; allowed: {item}")
-    dtype = dtype_of(tensor.dtype)
-    if isinstance(spec, MLAAttentionSpec):
-        part = Part("latent", dtype, 1, content, tp_rule=TpRule.REPLICATE)
-        share = PartShare(range(1), ranks.tp_rank, ranks.tp_size)
-        return _Layer((part,), (share,), (Placement(region, offset, block, token, head),), tensor.shape[0])
+    return block, head, token
+
+
+def _latent_layer(tensor: torch.Tensor, ranks: Ranks, regions: Regions) -> _Layer:
+    """Every rank holds all of a latent."""
+    block, head, token = _page_strides(tensor)
+    region, offset = regions.place(tensor)
+    part = Part("latent", dtype_of(tensor.dtype), 1, tensor.shape[3], tp_rule=TpRule.REPLICATE)
+    share = PartShare(range(1), ranks.tp_rank, ranks.tp_size)
+    return _Layer((part,), (share,), (Placement(region, offset, block, token, head),), tensor.shape[0])
+
+
+def _attention_layer(
+    spec: AttentionSpec, tensor: torch.Tensor, heads: int, ranks: Ranks, regions: Regions, key_order: str
+) -> _Layer:
+    """Keys and values of a rank's share of a layer's heads: `heads` in the whole model."""
+    block, head, token = _page_strides(tensor)
+    region, offset = regions.place(tensor)
+    item, dtype = tensor.element_size(), dtype_of(tensor.dtype)
+    _, local, tokens, content = tensor.shape
     size, size_v = spec.head_size, spec.head_size_v
     if content != size + size_v or local != spec.num_kv_heads:
         raise UnsupportedError(
             f"a page of {local} heads and {content} elements a token; the model has {spec.num_kv_heads} heads "
             f"and {size} + {size_v}"
         )
-    shards = min(ranks.tp_size, heads)
-    if shards * local != heads or ranks.tp_size % shards:
-        raise UnsupportedError(f"{heads} KV heads over {ranks.tp_size} ranks, {local} on each")
     values = Part("v", dtype, heads, size_v)
-    share = ranks.share(heads, shards)
+    share = ranks.share(heads, min(ranks.tp_size, heads))
     if key_order == "packed":
         return _Layer(
             (Part("k", dtype, heads, size), values),
@@ -156,18 +167,12 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
     """
     if config.device_config.device_type != "cpu":
         return "packed"
-    from vllm import _custom_ops
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    cache_type = config.cache_config.cache_dtype
-    isa = _get_attn_isa(spec.dtype, kernel_tokens, spec.head_size, cache_type)
     size, tokens = spec.head_size, kernel_tokens
     page = torch.zeros(1, 1, 2 * tokens, size, dtype=spec.dtype)
     keys, values = page.chunk(2, dim=2)
-    slots = torch.arange(tokens, dtype=torch.int64)
     marks = torch.arange(1, tokens * size + 1, dtype=torch.float64).remainder(251).to(spec.dtype)
     given = marks.view(tokens, 1, size)
-    _custom_ops.cpu_attn_reshape_and_cache(given, given, keys, values, slots, isa)
+    isa = write_cpu_page(spec, config.cache_config.cache_dtype, given, keys, values)
     plain = given.view(tokens, size)
     if torch.equal(keys.view(size, tokens), plain.t()) and torch.equal(values.view(tokens, size), plain):
         return "transposed"
@@ -230,15 +235,14 @@ def _describe_layer(
     regions: Regions,
     orders: dict[tuple[Any, ...], str],
 ) -> _Layer:
+    if isinstance(spec, MLAAttentionSpec):
+        return _latent_layer(cache, ranks, regions)
     if isinstance(spec, AttentionSpec):
-        order = "packed"
-        if not isinstance(spec, MLAAttentionSpec):
-            asked = (spec.dtype, cache.shape[2], spec.head_size)
-            if asked not in orders:
-                orders[asked] = key_order(config, spec, cache.shape[2])
-            order = orders[asked]
-        heads = config.model_config.get_total_num_kv_heads()
-        return _attention_layer(spec, cache, heads, ranks, regions, order)
+        asked = (spec.dtype, cache.shape[2], spec.head_size)
+        if asked not in orders:
+            orders[asked] = key_order(config, spec, cache.shape[2])
+        heads = total_kv_heads(config, name, layer_index(name), spec.num_kv_heads, ranks.tp_size)
+        return _attention_layer(spec, cache, heads, ranks, regions, orders[asked])
     if isinstance(spec, MambaSpec):
         model = configured_model(config)
         region, offset = regions.place(cache)

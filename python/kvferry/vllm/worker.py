@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
-from vllm.logger import init_logger
 
 from kvferry.agent import Agent, Contact
 from kvferry.errors import KvferryError, NotFoundError
@@ -16,7 +13,16 @@ from kvferry.events import Event, EventKind
 from kvferry.model import GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
+from kvferry.vllm.compat import (
+    KVCacheConfig,
+    KVConnectorTransferResults,
+    get_pp_group,
+    get_tp_group,
+    get_world_group,
+    init_logger,
+)
 from kvferry.vllm.geometry import RankGeometry, build_engine
+from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.statistics import KvferryStats, counted
@@ -24,7 +30,6 @@ from kvferry.vllm.tensors import Ranks, describe
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger("vllm.kvferry")
 
@@ -89,7 +94,7 @@ class Worker:
             lease=self._settings.lease,
             verify=self._settings.verify,
             insecure=self._settings.insecure,
-            log=lambda line: logger.warning("%s", line),
+            **log_options(logger),
         )
         self._agent.register(memory)
         self._geometry = geometry

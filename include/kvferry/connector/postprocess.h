@@ -1,0 +1,192 @@
+/*
+ * What is left to do on blocks after their bytes have arrived: bringing them into this engine's block size
+ * and layout, zeroing what was not transferred, and copying blocks between two buffers.
+ *
+ * A plan (plan.h) puts every cell where it belongs while it moves, and needs none of this. It is for caches
+ * that were received as whole blocks in the form the sender keeps them:
+ *
+ *     received as 2 pages of 2 tokens, HND        wanted: 1 block of 4 tokens, HND
+ *     | h0: t0 t1 | h1: t0 t1 |                   | h0: t0 t1 t2 t3 | h1: t0 t1 t2 t3 |
+ *     | h0: t2 t3 | h1: t2 t3 |
+ *
+ * The functions of vLLM's connector are settings of one function here, kvf_permute_received(); the wanted
+ * pages have T tokens, `ratio` is T over the tokens of a received page:
+ *
+ *     kv_postprocess_blksize_on_receive              received {HND, T/ratio}   wanted {HND, T}
+ *     kv_postprocess_layout_on_receive               received {HND, T}         wanted {NHD, T}
+ *     kv_postprocess_blksize_and_layout_on_receive   received {HND, T/ratio}   wanted {NHD, T}
+ *
+ * and so are their reverses: NHD to HND, and received pages that are longer than a block. The receive step
+ * of release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
+ *
+ * All of it is done by the processor in host memory. A region may say that it lies in a device's memory;
+ * today every function refuses that by name (KVF_E_UNSUPPORTED).
+ *
+ * Every argument is checked before the first byte is changed: on an error nothing is changed. No byte outside
+ * the regions is read or written. Calls on different blocks may run at the same time in different threads; a
+ * block may be in one call at a time, and nobody else may read or write it during the call.
+ */
+#ifndef KVFERRY_CONNECTOR_POSTPROCESS_H
+#define KVFERRY_CONNECTOR_POSTPROCESS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvferry/memory.h>
+#include <kvferry/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/**
+ * Blocks of equal size in one piece of memory: a layer, or one of several things a layer keeps.
+ *
+ *     byte x of part p of block b = base + b*block_stride_bytes + p*part_stride_bytes + x
+ *
+ * A layer with one buffer for K and one for V is two regions. Where K and V lie in one buffer, they are two
+ * parts of one region: block_stride_bytes is the larger stride where each block holds K and then V, and
+ * part_stride_bytes where all of K comes before all of V. Bytes between parts and blocks are left alone.
+ */
+typedef struct kvf_block_region {
+    const char *layer; /**< its name; only kvf_copy_blocks() needs it */
+    void *base;
+    uint64_t bytes;       /**< from base: nothing beyond is touched */
+    uint64_t block_count; /**< at most 2^32 - 1 */
+    uint64_t block_stride_bytes;
+    uint64_t part_count; /**< 0 means 1 */
+    uint64_t part_stride_bytes;
+    uint64_t part_bytes;
+    kvf_memory_kind kind; /**< 0: host memory, the only kind that is not refused */
+    uint32_t device;      /**< which device of that kind; not looked at in host memory */
+} kvf_block_region;
+
+/** Working memory of the host that the caller brings; aligned for uint64_t, of one call at a time. */
+typedef struct kvf_scratch {
+    void *memory;
+    uint64_t bytes;
+} kvf_scratch;
+
+/* ---- bringing received blocks into another form ---------------------------------------------- */
+
+/** What runs slowest through a page. */
+typedef enum kvf_page_order {
+    KVF_PAGE_HND = 0, /**< head, token, element */
+    KVF_PAGE_NHD = 1, /**< token, head, element */
+} kvf_page_order;
+
+typedef struct kvf_page_form {
+    kvf_page_order order;
+    uint64_t tokens;
+} kvf_page_form;
+
+/**
+ * How blocks were received and how they are wanted. One number of tokens must divide the other.
+ *
+ * A block holds one wanted page in each part. Received pages that are shorter lie one after another in it. A
+ * received page that is `n` times as long lies in `n` blocks: its first n-th in the first of them, and so on.
+ */
+typedef struct kvf_received_shape {
+    size_t struct_size; /**< sizeof(kvf_received_shape) */
+    uint64_t heads;
+    uint64_t
+        cell_bytes; /**< one head of one token: head size times element size, whatever the elements are */
+    kvf_page_form received;
+    kvf_page_form wanted;
+} kvf_received_shape;
+
+/**
+ * Permutes blocks in place from the received into the wanted form: the same blocks in every region.
+ *
+ * @param shape         see there; part_bytes of every region is heads * wanted.tokens * cell_bytes
+ * @param regions       those that share the block list: the layers of a group
+ * @param block_ids     blocks in the order of the sequence, each once; a received page that is n blocks long
+ *                      takes n of them. No blocks, or no regions: nothing happens.
+ * @param scratch       at least kvf_received_scratch_bytes(); NULL: allocated for the call
+ * @return KVF_OK; KVF_E_INVALID (NULL, zero, an unknown order, a region whose part_bytes differ, a scratch
+ *         that is too small or not aligned, blocks that do not make whole received pages);
+ *         KVF_E_UNSUPPORTED (a region in a device's memory); KVF_E_NOT_EXPRESSIBLE (neither number of tokens
+ *         divides the other); KVF_E_RANGE (a block id the region does not have, a region that is longer than
+ *         its bytes); KVF_E_OVERLAP (a block listed twice, parts or blocks that share bytes); KVF_E_OVERFLOW;
+ *         KVF_E_NOMEM
+ *
+ * Cost: each byte of the blocks is read once and written once; with cells under 64 bytes, twice.
+ */
+KVF_API kvf_status kvf_permute_received(const kvf_received_shape *shape, const kvf_block_region *regions,
+                                        size_t region_count, const uint32_t *block_ids, size_t block_id_count,
+                                        const kvf_scratch *scratch);
+
+/**
+ * Bytes of scratch for calls with this shape and up to `block_id_count` block ids in all: for cells under 64
+ * bytes about one received page or block, whichever is longer, for others 16 bytes for each of its cells (a
+ * sixteenth of it for heads of 128 elements of bf16), and 8 to 16 bytes for each block id.
+ *
+ * @return KVF_OK; KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_OVERFLOW as in kvf_permute_received()
+ */
+KVF_API kvf_status kvf_received_scratch_bytes(const kvf_received_shape *shape, size_t block_id_count,
+                                              uint64_t *out);
+
+/** What one request received in the blocks of one group. */
+typedef struct kvf_received_request {
+    const uint32_t *block_ids; /**< in the order of the sequence */
+    size_t block_id_count;
+    uint64_t covered_tokens; /**< tokens from the first block on that were transferred; at most all */
+} kvf_received_request;
+
+/**
+ * Finishes requests: permutes their blocks as kvf_permute_received() does, and zeroes the cells of every
+ * token past the covered ones, so that nothing another request left there is ever read.
+ *
+ * Where the blocks arrived in the wanted form already, say so in `shape`: then only zeroing is left.
+ *
+ * @param requests  of one group; no two share a block. A request without blocks is allowed.
+ * @return as kvf_permute_received(); KVF_E_RANGE also for more covered tokens than the blocks hold
+ */
+KVF_API kvf_status kvf_finish_received(const kvf_received_shape *shape, const kvf_block_region *regions,
+                                       size_t region_count, const kvf_received_request *requests,
+                                       size_t request_count, const kvf_scratch *scratch);
+
+/* ---- copying blocks between two buffers ------------------------------------------------------ */
+
+/** Which side of a copy may lie on a device, in the words of copy_kv_blocks. */
+typedef enum kvf_copy_direction {
+    KVF_COPY_H2D = 0, /**< "h2d": the source is host memory */
+    KVF_COPY_D2H = 1, /**< "d2h": the destination is host memory */
+} kvf_copy_direction;
+
+/**
+ * Copies blocks, in every layer of the source, to the destination's layer of the same name.
+ *
+ * The source is what is read, in either direction: from a staging buffer into the cache, "h2d", and back.
+ * Where both sides are host memory, as today they have to be, both directions do the same. Pairs are copied
+ * in the order of the lists; a destination that is named twice keeps the later one.
+ *
+ * As in the public function, nothing happens and KVF_OK is returned when there are no source layers, no
+ * destination layers or no block ids on one side, or when the lists differ in length, so that there are no
+ * pairs; `copied` tells.
+ *
+ * @param source       layers with their names; every one is copied
+ * @param destination  layers with their names, each with the parts of the source's; others are left alone
+ * @param source_ids, destination_ids  pairs of blocks
+ * @param direction    the side that it says is host memory has to be
+ * @param copied       receives the pairs copied in each layer; may be NULL
+ * @return KVF_OK; KVF_E_NOT_FOUND (the destination has no layer of that name); KVF_E_RANGE (a block id that
+ *         one side does not have, a region that is longer than its bytes); KVF_E_MISMATCH (number or size of
+ *         the parts differ); KVF_E_OVERLAP (source and destination share memory, or parts or blocks share
+ *         bytes); KVF_E_INVALID (NULL, zero, a layer without a name, an unknown direction, memory of a device
+ *         on the host's side of the direction); KVF_E_UNSUPPORTED (memory of a device on the other side);
+ *         KVF_E_OVERFLOW
+ */
+KVF_API kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
+                                   const kvf_block_region *destination, size_t destination_count,
+                                   const uint32_t *source_ids, size_t source_id_count,
+                                   const uint32_t *destination_ids, size_t destination_id_count,
+                                   kvf_copy_direction direction, size_t *copied);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

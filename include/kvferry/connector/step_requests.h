@@ -1,0 +1,54 @@
+/*
+ * A scheduler's step, request by request: what vLLM's connectors call yield_req_data.
+ *
+ * Any thread may call; a call touches nothing but its arguments.
+ */
+#ifndef KVFERRY_CONNECTOR_STEP_REQUESTS_H
+#define KVFERRY_CONNECTOR_STEP_REQUESTS_H
+
+#include <stdbool.h>
+
+#include <kvferry/request.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A request of one step, and the blocks it got in it. */
+typedef struct kvf_step_request {
+    const void *id;
+    size_t id_bytes;
+    const kvf_block_table *groups; /**< new blocks of each group; NULL: none */
+    uint32_t group_count;
+    bool resumed; /**< was preempted: `groups` replaces what it had. Not read from the caller */
+} kvf_step_request;
+
+/** An id. */
+typedef struct kvf_request_id {
+    const void *data;
+    size_t size;
+} kvf_request_id;
+
+/** What a scheduler decided for one step. */
+typedef struct kvf_step {
+    const kvf_step_request *fresh; /**< requests that run for the first time */
+    size_t fresh_count;
+    const kvf_step_request *cached; /**< requests the workers know */
+    size_t cached_count;
+    const kvf_request_id *resumed; /**< which of the cached were preempted before */
+    size_t resumed_count;
+} kvf_step;
+
+/**
+ * Lists all requests of a step in order, the fresh ones first.
+ *
+ * @param items  receives fresh_count + cached_count entries; their pointers are the step's own
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_step_requests(const kvf_step *step, kvf_step_request *items);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,18 @@
+"""The agents' log goes where vLLM's goes, at the level each line has."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kvferry.events import LogLevel, LogLine
+
+
+def log_options(logger: logging.Logger) -> dict[str, Any]:
+    """The options of an agent that logs to a logger: lines for debugging only where it takes them."""
+
+    def log(line: LogLine) -> None:
+        logger.log(line.level, "%s", line.text)
+
+    wanted = LogLevel.DEBUG if logger.isEnabledFor(logging.DEBUG) else LogLevel.INFO
+    return {"log": log, "log_level": wanted}

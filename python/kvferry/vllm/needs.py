@@ -1,0 +1,220 @@
+"""What the connector needs of vLLM.
+
+vLLM's connector interface is young: names move, and some of what a connector needs is private. So no version
+is asked for. check() names what this vLLM does not have, and what it is needed for, before anything begins; it
+is called when `kvferry.vllm` is imported. Everything listed here is touched in compat.py only.
+
+The list was read off vLLM 0.32.0 and 0.33.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvferry.errors import UnsupportedError
+
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+_CACHE = "vllm.v1.kv_cache_interface"
+_GROUPS = "vllm.distributed.parallel_state"
+_STEP = "vllm.v1.core.sched.output:SchedulerOutput"
+_OUTPUT = "vllm.v1.outputs:KVConnectorOutput"
+_REQUEST = "vllm.v1.request:Request"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something of vLLM that the connector cannot do without.
+
+    Attributes:
+        where: module:name, or module:class.attribute, also of attributes that the constructor sets
+        purpose: what it is needed for, as the end of a sentence
+    """
+
+    where: str
+    purpose: str
+
+    def is_met(self) -> bool:
+        """Whether this vLLM has it."""
+        module, _, path = self.where.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError:
+            return False
+        for name in path.split("."):
+            if not _has(found, name):
+                return False
+            found = getattr(found, name, None)
+        return True
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Whether a module or class has an attribute, or instances of the class get it when they are made."""
+    if hasattr(owner, name):
+        return True
+    if not inspect.isclass(owner):
+        return False
+    for kind in owner.__mro__:
+        code = getattr(kind.__dict__.get("__init__"), "__code__", None)
+        if name in inspect.get_annotations(kind) or (code and name in code.co_names):
+            return True
+    return False
+
+
+# What vLLM calls. A method that has another name there would never be called, and nobody would notice.
+HOOKS = {
+    "set_xfer_handshake_metadata_pp_aware": "meeting other engines",
+    "on_new_request": "learning of requests",
+    "get_num_new_matched_tokens": "saying what can be loaded",
+    "update_state_after_alloc": "learning the blocks of a request",
+    "build_connector_meta": "telling the workers what to do",
+    "update_connector_output": "learning what the workers have done",
+    "register_kv_caches": "learning where the caches are",
+    "get_handshake_metadata": "telling the scheduler's half of a rank",
+    "start_load_kv": "starting transfers",
+    "wait_for_layer_load": "the interface",
+    "save_kv_layer": "the interface",
+    "wait_for_save": "the interface",
+    "get_transfer_results": "reporting ended transfers",
+    "get_block_ids_with_load_errors": "reporting blocks that failed",
+    "get_loaded_kv_cache_group_ids": "skipping what vLLM would compute again",
+    "get_kv_connector_stats": "statistics",
+    "build_kv_connector_stats": "statistics",
+    "build_prom_metrics": "metrics",
+    "shutdown": "ending",
+}
+
+NEEDS = (
+    *(Need(f"{_BASE}:KVConnectorBase_V1.{name}", purpose) for name, purpose in HOOKS.items()),
+    Need(f"{_BASE}:KVConnectorBase_V1._get_connector_metadata", "what the workers do in a step"),
+    Need(f"{_BASE}:KVConnectorBase_V1._cache_hit_source", "saying that tokens come from another engine"),
+    Need(f"{_BASE}:KVConnectorHandshakeMetadata", "what a rank says of itself"),
+    Need(f"{_BASE}:KVConnectorMetadata", "what the workers do in a step"),
+    Need(f"{_BASE}:KVConnectorRole.SCHEDULER", "the two halves of the connector"),
+    Need(f"{_BASE}:KVConnectorTransferResults.finished_sending", "reporting ended transfers"),
+    Need(f"{_BASE}:KVConnectorTransferResults.finished_recving", "reporting ended transfers"),
+    Need(f"{_BASE}:KVConnectorTransferResults.failed_recving", "reporting failed loads"),
+    Need(f"{_BASE}:SupportsHMA.request_finished_all_groups", "keeping blocks for the consumer"),
+    Need(f"{_METRICS}:KVConnectorPromMetrics", "metrics"),
+    Need(f"{_METRICS}:KVConnectorStats", "statistics"),
+    Need("vllm.v1.metrics.utils:create_metric_per_engine", "metrics"),
+    Need("vllm.v1.metrics.cache_hit_source:CacheHitSource.P2P", "saying that tokens come from another engine"),
+    Need("vllm.v1.request:RequestStatus.FINISHED_STOPPED", "telling an end from an abort"),
+    Need("vllm.v1.request:RequestStatus.FINISHED_LENGTH_CAPPED", "telling an end from an abort"),
+    *(
+        Need(f"{_REQUEST}.{name}", purpose)
+        for name, purpose in {
+            "request_id": "requests",
+            "kv_transfer_params": "where a cache is",
+            "num_prompt_tokens": "the length of a prompt",
+            "num_computed_tokens": "how much of a cache there is",
+            "prompt_token_ids": "leaving the last tokens of a prompt to the consumer",
+            "_all_token_ids": "leaving the last tokens of a prompt to the consumer",
+            "max_tokens": "leaving the last tokens of a prompt to the consumer",
+        }.items()
+    ),
+    Need(f"{_STEP}.preempted_req_ids", "requests that lose their blocks"),
+    Need(f"{_STEP}.total_num_scheduled_tokens", "steps in which nothing but transfers runs"),
+    Need(f"{_OUTPUT}.finished_sending", "what the workers have done"),
+    Need(f"{_OUTPUT}.finished_recving", "what the workers have done"),
+    Need(f"{_OUTPUT}.failed_recving", "loads that failed"),
+    Need(f"{_CACHE}:KVCacheConfig.num_blocks", "the size of the caches"),
+    Need(f"{_CACHE}:KVCacheConfig.kv_cache_groups", "the groups of layers"),
+    Need(f"{_CACHE}:KVCacheConfig.transfer_group_ids", "the groups that are transferred"),
+    Need(f"{_CACHE}:KVCacheSpec.prefix_replay_tokens", "skipping what vLLM would compute again"),
+    Need(f"{_CACHE}:AttentionSpec.num_kv_heads", "heads"),
+    Need(f"{_CACHE}:AttentionSpec.head_size", "heads"),
+    Need(f"{_CACHE}:FullAttentionSpec.head_size_v", "heads"),
+    Need(f"{_CACHE}:ChunkedLocalAttentionSpec.attention_chunk_size", "chunked attention"),
+    Need(f"{_CACHE}:SlidingWindowSpec.sliding_window", "sliding windows"),
+    Need(f"{_CACHE}:MLAAttentionSpec", "latent attention"),
+    Need(f"{_CACHE}:MambaSpec.shapes", "states"),
+    Need(f"{_CACHE}:MambaSpec.dtypes", "states"),
+    Need(f"{_CACHE}:MambaSpec.num_speculative_blocks", "states under speculative decoding"),
+    Need(f"{_CACHE}:UniformTypeKVCacheSpecs.first_spec", "groups of layers of unlike sizes"),
+    Need(f"{_CACHE}:UniformTypeKVCacheSpecs.kv_cache_specs", "groups of layers of unlike sizes"),
+    Need(
+        "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
+        "the order of convolution states",
+    ),
+    Need(f"{_GROUPS}:get_tp_group", "the rank's place in the engine"),
+    Need(f"{_GROUPS}:get_pp_group", "the rank's place in the engine"),
+    Need(f"{_GROUPS}:get_world_group", "telling all ranks of each other"),
+    Need(f"{_GROUPS}:GroupCoordinator.rank_in_group", "the rank's place in the engine"),
+    Need(f"{_GROUPS}:GroupCoordinator.world_size", "the rank's place in the engine"),
+    Need(f"{_GROUPS}:GroupCoordinator.cpu_group", "telling all ranks of each other"),
+    Need("vllm.config:VllmConfig.num_prefill_lookahead_tokens", "states under speculative decoding"),
+    Need("vllm.config:ParallelConfig.data_parallel_index", "ports of data-parallel engines"),
+    Need("vllm.config:ParallelConfig.decode_context_parallel_size", "refusing context parallelism"),
+    Need("vllm.config:ParallelConfig.prefill_context_parallel_size", "refusing context parallelism"),
+    Need("vllm.logger:init_logger", "the log"),
+)
+
+# Asked for where pages on the CPU are read only.
+CPU_NEEDS = (
+    Need("vllm._custom_ops:cpu_attn_reshape_and_cache", "finding how the CPU kernels order keys"),
+    Need("vllm.v1.attention.backends.cpu_attn:_get_attn_isa", "finding how the CPU kernels order keys"),
+)
+
+# Methods of the interface that the connector knows of and leaves as vLLM has them.
+LEFT_ALONE = frozenset(
+    {
+        "bind_connector_metadata",
+        "bind_gpu_block_pool",
+        "bind_kv_cache_manager",
+        "build_connector_worker_meta",
+        "clear_connector_metadata",
+        "finish_forward",
+        "get_external_cache_hit_sources",
+        "get_finished",
+        "get_finished_count",
+        "get_kv_connector_kv_cache_events",
+        "get_mem_pool_context",
+        "get_required_kvcache_layout",
+        "handle_preemptions",
+        "has_connector_metadata",
+        "has_pending_block_frees",
+        "has_pending_push_work",
+        "register_finished_partial_tail",
+        "request_finished",
+        "requires_kv_delivery",
+        "requires_piecewise_for_cudagraph",
+        "reset_cache",
+        "reset_capture_state",
+        "role",
+        "set_host_xfer_buffer_ops",
+        "set_xfer_handshake_metadata",
+        "supports_divergent_local_hybrid_hits",
+        "take_events",
+    }
+)
+
+# Methods that not every vLLM has: sleeping, with which caches go away and come back elsewhere. It is refused.
+SLEEP = frozenset({"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"})
+
+
+def missing(needs: Sequence[Need] = NEEDS) -> list[Need]:
+    """What this vLLM does not have."""
+    return [need for need in needs if not need.is_met()]
+
+
+def check(needs: Sequence[Need] = NEEDS) -> None:
+    """Raises UnsupportedError, which names all that this vLLM does not have and what each is needed for."""
+    lacking = missing(needs)
+    if lacking:
+        import vllm
+
+        names = "; ".join(f"{need.where.replace(':', '.')} ({need.purpose})" for need in lacking)
+        raise UnsupportedError(
+            f"KvferryConnector does not work with vLLM {vllm.__version__}, which has no {names}"
+        )
+
+
+def unknown_hooks(base: type) -> list[str]:
+    """Methods of vLLM's interface that are newer than this connector: vLLM's defaults answer them."""
+    known = HOOKS.keys() | LEFT_ALONE | SLEEP
+    return sorted(name for name in dir(base) if not name.startswith("_") and name not in known)

@@ -1,0 +1,60 @@
+/*
+ * Connects: meeting an engine ahead of the first request.
+ */
+#include <stdio.h>
+
+#include "agent/agent.h"
+
+/* A connect is over when every rank it needs has answered. */
+static void connect_tick(kvf_ticket *ticket, uint64_t now) {
+    const char *unmet = kvf_ticket_unmet(ticket);
+    if (!unmet) {
+        kvf_ticket_done(ticket);
+    } else if (now >= ticket->deadline) {
+        char detail[512];
+        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
+        kvf_ticket_fail(ticket, KVF_E_TIMEOUT, detail, NULL);
+    } else {
+        kvf_agent_due(ticket->agent, ticket->deadline);
+    }
+}
+
+static void connect_met(kvf_ticket *ticket) {
+    connect_tick(ticket, ticket->created);
+}
+
+static void connect_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
+                         const kvf_session *session) {
+    kvf_ticket_failed(ticket, status, detail, session);
+    kvf_ticket_tell(ticket, true);
+}
+
+static const kvf_ticket_ops connect_ops = {
+    .kind = KVF_REQUEST_CONNECT,
+    .met = connect_met,
+    .tick = connect_tick,
+    .fail = connect_fail,
+};
+
+static kvf_status start_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,
+                                uint64_t *out) {
+    if (!agent->card)
+        return kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
+    kvf_agent_request request = {.contact = *contact,
+                                 .deadline_ns = deadline_ns ? deadline_ns : 30 * KVF_SECOND};
+    kvf_ticket *ticket;
+    kvf_status status = kvf_ticket_make(agent, &connect_ops, &request, &ticket);
+    return status ? status : kvf_ticket_meet(ticket, contact, out);
+}
+
+kvf_status kvf_agent_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,
+                             uint64_t *ticket) {
+    if (!agent || !contact)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "contact");
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = start_connect(agent, contact, deadline_ns, ticket);
+    kvf_agent_unlock(agent);
+    return status;
+}

@@ -1,0 +1,131 @@
+/*
+ * The agent's lock: whose turn it is, what a sleeper is shown, and what is logged outside of it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+
+struct kvf_log_entry {
+    kvf_log_entry *prev, *next;
+    kvf_log_level level;
+    uint64_t time_ns;
+    char text[];
+};
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+void kvf_fd_raise(int fd) {
+    const uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
+void kvf_fd_lower(int fd) {
+    uint64_t count;
+    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+}
+
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+/* Every thread that comes is counted before it waits for the lock, so that others can let it go first. */
+void kvf_turn_take(kvf_agent *agent) {
+    (void)atomic_fetch_add(&agent->arrived, 1);
+    (void)pthread_mutex_lock(&agent->lock);
+    agent->entered++;
+    if (agent->entered >= agent->gives_way_to)
+        (void)pthread_cond_broadcast(&agent->turn);
+}
+
+/*
+ * Between two rounds: lets those go first who have come meanwhile. A mutex alone is taken again by the thread
+ * that gave it up, long before a thread that sleeps on it has woken.
+ */
+void kvf_turn_give(kvf_agent *agent) {
+    uint64_t came = atomic_load(&agent->arrived);
+    while (agent->entered < came) {
+        agent->gives_way_to = kvf_max_u64(agent->gives_way_to, came);
+        (void)pthread_cond_wait(&agent->turn, &agent->lock);
+    }
+}
+
+/* Leaves the lock while a line is logged: the function may call the agent. One thread at a time does this, so
+ * that lines come in order; what others, or the function itself, add meanwhile is its to log too. */
+void kvf_log_deliver(kvf_agent *agent) {
+    if (agent->logging || !agent->lines)
+        return;
+    char detail[KVF_DETAIL_BYTES]; /* of what the engine has called, and not of what the function calls */
+    (void)snprintf(detail, sizeof detail, "%s", kvf_error_detail());
+    agent->logging = true;
+    while (agent->lines) {
+        kvf_log_entry *line = agent->lines;
+        DL_DELETE(agent->lines, line);
+        (void)pthread_mutex_unlock(&agent->lock);
+        const kvf_log_line told = {sizeof told, line->level, line->time_ns, line->text};
+        agent->options.log(agent->options.log_context, &told);
+        kvf_free(line);
+        kvf_turn_take(agent);
+    }
+    agent->logging = false;
+    kvf_error_restore(detail);
+}
+
+void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text) {
+    size_t bytes = strlen(text) + 1;
+    kvf_log_entry *line = kvf_alloc(1, sizeof *line + bytes);
+    if (!line)
+        return;
+    line->level = level;
+    line->time_ns = time_ns;
+    memcpy(line->text, text, bytes);
+    DL_APPEND(agent->lines, line);
+}
+
+static void arm_timer(kvf_agent *agent, uint64_t when) {
+    struct itimerspec spec = {{0, 0}, {0, 0}};
+    agent->armed = when;
+    if (when != UINT64_MAX) {
+        spec.it_value.tv_sec = (time_t)(when / KVF_SECOND);
+        spec.it_value.tv_nsec = (long)(when % KVF_SECOND);
+    }
+    (void)timerfd_settime(agent->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
+}
+
+uint64_t kvf_next_due(const kvf_agent *agent) {
+    return kvf_min_u64(agent->due, kvf_link_due(agent->link));
+}
+
+/* Makes the descriptor readable if, and only if, there is work. A timer that is set for too early is left: it
+ * costs a round in vain when it fires, and setting it costs something each time. */
+void kvf_work_show(kvf_agent *agent) {
+    uint64_t due = kvf_next_due(agent), now = kvf_agent_now(agent);
+    bool waits = agent->stopping || agent->again || due <= now || kvf_link_pending(agent->link);
+    if (waits != agent->awake)
+        (waits ? kvf_fd_raise : kvf_fd_lower)(agent->wake_fd);
+    agent->awake = waits;
+    if (!waits && (due < agent->armed || agent->armed <= now) && agent->clock.now == kvf_monotonic.now)
+        arm_timer(agent, due);
+}
+
+kvf_status kvf_agent_lock(kvf_agent *agent) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    if (agent->process != getpid())
+        return kvf_fail(KVF_E_INVALID, "the agent belongs to process %ld, which forked this one",
+                        (long)agent->process);
+    kvf_turn_take(agent);
+    agent->users++;
+    return KVF_OK;
+}
+
+void kvf_agent_unlock(kvf_agent *agent) {
+    kvf_work_show(agent);
+    kvf_log_deliver(agent);
+    agent->users--;
+    if (agent->stopping)
+        (void)pthread_cond_broadcast(&agent->turn);
+    (void)pthread_mutex_unlock(&agent->lock);
+}

@@ -1,0 +1,232 @@
+/*
+ * Making progress: one round after the other, and sleeping until there is something to do.
+ *
+ * An agent sleeps on one epoll descriptor that is readable whenever there is work: messages, operations that
+ * ended, a time that has come, or something that no descriptor of others shows and that `wake_fd` stands for.
+ * Whoever gives up the lock sees to the latter two, so that a sleeper never misses what another thread began.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+static kvf_status watch(const kvf_agent *agent, int fd) {
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(agent->poll_fd, EPOLL_CTL_ADD, fd, &event))
+        return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
+    return KVF_OK;
+}
+
+kvf_status kvf_loop_open(kvf_agent *agent) {
+    (void)pthread_mutex_init(&agent->lock, NULL);
+    (void)pthread_cond_init(&agent->turn, NULL);
+    agent->process = getpid();
+    agent->due = agent->armed = UINT64_MAX;
+    agent->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    agent->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    agent->poll_fd = -1;
+    if (agent->event_fd < 0 || agent->wake_fd < 0 || agent->timer_fd < 0)
+        return kvf_fail(KVF_E_IO, "an agent needs file descriptors: %s", strerror(errno));
+    return KVF_OK;
+}
+
+/*
+ * The transport's descriptor is an epoll that fabrics nest others in, and the engine may put ours into one of
+ * its own. Linux allows five, one in the other: so what we wait for beside it goes into it too.
+ */
+static kvf_status watch_all(kvf_agent *agent) {
+    int fds[KVF_LINK_FDS + 3] = {agent->wake_fd, agent->timer_fd};
+    uint32_t count = 2;
+    agent->poll_fd =
+        agent->transport ? kvf_transport_event_fd(agent->transport) : epoll_create1(EPOLL_CLOEXEC);
+    if (agent->poll_fd < 0)
+        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
+    count += kvf_link_fds(agent->link, fds + count);
+    if (!agent->options.own_thread) /* its engine waits for work and for events by one descriptor */
+        fds[count++] = agent->event_fd;
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = watch(agent, fds[i]);
+    return status;
+}
+
+void kvf_loop_close(kvf_agent *agent) {
+    const int own_poll_fd = agent->transport ? -1 : agent->poll_fd;
+    const int fds[] = {agent->event_fd, agent->wake_fd, agent->timer_fd, own_poll_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
+    (void)pthread_cond_destroy(&agent->turn);
+    (void)pthread_mutex_destroy(&agent->lock);
+}
+
+/* ---- one round ------------------------------------------------------------------------------- */
+
+static void tick(kvf_agent *agent, uint64_t now) {
+    agent->due = UINT64_MAX;
+    kvf_sessions_tick(agent, now);
+    kvf_early_tick(agent, now);
+    kvf_flows_tick(agent, now);
+    kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        if (ticket->state != KVF_TICKET_OVER)
+            ticket->ops->tick(ticket, now);
+    }
+    kvf_remotes_tick(agent, now);
+}
+
+/* What a process does first when it wakes from a long stop is to give up what it may not write any more. */
+static void stop_late_flows(kvf_agent *agent, uint64_t now) {
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE2(agent->moving_flows, flow, next, moving_next) {
+        if (now >= flow->until)
+            kvf_flow_tick(flow, now);
+    }
+}
+
+static void look_at_transfers(kvf_agent *agent) {
+    kvf_ticket *pull, *next_pull;
+    DL_FOREACH_SAFE2(agent->moving_pulls, pull, next_pull, moving_next) {
+        kvf_pull_look(pull);
+    }
+    kvf_flow *flow, *next_flow;
+    DL_FOREACH_SAFE2(agent->moving_flows, flow, next_flow, moving_next) {
+        kvf_flow_move(flow);
+    }
+}
+
+/* One round; true when another would find something to do. */
+static bool work(kvf_agent *agent) {
+    bool more = false, busy = false;
+    agent->again = false;
+    stop_late_flows(agent, kvf_agent_now(agent));
+    kvf_link_progress(agent->link, &more);
+    if (agent->transport)
+        (void)kvf_transport_progress(agent->transport, &busy);
+    look_at_transfers(agent);
+    uint64_t now = kvf_agent_now(agent);
+    if (now >= agent->due)
+        tick(agent, now);
+    while (agent->over)
+        kvf_ticket_free(agent->over);
+    agent->again = agent->again || more || busy;
+    return agent->again || kvf_next_due(agent) <= now || kvf_link_pending(agent->link);
+}
+
+kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy) {
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    bool more = work(agent);
+    kvf_agent_unlock(agent);
+    if (busy)
+        *busy = more;
+    return KVF_OK;
+}
+
+/* ---- sleeping -------------------------------------------------------------------------------- */
+
+/* Sleeps, without the lock, until the descriptor is readable or `until`. Called with the lock; returns with
+ * it. */
+static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    uint64_t now = kvf_agent_now(agent);
+    kvf_work_show(agent);
+    kvf_log_deliver(agent);
+    if (agent->stopping)
+        return; /* said while a line was logged */
+    (void)pthread_mutex_unlock(&agent->lock);
+    uint64_t left = until > now ? until - now : 0;
+    struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND), .tv_nsec = (long)(left % KVF_SECOND)};
+    (void)ppoll(&polled, 1, until == UINT64_MAX ? NULL : &timeout, NULL);
+    kvf_turn_take(agent);
+}
+
+static void *run(void *context) {
+    kvf_agent *agent = context;
+    kvf_turn_take(agent);
+    while (!agent->stopping) {
+        if (!work(agent)) {
+            sleep_on(agent, agent->poll_fd, UINT64_MAX);
+        } else {
+            kvf_log_deliver(agent);
+            kvf_turn_give(agent);
+        }
+    }
+    (void)pthread_mutex_unlock(&agent->lock);
+    return NULL;
+}
+
+kvf_status kvf_loop_start(kvf_agent *agent) {
+    kvf_status status = watch_all(agent);
+    if (status || !agent->options.own_thread)
+        return status;
+    agent->thread_runs = pthread_create(&agent->thread, NULL, run, agent) == 0;
+    return agent->thread_runs ? KVF_OK : kvf_fail(KVF_E_IO, "pthread_create failed");
+}
+
+void kvf_loop_stop(kvf_agent *agent) {
+    kvf_turn_take(agent);
+    agent->stopping = true;
+    kvf_fd_raise(agent->wake_fd);
+    kvf_fd_raise(agent->event_fd);
+    agent->awake = true;
+    (void)pthread_mutex_unlock(&agent->lock);
+    if (agent->thread_runs)
+        (void)pthread_join(agent->thread, NULL);
+    kvf_turn_take(agent);
+    while (agent->users > 0 || agent->entered < atomic_load(&agent->arrived))
+        (void)pthread_cond_wait(&agent->turn, &agent->lock);
+    (void)pthread_mutex_unlock(&agent->lock);
+}
+
+kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    uint64_t end;
+    if (!kvf_add(kvf_agent_now(agent), timeout_ns, &end))
+        end = UINT64_MAX;
+    while (!agent->events && !agent->stopping && kvf_agent_now(agent) < end) {
+        if (agent->thread_runs) {
+            sleep_on(agent, agent->event_fd, end);
+        } else if (work(agent)) {
+            kvf_log_deliver(agent);
+            kvf_turn_give(agent);
+        } else if (!agent->events) {
+            sleep_on(agent, agent->poll_fd, end);
+        }
+    }
+    if (agent->events)
+        status = KVF_OK;
+    else if (agent->stopping)
+        status = kvf_fail(KVF_E_CANCELLED, "the agent is being closed");
+    else
+        status = kvf_fail(KVF_E_TIMEOUT, "no event came");
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+uint64_t kvf_agent_timeout(kvf_agent *agent) {
+    if (kvf_agent_lock(agent))
+        return UINT64_MAX;
+    uint64_t now = kvf_agent_now(agent), due = kvf_next_due(agent);
+    bool waits = agent->again || kvf_link_pending(agent->link);
+    uint64_t left = agent->thread_runs || due == UINT64_MAX ? UINT64_MAX : due > now ? due - now : 0;
+    left = waits && !agent->thread_runs ? 0 : left;
+    kvf_agent_unlock(agent);
+    return left;
+}
+
+int kvf_agent_event_fd(kvf_agent *agent) {
+    return !agent ? -1 : agent->options.own_thread ? agent->event_fd : agent->poll_fd;
+}

@@ -1,0 +1,101 @@
+/*
+ * Who answers which call of a peer, and who is told when a session or a meeting ends: the table by which what is below
+ * calls what is above.
+ */
+#include "agent/agent.h"
+
+static void serve_join(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_join_answer(session, call);
+}
+
+static void serve_beat(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_beat_answer(session, call);
+}
+
+static void serve_written(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_expect_written(session, call);
+}
+
+static void serve_withdraw(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_flow_withdraw(session, call);
+}
+
+static void serve_checksum(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_verify_answer(session, call);
+}
+
+static void hide(kvf_session *session, bool lost) {
+    kvf_remote *remote, *next;
+    DL_FOREACH_SAFE(session->agent->all_remotes, remote, next) {
+        kvf_remote_rank *rank = kvf_remote_rank_of(remote, session);
+        if (!rank)
+            continue;
+        if (lost)
+            kvf_remote_stale(remote);
+        rank->session = NULL;
+    }
+}
+
+static void lose(kvf_session *session, kvf_status status, const char *detail) {
+    while (session->sources) {
+        kvf_source *source = session->sources;
+        kvf_ticket *ticket = source->ticket;
+        kvf_ticket_fail(ticket, status, detail, session);
+        if (session->sources == source)
+            kvf_source_lost(source);
+    }
+    while (session->flows) {
+        kvf_flow *flow = session->flows;
+        kvf_flow_stop(flow, KVF_E_PEER_LOST, detail);
+        kvf_flow_drop(flow);
+    }
+    while (session->readers)
+        kvf_reader_drop(session->readers);
+    kvf_early_forget(session);
+}
+
+static void met(kvf_remote *remote) {
+    kvf_agent *agent = remote->agent;
+    kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
+            kvf_ticket_met(ticket);
+    }
+}
+
+static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
+    kvf_agent *agent = remote->agent;
+    kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
+            kvf_ticket_fail(ticket, status, detail, NULL);
+    }
+}
+
+const kvf_hooks kvf_agent_hooks = {
+    .serve =
+        {
+            [KVF_CALL_JOIN] = serve_join,
+            [KVF_CALL_ACQUIRE] = kvf_hold_acquire,
+            [KVF_CALL_RELEASE] = kvf_hold_release,
+            [KVF_CALL_BEAT] = serve_beat,
+            [KVF_CALL_EXPECT] = kvf_push_expected,
+            [KVF_CALL_WRITTEN] = serve_written,
+            [KVF_CALL_WITHDRAW] = serve_withdraw,
+            [KVF_CALL_CHECKSUM] = serve_checksum,
+        },
+    .beat = kvf_beat_tick,
+    .hide = hide,
+    .lose = lose,
+    .free_session = kvf_push_plans_free,
+    .welcome = kvf_remote_welcome,
+    .refuse = kvf_remote_fail,
+    .met = met,
+    .unmet = unmet,
+    .served = kvf_push_served,
+};

@@ -1,0 +1,225 @@
+#include "report.h"
+
+#include <stdio.h>
+
+#include <kvferry/transport.h>
+
+#include "engines.h"
+#include "json.h"
+#include "text.h"
+
+void report_start(report *to, const options *asked, const kvf_engine *prefill, const kvf_engine *decode) {
+    *to = (report){.asked = asked, .prefill = prefill, .decode = decode};
+    to->cost_kind = kvf_cost_assumed(asked->transport, &to->cost);
+    table_start(&to->list, ">decode|>prefill|group|parts|layers|units|tokens|>bytes|>runs|>time");
+    to->ranks = asked->json ? json_object_new_array() : NULL;
+}
+
+void report_free(report *to) {
+    json_object_put(to->ranks);
+    table_free(&to->list);
+    *to = (report){0};
+}
+
+static bool same_cells(const kvf_plan_cut *a, const kvf_plan_cut *b) {
+    return a->source == b->source && a->group == b->group && a->layers.begin == b->layers.begin &&
+           a->layers.end == b->layers.end && a->units.begin == b->units.begin &&
+           a->units.end == b->units.end && a->tokens.index == b->tokens.index;
+}
+
+/* Whether an earlier cut of the same cells, of another part, stands for this one. */
+static bool is_shown(const kvf_plan *plan, uint32_t i) {
+    for (uint32_t j = 0; j < i; j++)
+        if (same_cells(kvf_plan_get_cut(plan, i), kvf_plan_get_cut(plan, j)))
+            return true;
+    return false;
+}
+
+/* "k v": all parts whose cells are cut alike. */
+static void name_parts(const kvf_plan *plan, uint32_t i, char *out, size_t bytes) {
+    const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
+    const kvf_group_desc *group = kvf_model_group(kvf_shard_model(kvf_plan_local(plan)), cut->group);
+    size_t length = 0;
+    for (uint32_t j = i; j < kvf_plan_cut_count(plan) && length < bytes; j++) {
+        const kvf_plan_cut *other = kvf_plan_get_cut(plan, j);
+        if (same_cells(cut, other))
+            length += (size_t)snprintf(out + length, bytes - length, "%s%s", j == i ? "" : " ",
+                                       group->parts[other->part].name);
+    }
+}
+
+static text name_units(const kvf_group_desc *group, const kvf_plan_cut *cut) {
+    const kvf_part_desc *part = &group->parts[cut->part];
+    if (part->units == 1)
+        return text_format("all");
+    return text_format("%s%s %s", unit_word(group, part), cut->units.end - cut->units.begin > 1 ? "s" : "",
+                       text_range(cut->units).text);
+}
+
+static text name_tokens(const kvf_plan_cut *cut) {
+    if (cut->tokens.count <= 1)
+        return text_format("all");
+    if (cut->tokens.width <= 1)
+        return text_format("%u mod %u", cut->tokens.index, cut->tokens.count);
+    return text_format("%u mod %u by %u", cut->tokens.index, cut->tokens.count, cut->tokens.width);
+}
+
+static void add_source_rows(report *to, const kvf_plan *plan, uint32_t rank, uint32_t source,
+                            const kvf_prediction *cost) {
+    bool first = true;
+    for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
+        const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
+        if (cut->source != source || is_shown(plan, i))
+            continue;
+        const kvf_group_desc *group = kvf_model_group(kvf_engine_model(to->prefill), cut->group);
+        char parts[128];
+        name_parts(plan, i, parts, sizeof parts);
+        table_cell(&to->list, first && source == 0 ? text_format("%u", rank).text : "");
+        table_cell(&to->list, first ? text_format("%u", kvf_plan_source_rank(plan, source)).text : "");
+        table_cell(&to->list, group->name);
+        table_cell(&to->list, parts);
+        table_cell(&to->list, text_layers(group, cut->layers).text);
+        table_cell(&to->list, name_units(group, cut).text);
+        table_cell(&to->list, name_tokens(cut).text);
+        table_cell(&to->list, first ? text_bytes(cost->bytes).text : "");
+        table_cell(&to->list, first ? text_count(cost->runs).text : "");
+        table_cell(&to->list, first ? text_time(cost->ns).text : "");
+        first = false;
+    }
+}
+
+static struct json_object *json_source(const report *to, const kvf_plan *plan, uint32_t source,
+                                       const kvf_prediction *cost) {
+    struct json_object *out = json_object_new_object(), *cuts = json_object_new_array();
+    json_count(out, "prefill_rank", kvf_plan_source_rank(plan, source));
+    json_count(out, "bytes", cost->bytes);
+    json_count(out, "runs", cost->runs);
+    json_real(out, "predicted_ns", cost->ns);
+    for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
+        const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
+        if (cut->source != source)
+            continue;
+        const kvf_group_desc *group = kvf_model_group(kvf_engine_model(to->prefill), cut->group);
+        struct json_object *one = json_object_new_object(), *layers = json_object_new_array();
+        json_text(one, "group", group->name);
+        json_text(one, "part", group->parts[cut->part].name);
+        for (uint32_t layer = cut->layers.begin; layer < cut->layers.end; layer++)
+            json_object_array_add(layers, json_object_new_int64(group->layers[layer]));
+        json_object_object_add(one, "layers", layers);
+        json_range(one, "units", cut->units);
+        if (cut->tokens.count > 1) {
+            struct json_object *share = json_object_new_object();
+            json_count(share, "index", cut->tokens.index);
+            json_count(share, "count", cut->tokens.count);
+            json_count(share, "width", cut->tokens.width);
+            json_object_object_add(one, "tokens", share);
+        }
+        json_object_array_add(cuts, one);
+    }
+    json_object_object_add(out, "cuts", cuts);
+    return out;
+}
+
+static void add_totals(report_totals *sum, const kvf_plan *plan, const kvf_prediction *whole) {
+    uint32_t rules = kvf_plan_rule_count(plan);
+    size_t memory = kvf_plan_memory_bytes(plan);
+    if (sum->plans == 0 || rules < sum->fewest_rules)
+        sum->fewest_rules = rules;
+    if (sum->plans == 0 || memory < sum->least_memory)
+        sum->least_memory = memory;
+    if (rules > sum->most_rules)
+        sum->most_rules = rules;
+    if (memory > sum->most_memory)
+        sum->most_memory = memory;
+    if (whole->ns > sum->slowest_ns)
+        sum->slowest_ns = whole->ns;
+    sum->bytes += whole->bytes;
+    sum->runs += whole->runs;
+    sum->plans++;
+}
+
+static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
+    kvf_prediction whole = {0};
+    struct json_object *sources = to->ranks ? json_object_new_array() : NULL;
+    for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {
+        kvf_prediction cost = {0};
+        kvf_status status = kvf_plan_predict(plan, source, to->asked->tokens, &to->cost, &cost);
+        if (status) {
+            json_object_put(sources);
+            return library_failure(status, "decode rank %u", rank);
+        }
+        whole.bytes += cost.bytes;
+        whole.runs += cost.runs;
+        whole.ns += cost.ns;
+        if (sources)
+            json_object_array_add(sources, json_source(to, plan, source, &cost));
+        else
+            add_source_rows(to, plan, rank, source, &cost);
+    }
+    add_totals(&to->sum, plan, &whole);
+    if (!sources)
+        return EXIT_DONE;
+    struct json_object *one = json_object_new_object();
+    json_count(one, "decode_rank", rank);
+    json_count(one, "rules", kvf_plan_rule_count(plan));
+    json_count(one, "memory_bytes", kvf_plan_memory_bytes(plan));
+    json_count(one, "bytes", whole.bytes);
+    json_count(one, "runs", whole.runs);
+    json_real(one, "predicted_ns", whole.ns);
+    json_object_object_add(one, "verified", json_object_new_boolean(true));
+    json_object_object_add(one, "sources", sources);
+    json_object_array_add(to->ranks, one);
+    return EXIT_DONE;
+}
+
+int report_make(report *to) {
+    int result = EXIT_DONE;
+    for (uint32_t rank = 0; rank < kvf_engine_rank_count(to->decode) && !result; rank++) {
+        kvf_plan *plan = NULL;
+        result = engines_plan(to->decode, rank, to->prefill, to->asked, &plan);
+        if (!result)
+            result = engines_verify(plan, rank);
+        if (!result)
+            result = report_plan(to, plan, rank);
+        kvf_plan_free(plan);
+    }
+    return result;
+}
+
+int report_print(report *to) {
+    const report_totals *sum = &to->sum;
+    printf("\nA request of %llu tokens, blocks scattered; time as assumed for %s: %g ns a run, %g GB/s, %s a "
+           "source\n\n",
+           (unsigned long long)to->asked->tokens, to->cost_kind, to->cost.ns_per_run,
+           1 / to->cost.ns_per_byte, text_time(to->cost.ns_per_source).text);
+    if (!table_print(&to->list, 0))
+        return failure("not enough memory");
+    printf("\nIn all %s in %s runs; the slowest rank takes %s.\n", text_bytes(sum->bytes).text,
+           text_count(sum->runs).text, text_time(sum->slowest_ns).text);
+    printf("%u plan%s, each verified: every cell that is wanted is written once, from the same cell.\n",
+           sum->plans, sum->plans == 1 ? "" : "s");
+    if (sum->fewest_rules == sum->most_rules && sum->least_memory == sum->most_memory)
+        printf("A plan has %u copy rules and takes %s, whatever the number of blocks.\n", sum->most_rules,
+               text_bytes(sum->most_memory).text);
+    else
+        printf("A plan has %u to %u copy rules and takes %s to %s, whatever the number of blocks.\n",
+               sum->fewest_rules, sum->most_rules, text_bytes(sum->least_memory).text,
+               text_bytes(sum->most_memory).text);
+    return EXIT_DONE;
+}
+
+void report_add_json(report *to, struct json_object *out) {
+    struct json_object *total = json_object_new_object(), *cost = json_object_new_object();
+    json_count(out, "tokens", to->asked->tokens);
+    json_text(cost, "transport", to->cost_kind);
+    json_real(cost, "ns_per_run", to->cost.ns_per_run);
+    json_real(cost, "ns_per_byte", to->cost.ns_per_byte);
+    json_real(cost, "ns_per_source", to->cost.ns_per_source);
+    json_object_object_add(out, "cost", cost);
+    json_object_object_add(out, "ranks", to->ranks);
+    to->ranks = NULL;
+    json_count(total, "bytes", to->sum.bytes);
+    json_count(total, "runs", to->sum.runs);
+    json_real(total, "slowest_rank_ns", to->sum.slowest_ns);
+    json_object_object_add(out, "total", total);
+}

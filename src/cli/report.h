@@ -1,0 +1,48 @@
+/*
+ * Who reads what from whom between two engines, each plan proved: as a table or as JSON.
+ */
+#ifndef KVFERRY_CLI_REPORT_H
+#define KVFERRY_CLI_REPORT_H
+
+#include <json-c/json.h>
+#include <kvferry/plan.h>
+
+#include "options.h"
+#include "table.h"
+
+/* Tokens of the predicted request where none are asked for. */
+enum { REPORT_TOKENS = 1024 };
+
+/** Sums over all decode ranks. */
+typedef struct report_totals {
+    uint64_t bytes, runs;
+    double slowest_ns;
+    uint32_t plans, fewest_rules, most_rules;
+    size_t least_memory, most_memory;
+} report_totals;
+
+typedef struct report {
+    const options *asked;
+    const kvf_engine *prefill, *decode;
+    const char *cost_kind; /* of the transport whose costs are assumed */
+    kvf_cost_model cost;
+    table list;
+    struct json_object *ranks; /* NULL: text is wanted */
+    report_totals sum;
+} report;
+
+/** Begins a report; the engines stay the caller's and must outlive it. Free it with report_free(). */
+void report_start(report *to, const options *asked, const kvf_engine *prefill, const kvf_engine *decode);
+
+/** Plans for every decode rank, and proves the plans; says what is wrong with one. */
+int report_make(report *to);
+
+/** Prints what was made: the costs that are assumed, the table, and what it comes to. */
+int report_print(report *to);
+
+/** Adds what was made: "tokens", "cost", "ranks" and "total". */
+void report_add_json(report *to, struct json_object *out);
+
+void report_free(report *to);
+
+#endif

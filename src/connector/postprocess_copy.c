@@ -1,0 +1,148 @@
+#include "connector/postprocess.h"
+#include "kernel/kernel.h"
+
+/* ---- finding the other side ------------------------------------------------------------------ */
+
+/* Layers mostly stand in the same order on both sides. */
+static const kvf_block_region *layer_named(const kvf_block_region *regions, size_t count, const char *name,
+                                           size_t guess) {
+    for (size_t i = 0; i < count; i++) {
+        const kvf_block_region *region = &regions[(guess + i) % count];
+        if (region->layer && strcmp(region->layer, name) == 0)
+            return region;
+    }
+    return NULL;
+}
+
+static bool share_memory(const kvf_block_region *a, const kvf_block_region *b) {
+    uintptr_t first = (uintptr_t)a->base, second = (uintptr_t)b->base;
+    return first < second + b->bytes && second < first + a->bytes;
+}
+
+typedef struct pairs {
+    const uint32_t *from, *to;
+    size_t count;
+} pairs;
+
+static kvf_status check_pair(const kvf_block_region *from, const kvf_block_region *to, const pairs *list) {
+    if (kvf_part_count(from) != kvf_part_count(to) || from->part_bytes != to->part_bytes)
+        return kvf_fail(KVF_E_MISMATCH,
+                        "the source has %llu parts of %llu bytes, the destination %llu of %llu",
+                        (unsigned long long)kvf_part_count(from), (unsigned long long)from->part_bytes,
+                        (unsigned long long)kvf_part_count(to), (unsigned long long)to->part_bytes);
+    kvf_status status = kvf_check_block_ids(from, list->from, list->count, "source_ids");
+    return status ? status : kvf_check_block_ids(to, list->to, list->count, "destination_ids");
+}
+
+/* "h2d" reads from the host, "d2h" writes to it, whatever the other side is. */
+static kvf_status check_direction(const kvf_block_region *source, size_t source_count,
+                                  const kvf_block_region *destination, size_t destination_count,
+                                  kvf_copy_direction direction) {
+    bool reads_host = direction == KVF_COPY_H2D;
+    const kvf_block_region *host = reads_host ? source : destination;
+    size_t count = reads_host ? source_count : destination_count;
+    for (size_t i = 0; i < count; i++)
+        if (host[i].kind != KVF_MEMORY_HOST)
+            return kvf_fail(KVF_E_INVALID, "direction is \"%s\", but %s %zu is not host memory (kind %d)",
+                            reads_host ? "h2d" : "d2h", reads_host ? "source" : "destination", i,
+                            (int)host[i].kind);
+    return KVF_OK;
+}
+
+static kvf_status check_layers(const kvf_block_region *source, size_t source_count,
+                               const kvf_block_region *destination, size_t destination_count,
+                               const pairs *list) {
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < source_count && !status; i++)
+        status = kvf_check_region(&source[i], "source", i);
+    for (size_t i = 0; i < destination_count && !status; i++)
+        status = kvf_check_region(&destination[i], "destination", i);
+    for (size_t i = 0; i < source_count && !status; i++) {
+        const char *name = source[i].layer;
+        if (!name)
+            return kvf_fail(KVF_E_INVALID, "source %zu: layer is NULL; a copied layer has a name", i);
+        const kvf_block_region *to = layer_named(destination, destination_count, name, i);
+        if (!to)
+            return kvf_fail(KVF_E_NOT_FOUND, "the destination has no layer %s", name);
+        status = check_pair(&source[i], to, list);
+        if (status)
+            return kvf_fail_in(status, "layer %s: ", name);
+        for (size_t j = 0; j < destination_count; j++)
+            if (share_memory(&source[i], &destination[j]))
+                return kvf_fail(KVF_E_OVERLAP, "source %zu and destination %zu share memory", i, j);
+    }
+    return status;
+}
+
+/* ---- copying --------------------------------------------------------------------------------- */
+
+enum { BATCH = 128 };
+
+/* Runs of one layer that wait to be copied together. */
+typedef struct batch {
+    kvf_copy_bases bases;
+    uint64_t total_bytes; /* of the layer: decides whether it goes through the caches */
+    size_t count;
+    kvf_run runs[BATCH];
+} batch;
+
+static void copy_batch(batch *b) {
+    kvf_kernel_copy_runs(KVF_COPY_TO_LOCAL, b->bases, b->runs, b->count, b->total_bytes);
+    b->count = 0;
+}
+
+static void add_run(batch *b, uint64_t to, uint64_t from, uint64_t bytes) {
+    kvf_run *last = b->count ? &b->runs[b->count - 1] : NULL;
+    if (last && last->local_offset + last->bytes == to && last->remote_offset + last->bytes == from) {
+        last->bytes += bytes;
+        return;
+    }
+    if (b->count == BATCH)
+        copy_batch(b);
+    b->runs[b->count++] = (kvf_run){.local_offset = to, .remote_offset = from, .bytes = bytes};
+}
+
+static void copy_layer(const kvf_block_region *from, const kvf_block_region *to, const pairs *list) {
+    unsigned char *to_base = to->base, *from_base = from->base;
+    batch b = {.bases = {&to_base, &from_base}, .count = 0};
+    uint64_t parts = kvf_part_count(from);
+    /* A sum that does not fit only means very many bytes. */
+    if (!kvf_mul(parts * from->part_bytes, list->count, &b.total_bytes))
+        b.total_bytes = UINT64_MAX;
+    for (uint64_t part = 0; part < parts; part++)
+        for (size_t i = 0; i < list->count; i++)
+            add_run(&b, kvf_part_offset(to, list->to[i], part), kvf_part_offset(from, list->from[i], part),
+                    from->part_bytes);
+    copy_batch(&b);
+}
+
+kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
+                           const kvf_block_region *destination, size_t destination_count,
+                           const uint32_t *source_ids, size_t source_id_count,
+                           const uint32_t *destination_ids, size_t destination_id_count,
+                           kvf_copy_direction direction, size_t *copied) {
+    if (copied)
+        *copied = 0;
+    if (direction != KVF_COPY_H2D && direction != KVF_COPY_D2H)
+        return kvf_fail(KVF_E_INVALID, "direction is %d; allowed: 0 (\"h2d\") and 1 (\"d2h\")",
+                        (int)direction);
+    if (!source_count || !destination_count || !source_id_count || source_id_count != destination_id_count)
+        return KVF_OK;
+    if (!source || !destination || !source_ids || !destination_ids)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL, but its count is not 0",
+                        !source        ? "source"
+                        : !destination ? "destination"
+                        : !source_ids  ? "source_ids"
+                                       : "destination_ids");
+    const pairs list = {source_ids, destination_ids, source_id_count};
+    kvf_status status = check_direction(source, source_count, destination, destination_count, direction);
+    if (!status)
+        status = check_layers(source, source_count, destination, destination_count, &list);
+    if (status)
+        return status;
+    for (size_t i = 0; i < source_count; i++)
+        copy_layer(&source[i], layer_named(destination, destination_count, source[i].layer, i), &list);
+    if (copied)
+        *copied = source_id_count;
+    return KVF_OK;
+}

@@ -1,0 +1,159 @@
+/*
+ * The messages' way between agents: by ZeroMQ, one socket that listens and one that calls, with CurveZMQ and an
+ * allow-list where keys are given. What is sent here may be lost, or arrive twice or late (connections break
+ * and come back): the calls above it repeat what was not answered.
+ *
+ * A *route* names the other end. Outgoing routes are made by kvf_link_connect(); incoming ones appear with
+ * the first message from a peer and are good for answering until that peer's connection breaks.
+ *
+ * One thread at a time may use a link. Who sleeps until it has something to do polls its descriptors, which
+ * may be done while another thread uses it.
+ */
+#ifndef KVF_LINK_H
+#define KVF_LINK_H
+
+#include "base/clock.h"
+#include "wire/wire.h"
+
+typedef struct kvf_link kvf_link;
+typedef uint64_t kvf_route; /* 0 names none */
+
+#define KVF_KEY_CHARACTERS 40u /* of a Z85 key */
+
+typedef struct kvf_link_table kvf_link_table;
+
+typedef struct kvf_link_options {
+    const kvf_link_table *table;     /* who carries the messages; NULL: kvf_link_zmq */
+    const kvf_clock *clock;          /* NULL: kvf_monotonic; outlives the link */
+    const char *listen;              /* "tcp://127.0.0.1:*", the default when NULL */
+    const char *public_key;          /* Z85; NULL: no encryption */
+    const char *secret_key;          /* Z85; with public_key */
+    const char *const *allowed_keys; /* public keys that may connect; with public_key */
+    uint32_t allowed_key_count;      /* 0: everyone who knows our public key */
+    bool insecure;                   /* allows to listen beyond loopback without keys */
+
+    /** A message came. `data` is valid during the call. */
+    void (*on_message)(void *context, kvf_route route, const void *data, size_t bytes);
+    /**
+     * An outgoing connection broke, or could not be made (`detail` says why). It is tried again by itself,
+     * with pauses that grow from 20 ms to 1 s, until kvf_link_disconnect(); each try that fails is told.
+     *
+     * `status` is KVF_E_IO (no connection), KVF_E_PEER_LOST (it broke, perhaps in the handshake),
+     * KVF_E_PERMISSION (our key is not allowed, or only one side encrypts), KVF_E_PARSE (the other end speaks
+     * something else). What the peer said before the break has been given to on_message.
+     */
+    void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
+    void *context;
+} kvf_link_options;
+
+/**
+ * Opens a link: binds and starts to listen.
+ *
+ * Listening beyond loopback (any address that is not 127.0.0.0/8, ::1, localhost or ipc://) needs keys or
+ * `insecure`. `listen` of "" listens nowhere. Endpoints are tcp:// and ipc:// with a path.
+ *
+ * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (an endpoint or key that is none), KVF_E_PERMISSION (beyond
+ *         loopback without keys: the detail names the options that would allow it), KVF_E_EXISTS (address in
+ *         use), KVF_E_IO, KVF_E_UNSUPPORTED (keys, and a ZeroMQ without CURVE), KVF_E_NOMEM
+ */
+kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out);
+
+/** Closes it without waiting for unsent messages; NULL is accepted. */
+void kvf_link_close(kvf_link *link);
+
+/** The endpoint that is listened on, with the port that was chosen; "" when it listens nowhere. */
+const char *kvf_link_endpoint(const kvf_link *link);
+
+/**
+ * Connects to an endpoint; returns before there is a connection, and messages sent meanwhile wait. After a
+ * connection broke they are dropped until it is tried again. The same endpoint and key connected twice are
+ * one route, to be disconnected as often.
+ *
+ * The endpoint may come from a peer: it must name one host and port, not the address of all interfaces. A
+ * host name is looked up, as IPv4, each time a connection is made.
+ *
+ * @param server_key  Z85 public key of the other end; NULL or "": none. Needed when, and only when, we have
+ *                    keys
+ * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (no such endpoint can be, or a key that is none),
+ *         KVF_E_PERMISSION (only one side has keys), KVF_E_EXISTS (connected already under too many other
+ *         keys: 1 for ipc, 16 for tcp), KVF_E_IO, KVF_E_NOMEM
+ */
+kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
+
+/** Gives an outgoing route back; unsent messages are dropped. A route that does not exist is ignored. */
+void kvf_link_disconnect(kvf_link *link, kvf_route route);
+
+/**
+ * Sends. A message that cannot be sent now (no connection any more, a peer that takes none) is dropped.
+ *
+ * @return KVF_OK also when it was dropped; KVF_E_NOT_FOUND when there is no such outgoing route; KVF_E_RANGE
+ *         (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
+ */
+kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes);
+
+/**
+ * Takes a bounded number of messages and events in, calling back for each; never blocks. A callback may call
+ * anything but this and kvf_link_close().
+ *
+ * @param more  receives whether there is more to take in at once
+ */
+void kvf_link_progress(kvf_link *link, bool *more);
+
+/** Whether there is something to take in now. Look after sending too, before sleeping: sending can swallow the
+ * signal on the descriptors. Costs nothing where the link was not used since it last said no. */
+bool kvf_link_pending(kvf_link *link);
+
+/**
+ * Lets the holder of another key connect, or no longer: then what comes over connections that it has is dropped. Needs
+ * allowed keys from the beginning, and afterwards the list may become empty: then nobody may.
+ *
+ * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or everyone may connect),
+ *         KVF_E_NOT_FOUND (one to be withdrawn that is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
+ */
+kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
+
+#define KVF_LINK_FDS 4u
+
+/** The descriptors that poll readable when something arrives; do not read them. Returns how many there are. */
+uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
+
+/** When kvf_link_progress() has something to do that no descriptor shows; UINT64_MAX: never. */
+uint64_t kvf_link_due(const kvf_link *link);
+
+/**
+ * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what that of its
+ * name above says, for links that begin with a kvf_link. open() need not set the table, and is given all options.
+ */
+struct kvf_link_table {
+    kvf_status (*open)(const kvf_link_options *options, kvf_link **out);
+    void (*close)(kvf_link *link);
+    const char *(*endpoint)(const kvf_link *link);
+    kvf_status (*connect)(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
+    void (*disconnect)(kvf_link *link, kvf_route route);
+    kvf_status (*send)(kvf_link *link, kvf_route route, const void *data, size_t bytes);
+    void (*progress)(kvf_link *link, bool *more);
+    bool (*pending)(kvf_link *link);
+    uint32_t (*fds)(const kvf_link *link, int fds[KVF_LINK_FDS]);
+    uint64_t (*due)(const kvf_link *link);
+    kvf_status (*allow)(kvf_link *link, const char *public_key, bool allowed); /* NULL: has no list */
+};
+
+struct kvf_link {
+    const kvf_link_table *table;
+};
+
+extern const kvf_link_table kvf_link_zmq;
+
+/** Makes a pair of Z85 keys, 40 characters and a zero byte each. */
+kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
+                              char secret_key[KVF_KEY_CHARACTERS + 1]);
+
+/**
+ * What tests put between an agent and its messages: called for each message about to be sent, it may send it
+ * on by `send` never, once, several times or later. NULL, as it always is outside tests, sends it.
+ */
+typedef void (*kvf_link_send_function)(kvf_link *link, kvf_route route, const void *data, size_t bytes);
+extern void (*kvf_link_tamper)(kvf_link *link, kvf_route route, const void *data, size_t bytes,
+                               kvf_link_send_function send);
+
+#endif

@@ -1,0 +1,33 @@
+/*
+ * Endpoints as people and peers write them: "tcp://host:port", "tcp://[v6]:port", "ipc://path".
+ *
+ * They come from outside and end in a library that trusts its caller, so only these forms pass. inproc://
+ * does not: it stays inside one ZeroMQ context, which each link has of its own, and there it could name only
+ * what the link itself is made of.
+ */
+#ifndef KVF_LINK_ENDPOINT_H
+#define KVF_LINK_ENDPOINT_H
+
+#include "wire/wire.h"
+
+/* Of an endpoint as ZeroMQ gets it or gives it back, zero byte included. */
+#define KVF_ENDPOINT_BYTES (KVF_WIRE_MAX_NAME + 32u)
+
+typedef struct kvf_endpoint {
+    char text[KVF_ENDPOINT_BYTES]; /* for ZeroMQ: with "localhost" replaced by 127.0.0.1 */
+    size_t port_at;                /* tcp: where in `text` the port begins; ipc: 0 */
+    bool ipv6;                     /* a numeric IPv6 address */
+    bool loopback;                 /* only processes of this machine reach it */
+} kvf_endpoint;
+
+/**
+ * Reads an endpoint to listen on, where host and port of tcp:// may be "*".
+ *
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (length, port); nothing is written on error
+ */
+kvf_status kvf_endpoint_to_listen(const char *text, kvf_endpoint *out);
+
+/** Reads an endpoint to connect to: one host, which is not the address of all interfaces, and one port. */
+kvf_status kvf_endpoint_to_connect(const char *text, kvf_endpoint *out);
+
+#endif

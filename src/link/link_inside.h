@@ -1,0 +1,175 @@
+/*
+ * The inside of a link by ZeroMQ: what its files share.
+ *
+ *   link_zmq.c       opening, closing, sending, progress
+ *   link_endpoint.c  endpoints
+ *   link_socket.c    sockets with our options, keys
+ *   link_line.c      outgoing connections: dialling, and dialling again
+ *   link_guard.c     the allow-list
+ *   link_fds.c       file descriptors
+ */
+#ifndef KVF_LINK_INSIDE_H
+#define KVF_LINK_INSIDE_H
+
+#include "link/link.h"
+#include "link/link_endpoint.h"
+
+#include "base/tables.h"
+#include <zmq.h>
+
+#define KVF_KEY_BYTES 32u
+#define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
+#define KVF_LINK_NEVER UINT64_MAX
+
+/* How much one round of progress takes in from one socket. */
+#define KVF_LINK_BATCH 64u
+
+typedef enum kvf_line_state {
+    KVF_LINE_DIALLED, /* ZeroMQ has it: connected, or trying to */
+    KVF_LINE_BROKEN,  /* ended, but what came in over it before may still be unread */
+    KVF_LINE_RESTING  /* waits until `due_ns`, to be dialled again */
+} kvf_line_state;
+
+/**
+ * An outgoing connection. Its route lasts from the first kvf_link_connect() to the last
+ * kvf_link_disconnect(); under it ZeroMQ sees one connection after another, each with an endpoint text and a
+ * routing id that no other has.
+ *
+ * Why not leave reconnecting to ZeroMQ: it gives up for good after a failed handshake, and after the first
+ * break its events name the resolved address, which several lines may share.
+ */
+typedef struct kvf_line {
+    kvf_route route;
+    uint64_t attempt; /* which connection under this route; part of the routing id */
+    char *name;       /* "endpoint key": what was asked for */
+    kvf_endpoint endpoint;
+    char key[KVF_KEY_CHARACTERS + 1]; /* of the other end; "" without encryption */
+    uint32_t users;
+    kvf_line_state state;
+    char dialled[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has, while DIALLED or BROKEN */
+    kvf_status why;                   /* what the handshake failed for; KVF_OK: it did not */
+    const char *what;                 /* words for it */
+    uint64_t pause_ns, due_ns;
+    UT_hash_handle by_route, by_name, by_dialled;
+    struct kvf_line *next, *prev; /* in the list of its state, of broken or resting ones */
+} kvf_line;
+
+typedef struct kvf_zmq_link {
+    kvf_link base;
+    void *zmq;      /* the context */
+    void *listener; /* ROUTER; NULL when it listens nowhere */
+    void *caller;   /* ROUTER */
+    void *monitor;  /* PAIR: what happens to the caller's connections */
+    void *guard;    /* REP: who may connect; NULL when everyone may */
+    char endpoint[KVF_ENDPOINT_BYTES];
+    bool encrypted;
+    uint8_t (*allowed)[KVF_KEY_BYTES];
+    uint32_t allowed_count;
+    bool withdrawn; /* keys were: connections they have are still there */
+    void (*on_message)(void *context, kvf_route route, const void *data, size_t bytes);
+    void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
+    void *context;
+
+    kvf_route last_route;
+    kvf_line *lines_by_route, *lines_by_name, *lines_by_dialled;
+    kvf_line *broken, *resting;
+    uint32_t padding; /* see link_line.c */
+
+    int fds[KVF_LINK_FDS]; /* of the sockets */
+    uint32_t fd_count;
+    bool quiet;           /* nothing was pending, and nothing was done since */
+    uint64_t next_due_ns; /* when a resting line is dialled */
+    const kvf_clock *clock;
+} kvf_zmq_link;
+
+static inline kvf_zmq_link *kvf_zmq_link_of(kvf_link *base) {
+    return (kvf_zmq_link *)base;
+}
+
+/* ---- link_socket.c --------------------------------------------------------------------------- */
+
+/** Reads a Z85 key; `name` is for the message. */
+kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]);
+
+/** Checks the keys of the options: both or none, and that they belong together. */
+kvf_status kvf_link_check_keys(const kvf_link_options *options);
+
+/** KVF_E_IO (or KVF_E_NOMEM) with the words of ZeroMQ for errno. */
+kvf_status kvf_link_fail_zmq(const char *what);
+
+/** Makes a ROUTER with all that both directions need, and our keys. */
+kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
+                                void **out);
+
+/** Binds the listener and finds out the endpoint. */
+kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint);
+
+/** Whether a socket has something to take in. */
+bool kvf_link_readable(void *socket);
+
+/**
+ * Takes in one message without waiting: its first frames; further ones are dropped.
+ *
+ * @param frames  `capacity` of them, which the caller has initialised, may read, and closes
+ * @return how many frames the message had; 0 when there is none
+ */
+uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity);
+
+/** Sends one message of two frames without waiting. 0, or errno. */
+int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes);
+
+/* ---- link_line.c ----------------------------------------------------------------------------- */
+
+/** Makes the calling socket and its monitor. */
+kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options);
+
+/** See kvf_link_connect(). */
+kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const char *server_key,
+                             kvf_route *out);
+
+/** See kvf_link_disconnect(). */
+void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route);
+
+/** Frees all lines. The sockets are closed already. */
+void kvf_lines_free(kvf_zmq_link *link);
+
+/** Takes in what happened to connections, at most a batch. */
+void kvf_lines_take_events(kvf_zmq_link *link);
+
+/** Hangs up what broke, once everything that came in over it has been read, and tells. */
+void kvf_lines_hang_up(kvf_zmq_link *link);
+
+/** Dials the lines whose pause is over. */
+void kvf_lines_redial(kvf_zmq_link *link);
+
+kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
+
+/** The line that an incoming message of the calling socket came over; NULL: one of the past. */
+kvf_line *kvf_line_of_id(kvf_zmq_link *link, const void *id, size_t bytes);
+
+/** Sends over a line; drops what cannot be sent. KVF_OK or KVF_E_NOMEM. */
+kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, size_t bytes);
+
+/* ---- link_guard.c ---------------------------------------------------------------------------- */
+
+/** Makes the socket that ZeroMQ asks whom to let in. Must be there before the listener. */
+kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options);
+
+/** Answers those who ask, at most a batch. */
+void kvf_guard_answer(kvf_zmq_link *link);
+
+/** Whether the key that a message came under is still allowed. */
+bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message);
+
+/** See kvf_link_allow(). */
+kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed);
+
+/* ---- link_fds.c ------------------------------------------------------------------------------ */
+
+/** Remembers the sockets' file descriptors. */
+kvf_status kvf_link_note_fds(kvf_zmq_link *link);
+
+/** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */
+kvf_status kvf_link_check_descriptors(void);
+
+#endif

@@ -1,0 +1,236 @@
+/* ZeroMQ sockets as a link wants them, keys, and one message in or out. */
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "link/link_inside.h"
+
+/* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
+ * KVF_WIRE_MAX_BYTES. */
+#define RECEIVE_LIMIT 64
+
+#define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
+#define CONNECT_MS 10000
+#define RECONNECT_MS 20
+#define RECONNECT_MAX_MS 1000
+#define BACKLOG 4096
+
+/* A host that vanished is noticed after 30 + 3 * 10 s; a process that is only stopped stays connected. */
+#define KEEPALIVE_IDLE_S 30
+#define KEEPALIVE_INTERVAL_S 10
+#define KEEPALIVE_COUNT 3
+
+kvf_status kvf_link_fail_zmq(const char *what) {
+    int error = zmq_errno();
+    if (error == ENOMEM)
+        return kvf_nomem(what);
+    return kvf_fail(KVF_E_IO, "%s: %s", what, zmq_strerror(error));
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]) {
+    size_t length = strnlen(text, KVF_KEY_CHARACTERS + 1);
+    if (length != KVF_KEY_CHARACTERS)
+        return kvf_fail(KVF_E_INVALID, "%s has %s%zu characters; a Z85 key has %u", name,
+                        length > KVF_KEY_CHARACTERS ? "more than " : "",
+                        length > KVF_KEY_CHARACTERS ? (size_t)KVF_KEY_CHARACTERS : length,
+                        KVF_KEY_CHARACTERS);
+    if (!zmq_z85_decode(key, text))
+        return kvf_fail(KVF_E_INVALID, "%s is not Z85", name);
+    return KVF_OK;
+}
+
+kvf_status kvf_link_check_keys(const kvf_link_options *options) {
+    uint8_t bytes[KVF_KEY_BYTES];
+    char derived[KVF_KEY_CHARACTERS + 1];
+    if (!options->public_key != !options->secret_key)
+        return kvf_fail(KVF_E_INVALID, "%s without %s; give both or none",
+                        options->public_key ? "public_key" : "secret_key",
+                        options->public_key ? "secret_key" : "public_key");
+    if (options->allowed_key_count > 0 && !options->allowed_keys)
+        return kvf_fail(KVF_E_INVALID, "allowed_keys is NULL, allowed_key_count %u",
+                        options->allowed_key_count);
+    if (!options->public_key)
+        return options->allowed_key_count == 0
+                   ? KVF_OK
+                   : kvf_fail(KVF_E_INVALID, "allowed_keys need public_key and secret_key");
+    if (!zmq_has("curve"))
+        return kvf_fail(KVF_E_UNSUPPORTED, "the ZeroMQ of this machine is built without CURVE: no keys");
+    kvf_status status = kvf_link_read_key("public_key", options->public_key, bytes);
+    if (!status)
+        status = kvf_link_read_key("secret_key", options->secret_key, bytes);
+    if (status)
+        return status;
+    if (zmq_curve_public(derived, options->secret_key))
+        return kvf_link_fail_zmq("secret_key");
+    if (strcmp(derived, options->public_key) != 0)
+        return kvf_fail(KVF_E_INVALID, "public_key does not belong to secret_key");
+    return KVF_OK;
+}
+
+kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
+                              char secret_key[KVF_KEY_CHARACTERS + 1]) {
+    if (zmq_curve_keypair(public_key, secret_key) == 0)
+        return KVF_OK;
+    if (zmq_errno() == ENOTSUP)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the ZeroMQ of this machine is built without CURVE: no keys");
+    return kvf_link_fail_zmq("making keys");
+}
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
+                                void **out) {
+    const struct {
+        int option, value;
+    } numbers[] = {
+        {ZMQ_LINGER, 0},
+        {ZMQ_ROUTER_MANDATORY, 1}, /* says which routes are no more */
+        {ZMQ_RCVHWM, RECEIVE_LIMIT},
+        {ZMQ_SNDHWM, send_limit},
+        {ZMQ_BACKLOG, BACKLOG},
+        {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
+        {ZMQ_CONNECT_TIMEOUT, CONNECT_MS},
+        {ZMQ_RECONNECT_IVL, RECONNECT_MS},
+        {ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS},
+        {ZMQ_TCP_KEEPALIVE, 1},
+        {ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S},
+        {ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S},
+        {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
+    };
+    const int64_t longest = KVF_WIRE_MAX_BYTES;
+    void *router = zmq_socket(link->zmq, ZMQ_ROUTER);
+    if (!router)
+        return kvf_link_fail_zmq("zmq_socket");
+    bool good = zmq_setsockopt(router, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        good = good &&
+               zmq_setsockopt(router, numbers[i].option, &numbers[i].value, sizeof numbers[i].value) == 0;
+    if (good && options->public_key)
+        good =
+            zmq_setsockopt(router, ZMQ_CURVE_PUBLICKEY, options->public_key, KVF_KEY_CHARACTERS + 1) == 0 &&
+            zmq_setsockopt(router, ZMQ_CURVE_SECRETKEY, options->secret_key, KVF_KEY_CHARACTERS + 1) == 0;
+    if (!good) {
+        kvf_status status = kvf_link_fail_zmq("zmq_setsockopt");
+        (void)zmq_close(router);
+        return status;
+    }
+    *out = router;
+    return KVF_OK;
+}
+
+/* ZeroMQ removes whatever stands at the path before it binds: only a socket that nobody serves any more may
+ * go that way. */
+static kvf_status check_path(const char *path) {
+    struct stat found;
+    if (path[0] == '@' || lstat(path, &found) != 0)
+        return KVF_OK;
+    if (!S_ISSOCK(found.st_mode))
+        return kvf_fail(KVF_E_EXISTS, "ipc://%s is there, and no socket", path);
+    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (probe < 0)
+        return kvf_fail(KVF_E_IO, "socket: %s", zmq_strerror(errno));
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path, path, strlen(path) + 1); /* read_ipc() in link_endpoint.c saw that it fits */
+    bool is_served = connect(probe, (const struct sockaddr *)&address, sizeof address) == 0;
+    (void)close(probe);
+    return is_served ? kvf_fail(KVF_E_EXISTS, "ipc://%s is in use", path) : KVF_OK;
+}
+
+kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
+    int ipv6 = endpoint->ipv6;
+    size_t bytes = sizeof link->endpoint;
+    if (endpoint->port_at == 0) {
+        kvf_status status = check_path(endpoint->text + strlen("ipc://"));
+        if (status)
+            return status;
+    }
+    if (zmq_setsockopt(link->listener, ZMQ_IPV6, &ipv6, sizeof ipv6))
+        return kvf_link_fail_zmq("ZMQ_IPV6");
+    if (zmq_bind(link->listener, endpoint->text)) {
+        int error = zmq_errno();
+        kvf_status status = KVF_E_IO;
+        if (error == EADDRINUSE)
+            status = KVF_E_EXISTS;
+        else if (error == EACCES || error == EPERM)
+            status = KVF_E_PERMISSION;
+        else if (error == EINVAL || error == ENODEV || error == EADDRNOTAVAIL)
+            status = KVF_E_INVALID; /* no such address or interface here */
+        return kvf_fail(status, "cannot listen on %s: %s", endpoint->text, zmq_strerror(error));
+    }
+    if (zmq_getsockopt(link->listener, ZMQ_LAST_ENDPOINT, link->endpoint, &bytes))
+        return kvf_link_fail_zmq("ZMQ_LAST_ENDPOINT");
+    return KVF_OK;
+}
+
+bool kvf_link_readable(void *socket) {
+    int events = 0;
+    size_t bytes = sizeof events;
+    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static int receive_frame(void *socket, zmq_msg_t *frame) {
+    int result;
+    do
+        result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
+    while (result < 0 && zmq_errno() == EINTR);
+    return result;
+}
+
+uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity) {
+    uint32_t count = 0;
+    bool more = true;
+    zmq_msg_t surplus;
+    (void)zmq_msg_init(&surplus);
+    while (more) {
+        zmq_msg_t *frame = count < capacity ? &frames[count] : &surplus;
+        if (receive_frame(socket, frame) < 0)
+            break;
+        count++;
+        more = zmq_msg_more(frame) != 0;
+    }
+    (void)zmq_msg_close(&surplus);
+    return count;
+}
+
+static int send_frame(void *socket, const void *data, size_t bytes, int flags) {
+    zmq_msg_t frame;
+    int error = 0;
+    if (zmq_msg_init_size(&frame, bytes))
+        return ENOMEM;
+    if (bytes > 0)
+        memcpy(zmq_msg_data(&frame), data, bytes);
+    while (zmq_msg_send(&frame, socket, ZMQ_DONTWAIT | flags) < 0) {
+        error = zmq_errno();
+        if (error != EINTR)
+            break;
+        error = 0;
+    }
+    if (error)
+        (void)zmq_msg_close(&frame);
+    return error;
+}
+
+int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes) {
+    /* The second frame cannot be refused once the first one found its route; but it can want memory, so it
+     * is made first. */
+    zmq_msg_t payload;
+    if (zmq_msg_init_size(&payload, bytes))
+        return ENOMEM;
+    if (bytes > 0)
+        memcpy(zmq_msg_data(&payload), data, bytes);
+    int error = send_frame(socket, id, id_bytes, ZMQ_SNDMORE);
+    while (!error && zmq_msg_send(&payload, socket, ZMQ_DONTWAIT) < 0) {
+        error = zmq_errno();
+        if (error == EINTR)
+            error = 0;
+    }
+    if (error)
+        (void)zmq_msg_close(&payload);
+    return error;
+}

@@ -1,0 +1,234 @@
+/* A link by ZeroMQ: opening and closing it, sending, and taking in what came. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "link/link_inside.h"
+
+#define ANSWER_LIMIT 4096 /* messages that wait on one incoming connection */
+#define DEFAULT_LISTEN "tcp://127.0.0.1:*"
+
+/* The routing id that a ROUTER gives a connection: a zero byte and a number. */
+#define INCOMING_ID_BYTES 5u
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *options,
+                                const kvf_endpoint *endpoint) {
+    const int server = 1;
+    kvf_status status = kvf_link_make_router(link, options, ANSWER_LIMIT, &link->listener);
+    if (status)
+        return status;
+    if (link->encrypted && zmq_setsockopt(link->listener, ZMQ_CURVE_SERVER, &server, sizeof server))
+        return kvf_link_fail_zmq("ZMQ_CURVE_SERVER");
+    /* With a domain, whoever is not answered for by the guard stays out. */
+    if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
+        return kvf_link_fail_zmq("ZMQ_ZAP_DOMAIN");
+    return kvf_link_bind(link, endpoint);
+}
+
+static kvf_status open_sockets(kvf_zmq_link *link, const kvf_link_options *options,
+                               const kvf_endpoint *endpoint) {
+    link->zmq = zmq_ctx_new();
+    if (!link->zmq)
+        return kvf_link_fail_zmq("zmq_ctx_new");
+    kvf_status status = kvf_guard_open(link, options);
+    if (!status)
+        status = kvf_lines_open(link, options);
+    if (!status && endpoint->text[0])
+        status = open_listener(link, options, endpoint);
+    return status ? status : kvf_link_note_fds(link);
+}
+
+/* Where to listen, if anywhere, and whether that may be. */
+static kvf_status read_listen(const kvf_link_options *options, kvf_endpoint *out) {
+    const char *listen = options->listen ? options->listen : DEFAULT_LISTEN;
+    *out = (kvf_endpoint){0};
+    if (listen[0] == '\0')
+        return KVF_OK;
+    kvf_status status = kvf_endpoint_to_listen(listen, out);
+    if (status)
+        return kvf_fail_in(status, "listen: ");
+    if (!out->loopback && !options->public_key && !options->insecure)
+        return kvf_fail(
+            KVF_E_PERMISSION,
+            "listen is \"%s\", which other machines reach; allowed with public_key and secret_key, or "
+            "with insecure",
+            out->text);
+    return KVF_OK;
+}
+
+static void close_zmq(kvf_link *base);
+
+static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
+    kvf_endpoint endpoint;
+    kvf_status status = read_listen(options, &endpoint);
+    if (!status)
+        status = kvf_link_check_keys(options);
+    if (!status)
+        status = kvf_link_check_descriptors();
+    if (status)
+        return status;
+    kvf_zmq_link *link = kvf_alloc0(1, sizeof *link);
+    if (!link)
+        return kvf_nomem("link");
+    link->clock = options->clock;
+    link->encrypted = options->public_key != NULL;
+    link->on_message = options->on_message;
+    link->on_broken = options->on_broken;
+    link->context = options->context;
+    link->next_due_ns = KVF_LINK_NEVER;
+    status = open_sockets(link, options, &endpoint);
+    if (status) {
+        close_zmq(&link->base);
+        return status;
+    }
+    *out = &link->base;
+    return KVF_OK;
+}
+
+static void close_zmq(kvf_link *base) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
+    /* ZeroMQ leaves the socket of an ipc endpoint behind. Gone before it is closed, it is surely still ours.
+     */
+    if (strncmp(link->endpoint, "ipc://", 6) == 0 && link->endpoint[6] != '@')
+        (void)unlink(link->endpoint + 6);
+    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
+    for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
+        if (sockets[i])
+            (void)zmq_close(sockets[i]);
+    }
+    while (link->zmq && zmq_ctx_term(link->zmq) != 0 && zmq_errno() == EINTR) {
+    }
+    kvf_lines_free(link);
+    kvf_free(link->allowed);
+    kvf_free(link);
+}
+
+static const char *endpoint_of(const kvf_link *base) {
+    return ((const kvf_zmq_link *)base)->endpoint;
+}
+
+static kvf_status connect_line(kvf_link *base, const char *endpoint, const char *server_key, kvf_route *out) {
+    return kvf_lines_connect(kvf_zmq_link_of(base), endpoint, server_key, out);
+}
+
+static void disconnect_line(kvf_link *base, kvf_route route) {
+    kvf_lines_disconnect(kvf_zmq_link_of(base), route);
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static kvf_status send_incoming(kvf_zmq_link *link, kvf_route route, const void *data, size_t bytes) {
+    uint8_t id[INCOMING_ID_BYTES] = {0};
+    uint32_t number = (uint32_t)route;
+    if (!link->listener)
+        return KVF_OK;
+    memcpy(id + 1, &number, sizeof number);
+    int error = kvf_link_transmit(link->listener, id, sizeof id, data, bytes);
+    return error == ENOMEM ? kvf_nomem("message") : KVF_OK;
+}
+
+static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, size_t bytes) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
+    link->quiet = false;
+    if (route & KVF_ROUTE_INCOMING)
+        return send_incoming(link, route, data, bytes);
+    kvf_line *line = kvf_line_find(link, route);
+    if (!line)
+        return kvf_fail(KVF_E_NOT_FOUND, "no route %llu", (unsigned long long)route);
+    return kvf_line_send(link, line, data, bytes);
+}
+
+/* ---- taking in ------------------------------------------------------------------------------- */
+
+static kvf_route route_of(kvf_zmq_link *link, bool called, zmq_msg_t *id) {
+    const uint8_t *bytes = zmq_msg_data(id);
+    uint32_t number;
+    if (called) {
+        const kvf_line *line = kvf_line_of_id(link, bytes, zmq_msg_size(id));
+        return line ? line->route : 0;
+    }
+    /* A client may choose a routing id, but ours do not. */
+    if (zmq_msg_size(id) != INCOMING_ID_BYTES || bytes[0] != 0)
+        return 0;
+    memcpy(&number, bytes + 1, sizeof number);
+    return KVF_ROUTE_INCOMING | number;
+}
+
+/* At most a batch; whether everything was taken in. */
+static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
+    for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
+        zmq_msg_t frames[2]; /* routing id; message */
+        (void)zmq_msg_init(&frames[0]);
+        (void)zmq_msg_init(&frames[1]);
+        uint32_t count = kvf_link_receive(socket, frames, 2);
+        kvf_route route = count == 2 ? route_of(link, called, &frames[0]) : 0;
+        if (route && (called || kvf_guard_passes(link, &frames[1])))
+            link->on_message(link->context, route, zmq_msg_data(&frames[1]), zmq_msg_size(&frames[1]));
+        (void)zmq_msg_close(&frames[0]);
+        (void)zmq_msg_close(&frames[1]);
+        if (count == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_pending(kvf_link *base);
+
+static void progress_zmq(kvf_link *base, bool *more) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
+    link->quiet = false;
+    if (link->guard)
+        kvf_guard_answer(link);
+    /* Events first: what they say is acted upon after the messages that came before them. */
+    kvf_lines_take_events(link);
+    if (take_messages(link, link->caller, true))
+        kvf_lines_hang_up(link);
+    kvf_lines_redial(link);
+    if (link->listener)
+        (void)take_messages(link, link->listener, false);
+    *more = is_pending(base);
+}
+
+static bool is_pending(kvf_link *base) {
+    kvf_zmq_link *link = kvf_zmq_link_of(base);
+    if (link->broken || (link->next_due_ns != KVF_LINK_NEVER && link->next_due_ns <= kvf_now(link->clock)))
+        return true;
+    if (link->quiet)
+        return false;
+    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
+    for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
+        if (sockets[i] && kvf_link_readable(sockets[i]))
+            return true;
+    }
+    link->quiet = true;
+    return false;
+}
+
+static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {
+    const kvf_zmq_link *link = (const kvf_zmq_link *)base;
+    memcpy(fds, link->fds, link->fd_count * sizeof *fds);
+    return link->fd_count;
+}
+
+static uint64_t due_of(const kvf_link *base) {
+    return ((const kvf_zmq_link *)base)->next_due_ns;
+}
+
+static kvf_status allow_key(kvf_link *base, const char *public_key, bool allowed) {
+    return kvf_guard_allow(kvf_zmq_link_of(base), public_key, allowed);
+}
+
+const kvf_link_table kvf_link_zmq = {
+    .open = open_zmq,
+    .close = close_zmq,
+    .endpoint = endpoint_of,
+    .connect = connect_line,
+    .disconnect = disconnect_line,
+    .send = send_zmq,
+    .progress = progress_zmq,
+    .pending = is_pending,
+    .fds = fds_of,
+    .due = due_of,
+    .allow = allow_key,
+};

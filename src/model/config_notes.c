@@ -1,0 +1,228 @@
+/*
+ * Fields that may decide a size and are not read: a newer writer of configurations, or a family that has learnt
+ * something, would otherwise be read wrongly without a word.
+ *
+ * A field is judged by its name. What is read for the family, and what is known to decide no size, are told
+ * apart here; of the rest, a name with one of a few words in it is noted.
+ */
+#include <stdio.h>
+
+#include "model/config.h"
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* Where a row of names holds. */
+typedef enum condition {
+    ALWAYS,
+    LATENT,    /* attention with latents */
+    STATE,     /* a recurrent state */
+    WINDOWS,   /* windows in some layers, or in some models of the family */
+    CHUNKS,    /* the same of chunks */
+    NO_WINDOW, /* no layer of this model has one */
+} condition;
+
+typedef struct name_row {
+    condition when;
+    const char *names;
+} name_row;
+
+/* What the reader asks of every family. The family's own fields are in its row. */
+static const name_row read_names[] = {
+    {ALWAYS,
+     "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim attention_head_dim"},
+    {ALWAYS, "layer_types layers_block_type per_layer_config"},
+    {WINDOWS, "sliding_window"},
+    {CHUNKS, "attention_chunk_size"},
+    {LATENT, "kv_lora_rank qk_rope_head_dim index_head_dim indexer_types index_topk_freq index_topk_pattern"},
+    {STATE, "mamba_ssm_cache_dtype mamba_ssm_dtype"},
+};
+
+static const name_row harmless_names[] = {
+    {ALWAYS, "n_group topk_group num_expert_group ep_size moe_layer_freq num_nextn_predict_layers"},
+    {ALWAYS, "hidden_size_per_layer_input laurel_rank activation_sparsity_pattern rotary_dim clip_qkv"},
+    {ALWAYS, "chunk_size_feed_forward num_beam_groups no_repeat_ngram_size encoder_no_repeat_ngram_size"},
+    {ALWAYS, "output_hidden_states shared_intermediate_size interleave_moe_layer_step"},
+    {ALWAYS, "serialize_explicit_per_layer_config allow_global_per_layer_attribute_access"},
+    {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim index_n_heads use_grouped_topk"},
+    {STATE, "expand mamba_expand chunk_size mamba_chunk_size time_step_rank mamba_dt_rank mamba_hidden_act"},
+    {STATE, "use_mamba_kernels use_mambapy ssm_in_multiplier ssm_out_multiplier n_layer"},
+    {NO_WINDOW, "max_window_layers use_sliding_window sliding_window_pattern _sliding_window_pattern"},
+};
+
+/* What a name has in it that decides no size, whatever else is in it. */
+static const char *const harmless_words[] = {
+    "intermediate_size", "vocab_size", "norm",    "mlp",     "moe",         "expert", "bias",
+    "multiplier",        "mtp",        "lm_head", "dropout", "initializer",
+};
+
+static const char *const size_words[] = {
+    "head",      "dim",    "size",  "rank",  "window", "layer", "conv",  "state",   "kv",
+    "key_value", "expand", "chunk", "group", "mamba",  "ssm",   "width", "pattern", "interval",
+};
+
+/* Objects inside that are about something else. */
+static const char *const other_objects[] = {"vision", "audio", "rope", "quantization", "label", "generation"};
+
+static bool has_word(const char *name, const char *const *words, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (strstr(name, words[i]))
+            return true;
+    return false;
+}
+#define HAS_WORD(name, words) has_word(name, words, sizeof(words) / sizeof *(words))
+
+/* ---- what a field is ------------------------------------------------------------------------- */
+
+/* Whether the family's rules give some layer `what`. */
+static bool rules_give(const kvf_family *family, uint8_t what) {
+    for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
+        if ((rule->picked | rule->others) & what)
+            return true;
+    return false;
+}
+
+static bool holds(const kvf_config *config, condition when) {
+    const kvf_family *family = config->family;
+    switch (when) {
+    case ALWAYS:
+        return true;
+    case LATENT:
+        return family->attention == KVF_ATTENTION_LATENT;
+    case STATE:
+        return family->state != NULL;
+    case WINDOWS:
+        return kvf_config_has(config, KVF_KEEPS_WINDOW) || rules_give(family, KVF_KEEPS_WINDOW);
+    case CHUNKS:
+        return kvf_config_has(config, KVF_KEEPS_CHUNK) || rules_give(family, KVF_KEEPS_CHUNK);
+    case NO_WINDOW:
+        return !kvf_config_has(config, KVF_KEEPS_WINDOW);
+    }
+    return false;
+}
+
+static bool is_in_rows(const kvf_config *config, const char *name, const name_row *rows, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (holds(config, rows[i].when) && kvf_config_is_among(name, rows[i].names))
+            return true;
+    return false;
+}
+
+static bool is_one(const char *name, const char *names) {
+    return names && kvf_config_is_among(name, names);
+}
+
+static bool is_of_family(const kvf_family *family, const char *name) {
+    for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
+        if (is_one(name, rule->field) || is_one(name, rule->second))
+            return true;
+    if (is_one(name, family->window_switch) || is_one(name, family->full_head_dim) ||
+        is_one(name, family->full_kv_heads) || is_one(name, family->shared_layers))
+        return true;
+    const kvf_state_fields *state = family->state;
+    return state && (is_one(name, state->conv) || is_one(name, state->expand) || is_one(name, state->inner) ||
+                     is_one(name, state->heads) || is_one(name, state->head_dim) ||
+                     is_one(name, state->groups) || is_one(name, state->state_size));
+}
+
+kvf_field_use kvf_config_field_use(const kvf_config *config, const char *name) {
+    if (is_of_family(config->family, name) ||
+        is_in_rows(config, name, read_names, sizeof read_names / sizeof *read_names))
+        return KVF_FIELD_READ;
+    const char *dot = strrchr(name, '.');
+    const char *last = dot ? dot + 1 : name;
+    if (is_in_rows(config, last, harmless_names, sizeof harmless_names / sizeof *harmless_names) ||
+        HAS_WORD(last, harmless_words) || !HAS_WORD(last, size_words))
+        return KVF_FIELD_NO_SIZE;
+    return KVF_FIELD_UNREAD;
+}
+
+/* ---- notes ----------------------------------------------------------------------------------- */
+
+/* null, false, 0 and what is empty say that a model has no such thing. */
+static bool says_nothing(struct json_object *value) {
+    switch (json_object_get_type(value)) {
+    case json_type_null:
+        return true;
+    case json_type_boolean:
+    case json_type_int:
+    case json_type_double:
+        return json_object_get_double(value) == 0;
+    case json_type_string:
+        return json_object_get_string_len(value) == 0;
+    case json_type_array:
+        return json_object_array_length(value) == 0;
+    case json_type_object:
+        return json_object_object_length(value) == 0;
+    }
+    return false;
+}
+
+/* A name from outside may hold anything but a zero byte; a note is one line. */
+static void make_printable(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || (unsigned char)*text > '~')
+            *text = '?';
+}
+
+static bool is_noted(const kvf_notes *notes, const char *field) {
+    size_t length = strlen(field);
+    for (uint32_t i = 0; i < notes->count; i++)
+        if (strncmp(notes->text[i], field, length) == 0 && notes->text[i][length] == ' ')
+            return true;
+    return false;
+}
+
+void kvf_config_note_unread(kvf_config *config, const char *prefix, const char *name,
+                            struct json_object *value) {
+    kvf_notes *notes = &config->notes;
+    char field[128];
+    (void)snprintf(field, sizeof field, "%.60s%.60s", prefix, name);
+    make_printable(field);
+    if (says_nothing(value) || notes->count == KVF_MODEL_MAX_NOTES || is_noted(notes, field))
+        return;
+    const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
+    char *note = notes->text[notes->count++];
+    (void)snprintf(note, KVF_MODEL_NOTE_BYTES, "%s is %.24s: it may decide a size, and is not read for %.32s",
+                   field, text ? text : "?", config->fields.family);
+    make_printable(note);
+}
+
+/* Notes the fields of `object`, whose path from the configuration is `path`: "" or "a.". */
+static void note_object(kvf_config *config, struct json_object *object, const char *path, int depth) {
+    json_object_object_foreach(object, name, value) {
+        char inner[128];
+        int length = snprintf(inner, sizeof inner, "%s%s", path, name);
+        kvf_field_use use = kvf_config_field_use(config, inner);
+        if (use == KVF_FIELD_UNREAD)
+            kvf_config_note_unread(config, config->fields.prefix, inner, value);
+        else if (use == KVF_FIELD_NO_SIZE && json_object_is_type(value, json_type_object) && depth < 3 &&
+                 length < (int)sizeof inner - 1 && !HAS_WORD(name, other_objects)) {
+            inner[length] = '.';
+            inner[length + 1] = '\0';
+            note_object(config, value, inner, depth + 1);
+        }
+    }
+}
+
+/* A quantised checkpoint may ask for a quantised cache. */
+static void note_quantised_cache(kvf_config *config, const kvf_fields *fields) {
+    struct json_object *quantisation = NULL;
+    if (config->options.cache_dtype ||
+        !json_object_object_get_ex(fields->object, "quantization_config", &quantisation) ||
+        !json_object_is_type(quantisation, json_type_object))
+        return;
+    char prefix[sizeof fields->prefix + sizeof "quantization_config."];
+    (void)snprintf(prefix, sizeof prefix, "%squantization_config.", fields->prefix);
+    json_object_object_foreach(quantisation, name, value) {
+        if (strstr(name, "kv_cache"))
+            kvf_config_note_unread(config, prefix, name, value);
+    }
+}
+
+void kvf_config_note_unread_fields(kvf_config *config) {
+    note_object(config, config->fields.object, "", 0);
+    note_quantised_cache(config, &config->fields);
+    const kvf_fields root = {.object = config->root};
+    if (config->root != config->fields.object)
+        note_quantised_cache(config, &root);
+}

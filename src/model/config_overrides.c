@@ -1,0 +1,137 @@
+/*
+ * What a configuration says of single layers, over what holds for all: per_layer_config, which has an object
+ * for each layer that differs, such as {"05": {"head_dim": 512, "num_key_value_heads": 2}}.
+ *
+ * Layers may differ in KV heads and in head size. Any other field that decides a size is refused by name where
+ * it says something else than the whole configuration does.
+ */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model/config.h"
+
+static const char head_dim_field[] = "head_dim";
+static const char kv_heads_field[] = "num_key_value_heads";
+
+kvf_status kvf_config_check_kv_heads(const char *prefix, const char *field, const kvf_heads *heads) {
+    if (heads->query_heads % heads->kv_heads)
+        return kvf_fail(KVF_E_INVALID, "%s%s is %u, which does not divide num_attention_heads, %u", prefix,
+                        field, heads->kv_heads, heads->query_heads);
+    return KVF_OK;
+}
+
+static const char *written(struct json_object *value) {
+    const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
+    return text ? text : "?";
+}
+
+/* A number of one layer. null would mean that the layer has no such number, which cannot be. */
+static kvf_status read_number(const kvf_fields *layer, const char *field, uint32_t most, uint32_t *out) {
+    bool given;
+    kvf_status status = kvf_field_number(layer, field, 1, most, &given, out);
+    if (!status && !given && kvf_field_exists(layer, field))
+        status = kvf_field_missing(layer, field);
+    return status;
+}
+
+static kvf_status read_heads(const kvf_fields *layer, kvf_heads *heads) {
+    kvf_status status = read_number(layer, head_dim_field, KVF_CONFIG_MAX_WIDTH, &heads->head_dim);
+    if (!status)
+        status = read_number(layer, kv_heads_field, heads->query_heads, &heads->kv_heads);
+    return status ? status : kvf_config_check_kv_heads(layer->prefix, kv_heads_field, heads);
+}
+
+/* A part of the layer that is left out: then it keeps nothing, or something else. */
+static kvf_status check_skip(const kvf_fields *layer, struct json_object *value) {
+    if (json_object_is_type(value, json_type_array) && json_object_array_length(value) == 0)
+        return KVF_OK;
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "%sskip is %.40s; layers without some of their parts are not supported", layer->prefix,
+                    written(value));
+}
+
+/* A field of a layer that is neither KV heads nor head size. */
+static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const char *name,
+                              struct json_object *value) {
+    if (strcmp(name, "skip") == 0)
+        return check_skip(layer, value);
+    switch (kvf_config_field_use(config, name)) {
+    case KVF_FIELD_NO_SIZE:
+        break;
+    case KVF_FIELD_UNREAD: {
+        char prefix[sizeof config->fields.prefix + sizeof "per_layer_config.*."];
+        (void)snprintf(prefix, sizeof prefix, "%sper_layer_config.*.", config->fields.prefix);
+        kvf_config_note_unread(config, prefix, name, value);
+        break;
+    }
+    case KVF_FIELD_READ: {
+        struct json_object *whole = NULL;
+        (void)json_object_object_get_ex(config->fields.object, name, &whole);
+        if (!json_object_equal(whole, value))
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "%s%.64s is %.40s, but %s%.64s is %.40s; layers that differ in "
+                            "it are not supported",
+                            layer->prefix, name, written(value), config->fields.prefix, name, written(whole));
+        break;
+    }
+    }
+    return KVF_OK;
+}
+
+static kvf_status override_layer(kvf_config *config, const kvf_fields *layer, kvf_heads *heads) {
+    json_object_object_foreach(layer->object, name, value) {
+        if (heads && (strcmp(name, head_dim_field) == 0 || strcmp(name, kv_heads_field) == 0))
+            continue;
+        kvf_status status = check_other(config, layer, name, value);
+        if (status)
+            return status;
+    }
+    return heads ? read_heads(layer, heads) : KVF_OK;
+}
+
+/* The layer that a field's name stands for: its number, perhaps with zeros before it. */
+static kvf_status layer_of(const kvf_config *config, const kvf_fields *layers, const char *name,
+                           uint32_t *out) {
+    size_t digits = strspn(name, "0123456789");
+    unsigned long number = digits && digits <= 9 && !name[digits] ? strtoul(name, NULL, 10) : ULONG_MAX;
+    if (number >= config->layer_count)
+        return kvf_fail(KVF_E_RANGE, "%s%.20s is for no layer; allowed are names from \"0\" to \"%u\"",
+                        layers->prefix, name, config->layer_count - 1);
+    *out = (uint32_t)number;
+    return KVF_OK;
+}
+
+static kvf_status override_layers(kvf_config *config, const kvf_fields *layers, kvf_heads *heads,
+                                  bool *seen) {
+    json_object_object_foreach(layers->object, name, value) {
+        (void)value;
+        uint32_t i = 0;
+        kvf_fields layer;
+        kvf_status status = layer_of(config, layers, name, &i);
+        if (!status && seen[i])
+            status = kvf_fail(KVF_E_INVALID, "%s%.20s is for layer %u, which is given twice", layers->prefix,
+                              name, i);
+        if (!status)
+            status = kvf_field_object(layers, name, &layer);
+        if (!status && layer.object)
+            status = override_layer(config, &layer, heads ? &heads[i] : NULL);
+        if (status)
+            return status;
+        seen[i] = true;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads) {
+    kvf_fields layers;
+    kvf_status status = kvf_field_object(&config->fields, "per_layer_config", &layers);
+    if (status || !layers.object)
+        return status;
+    bool *seen = kvf_alloc0(config->layer_count, sizeof *seen);
+    if (!seen)
+        return kvf_nomem("the layers of a configuration");
+    status = override_layers(config, &layers, heads, seen);
+    kvf_free(seen);
+    return status;
+}

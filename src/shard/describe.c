@@ -1,0 +1,201 @@
+/*
+ * The shape of an engine in words. The order of axes is read off the strides: whoever laid the memory out, and
+ * whatever it was called there, the letters say how it lies.
+ */
+#include "shard/shard.h"
+
+/* ---- the order ------------------------------------------------------------------------------- */
+
+typedef struct axis {
+    char letter;
+    uint64_t stride;
+} axis;
+
+typedef struct axes {
+    axis nested[5]; /* in one region, outermost first */
+    uint32_t nested_count;
+    char apart[3]; /* with regions of their own */
+    uint32_t apart_count;
+} axes;
+
+static void nest(axes *to, char letter, uint64_t stride) {
+    uint32_t i = to->nested_count++;
+    for (; i > 0 && to->nested[i - 1].stride < stride; i--)
+        to->nested[i] = to->nested[i - 1];
+    to->nested[i] = (axis){letter, stride};
+}
+
+/* An axis whose first two steps are at a and b. */
+static void add_distance(axes *to, char letter, const kvf_placement *a, const kvf_placement *b) {
+    if (a->region != b->region)
+        to->apart[to->apart_count++] = letter;
+    else
+        nest(to, letter, b->offset > a->offset ? b->offset - a->offset : a->offset - b->offset);
+}
+
+/* Whether each layer lies where the first two say it should. */
+static bool layers_are_even(const kvf_shard *shard, uint32_t group, kvf_range layers, uint32_t parts) {
+    for (uint32_t layer = layers.begin + 1; layer < layers.end; layer++)
+        for (uint32_t p = 0; p < parts; p++) {
+            const kvf_placement *first = kvf_shard_placement(shard, group, layers.begin, p);
+            const kvf_placement *second = kvf_shard_placement(shard, group, layers.begin + 1, p);
+            const kvf_placement *here = kvf_shard_placement(shard, group, layer, p);
+            uint64_t n = layer - layers.begin;
+            if (here->region != (uint32_t)(first->region + n * (second->region - first->region)) ||
+                here->offset != first->offset + n * (second->offset - first->offset) ||
+                here->block_stride != first->block_stride || here->row_stride != first->row_stride ||
+                here->unit_stride != first->unit_stride)
+                return false;
+        }
+    return true;
+}
+
+static void say_order(kvf_text *text, const kvf_shard *shard, uint32_t g) {
+    const kvf_group_desc *group = kvf_model_group(shard->model, g);
+    const kvf_group_shard_desc *held = &shard->groups[g];
+    kvf_range layers = kvf_shard_group_layers(shard, g), units = held->parts[0].units;
+    if (!layers_are_even(shard, g, layers, group->part_count)) {
+        kvf_text_add(text, "irregular");
+        return;
+    }
+    const kvf_placement *first = kvf_shard_placement(shard, g, layers.begin, 0);
+    axes all = {0};
+    if (layers.end - layers.begin > 1)
+        add_distance(&all, 'L', first, kvf_shard_placement(shard, g, layers.begin + 1, 0));
+    if (group->part_count > 1)
+        add_distance(&all, 'P', first, kvf_shard_placement(shard, g, layers.begin, 1));
+    if (held->block_count * held->kernel_blocks_per_block > 1)
+        nest(&all, 'B', first->block_stride);
+    if (units.end - units.begin > 1)
+        nest(&all, 'H', first->unit_stride);
+    if (kvf_kernel_rows(held, &group->parts[0]) > 1)
+        nest(&all, 'N', first->row_stride);
+    for (uint32_t i = 0; i < all.apart_count; i++)
+        kvf_text_add(text, "%c", all.apart[i]);
+    if (all.apart_count)
+        kvf_text_add(text, "|");
+    for (uint32_t i = 0; i < all.nested_count; i++)
+        kvf_text_add(text, "%c", all.nested[i].letter);
+}
+
+/* ---- what the ranks hold --------------------------------------------------------------------- */
+
+/* The fewest and most of something that ranks hold. */
+typedef struct extent {
+    uint32_t fewest, most;
+} extent;
+
+static void widen(extent *e, uint32_t count) {
+    e->fewest = e->most == 0 || count < e->fewest ? count : e->fewest;
+    e->most = count > e->most ? count : e->most;
+}
+
+/* "2 a rank", where ranks hold less than all. */
+static void say_share(kvf_text *text, extent e, uint32_t all) {
+    if (e.fewest == all || e.most == 0)
+        return;
+    if (e.fewest == e.most)
+        kvf_text_add(text, " (%u a rank)", e.most);
+    else
+        kvf_text_add(text, " (%u to %u a rank)", e.fewest, e.most);
+}
+
+static uint32_t range_size(kvf_range range) {
+    return range.end - range.begin;
+}
+
+static bool same_cells(const kvf_part_desc *a, const kvf_part_desc *b) {
+    return a->dtype == b->dtype && a->units == b->units && a->cell_elements == b->cell_elements &&
+           a->rows_per_step == b->rows_per_step && a->tp_rule == b->tp_rule;
+}
+
+static void say_parts(kvf_text *text, const kvf_engine *engine, uint32_t g) {
+    const kvf_group_desc *group = kvf_model_group(engine->model, g);
+    for (uint32_t p = 0, next; p < group->part_count; p = next) {
+        const kvf_part_desc *part = &group->parts[p];
+        kvf_text_add(text, p ? ", " : "; ");
+        for (next = p; next < group->part_count && same_cells(part, &group->parts[next]); next++)
+            kvf_text_add(text, "%s ", group->parts[next].name);
+        if (part->units > 1) {
+            kvf_text_add(text, "%u ", part->units);
+            kvf_say_units(text, group, part, part->units);
+            kvf_text_add(text, " x ");
+        }
+        if (part->rows_per_step > 1)
+            kvf_text_add(text, "%u rows x ", part->rows_per_step);
+        kvf_text_add(text, "%u %s", part->cell_elements, kvf_dtype_name(part->dtype));
+        extent units = {0};
+        for (uint32_t r = 0; r < engine->shard_count; r++)
+            if (range_size(kvf_shard_group_layers(engine->shards[r], g)) > 0)
+                widen(&units, range_size(engine->shards[r]->groups[g].parts[p].units));
+        say_share(text, units, part->units);
+    }
+}
+
+static void say_blocks(kvf_text *text, const kvf_engine *engine, uint32_t g, const kvf_shard *holder) {
+    const kvf_engine_group *agreed = &engine->groups[g];
+    bool state = kvf_model_group(engine->model, g)->kind == KVF_GROUP_STATE;
+    kvf_text_add(text, "; %llu block%s of ", (unsigned long long)agreed->block_count,
+                 agreed->block_count == 1 ? "" : "s");
+    if (state)
+        kvf_text_add(text, "a state");
+    else
+        kvf_text_add(text, "%u token%s", agreed->tokens_per_block, agreed->tokens_per_block == 1 ? "" : "s");
+    if (agreed->kernel_blocks_per_block > 1)
+        kvf_text_add(text, " in %u kernel blocks", agreed->kernel_blocks_per_block);
+    if (agreed->share_count > 1)
+        kvf_text_add(text, ", tokens shared by %u ranks", agreed->share_count);
+    if (agreed->share_count > 1 && agreed->share_width > 1)
+        kvf_text_add(text, ", %u together", agreed->share_width);
+    kvf_text_add(text, "; order ");
+    say_order(text, holder, g);
+}
+
+static void say_group(kvf_text *text, const kvf_engine *engine, uint32_t g) {
+    const kvf_group_desc *group = kvf_model_group(engine->model, g);
+    const kvf_shard *holder = NULL;
+    extent layers = {0};
+    for (uint32_t r = 0; r < engine->shard_count; r++) {
+        uint32_t held = range_size(kvf_shard_group_layers(engine->shards[r], g));
+        if (held > 0 && !holder)
+            holder = engine->shards[r];
+        if (held > 0)
+            widen(&layers, held);
+    }
+    kvf_text_add(text, "%s: layers ", group->name);
+    kvf_say_layers(text, group, (kvf_range){0, group->layer_count});
+    say_share(text, layers, group->layer_count);
+    if (group->window_tokens)
+        kvf_text_add(text, ", window of %u tokens", group->window_tokens);
+    if (group->chunk_tokens)
+        kvf_text_add(text, ", chunks of %u tokens", group->chunk_tokens);
+    say_parts(text, engine, g);
+    if (holder)
+        say_blocks(text, engine, g, holder);
+    else
+        kvf_text_add(text, "; no rank holds it");
+    kvf_text_add(text, "\n");
+}
+
+void kvf_say_engine(kvf_text *text, const kvf_engine *engine, const char *indent) {
+    const kvf_shard_desc *first = &engine->shards[0]->desc;
+    kvf_text_add(text, "%s%s: %u rank%s", indent, engine->name, engine->shard_count,
+                 engine->shard_count == 1 ? "" : "s");
+    if (first->tp_size > 1)
+        kvf_text_add(text, ", tp %u", first->tp_size);
+    if (first->pp_size > 1)
+        kvf_text_add(text, ", pp %u", first->pp_size);
+    kvf_text_add(text, "\n");
+    for (uint32_t g = 0; g < kvf_model_group_count(engine->model); g++) {
+        kvf_text_add(text, "%s  ", indent);
+        say_group(text, engine, g);
+    }
+}
+
+kvf_status kvf_engine_describe(const kvf_engine *engine, char *text, size_t text_bytes, size_t *length) {
+    if (!engine || (!text && text_bytes))
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !engine ? "engine" : "text");
+    kvf_text words = {0};
+    kvf_say_engine(&words, engine, "");
+    return kvf_text_give(&words, text, text_bytes, length);
+}

@@ -1,0 +1,621 @@
+/*
+ * The fabric for peers in this process: plain copies.
+ *
+ * Endpoints find each other in a registry of the process. Each may be driven by a thread of its own, so what
+ * others see of an endpoint is under the registry's mutex, and an endpoint that closes waits for the copies
+ * that others are making from and to its memory: those are one slice each.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "kernel/kernel.h"
+#include "transport/slices.h"
+
+#define TOKEN_BYTES 16
+#define CARD_BYTES (TOKEN_BYTES + sizeof(uint64_t))
+#define INBOX_BYTES (1u << 20) /* of notifications that wait for their receiver */
+
+#define HAS_CLOSED "it has closed its endpoint"
+#define OLD_CARD "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed"
+
+typedef struct inproc_link inproc_link;
+
+/* What stands before each notification in an inbox. */
+typedef struct notice_head {
+    uint32_t sender_bytes; /* with the NUL */
+    uint32_t bytes;
+} notice_head;
+
+/* An endpoint that was shut out. Its links from before stay shut when it may connect again. */
+typedef struct inproc_fence {
+    uint64_t id;
+    uint64_t number; /* fences so far, with this one */
+    bool admitted;
+} inproc_fence;
+
+typedef struct inproc_endpoint {
+    kvf_transport *transport;
+    inproc_link *links;   /* ours */
+    kvf_buffer delivered; /* an inbox being read */
+
+    /* Under the registry's mutex. */
+    uint64_t id;
+    uint64_t *
+        region_bytes; /* by region, 0: none; what peers go by, as the transport's own tables are its thread's */
+    unsigned char **bases;
+    uint32_t region_count;
+    uint64_t oldest;     /* generation of memory that a link may be of */
+    bool changing;       /* its tables are: nobody may enter */
+    uint32_t references; /* by its transport and by links */
+    uint32_t copying;    /* slices that are being copied from or to its memory, by others */
+    const struct inproc_endpoint *copying_with; /* whose memory it is copying from or to itself */
+    uint32_t fencing;                           /* threads that wait for somebody to leave it */
+    inproc_fence *fences;
+    uint32_t fence_count;
+    uint64_t fence_number;
+    bool closed;
+    bool signalled; /* wake_fd is readable */
+    int wake_fd;
+    kvf_buffer inbox;  /* each: two lengths, the sender's name with its NUL, the bytes */
+    size_t inbox_room; /* that the front needs for it */
+    struct inproc_endpoint *previous, *following;
+} inproc_endpoint;
+
+struct inproc_link {
+    inproc_endpoint *self;
+    inproc_endpoint *remote;
+    kvf_peer *peer;
+    kvf_slices slices;
+    bool lost;
+    char why[KVF_REASON_BYTES]; /* it was */
+    uint64_t generation;        /* of the remote side's memory */
+    uint64_t made;              /* fences of the remote side when it was */
+    struct inproc_link *previous, *following;
+};
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t copied; /* somebody has left an endpoint that is waited for */
+    inproc_endpoint *endpoints;
+    uint64_t last_id;
+    pid_t pid; /* whose token it is: a forked child is another process */
+    unsigned char token[TOKEN_BYTES];
+} registry = {.mutex = PTHREAD_MUTEX_INITIALIZER, .copied = PTHREAD_COND_INITIALIZER};
+
+static void lock(void) {
+    (void)pthread_mutex_lock(&registry.mutex);
+}
+
+static void unlock(void) {
+    (void)pthread_mutex_unlock(&registry.mutex);
+}
+
+/* All of these need the mutex. */
+
+static kvf_status make_token(void) {
+    pid_t pid = getpid();
+    if (registry.pid == pid)
+        return KVF_OK;
+    if (getrandom(registry.token, TOKEN_BYTES, 0) != TOKEN_BYTES)
+        return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+    registry.pid = pid;
+    return KVF_OK;
+}
+
+static void signal_endpoint(inproc_endpoint *endpoint, bool on) {
+    uint64_t count = 1;
+    if (endpoint->signalled == on || endpoint->wake_fd < 0)
+        return;
+    ssize_t done =
+        on ? write(endpoint->wake_fd, &count, sizeof count) : read(endpoint->wake_fd, &count, sizeof count);
+    if (done == (ssize_t)sizeof count)
+        endpoint->signalled = on;
+}
+
+static void signal_all(void) {
+    for (inproc_endpoint *other = registry.endpoints; other; other = other->following)
+        signal_endpoint(other, true);
+}
+
+static void release(inproc_endpoint *endpoint) {
+    if (--endpoint->references > 0)
+        return;
+    kvf_buffer_free(&endpoint->inbox);
+    kvf_buffer_free(&endpoint->delivered);
+    kvf_free(endpoint->fences);
+    kvf_free(endpoint->region_bytes);
+    kvf_free(endpoint->bases);
+    kvf_free(endpoint);
+}
+
+/* ---- the endpoint ---------------------------------------------------------------------------- */
+
+static kvf_status inproc_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    (void)options;
+    inproc_endpoint *opened = kvf_alloc0(1, sizeof *opened);
+    if (!opened)
+        return kvf_nomem("an endpoint");
+    opened->transport = transport;
+    opened->references = 1;
+    opened->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (opened->wake_fd < 0) {
+        kvf_free(opened);
+        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+    }
+    lock();
+    opened->id = ++registry.last_id;
+    opened->following = registry.endpoints;
+    if (registry.endpoints)
+        registry.endpoints->previous = opened;
+    registry.endpoints = opened;
+    unlock();
+    *out = opened;
+    return KVF_OK;
+}
+
+/* Needs the mutex. Afterwards nobody is in the memory of an endpoint, or enters, until end_change(). */
+static void begin_change(inproc_endpoint *self) {
+    self->changing = true;
+    while (self->copying > 0)
+        (void)pthread_cond_wait(&registry.copied, &registry.mutex);
+}
+
+static void end_change(inproc_endpoint *self) {
+    self->changing = false;
+    (void)pthread_cond_broadcast(&registry.copied);
+}
+
+/* Needs the mutex, and that nobody is in the memory. */
+static kvf_status make_room(inproc_endpoint *self, uint32_t region) {
+    uint64_t *bytes = kvf_resize(self->region_bytes, (size_t)region + 1, sizeof *bytes);
+    if (bytes)
+        self->region_bytes = bytes;
+    unsigned char **bases = kvf_resize(self->bases, (size_t)region + 1, sizeof *bases);
+    if (bases)
+        self->bases = bases;
+    if (!bytes || !bases)
+        return kvf_nomem("a region");
+    for (; self->region_count <= region; self->region_count++) {
+        bytes[self->region_count] = 0;
+        bases[self->region_count] = NULL;
+    }
+    return KVF_OK;
+}
+
+static kvf_status inproc_register(void *at, uint32_t region, const kvf_memory *memory) {
+    inproc_endpoint *self = at;
+    lock();
+    begin_change(self);
+    kvf_status status = region < self->region_count ? KVF_OK : make_room(self, region);
+    if (!status) {
+        self->region_bytes[region] = memory->bytes;
+        self->bases[region] = memory->address;
+    }
+    end_change(self);
+    unlock();
+    return status;
+}
+
+static kvf_status inproc_unregister(void *at, uint32_t region) {
+    inproc_endpoint *self = at;
+    lock();
+    begin_change(self);
+    self->oldest = kvf_transport_oldest(self->transport);
+    self->region_bytes[region] = 0;
+    self->bases[region] = NULL;
+    end_change(self);
+    signal_all();
+    unlock();
+    return KVF_OK;
+}
+
+static kvf_status inproc_card(void *self, kvf_buffer *out) {
+    const inproc_endpoint *exported = self;
+    lock();
+    kvf_status status = make_token();
+    if (!status)
+        status = kvf_buffer_add(out, registry.token, TOKEN_BYTES);
+    if (!status)
+        status = kvf_buffer_add(out, &exported->id, sizeof exported->id);
+    unlock();
+    return status;
+}
+
+static int inproc_event_fd(void *self) {
+    return ((inproc_endpoint *)self)->wake_fd;
+}
+
+static void inproc_close(void *self) {
+    inproc_endpoint *closed = self;
+    lock();
+    closed->closed = true;
+    while (closed->copying > 0)
+        (void)pthread_cond_wait(&registry.copied, &registry.mutex);
+    if (closed->previous)
+        closed->previous->following = closed->following;
+    else
+        registry.endpoints = closed->following;
+    if (closed->following)
+        closed->following->previous = closed->previous;
+    /* Those who are connected to it find out in their next progress(). */
+    signal_all();
+    (void)close(closed->wake_fd);
+    closed->wake_fd = -1;
+    release(closed);
+    unlock();
+}
+
+/* ---- links ----------------------------------------------------------------------------------- */
+
+static inproc_endpoint *find_endpoint(uint64_t id) {
+    inproc_endpoint *found = registry.endpoints;
+    while (found && found->id != id)
+        found = found->following;
+    return found;
+}
+
+static inproc_fence *find_fence(const inproc_endpoint *at, uint64_t id) {
+    for (uint32_t i = 0; i < at->fence_count; i++)
+        if (at->fences[i].id == id)
+            return &at->fences[i];
+    return NULL;
+}
+
+/* Whether a link was shut by the endpoint at its other end. */
+static bool is_shut(const inproc_link *link) {
+    const inproc_fence *fence = find_fence(link->remote, link->self->id);
+    return fence && link->made < fence->number;
+}
+
+/* The card is of our process and undamaged, yet its sizes come from outside. */
+static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer *peer) {
+    uint32_t have = remote->region_count, claimed;
+    const uint64_t *bytes = kvf_peer_region_bytes(peer, &claimed);
+    if (claimed > have)
+        return kvf_fail(KVF_E_PARSE, "the card names %u regions, the endpoint has %u", claimed, have);
+    /* A card of before regions were added leaves those out, or has them with 0 bytes. */
+    for (uint32_t i = 0; i < claimed; i++)
+        if (bytes[i] > 0 && remote->region_bytes[i] != bytes[i])
+            return kvf_fail(KVF_E_PARSE, "region %u has %llu bytes in the card and %llu at its endpoint", i,
+                            (unsigned long long)bytes[i], (unsigned long long)remote->region_bytes[i]);
+    return KVF_OK;
+}
+
+/* Needs the mutex. */
+static kvf_status find_remote(const inproc_endpoint *self, const unsigned char *card, const kvf_peer *peer,
+                              inproc_endpoint **out) {
+    uint64_t id;
+    memcpy(&id, card + TOKEN_BYTES, sizeof id);
+    kvf_status status = make_token();
+    if (status)
+        return status;
+    if (memcmp(card, registry.token, TOKEN_BYTES) != 0)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another process");
+    inproc_endpoint *remote = find_endpoint(id);
+    if (!remote || remote->closed)
+        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is closed");
+    const inproc_fence *fence = find_fence(remote, self->id);
+    if (fence && !fence->admitted)
+        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card has shut this one out");
+    if (kvf_peer_generation(peer) < remote->oldest)
+        return kvf_fail(KVF_E_NOT_REGISTERED, OLD_CARD, (unsigned long long)kvf_peer_generation(peer),
+                        (unsigned long long)remote->oldest);
+    *out = remote;
+    return compare_regions(remote, peer);
+}
+
+static kvf_status inproc_connect(void *self, const void *card, size_t bytes, kvf_peer *peer, void **out) {
+    if (bytes != CARD_BYTES)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
+    inproc_link *made = kvf_alloc0(1, sizeof *made);
+    if (!made)
+        return kvf_nomem("a peer");
+    made->self = self;
+    made->peer = peer;
+    made->generation = kvf_peer_generation(peer);
+    lock();
+    kvf_status status = find_remote(made->self, card, peer, &made->remote);
+    if (!status) {
+        made->remote->references++;
+        made->made = made->remote->fence_number;
+    }
+    unlock();
+    if (status) {
+        kvf_free(made);
+        return status;
+    }
+    made->following = made->self->links;
+    if (made->following)
+        made->following->previous = made;
+    made->self->links = made;
+    *out = made;
+    return KVF_OK;
+}
+
+static void inproc_disconnect(void *at) {
+    inproc_link *gone = at;
+    if (gone->previous)
+        gone->previous->following = gone->following;
+    else
+        gone->self->links = gone->following;
+    if (gone->following)
+        gone->following->previous = gone->previous;
+    lock();
+    release(gone->remote);
+    unlock();
+    kvf_free(gone);
+}
+
+static kvf_status inproc_submit(void *at, kvf_batch *batch) {
+    inproc_link *to = at;
+    kvf_slices_add(&to->slices, batch);
+    lock();
+    signal_endpoint(to->self, true);
+    unlock();
+    return KVF_OK;
+}
+
+static void inproc_cancel(void *at, kvf_batch *batch) {
+    (void)batch;
+    inproc_link *to = at;
+    kvf_slices_cancel(&to->slices);
+    lock();
+    signal_endpoint(to->self, true);
+    unlock();
+}
+
+static kvf_status add_notice(inproc_endpoint *to, const char *sender, const void *data, uint32_t bytes) {
+    notice_head head = {(uint32_t)strlen(sender) + 1, bytes};
+    size_t length = sizeof head + head.sender_bytes + bytes;
+    if (to->inbox.length + length > INBOX_BYTES)
+        return kvf_fail(KVF_E_AGAIN, "it has %zu bytes of notifications to read first", to->inbox.length);
+    kvf_status status = kvf_buffer_room(&to->inbox, length);
+    if (status)
+        return status;
+    (void)kvf_buffer_add(&to->inbox, &head, sizeof head);
+    (void)kvf_buffer_add(&to->inbox, sender, head.sender_bytes);
+    (void)kvf_buffer_add(&to->inbox, data, bytes);
+    to->inbox_room += kvf_notice_room(sender, bytes);
+    return KVF_OK;
+}
+
+static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
+    const inproc_link *to = at;
+    inproc_endpoint *remote = to->remote;
+    const char *sender = kvf_transport_name(to->self->transport);
+    lock();
+    kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "%s", HAS_CLOSED)
+                                       : add_notice(remote, sender, data, (uint32_t)bytes);
+    if (!status)
+        signal_endpoint(remote, true);
+    unlock();
+    return status;
+}
+
+/* ---- progress -------------------------------------------------------------------------------- */
+
+/* Needs the mutex. Whether nothing can be copied any more, and why. */
+static bool find_loss(inproc_link *to) {
+    if (to->lost)
+        return true;
+    to->lost = true;
+    if (to->remote->closed)
+        (void)snprintf(to->why, sizeof to->why, "%s", HAS_CLOSED);
+    else if (is_shut(to))
+        (void)snprintf(to->why, sizeof to->why, "it has shut this endpoint out");
+    else if (to->generation < to->remote->oldest)
+        (void)snprintf(to->why, sizeof to->why, OLD_CARD, (unsigned long long)to->generation,
+                       (unsigned long long)to->remote->oldest);
+    else
+        to->lost = false;
+    return to->lost;
+}
+
+/* Keeps the remote memory in place while a slice is copied; false when that cannot be any more. */
+static bool enter(inproc_link *to) {
+    lock();
+    while (to->remote->changing)
+        (void)pthread_cond_wait(&registry.copied, &registry.mutex);
+    bool there = !find_loss(to);
+    to->remote->copying += there;
+    to->self->copying_with = there ? to->remote : NULL;
+    unlock();
+    return there;
+}
+
+static void leave(const inproc_link *to) {
+    inproc_endpoint *remote = to->remote;
+    lock();
+    to->self->copying_with = NULL;
+    if ((--remote->copying == 0 && (remote->closed || remote->changing)) || remote->fencing > 0)
+        (void)pthread_cond_broadcast(&registry.copied);
+    unlock();
+}
+
+static void copy_slice(const inproc_link *to, kvf_direction direction, const kvf_slice *slice) {
+    unsigned char *const *local = kvf_transport_bases(to->self->transport);
+    unsigned char *const *remote = to->remote->bases; /* in place until leave() */
+    bool read = direction == KVF_READ;
+    kvf_copy_bases bases = {read ? local : remote, read ? remote : local};
+    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases,
+                         slice->count ? slice->runs : &slice->part, slice->count ? slice->count : 1,
+                         slice->bytes);
+}
+
+/* Copies up to `budget` bytes and returns how many; a look at a run costs something too. */
+static uint64_t move(inproc_link *to, uint64_t budget) {
+    uint64_t moved = 0;
+    kvf_slices_reap(&to->slices);
+    while (to->slices.current && moved < budget) {
+        kvf_slice slice;
+        kvf_slices_peek(&to->slices, budget - moved, KVF_SLICE_RUNS, &slice);
+        if (slice.count == 0 && to->slices.offset == 0 && moved > 0)
+            break; /* a long run: rather whole, next time */
+        if (!enter(to))
+            return moved;
+        kvf_batch *batch = to->slices.current;
+        copy_slice(to, batch->direction, &slice);
+        leave(to);
+        moved += slice.bytes + slice.count;
+        if (kvf_slices_advance(&to->slices, &slice))
+            kvf_batch_end(batch);
+    }
+    return moved;
+}
+
+/* What there is no memory for waits until there is. */
+static void read_inbox(inproc_endpoint *self) {
+    lock();
+    bool room = kvf_deliver_room(self->transport, self->inbox_room) == KVF_OK;
+    kvf_buffer full = room ? self->inbox : (kvf_buffer){0};
+    if (room) {
+        self->inbox = self->delivered;
+        self->inbox_room = 0;
+        self->delivered = full;
+    }
+    unlock();
+    for (size_t at = 0; at < full.length;) {
+        notice_head head;
+        memcpy(&head, full.data + at, sizeof head);
+        at += sizeof head;
+        const char *sender = (const char *)full.data + at;
+        at += head.sender_bytes;
+        (void)kvf_deliver(self->transport, sender, full.data + at, head.bytes);
+        at += head.bytes;
+    }
+    self->delivered.length = 0;
+}
+
+static void find_lost(inproc_endpoint *self) {
+    lock();
+    for (inproc_link *at = self->links; at; at = at->following)
+        (void)find_loss(at);
+    unlock();
+}
+
+/* The remote end may have gone with copies left to make: those end as lost, the others had ended before. */
+static void report_lost(inproc_endpoint *self) {
+    for (inproc_link *at = self->links; at; at = at->following)
+        if (at->lost && at->peer) {
+            kvf_peer *peer = at->peer;
+            at->slices = (kvf_slices){0};
+            at->peer = NULL;
+            kvf_peer_lost(peer, at->why);
+        }
+}
+
+static kvf_status inproc_progress(void *at, bool *busy) {
+    inproc_endpoint *self = at;
+    find_lost(self);
+    read_inbox(self);
+    uint32_t moving = 0;
+    for (const inproc_link *to = self->links; to; to = to->following)
+        moving += to->slices.current && !to->lost;
+    *busy = false;
+    for (inproc_link *to = self->links; to && moving > 0; to = to->following) {
+        if (!to->slices.current || to->lost)
+            continue;
+        (void)move(to, KVF_SLICE_BYTES / moving + 1);
+        *busy = *busy || (to->slices.current && !to->lost);
+    }
+    report_lost(self);
+    lock();
+    signal_endpoint(self, *busy || self->inbox.length > 0);
+    unlock();
+    return KVF_OK;
+}
+
+/* ---- fences ---------------------------------------------------------------------------------- */
+
+/* Needs the mutex. */
+static kvf_status add_fence(inproc_endpoint *self, uint64_t id) {
+    inproc_fence *fence = find_fence(self, id);
+    if (!fence) {
+        inproc_fence *grown = kvf_resize(self->fences, (size_t)self->fence_count + 1, sizeof *grown);
+        if (!grown)
+            return kvf_nomem("a fence");
+        self->fences = grown;
+        fence = &grown[self->fence_count++];
+    }
+    *fence = (inproc_fence){id, ++self->fence_number, false};
+    return KVF_OK;
+}
+
+/* Whether the card is of this process; needs the mutex. */
+static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
+    if (bytes != CARD_BYTES)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
+    kvf_status status = make_token();
+    if (!status && memcmp(card, registry.token, TOKEN_BYTES) != 0)
+        return KVF_E_NOT_FOUND; /* of another process, which never comes this way */
+    memcpy(id, (const unsigned char *)card + TOKEN_BYTES, sizeof *id);
+    return status;
+}
+
+/* Threads of this process are not stopped one by one: a copy that is under way is waited for. */
+static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
+    inproc_endpoint *self = at;
+    uint64_t id = 0;
+    lock();
+    kvf_status status = read_card(card, bytes, &id);
+    if (!status)
+        status = add_fence(self, id);
+    if (!status) {
+        self->fencing++;
+        for (inproc_endpoint *other; (other = find_endpoint(id)) && other->copying_with == self;)
+            (void)pthread_cond_wait(&registry.copied, &registry.mutex);
+        self->fencing--;
+        inproc_endpoint *other = find_endpoint(id);
+        if (other)
+            signal_endpoint(other, true); /* to find out */
+    }
+    unlock();
+    return status;
+}
+
+static kvf_status inproc_admit(void *at, const void *card, size_t bytes) {
+    uint64_t id = 0;
+    lock();
+    kvf_status status = read_card(card, bytes, &id);
+    inproc_fence *fence = status ? NULL : find_fence(at, id);
+    if (fence)
+        fence->admitted = true;
+    unlock();
+    return status == KVF_E_NOT_FOUND ? KVF_OK : status;
+}
+
+extern const kvf_fabric kvf_fabric_inproc;
+
+const kvf_fabric kvf_fabric_inproc = {
+    .kind =
+        {
+            .name = "inproc",
+            .reach = KVF_REACH_PROCESS,
+            .memory_kinds = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .one_sided = true,
+            .lists = true,
+            .fences = true,
+            .in_flight = 1,
+            /* A copied run costs a call and the misses of two scattered places. */
+            .cost = {.ns_per_run = 60, .ns_per_byte = 0.125, .ns_per_source = 1e3},
+        },
+    .open = inproc_open,
+    .register_region = inproc_register,
+    .unregister_region = inproc_unregister,
+    .card = inproc_card,
+    .connect = inproc_connect,
+    .submit = inproc_submit,
+    .cancel = inproc_cancel,
+    .notify = inproc_notify,
+    .disconnect = inproc_disconnect,
+    .fence = inproc_fence_out,
+    .admit = inproc_admit,
+    .progress = inproc_progress,
+    .event_fd = inproc_event_fd,
+    .close = inproc_close,
+};

@@ -1,0 +1,78 @@
+/*
+ * The gate between a writer and the memory it has mapped: a page that the owner shares with each writer.
+ *
+ * A writer says that it is inside before it looks whether the gate is shut, and the owner shuts it before it
+ * looks whether the writer is inside. Both are in one order that all processors agree on, so at least one of
+ * them sees the other: a writer that is not seen inside will see the gate shut, whenever it goes on.
+ *
+ *     writer                            owner
+ *     inside = 1                        shut = 1
+ *     shut? then inside = 0, no more    inside? then it may still write; wait
+ *     writes a slice                    otherwise it never writes again
+ *     inside = 0
+ */
+#ifndef KVF_TRANSPORT_SHM_GATE_H
+#define KVF_TRANSPORT_SHM_GATE_H
+
+#include <stdatomic.h>
+
+#include "transport/shm/shm_wire.h"
+
+typedef struct shm_gate {
+    _Atomic uint32_t shut;   /**< by the owner */
+    _Atomic uint32_t inside; /**< by the writer */
+} shm_gate;
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "what two processes share has no lock in it");
+
+/** Whether the writer may write a slice now; shm_gate_leave() follows then. NULL is always open. */
+static inline bool shm_gate_enter(shm_gate *gate) {
+    if (!gate)
+        return true;
+    atomic_store(&gate->inside, 1);
+    if (!atomic_load(&gate->shut))
+        return true;
+    atomic_store(&gate->inside, 0);
+    return false;
+}
+
+static inline void shm_gate_leave(shm_gate *gate) {
+    if (gate)
+        atomic_store(&gate->inside, 0);
+}
+
+/** Shuts it, for ever; whether the writer is inside. NULL: nobody ever was. */
+static inline bool shm_gate_shut(shm_gate *gate) {
+    if (!gate)
+        return false;
+    atomic_store(&gate->shut, 1);
+    return atomic_load(&gate->inside) != 0;
+}
+
+/** Makes one, and the descriptor that lets a writer map it. */
+kvf_status shm_gate_make(shm_gate **out, int *fd);
+
+/** Maps one that an owner sent. */
+kvf_status shm_gate_map(int fd, shm_gate **out);
+
+/** NULL is accepted. */
+void shm_gate_unmap(shm_gate *gate);
+
+#define SHM_GUESTS_KEPT 1024u
+
+/** Who was here, and who must not come. */
+typedef struct shm_guests {
+    unsigned char (*fenced)[SHM_ID_BYTES];
+    uint32_t fenced_count;
+    unsigned char last[SHM_GUESTS_KEPT][SHM_ID_BYTES]; /**< a ring of those that showed the key */
+    uint64_t seen;
+} shm_guests;
+
+bool shm_guests_fenced(const shm_guests *guests, const unsigned char *name);
+bool shm_guests_seen(const shm_guests *guests, const unsigned char *name);
+void shm_guests_see(shm_guests *guests, const unsigned char *name);
+kvf_status shm_guests_fence(shm_guests *guests, const unsigned char *name);
+void shm_guests_admit(shm_guests *guests, const unsigned char *name);
+void shm_guests_free(shm_guests *guests);
+
+#endif

@@ -1,0 +1,464 @@
+/*
+ * The consumer's side: a connection to the owner of memory.
+ *
+ * A batch is reported as moved only after the owner was found alive behind its last copy: a mapping outlives
+ * its owner, and then holds what nobody stands for.
+ */
+#include "transport/shm/shm.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "kernel/kernel.h"
+#include "transport/shm/shm_process.h"
+
+#define ARENAS_MAX 4096u
+
+/* ---- an owner that is gone --------------------------------------------------------------------- */
+
+/* A hung-up socket, or a process that has ended: a forked child may keep the socket open. */
+const char *shm_link_gone(const shm_link *link) {
+    struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
+    if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
+        return NULL;
+    if (looked_at[1].revents)
+        return "its process has ended";
+    return looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? "it has closed the connection" : NULL;
+}
+
+void shm_link_lose(shm_link *link, const char *why) {
+    if (link->lost)
+        return;
+    link->lost = true;
+    (void)snprintf(link->why, sizeof link->why, "%s", why);
+}
+
+static void take_refusal(shm_link *link, const shm_packet *packet) {
+    uint32_t refusal = packet->as.header.count;
+    if (refusal == SHM_REFUSED_GENERATION && packet->bytes == sizeof packet->as.refused) {
+        char old[160];
+        (void)snprintf(
+            old, sizeof old,
+            "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
+            (unsigned long long)kvf_peer_generation(link->peer),
+            (unsigned long long)packet->as.refused.generation);
+        shm_link_lose(link, old);
+        return;
+    }
+    static const char *const words[] = {
+        [SHM_REFUSED_VERSION] = "it refuses us: it speaks another version of the protocol",
+        [SHM_REFUSED_KEY] = "it refuses us: the key of the card is not its own",
+        [SHM_REFUSED_FENCED] = "it refuses us: it has shut this endpoint out",
+        [SHM_REFUSED_PROTOCOL] = "it refuses us: a message of ours made no sense to it",
+        [SHM_REFUSED_USER] = "it refuses us: it runs as another user",
+    };
+    bool known = refusal < sizeof words / sizeof *words && words[refusal];
+    shm_link_lose(link, known ? words[refusal] : "it refuses us");
+}
+
+/* Whether the owner is there no more. The last thing it said may say why. */
+static bool lose_if_gone(shm_link *link) {
+    const char *gone = shm_link_gone(link);
+    shm_packet *packet = &link->endpoint->packet;
+    while (gone && !link->lost && shm_receive(link->fd, packet) == KVF_OK) {
+        if (packet->as.header.kind == SHM_REFUSED)
+            take_refusal(link, packet);
+        if (packet->fd >= 0)
+            (void)close(packet->fd);
+    }
+    if (gone)
+        shm_link_lose(link, gone);
+    return gone != NULL;
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static kvf_status check_card(const shm_endpoint *self, const shm_card *card) {
+    static const unsigned char unknown[SHM_ID_BYTES];
+    if (memcmp(card->host, self->card.host, SHM_ID_BYTES) != 0 ||
+        memcmp(card->host, unknown, SHM_ID_BYTES) == 0)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is on another host");
+    if (card->network != self->card.network)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another network namespace");
+    return KVF_OK;
+}
+
+static kvf_status reach(shm_link *link, const shm_card *card) {
+    struct sockaddr_un address;
+    socklen_t length = shm_socket_address(card->name, &address);
+    link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (link->fd < 0)
+        return kvf_fail(KVF_E_IO, "socket: %s", strerror(errno));
+    if (connect(link->fd, (const struct sockaddr *)&address, length) == 0)
+        return KVF_OK;
+    if (errno == ECONNREFUSED)
+        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is gone");
+    if (errno == EAGAIN)
+        return kvf_fail(KVF_E_IO, "the peer does not accept connections: its queue is full");
+    return kvf_fail(errno == EACCES || errno == EPERM ? KVF_E_PERMISSION : KVF_E_IO, "connect: %s",
+                    strerror(errno));
+}
+
+/* Takes hold of the process at the other end, and makes sure that it is the one that wrote the card: had it
+ * died meanwhile, its number might belong to another. */
+static kvf_status take_hold(shm_link *link, const shm_card *card) {
+    kvf_status status = shm_peer_process(link->fd, &link->pid);
+    if (status)
+        return status;
+    link->process_fd = shm_process_open(link->pid);
+    uint64_t started = link->pid > 0 ? shm_process_started(link->pid) : 0;
+    if (lose_if_gone(link))
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
+    if (started && card->started && started != card->started)
+        return kvf_fail(KVF_E_PEER_LOST, "the process that exported the card is gone");
+    return KVF_OK;
+}
+
+static kvf_status greet(shm_link *link, const shm_card *card) {
+    shm_hello hello = {.header = {SHM_HELLO, 0},
+                       .version = SHM_VERSION,
+                       .region_count = link->region_count,
+                       .generation = kvf_peer_generation(link->peer)};
+    memcpy(hello.key, card->key, SHM_ID_BYTES);
+    memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
+    (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
+    kvf_status status = shm_watch_add(link->endpoint, link->fd, &link->watch);
+    if (!status && link->process_fd >= 0)
+        status = shm_watch_add(link->endpoint, link->process_fd, &link->watch);
+    if (!status)
+        status = shm_send(link->fd, &hello, sizeof hello, -1);
+    if (status == KVF_E_PEER_LOST && lose_if_gone(link))
+        status = kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
+    return status;
+}
+
+static kvf_status make_tables(shm_link *link) {
+    (void)kvf_peer_region_bytes(link->peer, &link->region_count);
+    link->bases = kvf_alloc0(link->region_count, sizeof *link->bases);
+    link->addresses = kvf_alloc0(link->region_count, sizeof *link->addresses);
+    return link->bases && link->addresses ? KVF_OK : kvf_nomem("a peer");
+}
+
+/* A forked child may hold the same file open, and then closing it does not end the watching. */
+static void unwatch(const shm_link *link, int *fd) {
+    if (*fd < 0)
+        return;
+    (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, *fd, NULL);
+    (void)close(*fd);
+    *fd = -1;
+}
+
+void shm_link_hang_up(shm_link *link) {
+    shm_slots_close(link);
+    unwatch(link, &link->fd);
+    unwatch(link, &link->process_fd);
+    link->slices = (kvf_slices){0};
+    link->ready = false;
+    link->lost = true;
+    link->peer = NULL;
+}
+
+static void free_link(shm_link *link) {
+    shm_link_hang_up(link);
+    for (uint32_t i = 0; i < link->arena_count; i++)
+        (void)munmap(link->arenas[i].address, link->arenas[i].bytes);
+    shm_gate_unmap(link->gate);
+    kvf_free(link->arenas);
+    kvf_free(link->bases);
+    kvf_free(link->addresses);
+    kvf_free(link);
+}
+
+kvf_status shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
+    shm_card card;
+    if (bytes != sizeof card)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, sizeof card);
+    memcpy(&card, data, sizeof card);
+    kvf_status status = check_card(self, &card);
+    if (status)
+        return status;
+    shm_link *link = kvf_alloc0(1, sizeof *link);
+    if (!link)
+        return kvf_nomem("a peer");
+    link->endpoint = self;
+    link->peer = peer;
+    link->watch = (shm_watch){SHM_WATCH_LINK, link};
+    link->fd = link->process_fd = link->buffer_fd = -1;
+    link->no_direct = link->endpoint->no_direct_read;
+    status = make_tables(link);
+    if (!status)
+        status = reach(link, &card);
+    if (!status)
+        status = take_hold(link, &card);
+    if (!status)
+        status = greet(link, &card);
+    if (status) {
+        free_link(link);
+        return status;
+    }
+    link->no_direct = link->no_direct || link->pid <= 0;
+    link->following = link->endpoint->links;
+    if (link->following)
+        link->following->previous = link;
+    link->endpoint->links = link;
+    *out = link;
+    return KVF_OK;
+}
+
+void shm_disconnect(void *at) {
+    shm_link *link = at;
+    if (link->previous)
+        link->previous->following = link->following;
+    else
+        link->endpoint->links = link->following;
+    if (link->following)
+        link->following->previous = link->previous;
+    free_link(link);
+}
+
+/* ---- what the owner tells -------------------------------------------------------------------- */
+
+static bool take_arena(shm_link *link, const shm_packet *packet) {
+    const shm_arena_message *message = &packet->as.arena;
+    if (link->ready || packet->bytes != sizeof *message || message->header.count != link->arena_count ||
+        link->arena_count >= ARENAS_MAX)
+        return false;
+    shm_arena *grown = kvf_resize(link->arenas, link->arena_count + 1, sizeof *grown);
+    if (!grown)
+        return false;
+    link->arenas = grown;
+    shm_arena *arena = &grown[link->arena_count];
+    *arena = (shm_arena){.bytes = message->bytes, .fd = -1};
+    if (shm_map_foreign(packet->fd, arena->bytes, &arena->address))
+        return false;
+    link->arena_count++;
+    return true;
+}
+
+static bool take_region(shm_link *link, const shm_region *told, uint64_t bytes) {
+    uint32_t region = link->regions_known++;
+    uint64_t end;
+    if (bytes == 0) /* a number that was free when the card was made */
+        return true;
+    if (told->bytes != bytes || !kvf_add(told->address, bytes, &end))
+        return false;
+    link->addresses[region] = told->address;
+    if (told->arena == SHM_NO_ARENA) {
+        link->some_unmapped = true;
+        return true;
+    }
+    if (told->arena >= link->arena_count)
+        return false;
+    const shm_arena *arena = &link->arenas[told->arena];
+    if (told->arena_offset > arena->bytes || bytes > arena->bytes - told->arena_offset)
+        return false;
+    link->bases[region] = arena->address + told->arena_offset;
+    return true;
+}
+
+static bool take_regions(shm_link *link, const shm_packet *packet) {
+    const shm_regions_message *message = &packet->as.regions;
+    uint32_t count;
+    const uint64_t *bytes = kvf_peer_region_bytes(link->peer, &count);
+    if (link->ready || packet->bytes < offsetof(shm_regions_message, regions) ||
+        !shm_fits(packet, offsetof(shm_regions_message, regions), sizeof(shm_region), SHM_REGIONS_MAX) ||
+        message->first != link->regions_known || message->header.count > count - link->regions_known)
+        return false;
+    for (uint32_t i = 0; i < message->header.count; i++)
+        if (!take_region(link, &message->regions[i], bytes[link->regions_known]))
+            return false;
+    return true;
+}
+
+/* False: it does not keep to the protocol, or says something else than its card. */
+static bool take_message(shm_link *link, const shm_packet *packet) {
+    switch (packet->as.header.kind) {
+    case SHM_ARENA:
+        return take_arena(link, packet);
+    case SHM_REGIONS:
+        return take_regions(link, packet);
+    case SHM_GATE:
+        return !link->ready && !link->gate && shm_gate_map(packet->fd, &link->gate) == KVF_OK;
+    case SHM_READY:
+        if (link->ready || link->regions_known != link->region_count)
+            return false;
+        link->ready = true;
+        return true;
+    case SHM_REFUSED:
+        take_refusal(link, packet);
+        return true;
+    case SHM_MOVED:
+        return packet->bytes == sizeof(shm_moved_message) && shm_slots_moved(link, &packet->as.moved);
+    default:
+        return false;
+    }
+}
+
+static void set_blocked(shm_link *link, bool blocked) {
+    if (link->watching_writes != blocked)
+        shm_watch_change(link->endpoint, link->fd, &link->watch, true, blocked);
+    link->watching_writes = blocked;
+}
+
+void shm_link_read(shm_link *link) {
+    shm_packet *packet = &link->endpoint->packet;
+    link->blocked = false;
+    set_blocked(link, false);
+    kvf_status status = KVF_OK;
+    /* After READY the owner only answers, so there are at most as many messages as slots. */
+    for (uint32_t i = 0; !link->lost && !status && i < 2 * SHM_SLOTS_MAX; i++) {
+        status = shm_receive(link->fd, packet);
+        if (status)
+            break;
+        if (!take_message(link, packet))
+            shm_link_lose(link, "it does not keep to the protocol, or contradicts its card");
+        if (packet->fd >= 0)
+            (void)close(packet->fd);
+    }
+    if (status && status != KVF_E_AGAIN)
+        shm_link_lose(link, kvf_error_detail());
+    else if (status)
+        lose_if_gone(link);
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+kvf_status shm_submit(void *at, kvf_batch *batch) {
+    shm_link *link = at;
+    kvf_slices_add(&link->slices, batch);
+    if (link->ready)
+        shm_wake(link->endpoint, true);
+    return KVF_OK;
+}
+
+void shm_cancel(void *at, kvf_batch *batch) {
+    (void)batch;
+    shm_link *link = at;
+    kvf_slices_cancel(&link->slices);
+    shm_wake(link->endpoint, true);
+}
+
+kvf_status shm_notify(void *at, const void *data, size_t bytes) {
+    shm_link *link = at;
+    shm_header header = {SHM_NOTICE, (uint32_t)bytes};
+    if (link->lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
+    kvf_status status = shm_send_two(link->fd, &header, sizeof header, data, bytes);
+    if (status == KVF_E_AGAIN) {
+        link->blocked = true;
+        set_blocked(link, true);
+    }
+    return status;
+}
+
+/* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
+static bool same_way(const shm_link *link, kvf_slice *slice) {
+    bool mapped = link->bases[(slice->count ? slice->runs : &slice->part)->remote_region] != NULL;
+    if (!link->some_unmapped || slice->count == 0)
+        return mapped;
+    size_t most = !mapped && slice->count > SHM_VECTORS ? SHM_VECTORS : slice->count;
+    slice->count = 0;
+    slice->bytes = 0;
+    while (slice->count < most && (link->bases[slice->runs[slice->count].remote_region] != NULL) == mapped)
+        slice->bytes += slice->runs[slice->count++].bytes;
+    return mapped;
+}
+
+static void copy_mapped(const shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+    unsigned char *const *local = kvf_transport_bases(link->endpoint->transport);
+    bool read = direction == KVF_READ;
+    kvf_copy_bases bases = {read ? local : link->bases, read ? link->bases : local};
+    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases,
+                         slice->count ? slice->runs : &slice->part, slice->count ? slice->count : 1,
+                         slice->bytes);
+}
+
+/* Without the owner's help. Writing needs its leave, for it may have shut us out meanwhile. */
+static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_slice *slice, bool mapped) {
+    kvf_status status = KVF_OK;
+    shm_gate *gate = direction == KVF_WRITE ? link->gate : NULL;
+    if (!shm_gate_enter(gate))
+        return kvf_fail(KVF_E_PEER_LOST, "it has shut this endpoint out");
+    if (mapped)
+        copy_mapped(link, direction, slice);
+    else
+        status = shm_direct(link, direction, slice);
+    shm_gate_leave(gate);
+    return status;
+}
+
+/* Memory that is not mapped: with or without the owner's help. What it writes for us we could not take back if it
+ * fell silent, so writing asks for its help only where there is no other way. */
+static bool goes_direct(shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+    if (link->no_direct)
+        return false;
+    return link->endpoint->only_direct || direction == KVF_WRITE ||
+           shm_choice_make(&link->choice, slice, shm_slots_waiting(link)) == SHM_WAY_DIRECT;
+}
+
+/* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
+static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice *slice) {
+    bool mapped = same_way(link, slice);
+    if (mapped || goes_direct(link, direction, slice)) {
+        uint64_t begin = mapped ? 0 : shm_now_ns();
+        kvf_status status = move_alone(link, direction, slice, mapped);
+        if (!status && !mapped)
+            shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, shm_now_ns() - begin);
+        if (status != KVF_E_UNSUPPORTED)
+            return status;
+        link->no_direct = true;
+    }
+    kvf_status status = shm_slots_free(link);
+    if (!status)
+        status = shm_slots_start(link, slice, slice);
+    if (!status && !link->no_direct)
+        shm_start_timer(link->endpoint);
+    return status;
+}
+
+/* Ends the batches from `first` on that are complete, if their owner still stands for them. */
+static void end_complete(shm_link *link, kvf_batch *first) {
+    if (first == link->slices.current || link->lost)
+        return;
+    if (lose_if_gone(link))
+        return;
+    for (kvf_batch *batch = first, *next; batch != link->slices.current; batch = next) {
+        next = batch->following;
+        if (batch->in_flight == 0)
+            kvf_batch_end(batch);
+    }
+}
+
+bool shm_link_move(shm_link *link, uint64_t budget) {
+    shm_slots_forget(link);
+    kvf_slices_reap(&link->slices);
+    kvf_batch *first = link->slices.current;
+    kvf_status status = KVF_OK;
+    for (uint64_t moved = 0; link->ready && link->slices.current && moved < budget;) {
+        kvf_batch *batch = link->slices.current;
+        kvf_slice slice;
+        kvf_slices_peek(&link->slices, budget - moved, KVF_SLICE_RUNS, &slice);
+        if (slice.count == 0 && link->slices.offset == 0 && moved > 0)
+            break; /* a long run: rather whole, next time */
+        status = move_slice(link, batch->direction, &slice);
+        if (status == KVF_E_AGAIN || status == KVF_E_PEER_LOST)
+            break;
+        moved += slice.bytes + slice.count;
+        if (status) {
+            kvf_batch_fail(batch, status, kvf_error_detail());
+            (void)kvf_slices_drop_current(&link->slices);
+        } else {
+            (void)kvf_slices_advance(&link->slices, &slice);
+        }
+    }
+    if (status == KVF_E_PEER_LOST)
+        shm_link_lose(link, kvf_error_detail());
+    end_complete(link, first);
+    set_blocked(link, link->blocked);
+    return link->ready && !link->lost && link->slices.current && status != KVF_E_AGAIN;
+}

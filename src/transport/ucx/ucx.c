@@ -1,0 +1,322 @@
+/*
+ * The UCX fabric: one-sided reads and writes as UCX finds its way, by shared memory, TCP, RDMA or from and
+ * to CUDA memory.
+ *
+ * An endpoint is one UCX context and one worker; a link is one UCX endpoint with peer error handling, so that
+ * a peer that dies ends its operations instead of leaving them hanging. UCX's shared memory transports offer
+ * that only when asked (the *_ERROR_HANDLING settings below), and see neither an endpoint that closes while
+ * its process lives on, nor a death sooner than in 20 seconds: for peers on the same machine the beacon does.
+ *
+ * Who must make progress. UCX moves bytes without the peer's help only where the transport can: RDMA, and
+ * shared memory that was allocated here by kvf_transport_allocate(), which the peer maps. Everything else UCX
+ * emulates by messages, and then operations move only while the peer calls kvf_transport_progress(): TCP
+ * always; shared memory for regions the caller brought (UCX 1.13 uses CMA for its rendezvous protocol only,
+ * never for one-sided access). Operations on a peer that does not progress wait, and cancelling waits with
+ * them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
+ *
+ * What a peer can reach. Runs this side submits are checked like everywhere. But where UCX emulates, the
+ * target's UCX serves whatever address a message names, registered or not: UCX trusts everybody who has a
+ * worker's address. So a card must only be given to peers that may be trusted with the process.
+ *
+ * UCX itself reads the environment (UCX_TLS, UCX_NET_DEVICES, ...); nothing is ever written there.
+ */
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "transport/ucx/ucx.h"
+
+#define IN_FLIGHT_DEFAULT 64u
+#define TLS "ucx.tls"
+#define ROUNDS_A_PROGRESS 32u
+/* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
+ * within microseconds, and arming costs several system calls. */
+#define IDLE_ROUNDS_MAX 64u
+#define LOOK_AROUND_EVERY 64u
+
+/* ---- waking ---------------------------------------------------------------------------------- */
+
+void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake) {
+    if (endpoint->awake == awake)
+        return;
+    uint64_t one = 1;
+    ssize_t moved =
+        awake ? write(endpoint->wake_fd, &one, sizeof one) : read(endpoint->wake_fd, &one, sizeof one);
+    if (moved == (ssize_t)sizeof one)
+        endpoint->awake = awake;
+}
+
+/* ---- notifications that come in -------------------------------------------------------------- */
+
+/* More than all notifications that one call of ucp_worker_progress() brings: what its transports take out of
+ * their queues and sockets at once is a small multiple of their 8 KiB segments. */
+#define NOTICES_A_PROGRESS (512u << 10)
+
+/* The header is the sender's name. */
+static ucs_status_t on_notify(void *argument, const void *header, size_t header_bytes, void *data,
+                              size_t bytes, const ucp_am_recv_param_t *param) {
+    kvf_ucx_endpoint *endpoint = argument;
+    char sender[KVF_SENDER_MAX + 1] = "";
+    /* Ours are always sent whole; whatever else comes is not from a kvferry and is dropped. */
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) || bytes == 0 || bytes > KVF_NOTICE_MAX ||
+        header_bytes > KVF_SENDER_MAX)
+        return UCS_OK;
+    if (header_bytes > 0)
+        memcpy(sender, header, header_bytes);
+    if (kvf_deliver(endpoint->transport, sender, data, bytes))
+        endpoint->notice_lost = true;
+    return UCS_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static kvf_status configure(const kvf_transport_options *options, ucp_config_t **out) {
+    ucs_status_t status = ucp_config_read(NULL, NULL, out);
+    if (status != UCS_OK)
+        return kvf_ucx_fail(status, "configuration");
+    /* Memory for peers to map comes zeroed from these, and from no others. */
+    const char *settings[][2] = {{"MM_ERROR_HANDLING", "y"},
+                                 {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"},
+                                 {"TLS", kvf_setting_of(options, TLS)}};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
+        if (settings[i][1])
+            status = ucp_config_modify(*out, settings[i][0], settings[i][1]);
+    if (status == UCS_OK)
+        return KVF_OK;
+    ucp_config_release(*out);
+    return kvf_ucx_fail(status, "configuration");
+}
+
+static kvf_status open_context(kvf_ucx_endpoint *endpoint, const kvf_transport_options *options) {
+    ucp_config_t *config;
+    kvf_status failed = configure(options, &config);
+    if (failed)
+        return failed;
+    ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+        .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .name = kvf_transport_name(endpoint->transport),
+    };
+    ucs_status_t status = ucp_init(&params, config, &endpoint->context);
+    ucp_config_release(config);
+    if (status != UCS_OK)
+        return kvf_ucx_fail(status, "context");
+    ucp_context_attr_t attributes = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    status = ucp_context_query(endpoint->context, &attributes);
+    endpoint->memory_types = attributes.memory_types;
+    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, "context");
+}
+
+static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+    };
+    ucs_status_t status = ucp_worker_create(endpoint->context, &params, &endpoint->worker);
+    if (status != UCS_OK)
+        return kvf_ucx_fail(status, "worker");
+    ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = KVF_UCX_NOTIFY_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = on_notify,
+        .arg = endpoint,
+    };
+    status = ucp_worker_set_am_recv_handler(endpoint->worker, &handler);
+    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, "notification handler");
+}
+
+bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what) {
+    struct epoll_event event = {.events = events, .data.ptr = what};
+    return epoll_ctl(endpoint->event_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint) {
+    kvf_ucx_beacon_open(&endpoint->beacon);
+    if (endpoint->beacon.listener >= 0 &&
+        !kvf_ucx_listen_to(endpoint, endpoint->beacon.listener, EPOLLIN, &endpoint->beacon))
+        kvf_ucx_beacon_close(&endpoint->beacon);
+}
+
+static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
+    int ucx_fd;
+    ucs_status_t status = ucp_worker_get_efd(endpoint->worker, &ucx_fd);
+    if (status != UCS_OK)
+        return kvf_ucx_fail(status, "event descriptor");
+    endpoint->event_fd = epoll_create1(EPOLL_CLOEXEC);
+    endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (endpoint->event_fd < 0 || endpoint->wake_fd < 0 ||
+        !kvf_ucx_listen_to(endpoint, ucx_fd, EPOLLIN, NULL) ||
+        !kvf_ucx_listen_to(endpoint, endpoint->wake_fd, EPOLLIN, NULL))
+        return kvf_fail(KVF_E_IO, "event descriptor: %s", strerror(errno));
+    kvf_ucx_light_beacon(endpoint);
+    kvf_ucx_wake(endpoint, true); /* UCX is not armed yet */
+    return KVF_OK;
+}
+
+static void free_endpoint(kvf_ucx_endpoint *endpoint) {
+    kvf_ucx_enter();
+    kvf_ucx_beacon_close(&endpoint->beacon);
+    if (endpoint->worker)
+        ucp_worker_destroy(endpoint->worker);
+    for (uint32_t i = 0; i < endpoint->region_count; i++)
+        if (endpoint->regions[i].mapped)
+            (void)ucp_mem_unmap(endpoint->context, endpoint->regions[i].handle);
+    for (kvf_ucx_allocation *at = endpoint->allocations, *following; at; at = following) {
+        following = at->following;
+        (void)ucp_mem_unmap(endpoint->context, at->memory.handle);
+        kvf_free(at);
+    }
+    if (endpoint->context)
+        ucp_cleanup(endpoint->context);
+    kvf_ucx_leave();
+    if (endpoint->event_fd >= 0)
+        (void)close(endpoint->event_fd);
+    if (endpoint->wake_fd >= 0)
+        (void)close(endpoint->wake_fd);
+    for (kvf_ucx_job *job = endpoint->spare_jobs, *following; job; job = following) {
+        following = job->following;
+        kvf_free(job);
+    }
+    kvf_free(endpoint->regions);
+    kvf_free(endpoint);
+}
+
+static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    kvf_ucx_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
+    if (!endpoint)
+        return kvf_nomem("a UCX endpoint");
+    endpoint->transport = transport;
+    endpoint->max_in_flight = options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT;
+    endpoint->event_fd = endpoint->wake_fd = endpoint->beacon.listener = -1;
+    endpoint->ready_last = &endpoint->ready;
+    kvf_ucx_enter();
+    kvf_status status = open_context(endpoint, options);
+    if (!status)
+        status = open_worker(endpoint);
+    if (!status)
+        status = open_events(endpoint);
+    kvf_ucx_leave();
+    if (status)
+        free_endpoint(endpoint);
+    else
+        *out = endpoint;
+    return status;
+}
+
+static void ucx_close(void *endpoint) {
+    free_endpoint(endpoint);
+}
+
+/* ---- progress -------------------------------------------------------------------------------- */
+
+/* Sees to what does not come through UCX: new watchers of our beacon, and the beacons we watch. Returns
+ * whether UCX's descriptor, or ours, is readable. */
+static bool look_around(kvf_ucx_endpoint *endpoint) {
+    struct epoll_event events[16];
+    int count = epoll_wait(endpoint->event_fd, events, sizeof events / sizeof *events, 0);
+    bool fired = false;
+    for (int i = 0; i < count; i++) {
+        if (!events[i].data.ptr) {
+            fired = true;
+        } else if (events[i].data.ptr == &endpoint->beacon) {
+            kvf_ucx_beacon_tend(&endpoint->beacon);
+        } else {
+            kvf_ucx_link *link = events[i].data.ptr;
+            if (kvf_ucx_beacon_gone(link->watch))
+                kvf_ucx_mark_lost(link, KVF_UCX_BEACON_GONE);
+        }
+    }
+    return fired;
+}
+
+/*
+ * Goes to sleep if there is nothing to do: afterwards the event descriptor wakes for whatever comes. UCX
+ * stays armed until its descriptor fires, so who calls progress() in a loop pays for arming only once.
+ */
+static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool *busy) {
+    endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
+    *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->ready || endpoint->any_lost;
+    kvf_status status = KVF_OK;
+    if (!*busy && (endpoint->awake || fired)) {
+        ucs_status_t armed = ucp_worker_arm(endpoint->worker);
+        *busy = armed != UCS_OK;
+        if (armed != UCS_OK && armed != UCS_ERR_BUSY)
+            status = kvf_ucx_fail(armed, "event descriptor");
+    }
+    kvf_ucx_wake(endpoint, *busy);
+    return status;
+}
+
+static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    bool more = false;
+    bool moved = false;
+    bool fired = false;
+    kvf_ucx_enter();
+    for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
+        more = kvf_ucx_post(endpoint);
+        if (kvf_deliver_room(endpoint->transport, NOTICES_A_PROGRESS)) {
+            more = true; /* what came stays where it is until there is memory for it */
+            break;
+        }
+        if (ucp_worker_progress(endpoint->worker) == 0)
+            break;
+        moved = true;
+    }
+    moved = moved || more || endpoint->ready;
+    if (endpoint->idle_rounds >= IDLE_ROUNDS_MAX || ++endpoint->rounds % LOOK_AROUND_EVERY == 0)
+        fired = look_around(endpoint);
+    kvf_ucx_end_ready(endpoint);
+    if (endpoint->any_lost)
+        kvf_ucx_tell_lost(endpoint);
+    kvf_status status = KVF_OK;
+    if (endpoint->notice_lost) /* while a connection was being closed, which cannot wait for memory */
+        status = kvf_fail(KVF_E_IO, "a notification was lost: no memory for it");
+    endpoint->notice_lost = false;
+    kvf_status rested = rest(endpoint, moved, fired, busy);
+    kvf_ucx_leave();
+    return status ? status : rested;
+}
+
+static int ucx_event_fd(void *endpoint_pointer) {
+    const kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    return endpoint->event_fd;
+}
+
+static const char *const settings[] = {TLS, NULL};
+
+extern const kvf_fabric kvf_fabric_ucx;
+
+const kvf_fabric kvf_fabric_ucx = {
+    .kind =
+        {
+            .name = "ucx",
+            .reach = KVF_REACH_NETWORK,
+            .memory_kinds = 1u << KVF_MEMORY_HOST | 1u << KVF_MEMORY_CUDA,
+            .allocates = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .one_sided = true,
+            .served = true,
+            .in_flight = IN_FLIGHT_DEFAULT,
+            /* A one-sided operation takes most of a microsecond to post and complete. */
+            .cost = {.ns_per_run = 600, .ns_per_byte = 0.1, .ns_per_source = 20e3},
+            .settings = settings,
+        },
+    .open = ucx_open,
+    .allocate = kvf_ucx_allocate,
+    .register_region = kvf_ucx_register,
+    .unregister_region = kvf_ucx_unregister,
+    .card = kvf_ucx_write_card,
+    .connect = kvf_ucx_connect,
+    .submit = kvf_ucx_submit,
+    .cancel = kvf_ucx_cancel,
+    .notify = kvf_ucx_notify,
+    .disconnect = kvf_ucx_disconnect,
+    .progress = ucx_progress,
+    .event_fd = ucx_event_fd,
+    .close = ucx_close,
+};

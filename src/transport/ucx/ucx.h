@@ -1,0 +1,245 @@
+/*
+ * The UCX fabric's own structures, shared by its files:
+ *
+ *   ucx.c         endpoints and their progress; read its header first
+ *   ucx_memory.c  allocating and registering
+ *   ucx_link.c    connecting, notifications, closing
+ *   ucx_post.c    moving runs
+ *   ucx_card.c    the form of its part of the card
+ *   ucx_beacon.c  noticing that a peer on this machine is gone
+ *   ucx_words.c   UCX's errors and log lines as ours
+ *
+ * The front does not include this.
+ */
+#ifndef KVF_TRANSPORT_UCX_H
+#define KVF_TRANSPORT_UCX_H
+
+#include <ucp/api/ucp.h>
+
+#include "transport/transport.h"
+
+/** What a card says about the beacon: a random key, then the place (machine and network name space) where its
+ * name counts. */
+#define KVF_UCX_KEY_BYTES 16
+#define KVF_UCX_PLACE_BYTES 24
+#define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_UCX_PLACE_BYTES)
+#define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
+
+/* ---- ucx_words.c ----------------------------------------------------------------------------- */
+
+/** Our status for UCX's. */
+kvf_status kvf_ucx_status(ucs_status_t status);
+
+/**
+ * Fails with "<what>: <UCX's words>", and with the first error UCX logged since kvf_ucx_enter(), which says
+ * more than its status.
+ */
+kvf_status kvf_ucx_fail(ucs_status_t status, const char *what);
+
+/**
+ * Around calls of UCX: what UCX would print to the terminal from this thread is kept for kvf_ucx_fail()
+ * instead, unless the user asked for UCX's log by setting UCX_LOG_LEVEL. May be nested.
+ */
+void kvf_ucx_enter(void);
+void kvf_ucx_leave(void);
+
+/* ---- ucx_beacon.c ---------------------------------------------------------------------------- */
+
+/**
+ * A socket in this machine's abstract name space that is there exactly as long as the endpoint. Peers connect
+ * to it and never send anything: that the connection ends is what it is for.
+ */
+typedef struct kvf_ucx_beacon {
+    int listener;                             /**< -1: none */
+    unsigned char mark[KVF_UCX_BEACON_BYTES]; /**< for the card; all zeros: none */
+    int *watchers;                            /**< accepted connections */
+    size_t watcher_count, watcher_capacity;
+} kvf_ucx_beacon;
+
+/** Best effort: without one there is no beacon, and UCX's own detection is all there is. */
+void kvf_ucx_beacon_open(kvf_ucx_beacon *beacon);
+/** Takes in new watchers and lets go of those that are gone. */
+void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon);
+void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon);
+
+/**
+ * Watches the beacon with this mark.
+ *
+ * @param out  receives a descriptor that polls as hung up once the beacon is gone, or -1 when the beacon
+ *             cannot be seen from here
+ * @return KVF_OK, or KVF_E_PEER_LOST when it could be seen from here but is gone
+ */
+kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out);
+bool kvf_ucx_beacon_gone(int watch);
+
+/* ---- ucx_card.c ------------------------------------------------------------------------------ */
+
+/** A remote region as the card says. */
+typedef struct kvf_ucx_card_region {
+    uint64_t address;
+    uint64_t bytes;
+    const void *key; /**< into the card */
+    uint32_t key_bytes;
+} kvf_ucx_card_region;
+
+typedef struct kvf_ucx_card {
+    unsigned char beacon[KVF_UCX_BEACON_BYTES];
+    const void *worker; /**< into the card */
+    uint32_t worker_bytes;
+    kvf_ucx_card_region *regions; /**< owned by whoever read the card */
+    uint32_t region_count;
+} kvf_ucx_card;
+
+/** Appends a card to `out`; after an error `out` is as long as before. */
+kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out);
+
+/**
+ * Reads a card, trusting nothing in it. `out->regions` is then freed with kvf_free(); on failure nothing is
+ * held.
+ *
+ * @return KVF_OK, KVF_E_PARSE (not such a card, cut off, damaged), KVF_E_NOMEM
+ */
+kvf_status kvf_ucx_card_read(const void *data, size_t bytes, kvf_ucx_card *out);
+
+/** The sum a card of these bytes must carry; the bytes of the sum itself do not count. */
+uint64_t kvf_ucx_card_sum(const void *data, size_t bytes);
+
+/**
+ * A copy of a blob of the card for UCX to read: UCX is not told where it ends, so it is followed by as many
+ * zeros as UCX could possibly run over.
+ */
+void *kvf_ucx_card_blob(const void *data, size_t bytes);
+
+/* ---- what the files share -------------------------------------------------------------------- */
+
+typedef struct kvf_ucx_job kvf_ucx_job;
+typedef struct kvf_ucx_link kvf_ucx_link;
+
+/** Registered memory. */
+typedef struct kvf_ucx_memory {
+    unsigned char *address;
+    uint64_t bytes;
+    ucp_mem_h handle;
+    ucs_memory_type_t type;
+    bool mapped; /**< `handle` is ours to unmap: not that of an allocation */
+} kvf_ucx_memory;
+
+typedef struct kvf_ucx_allocation {
+    kvf_ucx_memory memory;
+    struct kvf_ucx_allocation *following;
+} kvf_ucx_allocation;
+
+typedef struct kvf_ucx_endpoint {
+    kvf_transport *transport;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    uint64_t memory_types; /**< that this UCX knows, a bit each */
+    uint32_t max_in_flight;
+    kvf_ucx_memory *regions; /**< 0 bytes: none */
+    uint32_t region_count;
+    kvf_ucx_allocation *allocations;
+    kvf_ucx_beacon beacon;
+    int event_fd; /**< an epoll of UCX's descriptor, wake_fd, the beacon and the links' watches */
+    int wake_fd;  /**< an eventfd, readable while `awake` */
+    bool awake;
+    uint32_t idle_rounds;
+    uint32_t rounds;
+    kvf_ucx_link *links;
+    kvf_ucx_link *turn;               /**< the link that posts first in the next round; may be NULL */
+    kvf_ucx_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
+    kvf_ucx_job *spare_jobs;          /**< through `following` */
+    bool notice_lost;                 /**< there was no memory for a notification */
+    bool any_lost;
+} kvf_ucx_endpoint;
+
+/** A notification on its way. */
+typedef struct kvf_ucx_message {
+    kvf_ucx_link *link;
+    struct kvf_ucx_message *following;
+    unsigned char data[KVF_NOTICE_MAX];
+} kvf_ucx_message;
+
+/** Remote memory. */
+typedef struct kvf_ucx_target {
+    uint64_t address;
+    ucp_rkey_h key;
+} kvf_ucx_target;
+
+struct kvf_ucx_link {
+    kvf_ucx_endpoint *endpoint;
+    kvf_peer *peer;
+    ucp_ep_h ep; /**< NULL once closed */
+    kvf_ucx_target *targets;
+    uint32_t target_count;
+    int watch;                 /**< of the peer's beacon; -1: none */
+    kvf_ucx_job *first, *last; /**< all jobs, in order of submission */
+    kvf_ucx_job *posting;      /**< the first with runs not yet posted */
+    uint64_t posted_bytes;     /**< of the run posting->batch->next, when it is a long one */
+    uint32_t in_flight;        /**< runs and flushes */
+    uint32_t messages;         /**< notifications UCX has not yet taken */
+    bool notified;             /**< something may have to leave before the link is closed */
+    kvf_ucx_message *spare;    /**< messages to use again */
+    uint32_t lingering;        /**< flushes of disconnect() that are not complete */
+    bool lost;                 /**< noticed; to be told to the front by progress() */
+    bool lost_told;
+    char lost_why[KVF_REASON_BYTES];
+    kvf_ucx_link *previous, *following;
+};
+
+/** What the fabric knows about a batch. */
+struct kvf_ucx_job {
+    kvf_batch *batch;
+    kvf_ucx_link *link;
+    kvf_ucx_job *previous, *following;
+    kvf_ucx_job *ready_next;
+    bool ready;
+    bool stopped; /**< no more of its runs are posted */
+    bool flushed; /**< a write's flush was posted */
+};
+
+/* ---- ucx.c ----------------------------------------------------------------------------------- */
+
+/** Makes the event descriptor readable, or as quiet as UCX is. */
+void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake);
+
+/** Opens a beacon that peers may watch; cards of an earlier one lead nowhere. */
+void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);
+
+/** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
+bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what);
+
+/* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
+
+kvf_status kvf_ucx_allocate(void *endpoint, uint64_t bytes, void **out);
+kvf_status kvf_ucx_register(void *endpoint, uint32_t region, const kvf_memory *memory);
+kvf_status kvf_ucx_unregister(void *endpoint, uint32_t region);
+kvf_status kvf_ucx_write_card(void *endpoint, kvf_buffer *out);
+kvf_status kvf_ucx_connect(void *endpoint, const void *data, size_t bytes, kvf_peer *peer, void **out);
+void kvf_ucx_disconnect(void *link);
+kvf_status kvf_ucx_notify(void *link, const void *data, size_t bytes);
+
+/** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
+void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
+
+/** The reason when its beacon is gone. */
+#define KVF_UCX_BEACON_GONE                                                                                  \
+    "its endpoint has closed, its process has ended, or its memory is of another generation than the card"
+
+/** Closes the links whose peer is gone, and tells the front. */
+void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
+
+/* ---- ucx_post.c ------------------------------------------------------------------------------ */
+
+kvf_status kvf_ucx_submit(void *link, kvf_batch *batch);
+void kvf_ucx_cancel(void *link, kvf_batch *batch);
+
+/** Posts runs of all links, some megabytes at most; returns whether there is more to post at once. */
+bool kvf_ucx_post(kvf_ucx_endpoint *endpoint);
+
+/** Ends the batches of jobs that are ready, or flushes their writes. */
+void kvf_ucx_end_ready(kvf_ucx_endpoint *endpoint);
+
+/** Forgets all jobs of a link, which has nothing in flight. */
+void kvf_ucx_drop_jobs(kvf_ucx_link *link);
+
+#endif

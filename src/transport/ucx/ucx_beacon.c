@@ -1,0 +1,146 @@
+/*
+ * Noticing that a peer on this machine is gone.
+ *
+ * TCP and RDMA connections break when the peer dies or closes, and UCX reports that. Shared memory does not:
+ * UCX looks every 20 seconds whether the peer's process is still there, and never notices that only the
+ * endpoint was closed, while the process lives on and its memory is used for something else. So each endpoint
+ * listens on a socket with a random name, and its peers connect to it. The kernel ends the connection with
+ * the endpoint, however it ends, and that wakes the peer.
+ *
+ * Nothing is ever sent. From another machine or network name space the beacon cannot be seen; shared memory
+ * over such a border has only UCX's own detection.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "transport/card.h"
+#include "transport/ucx/ucx.h"
+
+#define WATCHERS_MAX 65536
+
+/* The name is made from the key here, on both sides: a card cannot make us connect to any other socket. */
+static socklen_t beacon_name(const unsigned char *key, struct sockaddr_un *out) {
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    char *name = out->sun_path + 1; /* after the zero that makes it abstract */
+    int length = snprintf(name, sizeof out->sun_path - 1, "kvferry-");
+    for (int i = 0; i < KVF_UCX_KEY_BYTES; i++)
+        length += snprintf(name + length, sizeof out->sun_path - 1 - (size_t)length, "%02x", key[i]);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+}
+
+/* Where abstract socket names count: this boot of this machine, and this network name space. */
+static bool find_place(unsigned char out[KVF_UCX_PLACE_BYTES]) {
+    static const unsigned char unknown[KVF_HOST_ID_BYTES];
+    _Static_assert(KVF_UCX_PLACE_BYTES == KVF_HOST_ID_BYTES + sizeof(uint64_t), "a host and an inode");
+    struct stat space;
+    kvf_host_identity(out);
+    if (memcmp(out, unknown, sizeof unknown) == 0 || stat("/proc/self/ns/net", &space) != 0)
+        return false;
+    uint64_t inode = space.st_ino;
+    memcpy(out + KVF_HOST_ID_BYTES, &inode, sizeof inode);
+    return true;
+}
+
+void kvf_ucx_beacon_open(kvf_ucx_beacon *beacon) {
+    *beacon = (kvf_ucx_beacon){.listener = -1};
+    if (find_place(beacon->mark + KVF_UCX_KEY_BYTES) &&
+        getrandom(beacon->mark, KVF_UCX_KEY_BYTES, 0) == KVF_UCX_KEY_BYTES) {
+        struct sockaddr_un name;
+        socklen_t bytes = beacon_name(beacon->mark, &name);
+        beacon->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (beacon->listener >= 0 && bind(beacon->listener, (struct sockaddr *)&name, bytes) == 0 &&
+            listen(beacon->listener, SOMAXCONN) == 0)
+            return;
+    }
+    kvf_ucx_beacon_close(beacon);
+}
+
+void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon) {
+    for (size_t i = 0; i < beacon->watcher_count; i++)
+        (void)close(beacon->watchers[i]);
+    kvf_free(beacon->watchers);
+    if (beacon->listener >= 0)
+        (void)close(beacon->listener);
+    *beacon = (kvf_ucx_beacon){.listener = -1};
+}
+
+static void drop_hung_up(kvf_ucx_beacon *beacon) {
+    size_t kept = 0;
+    for (size_t i = 0; i < beacon->watcher_count; i++) {
+        if (kvf_ucx_beacon_gone(beacon->watchers[i]))
+            (void)close(beacon->watchers[i]);
+        else
+            beacon->watchers[kept++] = beacon->watchers[i];
+    }
+    beacon->watcher_count = kept;
+}
+
+/* Only processes of our user: nobody else could map our memory, nor shall fill our descriptor table. */
+static bool is_ours(int watcher) {
+    struct ucred credentials;
+    socklen_t bytes = sizeof credentials;
+    return getsockopt(watcher, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) == 0 &&
+           (credentials.uid == geteuid() || credentials.uid == 0 || geteuid() == 0);
+}
+
+static bool keep(kvf_ucx_beacon *beacon, int watcher) {
+    if (!is_ours(watcher))
+        return false;
+    if (beacon->watcher_count == beacon->watcher_capacity) {
+        drop_hung_up(beacon);
+        size_t capacity = beacon->watcher_capacity;
+        if (beacon->watcher_count > capacity / 2 || capacity == 0) {
+            if (capacity >= WATCHERS_MAX)
+                return false;
+            capacity = capacity ? capacity * 2 : 16;
+            int *watchers = kvf_resize(beacon->watchers, capacity, sizeof *watchers);
+            if (!watchers)
+                return false;
+            beacon->watchers = watchers;
+            beacon->watcher_capacity = capacity;
+        }
+    }
+    beacon->watchers[beacon->watcher_count++] = watcher;
+    return true;
+}
+
+void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon) {
+    for (;;) {
+        int watcher = accept4(beacon->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (watcher < 0)
+            return;
+        if (!keep(beacon, watcher))
+            (void)close(watcher);
+    }
+}
+
+kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out) {
+    unsigned char here[KVF_UCX_PLACE_BYTES];
+    *out = -1;
+    if (!find_place(here) || memcmp(mark + KVF_UCX_KEY_BYTES, here, sizeof here) != 0)
+        return KVF_OK;
+    struct sockaddr_un name;
+    socklen_t bytes = beacon_name(mark, &name);
+    int watch = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (watch < 0)
+        return KVF_OK;
+    if (connect(watch, (struct sockaddr *)&name, bytes) == 0) {
+        *out = watch;
+        return KVF_OK;
+    }
+    bool gone = errno == ECONNREFUSED;
+    (void)close(watch);
+    return gone ? kvf_fail(KVF_E_PEER_LOST, "%s", KVF_UCX_BEACON_GONE) : KVF_OK;
+}
+
+bool kvf_ucx_beacon_gone(int watch) {
+    char byte;
+    ssize_t got = recv(watch, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}

@@ -1,0 +1,296 @@
+/*
+ * Links of the UCX fabric: connecting, noticing that the peer is gone, notifications, closing.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "transport/ucx/ucx.h"
+
+#define MESSAGES_MAX 64u
+#define LINGER_NS 200000000ll
+
+/* ---- peers that are gone --------------------------------------------------------------------- */
+
+void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why) {
+    if (!link->lost) {
+        link->lost = true;
+        (void)snprintf(link->lost_why, sizeof link->lost_why, "%s", why);
+    }
+    link->endpoint->any_lost = true;
+}
+
+static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
+    (void)ep;
+    (void)kvf_ucx_fail(status, "connection");
+    kvf_ucx_mark_lost(argument, kvf_error_detail());
+}
+
+static void linger_done(void *request, ucs_status_t status, void *user_data) {
+    (void)status;
+    kvf_ucx_link *link = user_data;
+    link->lingering--;
+    ucp_request_free(request);
+}
+
+/* ---- closing --------------------------------------------------------------------------------- */
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* A forced close throws away what UCX still has to send. Give notifications a moment to leave. */
+static void linger(kvf_ucx_link *link) {
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = linger_done,
+        .user_data = link,
+    };
+    if (!link->notified || link->lost || link->in_flight > 0)
+        return;
+    if (!UCS_PTR_IS_PTR(ucp_ep_flush_nbx(link->ep, &param)))
+        return;
+    link->lingering++;
+    for (int64_t end = now_ns() + LINGER_NS; link->lingering > 0 && !link->lost && now_ns() < end;)
+        (void)ucp_worker_progress(link->endpoint->worker);
+}
+
+/* Afterwards UCX touches no memory on behalf of this link any more: all its operations have called back. */
+static void close_ep(kvf_ucx_link *link) {
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    ucp_worker_h worker = link->endpoint->worker;
+    if (!link->ep)
+        return;
+    ucs_status_ptr_t closing = ucp_ep_close_nbx(link->ep, &param);
+    link->ep = NULL;
+    if (UCS_PTR_IS_PTR(closing)) {
+        while (ucp_request_check_status(closing) == UCS_INPROGRESS)
+            (void)ucp_worker_progress(worker);
+        ucp_request_free(closing);
+    }
+    while (link->in_flight > 0 || link->messages > 0 || link->lingering > 0)
+        (void)ucp_worker_progress(worker);
+    kvf_ucx_wake(link->endpoint, true); /* something of other links may have come in meanwhile */
+}
+
+static void stop_watching(kvf_ucx_link *link) {
+    if (link->watch < 0)
+        return;
+    (void)epoll_ctl(link->endpoint->event_fd, EPOLL_CTL_DEL, link->watch, NULL);
+    (void)close(link->watch);
+    link->watch = -1;
+}
+
+void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
+    for (kvf_ucx_link *link = endpoint->links, *following; link && endpoint->any_lost; link = following) {
+        following = link->following;
+        if (!link->lost || link->lost_told)
+            continue;
+        link->lost_told = true;
+        stop_watching(link);
+        close_ep(link);
+        kvf_ucx_drop_jobs(link);
+        kvf_peer_lost(link->peer, link->lost_why);
+    }
+    endpoint->any_lost = false;
+}
+
+static void free_link(kvf_ucx_link *link) {
+    kvf_ucx_enter();
+    close_ep(link);
+    for (uint32_t i = 0; i < link->target_count; i++)
+        if (link->targets[i].key)
+            ucp_rkey_destroy(link->targets[i].key);
+    kvf_ucx_leave();
+    stop_watching(link);
+    for (kvf_ucx_message *message = link->spare, *following; message; message = following) {
+        following = message->following;
+        kvf_free(message);
+    }
+    kvf_free(link->targets);
+    kvf_free(link);
+}
+
+/* ---- connecting and disconnecting ------------------------------------------------------------ */
+
+static kvf_status check_regions(const kvf_ucx_card *card, const kvf_peer *peer) {
+    uint32_t count;
+    const uint64_t *bytes = kvf_peer_region_bytes(peer, &count);
+    if (card->region_count != count)
+        return kvf_fail(KVF_E_PARSE, "UCX card: it has %u regions, but the peer says %u", card->region_count,
+                        count);
+    for (uint32_t i = 0; i < count; i++)
+        if (card->regions[i].bytes != bytes[i])
+            return kvf_fail(KVF_E_PARSE, "UCX card: region %u has %llu bytes, but the peer says %llu", i,
+                            (unsigned long long)card->regions[i].bytes, (unsigned long long)bytes[i]);
+    return KVF_OK;
+}
+
+static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
+    void *address = kvf_ucx_card_blob(card->worker, card->worker_bytes);
+    if (!address)
+        return kvf_nomem("a peer's address");
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler.cb = on_error,
+        .err_handler.arg = link,
+    };
+    ucs_status_t status = ucp_ep_create(link->endpoint->worker, &params, &link->ep);
+    kvf_free(address);
+    if (status == UCS_OK)
+        return KVF_OK;
+    link->ep = NULL;
+    kvf_status failed = kvf_ucx_fail(status, "connection");
+    /* The memory through which shared memory transports meet went away with its owner. */
+    return status == UCS_ERR_SHMEM_SEGMENT ? KVF_E_PEER_LOST : failed;
+}
+
+static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
+    for (uint32_t i = 0; i < card->region_count; i++) {
+        const kvf_ucx_card_region *region = &card->regions[i];
+        link->target_count = i + 1;
+        if (region->bytes == 0)
+            continue;
+        void *key = kvf_ucx_card_blob(region->key, region->key_bytes);
+        if (!key)
+            return kvf_nomem("a memory key");
+        ucs_status_t status = ucp_ep_rkey_unpack(link->ep, key, &link->targets[i].key);
+        kvf_free(key);
+        if (status != UCS_OK)
+            return kvf_ucx_fail(status, "memory key");
+        link->targets[i].address = region->address;
+    }
+    return KVF_OK;
+}
+
+static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card, kvf_peer *peer,
+                            kvf_ucx_link **out) {
+    kvf_ucx_link *link = kvf_alloc0(1, sizeof *link);
+    kvf_ucx_target *targets = kvf_alloc0(card->region_count, sizeof *targets);
+    if (!link || !targets) {
+        kvf_free(link);
+        kvf_free(targets);
+        return kvf_nomem("a link");
+    }
+    link->endpoint = endpoint;
+    link->peer = peer;
+    link->targets = targets;
+    kvf_ucx_enter();
+    kvf_status status = kvf_ucx_beacon_watch(card->beacon, &link->watch);
+    if (!status)
+        status = create_ep(link, card);
+    if (!status)
+        status = unpack_keys(link, card);
+    kvf_ucx_leave();
+    if (!status && link->watch >= 0 && !kvf_ucx_listen_to(endpoint, link->watch, EPOLLIN | EPOLLRDHUP, link))
+        status = kvf_fail(KVF_E_IO, "event descriptor: %s", strerror(errno));
+    if (status)
+        free_link(link);
+    else
+        *out = link;
+    return status;
+}
+
+kvf_status kvf_ucx_connect(void *endpoint_pointer, const void *data, size_t bytes, kvf_peer *peer,
+                           void **out) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    kvf_ucx_card card;
+    kvf_status status = kvf_ucx_card_read(data, bytes, &card);
+    if (status)
+        return status;
+    kvf_ucx_link *link = NULL;
+    status = check_regions(&card, peer);
+    if (!status)
+        status = make_link(endpoint, &card, peer, &link);
+    kvf_free(card.regions);
+    if (status)
+        return status;
+    link->following = endpoint->links;
+    if (endpoint->links)
+        endpoint->links->previous = link;
+    endpoint->links = link;
+    kvf_ucx_wake(endpoint, true);
+    *out = link;
+    return KVF_OK;
+}
+
+void kvf_ucx_disconnect(void *link_pointer) {
+    kvf_ucx_link *link = link_pointer;
+    kvf_ucx_endpoint *endpoint = link->endpoint;
+    if (endpoint->turn == link)
+        endpoint->turn = NULL;
+    if (link->previous)
+        link->previous->following = link->following;
+    else
+        endpoint->links = link->following;
+    if (link->following)
+        link->following->previous = link->previous;
+    kvf_ucx_enter();
+    linger(link);
+    close_ep(link);
+    kvf_ucx_leave();
+    kvf_ucx_drop_jobs(link);
+    free_link(link);
+}
+
+/* ---- notifications that go out --------------------------------------------------------------- */
+
+static void recycle(kvf_ucx_message *message) {
+    message->following = message->link->spare;
+    message->link->spare = message;
+}
+
+static void sent(void *request, ucs_status_t status, void *user_data) {
+    (void)status; /* when it failed, the link is lost, which says more */
+    kvf_ucx_message *message = user_data;
+    message->link->messages--;
+    recycle(message);
+    ucp_request_free(request);
+}
+
+static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, size_t bytes) {
+    const char *name = kvf_transport_name(link->endpoint->transport);
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_EAGER, /* whole, and in order on one lane */
+        .cb.send = sent,
+        .user_data = message,
+    };
+    link->notified = true;
+    ucs_status_ptr_t result =
+        ucp_am_send_nbx(link->ep, KVF_UCX_NOTIFY_ID, name, strlen(name), message->data, bytes, &param);
+    if (UCS_PTR_IS_PTR(result)) {
+        link->messages++;
+        return KVF_OK;
+    }
+    recycle(message);
+    return UCS_PTR_IS_ERR(result) ? kvf_ucx_fail(UCS_PTR_STATUS(result), "notification") : KVF_OK;
+}
+
+kvf_status kvf_ucx_notify(void *link_pointer, const void *data, size_t bytes) {
+    kvf_ucx_link *link = link_pointer;
+    if (link->lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->lost_why);
+    if (link->messages >= MESSAGES_MAX)
+        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed %u", link->messages,
+                        MESSAGES_MAX);
+    kvf_ucx_message *message = link->spare;
+    if (message)
+        link->spare = message->following;
+    else if (!(message = kvf_alloc(1, sizeof *message)))
+        return kvf_nomem("a notification");
+    message->link = link;
+    memcpy(message->data, data, bytes);
+    kvf_ucx_enter();
+    kvf_status status = send_message(link, message, bytes);
+    kvf_ucx_leave();
+    kvf_ucx_wake(link->endpoint, true);
+    return status;
+}

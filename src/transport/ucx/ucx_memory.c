@@ -1,0 +1,164 @@
+/*
+ * Memory of the UCX fabric: what it allocates, what it registers, and the keys to it on the card.
+ */
+#include "transport/ucx/ucx.h"
+
+static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx_memory *memory) {
+    ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_FLAGS | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = memory->address,
+        .length = memory->bytes,
+        .flags = flags,
+        .memory_type = memory->type,
+    };
+    ucs_status_t status = ucp_mem_map(endpoint->context, &params, &memory->handle);
+    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, flags ? "allocation" : "registration");
+}
+
+kvf_status kvf_ucx_allocate(void *endpoint_pointer, uint64_t bytes, void **out) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    uint64_t padded; /* so that rounding up to pages inside UCX cannot overflow */
+    if (!kvf_add(bytes, 1u << 30, &padded))
+        return kvf_fail(KVF_E_NOMEM, "no memory for %llu bytes", (unsigned long long)bytes);
+    kvf_ucx_allocation *allocation = kvf_alloc0(1, sizeof *allocation);
+    if (!allocation)
+        return kvf_nomem("an allocation");
+    allocation->memory.bytes = bytes;
+    allocation->memory.type = UCS_MEMORY_TYPE_HOST;
+    kvf_ucx_enter();
+    kvf_status status = map_memory(endpoint, UCP_MEM_MAP_ALLOCATE, &allocation->memory);
+    ucp_mem_attr_t attributes = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
+    if (!status)
+        (void)ucp_mem_query(allocation->memory.handle, &attributes);
+    kvf_ucx_leave();
+    if (status) {
+        kvf_free(allocation);
+        return status;
+    }
+    allocation->memory.address = attributes.address;
+    allocation->following = endpoint->allocations;
+    endpoint->allocations = allocation;
+    *out = attributes.address;
+    return KVF_OK;
+}
+
+/* The allocation a region lies in. Its handle serves the region too, and lets peers on this machine map it.
+ */
+static const kvf_ucx_allocation *allocation_of(const kvf_ucx_endpoint *endpoint, const kvf_memory *region) {
+    uintptr_t address = (uintptr_t)region->address;
+    for (const kvf_ucx_allocation *at = endpoint->allocations; at; at = at->following) {
+        uintptr_t begin = (uintptr_t)at->memory.address;
+        if (address >= begin && address - begin <= at->memory.bytes &&
+            region->bytes <= at->memory.bytes - (address - begin))
+            return at;
+    }
+    return NULL;
+}
+
+static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf_memory *region,
+                               kvf_ucx_memory *out) {
+    *out = (kvf_ucx_memory){.address = region->address, .bytes = region->bytes, .type = UCS_MEMORY_TYPE_HOST};
+    if (region->kind == KVF_MEMORY_CUDA) {
+        out->type = UCS_MEMORY_TYPE_CUDA;
+        if (!(endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "region %u is CUDA memory, but this UCX (%s) works without CUDA here", i,
+                            ucp_get_version_string());
+    }
+    const kvf_ucx_allocation *allocation = allocation_of(endpoint, region);
+    if (allocation) {
+        out->handle = allocation->memory.handle;
+        return KVF_OK;
+    }
+    kvf_status status = map_memory(endpoint, 0, out);
+    out->mapped = !status;
+    return status ? kvf_fail_in(status, "region %u: ", i) : KVF_OK;
+}
+
+kvf_status kvf_ucx_register(void *endpoint_pointer, uint32_t region, const kvf_memory *memory) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    if (region >= endpoint->region_count) {
+        kvf_ucx_memory *grown = kvf_resize(endpoint->regions, (size_t)region + 1, sizeof *grown);
+        if (!grown)
+            return kvf_nomem("regions");
+        endpoint->regions = grown;
+        for (; endpoint->region_count <= region; endpoint->region_count++)
+            grown[endpoint->region_count] = (kvf_ucx_memory){0};
+    }
+    kvf_ucx_memory made;
+    kvf_ucx_enter();
+    kvf_status status = register_one(endpoint, region, memory, &made);
+    kvf_ucx_leave();
+    if (!status)
+        endpoint->regions[region] = made;
+    return status;
+}
+
+/* Peers on this machine watch the beacon: that it goes out ends their connections, and their cards lead nowhere.
+ * Others get an error from UCX for the key. */
+kvf_status kvf_ucx_unregister(void *endpoint_pointer, uint32_t region) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    kvf_ucx_memory *memory = &endpoint->regions[region];
+    kvf_ucx_enter();
+    if (memory->mapped)
+        (void)ucp_mem_unmap(endpoint->context, memory->handle);
+    kvf_ucx_leave();
+    *memory = (kvf_ucx_memory){0};
+    kvf_ucx_beacon_close(&endpoint->beacon);
+    kvf_ucx_light_beacon(endpoint);
+    return KVF_OK;
+}
+
+/* ---- the card -------------------------------------------------------------------------------- */
+
+static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card) {
+    for (uint32_t i = 0; i < endpoint->region_count; i++) {
+        const kvf_ucx_memory *region = &endpoint->regions[i];
+        if (region->bytes == 0) {
+            card->regions[card->region_count++] = (kvf_ucx_card_region){0};
+            continue;
+        }
+        void *key;
+        size_t bytes;
+        ucs_status_t status = ucp_rkey_pack(endpoint->context, region->handle, &key, &bytes);
+        if (status != UCS_OK)
+            return kvf_ucx_fail(status, "memory key");
+        card->regions[card->region_count++] = (kvf_ucx_card_region){
+            .address = (uintptr_t)region->address,
+            .bytes = region->bytes,
+            .key = key,
+            .key_bytes = (uint32_t)bytes,
+        };
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_ucx_write_card(void *endpoint_pointer, kvf_buffer *out) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    kvf_ucx_card card = {.regions = kvf_alloc(endpoint->region_count, sizeof *card.regions)};
+    if (!card.regions)
+        return kvf_nomem("a card");
+    memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
+    ucp_address_t *address = NULL;
+    size_t address_bytes = 0;
+    kvf_ucx_enter();
+    kvf_status status = KVF_OK;
+    ucs_status_t got = ucp_worker_get_address(endpoint->worker, &address, &address_bytes);
+    if (got != UCS_OK)
+        status = kvf_ucx_fail(got, "worker address");
+    card.worker = address;
+    card.worker_bytes = (uint32_t)address_bytes;
+    if (!status)
+        status = pack_keys(endpoint, &card);
+    if (!status)
+        status = kvf_ucx_card_write(&card, out);
+    for (uint32_t i = 0; i < card.region_count; i++)
+        if (card.regions[i].key)
+            ucp_rkey_buffer_release((void *)(uintptr_t)card.regions[i].key);
+    if (address)
+        ucp_worker_release_address(endpoint->worker, address);
+    kvf_ucx_leave();
+    kvf_free(card.regions);
+    return status;
+}

@@ -1,0 +1,90 @@
+/*
+ * UCX's errors and log lines in our words.
+ *
+ * UCX logs to the terminal whatever goes wrong, which a library must not do. Its log lines also say more than
+ * its status codes ("no active messages transport to ..."), so they are caught and become part of the detail
+ * text. Lines from UCX's own helper thread, and everything once the user sets UCX_LOG_LEVEL, are left alone.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "transport/ucx/ucx.h"
+
+#if defined(__has_include)
+#if __has_include(<ucs/debug/log_def.h>)
+#include <ucs/debug/log_def.h>
+#define KVF_UCX_CATCHES_LOG 1
+#endif
+#endif
+
+static _Thread_local unsigned depth;
+static _Thread_local char first_error[240];
+
+#ifdef KVF_UCX_CATCHES_LOG
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char *function,
+                                    ucs_log_level_t level, const ucs_log_component_config_t *component,
+                                    const char *format, va_list arguments)
+    __attribute__((format(printf, 6, 0)));
+
+static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char *function,
+                                    ucs_log_level_t level, const ucs_log_component_config_t *component,
+                                    const char *format, va_list arguments) {
+    (void)file;
+    (void)line;
+    (void)function;
+    (void)component;
+    if (depth == 0 || level == UCS_LOG_LEVEL_FATAL || level > UCS_LOG_LEVEL_DIAG)
+        return UCS_LOG_FUNC_RC_CONTINUE;
+    if (level == UCS_LOG_LEVEL_ERROR && !*first_error) {
+        (void)vsnprintf(first_error, sizeof first_error, format, arguments);
+    }
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+static void install(void) {
+    if (!getenv("UCX_LOG_LEVEL"))
+        ucs_log_push_handler(catch_line);
+}
+#endif
+
+void kvf_ucx_enter(void) {
+#ifdef KVF_UCX_CATCHES_LOG
+    (void)pthread_once(&once, install);
+#endif
+    if (depth++ == 0)
+        *first_error = '\0';
+}
+
+void kvf_ucx_leave(void) {
+    depth--;
+}
+
+kvf_status kvf_ucx_status(ucs_status_t status) {
+    switch (status) {
+    case UCS_OK:
+        return KVF_OK;
+    case UCS_ERR_NO_MEMORY:
+        return KVF_E_NOMEM;
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NO_DEVICE:
+    case UCS_ERR_NOT_IMPLEMENTED:
+        return KVF_E_UNSUPPORTED;
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_REJECTED:
+    case UCS_ERR_CANCELED:
+        return KVF_E_PEER_LOST;
+    default:
+        return KVF_E_IO;
+    }
+}
+
+kvf_status kvf_ucx_fail(ucs_status_t status, const char *what) {
+    return kvf_fail(kvf_ucx_status(status), "UCX %s: %s%s%s", what, ucs_status_string(status),
+                    *first_error ? ": " : "", first_error);
+}

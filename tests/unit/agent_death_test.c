@@ -1,0 +1,117 @@
+/* A process that is killed: what is known of it at once, and what need not be waited for. */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent_world.h"
+
+#define TOKENS 50
+
+static kvf_agent_options options_of(const char *transport) {
+    return (kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .transport = transport};
+}
+
+/* The producer: writes one of the layers, says so, and waits to be killed. */
+static void produce(const char *transport, int out) {
+    const kvf_agent_options options = options_of(transport);
+    world w = {.model = attention(4, 8, 8)};
+    world_request held;
+    uint64_t ticket;
+    w.p.engine = engine_of(w.model, ENGINE(.name = "P", .all = {.block_count = 64}));
+    world_open_agents(&w.p, &options);
+    world_request_make(&w, &w.p, "a", TOKENS, 0, 1, &held);
+    assert_ok(kvf_agent_push(w.p.agents[0], &held.request, &ticket));
+    assert_ok(kvf_agent_push_ready(w.p.agents[0], ticket, 0, TOKENS, 1));
+    char endpoint[64] = "";
+    (void)snprintf(endpoint, sizeof endpoint, "%s", w.p.contact.endpoint);
+    assert_int_equal(write(out, endpoint, sizeof endpoint), sizeof endpoint);
+    for (bool told = false;;) {
+        kvf_agent_stats stats = {.struct_size = sizeof stats};
+        (void)kvf_agent_wait(w.p.agents[0], MS);
+        assert_ok(kvf_agent_get_stats(w.p.agents[0], &stats));
+        if (!told && stats.bytes_written > 0)
+            told = write(out, "!", 1) == 1;
+    }
+}
+
+typedef struct scene {
+    world w;
+    world_request wanted;
+    pid_t producer;
+    int pipe[2];
+    uint64_t ticket;
+} scene;
+
+/* A producer has begun to write into our blocks. */
+static void set_up(scene *s, const char *transport) {
+    memset(s, 0, sizeof *s);
+    assert_int_equal(pipe(s->pipe), 0);
+    s->producer = fork();
+    assert_true(s->producer >= 0);
+    if (s->producer == 0)
+        produce(transport, s->pipe[1]);
+    const kvf_agent_options options = options_of(transport);
+    char endpoint[64];
+    assert_int_equal(read(s->pipe[0], endpoint, sizeof endpoint), sizeof endpoint);
+    s->w.model = attention(4, 8, 8);
+    s->w.outcomes = calloc(WORLD_MAX_OUTCOMES, sizeof *s->w.outcomes);
+    assert_non_null(s->w.outcomes);
+    s->w.d.engine = engine_of(s->w.model, ENGINE(.name = "D", .all = {.block_count = 64, .order = "BLHNP"}));
+    world_open_agents(&s->w.d, &options);
+    world_request_make(&s->w, &s->w.d, "a", TOKENS, 8, 1, &s->wanted);
+    s->wanted.request.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
+    assert_ok(kvf_agent_expect(s->w.d.agents[0], &s->wanted.request, &s->ticket));
+    struct pollfd told = {s->pipe[0], POLLIN, 0};
+    world_until(&s->w, poll(&told, 1, 0) == 1);
+}
+
+static void tear_down(scene *s) {
+    (void)kill(s->producer, SIGKILL);
+    (void)waitpid(s->producer, NULL, 0);
+    (void)close(s->pipe[0]);
+    (void)close(s->pipe[1]);
+    world_quiet(&s->w);
+    world_close(&s->w);
+}
+
+static void blocks_of_a_writer_that_was_killed_are_free_at_once(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, "shm");
+    assert_int_equal(kill(s.producer, SIGKILL), 0);
+    uint64_t killed = world_now();
+    const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ticket, KVF_E_PEER_LOST);
+    print_message("free %.1f ms after the kill\n", (double)(world_now() - killed) / 1e6);
+    if (!failed->blocks_free) { /* it stood in a write, and the kernel was not done with it */
+        const world_outcome *free = world_next(&s.w, s.w.d.agents[0], s.ticket);
+        assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
+        assert_true(world_now() - killed < 10 * SECOND); /* and not when the lease of 30 s is over */
+    }
+    tear_down(&s);
+}
+
+static void blocks_of_a_writer_that_was_stopped_are_in_doubt(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, "shm");
+    assert_int_equal(kill(s.producer, SIGSTOP), 0);
+    assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.ticket));
+    assert_false(world_failed(&s.w, s.w.d.agents[0], s.ticket, KVF_E_CANCELLED)->blocks_free);
+    assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_int_equal(kill(s.producer, SIGKILL), 0);
+    uint64_t killed = world_now();
+    assert_int_equal(world_next(&s.w, s.w.d.agents[0], s.ticket)->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(world_now() - killed < 10 * SECOND);
+    tear_down(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_of_a_writer_that_was_killed_are_free_at_once),
+        cmocka_unit_test(blocks_of_a_writer_that_was_stopped_are_in_doubt),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,444 @@
+/* The loop of an engine around its agents: what wakes it, several threads in it, and its end. */
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "agent_world.h"
+
+#define OWN_THREAD (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true})
+#define LONG_MS (WORLD_PATIENCE_S * 1000) /* a poll that comes to its end has been woken too late */
+#define TOKENS 40
+
+typedef struct exchange {
+    world w;
+    world_request held, wanted;
+} exchange;
+
+static void set_up(exchange *x, const kvf_agent_options *options) {
+    memset(x, 0, sizeof *x);
+    world_open_model(&x->w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64, .order = "BLHNP"}), options);
+    world_request_make(&x->w, &x->w.p, "r", TOKENS, 3, 1, &x->held);
+    world_request_make(&x->w, &x->w.d, "r", TOKENS, 7, 1, &x->wanted);
+    x->wanted.request.contact = x->w.p.contact;
+    world_fill(&x->w, &x->w.p, &x->held, 1);
+}
+
+/* ---- one thread ------------------------------------------------------------------------------ */
+
+/* Calls those agents whose descriptor is readable, until D has had an event for each ticket; returns how often
+ * it was woken. */
+static uint32_t poll_until_done(exchange *x) {
+    kvf_agent *agents[2] = {x->w.p.agents[0], x->w.d.agents[0]};
+    uint32_t rounds = 0;
+    for (bool done = false; !done; rounds++) {
+        struct pollfd fds[2];
+        for (int i = 0; i < 2; i++)
+            fds[i] = (struct pollfd){kvf_agent_event_fd(agents[i]), POLLIN, 0};
+        if (poll(fds, 2, LONG_MS) <= 0)
+            fail_msg("nothing was readable, and the exchange is not over");
+        for (int i = 0; i < 2; i++) {
+            kvf_event event;
+            if (!fds[i].revents)
+                continue;
+            assert_ok(kvf_agent_progress(agents[i], NULL));
+            while (kvf_agent_next_event(agents[i], &event) == KVF_OK) {
+                if (event.kind != KVF_EVENT_DONE)
+                    fail_msg("event %d: %s", (int)event.kind, event.detail);
+                done = done || i == 1;
+            }
+        }
+    }
+    return rounds;
+}
+
+static void a_pull_needs_no_call_but_those_that_the_descriptor_asks_for(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    set_up(&x, NULL);
+    assert_ok(kvf_agent_pull(x.w.d.agents[0], &x.wanted.request, &ticket));
+    world_hold(&x.w.p, &x.held, &ticket);
+    (void)poll_until_done(&x);
+    assert_int_equal(world_wrong_cells(&x.w, &x.w.d, &x.wanted, 1), 0);
+    world_close(&x.w);
+}
+
+static void a_push_needs_no_call_but_those_that_the_descriptor_asks_for(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    set_up(&x, NULL);
+    assert_ok(kvf_agent_expect(x.w.d.agents[0], &x.wanted.request, &ticket));
+    assert_ok(kvf_agent_push(x.w.p.agents[0], &x.held.request, &ticket));
+    assert_ok(kvf_agent_push_ready(x.w.p.agents[0], ticket, 0, UINT64_MAX, UINT32_MAX));
+    (void)poll_until_done(&x);
+    assert_int_equal(world_wrong_cells(&x.w, &x.w.d, &x.wanted, 1), 0);
+    world_close(&x.w);
+}
+
+/* What is over must not keep a loop spinning: after some last rounds the descriptor is silent. */
+static void the_descriptor_is_silent_where_there_is_nothing_to_do(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    set_up(&x, NULL);
+    world_hold(&x.w.p, &x.held, &ticket);
+    assert_ok(kvf_agent_pull(x.w.d.agents[0], &x.wanted.request, &ticket));
+    assert_true(poll_until_done(&x) < 10000);
+    world_quiet(&x.w);
+    for (int i = 0; i < 2; i++) {
+        kvf_agent *agent = i ? x.w.d.agents[0] : x.w.p.agents[0];
+        struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
+        uint32_t rounds = 0;
+        for (kvf_event event; poll(&fd, 1, 0) > 0; rounds++) {
+            assert_true(rounds < 10000);
+            assert_ok(kvf_agent_progress(agent, NULL));
+            while (kvf_agent_next_event(agent, &event) == KVF_OK) {
+            }
+        }
+    }
+    world_close(&x.w);
+}
+
+static void an_event_makes_the_descriptor_readable_until_it_is_taken(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        exchange x;
+        uint64_t ticket;
+        kvf_event event;
+        set_up(&x, own ? OWN_THREAD : NULL);
+        kvf_agent *p = x.w.p.agents[0];
+        struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
+        world_hold(&x.w.p, &x.held, &ticket);
+        assert_ok(kvf_agent_cancel(p, ticket));
+        assert_int_equal(poll(&fd, 1, LONG_MS), 1);
+        while (kvf_agent_next_event(p, &event) == KVF_E_AGAIN)
+            assert_ok(kvf_agent_progress(p, NULL));
+        assert_int_equal(event.status, KVF_E_CANCELLED);
+        for (uint32_t rounds = 0; poll(&fd, 1, 0) > 0; rounds++) {
+            assert_true(rounds < 10000);
+            assert_ok(kvf_agent_progress(p, NULL));
+        }
+        world_close(&x.w);
+    }
+}
+
+static void a_time_that_has_come_makes_the_descriptor_readable(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    kvf_event event;
+    set_up(&x, NULL);
+    kvf_agent *p = x.w.p.agents[0];
+    struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
+    x.held.request.deadline_ns = 5 * MS;
+    assert_ok(kvf_agent_hold(p, &x.held.request, &ticket));
+    while (kvf_agent_next_event(p, &event) == KVF_E_AGAIN) {
+        assert_int_equal(poll(&fd, 1, LONG_MS), 1);
+        assert_ok(kvf_agent_progress(p, NULL));
+    }
+    assert_int_equal(event.status, KVF_E_TIMEOUT);
+    world_close(&x.w);
+}
+
+static void the_time_out_is_that_of_the_next_thing_to_do(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    set_up(&x, NULL);
+    kvf_agent *p = x.w.p.agents[0];
+    for (bool busy = true; busy;)
+        assert_ok(kvf_agent_progress(p, &busy));
+    assert_true(kvf_agent_timeout(p) == UINT64_MAX);
+    x.held.request.deadline_ns = 100 * SECOND;
+    assert_ok(kvf_agent_hold(p, &x.held.request, &ticket));
+    assert_true(kvf_agent_timeout(p) <= 100 * SECOND);
+    assert_true(kvf_agent_timeout(p) > 50 * SECOND);
+    assert_ok(kvf_agent_cancel(p, ticket));
+    assert_true(kvf_agent_timeout(p) == 0); /* the request is to be freed */
+    assert_true(kvf_agent_timeout(NULL) == UINT64_MAX);
+    world_close(&x.w);
+}
+
+static void an_agent_with_a_thread_waits_for_no_call(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    set_up(&x, OWN_THREAD);
+    world_hold(&x.w.p, &x.held, &ticket);
+    assert_true(kvf_agent_timeout(x.w.p.agents[0]) == UINT64_MAX);
+    world_close(&x.w);
+}
+
+/* ---- several threads ------------------------------------------------------------------------- */
+
+typedef struct waiter {
+    kvf_agent *agent;
+    pthread_t thread;
+    kvf_status status;
+} waiter;
+
+static void *wait_for_ever(void *context) {
+    waiter *self = context;
+    self->status = kvf_agent_wait(self->agent, UINT64_MAX);
+    return NULL;
+}
+
+static uint32_t calls_under_way(kvf_agent *agent) {
+    (void)pthread_mutex_lock(&agent->lock);
+    uint32_t users = agent->users;
+    (void)pthread_mutex_unlock(&agent->lock);
+    return users;
+}
+
+static void closing_ends_the_waits_of_other_threads(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        exchange x;
+        waiter waiters[4];
+        set_up(&x, own ? OWN_THREAD : NULL);
+        for (size_t i = 0; i < COUNT_OF(waiters); i++) {
+            waiters[i] = (waiter){.agent = x.w.d.agents[0]};
+            assert_int_equal(pthread_create(&waiters[i].thread, NULL, wait_for_ever, &waiters[i]), 0);
+        }
+        while (calls_under_way(x.w.d.agents[0]) < COUNT_OF(waiters))
+            (void)sched_yield();
+        world_close_agents(&x.w.d);
+        for (size_t i = 0; i < COUNT_OF(waiters); i++) {
+            (void)pthread_join(waiters[i].thread, NULL);
+            assert_int_equal(waiters[i].status, KVF_E_CANCELLED);
+        }
+        world_close(&x.w);
+    }
+}
+
+#define REQUESTS 48u
+
+typedef struct crowd {
+    world w;
+    pthread_mutex_t taking;
+    atomic_uint done, wrong;
+} crowd;
+
+typedef struct one {
+    crowd *crowd;
+    kvf_agent *agent;
+} one;
+
+/* Nobody but the waiting threads makes these agents work. */
+static void *wait_and_take(void *context) {
+    const one *self = context;
+    crowd *c = self->crowd;
+    while (atomic_load(&c->done) < 2 * REQUESTS) {
+        kvf_event event;
+        (void)kvf_agent_wait(self->agent, 20 * MS);
+        (void)pthread_mutex_lock(&c->taking); /* an event is valid until another is taken */
+        while (kvf_agent_next_event(self->agent, &event) == KVF_OK) {
+            atomic_fetch_add(&c->wrong, event.kind != KVF_EVENT_DONE);
+            atomic_fetch_add(&c->done, 1);
+        }
+        (void)pthread_mutex_unlock(&c->taking);
+    }
+    return NULL;
+}
+
+static void several_threads_wait_for_agents_that_have_none(void **state) {
+    (void)state;
+    static crowd c;
+    static world_request held[REQUESTS], wanted[REQUESTS];
+    static char ids[REQUESTS][16];
+    pthread_t threads[6];
+    one ones[6];
+    memset(&c, 0, sizeof c);
+    (void)pthread_mutex_init(&c.taking, NULL);
+    world_open_model(&c.w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 256}),
+                     ENGINE(.name = "D", .all = {.block_count = 256, .order = "BLHNP"}), NULL);
+    for (size_t i = 0; i < COUNT_OF(threads); i++) {
+        ones[i] = (one){&c, i % 2 ? c.w.p.agents[0] : c.w.d.agents[0]};
+        assert_int_equal(pthread_create(&threads[i], NULL, wait_and_take, &ones[i]), 0);
+    }
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        uint64_t ticket;
+        (void)snprintf(ids[i], sizeof ids[i], "request %u", i);
+        world_request_make(&c.w, &c.w.p, ids[i], TOKENS, 3 * i, 1, &held[i]);
+        world_request_make(&c.w, &c.w.d, ids[i], TOKENS, 3 * i, 1, &wanted[i]);
+        world_fill(&c.w, &c.w.p, &held[i], i);
+        wanted[i].request.contact = c.w.p.contact;
+        assert_ok(kvf_agent_pull(c.w.d.agents[0], &wanted[i].request, &ticket));
+        world_hold(&c.w.p, &held[i], &ticket);
+    }
+    for (size_t i = 0; i < COUNT_OF(threads); i++)
+        (void)pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&c.wrong), 0);
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        assert_int_equal(world_wrong_cells(&c.w, &c.w.d, &wanted[i], i), 0);
+    world_close(&c.w);
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+typedef struct talker {
+    kvf_agent *agent;
+    atomic_uint lines, wrong, deep;
+} talker;
+
+/* Calls what an engine may want to know, or to do, when something failed. */
+static void call_back(void *context, const kvf_log_line *line) {
+    talker *self = context;
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    (void)line;
+    if (!self->agent)
+        return;
+    atomic_fetch_add(&self->wrong, atomic_fetch_add(&self->deep, 1) > 0);
+    atomic_fetch_add(&self->wrong, kvf_agent_get_stats(self->agent, &stats) != KVF_OK);
+    atomic_fetch_add(&self->wrong, kvf_agent_progress(self->agent, NULL) != KVF_OK);
+    atomic_fetch_add(&self->wrong, kvf_agent_cancel(self->agent, UINT64_MAX) != KVF_E_NOT_FOUND);
+    atomic_fetch_sub(&self->deep, 1);
+    atomic_fetch_add(&self->lines, 1);
+}
+
+static void the_log_function_may_call_the_agent(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        exchange x;
+        talker t = {.agent = NULL};
+        kvf_agent_options options = {
+            .struct_size = sizeof options, .own_thread = own, .log = call_back, .log_context = &t};
+        uint64_t ticket;
+        set_up(&x, &options);
+        t.agent = x.w.p.agents[0];
+        for (uint32_t i = 0; i < 8; i++) {
+            assert_ok(kvf_agent_hold(x.w.p.agents[0], &x.held.request, &ticket));
+            assert_ok(kvf_agent_cancel(x.w.p.agents[0], ticket));
+        }
+        world_until(&x.w, atomic_load(&t.lines) == 8);
+        assert_int_equal(atomic_load(&t.wrong), 0);
+        world_close(&x.w);
+    }
+}
+
+static void what_a_call_says_is_not_overwritten_by_the_log_function(void **state) {
+    (void)state;
+    exchange x;
+    talker t = {.agent = NULL};
+    kvf_agent_options options = {.struct_size = sizeof options, .log = call_back, .log_context = &t};
+    uint64_t ticket;
+    set_up(&x, &options);
+    t.agent = x.w.p.agents[0];
+    world_hold(&x.w.p, &x.held, &ticket);
+    (void)kvf_agent_cancel(x.w.p.agents[0], 12345);
+    assert_ok(kvf_agent_cancel(x.w.p.agents[0], ticket));
+    assert_int_equal(atomic_load(&t.lines), 1);
+    assert_non_null(strstr(kvf_error_detail(), "12345"));
+    world_close(&x.w);
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+static void a_child_of_fork_cannot_use_its_parents_agent(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        exchange x;
+        set_up(&x, own ? OWN_THREAD : NULL);
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            uint64_t ticket;
+            int wrong = kvf_agent_progress(x.w.d.agents[0], NULL) != KVF_E_INVALID;
+            wrong += strstr(kvf_error_detail(), "forked") == NULL;
+            wrong += kvf_agent_hold(x.w.p.agents[0], &x.held.request, &ticket) != KVF_E_INVALID;
+            wrong += kvf_agent_timeout(x.w.p.agents[0]) != UINT64_MAX;
+            kvf_agent_close(x.w.d.agents[0]);
+            _exit(wrong);
+        }
+        int status;
+        uint64_t tickets[2];
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+        world_hold(&x.w.p, &x.held, &tickets[0]);
+        world_pull(&x.w.d, &x.wanted, &x.w.p, &tickets[1]);
+        (void)world_done(&x.w, x.w.d.agents[0], tickets[1]);
+        world_close(&x.w);
+    }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+typedef struct scarcity {
+    int calls, refuse_at; /* refused is the call of this number alone */
+} scarcity;
+
+static void *scarce_allocate(void *context, size_t bytes) {
+    scarcity *s = context;
+    return ++s->calls == s->refuse_at ? NULL : malloc(bytes);
+}
+
+static void *scarce_resize(void *context, void *memory, size_t bytes) {
+    scarcity *s = context;
+    return ++s->calls == s->refuse_at ? NULL : realloc(memory, bytes);
+}
+
+static void scarce_release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+static void registering_that_failed_for_want_of_memory_may_be_repeated(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ENGINE(.name = "P", .all = {.block_count = 16}));
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, 0));
+    kvf_status status = KVF_E_NOMEM;
+    int refused = 0;
+    for (int n = 1; status; n++) {
+        kvf_agent *agent;
+        kvf_memory regions[WORLD_MAX_REGIONS];
+        scarcity scarce = {0, n};
+        const kvf_allocator allocator = {scarce_allocate, scarce_resize, scarce_release, &scarce};
+        assert_ok(kvf_agent_open(engine, 0, NULL, &agent));
+        for (uint32_t i = 0; i < shard->region_count; i++) {
+            regions[i] = (kvf_memory){.bytes = shard->region_bytes[i]};
+            assert_ok(kvf_agent_allocate(agent, regions[i].bytes, &regions[i].address));
+        }
+        assert_ok(kvf_set_allocator(&allocator));
+        status = kvf_agent_register(agent, regions, shard->region_count);
+        assert_ok(kvf_set_allocator(NULL));
+        if (status) {
+            refused++;
+            assert_int_equal(status, KVF_E_NOMEM);
+            assert_ok(kvf_agent_register(agent, regions, shard->region_count));
+        }
+        assert_int_equal(kvf_agent_register(agent, regions, shard->region_count), KVF_E_EXISTS);
+        kvf_agent_close(agent);
+    }
+    assert_true(refused > 5);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pull_needs_no_call_but_those_that_the_descriptor_asks_for),
+        cmocka_unit_test(a_push_needs_no_call_but_those_that_the_descriptor_asks_for),
+        cmocka_unit_test(the_descriptor_is_silent_where_there_is_nothing_to_do),
+        cmocka_unit_test(an_event_makes_the_descriptor_readable_until_it_is_taken),
+        cmocka_unit_test(a_time_that_has_come_makes_the_descriptor_readable),
+        cmocka_unit_test(the_time_out_is_that_of_the_next_thing_to_do),
+        cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
+        cmocka_unit_test(closing_ends_the_waits_of_other_threads),
+        cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
+        cmocka_unit_test(the_log_function_may_call_the_agent),
+        cmocka_unit_test(what_a_call_says_is_not_overwritten_by_the_log_function),
+        cmocka_unit_test(a_child_of_fork_cannot_use_its_parents_agent),
+        cmocka_unit_test(registering_that_failed_for_want_of_memory_may_be_repeated),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,266 @@
+#include "agent_net.h"
+
+#include <stdio.h>
+
+#include "link/link_endpoint.h"
+#include "shapes.h"
+
+#define LINKS 64u
+#define LINES 64u
+#define CONNECTIONS 65536u
+#define FIRST_PORT 20000u
+#define INCOMING (UINT64_C(1) << 62)
+#define FIRST_PAUSE 20000000u
+#define LONGEST_PAUSE 1000000000u
+
+typedef struct parcel {
+    uint64_t due;
+    kvf_route route;
+    size_t bytes;
+    struct parcel *prev, *next;
+    uint8_t data[];
+} parcel;
+
+typedef struct net_link net_link;
+
+/* An outgoing connection, which is dialled again when it broke. */
+typedef struct net_line {
+    uint32_t users; /* 0: not in use */
+    kvf_route route;
+    char endpoint[64];
+    uint32_t connection; /* 0: none */
+    bool broken;         /* to be told */
+    uint64_t pause, next_try;
+} net_line;
+
+struct net_link {
+    kvf_link base;
+    kvf_link_options options;
+    char endpoint[64];
+    parcel *inbox;
+    net_line lines[LINES];
+};
+
+typedef struct connection {
+    net_link *client, *server; /* NULL: gone */
+    kvf_route route;           /* the client's */
+} connection;
+
+static uint64_t time_now = 1000000000u;
+static net_link *links[LINKS];
+static connection connections[CONNECTIONS]; /* from 1 on */
+static uint32_t connection_count, link_count;
+static kvf_route last_route;
+
+uint64_t net_now(void) {
+    return time_now;
+}
+
+void net_advance(uint64_t ns) {
+    time_now += ns;
+}
+
+static uint64_t clock_now(void *context) {
+    (void)context;
+    return time_now;
+}
+
+static void dial(net_link *link, net_line *line) {
+    for (uint32_t i = 0; i < LINKS; i++) {
+        if (!links[i] || strcmp(links[i]->endpoint, line->endpoint) != 0)
+            continue;
+        assert_true(connection_count + 1 < CONNECTIONS);
+        connections[++connection_count] = (connection){link, links[i], line->route};
+        line->connection = connection_count;
+        line->pause = FIRST_PAUSE;
+        return;
+    }
+    line->next_try = time_now + line->pause;
+    line->pause = kvf_min_u64(2 * line->pause, LONGEST_PAUSE);
+}
+
+static kvf_status net_open(const kvf_link_options *options, kvf_link **out) {
+    net_link *link = calloc(1, sizeof *link);
+    assert_non_null(link);
+    link->options = *options;
+    if (!options->listen)
+        (void)snprintf(link->endpoint, sizeof link->endpoint, "tcp://127.0.0.1:%u",
+                       FIRST_PORT + ++link_count);
+    if (options->listen)
+        (void)snprintf(link->endpoint, sizeof link->endpoint, "%s", options->listen);
+    uint32_t place = 0;
+    while (place < LINKS && links[place])
+        place++;
+    assert_true(place < LINKS);
+    links[place] = link;
+    *out = &link->base;
+    return KVF_OK;
+}
+
+static void hang_up(net_link *client, kvf_route route) {
+    for (uint32_t i = 0; i < LINES; i++)
+        if (client->lines[i].users > 0 && client->lines[i].route == route) {
+            client->lines[i].connection = 0;
+            client->lines[i].broken = true;
+            client->lines[i].next_try = time_now + client->lines[i].pause;
+        }
+}
+
+static void net_close(kvf_link *base) {
+    net_link *link = (net_link *)base;
+    for (uint32_t i = 1; i <= connection_count; i++) {
+        connection *c = &connections[i];
+        if (c->server == link && c->client)
+            hang_up(c->client, c->route);
+        if (c->server == link || c->client == link)
+            *c = (connection){0};
+    }
+    for (uint32_t i = 0; i < LINKS; i++)
+        links[i] = links[i] == link ? NULL : links[i];
+    parcel *one, *next;
+    DL_FOREACH_SAFE(link->inbox, one, next) {
+        free(one);
+    }
+    free(link);
+}
+
+static const char *net_endpoint(const kvf_link *base) {
+    return ((const net_link *)base)->endpoint;
+}
+
+static kvf_status net_connect(kvf_link *base, const char *endpoint, const char *key, kvf_route *out) {
+    net_link *link = (net_link *)base;
+    net_line *place = NULL;
+    kvf_endpoint read;
+    kvf_status status = kvf_endpoint_to_connect(endpoint, &read);
+    (void)key;
+    if (status)
+        return status;
+    for (uint32_t i = 0; i < LINES; i++) {
+        net_line *line = &link->lines[i];
+        if (line->users > 0 && strcmp(line->endpoint, endpoint) == 0) {
+            line->users++;
+            *out = line->route;
+            return KVF_OK;
+        }
+        place = !place && line->users == 0 ? line : place;
+    }
+    assert_non_null(place);
+    *place = (net_line){.users = 1, .route = ++last_route, .pause = FIRST_PAUSE};
+    (void)snprintf(place->endpoint, sizeof place->endpoint, "%s", endpoint);
+    dial(link, place);
+    *out = place->route;
+    return KVF_OK;
+}
+
+static net_line *line_of(net_link *link, kvf_route route) {
+    for (uint32_t i = 0; i < LINES; i++)
+        if (link->lines[i].users > 0 && link->lines[i].route == route)
+            return &link->lines[i];
+    return NULL;
+}
+
+static void net_disconnect(kvf_link *base, kvf_route route) {
+    net_line *line = line_of((net_link *)base, route);
+    if (!line || --line->users > 0)
+        return;
+    if (line->connection)
+        connections[line->connection] = (connection){0};
+}
+
+static void put(net_link *to, kvf_route route, const void *data, size_t bytes) {
+    parcel *one = malloc(sizeof *one + bytes);
+    assert_non_null(one);
+    *one = (parcel){.due = time_now + NET_LATENCY_NS, .route = route, .bytes = bytes};
+    memcpy(one->data, data, bytes);
+    DL_APPEND(to->inbox, one);
+}
+
+static kvf_status net_send(kvf_link *base, kvf_route route, const void *data, size_t bytes) {
+    if (route & INCOMING) {
+        const connection *c = &connections[route & ~INCOMING];
+        if (c->client)
+            put(c->client, c->route, data, bytes);
+        return KVF_OK;
+    }
+    const net_line *line = line_of((net_link *)base, route);
+    if (!line)
+        return kvf_fail(KVF_E_NOT_FOUND, "no route %llu", (unsigned long long)route);
+    if (line->connection)
+        put(connections[line->connection].server, INCOMING | line->connection, data, bytes);
+    return KVF_OK;
+}
+
+static void tell(net_link *link, const net_line *line, kvf_status status, const char *what) {
+    char detail[128];
+    (void)snprintf(detail, sizeof detail, "%s: %s", line->endpoint, what);
+    if (link->options.on_broken)
+        link->options.on_broken(link->options.context, line->route, status, detail);
+}
+
+static void take_care_of(net_link *link, net_line *line) {
+    if (line->users > 0 && line->broken) {
+        line->broken = false;
+        tell(link, line, KVF_E_PEER_LOST, "the connection broke");
+    }
+    if (line->users > 0 && !line->connection && time_now >= line->next_try) {
+        dial(link, line);
+        if (!line->connection)
+            tell(link, line, KVF_E_IO, "no connection; trying again");
+    }
+}
+
+static bool net_pending(kvf_link *base) {
+    const net_link *link = (const net_link *)base;
+    bool pending = link->inbox && link->inbox->due <= time_now;
+    for (uint32_t i = 0; i < LINES; i++) {
+        const net_line *line = &link->lines[i];
+        pending |= line->users > 0 && (line->broken || (!line->connection && time_now >= line->next_try));
+    }
+    return pending;
+}
+
+static void net_progress(kvf_link *base, bool *more) {
+    net_link *link = (net_link *)base;
+    while (link->inbox && link->inbox->due <= time_now) {
+        parcel *one = link->inbox;
+        DL_DELETE(link->inbox, one);
+        if ((one->route & INCOMING) || line_of(link, one->route))
+            link->options.on_message(link->options.context, one->route, one->data, one->bytes);
+        free(one);
+    }
+    for (uint32_t i = 0; i < LINES; i++)
+        take_care_of(link, &link->lines[i]);
+    *more = net_pending(base);
+}
+
+static uint32_t net_fds(const kvf_link *base, int fds[KVF_LINK_FDS]) {
+    (void)base, (void)fds;
+    return 0;
+}
+
+static uint64_t net_due(const kvf_link *base) {
+    const net_link *link = (const net_link *)base;
+    uint64_t due = link->inbox ? link->inbox->due : UINT64_MAX;
+    for (uint32_t i = 0; i < LINES; i++)
+        if (link->lines[i].users > 0 && !link->lines[i].connection)
+            due = kvf_min_u64(due, link->lines[i].next_try);
+    return due;
+}
+
+static const kvf_clock net_clock = {clock_now, NULL};
+
+static const kvf_link_table net_table = {
+    .open = net_open,
+    .close = net_close,
+    .endpoint = net_endpoint,
+    .connect = net_connect,
+    .disconnect = net_disconnect,
+    .send = net_send,
+    .progress = net_progress,
+    .pending = net_pending,
+    .fds = net_fds,
+    .due = net_due,
+};
+
+const kvf_surroundings net_surroundings = {&net_clock, &net_table};

@@ -1,0 +1,142 @@
+/* Visits: what somebody who is no engine learns of one, and what is left of it there. */
+#include <stdio.h>
+
+#include <kvferry/visit.h>
+
+#include "agent_world.h"
+
+#define OPTIONS(...)                                                                                         \
+    (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true, __VA_ARGS__})
+#define VISIT(...) (&(const kvf_visit_options){.struct_size = sizeof(kvf_visit_options), __VA_ARGS__})
+
+static void open_pair(world *w, kvf_model *model, const kvf_agent_options *options) {
+    world_open_model(w, model,
+                     ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 8, .order = "L|BPNH"}),
+                     ENGINE(.name = "D", .all = {.tokens_per_block = 24, .block_count = 8}), options);
+}
+
+static kvf_visited *visit(const kvf_contact *contact) {
+    kvf_visited *found = NULL;
+    assert_ok(kvf_visit(contact, NULL, &found));
+    return found;
+}
+
+/* ---- what is learnt -------------------------------------------------------------------------- */
+
+static void a_visit_learns_the_model_and_every_placement(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, hybrid(4), OPTIONS(.facts = "weights: v1"));
+    const kvf_contact anyone = {.endpoint = w.p.contact.endpoint};
+    kvf_visited *found = visit(&anyone);
+    const kvf_engine *engine = kvf_visited_engine(found);
+    assert_string_equal(kvf_engine_name(engine), "P");
+    assert_int_equal(kvf_engine_rank_count(engine), 2);
+    assert_ok(kvf_model_compare(kvf_engine_model(engine), w.model));
+    assert_non_null(strstr(kvf_visited_facts(found), "\nweights: v1\n"));
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_string_equal(kvf_visited_endpoint(found, r), kvf_agent_endpoint(w.p.agents[r]));
+        assert_string_equal(kvf_visited_public_key(found, r), "");
+        const kvf_shard *own = kvf_engine_shard(w.p.engine, r), *seen = kvf_engine_shard(engine, r);
+        for (uint32_t g = 0; g < 2; g++)
+            for (uint32_t l = 0; l < 2; l++)
+                for (uint32_t p = 0; p < kvf_model_group(w.model, g)->part_count; p++)
+                    assert_placement(seen, g, l, p, *kvf_shard_placement(own, g, l, p));
+    }
+    assert_null(kvf_visited_endpoint(found, 2));
+    assert_null(kvf_visited_public_key(found, 2));
+    kvf_visited_free(found);
+    world_close(&w);
+}
+
+static void two_visits_give_the_plan_of_the_pair(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, attention(3, 4, 4), OPTIONS());
+    kvf_visited *p = visit(&w.p.contact), *d = visit(&w.d.contact);
+    kvf_plan *seen = NULL, *own = NULL;
+    assert_ok(kvf_plan_build(kvf_engine_shard(kvf_visited_engine(d), 0), kvf_visited_engine(p), NULL, &seen));
+    assert_ok(kvf_plan_build(kvf_engine_shard(w.d.engine, 0), w.p.engine, NULL, &own));
+    assert_ok(kvf_plan_verify(seen));
+    for (uint32_t s = 0; s < 2; s++) {
+        kvf_prediction a, b;
+        assert_ok(kvf_plan_predict(seen, s, 100, NULL, &a));
+        assert_ok(kvf_plan_predict(own, s, 100, NULL, &b));
+        assert_int_equal(a.bytes, b.bytes);
+        assert_int_equal(a.runs, b.runs);
+    }
+    kvf_plan_free(own);
+    kvf_plan_free(seen);
+    kvf_visited_free(d);
+    kvf_visited_free(p);
+    world_close(&w);
+}
+
+static void a_directory_is_visited_as_a_rank_is(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, latent(2), OPTIONS());
+    w.e.rank_count = 1;
+    assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &w.e.agents[0]));
+    const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(w.e.agents[0])};
+    kvf_visited *found = NULL;
+    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 200 * MS), &found), KVF_E_TIMEOUT, contact.endpoint,
+                 "a directory that knows no engine yet");
+    world_introduce(&w.p, w.e.agents[0]);
+    found = visit(&contact);
+    assert_string_equal(kvf_visited_endpoint(found, 1), kvf_agent_endpoint(w.p.agents[1]));
+    kvf_visited_free(found);
+    world_close(&w);
+}
+
+/* ---- what is left there ---------------------------------------------------------------------- */
+
+static void a_visit_leaves_no_session(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, latent(2), OPTIONS());
+    kvf_visited_free(visit(&w.p.contact));
+    kvf_agent_stats stats = world_stats(w.p.agents[0]);
+    assert_int_equal(stats.peers_now, 0);
+    assert_int_equal(stats.memory_now_bytes, 0);
+    assert_int_equal(stats.messages_malformed, 0);
+    assert_int_equal(stats.peers_refused, 0);
+    world_close(&w);
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------- */
+
+static void visits_that_cannot_succeed_say_why(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, latent(2), OPTIONS());
+    kvf_visited *found = NULL;
+    kvf_contact contact = {.engine = "Q", .endpoint = w.p.contact.endpoint};
+    assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH, "engine P answers there, not Q");
+    contact.endpoint = "tcp://127.0.0.1:1";
+    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT, "127.0.0.1:1",
+                 "no answer within 0.1 s");
+    contact.endpoint = "nonsense";
+    assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "nonsense");
+    contact.endpoint = NULL;
+    assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "endpoint");
+    assert_fails(kvf_visit(NULL, NULL, &found), KVF_E_INVALID, "contact");
+    contact.endpoint = kvf_agent_endpoint(w.p.agents[1]);
+    contact.engine = "P";
+    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 200 * MS), &found), KVF_E_TIMEOUT,
+                 "knows 1 of its engine's 2 ranks");
+    assert_null(found);
+    kvf_visited_free(NULL);
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
+        cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
+        cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
+        cmocka_unit_test(a_visit_leaves_no_session),
+        cmocka_unit_test(visits_that_cannot_succeed_say_why),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,118 @@
+/* The shape of an engine in words: what is read off its shards. */
+#include <stdio.h>
+
+#include "shapes.h"
+
+static void describes(kvf_model *model, const kvf_engine_spec *spec, const char *wanted) {
+    kvf_engine *engine = engine_of(model, spec);
+    char text[2048];
+    size_t length;
+    assert_ok(kvf_engine_describe(engine, text, sizeof text, &length));
+    assert_string_equal(text, wanted);
+    assert_int_equal(length, strlen(wanted));
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void orders_are_read_off_the_strides(void **state) {
+    (void)state;
+    static const char *const orders[] = {"L|BPHN", "L|BPNH", "L|BNHP", "L|BHNP", "LP|BNH",
+                                         "BLPHN",  "LBPHN",  "BLHNP",  "LBNHP"};
+    for (size_t i = 0; i < COUNT_OF(orders); i++) {
+        char wanted[256];
+        (void)snprintf(
+            wanted, sizeof wanted,
+            "E: 1 rank\n  full: layers 0-2; k v 4 heads x 4 bf16; 8 blocks of 16 tokens; order %s\n",
+            orders[i]);
+        describes(attention(3, 4, 4), ENGINE(.name = "E", .all = {.block_count = 8, .order = orders[i]}),
+                  wanted);
+    }
+}
+
+static void axes_of_one_step_are_left_out(void **state) {
+    (void)state;
+    describes(attention(1, 2, 4),
+              ENGINE(.name = "E", .tp_size = 2, .all = {1, .block_count = 8, .order = "L|BPHN"}),
+              "E: 2 ranks, tp 2\n"
+              "  full: layers 0; k v 2 heads x 4 bf16 (1 a rank); 8 blocks of 1 token; order BP\n");
+}
+
+static void stages_shares_and_kernel_blocks_are_said(void **state) {
+    (void)state;
+    describes(
+        latent(5),
+        ENGINE(.name = "E", .tp_size = 4, .pp_size = 2, .dcp_size = 2, .dcp_width = 8,
+               .all = {32, .kernel_blocks_per_block = 2, .block_count = 1}),
+        "E: 8 ranks, tp 4, pp 2\n"
+        "  mla: layers 0-4 (2 to 3 a rank); latent 4 bf16; 1 block of 32 tokens in 2 kernel blocks, tokens "
+        "shared by 2 ranks, 8 together; order L|BN\n");
+}
+
+/* Two layers in one buffer, and the third before them. */
+static void memory_that_no_order_describes_is_irregular(void **state) {
+    (void)state;
+    kvf_model *model = latent(3);
+    const kvf_placement placements[] = {PLACED(0, 128, 384, 8, 8), PLACED(0, 256, 384, 8, 8),
+                                        PLACED(0, 0, 384, 8, 8)};
+    const kvf_part_share share = {{0, 1}, 0, 1};
+    const uint64_t bytes = 384ull * 4;
+    const kvf_group_shard_desc group = {
+        .tokens_per_block = 16, .block_count = 4, .parts = &share, .placements = placements};
+    const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                 .layers = {0, 3},
+                                 .region_bytes = &bytes,
+                                 .region_count = 1,
+                                 .groups = &group};
+    kvf_shard *shard = NULL;
+    kvf_engine *engine = NULL;
+    char text[256];
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_ok(kvf_engine_from_shards(model, "E", &shard, 1, &engine));
+    assert_ok(kvf_engine_describe(engine, text, sizeof text, NULL));
+    assert_string_equal(
+        text, "E: 1 rank\n  mla: layers 0-2; latent 4 bf16; 4 blocks of 16 tokens; order irregular\n");
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void nothing_to_write_to_is_refused(void **state) {
+    (void)state;
+    kvf_model *model = latent(1);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 8}));
+    size_t length;
+    assert_fails(kvf_engine_describe(NULL, NULL, 0, &length), KVF_E_INVALID, "engine");
+    assert_fails(kvf_engine_describe(engine, NULL, 3, &length), KVF_E_INVALID, "text");
+    assert_ok(kvf_engine_describe(engine, NULL, 0, &length));
+    assert_true(length > 0);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static kvf_status describe(void *subject) {
+    char text[256];
+    return kvf_engine_describe(subject, text, sizeof text, NULL);
+}
+
+static void every_refused_allocation_is_reported(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    kvf_model *model = latent(1);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 8}));
+    survive_every_refusal(&memory, describe, engine);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+    assert_int_equal(memory.live, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(orders_are_read_off_the_strides),
+        cmocka_unit_test(axes_of_one_step_are_left_out),
+        cmocka_unit_test(stages_shares_and_kernel_blocks_are_said),
+        cmocka_unit_test(memory_that_no_order_describes_is_irregular),
+        cmocka_unit_test(nothing_to_write_to_is_refused),
+        cmocka_unit_test_teardown(every_refused_allocation_is_reported, stop_counting_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,133 @@
+/*
+ * Links for the tests of links: ends that keep what came in, driven in turn by one thread until something
+ * that is waited for has happened.
+ */
+#ifndef KVF_TEST_LINK_ENDS_H
+#define KVF_TEST_LINK_ENDS_H
+
+#include <poll.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "link/link.h"
+#include "shapes.h"
+
+#define KEPT_MESSAGES 64u
+#define KEPT_BYTES 64u
+#define PATIENCE_S 60 /* until a test that waits fails; nothing is expected to take a second */
+
+typedef struct end_message {
+    kvf_route route;
+    size_t bytes;
+    char text[KEPT_BYTES]; /* its beginning, as a text */
+} end_message;
+
+typedef struct end {
+    kvf_link *link;
+    end_message messages[KEPT_MESSAGES]; /* the first ones */
+    uint32_t message_count;
+    bool answers; /* sends back what came */
+    uint32_t broken_count;
+    uint32_t messages_at_break; /* how many had come when the last break was told */
+    kvf_route broken_route;
+    kvf_status broken_status;
+    char broken_detail[512];
+    void (*on_broken)(struct end *end); /* NULL, or what the test does then */
+} end;
+
+static inline void keep_message(void *context, kvf_route route, const void *data, size_t bytes) {
+    end *self = context;
+    if (self->message_count < KEPT_MESSAGES) {
+        end_message *message = &self->messages[self->message_count];
+        message->route = route;
+        message->bytes = bytes;
+        size_t kept = bytes < KEPT_BYTES ? bytes : KEPT_BYTES - 1;
+        memcpy(message->text, data, kept);
+        message->text[kept] = '\0';
+    }
+    self->message_count++;
+    if (self->answers)
+        assert_ok(kvf_link_send(self->link, route, data, bytes));
+}
+
+static inline void keep_break(void *context, kvf_route route, kvf_status status, const char *detail) {
+    end *self = context;
+    self->broken_count++;
+    self->messages_at_break = self->message_count;
+    self->broken_route = route;
+    self->broken_status = status;
+    (void)snprintf(self->broken_detail, sizeof self->broken_detail, "%s", detail);
+    if (self->on_broken)
+        self->on_broken(self);
+}
+
+/** Opens an end; callbacks and context are filled in. */
+static inline kvf_status try_open_end(end *self, kvf_link_options options) {
+    memset(self, 0, sizeof *self);
+    options.on_message = keep_message;
+    options.on_broken = keep_break;
+    options.context = self;
+    return kvf_link_open(&options, &self->link);
+}
+
+static inline void open_end(end *self, kvf_link_options options) {
+    assert_ok(try_open_end(self, options));
+}
+
+static inline kvf_route connect_end(end *self, const char *endpoint) {
+    kvf_route route = 0;
+    assert_ok(kvf_link_connect(self->link, endpoint, NULL, &route));
+    assert_int_not_equal(route, 0);
+    return route;
+}
+
+static inline void send_text(end *self, kvf_route route, const char *text) {
+    assert_ok(kvf_link_send(self->link, route, text, strlen(text)));
+}
+
+/** Sleeps until a descriptor of the link says that something came, or it is time to dial. */
+static inline void wait_for_link(const kvf_link *link, uint64_t most_ns) {
+    int fds[KVF_LINK_FDS];
+    struct pollfd polled[KVF_LINK_FDS];
+    uint32_t count = kvf_link_fds(link, fds);
+    for (uint32_t i = 0; i < count; i++)
+        polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
+    uint64_t now = kvf_now(&kvf_monotonic), due = kvf_link_due(link), left = most_ns;
+    if (due != UINT64_MAX)
+        left = kvf_min_u64(left, due > now ? due - now : 0);
+    struct timespec timeout = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+    (void)ppoll(polled, count, left == UINT64_MAX ? NULL : &timeout, NULL);
+}
+
+static inline void progress_all(end *const *ends, size_t count) {
+    bool more = false;
+    for (size_t i = 0; i < count; i++) {
+        bool has_more;
+        kvf_link_progress(ends[i]->link, &has_more);
+        more = more || has_more;
+    }
+    for (size_t i = 0; i < count && !more; i++)
+        wait_for_link(ends[i]->link, 1000000);
+}
+
+/** Lets the ends, a list ended by NULL, work until the condition holds; the test fails when it never does. */
+#define work_until(condition, ...)                                                                           \
+    do {                                                                                                     \
+        end *ends_[] = {__VA_ARGS__};                                                                        \
+        time_t begun_ = time(NULL);                                                                          \
+        while (!(condition)) {                                                                               \
+            progress_all(ends_, COUNT_OF(ends_));                                                            \
+            if (time(NULL) - begun_ > PATIENCE_S)                                                            \
+                fail_msg("never: %s", #condition);                                                           \
+        }                                                                                                    \
+    } while (0)
+
+static inline bool has_message(const end *self, const char *text) {
+    for (uint32_t i = 0; i < self->message_count && i < KEPT_MESSAGES; i++) {
+        if (strcmp(self->messages[i].text, text) == 0)
+            return true;
+    }
+    return false;
+}
+
+#endif

@@ -1,0 +1,322 @@
+/* Links with keys: who gets in, who is told why not, and keys that are none. */
+#include <zmq.h>
+
+#include "link_ends.h"
+
+typedef struct keys {
+    char open[KVF_KEY_CHARACTERS + 1];
+    char secret[KVF_KEY_CHARACTERS + 1];
+} keys;
+
+static keys make_keys(void) {
+    keys made = {.open = ""};
+    assert_ok(kvf_link_make_keys(made.open, made.secret));
+    return made;
+}
+
+static kvf_link_options with_keys(const keys *own, const char *listen) {
+    return (kvf_link_options){.listen = listen, .public_key = own->open, .secret_key = own->secret};
+}
+
+static kvf_route connect_to(end *self, const char *endpoint, const char *key) {
+    kvf_route route = 0;
+    assert_ok(kvf_link_connect(self->link, endpoint, key, &route));
+    return route;
+}
+
+/* ---- who gets in ----------------------------------------------------------------------------- */
+
+static void with_keys_messages_go_there_and_back(void **state) {
+    (void)state;
+    end server, client;
+    keys of_server = make_keys(), of_client = make_keys();
+    open_end(&server, with_keys(&of_server, NULL));
+    open_end(&client, with_keys(&of_client, ""));
+    server.answers = true;
+    kvf_route route = connect_to(&client, kvf_link_endpoint(server.link), of_server.open);
+
+    send_text(&client, route, "question");
+    work_until(client.message_count == 1, &server, &client);
+
+    assert_string_equal(client.messages[0].text, "question");
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void keys_allow_to_listen_beyond_loopback(void **state) {
+    (void)state;
+    end server;
+    keys of_server = make_keys();
+    open_end(&server, with_keys(&of_server, "tcp://*:*"));
+    kvf_link_close(server.link);
+}
+
+static void a_key_in_the_allow_list_gets_in_and_another_is_told_why_not(void **state) {
+    (void)state;
+    end server, friend, stranger;
+    keys of_server = make_keys(), of_friend = make_keys(), of_stranger = make_keys(), of_other = make_keys();
+    const char *allowed[] = {of_other.open, of_friend.open};
+    kvf_link_options options = with_keys(&of_server, NULL);
+    options.allowed_keys = allowed;
+    options.allowed_key_count = 2;
+    open_end(&server, options);
+    open_end(&friend, with_keys(&of_friend, ""));
+    open_end(&stranger, with_keys(&of_stranger, ""));
+    kvf_route refused = connect_to(&stranger, kvf_link_endpoint(server.link), of_server.open);
+    send_text(&stranger, refused, "let me in");
+    send_text(&friend, connect_to(&friend, kvf_link_endpoint(server.link), of_server.open), "it is me");
+
+    /* Refused, and refused again: it goes on trying. */
+    work_until(stranger.broken_count >= 3 && server.message_count == 1, &server, &friend, &stranger);
+
+    assert_string_equal(server.messages[0].text, "it is me");
+    assert_int_equal(stranger.broken_route, refused);
+    assert_int_equal(stranger.broken_status, KVF_E_PERMISSION);
+    assert_non_null(strstr(stranger.broken_detail, "does not allow our key"));
+    kvf_link_close(stranger.link);
+    kvf_link_close(friend.link);
+    kvf_link_close(server.link);
+}
+
+static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not_heard(void **state) {
+    (void)state;
+    end server, early, late;
+    keys of_server = make_keys(), of_early = make_keys(), of_late = make_keys();
+    const char *allowed[] = {of_early.open};
+    kvf_link_options options = with_keys(&of_server, NULL);
+    options.allowed_keys = allowed;
+    options.allowed_key_count = 1;
+    open_end(&server, options);
+    open_end(&early, with_keys(&of_early, ""));
+    open_end(&late, with_keys(&of_late, ""));
+    server.answers = true;
+    kvf_route of = connect_to(&early, kvf_link_endpoint(server.link), of_server.open);
+    kvf_route lates = connect_to(&late, kvf_link_endpoint(server.link), of_server.open);
+    send_text(&early, of, "first");
+    work_until(early.message_count == 1 && late.broken_count > 0, &server, &early, &late);
+
+    assert_ok(kvf_link_allow(server.link, of_late.open, true));
+    for (uint32_t round = 0; late.message_count == 0;
+         round++) { /* what is sent between two attempts is dropped */
+        assert_true(round < 100000);
+        if (round % 100 == 0)
+            send_text(&late, lates, "second");
+        progress_all((end *[]){&server, &early, &late}, 3);
+    }
+
+    assert_ok(kvf_link_allow(server.link, of_early.open, false));
+    uint32_t heard = server.message_count;
+    send_text(&early, of, "nobody hears this");
+    for (uint32_t i = 1; i <= 20; i++) {
+        send_text(&late, lates, "third");
+        work_until(server.message_count >= heard + i, &server, &early, &late);
+    }
+    assert_false(has_message(&server, "nobody hears this"));
+    assert_ok(kvf_link_allow(server.link, of_early.open, true));
+    send_text(&early, of, "heard again"); /* on the connection it had */
+    work_until(has_message(&server, "heard again"), &server, &early, &late);
+    assert_false(has_message(&server, "nobody hears this"));
+
+    assert_ok(kvf_link_allow(server.link, of_early.open, true));
+    assert_fails(kvf_link_allow(server.link, of_server.open, false), KVF_E_NOT_FOUND, of_server.open);
+    assert_fails(kvf_link_allow(server.link, "short", true), KVF_E_INVALID, "public_key");
+    assert_fails(kvf_link_allow(late.link, of_early.open, true), KVF_E_INVALID, "everyone");
+    kvf_link_close(late.link);
+    kvf_link_close(early.link);
+    kvf_link_close(server.link);
+}
+
+static void the_wrong_key_of_the_other_end_is_told_and_the_right_one_works_beside_it(void **state) {
+    (void)state;
+    end server, client;
+    keys of_server = make_keys(), of_client = make_keys(), of_another = make_keys();
+    open_end(&server, with_keys(&of_server, NULL));
+    open_end(&client, with_keys(&of_client, ""));
+    const char *endpoint = kvf_link_endpoint(server.link);
+    kvf_route wrong = connect_to(&client, endpoint, of_another.open);
+    kvf_route right = connect_to(&client, endpoint, of_server.open);
+    assert_int_not_equal(wrong, right);
+
+    send_text(&client, wrong, "wrong");
+    work_until(client.broken_count >= 3, &server, &client);
+    assert_int_equal(client.broken_route, wrong);
+    assert_non_null(strstr(client.broken_detail, endpoint));
+    send_text(&client, right, "right");
+    work_until(server.message_count == 1, &server, &client);
+
+    assert_string_equal(server.messages[0].text, "right");
+    assert_int_equal(client.broken_route, wrong);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_peer_without_keys_does_not_get_in_and_is_told(void **state) {
+    (void)state;
+    end server, client;
+    keys of_server = make_keys();
+    open_end(&server, with_keys(&of_server, NULL));
+    open_end(&client, (kvf_link_options){.listen = ""});
+    send_text(&client, connect_end(&client, kvf_link_endpoint(server.link)), "in the clear");
+
+    work_until(client.broken_count >= 3, &server, &client);
+
+    assert_int_equal(server.message_count, 0);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_peer_that_does_not_encrypt_hears_nothing_from_us(void **state) {
+    (void)state;
+    end server, client;
+    keys of_server = make_keys(), of_client = make_keys();
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, with_keys(&of_client, ""));
+    send_text(&client, connect_to(&client, kvf_link_endpoint(server.link), of_server.open), "secret");
+
+    work_until(client.broken_count >= 3, &server, &client);
+
+    assert_int_equal(server.message_count, 0);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_peer_that_comes_back_with_its_key_is_reached_by_the_same_route(void **state) {
+    (void)state;
+    end server, client;
+    keys of_server = make_keys(), of_client = make_keys();
+    const char *allowed[] = {of_client.open};
+    kvf_link_options options = with_keys(&of_server, NULL);
+    char endpoint[128], text[32];
+    options.allowed_keys = allowed;
+    options.allowed_key_count = 1;
+    open_end(&server, options);
+    (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_link_endpoint(server.link));
+    options.listen = endpoint;
+    open_end(&client, with_keys(&of_client, ""));
+    kvf_route route = connect_to(&client, endpoint, of_server.open);
+
+    for (int life = 0; life < 3; life++) {
+        (void)snprintf(text, sizeof text, "life %d", life);
+        server.answers = true;
+        while (!has_message(&client, text)) {
+            send_text(&client, route, text);
+            progress_all((end *[]){&server, &client}, 2);
+        }
+        uint32_t before = client.broken_count;
+        kvf_link_close(server.link);
+        work_until(client.broken_count > before, &client);
+        open_end(&server, options);
+    }
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+/* ---- keys that are none ---------------------------------------------------------------------- */
+
+static void two_pairs_of_keys_differ(void **state) {
+    (void)state;
+    keys first = make_keys(), second = make_keys();
+    assert_int_equal(strlen(first.open), KVF_KEY_CHARACTERS);
+    assert_int_equal(strlen(first.secret), KVF_KEY_CHARACTERS);
+    assert_string_not_equal(first.open, second.open);
+    assert_string_not_equal(first.secret, second.secret);
+    assert_string_not_equal(first.open, first.secret);
+}
+
+static void one_key_without_the_other_is_an_error(void **state) {
+    (void)state;
+    end self;
+    keys own = make_keys();
+    assert_fails(try_open_end(&self, (kvf_link_options){.public_key = own.open}), KVF_E_INVALID,
+                 "secret_key");
+    assert_fails(try_open_end(&self, (kvf_link_options){.secret_key = own.secret}), KVF_E_INVALID,
+                 "public_key");
+}
+
+static void keys_that_do_not_belong_together_are_an_error(void **state) {
+    (void)state;
+    end self;
+    keys own = make_keys(), other = make_keys();
+    assert_fails(try_open_end(&self, (kvf_link_options){.public_key = own.open, .secret_key = other.secret}),
+                 KVF_E_INVALID, "belong");
+}
+
+static void a_text_that_is_no_key_is_an_error_and_not_shown(void **state) {
+    (void)state;
+    end self;
+    keys own = make_keys();
+    const char *allowed[] = {own.open, "short"};
+    kvf_link_options options = with_keys(&own, NULL);
+    kvf_route route;
+
+    options.secret_key = "hunter2";
+    assert_fails(try_open_end(&self, options), KVF_E_INVALID, "secret_key", "7", "40");
+    assert_null(strstr(kvf_error_detail(), "hunter2"));
+    options.secret_key = "\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\\";
+    assert_fails(try_open_end(&self, options), KVF_E_INVALID, "secret_key", "Z85");
+    options.secret_key = own.secret;
+    options.public_key = "";
+    assert_fails(try_open_end(&self, options), KVF_E_INVALID, "public_key");
+    options.public_key = own.open;
+    options.allowed_keys = allowed;
+    options.allowed_key_count = 2;
+    assert_fails(try_open_end(&self, options), KVF_E_INVALID, "allowed_keys[1]", "5", "40");
+    options.allowed_keys = NULL;
+    assert_fails(try_open_end(&self, options), KVF_E_INVALID, "allowed_keys");
+    options.allowed_key_count = 0;
+    open_end(&self, options);
+    assert_fails(kvf_link_connect(self.link, "tcp://127.0.0.1:9", "not a key", &route), KVF_E_INVALID,
+                 "server_key");
+    kvf_link_close(self.link);
+}
+
+static void an_allow_list_without_keys_is_an_error(void **state) {
+    (void)state;
+    end self;
+    keys own = make_keys();
+    const char *allowed[] = {own.open};
+    assert_fails(try_open_end(&self, (kvf_link_options){.allowed_keys = allowed, .allowed_key_count = 1}),
+                 KVF_E_INVALID, "public_key");
+}
+
+static void encrypted_and_plain_do_not_connect(void **state) {
+    (void)state;
+    end plain, encrypted;
+    keys own = make_keys(), other = make_keys();
+    kvf_route route;
+    open_end(&plain, (kvf_link_options){.listen = ""});
+    open_end(&encrypted, with_keys(&own, ""));
+
+    assert_fails(kvf_link_connect(plain.link, "tcp://127.0.0.1:9", other.open, &route), KVF_E_PERMISSION,
+                 "server_key");
+    assert_fails(kvf_link_connect(encrypted.link, "tcp://127.0.0.1:9", NULL, &route), KVF_E_PERMISSION,
+                 "server_key");
+    assert_fails(kvf_link_connect(encrypted.link, "tcp://127.0.0.1:9", "", &route), KVF_E_PERMISSION,
+                 "server_key");
+    kvf_link_close(plain.link);
+    kvf_link_close(encrypted.link);
+}
+
+int main(void) {
+    if (!zmq_has("curve")) {
+        print_message("this ZeroMQ has no CURVE\n");
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(with_keys_messages_go_there_and_back),
+        cmocka_unit_test(keys_allow_to_listen_beyond_loopback),
+        cmocka_unit_test(a_key_in_the_allow_list_gets_in_and_another_is_told_why_not),
+        cmocka_unit_test(a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not_heard),
+        cmocka_unit_test(the_wrong_key_of_the_other_end_is_told_and_the_right_one_works_beside_it),
+        cmocka_unit_test(a_peer_without_keys_does_not_get_in_and_is_told),
+        cmocka_unit_test(a_peer_that_does_not_encrypt_hears_nothing_from_us),
+        cmocka_unit_test(a_peer_that_comes_back_with_its_key_is_reached_by_the_same_route),
+        cmocka_unit_test(two_pairs_of_keys_differ),
+        cmocka_unit_test(one_key_without_the_other_is_an_error),
+        cmocka_unit_test(keys_that_do_not_belong_together_are_an_error),
+        cmocka_unit_test(a_text_that_is_no_key_is_an_error_and_not_shown),
+        cmocka_unit_test(an_allow_list_without_keys_is_an_error),
+        cmocka_unit_test(encrypted_and_plain_do_not_connect),
+    };
+    return cmocka_run_group_tests_name("keys of links", tests, NULL, NULL);
+}

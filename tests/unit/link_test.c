@@ -1,0 +1,624 @@
+/* Links: messages there and back, connections that break and come back, what is refused, waiting. */
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "link_ends.h"
+
+static int no_tamper(void **state) {
+    (void)state;
+    kvf_link_tamper = NULL;
+    return 0;
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void a_message_arrives_and_its_route_is_good_for_an_answer(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+
+    send_text(&client, route, "question");
+    work_until(server.message_count == 1, &server, &client);
+    send_text(&server, server.messages[0].route, "answer");
+    work_until(client.message_count == 1, &server, &client);
+
+    assert_string_equal(server.messages[0].text, "question");
+    assert_string_equal(client.messages[0].text, "answer");
+    assert_int_equal(client.messages[0].route, route);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void both_sides_of_a_pair_may_call_and_routes_in_and_out_never_clash(void **state) {
+    (void)state;
+    end a, b;
+    open_end(&a, (kvf_link_options){.listen = NULL});
+    open_end(&b, (kvf_link_options){.listen = NULL});
+    kvf_route a_to_b = connect_end(&a, kvf_link_endpoint(b.link));
+    kvf_route b_to_a = connect_end(&b, kvf_link_endpoint(a.link));
+
+    send_text(&a, a_to_b, "from a");
+    send_text(&b, b_to_a, "from b");
+    work_until(a.message_count == 1 && b.message_count == 1, &a, &b);
+
+    assert_string_equal(b.messages[0].text, "from a");
+    assert_string_equal(a.messages[0].text, "from b");
+    assert_true(a.messages[0].route >> 63);
+    assert_false(a_to_b >> 63);
+    kvf_link_close(a.link);
+    kvf_link_close(b.link);
+}
+
+static void messages_keep_their_order_and_empty_ones_arrive(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    char text[16];
+
+    send_text(&client, route, "");
+    for (int i = 1; i < 50; i++) {
+        (void)snprintf(text, sizeof text, "%d", i);
+        send_text(&client, route, text);
+    }
+    work_until(server.message_count == 50, &server, &client);
+
+    assert_int_equal(server.messages[0].bytes, 0);
+    for (int i = 1; i < 50; i++) {
+        (void)snprintf(text, sizeof text, "%d", i);
+        assert_string_equal(server.messages[i].text, text);
+    }
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    char *large = calloc(1, KVF_WIRE_MAX_BYTES + 1);
+    assert_non_null(large);
+
+    assert_fails(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES + 1), KVF_E_RANGE, "67108865",
+                 "67108864");
+    assert_ok(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES));
+    work_until(server.message_count == 1, &server, &client);
+
+    assert_int_equal(server.messages[0].bytes, KVF_WIRE_MAX_BYTES);
+    free(large);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void an_outgoing_route_that_does_not_exist_is_an_error_and_an_incoming_one_is_silence(void **state) {
+    (void)state;
+    end server;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+
+    assert_fails(kvf_link_send(server.link, 7, "x", 1), KVF_E_NOT_FOUND, "7");
+    assert_fails(kvf_link_send(server.link, 0, "x", 1), KVF_E_NOT_FOUND, "0");
+    assert_ok(kvf_link_send(server.link, UINT64_C(1) << 63 | 12345, "x", 1));
+    kvf_link_disconnect(server.link, 7);
+    kvf_link_close(server.link);
+}
+
+static void a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_ever(void **state) {
+    (void)state;
+    end client;
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, "tcp://127.0.0.1:1");
+
+    for (int i = 0; i < 20000; i++)
+        send_text(&client, route, "nobody listens there");
+
+    kvf_link_close(client.link); /* and does not wait for them */
+}
+
+/* ---- others on our port ---------------------------------------------------------------------- */
+
+static void messages_of_several_frames_and_clients_with_names_are_ignored(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    void *zmq = zmq_ctx_new();
+    void *named = zmq_socket(zmq, ZMQ_DEALER);
+    void *wordy = zmq_socket(zmq, ZMQ_DEALER);
+    assert_int_equal(zmq_setsockopt(named, ZMQ_ROUTING_ID, "name!", 5), 0);
+    assert_int_equal(zmq_connect(named, kvf_link_endpoint(server.link)), 0);
+    assert_int_equal(zmq_connect(wordy, kvf_link_endpoint(server.link)), 0);
+
+    /* The last message of each stranger shows that those before it have come. */
+    assert_int_equal(zmq_send(named, "named", 5, 0), 5);
+    assert_int_equal(zmq_send(wordy, "two", 3, ZMQ_SNDMORE), 3);
+    assert_int_equal(zmq_send(wordy, "frames", 6, 0), 6);
+    assert_int_equal(zmq_send(wordy, "one frame", 9, 0), 9);
+    work_until(has_message(&server, "one frame"), &server);
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    for (int i = 0; i < 20; i++) {
+        uint32_t before = server.message_count;
+        assert_int_equal(zmq_send(named, "named", 5, 0), 5);
+        send_text(&client, route, "ours");
+        work_until(server.message_count > before, &server, &client);
+    }
+
+    assert_int_equal(server.message_count, 21);
+    assert_false(has_message(&server, "named"));
+    assert_false(has_message(&server, "two"));
+    assert_false(has_message(&server, "frames"));
+    const int linger = 0;
+    (void)zmq_setsockopt(named, ZMQ_LINGER, &linger, sizeof linger);
+    (void)zmq_close(named);
+    (void)zmq_close(wordy);
+    (void)zmq_ctx_term(zmq);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_port_that_speaks_something_else_is_told_and_tried_again(void **state) {
+    (void)state;
+    end client;
+    char endpoint[64];
+    struct sockaddr_storage address = {0};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(listen(listener, 8), 0); /* on a port of the kernel's choice */
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    uint16_t port;
+    memcpy(&port, (char *)&address + 2, sizeof port);
+    (void)snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%u",
+                   (unsigned)(uint16_t)(port << 8 | port >> 8));
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, endpoint);
+
+    for (int i = 0; i < 3; i++) {
+        int connection = accept(listener, NULL, NULL);
+        assert_true(connection >= 0);
+        const char greeting[] =
+            "HTTP/1.0 400 this is not what you are looking for, it is something else here\r\n\r\n";
+        assert_int_equal(write(connection, greeting, sizeof greeting), sizeof greeting);
+        assert_int_equal(close(connection), 0);
+        uint32_t before = client.broken_count;
+        work_until(client.broken_count > before, &client);
+        assert_int_equal(client.broken_route, route);
+        assert_int_not_equal(client.broken_status, KVF_OK);
+        bool again = false;
+        while (!again) { /* it calls again: the connection waits in the kernel */
+            struct pollfd waiting = {.fd = listener, .events = POLLIN};
+            progress_all((end *[]){&client}, 1);
+            again = poll(&waiting, 1, 0) == 1;
+        }
+    }
+
+    kvf_link_close(client.link);
+    assert_int_equal(close(listener), 0);
+}
+
+/* ---- connections that break and come back ---------------------------------------------------- */
+
+static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is(void **state) {
+    (void)state;
+    end server, client;
+    char endpoint[128];
+    open_end(&server, (kvf_link_options){.listen = NULL}); /* finds a free port */
+    (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_link_endpoint(server.link));
+    kvf_link_close(server.link);
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, endpoint);
+    send_text(&client, route, "early");
+
+    work_until(client.broken_count >= 2, &client);
+    assert_int_equal(client.broken_route, route);
+    assert_int_equal(client.broken_status, KVF_E_IO);
+    assert_non_null(strstr(client.broken_detail, endpoint));
+
+    open_end(&server, (kvf_link_options){.listen = endpoint});
+    work_until(server.message_count == 1, &server, &client);
+    assert_string_equal(server.messages[0].text, "early");
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void check_restarts(const char *listen) {
+    end server, client;
+    char endpoint[128], text[32];
+    open_end(&server, (kvf_link_options){.listen = listen});
+    (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_link_endpoint(server.link));
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, endpoint);
+
+    for (int life = 0; life < 4; life++) {
+        (void)snprintf(text, sizeof text, "life %d", life);
+        server.answers = true;
+        /* What is sent while a connection comes and goes may be lost: it is sent until it arrives. */
+        while (!has_message(&client, text)) {
+            send_text(&client, route, text);
+            progress_all((end *[]){&server, &client}, 2);
+        }
+        uint32_t before = client.broken_count;
+        kvf_link_close(server.link);
+        work_until(client.broken_count > before, &client);
+        assert_int_equal(client.broken_route, route);
+        open_end(&server, (kvf_link_options){.listen = endpoint});
+    }
+    for (uint32_t i = 0; i < client.message_count && i < KEPT_MESSAGES; i++)
+        assert_int_equal(client.messages[i].route, route);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_peer_that_comes_back_on_its_endpoint_is_reached_by_the_same_route(void **state) {
+    (void)state;
+    check_restarts("tcp://127.0.0.1:*");
+}
+
+static void the_same_over_ipc(void **state) {
+    (void)state;
+    char folder[] = "/tmp/kvf_link_XXXXXX", endpoint[64];
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(endpoint, sizeof endpoint, "ipc://%s/socket", folder);
+    check_restarts(endpoint);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void the_same_over_ipv6(void **state) {
+    (void)state;
+    end probe;
+    if (try_open_end(&probe, (kvf_link_options){.listen = "tcp://[::1]:*"}))
+        skip();
+    kvf_link_close(probe.link);
+    check_restarts("tcp://[::1]:*");
+}
+
+static void what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told(void **state) {
+    (void)state;
+    end client;
+    enum { LAST_WORDS = 200 }; /* more than a connection holds, or one call takes in */
+    char endpoint[128], id[16];
+    size_t bytes = sizeof endpoint;
+    void *zmq = zmq_ctx_new();
+    void *server = zmq_socket(zmq, ZMQ_ROUTER);
+    assert_int_equal(zmq_bind(server, "tcp://127.0.0.1:*"), 0);
+    assert_int_equal(zmq_getsockopt(server, ZMQ_LAST_ENDPOINT, endpoint, &bytes), 0);
+    open_end(&client, (kvf_link_options){.listen = ""});
+    send_text(&client, connect_end(&client, endpoint), "hello");
+    int id_bytes = zmq_recv(server, id, sizeof id, 0);
+    assert_int_equal(zmq_recv(server, endpoint, sizeof endpoint, 0), 5);
+
+    for (int i = 0; i < LAST_WORDS; i++) {
+        assert_int_equal(zmq_send(server, id, (size_t)id_bytes, ZMQ_SNDMORE), id_bytes);
+        assert_int_equal(zmq_send(server, "last words", 10, 0), 10);
+    }
+    (void)zmq_close(server);
+    (void)zmq_ctx_term(zmq); /* returns when they have left */
+    work_until(client.broken_count > 0, &client);
+
+    assert_int_equal(client.messages_at_break, LAST_WORDS);
+    kvf_link_close(client.link);
+}
+
+static void hang_up_from_inside(end *self) {
+    kvf_link_disconnect(self->link, self->broken_route);
+}
+
+static void a_route_may_be_disconnected_while_its_break_is_told(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    client.on_broken = hang_up_from_inside;
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    send_text(&client, route, "hello");
+    work_until(server.message_count == 1, &server, &client);
+
+    kvf_link_close(server.link);
+    work_until(client.broken_count == 1, &client);
+
+    assert_fails(kvf_link_send(client.link, route, "x", 1), KVF_E_NOT_FOUND, "route");
+    kvf_link_close(client.link);
+}
+
+static void connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_twice(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    const char *endpoint = kvf_link_endpoint(server.link);
+
+    kvf_route first = connect_end(&client, endpoint);
+    kvf_route second = connect_end(&client, endpoint);
+    assert_int_equal(first, second);
+    kvf_link_disconnect(client.link, first);
+    send_text(&client, first, "still here");
+    work_until(server.message_count == 1, &server, &client);
+    kvf_link_disconnect(client.link, first);
+    assert_fails(kvf_link_send(client.link, first, "x", 1), KVF_E_NOT_FOUND, "route");
+
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_new_connection_is_not_blamed_for_the_end_of_the_one_before(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    server.answers = true;
+    kvf_route previous = 0;
+    for (uint32_t i = 0; i < 40; i++) {
+        kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+        assert_int_not_equal(route, previous);
+        uint32_t before = client.message_count;
+        send_text(&client, route, "hello");
+        work_until(client.message_count == before + 1, &server, &client);
+        assert_int_equal(client.messages[i].route, route);
+        kvf_link_disconnect(client.link, route);
+        previous = route;
+    }
+    assert_int_equal(client.broken_count, 0);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+/* ---- where a link may listen ----------------------------------------------------------------- */
+
+static void it_listens_on_loopback_unless_told_otherwise(void **state) {
+    (void)state;
+    end self;
+    open_end(&self, (kvf_link_options){.listen = NULL});
+    assert_memory_equal(kvf_link_endpoint(self.link), "tcp://127.0.0.1:", 16);
+    kvf_link_close(self.link);
+}
+
+static void it_can_listen_nowhere(void **state) {
+    (void)state;
+    end self;
+    open_end(&self, (kvf_link_options){.listen = ""});
+    assert_string_equal(kvf_link_endpoint(self.link), "");
+    kvf_link_close(self.link);
+}
+
+static void localhost_is_loopback(void **state) {
+    (void)state;
+    end self;
+    open_end(&self, (kvf_link_options){.listen = "tcp://localhost:*"});
+    assert_memory_equal(kvf_link_endpoint(self.link), "tcp://127.0.0.1:", 16);
+    kvf_link_close(self.link);
+}
+
+static void beyond_loopback_it_listens_only_when_that_is_asked_for_by_name(void **state) {
+    (void)state;
+    end self;
+    assert_fails(try_open_end(&self, (kvf_link_options){.listen = "tcp://*:*"}), KVF_E_PERMISSION,
+                 "tcp://*:*", "public_key", "secret_key", "insecure");
+    assert_fails(try_open_end(&self, (kvf_link_options){.listen = "tcp://0.0.0.0:*"}), KVF_E_PERMISSION,
+                 "0.0.0.0");
+    assert_fails(try_open_end(&self, (kvf_link_options){.listen = "tcp://lo:*"}), KVF_E_PERMISSION, "lo");
+    assert_fails(try_open_end(&self, (kvf_link_options){.listen = "tcp://10.1.2.3:80"}), KVF_E_PERMISSION,
+                 "10.1.2.3");
+    open_end(&self, (kvf_link_options){.listen = "tcp://*:*", .insecure = true});
+    assert_memory_equal(kvf_link_endpoint(self.link), "tcp://0.0.0.0:", 14);
+    kvf_link_close(self.link);
+}
+
+static void an_address_in_use_is_named(void **state) {
+    (void)state;
+    end first, second;
+    char endpoint[128];
+    open_end(&first, (kvf_link_options){.listen = NULL});
+    (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_link_endpoint(first.link));
+
+    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, endpoint);
+    kvf_link_close(first.link);
+}
+
+static void an_ipc_path_in_use_or_of_a_file_is_left_alone(void **state) {
+    (void)state;
+    end first, second;
+    char endpoint[128], folder[] = "/tmp/kvf_link_XXXXXX", path[64];
+    struct stat found;
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(path, sizeof path, "%s/file", folder);
+    (void)snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
+    open_end(&first, (kvf_link_options){.listen = endpoint});
+    assert_string_equal(kvf_link_endpoint(first.link), endpoint);
+    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, "in use");
+    kvf_link_close(first.link);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    (void)fclose(file);
+    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, "no socket");
+    assert_int_equal(stat(path, &found), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void an_address_that_is_not_ours_is_an_error(void **state) {
+    (void)state;
+    end self;
+    assert_fails(try_open_end(&self, (kvf_link_options){.listen = "tcp://192.0.2.1:80", .insecure = true}),
+                 KVF_E_INVALID, "192.0.2.1");
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static void a_message_ends_the_wait_and_nothing_is_slept_over(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    client.answers = server.answers = true;
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    send_text(&client, route, "ball");
+
+    /* Waits without end: a signal that is lost hangs the test. */
+    for (uint32_t i = 0; i < 1000; i++) {
+        end *turn = i % 2 ? &client : &server;
+        uint32_t before = turn->message_count;
+        while (turn->message_count == before) {
+            bool more;
+            kvf_link_progress(turn->link, &more);
+            if (turn->message_count == before && !kvf_link_pending(turn->link))
+                wait_for_link(turn->link, UINT64_MAX);
+        }
+    }
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void waiting_ends_when_it_is_time_to_dial_again(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    send_text(&client, route, "hello");
+    work_until(server.message_count == 1, &server, &client);
+    kvf_link_close(server.link);
+    work_until(client.broken_count == 1, &client);
+
+    /* Nothing else happens to the client than that its own pause ends. */
+    while (client.broken_count == 1) {
+        bool more;
+        kvf_link_progress(client.link, &more);
+        if (!more)
+            wait_for_link(client.link, UINT64_MAX);
+    }
+    assert_int_equal(client.broken_status, KVF_E_IO);
+    kvf_link_close(client.link);
+}
+
+/* ---- the hook for tests ---------------------------------------------------------------------- */
+
+static void twice(kvf_link *link, kvf_route route, const void *data, size_t bytes,
+                  kvf_link_send_function send) {
+    send(link, route, data, bytes);
+    send(link, route, data, bytes);
+    send(link, 999, data, bytes); /* a route that is gone is no trouble */
+}
+
+static void never(kvf_link *link, kvf_route route, const void *data, size_t bytes,
+                  kvf_link_send_function send) {
+    (void)link, (void)route, (void)data, (void)bytes, (void)send;
+}
+
+static void tests_can_come_between_and_double_or_drop_messages(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+
+    kvf_link_tamper = never;
+    send_text(&client, route, "dropped");
+    kvf_link_tamper = twice;
+    send_text(&client, route, "doubled");
+    kvf_link_tamper = NULL;
+    send_text(&client, route, "plain");
+    work_until(server.message_count == 3, &server, &client);
+
+    assert_string_equal(server.messages[0].text, "doubled");
+    assert_string_equal(server.messages[1].text, "doubled");
+    assert_string_equal(server.messages[2].text, "plain");
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static kvf_status open_and_connect(void *subject) {
+    (void)subject;
+    end self;
+    kvf_route first, second;
+    kvf_status status = try_open_end(&self, (kvf_link_options){.listen = ""});
+    if (status)
+        return status;
+    status = kvf_link_connect(self.link, "tcp://127.0.0.1:9", NULL, &first);
+    if (!status)
+        status = kvf_link_connect(self.link, "tcp://127.0.0.1:10", NULL, &second);
+    kvf_link_close(self.link);
+    return status;
+}
+
+static void without_memory_opening_and_connecting_fail_and_leave_nothing(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    survive_every_refusal(&memory, open_and_connect, NULL);
+}
+
+/* ---- many ------------------------------------------------------------------------------------ */
+
+static void a_link_serves_hundreds_of_outgoing_and_incoming_connections(void **state) {
+    (void)state;
+    enum { COUNT = 200 };
+    end hub;
+    end *ends[COUNT + 1] = {&hub};
+    kvf_route routes[COUNT];
+    open_end(&hub, (kvf_link_options){.listen = NULL});
+    for (int i = 1; i <= COUNT; i++) {
+        ends[i] = calloc(1, sizeof *ends[i]);
+        assert_non_null(ends[i]);
+        open_end(ends[i], (kvf_link_options){.listen = NULL});
+        ends[i]->answers = true;
+        routes[i - 1] = connect_end(&hub, kvf_link_endpoint(ends[i]->link));
+        send_text(&hub, routes[i - 1], "out");
+        send_text(ends[i], connect_end(ends[i], kvf_link_endpoint(hub.link)), "in");
+    }
+    time_t begun = time(NULL);
+    while (hub.message_count < 2 * COUNT && time(NULL) - begun < PATIENCE_S) {
+        bool more;
+        for (int i = 0; i <= COUNT; i++)
+            kvf_link_progress(ends[i]->link, &more);
+    }
+    assert_int_equal(hub.message_count, 2 * COUNT);
+    assert_int_equal(hub.broken_count, 0);
+    for (int i = 1; i <= COUNT; i++) {
+        kvf_link_close(ends[i]->link);
+        free(ends[i]);
+    }
+    kvf_link_close(hub.link);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_message_arrives_and_its_route_is_good_for_an_answer),
+        cmocka_unit_test(both_sides_of_a_pair_may_call_and_routes_in_and_out_never_clash),
+        cmocka_unit_test(messages_keep_their_order_and_empty_ones_arrive),
+        cmocka_unit_test(a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error),
+        cmocka_unit_test(an_outgoing_route_that_does_not_exist_is_an_error_and_an_incoming_one_is_silence),
+        cmocka_unit_test(a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_ever),
+        cmocka_unit_test(messages_of_several_frames_and_clients_with_names_are_ignored),
+        cmocka_unit_test(a_port_that_speaks_something_else_is_told_and_tried_again),
+        cmocka_unit_test(a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is),
+        cmocka_unit_test(a_peer_that_comes_back_on_its_endpoint_is_reached_by_the_same_route),
+        cmocka_unit_test(the_same_over_ipc),
+        cmocka_unit_test(the_same_over_ipv6),
+        cmocka_unit_test(what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told),
+        cmocka_unit_test(a_route_may_be_disconnected_while_its_break_is_told),
+        cmocka_unit_test(connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_twice),
+        cmocka_unit_test(a_new_connection_is_not_blamed_for_the_end_of_the_one_before),
+        cmocka_unit_test(it_listens_on_loopback_unless_told_otherwise),
+        cmocka_unit_test(it_can_listen_nowhere),
+        cmocka_unit_test(localhost_is_loopback),
+        cmocka_unit_test(beyond_loopback_it_listens_only_when_that_is_asked_for_by_name),
+        cmocka_unit_test(an_address_in_use_is_named),
+        cmocka_unit_test(an_ipc_path_in_use_or_of_a_file_is_left_alone),
+        cmocka_unit_test(an_address_that_is_not_ours_is_an_error),
+        cmocka_unit_test(a_message_ends_the_wait_and_nothing_is_slept_over),
+        cmocka_unit_test(waiting_ends_when_it_is_time_to_dial_again),
+        cmocka_unit_test_teardown(tests_can_come_between_and_double_or_drop_messages, no_tamper),
+        cmocka_unit_test_teardown(without_memory_opening_and_connecting_fail_and_leave_nothing,
+                                  stop_counting_memory),
+        cmocka_unit_test(a_link_serves_hundreds_of_outgoing_and_incoming_connections),
+    };
+    return cmocka_run_group_tests_name("links", tests, NULL, NULL);
+}

@@ -1,0 +1,404 @@
+"""Configurations as the installed transformers writes them, read by kvferry: for every family that it reads.
+
+A small configuration of each class, with unlike sizes, is saved and read. What each layer keeps is worked out
+here from the attributes of the configuration object, by rules of this file. The shipped configurations are read
+as they are, and again after transformers has loaded and saved them. For families whose layers have heads a tiny
+model is run, and its cache has the same shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import tempfile
+import unittest
+import warnings
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import kvferry
+from kvferry import Dtype, Model
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FAMILIES = ROOT / "src" / "model" / "config_family.c"
+SHIPPED = sorted((ROOT / "models").glob("*.json"))
+UNKNOWN_HERE = {"kimi_k2"}  # transformers has no class of this name
+
+LAYERS = 8
+TOKENS = 5
+
+# Whatever of these a class has as a field is set: no two sizes are alike.
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 20,
+    "sliding_window": 48,
+    "use_sliding_window": True,
+    "max_window_layers": 3,
+    "attention_chunk_size": 40,
+    "no_rope_layer_interval": 3,
+    "num_kv_shared_layers": 2,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 10,
+    "qk_nope_head_dim": 14,
+    "v_head_dim": 18,
+    "q_lora_rank": 30,
+    "index_head_dim": 256,
+    "index_n_heads": 5,
+    "linear_conv_kernel_dim": 5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 11,
+    "linear_value_head_dim": 13,
+    "linear_num_heads": 7,
+    "linear_head_dim": 15,
+    "conv_kernel": 5,
+    "expand": 3,
+    "state_size": 9,
+    "ssm_state_size": 9,
+    "mamba_d_conv": 5,
+    "mamba_d_state": 9,
+    "mamba_expand": 3,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 24,
+    "mamba_n_groups": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 7,
+    "n_groups": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+}
+
+# What a class cannot do without, or asks for in a form of its own.
+OWN: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"global_head_dim": 64, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
+    "mamba2": {"num_heads": 12, "head_dim": 24},
+    "nemotron_h": {
+        "sliding_window": None,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2,
+    },
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
+    "bamba": {"attn_layer_indices": [1, 4, 6]},
+    "falcon_h1": {"mamba_d_ssm": 60, "mamba_d_head": 5},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
+}
+
+# Families with heads whose class is a language model by itself. Latents and states are not among them:
+# transformers keeps those in other forms.
+WITH_HEADS = re.findall(
+    r"\w+",
+    "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere stablelm glm4_moe glm glm4 minimax_m2 "
+    "gemma mistral ministral ministral3 mixtral phimoe starcoder2 phi3 qwen3_moe qwen2 qwen2_moe qwen3 gemma2 "
+    "gemma3_text gemma3n_text gemma4_text gpt_oss cohere2 olmo3 exaone4 llama4_text",
+)
+TINY = {
+    "vocab_size": 32,
+    "vocab_size_per_layer_input": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size_per_layer_input": 4,
+    "intermediate_size": 16,
+    "intermediate_size_mlp": 16,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+    "num_local_experts": 2,
+    "num_experts": 2,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+KINDS: dict[str, set[str]] = {
+    "full_attention": {"full"},
+    "indexed_attention": {"full"},
+    "sliding_attention": {"window"},
+    "chunked_attention": {"chunk"},
+    "linear_attention": {"state"},
+    "hybrid": {"full", "state"},
+    "moe": set(),
+    "mlp": set(),
+}
+
+# What one layer keeps: window, chunk, and each part's name, dtype, units, elements of a cell, and rows.
+Kept = tuple[int, int, tuple[tuple[str, Dtype, int, int, int], ...]]
+
+
+def families() -> list[str]:
+    rows = re.findall(r'model_types = "([^"]*)"', FAMILIES.read_text())
+    return [name for row in rows for name in row.split()]
+
+
+READABLE = [name for name in families() if name not in UNKNOWN_HERE]
+
+
+def text_class(kind: str) -> tuple[type[PreTrainedConfig], str]:
+    """The class of the language model of a family, and its model_type."""
+    whole = CONFIG_MAPPING[kind]
+    inner = whole.sub_configs.get("text_config", whole)
+    return inner, inner.model_type
+
+
+def small(kind: str) -> PreTrainedConfig:
+    """A small configuration of a family, inside its wrapper where the family has one."""
+    inner, name = text_class(kind)
+    fields = {key: value for key, value in SIZES.items() if key in inner.__dataclass_fields__}
+    if name == "nemotron_h":
+        fields.pop("num_hidden_layers", None)  # its class counts the list
+    fields.update(OWN.get(name, {}))
+    text = inner(dtype="float16", **fields)
+    return text if CONFIG_MAPPING[kind] is inner else CONFIG_MAPPING[kind](text_config=text.to_dict())
+
+
+def save(config: PreTrainedConfig) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        text = (pathlib.Path(folder) / "config.json").read_text()
+    saved: dict[str, Any] = json.loads(text)
+    return saved
+
+
+def load(config: dict[str, Any]) -> PreTrainedConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        return AutoConfig.from_pretrained(folder)
+
+
+def read(config: dict[str, Any]) -> Model:
+    """Reads a configuration; a warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kvferry.ConfigWarning)
+        return Model.from_config(config)
+
+
+def kept(model: Model) -> dict[int, set[Kept]]:
+    """What each layer keeps, as kvferry has read it."""
+    found: dict[int, set[Kept]] = {layer: set() for layer in range(model.layer_count)}
+    for group in model.groups:
+        parts = tuple(
+            (part.name, Dtype(part.dtype), part.units, part.cell_elements, part.rows_per_step)
+            for part in group.parts
+        )
+        for layer in group.layers:
+            found[layer].add((group.window_tokens, group.chunk_tokens, parts))
+    return found
+
+
+# ---- what a configuration object says --------------------------------------------------------------
+
+
+def kinds(text: Any) -> list[set[str]]:
+    """What each layer keeps, in words; layers that use another's cache keep nothing."""
+    name = text.model_type
+    types = getattr(text, "layer_types", None)
+    if name in ("mamba", "falcon_mamba"):
+        words = [{"state"} for _ in range(text.num_hidden_layers)]
+    elif types:
+        words = [set(KINDS[word]) for word in types]
+    else:
+        window = getattr(text, "sliding_window", None) is not None
+        words = [{"window"} if window else {"full"} for _ in range(text.num_hidden_layers)]
+    shared = getattr(text, "num_kv_shared_layers", 0)
+    return words[: len(words) - shared] + [set() for _ in range(shared)]
+
+
+def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, int], ...]:
+    dtype = Dtype.F16
+    if hasattr(text, "kv_lora_rank"):
+        latent = ("latent", dtype, 1, text.kv_lora_rank + text.qk_rope_head_dim, 1)
+        if not hasattr(text, "index_head_dim"):
+            return (latent,)
+        width = text.index_head_dim  # a byte each, and a scale for each 128
+        return (
+            latent,
+            ("indexer", Dtype.F8_E4M3, 1, width, 1),
+            ("indexer_scale", Dtype.F32, 1, width // 128, 1),
+        )
+    one = text.per_layer_config[layer]
+    heads = one.num_key_value_heads or one.num_attention_heads
+    width = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
+    return (("k", dtype, heads, width, 1), ("v", dtype, heads, width, 1))
+
+
+def state_parts(text: Any) -> tuple[tuple[str, Dtype, int, int, int], ...]:
+    name, dtype = text.model_type, Dtype.F16
+    if name in ("mamba", "falcon_mamba"):
+        inner = text.expand * text.hidden_size
+        return (("conv.x", dtype, inner, 1, text.conv_kernel - 1), ("ssm", dtype, inner, text.state_size, 1))
+    if name == "jamba":
+        inner = text.mamba_expand * text.hidden_size
+        return (
+            ("conv.x", dtype, inner, 1, text.mamba_d_conv - 1),
+            ("ssm", dtype, inner, text.mamba_d_state, 1),
+        )
+    if name == "kimi_linear":
+        heads, width, rows = text.linear_num_heads, text.linear_head_dim, text.linear_conv_kernel_dim - 1
+        conv = tuple((f"conv.{letter}", dtype, heads * width, 1, rows) for letter in "QKV")
+        return (*conv, ("ssm", Dtype.F32, heads, width * width, 1))
+    if hasattr(text, "linear_num_value_heads"):
+        rows = text.linear_conv_kernel_dim - 1
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        cell = text.linear_key_head_dim * text.linear_value_head_dim
+        conv = tuple((f"conv.{x}", dtype, n, 1, rows) for x, n in (("Q", keys), ("K", keys), ("V", values)))
+        return (*conv, ("ssm", dtype, text.linear_num_value_heads, cell, 1))
+    if name == "mamba2":
+        heads, width, groups, size = text.num_heads, text.head_dim, text.n_groups, text.state_size
+        rows = text.conv_kernel - 1
+    elif name == "nemotron_h":
+        heads, width, groups = text.mamba_num_heads, text.mamba_head_dim, text.n_groups
+        size, rows = text.ssm_state_size, text.conv_kernel - 1
+    else:
+        heads, width, groups = text.mamba_n_heads, text.mamba_d_head, text.mamba_n_groups
+        size, rows = text.mamba_d_state, text.mamba_d_conv - 1
+    conv = tuple(
+        (f"conv.{x}", dtype, n, 1, rows)
+        for x, n in (("x", heads * width), ("B", groups * size), ("C", groups * size))
+    )
+    ssm = Dtype.by_name(getattr(text, "mamba_ssm_cache_dtype", "float16"))
+    return (*conv, ("ssm", ssm, heads, width * size, 1))
+
+
+def expected(config: PreTrainedConfig) -> dict[int, set[Kept]]:
+    text: Any = config.get_text_config(decoder=True)
+    found: dict[int, set[Kept]] = {}
+    for layer, words in enumerate(kinds(text)):
+        found[layer] = set()
+        for word in words:
+            window = text.sliding_window if word == "window" else 0
+            chunk = text.attention_chunk_size if word == "chunk" else 0
+            found[layer].add(
+                (window, chunk, state_parts(text) if word == "state" else attention_parts(text, layer))
+            )
+    return found
+
+
+# ---- the tests ---------------------------------------------------------------------------------------
+
+
+class Saved(unittest.TestCase):
+    maxDiff = None
+
+    def test_every_family_is_one_of_transformers_or_known_not_to_be(self) -> None:
+        missing = {name for name in families() if name not in CONFIG_MAPPING}
+        self.assertEqual(missing, UNKNOWN_HERE)
+        self.assertGreater(len(READABLE), 50)
+
+    def test_a_saved_configuration_is_what_its_object_says(self) -> None:
+        for name in READABLE:
+            with self.subTest(name):
+                config = small(name)
+                self.assertEqual(kept(read(save(config))), expected(config))
+
+    def test_a_configuration_with_everything_in_it_is_the_same(self) -> None:
+        """Not only what differs from the base class, and every layer in full."""
+        for name in READABLE:
+            with self.subTest(name):
+                config = small(name)
+                text = config.get_text_config(decoder=True)
+                text.serialize_explicit_per_layer_config = True
+                whole = json.loads(config.to_json_string(use_diff=False))
+                self.assertEqual(kept(read(whole)), expected(config))
+
+    def test_a_size_that_is_written_otherwise_is_read_otherwise(self) -> None:
+        """The control: one size of the file changes, and no family is then as its object says."""
+        for name in READABLE:
+            with self.subTest(name):
+                config = small(name)
+                saved = save(config)
+                text = saved.get("text_config", saved)
+                field = next(
+                    field
+                    for field in (
+                        "kv_lora_rank",
+                        "linear_key_head_dim",
+                        "ssm_state_size",
+                        "state_size",
+                        "mamba_d_state",
+                        "head_dim",
+                        "hidden_size",
+                    )
+                    if field in text
+                )
+                text[field] *= 2
+                if field == "hidden_size":
+                    text["intermediate_size"] = 0
+                self.assertNotEqual(kept(read(saved)), expected(config))
+
+    def test_gemma_4_has_full_layers_of_its_own_in_both_forms(self) -> None:
+        """By hand: of eight layers the sixth and the last are full, and the last two use another's cache."""
+        saved = save(small("gemma4_text"))
+        self.assertIn("per_layer_config", saved)
+        self.assertNotIn("global_head_dim", saved)
+        del saved["per_layer_config"]
+        former = {**saved, "global_head_dim": 64, "num_global_key_value_heads": 2}
+        for config in (save(small("gemma4_text")), former):
+            full, window = read(config).groups
+            self.assertEqual((full.name, full.layers), ("full", (5,)))
+            self.assertEqual([(part.units, part.cell_elements) for part in full.parts], [(2, 64)] * 2)
+            self.assertEqual((window.name, window.layers, window.window_tokens), ("swa", (0, 1, 2, 3, 4), 48))
+            self.assertEqual([(part.units, part.cell_elements) for part in window.parts], [(3, 20)] * 2)
+        self.assertNotEqual(kept(read(saved)), expected(small("gemma4_text")))
+
+
+class Shipped(unittest.TestCase):
+    def test_a_shipped_configuration_is_the_same_after_transformers_has_saved_it(self) -> None:
+        self.assertGreater(len(SHIPPED), 15)
+        for path in SHIPPED:
+            with self.subTest(path.stem):
+                shipped = json.loads(path.read_text())
+                direct, again = read(shipped), read(save(load(shipped)))
+                direct.compare(again)
+                self.assertEqual(direct.groups, again.groups)
+
+    def test_another_configuration_is_not_the_same(self) -> None:
+        for path in SHIPPED:
+            with self.subTest(path.stem):
+                shipped = json.loads(path.read_text())
+                other = json.loads(path.read_text())
+                text = other.get("text_config", other)
+                text["kv_lora_rank" if "kv_lora_rank" in text else "num_key_value_heads"] = 1
+                with self.assertRaises(kvferry.MismatchError):
+                    read(shipped).compare(read(save(load(other))))
+
+
+class Caches(unittest.TestCase):
+    """Tiny models, whose caches have the shapes that were read."""
+
+    def test_the_cache_of_a_model_has_the_heads_that_were_read(self) -> None:
+        for name in WITH_HEADS:
+            with self.subTest(name):
+                config = small(name)
+                for field, value in TINY.items():
+                    if isinstance(getattr(config, field, None), int):
+                        setattr(config, field, value)
+                config.dtype = torch.float32
+                model = AutoModelForCausalLM.from_config(config).eval()
+                cache = DynamicCache(config=config)
+                with torch.no_grad():
+                    model(torch.arange(TOKENS)[None] + 3, past_key_values=cache, use_cache=True)
+                shapes = {
+                    layer: (tuple(one.keys.shape), tuple(one.values.shape))
+                    for layer, one in enumerate(cache.layers)
+                    if one.keys is not None
+                }
+                read_as = {}
+                for group in read(save(config)).groups:
+                    key, value = group.parts
+                    for layer in group.layers:
+                        read_as[layer] = (
+                            (1, key.units, TOKENS, key.cell_elements),
+                            (1, value.units, TOKENS, value.cell_elements),
+                        )
+                self.assertEqual(read_as, shapes)
+
+
+if __name__ == "__main__":
+    unittest.main()

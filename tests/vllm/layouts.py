@@ -1,0 +1,129 @@
+"""Engines of several ranks without servers: vLLM lays their caches out, the connector describes them.
+
+vLLM's own functions group the layers, choose block sizes and place the pages; only the configuration that they
+read is made here. What moves between two engines is copied run by run, as the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from probing import read_layer
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.utils import allocate_kv_cache
+
+from kvferry import Engine, GroupRequest, Plan, Request
+from kvferry.vllm.geometry import RankGeometry, build_engine, group_order
+from kvferry.vllm.tensors import Ranks, describe
+
+Specs = dict[str, KVCacheSpec]  # of one rank, by vLLM's names of the layers
+BLOCKS = 4
+
+
+@dataclass
+class Rank:
+    """One rank: its caches as vLLM would register them, and what the connector says of them."""
+
+    cache: KVCacheConfig
+    caches: dict[str, torch.Tensor]
+    geometry: RankGeometry
+    memory: list[torch.Tensor]
+
+    def specs(self) -> dict[str, tuple[int, KVCacheSpec]]:
+        """Group and specification of each layer, after vLLM has chosen block sizes."""
+        found = {}
+        for number, group in enumerate(self.cache.kv_cache_groups):
+            for name in group.layer_names:
+                spec = group.kv_cache_spec
+                if isinstance(spec, UniformTypeKVCacheSpecs):
+                    spec = spec.kv_cache_specs[name]
+                found[name] = number, spec
+        return found
+
+    def readout(self, tables: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """The pages of one request, as cells.py takes them apart."""
+        layers = {
+            name: read_layer(self.caches[name], spec, tables[group], self.cache.num_blocks)
+            for name, (group, spec) in self.specs().items()
+        }
+        return {"rank": self.geometry.tp_rank, "tp_size": self.geometry.tp_size, "layers": layers}
+
+
+@dataclass
+class Layout:
+    """An engine of one pipeline stage."""
+
+    ranks: list[Rank]
+    engine: Engine
+
+    def readouts(self, tables: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Of all ranks."""
+        return [rank.readout(tables) for rank in self.ranks]
+
+
+def lay_out(
+    model: Any, specs_of: Callable[[int], Specs], tp_size: int, name: str, blocks: int = BLOCKS
+) -> Layout:
+    """An engine.
+
+    Args:
+        model: what the connector reads of vLLM's model configuration
+        specs_of: the caches that a rank of an engine of so many ranks has
+    """
+    config: Any = SimpleNamespace(
+        model_config=model,
+        device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        cache_config=SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC,
+            num_gpu_blocks_override=blocks,
+            prefix_cache_retention_interval=None,
+            enable_prefix_caching=False,
+        ),
+    )
+    groups = get_kv_cache_groups(config, specs_of(tp_size))
+    cache = get_kv_cache_config_from_groups(config, groups, 1 << 30)
+    ranks = []
+    for rank in range(tp_size):
+        caches = allocate_kv_cache(cache, torch.device("cpu"), KVCacheLayout.LBHNC)
+        geometry, memory = describe(config, cache, caches, Ranks(rank, tp_size, 0, 1))
+        ranks.append(Rank(cache, caches, geometry, memory))
+    return Layout(ranks, build_engine([rank.geometry for rank in ranks], name))
+
+
+def move(
+    there: Layout,
+    here: Layout,
+    theirs: Sequence[Sequence[int]],
+    ours: Sequence[Sequence[int]],
+    steps: Sequence[int],
+) -> list[list[int]]:
+    """Fills one request's blocks here from those there; which ranks each rank has read from.
+
+    Args:
+        theirs, ours: a block table for each group of vLLM
+        steps: how many steps there are in each of them
+    """
+    read = []
+    for number, rank in enumerate(here.ranks):
+        plan = Plan(here.engine.shard(number), there.engine)
+        plan.verify()
+        order = [group.source for group in group_order([rank.geometry])]
+        request = Request(plan, [GroupRequest(ours[i], theirs[i], 0, steps[i]) for i in order])
+        for source, sender in enumerate(plan.sources):
+            for run in request.runs(source):
+                local, remote, count = (int(run[i]) for i in ("local_offset", "remote_offset", "bytes"))
+                to = rank.memory[run["local_region"]]
+                to[local : local + count] = there.ranks[sender].memory[run["remote_region"]][
+                    remote : remote + count
+                ]
+        read.append(plan.sources)
+    return read
