@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinates import decode_engine, small_model
-from kvferry import InvalidError, OutOfRangeError, Transport
+from kvferry import InvalidError, OutOfRangeError, OverlapError, Transport
 from kvferry.buffers import region_of, regions_of
 
 
@@ -121,3 +121,12 @@ def test_regions_are_checked_against_the_shard() -> None:
     for wrong in (np.float16, np.float64, np.int64):
         with pytest.raises(InvalidError, match=r"region 0 is an array of .* the shard keeps f32 there"):
             regions_of([np.zeros(size, wrong), good[1]], shard)
+
+
+def test_regions_that_overlap_or_are_given_twice_are_refused() -> None:
+    memory = np.zeros(1000, np.uint8)
+    assert len(regions_of([memory[500:], memory[:500]])) == 2  # touching is no overlap
+    with pytest.raises(OverlapError, match="regions 0 and 2 are the same memory"):
+        regions_of([memory[:100], memory[100:200], memory[:100]])
+    with pytest.raises(OverlapError, match="regions 0 and 1 share 1 bytes"):
+        regions_of([memory[499:], memory[:500]])

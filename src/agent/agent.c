@@ -12,6 +12,7 @@
 #include "agent/link_endpoint.h"
 
 #include "plan/plan.h"
+#include "transport/memory.h"
 
 #define LONGEST_SLEEP (60 * KVF_SECOND)
 #define KVF_DAY (86400 * KVF_SECOND)
@@ -342,7 +343,7 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     if (status)
         return status;
     kvf_agent_lock(agent);
-    status = kvf_transport_allocate(agent->transport, bytes, out);
+    status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -377,10 +378,13 @@ static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *r
     if (!regions || count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
+    kvf_status status = kvf_memory_check(regions, count, "register");
+    if (status)
+        return status;
     for (uint32_t i = 0; i < count; i++)
-        if (regions[i].bytes < shard->region_bytes[i])
+        if (kvf_memory_at(regions, i)->bytes < shard->region_bytes[i])
             return kvf_fail(KVF_E_RANGE, "region %u has %llu bytes; the shard of rank %u needs %llu", i,
-                            (unsigned long long)regions[i].bytes, shard->rank,
+                            (unsigned long long)kvf_memory_at(regions, i)->bytes, shard->rank,
                             (unsigned long long)shard->region_bytes[i]);
     return KVF_OK;
 }
@@ -389,7 +393,7 @@ static kvf_status register_regions(kvf_agent *agent, const kvf_memory *regions, 
     if (agent->card)
         return kvf_fail(KVF_E_EXISTS, "the agent has its memory registered already");
     kvf_status status = check_regions(kvf_shard_get(agent->shard), regions, count);
-    kvf_memory *copy = status ? NULL : kvf_copy(regions, count, sizeof *regions);
+    kvf_memory *copy = status ? NULL : kvf_copy(regions, count, regions->struct_size);
     if (!status && !copy)
         status = kvf_nomem("an agent");
     if (!status)

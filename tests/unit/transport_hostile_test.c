@@ -673,8 +673,13 @@ static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     unsigned char *memory = mmap(NULL, 16 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
     memset(memory, 5, 16 * page);
-    kvf_memory remote = {memory, 16 * page, KVF_MEMORY_HOST}, ours = {local, sizeof local, KVF_MEMORY_HOST};
-    assert_int_equal(kvf_transport_open("shm", NULL, &here), KVF_OK);
+    kvf_memory remote = {sizeof(kvf_memory), memory, 16 * page, KVF_MEMORY_HOST, 0},
+               ours = {sizeof(kvf_memory), local, sizeof local, KVF_MEMORY_HOST, 0};
+    /* Not with the help of its owner, who would touch it too. */
+    const kvf_setting direct = {"shm.direct", "on"};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &direct, .setting_count = 1};
+    assert_int_equal(kvf_transport_open("shm", &options, &here), KVF_OK);
     assert_int_equal(kvf_transport_open("shm", NULL, &there), KVF_OK);
     assert_int_equal(kvf_transport_register(here, &ours, 1), KVF_OK);
     assert_int_equal(kvf_transport_register(there, &remote, 1), KVF_OK);
