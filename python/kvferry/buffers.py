@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -203,7 +204,7 @@ def _find_region(buffer: Any) -> Region:
 
 def _refuse_overlaps(regions: Sequence[Region]) -> None:
     order = sorted(range(len(regions)), key=lambda i: (regions[i].kind, regions[i].device, regions[i].address))
-    for one, other in zip(order, order[1:], strict=False):
+    for one, other in itertools.pairwise(order):
         first, second = regions[one], regions[other]
         if (first.kind, first.device) != (second.kind, second.device):
             continue
