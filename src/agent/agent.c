@@ -325,10 +325,6 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
 static void free_tickets(kvf_agent *agent) {
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
-        while (ticket->readers)
-            kvf_reader_drop(ticket->readers);
-        while (ticket->flows)
-            kvf_flow_free(ticket->flows);
         kvf_ticket_free(ticket);
     }
 }
