@@ -74,15 +74,16 @@ static void be_owner(int from, int to, unsigned char *shared) {
     const void *card = NULL;
     size_t card_bytes = 0;
     bench_require(kvf_transport_open("shm", NULL, &transport) == KVF_OK &&
-                      kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK,
+                      kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, REGION_BYTES, &allocated) ==
+                          KVF_OK,
                   "the owner cannot open its transport");
     unsigned char *brought = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     for (uint64_t i = 0; i < REGION_BYTES; i++)
         brought[i] = (unsigned char)((i * 0x9e3779b97f4a7c15u) >> 56);
     memcpy(allocated, brought, REGION_BYTES);
     memcpy(shared, brought, REGION_BYTES);
-    kvf_memory regions[2] = {{allocated, REGION_BYTES, KVF_MEMORY_HOST},
-                             {brought, REGION_BYTES, KVF_MEMORY_HOST}};
+    kvf_memory regions[2] = {{sizeof(kvf_memory), allocated, REGION_BYTES, KVF_MEMORY_HOST, 0},
+                             {sizeof(kvf_memory), brought, REGION_BYTES, KVF_MEMORY_HOST, 0}};
     bench_require(kvf_transport_register(transport, regions, 2) == KVF_OK &&
                       kvf_transport_export(transport, &card, &card_bytes) == KVF_OK,
                   "the owner cannot register its memory");
@@ -289,7 +290,7 @@ static void open_ways(const bench_state *bench, bench_state *out) {
         kvf_setting setting = {"shm.direct", direct[way]};
         kvf_transport_options options = {
             .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
-        kvf_memory local = {bench->local, REGION_BYTES, KVF_MEMORY_HOST};
+        kvf_memory local = {sizeof(kvf_memory), bench->local, REGION_BYTES, KVF_MEMORY_HOST, 0};
         out[way] = *bench;
         bench_require(kvf_transport_open("shm", &options, &out[way].transport) == KVF_OK &&
                           kvf_transport_register(out[way].transport, &local, 1) == KVF_OK &&
@@ -385,7 +386,7 @@ int main(int argc, char **argv) {
     bench.owner = start_owner(bench.shared);
     bench.local = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     memset(bench.local, 0, REGION_BYTES);
-    kvf_memory local = {bench.local, REGION_BYTES, KVF_MEMORY_HOST};
+    kvf_memory local = {sizeof(kvf_memory), bench.local, REGION_BYTES, KVF_MEMORY_HOST, 0};
     bench_require(kvf_transport_open("shm", NULL, &bench.transport) == KVF_OK &&
                       kvf_transport_register(bench.transport, &local, 1) == KVF_OK &&
                       kvf_transport_connect(bench.transport, bench.owner.card, bench.owner.card_bytes,

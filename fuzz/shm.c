@@ -64,9 +64,11 @@ static void open_once(void) {
         .struct_size = sizeof options, .settings = &setting, .setting_count = 1, .on_notify = on_notify};
     void *allocated = NULL, *brought = calloc(REGION_BYTES, 1);
     FUZZ_MUST(kvf_transport_open("shm", &options, &transport) == KVF_OK);
-    FUZZ_MUST(brought && kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK);
-    const kvf_memory regions[] = {{.address = allocated, .bytes = REGION_BYTES},
-                                  {.address = brought, .bytes = REGION_BYTES}};
+    FUZZ_MUST(brought &&
+              kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, REGION_BYTES, &allocated) == KVF_OK);
+    const kvf_memory regions[] = {
+        {.struct_size = sizeof(kvf_memory), .address = allocated, .bytes = REGION_BYTES},
+        {.struct_size = sizeof(kvf_memory), .address = brought, .bytes = REGION_BYTES}};
     FUZZ_MUST(kvf_transport_register(transport, regions, 2) == KVF_OK);
 }
 

@@ -131,16 +131,22 @@ KVF_API const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out);
 KVF_API const char *kvf_transport_kind_name(uint32_t i);
 
 /**
- * Allocates memory that same-host peers can map: page aligned, zeroed, freed by kvf_transport_close().
+ * Allocates memory of a kind that same-host peers can map: page aligned, zeroed, freed by kvf_transport_close().
  *
- * @return KVF_OK, KVF_E_INVALID (0 bytes), KVF_E_NOMEM, KVF_E_IO
+ * @param device  of the kind; 0 for the host
+ * @return KVF_OK, KVF_E_INVALID (0 bytes, no such kind, a device of the host), KVF_E_UNSUPPORTED (no transport here
+ *         allocates this kind, as none does CUDA memory), KVF_E_NOMEM, KVF_E_IO
  */
-KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out);
+KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
+                                          uint64_t bytes, void **out);
 
+/** A region. In an array all have the same struct_size, which is also how far apart they are. */
 typedef struct kvf_memory {
+    size_t struct_size; /**< sizeof(kvf_memory) */
     void *address;
     uint64_t bytes;
     kvf_memory_kind kind;
+    uint32_t device; /**< of its kind: a CUDA device's number; 0 for the host */
 } kvf_memory;
 
 /**
@@ -148,7 +154,8 @@ typedef struct kvf_memory {
  * with the two functions below. The memory stays the caller's and must stay valid until it is unregistered or the
  * transport is closed.
  *
- * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes), KVF_E_OVERFLOW, KVF_E_EXISTS (some memory is registered already),
+ * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes, struct_size), KVF_E_OVERFLOW, KVF_E_EXISTS (some memory is
+ *         registered already),
  *         KVF_E_UNSUPPORTED (memory kind), KVF_E_IO, KVF_E_NOMEM; after an error nothing is registered
  */
 KVF_API kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions,

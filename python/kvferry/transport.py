@@ -212,7 +212,7 @@ class Transport:
         """A zeroed array that peers on this host can map. It may be used longer than the transport."""
         size = array_bytes(shape, dtype)
         with self._using() as pointer:
-            address = take(lib.kvf_transport_allocate, "void *", pointer, size)
+            address = take(lib.kvf_transport_allocate, "void *", pointer, lib.KVF_MEMORY_HOST, 0, size)
             return self._endpoint.allocations.array(address, size, shape, dtype)
 
     def register(self, buffers: Sequence[Buffer], shard: Shard | None = None) -> None:

@@ -7,6 +7,8 @@
 #include "agent/agent.h"
 #include "link/link_endpoint.h"
 
+#include "transport/memory.h"
+
 #define KVF_DAY (86400 * KVF_SECOND)
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
@@ -201,7 +203,7 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     status = kvf_agent_lock(agent);
     if (status)
         return status;
-    status = kvf_transport_allocate(agent->transport, bytes, out);
+    status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -244,16 +246,19 @@ static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *r
     if (!regions || count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
+    kvf_status status = kvf_memory_check(regions, count, "register");
+    if (status)
+        return status;
     for (uint32_t i = 0; i < count; i++)
-        if (regions[i].bytes < shard->region_bytes[i])
+        if (kvf_memory_at(regions, i)->bytes < shard->region_bytes[i])
             return kvf_fail(KVF_E_RANGE, "region %u has %llu bytes; the shard of rank %u needs %llu", i,
-                            (unsigned long long)regions[i].bytes, shard->rank,
+                            (unsigned long long)kvf_memory_at(regions, i)->bytes, shard->rank,
                             (unsigned long long)shard->region_bytes[i]);
     return KVF_OK;
 }
 
 static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_memory *copy = kvf_copy(regions, count, sizeof *regions);
+    kvf_memory *copy = kvf_copy(regions, count, regions->struct_size);
     if (!copy)
         return kvf_nomem("an agent");
     kvf_status status = kvf_transport_register(agent->transport, regions, count);
@@ -267,9 +272,11 @@ static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uin
 }
 
 static bool are_registered(const kvf_agent *agent, const kvf_memory *regions) {
-    for (uint32_t i = 0; i < agent->region_count; i++)
-        if (regions[i].address != agent->regions[i].address || regions[i].bytes != agent->regions[i].bytes)
+    for (uint32_t i = 0; i < agent->region_count; i++) {
+        const kvf_memory *given = kvf_memory_at(regions, i), *known = kvf_memory_at(agent->regions, i);
+        if (given->address != known->address || given->bytes != known->bytes)
             return false;
+    }
     return true;
 }
 
@@ -327,10 +334,6 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
 static void free_tickets(kvf_agent *agent) {
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
-        while (ticket->readers)
-            kvf_reader_drop(ticket->readers);
-        while (ticket->flows)
-            kvf_flow_free(ticket->flows);
         kvf_ticket_free(ticket);
     }
 }

@@ -40,6 +40,10 @@
 typedef struct kvf_session kvf_session;
 typedef struct kvf_remote kvf_remote;
 typedef struct kvf_ticket kvf_ticket;
+typedef struct kvf_asker kvf_asker;
+typedef struct kvf_pull kvf_pull;
+typedef struct kvf_hold kvf_hold;
+typedef struct kvf_push kvf_push;
 typedef struct kvf_source kvf_source;
 typedef struct kvf_call kvf_call;
 typedef struct kvf_flow kvf_flow;
@@ -307,7 +311,7 @@ void kvf_tally_free(kvf_tally *tally);
 
 /** What a pull or an expect has to do with one rank of the producer. */
 struct kvf_source {
-    kvf_ticket *ticket;
+    kvf_asker *ticket;
     kvf_session *session;
     const kvf_target *target;
     kvf_call *call;
@@ -327,7 +331,11 @@ struct kvf_source {
 /** What a kind of ticket does. */
 typedef struct kvf_ticket_ops {
     kvf_request_kind kind;
-    bool lends; /* its blocks are read, and not written */
+    size_t size; /* of its struct, which begins with a kvf_ticket */
+    bool lends;  /* its blocks are read, and not written */
+    bool asks;   /* it begins with a kvf_asker */
+    /** Takes from the request what is its own; NULL: nothing. */
+    void (*begin)(kvf_ticket *ticket, const kvf_agent_request *request);
     /** Looks at the clock. */
     void (*tick)(kvf_ticket *ticket, uint64_t now);
     /** Something has failed. `session`: whose fault it is, or NULL. Not called once the result was told. */
@@ -355,54 +363,85 @@ struct kvf_ticket {
     bool silent;                               /* its result was told: what is left is done without */
     kvf_event_node *result_event, *free_event; /* reserved, so that telling cannot fail */
     uint64_t created, deadline;
-    uint64_t patience; /* pull: until when the blocks must have been lent; not after the deadline */
-    uint64_t posted;   /* when the first run was */
     uint64_t bytes, runs;
     kvf_status status; /* why it failed */
     char *detail;
     char *peer_engine; /* for the event */
     uint32_t peer_rank;
 
-    /* pull, expect, connect */
-    kvf_remote *remote;
-    kvf_source *sources;
-    uint32_t source_count;
-    kvf_group_steps *theirs; /* pull: the producer's blocks */
-    kvf_request *request;
-    kvf_transfer *transfer;
-    struct kvf_check *check; /* verifying */
-
-    /* hold, push */
-    kvf_tally tally;
-    kvf_reader *readers;      /* hold */
-    uint64_t lease_until;     /* hold: of the hold itself */
-    kvf_status reader_failed; /* hold: what a reader said last that did not get it */
-    kvf_flow *flows;          /* push */
-    uint64_t ready_tokens,
-        chunk_end;         /* push: everything before ready_tokens is ready, and layers [0, ready_layers) */
-    uint32_t ready_layers; /* up to chunk_end */
-    uint64_t total_tokens;
-    kvf_ticket *moving_prev, *moving_next; /* agent->moving_pulls */
-    kvf_ticket *over_prev, *over_next;     /* agent->over */
+    kvf_ticket *over_prev, *over_next; /* agent->over */
 
     UT_hash_handle hh;    /* agent->tickets, by number */
     UT_hash_handle hh_id; /* agent->holds, agent->pushes, by id */
 };
 
+/** A ticket that wants something of ranks of a remote engine: a pull, an expect, a connect. */
+struct kvf_asker {
+    kvf_ticket base;
+    kvf_remote *remote;
+    kvf_source *sources;
+    uint32_t source_count;
+    uint64_t posted;         /* when the first run was */
+    struct kvf_check *check; /* verifying */
+};
+
+static inline kvf_asker *kvf_asker_of(kvf_ticket *ticket) {
+    return (kvf_asker *)ticket;
+}
+
+/** The remote engine that a ticket wants something of; NULL: none. */
+static inline const kvf_remote *kvf_ticket_remote(const kvf_ticket *ticket) {
+    return ticket->ops->asks ? ((const kvf_asker *)ticket)->remote : NULL;
+}
+
+struct kvf_pull {
+    union {
+        kvf_ticket base;
+        kvf_asker asker;
+    };
+    uint64_t patience;       /* until when the blocks must have been lent; not after the deadline */
+    kvf_group_steps *theirs; /* the producer's blocks */
+    kvf_request *request;
+    kvf_transfer *transfer;
+    kvf_pull *moving_prev, *moving_next; /* agent->moving_pulls */
+};
+
+struct kvf_hold {
+    kvf_ticket base;
+    kvf_tally tally;
+    kvf_reader *readers;
+    uint64_t lease_until;     /* of the hold itself */
+    kvf_status reader_failed; /* what a reader said last that did not get it */
+};
+
+struct kvf_push {
+    kvf_ticket base;
+    kvf_tally tally;
+    kvf_flow *flows;
+    uint64_t ready_tokens,
+        chunk_end;         /* everything before ready_tokens is ready, and layers [0, ready_layers) */
+    uint32_t ready_layers; /* up to chunk_end */
+    uint64_t total_tokens;
+};
+
 /** The generation of an expectation, in messages. */
-static inline uint64_t kvf_expect_generation(const kvf_ticket *expect) {
-    return expect->number | KVF_EXPECTATION;
+static inline uint64_t kvf_expect_generation(const kvf_asker *expect) {
+    return expect->base.number | KVF_EXPECTATION;
 }
 
 /** Makes a ticket from what the engine asked: copies, checks, claims the blocks. */
 kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kvf_agent_request *given,
                            kvf_ticket **out);
+/** The ticket of a number if it is of this kind; NULL otherwise. */
+kvf_ticket *kvf_ticket_find(const kvf_agent *agent, uint64_t number, const kvf_ticket_ops *ops);
+/** Lists a hold or a push, new ones, under its id; frees it where it cannot. */
+kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table);
 /** Claims the blocks of `groups` for a ticket, whose own they become (a copy). */
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t group_count);
 void kvf_ticket_unclaim(kvf_ticket *ticket);
 /** Attaches a pull, expect or connect to the sessions of its remote's targets. */
-kvf_status kvf_ticket_attach(kvf_ticket *ticket);
-void kvf_ticket_detach(kvf_ticket *ticket);
+kvf_status kvf_ticket_attach(kvf_asker *ticket);
+void kvf_ticket_detach(kvf_asker *ticket);
 void kvf_source_detach(kvf_source *source);
 /** Ends with success: tells it, frees blocks, and the ticket in the next tick. */
 void kvf_ticket_done(kvf_ticket *ticket);
@@ -416,11 +455,11 @@ void kvf_ticket_unlist(kvf_ticket *ticket); /**< its id may be used again */
 void kvf_ticket_free(kvf_ticket *ticket);
 
 /** Why the remote engine of a ticket, or one of the ranks it needs, has not been met; NULL when all have. */
-const char *kvf_ticket_unmet(const kvf_ticket *ticket);
+const char *kvf_ticket_unmet(const kvf_asker *ticket);
 /** Starts a new ticket that needs a remote engine, and gives its number; frees it where it cannot. */
-kvf_status kvf_ticket_meet(kvf_ticket *ticket, const kvf_contact *contact, uint64_t *number);
+kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64_t *number);
 /** The remote engine of a ticket is known now. */
-void kvf_ticket_met(kvf_ticket *ticket);
+void kvf_ticket_met(kvf_asker *ticket);
 
 /** The session of a source is lost: whatever it still stood for is over. */
 void kvf_source_lost(kvf_source *source);
@@ -466,7 +505,7 @@ kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *group
 struct kvf_reader {
     uint64_t generation;
     uint64_t asked; /* number of the ACQUIRE that brought it */
-    kvf_ticket *hold;
+    kvf_hold *hold;
     kvf_session *session;
     uint64_t until;
     uint32_t of;
@@ -505,16 +544,17 @@ kvf_flow *kvf_flow_waiting_for(const kvf_agent *agent, const kvf_ticket *push);
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_reader_drop(kvf_reader *reader);
+bool kvf_hold_is_read(const kvf_ticket *ticket); /**< it is a hold, and somebody has a lease on it */
 
 void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
-void kvf_pull_look(kvf_ticket *pull);      /**< has its transfer ended? */
+void kvf_pull_look(kvf_pull *pull);        /**< has its transfer ended? */
 
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
 
 /** What one rank of a consumer expects of us: with a push, the writing of it. */
 struct kvf_flow {
     kvf_session *session;
-    kvf_ticket *push; /* NULL: not started yet */
+    kvf_push *push; /* NULL: not started yet */
     void *id;
     size_t id_bytes;
     uint64_t generation;
@@ -562,8 +602,8 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call);
 
 /** Checks what a pull or expect received; its verified() follows, or its
  * failure. */
-void kvf_verify_start(kvf_ticket *ticket);
-void kvf_verify_stop(kvf_ticket *ticket);
+void kvf_verify_start(kvf_asker *ticket);
+void kvf_verify_stop(kvf_asker *ticket);
 void kvf_verify_answer(kvf_session *session, const kvf_call_body *call);
 
 /* ---- what sessions and meetings bring ---------------------------------------------------------------------- */
@@ -658,7 +698,7 @@ struct kvf_agent {
     int event_fd;
     uint64_t due; /* nothing is to be done by the clock before */
     bool again;   /* more can be done at once */
-    kvf_ticket *moving_pulls;
+    kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;
     kvf_agent_stats stats;

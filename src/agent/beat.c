@@ -24,9 +24,9 @@ static void give_up(kvf_session *session, uint64_t number, const kvf_answer *ans
     qsort(gone, count, sizeof *gone, compare_numbers);
     kvf_source *source, *next;
     DL_FOREACH_SAFE(session->sources, source, next) {
-        kvf_ticket *ticket = source->ticket;
+        kvf_ticket *ticket = &source->ticket->base;
         bool pulls = ticket->kind == KVF_REQUEST_PULL;
-        uint64_t generation = pulls ? source->generation : kvf_expect_generation(ticket);
+        uint64_t generation = pulls ? source->generation : kvf_expect_generation(source->ticket);
         if (source->beat != number || !is_alive(ticket) || source->written || (!pulls && source->call) ||
             !bsearch(&generation, gone, count, sizeof *gone, compare_numbers))
             continue;
@@ -40,8 +40,8 @@ static void give_up(kvf_session *session, uint64_t number, const kvf_answer *ans
 static kvf_source *first_to_grant(const kvf_session *session, uint64_t number) {
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
-        if (source->beat == number && source->ticket->kind == KVF_REQUEST_PULL && source->generation &&
-            !source->settled && is_alive(source->ticket))
+        if (source->beat == number && source->ticket->base.kind == KVF_REQUEST_PULL && source->generation &&
+            !source->settled && is_alive(&source->ticket->base))
             return source;
     }
     return NULL;
@@ -55,7 +55,7 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
     kvf_session_clock(session, call->first_sent, kvf_agent_now(session->agent), answer->clock_ns);
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
-        if (source->beat == call->number && source->ticket->kind == KVF_REQUEST_PULL)
+        if (source->beat == call->number && source->ticket->base.kind == KVF_REQUEST_PULL)
             source->until = kvf_max_u64(source->until, call->first_sent + answer->time_ns);
     }
     if (answer->gone_count > 0)
@@ -83,7 +83,7 @@ static void beat(kvf_session *session, uint64_t now) {
     kvf_source *source;
     if (leases && expectations) {
         DL_FOREACH(session->sources, source) {
-            const kvf_ticket *ticket = source->ticket;
+            const kvf_ticket *ticket = &source->ticket->base;
             if (!is_alive(ticket))
                 continue;
             /* What is still being asked for may not be known there yet, and is not gone by that. */
@@ -92,7 +92,7 @@ static void beat(kvf_session *session, uint64_t now) {
                 leases[body.lease_count++] = source->generation;
             } else if (ticket->kind == KVF_REQUEST_EXPECT && source->until && !source->settled) {
                 source->until = kvf_max_u64(source->until, until);
-                expectations[2 * (size_t)body.expectation_count] = kvf_expect_generation(ticket);
+                expectations[2 * (size_t)body.expectation_count] = kvf_expect_generation(source->ticket);
                 expectations[2 * (size_t)body.expectation_count + 1] =
                     kvf_session_their_time(session, source->until);
                 body.expectation_count++;
@@ -124,7 +124,7 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     for (uint32_t i = 0; i < call->lease_count; i++) {
         kvf_reader *reader = NULL;
         HASH_FIND(hh, agent->leases, &call->leases[i], sizeof call->leases[i], reader);
-        if (reader && reader->session == session && reader->hold->state == KVF_TICKET_HELD)
+        if (reader && reader->session == session && reader->hold->base.state == KVF_TICKET_HELD)
             reader->until = now + agent->options.lease_ns;
         else
             gone[answer.gone_count++] = call->leases[i];

@@ -8,6 +8,7 @@
 
 #include "plan/walk.h"
 #include "shard/shard.h"
+#include "transport/memory.h"
 
 /* Odd, so that no two cells of a part have the same seed within 2^64 steps, rows and units. */
 #define STEP_FACTOR 0x9c6f2b4d71e8a535u
@@ -36,9 +37,12 @@ static kvf_status check_inside(const char *what, kvf_range asked, kvf_range held
 }
 
 static kvf_status check_regions(const area *a) {
+    kvf_status status = kvf_memory_check(a->regions, a->shard->desc.region_count, "checksum");
+    if (status)
+        return status;
     for (uint32_t layer = a->layers.begin; layer < a->layers.end; layer++) {
         uint32_t r = kvf_shard_placement(a->shard, a->group, layer, a->part)->region;
-        const kvf_memory *region = &a->regions[r];
+        const kvf_memory *region = kvf_memory_at(a->regions, r);
         if (region->kind != KVF_MEMORY_HOST)
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "checksum: region %u is of memory kind %d; allowed is 0 (host)", r,
@@ -202,8 +206,8 @@ static sheet sheet_of(const area *a, uint32_t layer) {
     uint64_t seed = XXH3_64bits_withSeed(group->name, strlen(group->name), group->layers[layer]);
     seed = XXH3_64bits_withSeed(group->parts[a->part].name, strlen(group->parts[a->part].name), seed);
     return (sheet){placement,
-                   (const unsigned char *)a->regions[placement->region].address + placement->offset +
-                       skipped * placement->unit_stride,
+                   (const unsigned char *)kvf_memory_at(a->regions, placement->region)->address +
+                       placement->offset + skipped * placement->unit_stride,
                    group->parts[a->part].rows_per_step, seed};
 }
 

@@ -6,16 +6,17 @@
 #include "agent/agent.h"
 
 /* A connect is over when every rank it needs has answered. */
-static void connect_tick(kvf_ticket *ticket, uint64_t now) {
+static void connect_tick(kvf_ticket *base, uint64_t now) {
+    kvf_asker *ticket = kvf_asker_of(base);
     const char *unmet = kvf_ticket_unmet(ticket);
     if (!unmet) {
-        kvf_ticket_done(ticket);
-    } else if (now >= ticket->deadline) {
+        kvf_ticket_done(&ticket->base);
+    } else if (now >= ticket->base.deadline) {
         char detail[512];
         (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
-        kvf_ticket_fail(ticket, KVF_E_TIMEOUT, detail, NULL);
+        kvf_ticket_fail(&ticket->base, KVF_E_TIMEOUT, detail, NULL);
     } else {
-        kvf_agent_due(ticket->agent, ticket->deadline);
+        kvf_agent_due(ticket->base.agent, ticket->base.deadline);
     }
 }
 
@@ -31,6 +32,8 @@ static void connect_fail(kvf_ticket *ticket, kvf_status status, const char *deta
 
 static const kvf_ticket_ops connect_ops = {
     .kind = KVF_REQUEST_CONNECT,
+    .size = sizeof(kvf_asker),
+    .asks = true,
     .met = connect_met,
     .tick = connect_tick,
     .fail = connect_fail,
@@ -44,7 +47,7 @@ static kvf_status start_connect(kvf_agent *agent, const kvf_contact *contact, ui
                                  .deadline_ns = deadline_ns ? deadline_ns : 30 * KVF_SECOND};
     kvf_ticket *ticket;
     kvf_status status = kvf_ticket_make(agent, &connect_ops, &request, &ticket);
-    return status ? status : kvf_ticket_meet(ticket, contact, out);
+    return status ? status : kvf_ticket_meet(kvf_asker_of(ticket), contact, out);
 }
 
 kvf_status kvf_agent_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,

@@ -92,9 +92,9 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
     bool invalid = kind == KVF_EVENT_FAILED && destination && ticket->groups;
     size_t ids = invalid ? count_invalid(ticket) : 0;
     size_t lists = invalid ? ticket->group_count : 0;
-    const char *engine = ticket->peer_engine ? ticket->peer_engine
-                         : ticket->remote    ? ticket->remote->name
-                                             : "";
+    const char *engine = ticket->peer_engine         ? ticket->peer_engine
+                         : kvf_ticket_remote(ticket) ? kvf_ticket_remote(ticket)->name
+                                                     : "";
     size_t bytes = lists * sizeof(kvf_block_list) + ids * sizeof(uint32_t) + ticket->id_bytes +
                    text_bytes(engine) + text_bytes(ticket->detail);
     node->event =

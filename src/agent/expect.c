@@ -22,19 +22,19 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
     if (!answer)
         return;             /* that was the deadline of the expectation, which has more to say */
     source->settled = true; /* refused: it will not write */
-    kvf_ticket_fail(source->ticket, status, kvf_error_detail(), source->session);
+    kvf_ticket_fail(&source->ticket->base, status, kvf_error_detail(), source->session);
 }
 
-static void expect_check(kvf_ticket *expect);
+static void expect_check(kvf_asker *expect);
 
 static kvf_status ask(kvf_source *source) {
-    kvf_ticket *expect = source->ticket;
+    kvf_asker *expect = source->ticket;
     kvf_session *session = source->session;
-    bool writes = source->target->source != UINT32_MAX && !expect->empty;
-    kvf_call_body body = {.request = {expect->id, expect->id_bytes},
+    bool writes = source->target->source != UINT32_MAX && !expect->base.empty;
+    kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .rank_count = source->target->of};
-    uint64_t until = kvf_agent_now(expect->agent) + expect->agent->options.lease_ns;
+    uint64_t until = kvf_agent_now(expect->base.agent) + expect->base.agent->options.lease_ns;
     body.time_ns = kvf_session_their_time(session, until);
     if (!writes) {
         source->settled = source->written = true;
@@ -43,23 +43,23 @@ static kvf_status ask(kvf_source *source) {
     kvf_group_steps *own = NULL;
     kvf_status status = kvf_session_join(session);
     if (!status)
-        status = kvf_terms_say(expect->remote, expect->groups, &own, &body.groups);
+        status = kvf_terms_say(expect->remote, expect->base.groups, &own, &body.groups);
     body.group_count = kvf_terms_group_count(expect->remote);
     if (!status)
-        status = kvf_call_start(session, KVF_CALL_EXPECT, &body, expect->deadline, false, on_expected, source,
-                                &source->call);
+        status = kvf_call_start(session, KVF_CALL_EXPECT, &body, expect->base.deadline, false, on_expected,
+                                source, &source->call);
     kvf_free(own);
     if (!status) {
         source->until = until;
-        session->next_beat = kvf_min_u64(session->next_beat,
-                                         kvf_agent_now(expect->agent) + expect->agent->options.heartbeat_ns);
-        kvf_agent_due(expect->agent, session->next_beat);
+        session->next_beat = kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) +
+                                                                 expect->base.agent->options.heartbeat_ns);
+        kvf_agent_due(expect->base.agent, session->next_beat);
     }
     return status;
 }
 
 /* Asks those whose session is open by now: only then their clock is known. */
-static void ask_all(kvf_ticket *expect) {
+static void ask_all(kvf_asker *expect) {
     bool all = true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
@@ -72,27 +72,28 @@ static void ask_all(kvf_ticket *expect) {
         source->asked = true;
         kvf_status status = ask(source);
         if (status) {
-            kvf_ticket_fail(expect, status, kvf_error_detail(), source->session);
+            kvf_ticket_fail(&expect->base, status, kvf_error_detail(), source->session);
             return;
         }
     }
     if (!all)
         return;
-    expect->state = KVF_TICKET_MOVING;
-    if (expect->empty) {
-        kvf_ticket_done(expect);
+    expect->base.state = KVF_TICKET_MOVING;
+    if (expect->base.empty) {
+        kvf_ticket_done(&expect->base);
         return;
     }
-    expect->posted = kvf_agent_now(expect->agent);
-    kvf_histogram_add(&expect->agent->stats.queue, expect->posted - expect->created);
+    expect->posted = kvf_agent_now(expect->base.agent);
+    kvf_histogram_add(&expect->base.agent->stats.queue, expect->posted - expect->base.created);
     expect_check(expect);
 }
 
-static void expect_met(kvf_ticket *expect) {
+static void expect_met(kvf_ticket *ticket) {
+    kvf_asker *expect = kvf_asker_of(ticket);
     ask_all(expect);
 }
 
-static void answer_written(kvf_ticket *expect) {
+static void answer_written(kvf_asker *expect) {
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
         if (!source->written_call || !source->session)
@@ -103,34 +104,36 @@ static void answer_written(kvf_ticket *expect) {
     }
 }
 
-static void expect_verified(kvf_ticket *expect) {
-    kvf_agent *agent = expect->agent;
+static void expect_verified(kvf_ticket *ticket) {
+    kvf_asker *expect = kvf_asker_of(ticket);
+    kvf_agent *agent = expect->base.agent;
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
-    kvf_histogram_add(&agent->stats.total, now - expect->created);
-    kvf_ticket_done(expect);
+    kvf_histogram_add(&agent->stats.total, now - expect->base.created);
+    kvf_ticket_done(&expect->base);
 }
 
-static void expect_check(kvf_ticket *expect) {
-    if (expect->state != KVF_TICKET_MOVING)
+static void expect_check(kvf_asker *expect) {
+    if (expect->base.state != KVF_TICKET_MOVING)
         return;
     for (uint32_t i = 0; i < expect->source_count; i++)
         if (!expect->sources[i].written)
             return;
-    if (expect->agent->options.verify)
+    if (expect->base.agent->options.verify)
         kvf_verify_start(expect);
     else
-        expect_verified(expect);
+        expect_verified(&expect->base);
 }
 
 /* ---- written --------------------------------------------------------------------------------- */
 
+static const kvf_ticket_ops expect_ops;
+
 static kvf_source *source_of(kvf_session *session, uint64_t generation) {
     uint64_t number = generation & ~KVF_EXPECTATION;
-    kvf_ticket *expect = NULL;
-    HASH_FIND(hh, session->agent->tickets, &number, sizeof number, expect);
-    if (!expect || expect->kind != KVF_REQUEST_EXPECT || number == generation)
+    kvf_asker *expect = kvf_asker_of(kvf_ticket_find(session->agent, number, &expect_ops));
+    if (!expect || number == generation)
         return NULL;
     for (uint32_t i = 0; i < expect->source_count; i++)
         if (expect->sources[i].session == session)
@@ -141,23 +144,23 @@ static kvf_source *source_of(kvf_session *session, uint64_t generation) {
 /* May come again, or late: only what an expectation still waits for counts. */
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_source *source = source_of(session, call->generation);
-    if (!source || source->ticket->state == KVF_TICKET_OVER) {
+    if (!source || source->ticket->base.state == KVF_TICKET_OVER) {
         session->agent->stats.messages_stale++;
         kvf_answer_status(session, call, KVF_OK, "");
         return;
     }
-    kvf_ticket *expect = source->ticket;
+    kvf_asker *expect = source->ticket;
     bool news = !source->settled;
     source->settled = true;
-    if (expect->state == KVF_TICKET_DOUBT || call->status) {
+    if (expect->base.state == KVF_TICKET_DOUBT || call->status) {
         kvf_answer_status(session, call, KVF_OK, "");
-        if (call->status && !expect->silent)
-            kvf_ticket_fail(expect, call->status, call->detail, session);
-        expect->agent->due = 0;
+        if (call->status && !expect->base.silent)
+            kvf_ticket_fail(&expect->base, call->status, call->detail, session);
+        expect->base.agent->due = 0;
         return;
     }
     source->written_call = call->number;
-    if (!expect->agent->options.verify) {
+    if (!expect->base.agent->options.verify) {
         source->written_call = 0;
         kvf_answer_status(session, call, KVF_OK, "");
     }
@@ -166,7 +169,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_call_drop(source->call); /* EXPECT, if its answer was lost: it has been heard */
     source->call = NULL;
     source->written = true;
-    expect->bytes += call->bytes;
+    expect->base.bytes += call->bytes;
     expect_check(expect);
 }
 
@@ -179,7 +182,7 @@ static void on_withdrawn(kvf_call *call, kvf_status status, const kvf_answer *an
     if (status)
         return; /* then it is over when its time is */
     source->settled = true;
-    source->ticket->agent->due = 0;
+    source->ticket->base.agent->due = 0;
 }
 
 /* The session may be gone when the card is needed. */
@@ -193,13 +196,13 @@ static void keep_card(kvf_source *source) {
 }
 
 static void withdraw(kvf_source *source) {
-    kvf_ticket *expect = source->ticket;
+    kvf_asker *expect = source->ticket;
     uint64_t earlier = source->call ? source->call->number : 0;
     kvf_call_drop(source->call);
     source->call = NULL;
     if (source->settled || !source->session || !source->until)
         return;
-    kvf_call_body body = {.request = {expect->id, expect->id_bytes},
+    kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .earlier = earlier};
     (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until + WRITER_MARGIN, false,
@@ -212,7 +215,7 @@ static void withdraw(kvf_source *source) {
  * may connect anew afterwards: what it starts then it starts by what it knows then.
  */
 static bool is_shut_out(const kvf_source *source) {
-    kvf_transport *transport = source->ticket->agent->transport;
+    kvf_transport *transport = source->ticket->base.agent->transport;
     if (!source->card)
         return true;
     if (kvf_transport_fence(transport, source->card, source->card_bytes) == KVF_E_AGAIN)
@@ -226,7 +229,7 @@ static bool is_shut_out(const kvf_source *source) {
  * more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
  */
 static bool has_ended(kvf_source *source) {
-    kvf_transport *transport = source->ticket->agent->transport;
+    kvf_transport *transport = source->ticket->base.agent->transport;
     kvf_status status =
         source->card ? kvf_transport_fence(transport, source->card, source->card_bytes) : KVF_E_UNSUPPORTED;
     source->gone = status == KVF_E_AGAIN; /* it is being cleared away: asked again */
@@ -235,7 +238,7 @@ static bool has_ended(kvf_source *source) {
     return status == KVF_OK;
 }
 
-static bool all_settled(kvf_ticket *expect, uint64_t now) {
+static bool all_settled(kvf_asker *expect, uint64_t now) {
     bool all = true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
@@ -247,65 +250,73 @@ static bool all_settled(kvf_ticket *expect, uint64_t now) {
         if (!source->settled && now >= end)
             source->settled = is_shut_out(source);
         if (!source->settled)
-            kvf_agent_due(expect->agent, source->gone ? now + ENDING_PAUSE
-                                         : now < end  ? end
-                                                      : now + WRITER_MARGIN);
+            kvf_agent_due(expect->base.agent, source->gone ? now + ENDING_PAUSE
+                                              : now < end  ? end
+                                                           : now + WRITER_MARGIN);
         all &= source->settled;
     }
     return all;
 }
 
-static void expect_fail(kvf_ticket *expect, kvf_status status, const char *detail,
+static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
                         const kvf_session *session) {
-    if (expect->silent)
+    kvf_asker *expect = kvf_asker_of(ticket);
+    if (expect->base.silent)
         return;
     kvf_verify_stop(expect);
-    kvf_ticket_failed(expect, status, detail, session);
+    kvf_ticket_failed(&expect->base, status, detail, session);
     answer_written(expect);
-    if (expect->state != KVF_TICKET_MEETING)
+    if (expect->base.state != KVF_TICKET_MEETING)
         for (uint32_t i = 0; i < expect->source_count; i++) {
             keep_card(&expect->sources[i]);
             withdraw(&expect->sources[i]);
         }
-    kvf_ticket_tell(expect, all_settled(expect, kvf_agent_now(expect->agent)));
+    kvf_ticket_tell(&expect->base, all_settled(expect, kvf_agent_now(expect->base.agent)));
 }
 
-static void expect_tick(kvf_ticket *expect, uint64_t now) {
-    if (expect->state == KVF_TICKET_DOUBT) {
+static void expect_tick(kvf_ticket *ticket, uint64_t now) {
+    kvf_asker *expect = kvf_asker_of(ticket);
+    if (expect->base.state == KVF_TICKET_DOUBT) {
         if (all_settled(expect, now))
-            kvf_ticket_settle(expect);
+            kvf_ticket_settle(&expect->base);
         return;
     }
-    if (now >= expect->deadline) {
+    if (now >= expect->base.deadline) {
         char detail[512];
         const char *unmet = kvf_ticket_unmet(expect);
         const char *why = unmet ? unmet : "not everything was written";
         (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", why);
-        kvf_ticket_fail(expect, KVF_E_TIMEOUT, detail, NULL);
+        kvf_ticket_fail(&expect->base, KVF_E_TIMEOUT, detail, NULL);
         return;
     }
-    kvf_agent_due(expect->agent, expect->deadline);
-    if (expect->state == KVF_TICKET_ASKING)
+    kvf_agent_due(expect->base.agent, expect->base.deadline);
+    if (expect->base.state == KVF_TICKET_ASKING)
         ask_all(expect);
+}
+
+static void expect_free(kvf_ticket *ticket) {
+    kvf_verify_stop(kvf_asker_of(ticket));
 }
 
 static const kvf_ticket_ops expect_ops = {
     .kind = KVF_REQUEST_EXPECT,
+    .size = sizeof(kvf_asker),
+    .asks = true,
     .tick = expect_tick,
     .fail = expect_fail,
     .met = expect_met,
     .verified = expect_verified,
-    .free = kvf_verify_stop,
+    .free = expect_free,
 };
 
 kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_ticket *expect = NULL;
-    status = kvf_ticket_make(agent, &expect_ops, request, &expect);
+    kvf_ticket *made = NULL;
+    status = kvf_ticket_make(agent, &expect_ops, request, &made);
     if (!status)
-        status = kvf_ticket_meet(expect, &request->contact, out);
+        status = kvf_ticket_meet(kvf_asker_of(made), &request->contact, out);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -199,7 +199,7 @@ typedef struct flow_part {
 
 /* What is ready and not yet written, or false. The flow is then as if it was written. */
 static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
-    const kvf_ticket *push = flow->push;
+    const kvf_push *push = flow->push;
     if (flow->layers == 0 && flow->tokens < push->ready_tokens) {
         *part = (flow_part){flow->tokens, push->ready_tokens, {0, all}};
         flow->tokens = push->ready_tokens;
@@ -226,9 +226,9 @@ static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
 /* The steps of one group in a part: tokens as they come, states with the last chunk. */
 static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *part,
                              kvf_group_request *out) {
-    const kvf_ticket *push = flow->push;
-    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(push->agent->engine), g);
-    const kvf_group_steps *wanted = &flow->groups[g], *held = &push->groups[g];
+    const kvf_push *push = flow->push;
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(push->base.agent->engine), g);
+    const kvf_group_steps *wanted = &flow->groups[g], *held = &push->base.groups[g];
     uint64_t begin = kvf_max_u64(wanted->begin, kvf_group_first_needed(group, wanted->end));
     uint64_t end = wanted->end;
     *out = (kvf_group_request){.local = wanted->table, .remote = held->table};
@@ -253,7 +253,7 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
 
 static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
     kvf_session *session = flow->session;
-    uint32_t groups = flow->push->group_count;
+    uint32_t groups = flow->push->base.group_count;
     struct kvf_push_plan *plan = NULL;
     kvf_peer *peer;
     kvf_status status = plan_for(session, part->layers, &plan);

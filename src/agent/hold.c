@@ -10,13 +10,17 @@
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static kvf_ticket *find_hold(kvf_agent *agent, kvf_bytes id) {
-    kvf_ticket *hold = NULL;
-    HASH_FIND(hh_id, agent->holds, id.data, id.size, hold);
-    return hold;
+static kvf_hold *hold_of(kvf_ticket *ticket) {
+    return (kvf_hold *)ticket;
 }
 
-static kvf_reader *reader_of(const kvf_ticket *hold, const kvf_session *session) {
+static kvf_hold *find_hold(kvf_agent *agent, kvf_bytes id) {
+    kvf_ticket *hold = NULL;
+    HASH_FIND(hh_id, agent->holds, id.data, id.size, hold);
+    return hold_of(hold);
+}
+
+static kvf_reader *reader_of(const kvf_hold *hold, const kvf_session *session) {
     kvf_reader *reader;
     DL_FOREACH(hold->readers, reader) {
         if (reader->session == session)
@@ -35,12 +39,12 @@ void kvf_reader_drop(kvf_reader *reader) {
     kvf_free(reader);
 }
 
-static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, const kvf_call_body *call,
+static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_call_body *call,
                              kvf_reader **out) {
-    kvf_agent *agent = hold->agent;
+    kvf_agent *agent = hold->base.agent;
     if (session->reader_count >= agent->options.max_requests_per_peer)
         return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
-    if (hold->state != KVF_TICKET_HELD)
+    if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
     if (!reader)
@@ -65,7 +69,7 @@ static kvf_status add_reader(kvf_ticket *hold, kvf_session *session, const kvf_c
 }
 
 /* Grants a lease, or grants the same once more to who asks again. */
-static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *call) {
+static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *call) {
     kvf_reader *reader = reader_of(hold, session);
     if (!reader && kvf_tally_of(&hold->tally, session->engine, session->rank) == KVF_TALLY_HAS_IT) {
         kvf_answer_status(session, call, KVF_E_EXISTS, "this rank has released the request already");
@@ -79,19 +83,19 @@ static void grant(kvf_ticket *hold, kvf_session *session, const kvf_call_body *c
             return;
         }
     }
-    uint64_t lease = hold->agent->options.lease_ns;
-    reader->until = kvf_agent_now(hold->agent) + lease;
-    kvf_agent_due(hold->agent, reader->until);
+    uint64_t lease = hold->base.agent->options.lease_ns;
+    reader->until = kvf_agent_now(hold->base.agent) + lease;
+    kvf_agent_due(hold->base.agent, reader->until);
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,
-                         .groups = hold->groups,
-                         .group_count = hold->group_count};
+                         .groups = hold->base.groups,
+                         .group_count = hold->base.group_count};
     kvf_answer_send(session, call, &answer);
 }
 
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
-    kvf_ticket *hold = find_hold(agent, call->request);
+    kvf_hold *hold = find_hold(agent, call->request);
     if (!fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
         return; /* late: the caller has had its answer, or has given up */
     if (hold) {
@@ -106,25 +110,25 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
 /* ---- releases -------------------------------------------------------------------------------- */
 
 /* Not while somebody may read: where a consumer was replaced, the former one may still have its lease. */
-static void end_if_complete(kvf_ticket *hold) {
+static void end_if_complete(kvf_hold *hold) {
     if (hold->readers)
         return;
-    if (hold->state == KVF_TICKET_CLOSING) {
-        kvf_ticket_tell(hold, true);
+    if (hold->base.state == KVF_TICKET_CLOSING) {
+        kvf_ticket_tell(&hold->base, true);
         return;
     }
-    if (hold->state != KVF_TICKET_HELD || !kvf_tally_complete(&hold->tally))
+    if (hold->base.state != KVF_TICKET_HELD || !kvf_tally_complete(&hold->tally))
         return;
     uint32_t rank = 0;
     const char *deserter = kvf_tally_deserter(&hold->tally, &rank);
     if (!deserter) {
-        kvf_ticket_done(hold);
+        kvf_ticket_done(&hold->base);
         return;
     }
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "%s rank %u gave the request up", deserter, rank);
-    kvf_ticket_failed(hold, hold->reader_failed, detail, NULL);
-    kvf_ticket_tell(hold, true);
+    kvf_ticket_failed(&hold->base, hold->reader_failed, detail, NULL);
+    kvf_ticket_tell(&hold->base, true);
 }
 
 /* What a consumer says that was cancelled, or whose time is over, is its last word. Where something else failed
@@ -133,7 +137,7 @@ static bool is_last_word(kvf_status outcome) {
     return outcome == KVF_E_CANCELLED || outcome == KVF_E_TIMEOUT;
 }
 
-static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of, kvf_status outcome) {
+static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t of, kvf_status outcome) {
     kvf_status status = KVF_OK;
     if (!outcome || is_last_word(outcome))
         status = kvf_tally_add(&hold->tally, session->engine, session->rank, of,
@@ -146,14 +150,14 @@ static kvf_status release(kvf_ticket *hold, kvf_session *session, uint32_t of, k
     if (reader)
         kvf_reader_drop(reader);
     hold->lease_until =
-        kvf_max_u64(hold->lease_until, kvf_agent_now(hold->agent) + hold->agent->options.lease_ns);
+        kvf_max_u64(hold->lease_until, kvf_agent_now(hold->base.agent) + hold->base.agent->options.lease_ns);
     end_if_complete(hold);
     return KVF_OK;
 }
 
 /* The hold under the lease that an ACQUIRE has brought, whose answer its caller had not seen when it gave up.
  * By its number, for a hold that is closing is not found by its id any more. */
-static kvf_ticket *granted_by(const kvf_session *session, uint64_t acquire) {
+static kvf_hold *granted_by(const kvf_session *session, uint64_t acquire) {
     kvf_reader *reader;
     DL_FOREACH2(session->readers, reader, session_next) {
         if (reader->asked == acquire)
@@ -164,7 +168,7 @@ static kvf_ticket *granted_by(const kvf_session *session, uint64_t acquire) {
 
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
-    kvf_ticket *hold = NULL;
+    kvf_hold *hold = NULL;
     kvf_status status = KVF_OK;
     /* A consumer that gives up an ACQUIRE that still waits takes it back. */
     kvf_call_body waiting = *call;
@@ -196,9 +200,10 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Serves what came early. */
-static void hold_start(kvf_ticket *hold) {
-    kvf_agent *agent = hold->agent;
-    for (kvf_early *early; hold->state == KVF_TICKET_HELD && (early = kvf_early_first(agent, hold));) {
+static void hold_start(kvf_hold *hold) {
+    kvf_agent *agent = hold->base.agent;
+    for (kvf_early *early;
+         hold->base.state == KVF_TICKET_HELD && (early = kvf_early_first(agent, &hold->base));) {
         kvf_call_body call = {.number = early->number, .kind = early->kind, .rank_count = early->of};
         kvf_session *session = early->session;
         kvf_early_free(early);
@@ -211,24 +216,26 @@ static void hold_start(kvf_ticket *hold) {
 
 /* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads cannot
  * be stopped from here. Their next heartbeat is told that the request is given up. */
-static void hold_fail(kvf_ticket *hold, kvf_status status, const char *detail, const kvf_session *session) {
+static void hold_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
+    kvf_hold *hold = hold_of(ticket);
     (void)session;
-    if (hold->state != KVF_TICKET_HELD)
+    if (hold->base.state != KVF_TICKET_HELD)
         return;
-    kvf_ticket_failed(hold, status, detail, NULL);
-    kvf_ticket_unlist(hold);
-    hold->state = KVF_TICKET_CLOSING;
+    kvf_ticket_failed(&hold->base, status, detail, NULL);
+    kvf_ticket_unlist(&hold->base);
+    hold->base.state = KVF_TICKET_CLOSING;
     end_if_complete(hold);
 }
 
-static void hold_tick(kvf_ticket *hold, uint64_t now) {
-    kvf_agent *agent = hold->agent;
+static void hold_tick(kvf_ticket *ticket, uint64_t now) {
+    kvf_hold *hold = hold_of(ticket);
+    kvf_agent *agent = hold->base.agent;
     uint64_t until = hold->lease_until;
     kvf_reader *reader, *next;
     DL_FOREACH_SAFE(hold->readers, reader, next) {
         if (now >= reader->until) {
             agent->stats.leases_expired++;
-            kvf_log_failure(agent, "lease", hold, reader->session->engine, reader->session->rank,
+            kvf_log_failure(agent, "lease", &hold->base, reader->session->engine, reader->session->rank,
                             KVF_E_TIMEOUT, "the reader gave no sign of life for the length of its lease");
             /* It may have read; its time to be counted from ends here. */
             hold->lease_until = kvf_max_u64(hold->lease_until, reader->until);
@@ -239,46 +246,60 @@ static void hold_tick(kvf_ticket *hold, uint64_t now) {
         }
     }
     end_if_complete(hold);
-    if (hold->state == KVF_TICKET_HELD && now >= until) {
+    if (hold->base.state == KVF_TICKET_HELD && now >= until) {
         char detail[160];
         (void)snprintf(detail, sizeof detail, "the lease ran out before all consumers had the blocks%s%s",
                        hold->reader_failed ? "; a reader's attempt failed with " : "",
                        hold->reader_failed ? kvf_status_name(hold->reader_failed) : "");
         agent->stats.leases_expired++;
-        hold_fail(hold, KVF_E_TIMEOUT, detail, NULL);
+        hold_fail(&hold->base, KVF_E_TIMEOUT, detail, NULL);
     }
-    if (hold->state == KVF_TICKET_HELD)
+    if (hold->base.state == KVF_TICKET_HELD)
         kvf_agent_due(agent, until);
+}
+
+static void hold_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+    hold_of(ticket)->tally.wanted = request->consumers ? request->consumers : 1;
+}
+
+static void hold_free(kvf_ticket *ticket) {
+    kvf_hold *hold = hold_of(ticket);
+    while (hold->readers)
+        kvf_reader_drop(hold->readers);
+    kvf_tally_free(&hold->tally);
 }
 
 static const kvf_ticket_ops hold_ops = {
     .kind = KVF_REQUEST_HOLD,
+    .size = sizeof(kvf_hold),
+    .begin = hold_begin,
+    .free = hold_free,
     .lends = true,
     .tick = hold_tick,
     .fail = hold_fail,
 };
 
+bool kvf_hold_is_read(const kvf_ticket *ticket) {
+    return ticket->ops == &hold_ops && ((const kvf_hold *)ticket)->readers;
+}
+
 kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_ticket *hold = NULL;
+    kvf_ticket *made = NULL;
     if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
         status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
     if (!status)
-        status = kvf_ticket_make(agent, &hold_ops, request, &hold);
+        status = kvf_ticket_make(agent, &hold_ops, request, &made);
+    if (!status)
+        status = kvf_ticket_list(made, &agent->holds);
     if (!status) {
-        HASH_ADD_KEYPTR(hh_id, agent->holds, hold->id, hold->id_bytes, hold);
-        if (!hold->hh_id.tbl) {
-            kvf_ticket_free(hold);
-            status = kvf_nomem("a request");
-        }
-    }
-    if (!status) {
+        kvf_hold *hold = hold_of(made);
         if (out)
-            *out = hold->number;
-        hold->state = KVF_TICKET_HELD;
-        hold->lease_until = hold->deadline;
+            *out = made->number;
+        hold->base.state = KVF_TICKET_HELD;
+        hold->lease_until = hold->base.deadline;
         hold_start(hold);
     }
     kvf_agent_unlock(agent);

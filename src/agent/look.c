@@ -32,7 +32,7 @@ kvf_status kvf_agent_block(kvf_agent *agent, uint32_t group, uint32_t block, kvf
         HASH_ITER(hh, agent->tickets, ticket, next) {
             bool has = has_block(ticket, group, block);
             count += has;
-            leased |= has && ticket->readers;
+            leased |= has && kvf_hold_is_read(ticket);
         }
     kvf_agent_unlock(agent);
     if (status)

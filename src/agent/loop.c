@@ -94,7 +94,7 @@ static void stop_late_flows(kvf_agent *agent, uint64_t now) {
 }
 
 static void look_at_transfers(kvf_agent *agent) {
-    kvf_ticket *pull, *next_pull;
+    kvf_pull *pull, *next_pull;
     DL_FOREACH_SAFE2(agent->moving_pulls, pull, next_pull, moving_next) {
         kvf_pull_look(pull);
     }

@@ -16,6 +16,10 @@
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
+static kvf_pull *pull_of(kvf_ticket *ticket) {
+    return (kvf_pull *)ticket;
+}
+
 static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint32_t count) {
     for (uint32_t g = 0; g < count; g++) {
         const kvf_block_table *x = &a[g].table, *y = &b[g].table;
@@ -27,15 +31,15 @@ static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint
     return true;
 }
 
-static kvf_status take_tables(kvf_ticket *pull, const kvf_answer *answer) {
-    uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->agent->engine));
-    uint32_t theirs = kvf_terms_group_count(pull->remote);
+static kvf_status take_tables(kvf_pull *pull, const kvf_answer *answer) {
+    uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->base.agent->engine));
+    uint32_t theirs = kvf_terms_group_count(pull->asker.remote);
     if (answer->group_count != theirs)
         return kvf_fail(KVF_E_MISMATCH, "the lease is on %u groups; the model has %u", answer->group_count,
                         theirs);
     kvf_group_steps *own;
     const kvf_group_steps *heard;
-    kvf_status status = kvf_terms_hear(pull->remote, answer->groups, &own, &heard);
+    kvf_status status = kvf_terms_hear(pull->asker.remote, answer->groups, &own, &heard);
     if (!status && !pull->theirs) {
         pull->theirs = kvf_steps_copy(heard, groups);
         status = pull->theirs ? KVF_OK : kvf_nomem("a request");
@@ -46,27 +50,27 @@ static kvf_status take_tables(kvf_ticket *pull, const kvf_answer *answer) {
     return status;
 }
 
-static void pull_move(kvf_ticket *pull);
+static void pull_move(kvf_pull *pull);
 
-static void all_granted(kvf_ticket *pull) {
-    pull->state = KVF_TICKET_RESERVED;
-    if (pull->groups)
+static void all_granted(kvf_pull *pull) {
+    pull->base.state = KVF_TICKET_RESERVED;
+    if (pull->base.groups)
         pull_move(pull);
 }
 
 void kvf_pull_granted(kvf_source *source) {
-    kvf_ticket *pull = source->ticket;
+    kvf_pull *pull = pull_of(&source->ticket->base);
     source->settled = true;
-    kvf_agent_due(pull->agent, source->until);
-    for (uint32_t i = 0; i < pull->source_count; i++)
-        if (!pull->sources[i].settled)
+    kvf_agent_due(pull->base.agent, source->until);
+    for (uint32_t i = 0; i < pull->asker.source_count; i++)
+        if (!pull->asker.sources[i].settled)
             return;
     all_granted(pull);
 }
 
 static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
-    kvf_ticket *pull = source->ticket;
+    kvf_pull *pull = pull_of(&source->ticket->base);
     uint64_t asked = call->first_sent;
     source->call = NULL;
     if (status == KVF_E_TIMEOUT && !answer)
@@ -78,31 +82,31 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
     if (status) {
         if (status == KVF_E_PEER_LOST)
             return; /* the session says so itself, to all who use it */
-        kvf_ticket_fail(pull, status, kvf_error_detail(), source->session);
+        kvf_ticket_fail(&pull->base, status, kvf_error_detail(), source->session);
         return;
     }
     /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the hold, a
      * heartbeat has to say how long it lasts. */
     source->until = asked + answer->time_ns;
-    if (source->until >= kvf_agent_now(pull->agent) + answer->time_ns / 2) {
-        kvf_agent_due(pull->agent, source->session->next_beat);
+    if (source->until >= kvf_agent_now(pull->base.agent) + answer->time_ns / 2) {
+        kvf_agent_due(pull->base.agent, source->session->next_beat);
         kvf_pull_granted(source);
     } else {
         source->session->next_beat = 0;
-        kvf_agent_due(pull->agent, 0);
+        kvf_agent_due(pull->base.agent, 0);
     }
 }
 
 /* When it fails, as it stands. */
-static uint64_t latest(const kvf_ticket *pull) {
-    bool waits = pull->state == KVF_TICKET_MEETING || pull->state == KVF_TICKET_ASKING;
-    return waits ? pull->patience : pull->deadline;
+static uint64_t latest(const kvf_pull *pull) {
+    bool waits = pull->base.state == KVF_TICKET_MEETING || pull->base.state == KVF_TICKET_ASKING;
+    return waits ? pull->patience : pull->base.deadline;
 }
 
 static kvf_status ask(kvf_source *source) {
-    kvf_ticket *pull = source->ticket;
-    uint64_t now = kvf_agent_now(pull->agent), end = latest(pull);
-    kvf_call_body body = {.request = {pull->id, pull->id_bytes},
+    kvf_pull *pull = pull_of(&source->ticket->base);
+    uint64_t now = kvf_agent_now(pull->base.agent), end = latest(pull);
+    kvf_call_body body = {.request = {pull->base.id, pull->base.id_bytes},
                           .rank_count = source->target->of,
                           .time_ns = end > now ? end - now : 0};
     return kvf_call_start(source->session, KVF_CALL_ACQUIRE, &body, end, false, on_granted, source,
@@ -110,13 +114,13 @@ static kvf_status ask(kvf_source *source) {
 }
 
 /* Tells each rank of the producer that waits for us that it need not. Answers are not waited for. */
-static void release_all(kvf_ticket *pull, kvf_status outcome) {
-    uint64_t deadline = kvf_agent_now(pull->agent) + pull->agent->options.lease_ns;
-    for (uint32_t i = 0; i < pull->source_count; i++) {
-        kvf_source *source = &pull->sources[i];
+static void release_all(kvf_pull *pull, kvf_status outcome) {
+    uint64_t deadline = kvf_agent_now(pull->base.agent) + pull->base.agent->options.lease_ns;
+    for (uint32_t i = 0; i < pull->asker.source_count; i++) {
+        kvf_source *source = &pull->asker.sources[i];
         if (!source->session || source->session->state == KVF_SESSION_LOST)
             continue;
-        kvf_call_body body = {.request = {pull->id, pull->id_bytes},
+        kvf_call_body body = {.request = {pull->base.id, pull->base.id_bytes},
                               .rank_count = source->target->of,
                               .generation = source->generation,
                               .earlier = source->call ? source->call->number : 0,
@@ -125,15 +129,16 @@ static void release_all(kvf_ticket *pull, kvf_status outcome) {
     }
 }
 
-static void pull_met(kvf_ticket *pull) {
-    if (pull->groups && pull->empty) {
+static void pull_met(kvf_ticket *ticket) {
+    kvf_pull *pull = pull_of(ticket);
+    if (pull->base.groups && pull->base.empty) {
         release_all(pull, KVF_OK);
-        kvf_ticket_done(pull);
+        kvf_ticket_done(&pull->base);
         return;
     }
     bool asked = false;
-    for (uint32_t i = 0; i < pull->source_count; i++) {
-        kvf_source *source = &pull->sources[i];
+    for (uint32_t i = 0; i < pull->asker.source_count; i++) {
+        kvf_source *source = &pull->asker.sources[i];
         if (source->target->source == UINT32_MAX) {
             source->settled = true;
             continue;
@@ -141,7 +146,7 @@ static void pull_met(kvf_ticket *pull) {
         asked = true;
         kvf_status status = ask(source);
         if (status) {
-            kvf_ticket_fail(pull, status, kvf_error_detail(), NULL);
+            kvf_ticket_fail(&pull->base, status, kvf_error_detail(), NULL);
             return;
         }
     }
@@ -151,9 +156,9 @@ static void pull_met(kvf_ticket *pull) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static kvf_status check_held(const kvf_ticket *pull, uint32_t g) {
-    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(pull->agent->engine), g);
-    const kvf_group_steps *ours = &pull->groups[g], *theirs = &pull->theirs[g];
+static kvf_status check_held(const kvf_pull *pull, uint32_t g) {
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(pull->base.agent->engine), g);
+    const kvf_group_steps *ours = &pull->base.groups[g], *theirs = &pull->theirs[g];
     if (ours->begin >= ours->end)
         return KVF_OK;
     uint64_t first = kvf_max_u64(ours->begin, kvf_group_first_needed(group, ours->end));
@@ -165,10 +170,10 @@ static kvf_status check_held(const kvf_ticket *pull, uint32_t g) {
                     (unsigned long long)theirs->begin, (unsigned long long)theirs->end);
 }
 
-static kvf_status set_request(kvf_ticket *pull) {
-    kvf_remote *remote = pull->remote;
-    uint32_t groups = pull->group_count;
-    kvf_status status = kvf_terms_check(remote, pull->groups); /* they may have come after the meeting */
+static kvf_status set_request(kvf_pull *pull) {
+    kvf_remote *remote = pull->asker.remote;
+    uint32_t groups = pull->base.group_count;
+    kvf_status status = kvf_terms_check(remote, pull->base.groups); /* they may have come after the meeting */
     if (status)
         return status;
     if (remote->spare) {
@@ -181,8 +186,9 @@ static kvf_status set_request(kvf_ticket *pull) {
     if (!status && !wanted)
         status = kvf_nomem("a request");
     for (uint32_t g = 0; g < groups && !status; g++) {
-        wanted[g] = (kvf_group_request){
-            .local = pull->groups[g].table, .begin = pull->groups[g].begin, .end = pull->groups[g].end};
+        wanted[g] = (kvf_group_request){.local = pull->base.groups[g].table,
+                                        .begin = pull->base.groups[g].begin,
+                                        .end = pull->base.groups[g].end};
         if (pull->theirs)
             wanted[g].remote = pull->theirs[g].table;
         if (pull->theirs)
@@ -194,83 +200,84 @@ static kvf_status set_request(kvf_ticket *pull) {
     return status;
 }
 
-static kvf_status start_transfer(kvf_ticket *pull) {
+static kvf_status start_transfer(kvf_pull *pull) {
     kvf_status status = set_request(pull);
-    uint32_t count = kvf_plan_source_count(pull->remote->plan);
+    uint32_t count = kvf_plan_source_count(pull->asker.remote->plan);
     kvf_peer **peers = kvf_alloc0(count, sizeof *peers);
     if (!status && !peers)
         status = kvf_nomem("a request");
-    for (uint32_t i = 0; i < pull->source_count && !status; i++) {
-        const kvf_source *source = &pull->sources[i];
+    for (uint32_t i = 0; i < pull->asker.source_count && !status; i++) {
+        const kvf_source *source = &pull->asker.sources[i];
         if (source->target->source != UINT32_MAX)
             status = kvf_session_peer(source->session, &peers[source->target->source]);
     }
-    pull->posted = kvf_agent_now(pull->agent);
+    pull->asker.posted = kvf_agent_now(pull->base.agent);
     if (!status)
         status = kvf_transfer_start(pull->request, KVF_READ, peers, &pull->transfer);
     if (pull->transfer)
-        DL_APPEND2(pull->agent->moving_pulls, pull, moving_prev, moving_next);
+        DL_APPEND2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
     kvf_free(peers);
     return status;
 }
 
-static void pull_move(kvf_ticket *pull) {
-    kvf_agent *agent = pull->agent;
-    pull->state = KVF_TICKET_MOVING;
-    if (pull->empty) {
+static void pull_move(kvf_pull *pull) {
+    kvf_agent *agent = pull->base.agent;
+    pull->base.state = KVF_TICKET_MOVING;
+    if (pull->base.empty) {
         release_all(pull, KVF_OK);
-        kvf_ticket_done(pull);
+        kvf_ticket_done(&pull->base);
         return;
     }
     kvf_status status = start_transfer(pull);
     if (status) {
-        kvf_ticket_fail(pull, status, kvf_error_detail(), NULL);
+        kvf_ticket_fail(&pull->base, status, kvf_error_detail(), NULL);
         return;
     }
-    kvf_histogram_add(&agent->stats.queue, pull->posted - pull->created);
-    kvf_histogram_add(&agent->stats.post, kvf_agent_now(agent) - pull->posted);
+    kvf_histogram_add(&agent->stats.queue, pull->asker.posted - pull->base.created);
+    kvf_histogram_add(&agent->stats.post, kvf_agent_now(agent) - pull->asker.posted);
     agent->again = true;
 }
 
 /* Was every lease good until now? */
-static kvf_source *expired(const kvf_ticket *pull, uint64_t now) {
-    for (uint32_t i = 0; i < pull->source_count; i++) {
-        kvf_source *source = &pull->sources[i];
+static kvf_source *expired(const kvf_pull *pull, uint64_t now) {
+    for (uint32_t i = 0; i < pull->asker.source_count; i++) {
+        kvf_source *source = &pull->asker.sources[i];
         if (source->generation && source->settled && now >= source->until)
             return source;
     }
     return NULL;
 }
 
-static void end_transfer(kvf_ticket *pull) {
-    DL_DELETE2(pull->agent->moving_pulls, pull, moving_prev, moving_next);
-    kvf_transfer_counts(pull->transfer, &pull->bytes, &pull->runs);
+static void end_transfer(kvf_pull *pull) {
+    DL_DELETE2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
+    kvf_transfer_counts(pull->transfer, &pull->base.bytes, &pull->base.runs);
     kvf_transfer_free(pull->transfer);
     pull->transfer = NULL;
-    pull->agent->stats.bytes_read += pull->bytes;
-    pull->agent->stats.runs += pull->runs;
+    pull->base.agent->stats.bytes_read += pull->base.bytes;
+    pull->base.agent->stats.runs += pull->base.runs;
 }
 
-static void arrived(kvf_ticket *pull) {
-    kvf_agent *agent = pull->agent;
+static void arrived(kvf_pull *pull) {
+    kvf_agent *agent = pull->base.agent;
     uint64_t now = kvf_agent_now(agent);
     kvf_source *late = expired(pull, now);
     if (late) {
-        kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out before the last byte was there",
+        kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, "the lease ran out before the last byte was there",
                         late->session);
         return;
     }
     release_all(pull, KVF_OK);
-    kvf_histogram_add(&agent->stats.transfer, now - pull->posted);
-    kvf_histogram_add(&agent->stats.total, now - pull->created);
-    kvf_ticket_done(pull);
+    kvf_histogram_add(&agent->stats.transfer, now - pull->asker.posted);
+    kvf_histogram_add(&agent->stats.total, now - pull->base.created);
+    kvf_ticket_done(&pull->base);
 }
 
-static void pull_verified(kvf_ticket *pull) {
+static void pull_verified(kvf_ticket *ticket) {
+    kvf_pull *pull = pull_of(ticket);
     arrived(pull);
 }
 
-void kvf_pull_look(kvf_ticket *pull) {
+void kvf_pull_look(kvf_pull *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
     if (status == KVF_E_AGAIN)
         return;
@@ -278,70 +285,96 @@ void kvf_pull_look(kvf_ticket *pull) {
     (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
     end_transfer(pull);
     (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes: %s",
-                   pull->remote ? pull->remote->name : "a producer", kvf_status_name(status),
-                   (unsigned long long)pull->bytes, why);
-    if (pull->silent)
-        kvf_ticket_settle(pull);
+                   pull->asker.remote ? pull->asker.remote->name : "a producer", kvf_status_name(status),
+                   (unsigned long long)pull->base.bytes, why);
+    if (pull->base.silent)
+        kvf_ticket_settle(&pull->base);
     else if (status)
-        kvf_ticket_fail(pull, status, detail, NULL);
-    else if (pull->agent->options.verify)
-        kvf_verify_start(pull);
+        kvf_ticket_fail(&pull->base, status, detail, NULL);
+    else if (pull->base.agent->options.verify)
+        kvf_verify_start(&pull->asker);
     else
         arrived(pull);
 }
 
-static void pull_tick(kvf_ticket *pull, uint64_t now) {
-    if (pull->state == KVF_TICKET_OVER || pull->state == KVF_TICKET_DOUBT)
+static void pull_tick(kvf_ticket *ticket, uint64_t now) {
+    kvf_pull *pull = pull_of(ticket);
+    if (pull->base.state == KVF_TICKET_OVER || pull->base.state == KVF_TICKET_DOUBT)
         return;
     if (now >= latest(pull)) {
         char detail[512];
-        const char *unmet = kvf_ticket_unmet(pull);
-        const char *why = unmet                                ? unmet
-                          : pull->state == KVF_TICKET_ASKING   ? "no lease on the request was granted"
-                          : pull->state == KVF_TICKET_RESERVED ? "no destination was named"
-                                                               : "the bytes were not there";
+        const char *unmet = kvf_ticket_unmet(&pull->asker);
+        const char *why = unmet                                     ? unmet
+                          : pull->base.state == KVF_TICKET_ASKING   ? "no lease on the request was granted"
+                          : pull->base.state == KVF_TICKET_RESERVED ? "no destination was named"
+                                                                    : "the bytes were not there";
         (void)snprintf(detail, sizeof detail, "%s: %s",
-                       now >= pull->deadline ? "the deadline has passed" : "patience has ended", why);
-        kvf_ticket_fail(pull, KVF_E_TIMEOUT, detail, NULL);
+                       now >= pull->base.deadline ? "the deadline has passed" : "patience has ended", why);
+        kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, detail, NULL);
         return;
     }
-    kvf_agent_due(pull->agent, latest(pull));
+    kvf_agent_due(pull->base.agent, latest(pull));
     kvf_source *late = expired(pull, now);
     if (late)
-        kvf_ticket_fail(pull, KVF_E_TIMEOUT, "the lease ran out", late->session);
-    for (uint32_t i = 0; i < pull->source_count; i++)
-        if (pull->sources[i].generation && pull->sources[i].settled)
-            kvf_agent_due(pull->agent, pull->sources[i].until);
+        kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, "the lease ran out", late->session);
+    for (uint32_t i = 0; i < pull->asker.source_count; i++)
+        if (pull->asker.sources[i].generation && pull->asker.sources[i].settled)
+            kvf_agent_due(pull->base.agent, pull->asker.sources[i].until);
 }
 
-static void pull_fail(kvf_ticket *pull, kvf_status status, const char *detail, const kvf_session *session) {
-    if (pull->silent)
+static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
+    kvf_pull *pull = pull_of(ticket);
+    if (pull->base.silent)
         return;
-    kvf_verify_stop(pull);
-    kvf_ticket_failed(pull, status, detail, session);
+    kvf_verify_stop(&pull->asker);
+    kvf_ticket_failed(&pull->base, status, detail, session);
     release_all(pull, status);
-    kvf_ticket_detach(pull);
+    kvf_ticket_detach(&pull->asker);
     kvf_transfer_cancel(pull->transfer);
     if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_E_AGAIN)
         end_transfer(pull);
-    kvf_ticket_tell(pull, pull->transfer == NULL);
+    kvf_ticket_tell(&pull->base, pull->transfer == NULL);
+}
+
+static void pull_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+    kvf_pull *pull = pull_of(ticket);
+    if (!request->patience_ns || !kvf_add(ticket->created, request->patience_ns, &pull->patience))
+        pull->patience = ticket->deadline;
+    pull->patience = kvf_min_u64(pull->patience, ticket->deadline);
+    kvf_agent_due(ticket->agent, pull->patience);
+}
+
+static void pull_free(kvf_ticket *ticket) {
+    kvf_pull *pull = pull_of(ticket);
+    kvf_remote *remote = pull->asker.remote;
+    kvf_verify_stop(&pull->asker);
+    kvf_transfer_free(pull->transfer);
+    if (remote && pull->request && !remote->spare && !pull->transfer) {
+        remote->spare = pull->request;
+        pull->request = NULL;
+    }
+    kvf_request_free(pull->request);
+    kvf_free(pull->theirs);
 }
 
 static const kvf_ticket_ops pull_ops = {
     .kind = KVF_REQUEST_PULL,
+    .size = sizeof(kvf_pull),
+    .asks = true,
+    .begin = pull_begin,
     .tick = pull_tick,
     .fail = pull_fail,
     .met = pull_met,
     .verified = pull_verified,
-    .free = kvf_verify_stop,
+    .free = pull_free,
 };
 
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    kvf_ticket *pull;
-    kvf_status status = kvf_ticket_make(agent, &pull_ops, request, &pull);
-    return status ? status : kvf_ticket_meet(pull, &request->contact, out);
+    kvf_ticket *made;
+    kvf_status status = kvf_ticket_make(agent, &pull_ops, request, &made);
+    return status ? status : kvf_ticket_meet(kvf_asker_of(made), &request->contact, out);
 }
 
 kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
@@ -360,15 +393,14 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_ticket *pull = NULL;
-    HASH_FIND(hh, agent->tickets, &number, sizeof number, pull);
-    if (!pull || pull->kind != KVF_REQUEST_PULL || pull->silent || pull->state == KVF_TICKET_OVER)
+    kvf_pull *pull = pull_of(kvf_ticket_find(agent, number, &pull_ops));
+    if (!pull || pull->base.silent || pull->base.state == KVF_TICKET_OVER)
         status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);
-    else if (pull->groups)
+    else if (pull->base.groups)
         status = kvf_fail(KVF_E_EXISTS, "the pull has its destination already");
     else
-        status = kvf_ticket_claim(pull, groups, group_count);
-    if (!status && pull->state == KVF_TICKET_RESERVED)
+        status = kvf_ticket_claim(&pull->base, groups, group_count);
+    if (!status && pull->base.state == KVF_TICKET_RESERVED)
         pull_move(pull);
     kvf_agent_unlock(agent);
     return status;

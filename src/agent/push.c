@@ -8,47 +8,57 @@
 
 #include "agent/agent.h"
 
-static uint64_t count_tokens(const kvf_ticket *push) {
-    const kvf_model *model = kvf_engine_model(push->agent->engine);
+static kvf_push *push_of(kvf_ticket *ticket) {
+    return (kvf_push *)ticket;
+}
+
+static kvf_push *find_push(const kvf_agent *agent, const void *id, size_t bytes) {
+    kvf_ticket *push = NULL;
+    HASH_FIND(hh_id, agent->pushes, id, bytes, push);
+    return push_of(push);
+}
+
+static uint64_t count_tokens(const kvf_push *push) {
+    const kvf_model *model = kvf_engine_model(push->base.agent->engine);
     uint64_t tokens = 1; /* a request of states only is one chunk */
-    for (uint32_t g = 0; g < push->group_count; g++)
+    for (uint32_t g = 0; g < push->base.group_count; g++)
         if (kvf_model_group(model, g)->kind == KVF_GROUP_TOKENS)
-            tokens = kvf_max_u64(tokens, push->groups[g].end);
+            tokens = kvf_max_u64(tokens, push->base.groups[g].end);
     return tokens;
 }
 
-static void settle(kvf_ticket *push) {
-    if (push->flows || push->state == KVF_TICKET_OVER)
+static void settle(kvf_push *push) {
+    if (push->flows || push->base.state == KVF_TICKET_OVER)
         return;
-    if (push->state == KVF_TICKET_CLOSING || (push->status && kvf_tally_complete(&push->tally)))
-        kvf_ticket_tell(push, true);
+    if (push->base.state == KVF_TICKET_CLOSING || (push->base.status && kvf_tally_complete(&push->tally)))
+        kvf_ticket_tell(&push->base, true);
     else if (kvf_tally_complete(&push->tally))
-        kvf_ticket_done(push);
+        kvf_ticket_done(&push->base);
 }
 
 /* Counts a rank that is served; frees its flow. */
 static void served(kvf_flow *flow) {
-    kvf_ticket *push = flow->push;
+    kvf_push *push = flow->push;
     kvf_session *session = flow->session;
     kvf_status status =
         kvf_tally_add(&push->tally, session->engine, session->rank, flow->of, KVF_TALLY_HAS_IT);
-    push->bytes += flow->bytes;
-    push->runs += flow->runs;
+    push->base.bytes += flow->bytes;
+    push->base.runs += flow->runs;
     if (!status && flow->status && !flow->withdrawn)
         status = kvf_fail(flow->status, "%s", flow->detail ? flow->detail : "writing failed");
     if (status) {
-        kvf_ticket_failed(push, status, kvf_error_detail(), session);
+        kvf_ticket_failed(&push->base, status, kvf_error_detail(), session);
     }
     kvf_flow_free(flow);
 }
 
 void kvf_push_served(kvf_flow *flow) {
-    kvf_ticket *push = flow->push;
+    kvf_push *push = flow->push;
     served(flow);
     settle(push);
 }
 
-static void take(kvf_ticket *push, kvf_flow *flow) {
+static void take(kvf_push *push, kvf_flow *flow) {
     kvf_flow_wait_no_more(flow);
     flow->push = push;
     DL_APPEND(push->flows, flow);
@@ -73,9 +83,8 @@ static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool f
     kvf_status status = kvf_flow_make(session, call, &flow);
     if (status)
         return status;
-    kvf_ticket *push = NULL;
-    HASH_FIND(hh_id, agent->pushes, flow->id, flow->id_bytes, push);
-    if (push && push->state == KVF_TICKET_MOVING) {
+    kvf_push *push = find_push(agent, flow->id, flow->id_bytes);
+    if (push && push->base.state == KVF_TICKET_MOVING) {
         take(push, flow);
         settle(push);
     }
@@ -87,49 +96,65 @@ void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fre
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
 
-static void start(kvf_ticket *push) {
+static void start(kvf_push *push) {
     push->total_tokens = count_tokens(push);
-    push->state = KVF_TICKET_MOVING;
-    for (kvf_flow *flow; (flow = kvf_flow_waiting_for(push->agent, push));)
+    push->base.state = KVF_TICKET_MOVING;
+    for (kvf_flow *flow; (flow = kvf_flow_waiting_for(push->base.agent, &push->base));)
         take(push, flow);
     settle(push);
 }
 
-static void push_fail(kvf_ticket *push, kvf_status status, const char *detail, const kvf_session *session) {
+static void push_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
+    kvf_push *push = push_of(ticket);
     (void)session;
-    if (push->state != KVF_TICKET_MOVING)
+    if (push->base.state != KVF_TICKET_MOVING)
         return;
-    kvf_ticket_failed(push, status, detail, NULL);
-    kvf_ticket_unlist(push);
-    push->state = KVF_TICKET_CLOSING;
+    kvf_ticket_failed(&push->base, status, detail, NULL);
+    kvf_ticket_unlist(&push->base);
+    push->base.state = KVF_TICKET_CLOSING;
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE(push->flows, flow, next) {
-        kvf_flow_stop(flow, status, push->detail ? push->detail : "");
+        kvf_flow_stop(flow, status, push->base.detail ? push->base.detail : "");
     }
     settle(push);
 }
 
-static void push_tick(kvf_ticket *push, uint64_t now) {
+static void push_tick(kvf_ticket *ticket, uint64_t now) {
+    kvf_push *push = push_of(ticket);
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE(push->flows, flow, next) {
         kvf_flow_tick(flow, now);
     }
-    if (push->state == KVF_TICKET_MOVING && now >= push->deadline) {
+    if (push->base.state == KVF_TICKET_MOVING && now >= push->base.deadline) {
         char detail[160];
         (void)snprintf(
             detail, sizeof detail,
             "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready",
             push->tally.done, push->tally.wanted, (unsigned long long)push->ready_tokens,
             (unsigned long long)push->total_tokens);
-        push_fail(push, KVF_E_TIMEOUT, detail, NULL);
-    } else if (push->state == KVF_TICKET_MOVING) {
-        kvf_agent_due(push->agent, push->deadline);
+        push_fail(&push->base, KVF_E_TIMEOUT, detail, NULL);
+    } else if (push->base.state == KVF_TICKET_MOVING) {
+        kvf_agent_due(push->base.agent, push->base.deadline);
     }
     settle(push);
 }
 
+static void push_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+    push_of(ticket)->tally.wanted = request->consumers ? request->consumers : 1;
+}
+
+static void push_free(kvf_ticket *ticket) {
+    kvf_push *push = push_of(ticket);
+    while (push->flows)
+        kvf_flow_free(push->flows);
+    kvf_tally_free(&push->tally);
+}
+
 static const kvf_ticket_ops push_ops = {
     .kind = KVF_REQUEST_PUSH,
+    .size = sizeof(kvf_push),
+    .begin = push_begin,
+    .free = push_free,
     .lends = true,
     .tick = push_tick,
     .fail = push_fail,
@@ -138,22 +163,17 @@ static const kvf_ticket_ops push_ops = {
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    kvf_ticket *push = NULL;
-    if (request && request->id)
-        HASH_FIND(hh_id, agent->pushes, request->id, request->id_bytes, push);
-    if (push)
+    if (request && request->id && find_push(agent, request->id, request->id_bytes))
         return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
-    kvf_status status = kvf_ticket_make(agent, &push_ops, request, &push);
+    kvf_ticket *made;
+    kvf_status status = kvf_ticket_make(agent, &push_ops, request, &made);
+    if (!status)
+        status = kvf_ticket_list(made, &agent->pushes);
     if (status)
         return status;
-    HASH_ADD_KEYPTR(hh_id, agent->pushes, push->id, push->id_bytes, push);
-    if (!push->hh_id.tbl) {
-        kvf_ticket_free(push);
-        return kvf_nomem("a request");
-    }
     if (out)
-        *out = push->number;
-    start(push);
+        *out = made->number;
+    start(push_of(made));
     return KVF_OK;
 }
 
@@ -166,8 +186,8 @@ kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-static kvf_status advance(kvf_ticket *push, uint64_t begin, uint64_t end, uint32_t layers) {
-    uint32_t all = kvf_model_layer_count(kvf_engine_model(push->agent->engine));
+static kvf_status advance(kvf_push *push, uint64_t begin, uint64_t end, uint32_t layers) {
+    uint32_t all = kvf_model_layer_count(kvf_engine_model(push->base.agent->engine));
     layers = layers < all ? layers : all;
     end = kvf_min_u64(end, push->total_tokens);
     if (begin == 0 && end == push->total_tokens &&
@@ -199,9 +219,8 @@ kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chun
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_ticket *push = NULL;
-    HASH_FIND(hh, agent->tickets, &number, sizeof number, push);
-    if (!push || push->kind != KVF_REQUEST_PUSH || push->state != KVF_TICKET_MOVING)
+    kvf_push *push = push_of(kvf_ticket_find(agent, number, &push_ops));
+    if (!push || push->base.state != KVF_TICKET_MOVING)
         status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
     else
         status = advance(push, chunk_begin, chunk_end, layers);

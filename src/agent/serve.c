@@ -44,7 +44,7 @@ static void hide(kvf_session *session, bool lost) {
 static void lose(kvf_session *session, kvf_status status, const char *detail) {
     while (session->sources) {
         kvf_source *source = session->sources;
-        kvf_ticket *ticket = source->ticket;
+        kvf_ticket *ticket = &source->ticket->base;
         kvf_ticket_fail(ticket, status, detail, session);
         if (session->sources == source)
             kvf_source_lost(source);
@@ -63,8 +63,8 @@ static void met(kvf_remote *remote) {
     kvf_agent *agent = remote->agent;
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
-            kvf_ticket_met(ticket);
+        if (kvf_ticket_remote(ticket) == remote && ticket->state == KVF_TICKET_MEETING)
+            kvf_ticket_met(kvf_asker_of(ticket));
     }
 }
 
@@ -72,7 +72,7 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
     kvf_agent *agent = remote->agent;
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->remote == remote && ticket->state == KVF_TICKET_MEETING)
+        if (kvf_ticket_remote(ticket) == remote && ticket->state == KVF_TICKET_MEETING)
             kvf_ticket_fail(ticket, status, detail, NULL);
     }
 }

@@ -86,11 +86,8 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
         wait = ticket->kind == KVF_REQUEST_HOLD ? agent->options.lease_ns : DEFAULT_DEADLINE;
     if (!kvf_add(ticket->created, wait, &ticket->deadline))
         ticket->deadline = UINT64_MAX;
-    if (!request->patience_ns || ticket->kind != KVF_REQUEST_PULL ||
-        !kvf_add(ticket->created, request->patience_ns, &ticket->patience))
-        ticket->patience = ticket->deadline;
-    ticket->patience = kvf_min_u64(ticket->patience, ticket->deadline);
-    ticket->tally.wanted = request->consumers ? request->consumers : 1;
+    if (ticket->ops->begin)
+        ticket->ops->begin(ticket, request);
     ticket->id_bytes = request->id_bytes;
     if (request->id_bytes > 0) {
         ticket->id = kvf_copy(request->id, request->id_bytes, 1);
@@ -118,7 +115,7 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
     }
     if (status)
         return status;
-    kvf_ticket *ticket = kvf_alloc0(1, sizeof *ticket);
+    kvf_ticket *ticket = kvf_alloc0(1, ops->size);
     if (!ticket)
         return kvf_nomem("a request");
     ticket->ops = ops;
@@ -139,9 +136,23 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
     }
     agent->next_ticket = ticket->number;
     agent->stats.requests_now[kind]++;
-    kvf_agent_due(agent, ticket->patience);
+    kvf_agent_due(agent, ticket->deadline);
     *out = ticket;
     return KVF_OK;
+}
+
+kvf_ticket *kvf_ticket_find(const kvf_agent *agent, uint64_t number, const kvf_ticket_ops *ops) {
+    kvf_ticket *ticket = NULL;
+    HASH_FIND(hh, agent->tickets, &number, sizeof number, ticket);
+    return ticket && ticket->ops == ops ? ticket : NULL;
+}
+
+kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table) {
+    HASH_ADD_KEYPTR(hh_id, *table, ticket->id, ticket->id_bytes, ticket);
+    if (ticket->hh_id.tbl)
+        return KVF_OK;
+    kvf_ticket_free(ticket);
+    return kvf_nomem("a request");
 }
 
 void kvf_ticket_unlist(kvf_ticket *ticket) {
@@ -155,13 +166,16 @@ void kvf_ticket_unlist(kvf_ticket *ticket) {
     memset(&ticket->hh_id, 0, sizeof ticket->hh_id);
 }
 
-void kvf_ticket_free(kvf_ticket *ticket) {
-    kvf_agent *agent = ticket->agent;
+static void free_asker(kvf_asker *ticket) {
     for (uint32_t i = 0; ticket->remote && ticket->sources && i < ticket->remote->target_count; i++)
         kvf_free(ticket->sources[i].card);
     kvf_ticket_detach(ticket);
-    if (ticket->ops->free)
-        ticket->ops->free(ticket);
+    kvf_remote_drop(ticket->remote);
+    kvf_free(ticket->sources);
+}
+
+void kvf_ticket_free(kvf_ticket *ticket) {
+    kvf_agent *agent = ticket->agent;
     kvf_ticket_unlist(ticket);
     if (ticket->state == KVF_TICKET_OVER)
         DL_DELETE2(agent->over, ticket, over_prev, over_next);
@@ -169,17 +183,11 @@ void kvf_ticket_free(kvf_ticket *ticket) {
         HASH_DEL(agent->tickets, ticket);
         agent->stats.requests_now[ticket->kind]--;
     }
-    kvf_transfer_free(ticket->transfer);
-    if (ticket->remote && ticket->request && !ticket->remote->spare && !ticket->transfer) {
-        ticket->remote->spare = ticket->request;
-        ticket->request = NULL;
-    }
-    kvf_request_free(ticket->request);
-    kvf_remote_drop(ticket->remote);
+    if (ticket->ops->free)
+        ticket->ops->free(ticket);
+    if (ticket->ops->asks)
+        free_asker(kvf_asker_of(ticket));
     kvf_ticket_unclaim(ticket);
-    kvf_tally_free(&ticket->tally);
-    kvf_free(ticket->sources);
-    kvf_free(ticket->theirs);
     kvf_free(ticket->groups);
     kvf_free(ticket->detail);
     kvf_free(ticket->peer_engine);
@@ -189,7 +197,7 @@ void kvf_ticket_free(kvf_ticket *ticket) {
     kvf_free(ticket);
 }
 
-kvf_status kvf_ticket_attach(kvf_ticket *ticket) {
+kvf_status kvf_ticket_attach(kvf_asker *ticket) {
     kvf_remote *remote = ticket->remote;
     ticket->sources = kvf_alloc0(remote->target_count, sizeof *ticket->sources);
     if (!ticket->sources)
@@ -224,13 +232,13 @@ void kvf_source_detach(kvf_source *source) {
 
 void kvf_source_lost(kvf_source *source) {
     /* A writer we have lost sight of may still write until its time is over, or its process. */
-    if (source->ticket->kind != KVF_REQUEST_EXPECT)
+    if (source->ticket->base.kind != KVF_REQUEST_EXPECT)
         source->settled = true;
     source->gone = source->session->gone;
     kvf_source_detach(source);
 }
 
-void kvf_ticket_detach(kvf_ticket *ticket) {
+void kvf_ticket_detach(kvf_asker *ticket) {
     for (uint32_t i = 0; ticket->sources && i < ticket->source_count; i++)
         kvf_source_detach(&ticket->sources[i]);
     ticket->source_count = 0;
@@ -265,8 +273,8 @@ void kvf_ticket_failed(kvf_ticket *ticket, kvf_status status, const char *detail
     if (session) {
         ticket->peer_engine = kvf_strdup(session->engine);
         ticket->peer_rank = session->rank;
-    } else if (ticket->remote) {
-        ticket->peer_engine = kvf_strdup(ticket->remote->name);
+    } else if (kvf_ticket_remote(ticket)) {
+        ticket->peer_engine = kvf_strdup(kvf_ticket_remote(ticket)->name);
     }
 }
 
@@ -295,30 +303,30 @@ void kvf_ticket_settle(kvf_ticket *ticket) {
     over(ticket);
 }
 
-kvf_status kvf_ticket_meet(kvf_ticket *ticket, const kvf_contact *contact, uint64_t *number) {
-    kvf_status status = kvf_remote_take(ticket->agent, contact, &ticket->remote);
+kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64_t *number) {
+    kvf_status status = kvf_remote_take(ticket->base.agent, contact, &ticket->remote);
     if (status) {
-        kvf_ticket_free(ticket);
+        kvf_ticket_free(&ticket->base);
         return status;
     }
     if (number)
-        *number = ticket->number;
-    ticket->state = KVF_TICKET_MEETING;
+        *number = ticket->base.number;
+    ticket->base.state = KVF_TICKET_MEETING;
     if (ticket->remote->ready)
         kvf_ticket_met(ticket);
     return KVF_OK;
 }
 
-void kvf_ticket_met(kvf_ticket *ticket) {
+void kvf_ticket_met(kvf_asker *ticket) {
     kvf_status status = kvf_ticket_attach(ticket);
     if (!status)
-        status = kvf_terms_check(ticket->remote, ticket->groups);
+        status = kvf_terms_check(ticket->remote, ticket->base.groups);
     if (status) {
-        kvf_ticket_fail(ticket, status, kvf_error_detail(), NULL);
+        kvf_ticket_fail(&ticket->base, status, kvf_error_detail(), NULL);
         return;
     }
-    ticket->state = KVF_TICKET_ASKING;
-    ticket->ops->met(ticket);
+    ticket->base.state = KVF_TICKET_ASKING;
+    ticket->base.ops->met(&ticket->base);
 }
 
 void kvf_ticket_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
@@ -327,8 +335,8 @@ void kvf_ticket_fail(kvf_ticket *ticket, kvf_status status, const char *detail, 
     ticket->ops->fail(ticket, status, detail, session);
 }
 
-const char *kvf_ticket_unmet(const kvf_ticket *ticket) {
-    if (ticket->state == KVF_TICKET_MEETING)
+const char *kvf_ticket_unmet(const kvf_asker *ticket) {
+    if (ticket->base.state == KVF_TICKET_MEETING)
         return ticket->remote->detail[0] ? ticket->remote->detail : "the engine did not answer";
     for (uint32_t i = 0; i < ticket->source_count; i++) {
         const kvf_session *session = ticket->sources[i].session;

@@ -14,7 +14,7 @@
 #define STEPS_AT_ONCE 8192u
 
 struct kvf_check {
-    kvf_ticket *ticket;
+    kvf_asker *ticket;
     kvf_source *source;
     uint32_t cut;
     uint64_t begin, end;     /* steps asked for */
@@ -26,7 +26,7 @@ struct kvf_check {
 
 static void ask_next(struct kvf_check *check);
 
-void kvf_verify_stop(kvf_ticket *ticket) {
+void kvf_verify_stop(kvf_asker *ticket) {
     struct kvf_check *check = ticket->check;
     if (!check)
         return;
@@ -40,15 +40,16 @@ void kvf_verify_stop(kvf_ticket *ticket) {
 }
 
 static void fail(struct kvf_check *check, kvf_status status) {
-    kvf_ticket_fail(check->ticket, status, kvf_error_detail(), check->source ? check->source->session : NULL);
+    kvf_ticket_fail(&check->ticket->base, status, kvf_error_detail(),
+                    check->source ? check->source->session : NULL);
 }
 
-static void passed(kvf_ticket *ticket) {
+static void passed(kvf_asker *ticket) {
     kvf_verify_stop(ticket);
-    ticket->ops->verified(ticket);
+    ticket->base.ops->verified(&ticket->base);
 }
 
-static kvf_source *source_of(const kvf_ticket *ticket, uint32_t source) {
+static kvf_source *source_of(const kvf_asker *ticket, uint32_t source) {
     for (uint32_t i = 0; i < ticket->source_count; i++)
         if (ticket->sources[i].target->source == source)
             return &ticket->sources[i];
@@ -62,15 +63,15 @@ static bool is_kept(kvf_token_share share, uint64_t step) {
 }
 
 static void wrong_cell(struct kvf_check *check, const kvf_plan_cut *cut) {
-    const kvf_ticket *ticket = check->ticket;
-    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(ticket->agent->engine), cut->group);
+    const kvf_asker *ticket = check->ticket;
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(ticket->base.agent->engine), cut->group);
     (void)kvf_fail(
         KVF_E_MISMATCH,
         "wrong bytes: group %s, layer %u, part %s, %s %llu, unit %u do not have the checksum of rank %u",
         group->name, group->layers[check->suspect_layers.begin], group->parts[cut->part].name,
         group->kind == KVF_GROUP_TOKENS ? "token" : "state", (unsigned long long)check->begin,
         check->suspect_units.begin, check->source->target->rank);
-    ticket->agent->stats.checksums_wrong++;
+    ticket->base.agent->stats.checksums_wrong++;
     fail(check, KVF_E_MISMATCH);
 }
 
@@ -108,14 +109,15 @@ static void take_this_half(struct kvf_check *check) {
 }
 
 static bool has_steps(struct kvf_check *check) {
-    const kvf_ticket *ticket = check->ticket;
+    const kvf_asker *ticket = check->ticket;
     const kvf_plan *plan = ticket->remote->plan;
     for (;;) {
         const kvf_plan_cut *cut = kvf_plan_get_cut(plan, check->cut);
         if (!cut)
             return false;
-        const kvf_group_steps *group = &ticket->groups[cut->group];
-        const kvf_group_desc *desc = kvf_model_group(kvf_engine_model(ticket->agent->engine), cut->group);
+        const kvf_group_steps *group = &ticket->base.groups[cut->group];
+        const kvf_group_desc *desc =
+            kvf_model_group(kvf_engine_model(ticket->base.agent->engine), cut->group);
         uint64_t first = kvf_max_u64(group->begin, kvf_group_first_needed(desc, group->end));
         check->begin = kvf_max_u64(check->end, first);
         if (group->begin < group->end && check->begin < group->end) {
@@ -131,8 +133,8 @@ static bool has_steps(struct kvf_check *check) {
 }
 
 static void compare(struct kvf_check *check, const kvf_answer *answer) {
-    kvf_ticket *ticket = check->ticket;
-    const kvf_agent *agent = ticket->agent;
+    kvf_asker *ticket = check->ticket;
+    const kvf_agent *agent = ticket->base.agent;
     const kvf_plan_cut *cut = kvf_plan_get_cut(ticket->remote->plan, check->cut);
     uint64_t steps = check->end - check->begin;
     if (answer->sum_count != steps) {
@@ -142,7 +144,7 @@ static void compare(struct kvf_check *check, const kvf_answer *answer) {
     }
     kvf_status status =
         kvf_checksum_steps(agent->shard, agent->regions, cut->group, cut->part, check->layers, check->units,
-                           &ticket->groups[cut->group].table, check->begin, check->end, check->ours);
+                           &ticket->base.groups[cut->group].table, check->begin, check->end, check->ours);
     if (status) {
         fail(check, status);
         return;
@@ -182,11 +184,11 @@ static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer)
 }
 
 static void ask_next(struct kvf_check *check) {
-    kvf_ticket *ticket = check->ticket;
+    kvf_asker *ticket = check->ticket;
     const kvf_plan_cut *cut = kvf_plan_get_cut(ticket->remote->plan, check->cut);
     kvf_source *source = check->source;
-    kvf_call_body body = {.generation = ticket->kind == KVF_REQUEST_PULL ? source->generation
-                                                                         : kvf_expect_generation(ticket),
+    kvf_call_body body = {.generation = ticket->base.kind == KVF_REQUEST_PULL ? source->generation
+                                                                              : kvf_expect_generation(ticket),
                           .group = cut->group,
                           .part = cut->part,
                           .layers = check->layers,
@@ -195,21 +197,21 @@ static void ask_next(struct kvf_check *check) {
                           .end = check->end};
     kvf_terms_cells(ticket->remote, &body);
     kvf_status status = source->session
-                            ? kvf_call_start(source->session, KVF_CALL_CHECKSUM, &body, ticket->deadline,
+                            ? kvf_call_start(source->session, KVF_CALL_CHECKSUM, &body, ticket->base.deadline,
                                              false, on_sums, check, &source->call)
                             : kvf_fail(KVF_E_PEER_LOST, "the producer is gone");
     if (status)
         fail(check, status);
 }
 
-void kvf_verify_start(kvf_ticket *ticket) {
-    ticket->state = KVF_TICKET_VERIFYING;
+void kvf_verify_start(kvf_asker *ticket) {
+    ticket->base.state = KVF_TICKET_VERIFYING;
     struct kvf_check *check = kvf_alloc0(1, sizeof *check);
     uint64_t *ours = kvf_alloc(STEPS_AT_ONCE, sizeof *ours);
     if (!check || !ours) {
         kvf_free(check);
         kvf_free(ours);
-        kvf_ticket_fail(ticket, KVF_E_NOMEM, "out of memory for checksums", NULL);
+        kvf_ticket_fail(&ticket->base, KVF_E_NOMEM, "out of memory for checksums", NULL);
         return;
     }
     check->ticket = ticket;
@@ -227,11 +229,11 @@ void kvf_verify_start(kvf_ticket *ticket) {
 static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) {
     if (generation & KVF_EXPECTATION) {
         const kvf_flow *flow = kvf_flow_of(session, generation);
-        return flow ? flow->push : NULL;
+        return flow && flow->push ? &flow->push->base : NULL;
     }
     kvf_reader *reader = NULL;
     HASH_FIND(hh, session->agent->leases, &generation, sizeof generation, reader);
-    return reader && reader->session == session ? reader->hold : NULL;
+    return reader && reader->session == session ? &reader->hold->base : NULL;
 }
 
 static kvf_status take_sums(kvf_session *session, const kvf_call_body *call, uint64_t *sums) {

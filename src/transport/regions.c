@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "transport/front.h"
+#include "transport/memory.h"
 
 struct kvf_plain_memory {
     void *address;
@@ -23,6 +24,36 @@ unsigned char *const *kvf_transport_bases(const kvf_transport *transport) {
 
 uint64_t kvf_transport_oldest(const kvf_transport *transport) {
     return transport->oldest;
+}
+
+/* ---- regions as callers give them ------------------------------------------------------------ */
+
+static const char *const kind_names[] = {[KVF_MEMORY_HOST] = "host", [KVF_MEMORY_CUDA] = "CUDA"};
+#define KINDS ((int)(sizeof kind_names / sizeof *kind_names))
+
+static kvf_status check_kind(kvf_memory_kind kind, uint32_t device) {
+    if ((int)kind < 0 || (int)kind >= KINDS)
+        return kvf_fail(KVF_E_INVALID, "memory kind is %d; allowed 0 to %d", (int)kind, KINDS - 1);
+    if (kind == KVF_MEMORY_HOST && device != 0)
+        return kvf_fail(KVF_E_INVALID, "device is %u; allowed 0 for host memory", device);
+    return KVF_OK;
+}
+
+kvf_status kvf_memory_check(const kvf_memory *regions, uint32_t count, const char *what) {
+    for (uint32_t i = 0; i < count; i++) {
+        const kvf_memory *region = kvf_memory_at(regions, i);
+        if (region->struct_size < sizeof *region || region->struct_size % _Alignof(kvf_memory) != 0 ||
+            region->struct_size != regions->struct_size)
+            return kvf_fail(KVF_E_INVALID, "%s: region %u: struct_size is %zu; set it to sizeof(kvf_memory)",
+                            what, i, region->struct_size);
+        kvf_memory known;
+        kvf_status status = kvf_take_options(&known, sizeof known, region, "kvf_memory");
+        if (!status)
+            status = check_kind(known.kind, known.device);
+        if (status)
+            return kvf_fail_in(status, "%s: region %u: ", what, i);
+    }
+    return KVF_OK;
 }
 
 /* ---- allocating ------------------------------------------------------------------------------ */
@@ -46,18 +77,25 @@ static kvf_status allocate_plain(kvf_transport *transport, uint64_t bytes, void 
     return KVF_OK;
 }
 
-kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out) {
+kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
+                                  uint64_t bytes, void **out) {
     if (!transport || !out)
         return kvf_fail(KVF_E_INVALID, "allocate: %s is NULL", !transport ? "transport" : "out");
     if (bytes == 0)
         return kvf_fail(KVF_E_INVALID, "allocate: 0 bytes");
+    kvf_status status = check_kind(kind, device);
+    if (status)
+        return kvf_fail_in(status, "allocate: ");
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         kvf_front_fabric *front = &transport->fabrics[i];
-        if (!(front->fabric->kind.allocates & 1u << KVF_MEMORY_HOST))
+        if (!(front->fabric->kind.allocates & 1u << kind))
             continue;
         front->owns_memory = true;
-        return front->fabric->allocate(front->endpoint, bytes, out);
+        return front->fabric->allocate(front->endpoint, kind, device, bytes, out);
     }
+    if (kind != KVF_MEMORY_HOST)
+        return kvf_fail(KVF_E_UNSUPPORTED, "allocate: no transport here allocates %s memory",
+                        kind_names[kind]);
     return allocate_plain(transport, bytes, out);
 }
 
@@ -85,9 +123,6 @@ static kvf_status check_region(uint32_t region, const kvf_memory *memory) {
     if (!kvf_add((uint64_t)(uintptr_t)memory->address, memory->bytes, &end))
         return kvf_fail(KVF_E_OVERFLOW, "register: region %u: %llu bytes do not fit after address %p", region,
                         (unsigned long long)memory->bytes, memory->address);
-    if (memory->kind != KVF_MEMORY_HOST && memory->kind != KVF_MEMORY_CUDA)
-        return kvf_fail(KVF_E_INVALID, "register: region %u: memory kind is %d; allowed 0 to 1", region,
-                        (int)memory->kind);
     return KVF_OK;
 }
 
@@ -134,10 +169,9 @@ static bool find_disabled(kvf_transport *transport) {
 }
 
 static kvf_status add_to_fabric(kvf_front_fabric *front, uint32_t region, const kvf_memory *memory) {
-    static const char *const names[] = {[KVF_MEMORY_HOST] = "host", [KVF_MEMORY_CUDA] = "CUDA"};
     if (!(front->fabric->kind.memory_kinds & 1u << memory->kind))
         return kvf_fail(KVF_E_UNSUPPORTED, "region %u is %s memory, which it does not serve", region,
-                        names[memory->kind]);
+                        kind_names[memory->kind]);
     kvf_status status = front->fabric->register_region(front->endpoint, region, memory);
     front->serves[region] = !status;
     return status;
@@ -195,7 +229,8 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
         status = make_room(transport, region);
     if (status)
         return status;
-    transport->regions[region] = *memory;
+    transport->regions[region] =
+        (kvf_memory){sizeof(kvf_memory), memory->address, memory->bytes, memory->kind, memory->device};
     transport->bases[region] = memory->address;
     status = add_to_fabrics(transport, region);
     if (status) {
@@ -217,9 +252,9 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     for (uint32_t i = 0; i < transport->region_count; i++)
         if (is_registered(transport, i))
             return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", i);
-    kvf_status status = KVF_OK;
+    kvf_status status = kvf_memory_check(regions, count, "register");
     uint32_t added = 0;
-    while (!status && added < count && !(status = add(transport, added, &regions[added])))
+    while (!status && added < count && !(status = add(transport, added, kvf_memory_at(regions, added))))
         added++;
     if (!status) {
         forget_card(transport);
@@ -241,7 +276,9 @@ kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t regi
                         transport->region_count);
     if (is_registered(transport, region))
         return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", region);
-    kvf_status status = add(transport, region, memory);
+    kvf_status status = kvf_memory_check(memory, 1, "register");
+    if (!status)
+        status = add(transport, region, memory);
     if (!status)
         forget_card(transport);
     return status;

@@ -69,7 +69,7 @@ typedef struct kvf_fabric {
     kvf_status (*open)(kvf_transport *transport, const kvf_transport_options *options, void **endpoint);
 
     /** NULL when the fabric has no memory of its own (kind.allocates is 0); memory is freed by close(). */
-    kvf_status (*allocate)(void *endpoint, uint64_t bytes, void **out);
+    kvf_status (*allocate)(void *endpoint, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out);
 
     /** Takes in one region, of a kind that is in kind.memory_kinds, under a number that is free;
      * kvf_transport_regions() has it already. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */

@@ -149,8 +149,9 @@ static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_opti
     return status;
 }
 
-static kvf_status faulty_allocate(void *self, uint64_t bytes, void **out) {
-    return kvf_transport_allocate(((faulty_endpoint *)self)->inner, bytes, out);
+static kvf_status faulty_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                                  void **out) {
+    return kvf_transport_allocate(((faulty_endpoint *)self)->inner, kind, device, bytes, out);
 }
 
 static kvf_status faulty_register(void *self, uint32_t region, const kvf_memory *memory) {

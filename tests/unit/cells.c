@@ -74,6 +74,7 @@ void rank_open(cell_rank *rank, const kvf_shard *shard, const cell_sequence *seq
                         .owned = !allocate};
     assert_non_null(rank->regions);
     for (uint32_t i = 0; i < desc->region_count; i++) {
+        rank->regions[i].struct_size = sizeof rank->regions[i];
         rank->regions[i].bytes = desc->region_bytes[i];
         rank->regions[i].address =
             allocate ? allocate(context, desc->region_bytes[i]) : malloc(desc->region_bytes[i]);

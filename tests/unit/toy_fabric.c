@@ -16,7 +16,6 @@ typedef struct toy_notice {
 } toy_notice;
 
 typedef struct toy_link toy_link;
-
 typedef struct toy_endpoint {
     uint64_t id;
     kvf_transport *transport;
@@ -39,8 +38,7 @@ static toy_endpoint *endpoints[ENDPOINTS_MAX];
 static uint64_t last_id;
 
 static void wake(const toy_endpoint *endpoint) {
-    uint64_t one = 1;
-    (void)!write(endpoint->wake_fd, &one, sizeof one);
+    (void)!write(endpoint->wake_fd, &(uint64_t){1}, sizeof(uint64_t));
 }
 
 static toy_endpoint *find(uint64_t id) {
@@ -73,7 +71,7 @@ static kvf_status toy_open(kvf_transport *transport, const kvf_transport_options
 }
 
 static void toy_close(void *at) {
-    toy_endpoint *self = at;
+    toy_endpoint *self = endpoints[((toy_endpoint *)at)->id];
     endpoints[self->id] = NULL;
     (void)close(self->wake_fd);
     kvf_free(self->notices);
@@ -145,10 +143,9 @@ static kvf_status toy_submit(void *at, kvf_batch *batch) {
 }
 
 static void toy_cancel(void *at, kvf_batch *batch) {
-    toy_link *link = at;
     (void)batch;
-    kvf_slices_cancel(&link->slices);
-    wake(link->self);
+    kvf_slices_cancel(&((toy_link *)at)->slices);
+    wake(((toy_link *)at)->self);
 }
 
 static kvf_status toy_notify(void *at, const void *data, size_t bytes) {
@@ -196,8 +193,7 @@ static bool move(toy_link *link) {
 
 static kvf_status toy_progress(void *at, bool *busy) {
     toy_endpoint *self = at;
-    uint64_t count;
-    (void)!read(self->wake_fd, &count, sizeof count);
+    (void)!read(self->wake_fd, &(uint64_t){0}, sizeof(uint64_t));
     *busy = false;
     for (toy_link *link = self->links; link; link = link->following) {
         const char *loss = link->peer ? find_loss(link) : NULL;

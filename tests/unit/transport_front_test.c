@@ -71,16 +71,19 @@ static void allocated_memory_is_aligned_zeroed_and_as_large_as_asked(void **stat
         kvf_transport *transport = open_kind(kinds[kind]);
         void *memory[2];
         for (int i = 0; i < 2; i++) {
-            assert_int_equal(kvf_transport_allocate(transport, 10000, &memory[i]), KVF_OK);
+            assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, 10000, &memory[i]),
+                             KVF_OK);
             assert_int_equal((uintptr_t)memory[i] % (uintptr_t)sysconf(_SC_PAGESIZE), 0);
             for (size_t at = 0; at < 10000; at++)
                 assert_int_equal(((unsigned char *)memory[i])[at], 0);
         }
         memset(memory[0], 1, 10000);
         assert_int_equal(*(unsigned char *)memory[1], 0);
-        assert_int_equal(kvf_transport_allocate(transport, 0, &memory[0]), KVF_E_INVALID);
-        assert_int_equal(kvf_transport_allocate(transport, UINT64_MAX, &memory[0]), KVF_E_NOMEM);
-        assert_int_equal(kvf_transport_allocate(transport, UINT64_MAX / 4, &memory[0]), KVF_E_NOMEM);
+        assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, 0, &memory[0]), KVF_E_INVALID);
+        assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, UINT64_MAX, &memory[0]),
+                         KVF_E_NOMEM);
+        assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, UINT64_MAX / 4, &memory[0]),
+                         KVF_E_NOMEM);
         kvf_transport_close(transport);
     }
 }
@@ -89,16 +92,16 @@ static void memory_is_registered_once_and_only_if_all_of_it_can_be(void **state)
     (void)state;
     static unsigned char memory[100];
     kvf_transport *transport = open_kind("shm");
-    kvf_memory good = {memory, 100, KVF_MEMORY_HOST};
+    kvf_memory good = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
     struct {
         kvf_memory second;
         kvf_status status;
     } cases[] = {
-        {{NULL, 100, KVF_MEMORY_HOST}, KVF_E_INVALID},
-        {{memory, 0, KVF_MEMORY_HOST}, KVF_E_INVALID},
-        {{memory, UINT64_MAX, KVF_MEMORY_HOST}, KVF_E_OVERFLOW},
-        {{memory, 100, KVF_MEMORY_CUDA}, KVF_E_UNSUPPORTED},
-        {{memory, 100, (kvf_memory_kind)7}, KVF_E_INVALID},
+        {{sizeof(kvf_memory), NULL, 100, KVF_MEMORY_HOST, 0}, KVF_E_INVALID},
+        {{sizeof(kvf_memory), memory, 0, KVF_MEMORY_HOST, 0}, KVF_E_INVALID},
+        {{sizeof(kvf_memory), memory, UINT64_MAX, KVF_MEMORY_HOST, 0}, KVF_E_OVERFLOW},
+        {{sizeof(kvf_memory), memory, 100, KVF_MEMORY_CUDA, 0}, KVF_E_UNSUPPORTED},
+        {{sizeof(kvf_memory), memory, 100, (kvf_memory_kind)7, 0}, KVF_E_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_memory regions[2] = {good, cases[i].second};
@@ -111,11 +114,44 @@ static void memory_is_registered_once_and_only_if_all_of_it_can_be(void **state)
     kvf_transport_close(transport);
 }
 
+static void memory_is_sized_and_has_a_kind_and_a_device(void **state) {
+    (void)state;
+    static unsigned char memory[200];
+    kvf_transport *transport = open_kind("inproc");
+    void *allocated = NULL;
+    const kvf_memory good = {sizeof good, memory, 100, KVF_MEMORY_HOST, 0};
+    kvf_memory unsized = good, placed = good;
+    unsized.struct_size = 0;
+    placed.device = 1;
+    assert_int_equal(kvf_transport_register(transport, &unsized, 1), KVF_E_INVALID);
+    assert_non_null(strstr(kvf_error_detail(), "region 0: struct_size is 0"));
+    assert_int_equal(kvf_transport_register(transport, &placed, 1), KVF_E_INVALID);
+    assert_non_null(strstr(kvf_error_detail(), "device is 1"));
+    assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &allocated),
+                     KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "CUDA"));
+    assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 1, 100, &allocated), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_allocate(transport, (kvf_memory_kind)7, 0, 100, &allocated),
+                     KVF_E_INVALID);
+    /* Those of a newer library, with a field more that is not used. */
+    struct {
+        kvf_memory known;
+        uint64_t more;
+    } newer[2] = {{good, 0}, {good, 0}};
+    newer[0].known.struct_size = newer[1].known.struct_size = sizeof newer[0];
+    newer[1].known.address = memory + 100;
+    newer[1].more = 1;
+    assert_int_equal(kvf_transport_register(transport, &newer[0].known, 2), KVF_E_INVALID);
+    newer[1].more = 0;
+    assert_int_equal(kvf_transport_register(transport, &newer[0].known, 2), KVF_OK);
+    kvf_transport_close(transport);
+}
+
 static void memory_is_registered_after_the_card_was_exported_and_makes_another_card(void **state) {
     (void)state;
     static unsigned char memory[100];
     kvf_transport *transport = open_kind("auto");
-    kvf_memory region = {memory, 100, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
     const void *card;
     size_t without, with;
     assert_int_equal(kvf_transport_export(transport, &card, &without), KVF_OK);
@@ -431,7 +467,7 @@ static void release(void *context, void *memory) {
 static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
     static unsigned char memory[100];
     static test_outcome outcome;
-    kvf_memory region = {memory, 100, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
     kvf_run run = {0, 50, 50, 0, 0};
     const void *card;
     size_t bytes;
@@ -439,7 +475,7 @@ static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
     void *allocated;
     kvf_status status = kvf_transport_open(kind, NULL, out);
     if (!status)
-        status = kvf_transport_allocate(*out, 5000, &allocated);
+        status = kvf_transport_allocate(*out, KVF_MEMORY_HOST, 0, 5000, &allocated);
     if (!status)
         status = kvf_transport_register(*out, &region, 1);
     if (!status)
@@ -489,6 +525,7 @@ int main(void) {
         cmocka_unit_test(nothing_happens_without_a_transport),
         cmocka_unit_test(allocated_memory_is_aligned_zeroed_and_as_large_as_asked),
         cmocka_unit_test(memory_is_registered_once_and_only_if_all_of_it_can_be),
+        cmocka_unit_test(memory_is_sized_and_has_a_kind_and_a_device),
         cmocka_unit_test(memory_is_registered_after_the_card_was_exported_and_makes_another_card),
         cmocka_unit_test(every_fabric_says_what_it_can_do_and_costs_and_comes_best_first),
         cmocka_unit_test(a_fabric_whose_table_is_incomplete_is_not_opened),

@@ -109,12 +109,14 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
         void *memory = NULL;
         if (kind->allocated[i % 2])
-            assert_int_equal(kvf_transport_allocate(side->transport, region_bytes[i], &memory), KVF_OK);
+            assert_int_equal(
+                kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, region_bytes[i], &memory),
+                KVF_OK);
         else
             memory = side->brought[i] = malloc(region_bytes[i]);
         assert_non_null(memory);
         side_fill(memory, seed, i, region_bytes[i]);
-        side->regions[i] = (kvf_memory){memory, region_bytes[i], KVF_MEMORY_HOST};
+        side->regions[i] = (kvf_memory){sizeof(kvf_memory), memory, region_bytes[i], KVF_MEMORY_HOST, 0};
     }
     assert_int_equal(kvf_transport_register(side->transport, side->regions, SIDE_REGIONS), KVF_OK);
 }

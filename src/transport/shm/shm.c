@@ -146,8 +146,10 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
 
 /* ---- memory and card ------------------------------------------------------------------------- */
 
-static kvf_status shm_allocate(void *self, uint64_t bytes, void **out) {
+static kvf_status shm_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                               void **out) {
     shm_endpoint *endpoint = self;
+    (void)kind, (void)device; /* the host is all there is */
     shm_arena *grown = kvf_resize(endpoint->arenas, endpoint->arena_count + 1, sizeof *grown);
     if (!grown)
         return kvf_nomem("shared memory");

@@ -3,11 +3,12 @@
 #include <time.h>
 
 #define SERVED_BYTES_MIN (64u << 10) /* for less the owner need not be woken */
-#define TRY_EVERY 256u               /* slices */
-#define TRY_FIRST 16u
+#define TRY_EVERY_BYTES (64u << 20)
+#define TRY_FIRST_BYTES (2u << 20)
 #define TRY_DIRECT 1u
-#define TRY_SERVED 6u /* more than fit into the buffer, for what counts is how they follow each other */
-#define WEIGHT 0.25f  /* of a new measurement */
+#define TRY_SERVED 6u     /* more than fit into the buffer, for what counts is how they follow each other */
+#define WEIGHT 0.125f     /* of a new measurement */
+#define SURPRISE_MAX 4.0f /* what takes longer was somebody else's doing, in part */
 #define PAUSE_MIN_NS 5000000ull
 #define PAUSE_MAX_NS 1000000000ull
 
@@ -44,9 +45,10 @@ shm_way shm_choice_make(shm_choice *choice, const kvf_slice *slice, bool waiting
         return SHM_WAY_DIRECT;
     bool served = cost(choice, class, SHM_WAY_SERVED) < cost(choice, class, SHM_WAY_DIRECT);
     bool other_known = choice->lengths[class].ns_per_byte[!served] > 0;
+    choice->lengths[class].bytes += slice->bytes;
     if (choice->lengths[class].trying == 0 &&
-        ++choice->lengths[class].slices >= (other_known ? TRY_EVERY : TRY_FIRST)) {
-        choice->lengths[class].slices = 0;
+        choice->lengths[class].bytes > (other_known ? TRY_EVERY_BYTES : TRY_FIRST_BYTES)) {
+        choice->lengths[class].bytes = 0;
         choice->lengths[class].trying = served ? TRY_DIRECT : TRY_SERVED;
     }
     if (choice->lengths[class].trying > 0) {
@@ -61,6 +63,8 @@ void shm_choice_learn(shm_choice *choice, shm_way way, const kvf_slice *slice, u
     if (slice->bytes < 4096)
         return;
     float now = (float)ns / (float)slice->bytes;
+    if (*known > 0 && now > SURPRISE_MAX * *known)
+        now = SURPRISE_MAX * *known;
     *known = *known > 0 ? *known + WEIGHT * (now - *known) : now;
 }
 

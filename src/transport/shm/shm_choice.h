@@ -20,7 +20,7 @@ typedef enum shm_way {
 typedef struct shm_choice {
     struct {
         float ns_per_byte[2]; /**< by way; 0: not measured */
-        uint32_t slices;      /**< moved since the other way was tried */
+        uint64_t bytes;       /**< moved since the other way was tried */
         uint32_t trying;      /**< slices of a try that are left */
     } lengths[SHM_LENGTHS];
     uint64_t served_after_ns; /**< the owner let us wait: not before */

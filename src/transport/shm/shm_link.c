@@ -392,6 +392,12 @@ static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_
     return status;
 }
 
+/* One system call, or one slot of the buffer, is enough to know what it takes. */
+static void shorten(kvf_slice *slice) {
+    while (slice->count > 1 && slice->bytes > SHM_SLOT_BYTES)
+        slice->bytes -= slice->runs[--slice->count].bytes;
+}
+
 /* Memory that is not mapped: with or without the owner's help. What it writes for us we could not take back if it
  * fell silent, so writing asks for its help only where there is no other way. */
 static bool goes_direct(shm_link *link, kvf_direction direction, const kvf_slice *slice) {
@@ -404,8 +410,11 @@ static bool goes_direct(shm_link *link, kvf_direction direction, const kvf_slice
 /* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
 static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice *slice) {
     bool mapped = same_way(link, slice);
+    if (!mapped)
+        shorten(slice);
     if (mapped || goes_direct(link, direction, slice)) {
         uint64_t begin = mapped ? 0 : shm_now_ns();
+        link->last_ns = 0; /* the next answer will have waited for us */
         kvf_status status = move_alone(link, direction, slice, mapped);
         if (!status && !mapped)
             shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, shm_now_ns() - begin);

@@ -16,7 +16,9 @@ static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx
     return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, flags ? "allocation" : "registration");
 }
 
-kvf_status kvf_ucx_allocate(void *endpoint_pointer, uint64_t bytes, void **out) {
+kvf_status kvf_ucx_allocate(void *endpoint_pointer, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                            void **out) {
+    (void)kind, (void)device; /* the host is all there is */
     kvf_ucx_endpoint *endpoint = endpoint_pointer;
     uint64_t padded; /* so that rounding up to pages inside UCX cannot overflow */
     if (!kvf_add(bytes, 1u << 30, &padded))
