@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Resource, call, data_at, fill, id_bytes, nanoseconds, string, take
-from kvferry.buffers import Allocations, Buffer, array_bytes, memory_array, regions_of
+from kvferry.buffers import Allocations, Memory, array_bytes, memory_array, regions_of
 from kvferry.contact import Contact, KeyPair, contact_fields
 from kvferry.errors import ClosedError, InvalidError, Status, check
 from kvferry.events import (
@@ -288,13 +288,13 @@ class Agent:
             raise InvalidError("a directory has no memory")
         return [self.allocate(size) for size in self._shard.region_bytes]
 
-    def register(self, buffers: Sequence[Buffer]) -> None:
+    def register(self, buffers: Memory) -> None:
         """Registers this rank's memory, once; from here on peers are served.
 
         The objects are kept until the agent is closed; their bytes are not copied. Number, sizes and element
-        types are checked against the shard.
+        types are checked against the shard. `buffers` has one for each region, or is {layer: one}.
 
-        Raises InvalidError, OutOfRangeError, ExistsError (registered already), UnsupportedError.
+        Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already), UnsupportedError.
         """
         found = regions_of(buffers, self._shard)
         regions = [self._session.allocations.at_owner(region) for region in found]

@@ -13,7 +13,7 @@ import itertools
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
@@ -43,6 +43,10 @@ class SupportsDLPack(Protocol):
 
 # Python 3.10 has no type for "has the buffer protocol".
 Buffer = Union["NDArray[Any]", bytearray, memoryview, mmap.mmap, SupportsDLPack, Any]
+
+
+# One for each region, or for each layer of the model.
+Memory = Sequence[Buffer] | Mapping[int, Buffer]
 
 
 @dataclass(frozen=True)
@@ -258,14 +262,42 @@ def _refuse_overlaps(regions: Sequence[Region]) -> None:
             )
 
 
-def regions_of(buffers: Sequence[Buffer], shard: Shard | None = None) -> list[Region]:
+def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer]:
+    if shard is None:
+        raise InvalidError("memory by layer needs the shard that says which region a layer is")
+    ordered, wanted = [], set()
+    for i, layers in enumerate(shard.region_layers()):
+        if len(layers) != 1:
+            raise InvalidError(
+                f"region {i} holds layers {', '.join(map(str, sorted(layers)))}; allowed by layer: one each "
+                "(give such regions as a list)"
+            )
+        layer = min(layers)
+        if layer in wanted:
+            raise InvalidError(f"layer {layer} has several regions; give them as a list")
+        if layer not in buffers:
+            raise InvalidError(f"layer {layer} is missing")
+        wanted.add(layer)
+        ordered.append(buffers[layer])
+    for layer in buffers:
+        if layer not in wanted:
+            raise InvalidError(
+                f"layer {layer} was given; this rank holds {', '.join(map(str, sorted(wanted)))}"
+            )
+    return ordered
+
+
+def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     """The memory of a rank's regions, checked against what its shard says about them.
 
+    `buffers` has one for each region, in the order of the shard, or one for each layer, by its number.
     Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type.
 
     Raises InvalidError (see region_of(); the wrong type, the wrong number of regions), OutOfRangeError
     (a region that is smaller than the shard's) or OverlapError (two regions share memory).
     """
+    if isinstance(buffers, Mapping):
+        buffers = _by_layer(buffers, shard)
     found = []
     for i, buffer in enumerate(buffers):
         try:

@@ -259,6 +259,19 @@ class Shard(Handle):
         )
         return CellLocation(found.region, found.offset, found.bytes, found.piece_stride, found.pieces)
 
+    def region_layers(self) -> list[set[int]]:
+        """The layers of the model of which each region holds parts."""
+        resource = self._get()
+        model = lib.kvf_shard_model(resource.pointer)
+        found: list[set[int]] = [set() for _ in self.region_bytes]
+        for g in range(lib.kvf_model_group_count(model)):
+            group = lib.kvf_model_group(model, g)
+            for layer in to_range(lib.kvf_shard_group_layers(resource.pointer, g)):
+                for p in range(group.part_count):
+                    place = lib.kvf_shard_placement(resource.pointer, g, layer, p)
+                    found[place.region].add(int(group.layers[layer]))
+        return found
+
     def region_dtypes(self) -> list[set[Dtype]]:
         """The element types of the parts that each region holds."""
         resource = self._get()

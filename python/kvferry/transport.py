@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, data_at, string, take
-from kvferry.buffers import Allocations, Buffer, array_bytes, memory_array, regions_of
+from kvferry.buffers import Allocations, Memory, array_bytes, memory_array, regions_of
 from kvferry.errors import ClosedError, InvalidError, Status
 from kvferry.request import RUN_DTYPE, Request
 from kvferry.transfer import Move, Transfer
@@ -215,16 +215,17 @@ class Transport:
             address = take(lib.kvf_transport_allocate, "void *", pointer, lib.KVF_MEMORY_HOST, 0, size)
             return self._endpoint.allocations.array(address, size, shape, dtype)
 
-    def register(self, buffers: Sequence[Buffer], shard: Shard | None = None) -> None:
+    def register(self, buffers: Memory, shard: Shard | None = None) -> None:
         """Registers this rank's memory, once, before the card is asked for and peers are connected.
 
         The objects are kept until the transport is closed; their bytes are not copied.
 
         Args:
-            buffers: one for each region of the shard: see kvferry.buffers
+            buffers: one for each region of the shard, or {layer: one} where a region is a layer: see
+                kvferry.buffers
             shard: what the memory holds, to check number, sizes and element types against; None: no checks
 
-        Raises InvalidError, OutOfRangeError, ExistsError (registered already), UnsupportedError.
+        Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already), UnsupportedError.
         """
         regions = [self._endpoint.allocations.at_owner(region) for region in regions_of(buffers, shard)]
         memory = memory_array(regions)

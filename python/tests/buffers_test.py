@@ -136,3 +136,21 @@ def test_regions_that_overlap_or_are_given_twice_are_refused() -> None:
         regions_of([memory[:100], memory[100:200], memory[:100]])
     with pytest.raises(OverlapError, match="regions 0 and 1 share 1 bytes"):
         regions_of([memory[499:], memory[:500]])
+
+
+def test_memory_by_layer_is_put_in_the_order_of_the_shard() -> None:
+    shard = decode_engine(small_model()).shard(0)
+    layers = shard.region_layers()
+    assert all(len(held) == 1 for held in layers)
+    sizes = {min(held): size for held, size in zip(layers, shard.region_bytes, strict=True)}
+    memory = {layer: np.zeros(size, np.uint8) for layer, size in sorted(sizes.items(), reverse=True)}
+    found = regions_of(memory, shard)
+    assert [region.address for region in found] == [memory[min(held)].ctypes.data for held in layers]
+    with pytest.raises(InvalidError, match="layer 77 was given"):
+        regions_of(memory | {77: np.zeros(8, np.uint8)}, shard)
+    last = max(memory)
+    del memory[last]
+    with pytest.raises(InvalidError, match=f"layer {last} is missing"):
+        regions_of(memory, shard)
+    with pytest.raises(InvalidError, match="needs the shard"):
+        regions_of(memory)

@@ -95,7 +95,8 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     if (!transport)
         return kvf_nomem("a transport");
     transport->event_fd = transport->wake_fd = -1;
-    transport->automatic = !kind || strcmp(kind, "auto") == 0;
+    kind = kind ? kind : "auto";
+    transport->automatic = strcmp(kind, "auto") == 0;
     kvf_status status =
         kvf_take_options(&transport->options, sizeof transport->options, options, "transport options");
     if (!status)
