@@ -4,7 +4,10 @@
 #include <sodium.h>
 #include <unistd.h>
 
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/ledger.h"
+#include "agent/push.h"
+#include "agent/ticket.h"
 #include "link/link_endpoint.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)

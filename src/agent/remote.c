@@ -3,7 +3,8 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/explain.h"
+#include "agent/remote.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND

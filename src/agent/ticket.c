@@ -3,7 +3,7 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/ticket.h"
 
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
 
