@@ -117,7 +117,9 @@ static setting set_up(const subject *what) {
     s.regions = bench_alloc(desc->region_count, sizeof *s.regions);
     s.copies = bench_alloc(desc->region_count, sizeof *s.copies);
     for (uint32_t r = 0; r < desc->region_count; r++) {
-        s.regions[r] = (kvf_memory){bench_alloc(desc->region_bytes[r], 1), desc->region_bytes[r], 0};
+        s.regions[r] = (kvf_memory){.struct_size = sizeof(kvf_memory),
+                                    .address = bench_alloc(desc->region_bytes[r], 1),
+                                    .bytes = desc->region_bytes[r]};
         s.copies[r] = bench_alloc(desc->region_bytes[r], 1);
         memset(s.regions[r].address, (int)r + 1, desc->region_bytes[r]);
         memset(s.copies[r], 0, desc->region_bytes[r]);

@@ -55,7 +55,7 @@ kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread) {
         void *memory;
         bench_must(kvf_agent_allocate(agent, shard->region_bytes[i], &memory));
         memset(memory, 1, shard->region_bytes[i]);
-        regions[i] = (kvf_memory){memory, shard->region_bytes[i], KVF_MEMORY_HOST};
+        regions[i] = (kvf_memory){sizeof(kvf_memory), memory, shard->region_bytes[i], KVF_MEMORY_HOST, 0};
     }
     bench_must(kvf_agent_register(agent, regions, shard->region_count));
     free(regions);

@@ -3,6 +3,8 @@
  *
  *   mapped   memory that the library allocated, against a plain memcpy loop from a shared mapping
  *   direct   memory that the caller brought, against process_vm_readv with 1024 blocks a call
+ *   chosen   the same memory as the library chooses by the length of runs, against the better of its two ways,
+ *            and one thread's memcpy of the same blocks beyond the caches
  *
  * The memory is another process's. Both ways are measured in turn, so that what disturbs one disturbs the
  * other; figures are medians of the rounds, and a ratio is the median of the rounds' ratios.
@@ -27,6 +29,10 @@
 #define BATCHES 3u
 #define VECTORS 1024u
 #define REQUIRED 0.90
+
+static const uint64_t run_bytes[] = {128,  256,   512,   1024,  2048,   4096,
+                                     8192, 16384, 32768, 65536, 131072, 262144};
+#define RUN_SIZES (sizeof run_bytes / sizeof *run_bytes)
 
 static const uint64_t block_bytes[] = {512, 2048, 8192, 32768, 131072};
 #define BLOCK_SIZES (sizeof block_bytes / sizeof *block_bytes)
@@ -68,15 +74,16 @@ static void be_owner(int from, int to, unsigned char *shared) {
     const void *card = NULL;
     size_t card_bytes = 0;
     bench_require(kvf_transport_open("shm", NULL, &transport) == KVF_OK &&
-                      kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK,
+                      kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, REGION_BYTES, &allocated) ==
+                          KVF_OK,
                   "the owner cannot open its transport");
     unsigned char *brought = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     for (uint64_t i = 0; i < REGION_BYTES; i++)
         brought[i] = (unsigned char)((i * 0x9e3779b97f4a7c15u) >> 56);
     memcpy(allocated, brought, REGION_BYTES);
     memcpy(shared, brought, REGION_BYTES);
-    kvf_memory regions[2] = {{allocated, REGION_BYTES, KVF_MEMORY_HOST},
-                             {brought, REGION_BYTES, KVF_MEMORY_HOST}};
+    kvf_memory regions[2] = {{sizeof(kvf_memory), allocated, REGION_BYTES, KVF_MEMORY_HOST, 0},
+                             {sizeof(kvf_memory), brought, REGION_BYTES, KVF_MEMORY_HOST, 0}};
     bench_require(kvf_transport_register(transport, regions, 2) == KVF_OK &&
                       kvf_transport_export(transport, &card, &card_bytes) == KVF_OK,
                   "the owner cannot register its memory");
@@ -272,6 +279,67 @@ static void compare(bench_report *report, bench_state *bench, uint64_t bytes, bo
     free(runs);
 }
 
+/* ---- the library's own choice ---------------------------------------------------------------- */
+
+enum { CHOSEN, DIRECT, SERVED, WAYS };
+
+/* One transport each, to the same owner; the states share everything else. */
+static void open_ways(const bench_state *bench, bench_state *out) {
+    static const char *const direct[WAYS] = {"auto", "on", "off"};
+    for (int way = 0; way < WAYS; way++) {
+        kvf_setting setting = {"shm.direct", direct[way]};
+        kvf_transport_options options = {
+            .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+        kvf_memory local = {sizeof(kvf_memory), bench->local, REGION_BYTES, KVF_MEMORY_HOST, 0};
+        out[way] = *bench;
+        bench_require(kvf_transport_open("shm", &options, &out[way].transport) == KVF_OK &&
+                          kvf_transport_register(out[way].transport, &local, 1) == KVF_OK &&
+                          kvf_transport_connect(out[way].transport, bench->owner.card,
+                                                bench->owner.card_bytes, &out[way].peer) == KVF_OK,
+                      "no connection");
+    }
+}
+
+static void compare_choice(bench_report *report, bench_state *ways, uint64_t bytes) {
+    size_t count;
+    kvf_run *runs = make_runs(bytes, 1, &count);
+    double rates[WAYS][ROUNDS], plain[ROUNDS], ratios[ROUNDS];
+    for (int way = 0; way < WAYS; way++) {
+        ways[way].runs = runs;
+        ways[way].count = count;
+        memset(ways[way].local, 0, REGION_BYTES);
+        (void)gigabytes_per_second(&ways[way], by_kvferry); /* pages are found, and the ways measured */
+        check_copy(&ways[way]);
+    }
+    for (int i = 0; i < ROUNDS; i++) {
+        for (int way = 0; way < WAYS; way++)
+            rates[(way + i) % WAYS][i] = gigabytes_per_second(&ways[(way + i) % WAYS], by_kvferry);
+        plain[i] = gigabytes_per_second(&ways[0], by_memcpy);
+        double better = rates[DIRECT][i] > rates[SERVED][i] ? rates[DIRECT][i] : rates[SERVED][i];
+        ratios[i] = rates[CHOSEN][i] / better;
+    }
+    double ratio = bench_spread_of(ratios, ROUNDS).median;
+    bench_text(report, bench_bytes(bytes));
+    for (int way = 0; way < WAYS; way++)
+        bench_number(report, 2, bench_spread_of(rates[way], ROUNDS).median);
+    bench_number(report, 2, bench_spread_of(plain, ROUNDS).median);
+    bench_number(report, 2, ratio);
+    if (ratio < REQUIRED)
+        bench_fail(report, "less than 90% of the better of the two ways");
+    free(runs);
+}
+
+static void compare_choices(bench_report *report, const bench_state *bench) {
+    bench_state ways[WAYS];
+    open_ways(bench, ways);
+    bench_table(report, "Memory the caller brought: the way that is chosen, each way alone, and memcpy, GB/s",
+                (const char *[]){"run", "chosen", "direct", "served", "memcpy", "ratio", NULL});
+    for (size_t size = 0; size < RUN_SIZES; size++)
+        compare_choice(report, ways, run_bytes[size]);
+    for (int way = 0; way < WAYS; way++)
+        kvf_transport_close(ways[way].transport);
+}
+
 /* ---- the copying loops by themselves --------------------------------------------------------- */
 
 static double loop_rate(const bench_state *bench, const kvf_copy_loop *loop, const kvf_run *runs,
@@ -318,7 +386,7 @@ int main(int argc, char **argv) {
     bench.owner = start_owner(bench.shared);
     bench.local = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     memset(bench.local, 0, REGION_BYTES);
-    kvf_memory local = {bench.local, REGION_BYTES, KVF_MEMORY_HOST};
+    kvf_memory local = {sizeof(kvf_memory), bench.local, REGION_BYTES, KVF_MEMORY_HOST, 0};
     bench_require(kvf_transport_open("shm", NULL, &bench.transport) == KVF_OK &&
                       kvf_transport_register(bench.transport, &local, 1) == KVF_OK &&
                       kvf_transport_connect(bench.transport, bench.owner.card, bench.owner.card_bytes,
@@ -332,6 +400,7 @@ int main(int argc, char **argv) {
     bench_table(report, "Memory the caller brought: kvferry, and process_vm_readv of 1024 blocks", columns);
     for (size_t size = 0; size < BLOCK_SIZES; size++)
         compare(report, &bench, block_bytes[size], false);
+    compare_choices(report, &bench);
     compare_loops(report, &bench);
     bench_note(report, "Every block of 256 MiB moved once, scattered on both sides; medians of 11 rounds; "
                        "the ratio is the median of each round's.");

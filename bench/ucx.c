@@ -89,15 +89,19 @@ typedef struct bench_target {
 static kvf_transport *open_transport(const bench_route *by, void **memory, kvf_transport_options *options) {
     kvf_transport *transport;
     options->struct_size = sizeof *options;
-    options->ucx_tls = by->tls;
+    static kvf_setting setting = {.key = "ucx.tls"};
+    setting.value = by->tls;
+    options->settings = &setting;
+    options->setting_count = by->tls ? 1 : 0;
     options->max_in_flight = IN_FLIGHT;
     bench_require(kvf_transport_open("ucx", options, &transport) == KVF_OK, kvf_error_detail());
     if (by->allocated)
-        bench_require(kvf_transport_allocate(transport, LONGEST_BYTES, memory) == KVF_OK, kvf_error_detail());
+        bench_require(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, LONGEST_BYTES, memory) == KVF_OK,
+                      kvf_error_detail());
     else
         *memory = bench_alloc(LONGEST_BYTES, 1);
     memset(*memory, 0x5a, LONGEST_BYTES);
-    kvf_memory region = {.address = *memory, .bytes = LONGEST_BYTES};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = *memory, .bytes = LONGEST_BYTES};
     bench_require(kvf_transport_register(transport, &region, 1) == KVF_OK, kvf_error_detail());
     return transport;
 }

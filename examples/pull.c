@@ -21,8 +21,9 @@ static kvf_status open_rank(const kvf_shard *shard, kvf_transport **transport, u
         return KVF_E_RANGE;
     kvf_status status = kvf_transport_open("auto", NULL, transport);
     for (uint32_t i = 0; i < desc->region_count && !status; i++) {
-        regions[i] = (kvf_memory){.bytes = desc->region_bytes[i]};
-        status = kvf_transport_allocate(*transport, regions[i].bytes, &regions[i].address);
+        regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = desc->region_bytes[i]};
+        status =
+            kvf_transport_allocate(*transport, KVF_MEMORY_HOST, 0, regions[i].bytes, &regions[i].address);
     }
     *first = regions[0].address;
     return status ? status : kvf_transport_register(*transport, regions, desc->region_count);

@@ -108,9 +108,10 @@ static void seed_handshakes(void) {
     write_message("welcome", &(kvf_message){.kind = KVF_MESSAGE_WELCOME,
                                             .welcome = {SESSION, .engine = "prefill-0", .incarnation = 5,
                                                         .rank = UINT32_MAX, .card = {"card", 4},
-                                                        .introductions = all, .introduction_count = 1}});
+                                                        .introductions = all, .introduction_count = 1,
+                                                        .facts = "layer_count: 3\nconvert: f16\n"}});
     write_message("refused", &(kvf_message){.kind = KVF_MESSAGE_REFUSED,
-                                            .refused = {KVF_E_MISMATCH, "other cells", "layer_count: 3\n"}});
+                                            .refused = {KVF_E_UNSUPPORTED, "speaks version 9"}});
     write_call("call_join",
                (kvf_call_body){SESSION, .number = 1, .kind = KVF_CALL_JOIN,
                                .introduction = {introduced.data, introduced.size}, .card = {"card", 4}});

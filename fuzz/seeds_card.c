@@ -26,8 +26,8 @@ static void seed_ucx_cards(void) {
 void seed_cards(void) {
     static uint64_t sizes[] = {4096, 1 << 20, 0};
     kvf_card card = {.name = "decode-0", .region_bytes = sizes, .region_count = 3, .part_count = 2};
-    card.parts[0] = (kvf_card_part){"shm", "sixteen letters here", 20};
-    card.parts[1] = (kvf_card_part){"ucx", "", 0};
+    kvf_card_part parts[] = {{"shm", "sixteen letters here", 20}, {"ucx", "", 0}};
+    card.parts = parts;
     write_card("two_parts", &card);
     write_card("empty", &(kvf_card){0});
     seed_ucx_cards();

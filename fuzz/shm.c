@@ -59,13 +59,16 @@ static shm_card own_card(void) {
 static void open_once(void) {
     if (transport)
         return;
+    const kvf_setting setting = {"shm.direct", "off"};
     const kvf_transport_options options = {
-        .struct_size = sizeof options, .no_direct_read = true, .on_notify = on_notify};
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1, .on_notify = on_notify};
     void *allocated = NULL, *brought = calloc(REGION_BYTES, 1);
     FUZZ_MUST(kvf_transport_open("shm", &options, &transport) == KVF_OK);
-    FUZZ_MUST(brought && kvf_transport_allocate(transport, REGION_BYTES, &allocated) == KVF_OK);
-    const kvf_memory regions[] = {{.address = allocated, .bytes = REGION_BYTES},
-                                  {.address = brought, .bytes = REGION_BYTES}};
+    FUZZ_MUST(brought &&
+              kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, REGION_BYTES, &allocated) == KVF_OK);
+    const kvf_memory regions[] = {
+        {.struct_size = sizeof(kvf_memory), .address = allocated, .bytes = REGION_BYTES},
+        {.struct_size = sizeof(kvf_memory), .address = brought, .bytes = REGION_BYTES}};
     FUZZ_MUST(kvf_transport_register(transport, regions, 2) == KVF_OK);
 }
 
@@ -149,7 +152,7 @@ static void play_owner(const uint8_t *data, size_t size) {
     part.name[0] ^= 0x55;
     int listening = listen_once(&part);
     kvf_card card = {.name = "fuzz", .region_bytes = sizes, .region_count = 2, .part_count = 1};
-    card.parts[0] = (kvf_card_part){"shm", &part, sizeof part};
+    card.parts = &(kvf_card_part){"shm", &part, sizeof part};
     kvf_buffer bytes = {0};
     kvf_peer *peer = NULL;
     FUZZ_MUST(kvf_card_write(&card, &bytes) == KVF_OK);

@@ -74,9 +74,11 @@ typedef struct kvf_agent_options {
     const char *listen;     /**< where to listen; NULL: "tcp://127.0.0.1:*"; "": nowhere */
     const char *advertise;  /**< the endpoint told to peers; NULL: the one listened on */
     const char *transport;  /**< kind, see kvf_transport_open(); NULL: "auto" */
-    const char *ucx_tls;    /**< see kvf_transport_options */
+    const kvf_setting *settings; /**< of the transport, read while opening; NULL: none */
+    uint32_t setting_count;
     const char *facts;      /**< `name: value` lines that must be the same on both sides, beyond the model's
-                                 own: weights, rotary scaling ...; NULL: none */
+                                 own: weights, rotary scaling ...; NULL: none. One whose name begins with a
+                                 group's and a dot is of that group only */
     const char *public_key; /**< Z85 CurveZMQ keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
     const char *const *allowed_keys; /**< who may connect; needs keys */
@@ -187,6 +189,17 @@ typedef struct kvf_contact {
  */
 KVF_API kvf_status kvf_agent_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,
                                      uint64_t *ticket);
+
+/**
+ * What a met engine and ours have in common, group by group: first the groups of our model, in order, then those that
+ * only theirs has. A request needs only the groups whose steps it names.
+ *
+ * @param engine  the name in its contact
+ * @param i       from 0 on
+ * @param match   struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_NOT_FOUND (no engine of this name is met, or there are no more groups), KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_t i, kvf_group_match *match);
 
 /* ---- requests ---------------------------------------------------------------------------------------------
  * A request id is any bytes, up to 1024. Each call below makes a ticket: a number that names it in this agent

@@ -2,8 +2,8 @@
  * Checksums of cached cells that do not depend on the shape of the engine that holds them.
  *
  * The checksum of a *step* (a token, a state) is the sum modulo 2^64 of one 64-bit hash for each of its
- * cells, and a cell's hash depends on its bytes and on its coordinates in the model: group, layer, part, row,
- * unit and step. Block sizes, orders and who holds what do not come in, so a rank of P at TP 4 and a rank of
+ * cells, and a cell's hash depends on its bytes and on its coordinates in the model: the names of its group and
+ * part, layer, row, unit and step. Block sizes, orders, who holds what and in how many pieces do not come in, so a rank of P at TP 4 and a rank of
  * D at TP 2 compare what they have in common:
  *
  *    P rank 0: heads 0..1  --- sum a ---.
@@ -37,8 +37,8 @@ extern "C" {
  *                 kvf_token_share
  * @return KVF_OK; KVF_E_RANGE (no such group, part, layer, unit or block, a table that does not reach, a
  *         region smaller than the shard's: the detail names field, value and what is allowed);
- *         KVF_E_UNSUPPORTED (the memory is not the host's); KVF_E_INVALID. After an error the sums are
- *         undefined
+ *         KVF_E_UNSUPPORTED (the memory is not the host's); KVF_E_INVALID; KVF_E_NOMEM (only where cells are
+ *         kept in pieces). After an error the sums are undefined
  */
 KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                                       uint32_t part, kvf_range layers, kvf_range units,

@@ -10,6 +10,10 @@
  *   conv state, one part per projection   a step of the window  a channel       one element
  *   recurrent state (Mamba, delta rule)   one                 a head            head_dim x d_state elements
  *
+ * An element is thus one of a cell, of a unit, of a row, of a part by its name, in a group by its name and a layer by
+ * its number: what two engines compare before they exchange any. How a rank cuts and spreads cells is no matter of the
+ * model but of its shard.
+ *
  * A block table counts blocks, and a block holds *steps*. In a token group a step is one token; in a state
  * group it is one whole state (the only one of the sequence, or one per checkpoint), and a block holds
  * exactly one. A part has `rows_per_step` rows for each step, so a token-paged part and a state differ in
@@ -27,6 +31,12 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/** Half open: begin <= i < end. */
+typedef struct kvf_range {
+    uint32_t begin;
+    uint32_t end;
+} kvf_range;
 
 /** How an element is stored. */
 typedef enum kvf_dtype {
@@ -189,9 +199,31 @@ KVF_API uint64_t kvf_group_step_bytes(const kvf_group_desc *group);
  */
 KVF_API uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t end);
 
+/** How the groups of one name of two models stand to each other. */
+typedef enum kvf_agreement {
+    KVF_AGREE_SAME = 0,    /**< what both have of it are the same elements of the same types */
+    KVF_AGREE_CONVERT = 1, /**< the same elements of other types, which both sides convert; not moved yet */
+    KVF_AGREE_DIFFER = 2,  /**< other elements: never moved */
+    KVF_AGREE_MISSING = 3, /**< only one side has the group */
+} kvf_agreement;
+
+/** What two models have in common of one group, seen from one of them. */
+typedef struct kvf_group_match {
+    size_t struct_size;    /**< sizeof(kvf_group_match) */
+    uint32_t ours, theirs; /**< its number in either model; UINT32_MAX: that model lacks it */
+    kvf_agreement agreement;
+    uint32_t layers_both;   /**< how many layers both models have in the group */
+    uint32_t layers_ours;   /**< and how many only ours has */
+    uint32_t layers_theirs; /**< and only theirs */
+    char name[128];         /**< of the group */
+    char detail[512]; /**< what differs or is missing, with both values, cut short; "" where nothing does */
+} kvf_group_match;
+
 /**
- * Whether two models cache the same cells: same layers, groups, parts and dtypes. The models' own names are
- * not compared, nor is what may differ between engines: granule_units and tensor.
+ * Whether two models cache the same cells: same layers, groups, parts and dtypes, in the same order. The models'
+ * own names are not compared, nor is what an engine may choose: granule_units, tensor and tp_rule.
+ *
+ * Models that are not the same may still have groups in common: see kvf_plan_build().
  *
  * @return KVF_OK, or KVF_E_MISMATCH and a detail that names the first field that differs and both values
  */

@@ -34,6 +34,8 @@ typedef struct kvf_plan_options {
     bool keep_layers_apart; /**< never fuse cells of two layers: needed to move layer by layer */
     kvf_range layers;       /**< of the model: fill only these of the local shard's layers; empty: all. Plans
                                of neighbouring ranges together move what one plan of all layers does */
+    const uint32_t *groups; /**< fill only these groups of the local shard's model; NULL: all. Not kept */
+    uint32_t group_count;
 } kvf_plan_options;
 
 typedef struct kvf_plan kvf_plan;
@@ -41,11 +43,16 @@ typedef struct kvf_plan kvf_plan;
 /**
  * Builds the plan that fills `local` from the shards of one remote engine.
  *
+ * The engine may be of another model, with groups and layers of its own (a draft model's), other groups missing,
+ * and all of them in another order: groups and parts are found by their names, layers by their numbers. Only what
+ * is asked for must be the same there.
+ *
  * @param local    the shard to fill; must outlive the plan
  * @param remote   every rank of the remote engine; must outlive the plan
  * @param options  NULL for the defaults
  * @param out      receives a plan owned by the caller, see kvf_plan_free()
- * @return KVF_OK, KVF_E_MISMATCH (the models differ; the detail names the field and both values),
+ * @return KVF_OK, KVF_E_MISMATCH (a group that is asked for differs or is missing there, or some of its layers;
+ *         the detail names them, or the field and both values), KVF_E_UNSUPPORTED (its element types differ),
  *         KVF_E_UNCOVERED (no rank holds some cells; the detail names group, layer, part, units and tokens),
  *         KVF_E_RANGE (layers beyond the model's), KVF_E_INVALID, KVF_E_NOMEM. Where the local shard holds
  *         none of the wanted layers, or none of them has a cache, the plan has no source
@@ -150,16 +157,6 @@ typedef struct kvf_cost_model {
     double ns_per_byte;
     double ns_per_source; /**< once for each remote rank of a request */
 } kvf_cost_model;
-
-/**
- * The costs that predictions assume for a kind of transport on a current server. They are orders of magnitude,
- * not measurements: whoever shows a prediction says with it what was assumed.
- *
- * @param kind  a kind of kvf_transport_open(); NULL and "auto": what serves peers on one host, "shm"
- * @param out   receives the costs
- * @return the kind that the costs are of, owned by the library: "shm" also for a kind without costs of its own
- */
-KVF_API const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out);
 
 typedef struct kvf_prediction {
     uint64_t bytes;

@@ -7,6 +7,13 @@
  *   offset(block, row, unit) = offset + block * block_stride + row * row_stride
  *                                     + (unit - unit_begin) * unit_stride
  *
+ * A rank may keep its cells in pieces, each a stride after the one before: keys channel by channel are cells
+ * whose elements lie apart. The model says what a cell is, the placement how the rank cuts it, so that ranks
+ * which cut unlike still hold the same cells:
+ *
+ *   whole cells           t0: | c0 c1 c2 c3 |  t1: | c0 c1 c2 c3 |  ...
+ *   in pieces of one      c0: | t0 t1 ... |    c1: | t0 t1 ... |    ...       a piece's row_stride is one element
+ *
  * Offsets count from the start of a region; base addresses come in only when memory is registered with a
  * transport. So a shard can be sent to a peer, and nothing in it can name memory outside a region.
  *
@@ -21,12 +28,6 @@
 extern "C" {
 #endif
 
-/** Half open: begin <= i < end. */
-typedef struct kvf_range {
-    uint32_t begin;
-    uint32_t end;
-} kvf_range;
-
 /**
  * Which tokens a rank keeps (decode context parallelism): token t when (t / width) % count == index. It
  * stores them densely, in order. A zeroed struct means all tokens.
@@ -37,13 +38,20 @@ typedef struct kvf_token_share {
     uint32_t width; /**< neighbouring tokens kept together; 0 means 1 */
 } kvf_token_share;
 
-/** Where a rank keeps the cells of one (layer, part). Strides are in bytes. */
+/**
+ * Where a rank keeps the cells of one (layer, part). Strides are in bytes.
+ *
+ * A cell is kept in `pieces` pieces of as many elements each, in order: piece i begins i * piece_stride after
+ * the first. A piece must fill whole bytes.
+ */
 typedef struct kvf_placement {
     uint32_t region;       /**< index into the shard's regions */
     uint64_t offset;       /**< of the first held unit's cell in row 0 of kernel block 0 */
     uint64_t block_stride; /**< between kernel blocks */
     uint64_t row_stride;
     uint64_t unit_stride;
+    uint64_t piece_stride; /**< not used where a cell is one piece */
+    uint32_t pieces;       /**< divides the cell's elements; 0 means 1: cells are whole */
 } kvf_placement;
 
 /** What a rank holds of one part, in every layer of the group. */
@@ -113,11 +121,13 @@ KVF_API kvf_range kvf_shard_group_layers(const kvf_shard *shard, uint32_t group)
 KVF_API const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group, uint32_t layer,
                                                  uint32_t part);
 
-/** The region and byte offset of one cell. */
+/** The region and byte offset of one cell, and the pieces it is kept in. */
 typedef struct kvf_cell_location {
     uint32_t region;
-    uint64_t offset;
-    uint64_t bytes;
+    uint64_t offset;       /**< of the first piece */
+    uint64_t bytes;        /**< of the whole cell; each piece has bytes / pieces */
+    uint64_t piece_stride; /**< from the beginning of a piece to that of the next; 0 where there is one */
+    uint32_t pieces;       /**< at least 1 */
 } kvf_cell_location;
 
 /**
@@ -166,11 +176,11 @@ typedef struct kvf_engine_spec {
     uint32_t tp_size;   /**< 0 means 1 */
     uint32_t pp_size;   /**< 0 means 1 */
     const uint32_t
-        *pp_layers;    /**< layers of each pipeline stage, summing to the model's; NULL: as even as it goes */
-    uint32_t dcp_size; /**< ranks that share the tokens of a sequence; 0 means 1 */
-    uint32_t dcp_width;           /**< neighbouring tokens kept together; 0 means 1 */
-    kvf_group_spec all;           /**< for every token group, unless `groups` says otherwise */
-    kvf_group_spec state;         /**< the same for state groups; a block_count of 0 means that of `all` */
+        *pp_layers;       /**< layers of each stage, all of the model's; NULL: split as evenly as possible */
+    uint32_t dcp_size;    /**< ranks that share the tokens of a sequence; 0 means 1 */
+    uint32_t dcp_width;   /**< neighbouring tokens kept together; 0 means 1 */
+    kvf_group_spec all;   /**< for every token group, unless `groups` says otherwise */
+    kvf_group_spec state; /**< the same for state groups; a block_count of 0 means that of `all` */
     const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
     bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory. Different
                          block ids are then different bytes only where the groups' logical blocks are equally

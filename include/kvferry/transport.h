@@ -6,12 +6,13 @@
  * their cards. Reads and writes name memory by region and offset; every run is checked against both sides'
  * registered sizes before a byte moves, so no peer can make us touch anything else.
  *
- * Kinds, and how "auto" chooses for each peer, best first:
+ * Kinds, best first; "auto" takes for each peer the first by which it can be reached. What a build has, can do
+ * and assumes of costs says kvf_transport_describe():
  *
  *   "inproc"  the peer is in this process: plain copies
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv, or, where the kernel
- *             forbids that, through a shared buffer that the peer fills
+ *             forbids that or it is slower, through a shared buffer that the peer fills
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
@@ -21,7 +22,10 @@
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H
 
+#include <stdbool.h>
+
 #include <kvferry/memory.h>
+#include <kvferry/plan.h>
 #include <kvferry/request.h>
 
 #ifdef __cplusplus
@@ -31,12 +35,27 @@ extern "C" {
 typedef struct kvf_transport kvf_transport;
 typedef struct kvf_peer kvf_peer;
 
+/**
+ * A setting of one kind of transport, such as {"ucx.tls", "tcp,self"}; the kind stands before the dot. Settings of
+ * kinds that are not opened, or not in this build, do nothing. This struct stays as it is.
+ *
+ *   "shm.direct"  how memory that the caller brought is reached: "auto" (default): read with process_vm_readv or
+ *                 through a shared buffer that its owner fills, whichever is faster for the length of runs and
+ *                 what the owner does besides, and written with process_vm_writev, where the kernel allows it;
+ *                 "on": never through the buffer where the kernel allows it; "off": always through the buffer
+ *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
+ */
+typedef struct kvf_setting {
+    const char *key;
+    const char *value;
+} kvf_setting;
+
 typedef struct kvf_transport_options {
-    size_t struct_size;     /**< sizeof(kvf_transport_options) */
-    const char *name;       /**< for messages and for peers' logs; NULL: made from the process id */
-    uint32_t max_in_flight; /**< operations posted to the fabric at once, for each peer; 0: a default */
-    bool no_direct_read;    /**< never use process_vm_readv/writev, as if the kernel forbade it */
-    const char *ucx_tls;    /**< value for UCX_TLS; NULL: as the environment says */
+    size_t struct_size;          /**< sizeof(kvf_transport_options) */
+    const char *name;            /**< for messages and for peers' logs; NULL: made from the process id */
+    uint32_t max_in_flight;      /**< operations posted to the fabric at once, for each peer; 0: a default */
+    uint32_t setting_count;      /**< of `settings` */
+    const kvf_setting *settings; /**< read while opening; NULL: none */
 
     /** A peer sent a notification. `sender` is the name that its endpoint was opened with: what it calls
      * itself, proved by nothing and not unique. Both texts are valid during the call. */
@@ -52,43 +71,123 @@ typedef struct kvf_transport_options {
  * Opens an endpoint.
  *
  * @param kind  "auto" (or NULL) or one of the kinds above, which is then the only one used
- * @return KVF_OK, KVF_E_NOT_FOUND (no such kind), KVF_E_UNSUPPORTED (not in this build), KVF_E_IO,
- *         KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_NOT_FOUND (no such kind or setting), KVF_E_UNSUPPORTED (not in this build),
+ *         KVF_E_INVALID (options, or the value of a setting), KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *options,
                                       kvf_transport **out);
+
+typedef enum kvf_direction {
+    KVF_READ = 0,  /**< remote to local */
+    KVF_WRITE = 1, /**< local to remote */
+} kvf_direction;
+
+/** How far away a peer may be. */
+typedef enum kvf_reach {
+    KVF_REACH_PROCESS = 0,
+    KVF_REACH_HOST = 1,
+    KVF_REACH_NETWORK = 2,
+} kvf_reach;
+
+/** What a kind of transport can do, and what it is assumed to cost. Sets have a bit, 1 << value, for each. */
+typedef struct kvf_transport_kind {
+    size_t struct_size; /**< sizeof(kvf_transport_kind), set by the caller */
+    const char *name;
+    kvf_reach reach;
+    uint32_t
+        memory_kinds; /**< set of kvf_memory_kind that it may serve; what a machine lacks is refused later */
+    uint32_t allocates;  /**< set of kvf_memory_kind: kvf_transport_allocate() gives memory peers can map */
+    uint32_t directions; /**< set of kvf_direction */
+    bool one_sided;      /**< some memory moves while its owner makes no progress */
+    bool served;         /**< some memory moves only while its owner makes progress */
+    bool lists;          /**< many runs are one operation of the machine */
+    bool fences;         /**< kvf_transport_fence() can shut a peer out */
+    uint32_t in_flight;  /**< operations posted at once for each peer, by default */
+    kvf_cost_model cost; /**< orders of magnitude on one core of a current server */
+    const char *const *settings; /**< the keys of its settings, NULL after the last */
+} kvf_transport_kind;
+
+/**
+ * Describes a kind of this build.
+ *
+ * @param i    its place, best first
+ * @param out  struct_size is set; receives texts owned by the library
+ * @return KVF_OK, KVF_E_NOT_FOUND (there are fewer), KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_transport_describe(uint32_t i, kvf_transport_kind *out);
+
+/**
+ * The costs that predictions assume for a kind of transport on a current server. They are orders of magnitude,
+ * not measurements: whoever shows a prediction says with it what was assumed.
+ *
+ * @param kind  a kind of kvf_transport_open(); NULL, "auto" and unknown ones: the best that reaches peers on one
+ *              host
+ * @param out   receives the costs
+ * @return the kind that the costs are of, owned by the library
+ */
+KVF_API const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out);
 
 /** The kinds in this build, best first; NULL past the last. */
 KVF_API const char *kvf_transport_kind_name(uint32_t i);
 
 /**
- * Allocates memory that same-host peers can map: page aligned, zeroed, freed by kvf_transport_close().
+ * Allocates memory of a kind that same-host peers can map: page aligned, zeroed, freed by kvf_transport_close().
  *
- * @return KVF_OK, KVF_E_INVALID (0 bytes), KVF_E_NOMEM, KVF_E_IO
+ * @param device  of the kind; 0 for the host
+ * @return KVF_OK, KVF_E_INVALID (0 bytes, no such kind, a device of the host), KVF_E_UNSUPPORTED (no transport here
+ *         allocates this kind, as none does CUDA memory), KVF_E_NOMEM, KVF_E_IO
  */
-KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out);
+KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
+                                          uint64_t bytes, void **out);
 
+/** A region. In an array all have the same struct_size, which is also how far apart they are. */
 typedef struct kvf_memory {
+    size_t struct_size; /**< sizeof(kvf_memory) */
     void *address;
     uint64_t bytes;
     kvf_memory_kind kind;
+    uint32_t device; /**< of its kind: a CUDA device's number; 0 for the host */
 } kvf_memory;
 
 /**
- * Registers the memory regions of this rank, once, before export and connect. regions[i] is region i of the
- * shard. The memory stays the caller's and must stay valid until kvf_transport_close().
+ * Registers the memory regions of this rank: regions[i] is region i of the shard. Once; single regions come and go
+ * with the two functions below. The memory stays the caller's and must stay valid until it is unregistered or the
+ * transport is closed.
  *
- * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes), KVF_E_OVERFLOW, KVF_E_EXISTS (registered already),
+ * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes, struct_size), KVF_E_OVERFLOW, KVF_E_EXISTS (some memory is
+ *         registered already),
  *         KVF_E_UNSUPPORTED (memory kind), KVF_E_IO, KVF_E_NOMEM; after an error nothing is registered
  */
 KVF_API kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions,
                                           uint32_t count);
 
 /**
+ * Registers one region, at any time. Peers that are connected go on with the regions they know; to reach this one
+ * they connect by a new card.
+ *
+ * @param region  the number of one that was unregistered, or the next new one
+ * @return as kvf_transport_register(), KVF_E_EXISTS (this region is registered), KVF_E_RANGE (numbers left out)
+ */
+KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t region,
+                                                 const kvf_memory *memory);
+
+/**
+ * Takes one region back, at any time, as an engine does whose cache moves. From then on cards that were exported
+ * before are refused: memory has *generations*, and a card says of which one it speaks. Connections to us by such
+ * cards are ended, with KVF_E_PEER_LOST at the peers, which connect anew by a new card. Once this has returned
+ * KVF_OK, nobody touches the memory any more, except UCX where it emulates one-sided operations: peers that are
+ * connected by it must have stopped before.
+ *
+ * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (operations of ours use it, or a peer is in the middle of a
+ *         write: progress and call again; the region is still there), KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t region);
+
+/**
  * The card that lets a peer connect and access the registered memory. Whoever has it can read the cache: give
  * it only to peers that may.
  *
- * @param card   receives a pointer owned by the transport, valid until it is closed
+ * @param card   receives a pointer owned by the transport, valid until it is closed or its memory changes
  */
 KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **card, size_t *bytes);
 
@@ -97,7 +196,9 @@ KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **c
  * progress too: operations submitted meanwhile wait.
  *
  * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
- *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
+ *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_NOT_REGISTERED (a card of an older
+ *         generation of the peer's memory; where only the peer sees that, the connection is lost with those
+ *         words), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes,
                                          kvf_peer **out);
@@ -105,7 +206,7 @@ KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *c
 /** The kind that serves this peer, such as "shm"; owned by the library. */
 KVF_API const char *kvf_peer_kind(const kvf_peer *peer);
 
-/** Sizes of the peer's regions, by region; owned by the peer. */
+/** Sizes of the peer's regions, by region, 0 for one that was unregistered; owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
 /** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
@@ -130,11 +231,6 @@ KVF_API kvf_status kvf_transport_fence(kvf_transport *transport, const void *car
  * @return KVF_OK, also when it was not shut out; KVF_E_PARSE, KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_admit(kvf_transport *transport, const void *card, size_t bytes);
-
-typedef enum kvf_direction {
-    KVF_READ = 0,  /**< remote to local */
-    KVF_WRITE = 1, /**< local to remote */
-} kvf_direction;
 
 /** Names one submitted batch; never used again by the same transport. 0 names none. */
 typedef uint64_t kvf_operation;

@@ -54,7 +54,17 @@ from kvferry.events import (
     LogLine,
     RequestKind,
 )
-from kvferry.model import Dtype, Group, GroupKind, Model, Part, TpRule, builtin_models
+from kvferry.model import (
+    Agreement,
+    Dtype,
+    Group,
+    GroupKind,
+    GroupMatch,
+    Model,
+    Part,
+    TpRule,
+    builtin_models,
+)
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
 from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
 from kvferry.shard import (
@@ -78,6 +88,7 @@ __all__ = [
     "AgainError",
     "Agent",
     "AgentStats",
+    "Agreement",
     "BlockClaim",
     "BlockState",
     "BlockTable",
@@ -102,6 +113,7 @@ __all__ = [
     "FailurePolicy",
     "Group",
     "GroupKind",
+    "GroupMatch",
     "GroupRequest",
     "GroupShard",
     "GroupSpec",

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -36,14 +36,32 @@ from kvferry.events import (
     read_line,
     read_stats,
 )
+from kvferry.model import Agreement, GroupMatch
 from kvferry.request import GroupSteps, groups_in
 from kvferry.shard import Engine, Shard
+from kvferry.transport import settings_of
 
 __all__ = ["Agent", "Contact", "KeyPair"]
 
 # A thread that waits looks up so often whether the agent is being closed, and for signals.
 WAIT_SECONDS = 0.05
 ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
+
+
+def _read_match(match: Any) -> GroupMatch:
+    def number(value: int) -> int | None:
+        return None if value == 2**32 - 1 else int(value)
+
+    return GroupMatch(
+        string(match.name),
+        number(match.ours),
+        number(match.theirs),
+        Agreement(match.agreement),
+        match.layers_both,
+        match.layers_ours,
+        match.layers_theirs,
+        string(match.detail),
+    )
 
 
 class _Session:
@@ -132,7 +150,7 @@ class Agent:
         listen: where to listen; None: "tcp://127.0.0.1:*"; "": nowhere
         advertise: the endpoint told to peers; None: the one listened on
         transport: kind, see transport_kinds()
-        ucx_tls: value for UCX_TLS; None: as the environment says
+        settings: of kinds of transport, see Transport
         facts: what must be the same on both sides, beyond the model: weights, rotary scaling ...
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows our public key
@@ -158,7 +176,7 @@ class Agent:
         listen: str | None = None,
         advertise: str | None = None,
         transport: str = "auto",
-        ucx_tls: str | None = None,
+        settings: Mapping[str, str] | None = None,
         facts: dict[str, str] | None = None,
         keys: KeyPair | None = None,
         allowed_keys: Sequence[str] = (),
@@ -184,7 +202,8 @@ class Agent:
             listen=arena.text(listen),
             advertise=arena.text(advertise),
             transport=arena.text(transport),
-            ucx_tls=arena.text(ucx_tls),
+            settings=settings_of(arena, settings),
+            setting_count=len(settings or ()),
             facts=arena.text(lines or None),
             public_key=arena.text(keys.public_key if keys else None),
             secret_key=arena.text(keys.secret_key if keys else None),
@@ -323,6 +342,25 @@ class Agent:
         with self._session.using() as pointer:
             target = arena.new("kvf_contact", **contact_fields(contact, arena))
             return int(take(lib.kvf_agent_connect, "uint64_t", pointer, target, nanoseconds(deadline)))
+
+    def match(self, engine: str) -> list[GroupMatch]:
+        """What a met engine and ours have in common, group by group.
+
+        First the groups of our model, in order, then those that only theirs has. A request needs only the
+        groups whose steps it names. Raises NotFoundError: no engine of this name is met.
+        """
+        found: list[GroupMatch] = []
+        arena = Arena()
+        with self._session.using() as pointer:
+            match = arena.new("kvf_group_match")
+            name = arena.text(engine)
+            call(lib.kvf_agent_match, pointer, name, 0, match)
+            while True:
+                found.append(_read_match(match))
+                status = lib.kvf_agent_match(pointer, name, len(found), match)
+                if status == Status.NOT_FOUND:
+                    return found
+                check(status)
 
     # ---- requests
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 import math
 import mmap
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry.errors import InvalidError, OutOfRangeError, UnsupportedError
+from kvferry.errors import InvalidError, OutOfRangeError, OverlapError, UnsupportedError
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
@@ -62,7 +63,7 @@ class Region:
     keeps: Any
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    device: int = 0
+    device: int = 0  # of its kind
 
     @property
     def in_order(self) -> bool:
@@ -190,16 +191,17 @@ def _region_of_tensor(tensor: SupportsDLPack) -> Region:
     element = f"{DLPACK_ELEMENTS.get(found.code, 'code')}{found.bits}"
     address = (found.data or 0) + found.byte_offset
     # The capsule is what keeps the memory: it lets go of it when it goes.
+    kind = DLPACK_DEVICES[found.device_type]
     return Region(
         address,
         elements * bits // 8,
-        DLPACK_DEVICES[found.device_type],
+        kind,
         element,
         bits,
         capsule,
         shape,
         tuple(stride * bits // 8 for stride in strides),
-        found.device_id,
+        found.device_id if kind == MemoryKind.CUDA else 0,
     )
 
 
@@ -239,13 +241,30 @@ def _find_region(buffer: Any) -> Region:
     return _region_of_array(array, view)
 
 
+def _refuse_overlaps(regions: Sequence[Region]) -> None:
+    order = sorted(range(len(regions)), key=lambda i: (regions[i].kind, regions[i].device, regions[i].address))
+    for one, other in itertools.pairwise(order):
+        first, second = regions[one], regions[other]
+        if (first.kind, first.device) != (second.kind, second.device):
+            continue
+        shared = first.address + first.bytes - second.address
+        if shared > 0:
+            low, high = sorted((one, other))
+            same = first.address == second.address and first.bytes == second.bytes
+            raise OverlapError(
+                f"regions {low} and {high} are the same memory"
+                if same
+                else f"regions {low} and {high} share {min(shared, second.bytes)} bytes"
+            )
+
+
 def regions_of(buffers: Sequence[Buffer], shard: Shard | None = None) -> list[Region]:
     """The memory of a rank's regions, checked against what its shard says about them.
 
     Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type.
 
-    Raises InvalidError (see region_of(); the wrong type, the wrong number of regions) or OutOfRangeError
-    (a region that is smaller than the shard's).
+    Raises InvalidError (see region_of(); the wrong type, the wrong number of regions), OutOfRangeError
+    (a region that is smaller than the shard's) or OverlapError (two regions share memory).
     """
     found = []
     for i, buffer in enumerate(buffers):
@@ -253,6 +272,7 @@ def regions_of(buffers: Sequence[Buffer], shard: Shard | None = None) -> list[Re
             found.append(region_of(buffer))
         except InvalidError as error:
             raise InvalidError(f"region {i}: {error.detail}") from None
+    _refuse_overlaps(found)
     if shard is None:
         return found
     sizes = shard.region_bytes
@@ -276,9 +296,11 @@ def memory_array(regions: Sequence[Region]) -> Any:
     """The regions as a kvf_memory[]; keep both while it is in use."""
     memory = ffi.new("kvf_memory[]", len(regions))
     for i, region in enumerate(regions):
+        memory[i].struct_size = ffi.sizeof("kvf_memory")
         memory[i].address = ffi.cast("void *", region.address)
         memory[i].bytes = region.bytes
         memory[i].kind = region.kind
+        memory[i].device = region.device
     return memory
 
 

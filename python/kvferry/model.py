@@ -58,6 +58,39 @@ class GroupKind(enum.IntEnum):
     STATE = lib.KVF_GROUP_STATE
 
 
+class Agreement(enum.IntEnum):
+    """How the groups of one name of two models stand to each other.
+
+    SAME: what both have of it are the same elements of the same types. CONVERT: of other types, which both
+    sides convert; not moved yet. DIFFER: other elements. MISSING: only one side has the group.
+    """
+
+    SAME = lib.KVF_AGREE_SAME
+    CONVERT = lib.KVF_AGREE_CONVERT
+    DIFFER = lib.KVF_AGREE_DIFFER
+    MISSING = lib.KVF_AGREE_MISSING
+
+
+@dataclass(frozen=True)
+class GroupMatch:
+    """What two models have in common of one group, seen from one of them.
+
+    Attributes:
+        ours, theirs: its number in either model; None: that model lacks it
+        layers_both: how many layers both have in the group; layers_ours, layers_theirs: only one
+        detail: what differs or is missing, with both values
+    """
+
+    name: str
+    ours: int | None
+    theirs: int | None
+    agreement: Agreement
+    layers_both: int
+    layers_ours: int
+    layers_theirs: int
+    detail: str
+
+
 class TpRule(enum.IntEnum):
     """How a part's units spread over tensor-parallel ranks."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvferry._binding import lib
+from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Handle, Span, call, span, take, to_range
 from kvferry.shard import Engine, Shard, TokenShare
 
@@ -93,8 +94,13 @@ class Plan(Handle):
         replicas: which of several ranks with the same cells to read
         keep_layers_apart: never fuse cells of two layers: needed to move layer by layer
         layers: of the model: fill only these; None: all
+        groups: of the local model: fill only these; None: all
 
-    Raises MismatchError (the models differ), UncoveredError (no rank holds some cells), OutOfRangeError.
+    The remote engine may be of another model: groups and parts are found by name, layers by number, and only
+    what is asked for must be the same there.
+
+    Raises MismatchError (what is asked for differs or is missing there), UnsupportedError (its element types
+    differ), UncoveredError (no rank holds some cells), OutOfRangeError.
     """
 
     def __init__(
@@ -105,10 +111,15 @@ class Plan(Handle):
         replicas: ReplicaChoice = ReplicaChoice.SPREAD,
         keep_layers_apart: bool = False,
         layers: Span | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
-        options = Arena().new("kvf_plan_options", replicas=replicas, keep_layers_apart=keep_layers_apart)
+        arena = Arena()
+        options = arena.new("kvf_plan_options", replicas=replicas, keep_layers_apart=keep_layers_apart)
         if layers is not None:
             options.layers = span(layers)
+        if groups is not None:
+            options.groups = arena.keep(ffi.new("uint32_t[]", list(groups) or [0]))
+            options.group_count = len(groups)
         mine, theirs = local._get(), remote._get()
         made = take(lib.kvf_plan_build, "kvf_plan *", mine.pointer, theirs.pointer, options)
         self._own(made, lib.kvf_plan_free, mine, theirs)

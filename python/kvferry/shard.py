@@ -26,7 +26,8 @@ class Placement:
     """Where a rank keeps the cells of one (layer, part); strides in bytes.
 
     The cell of (kernel block, row, unit) is at offset + block * block_stride + row * row_stride
-    + (unit - first unit held) * unit_stride of the region.
+    + (unit - first unit held) * unit_stride of the region. It is kept in `pieces` pieces of as many elements
+    each, `piece_stride` apart: keys channel by channel are cells in pieces of one element.
     """
 
     region: int
@@ -34,6 +35,8 @@ class Placement:
     block_stride: int
     row_stride: int
     unit_stride: int
+    piece_stride: int = 0
+    pieces: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,18 @@ class GroupShard:
 
 @dataclass(frozen=True)
 class CellLocation:
-    """The region and byte offset of one cell."""
+    """The region and byte offset of one cell: of its first piece, where it is kept in several.
+
+    Attributes:
+        bytes: of the whole cell; each piece has bytes / pieces
+        piece_stride: from the beginning of a piece to that of the next
+    """
 
     region: int
     offset: int
     bytes: int
+    piece_stride: int = 0
+    pieces: int = 1
 
 
 def _group_shard_fields(group: GroupShard, arena: Arena) -> dict[str, Any]:
@@ -247,7 +257,7 @@ class Shard(Handle):
         found = take(
             lib.kvf_shard_locate, "kvf_cell_location", resource.pointer, group, layer, part, block, row, unit
         )
-        return CellLocation(found.region, found.offset, found.bytes)
+        return CellLocation(found.region, found.offset, found.bytes, found.piece_stride, found.pieces)
 
     def region_dtypes(self) -> list[set[Dtype]]:
         """The element types of the parts that each region holds."""
@@ -271,7 +281,15 @@ def _placement(shard: Any, group: int, layer: int, part: int) -> Placement:
     found = lib.kvf_shard_placement(shard, group, layer, part)
     if found == ffi.NULL:
         raise NotFoundError(f"this rank does not hold group {group}, layer {layer}, part {part}")
-    return Placement(found.region, found.offset, found.block_stride, found.row_stride, found.unit_stride)
+    return Placement(
+        found.region,
+        found.offset,
+        found.block_stride,
+        found.row_stride,
+        found.unit_stride,
+        found.piece_stride,
+        found.pieces,
+    )
 
 
 @dataclass(frozen=True)
@@ -309,7 +327,7 @@ class Engine(Handle):
         all: how ranks arrange every token group, unless `groups` says otherwise
         name: for messages, and for agents: what peers call it
         tp_size, pp_size: tensor-parallel ranks and pipeline stages
-        pp_layers: layers of each stage, summing to the model's; None: as even as it goes
+        pp_layers: layers of each stage, summing to the model's; None: split as evenly as possible
         dcp_size: ranks that share the tokens of a sequence
         dcp_width: neighbouring tokens kept together
         state: how ranks arrange state groups; None: as `all`

@@ -14,7 +14,7 @@ import select
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,14 @@ def transport_kinds() -> list[str]:
     while (name := lib.kvf_transport_kind_name(len(names))) != ffi.NULL:
         names.append(string(name))
     return names
+
+
+def settings_of(arena: Arena, settings: Mapping[str, str] | None) -> Any:
+    """The settings as a kvf_setting[]."""
+    made = arena.keep(ffi.new("kvf_setting[]", len(settings or ()) or 1))
+    for i, (key, value) in enumerate((settings or {}).items()):
+        made[i].key, made[i].value = arena.text(key), arena.text(value)
+    return made
 
 
 class Endpoint:
@@ -134,8 +142,8 @@ class Transport:
         kind: "auto", or one of transport_kinds(), which is then the only one used
         name: for messages and for peers' logs; None: made from the process id
         max_in_flight: operations posted at once, for each peer; 0: a default
-        no_direct_read: never read other processes' memory directly, as if the kernel forbade it
-        ucx_tls: value for UCX_TLS; None: as the environment says
+        settings: of kinds of transport, such as {"ucx.tls": "tcp", "shm.direct": "off"}: see
+            kvferry/transport.h
         on_notify: called with the transport, the name the sender gave itself, and the bytes when a peer sent a
             notification
         on_peer_lost: called with the transport, the peer and the reason when a peer is gone
@@ -152,8 +160,7 @@ class Transport:
         *,
         name: str | None = None,
         max_in_flight: int = 0,
-        no_direct_read: bool = False,
-        ucx_tls: str | None = None,
+        settings: Mapping[str, str] | None = None,
         on_notify: Callable[[Transport, str, bytes], object] | None = None,
         on_peer_lost: Callable[[Transport, Peer, str], object] | None = None,
     ) -> None:
@@ -164,8 +171,8 @@ class Transport:
             "kvf_transport_options",
             name=arena.text(name),
             max_in_flight=max_in_flight,
-            no_direct_read=no_direct_read,
-            ucx_tls=arena.text(ucx_tls),
+            settings=settings_of(arena, settings),
+            setting_count=len(settings or ()),
             on_notify=lib.python_on_notify,
             on_peer_lost=lib.python_on_peer_lost,
             context=endpoint.context,
@@ -205,7 +212,7 @@ class Transport:
         """A zeroed array that peers on this host can map. It may be used longer than the transport."""
         size = array_bytes(shape, dtype)
         with self._using() as pointer:
-            address = take(lib.kvf_transport_allocate, "void *", pointer, size)
+            address = take(lib.kvf_transport_allocate, "void *", pointer, lib.KVF_MEMORY_HOST, 0, size)
             return self._endpoint.allocations.array(address, size, shape, dtype)
 
     def register(self, buffers: Sequence[Buffer], shard: Shard | None = None) -> None:

@@ -28,6 +28,7 @@ from coordinates import (
 )
 from kvferry import (
     Agent,
+    Agreement,
     BlockState,
     ClosedError,
     Contact,
@@ -126,8 +127,12 @@ def test_a_producer_that_is_killed_fails_its_requests_with_their_blocks() -> Non
         assert prefill.stdout.readline() == "holding\n"
         agent.register(agent.allocate_regions())
         agent.connect(Contact("prefill", endpoint))
+        with pytest.raises(NotFoundError):
+            agent.match("nobody")
         met = agent.wait_event(30)
         assert met and met.kind is EventKind.PEER_READY, met
+        (common,) = agent.match("prefill")
+        assert (common.ours, common.theirs, common.agreement, common.detail) == (0, 0, Agreement.SAME, "")
         prefill.kill()
         agent.pull("request", Contact("prefill", endpoint), WANTED, deadline=20)
         found: list[Event] = []

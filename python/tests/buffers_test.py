@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinates import decode_engine, small_model
-from kvferry import InvalidError, OutOfRangeError, Transport
+from kvferry import InvalidError, OutOfRangeError, OverlapError, Transport
 from kvferry.buffers import region_of, regions_of
 
 
@@ -127,3 +127,12 @@ def test_a_shape_whose_bytes_do_not_fit_a_number_is_refused() -> None:
     for shape in [(2**32, 2**32 + 1), (2**62, 2), (2**31, 2**31, 4)]:
         with Transport("inproc") as transport, pytest.raises(OutOfRangeError, match="bytes; allowed"):
             transport.allocate(shape)
+
+
+def test_regions_that_overlap_or_are_given_twice_are_refused() -> None:
+    memory = np.zeros(1000, np.uint8)
+    assert len(regions_of([memory[500:], memory[:500]])) == 2  # touching is no overlap
+    with pytest.raises(OverlapError, match="regions 0 and 2 are the same memory"):
+        regions_of([memory[:100], memory[100:200], memory[:100]])
+    with pytest.raises(OverlapError, match="regions 0 and 1 share 1 bytes"):
+        regions_of([memory[499:], memory[:500]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 
@@ -128,6 +129,41 @@ def explicit_shard(model: Model, rank: int, units: range, block_stride: int = 20
     )
     group = GroupShard(16, 4, (PartShare(units), PartShare(units)), rows)
     return Shard(model, rank=rank, layers=(0, 2), region_bytes=[8192, 8192], groups=[group])
+
+
+def test_cells_may_be_kept_in_pieces() -> None:
+    model = small_model()
+    elements = model.groups[0].parts[0].cell_elements
+    half = 16 * 4 * elements  # the keys of 16 tokens of a head, channel by channel; their values follow
+    page = HEADS * 2 * half
+    key = Placement(0, 0, page, 4, 2 * half, 16 * 4, elements)
+    value = Placement(0, half, page, 4 * elements, 2 * half)
+    share = PartShare(range(HEADS))
+    group = GroupShard(16, 4, (share, share), ((key, value), (key, value)))
+    with pytest.raises(OverlapError):
+        Shard(model, rank=0, layers=(0, 2), region_bytes=[4 * page], groups=[group])
+    rows = tuple(
+        tuple(dataclasses.replace(place, region=layer) for place in (key, value)) for layer in range(2)
+    )
+    group = dataclasses.replace(group, placements=rows)
+    shard = Shard(model, rank=0, layers=(0, 2), region_bytes=[4 * page, 4 * page], groups=[group])
+    assert shard.placement(0, 1, 0) == rows[1][0]
+    location = shard.locate(0, 1, 0, block=1, row=3, unit=2)
+    assert (location.pieces, location.piece_stride, location.bytes) == (elements, 64, 4 * elements)
+    engine = Engine.from_shards(model, [shard], "theirs")
+    Plan(decode_engine(model).shard(0), engine).verify()
+
+
+def test_a_plan_needs_only_the_groups_that_it_is_for() -> None:
+    group = small_model().groups[0]
+    both = Model([group, dataclasses.replace(group, name="draft", layers=(2,))], 3)
+    local = Engine(both, GroupSpec(4)).shard(0)
+    remote = Engine(small_model(), GroupSpec(4))
+    with pytest.raises(MismatchError, match="draft is missing there"):
+        Plan(local, remote)
+    plan = Plan(local, remote, groups=[0])
+    plan.verify()
+    assert {cut.group for cut in plan.cuts} == {0}
 
 
 def test_an_engine_is_made_of_shards_that_something_else_laid_out() -> None:

@@ -10,6 +10,8 @@
 #include "agent/ticket.h"
 #include "link/link_endpoint.h"
 
+#include "transport/memory.h"
+
 #define KVF_DAY (86400 * KVF_SECOND)
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
@@ -117,12 +119,15 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
     if (status)
         return status;
     kvf_wire_digest(agent->facts, agent->digest);
+    agent->own_facts = (kvf_facts){kvf_model_retain(kvf_engine_model(engine)), KVF_CONVERTED_DTYPES,
+                                   o->facts ? o->facts : ""};
     status = kvf_ledger_create(agent->shard, &agent->ledger);
     if (status)
         return status;
     kvf_transport_options options = {.struct_size = sizeof options,
                                      .name = agent->name,
-                                     .ucx_tls = o->ucx_tls,
+                                     .settings = o->settings,
+                                     .setting_count = o->setting_count,
                                      .on_peer_lost = on_peer_lost,
                                      .context = agent};
     return kvf_transport_open(o->transport, &options, &agent->transport);
@@ -201,33 +206,19 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     status = kvf_agent_lock(agent);
     if (status)
         return status;
-    status = kvf_transport_allocate(agent->transport, bytes, out);
+    status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
     kvf_agent_unlock(agent);
     return status;
 }
 
-/* Two of them: peers have facts of their own, and are spared ours. */
+/* Two of them: peers are told the facts once, by the engine's first answer. */
 static kvf_status introduce_self(kvf_agent *agent) {
-    kvf_wire_buffer shard = {0};
-    kvf_status status = kvf_wire_encode_shard(agent->shard, &shard);
-    if (status)
-        return status;
     kvf_wire_buffer_free(&agent->with_facts);
-    const kvf_agent_options *o = &agent->options;
-    kvf_introduction intro = {.engine = agent->name,
-                              .incarnation = agent->incarnation,
-                              .rank = agent->rank,
-                              .rank_count = agent->rank_count,
-                              .endpoint = kvf_agent_endpoint(agent),
-                              .public_key = o->public_key ? o->public_key : "",
-                              .shard = {shard.data, shard.size},
-                              .facts = agent->facts};
-    memcpy(intro.digest, agent->digest, sizeof intro.digest);
-    status = kvf_wire_encode_introduction(&intro, &agent->with_facts);
-    intro.facts = "";
+    kvf_status status =
+        kvf_agent_write_introduction(agent, agent->shard, agent->digest, agent->facts, &agent->with_facts);
     if (!status)
-        status = kvf_wire_encode_introduction(&intro, &agent->introductions[agent->rank]);
-    kvf_wire_buffer_free(&shard);
+        status = kvf_agent_write_introduction(agent, agent->shard, agent->digest, "",
+                                              &agent->introductions[agent->rank]);
     agent->introduction_count += !status;
     return status;
 }
@@ -237,16 +228,19 @@ static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *r
     if (!regions || count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
+    kvf_status status = kvf_memory_check(regions, count, "register");
+    if (status)
+        return status;
     for (uint32_t i = 0; i < count; i++)
-        if (regions[i].bytes < shard->region_bytes[i])
+        if (kvf_memory_at(regions, i)->bytes < shard->region_bytes[i])
             return kvf_fail(KVF_E_RANGE, "region %u has %llu bytes; the shard of rank %u needs %llu", i,
-                            (unsigned long long)regions[i].bytes, shard->rank,
+                            (unsigned long long)kvf_memory_at(regions, i)->bytes, shard->rank,
                             (unsigned long long)shard->region_bytes[i]);
     return KVF_OK;
 }
 
 static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_memory *copy = kvf_copy(regions, count, sizeof *regions);
+    kvf_memory *copy = kvf_copy(regions, count, regions->struct_size);
     if (!copy)
         return kvf_nomem("an agent");
     kvf_status status = kvf_transport_register(agent->transport, regions, count);
@@ -260,9 +254,11 @@ static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uin
 }
 
 static bool are_registered(const kvf_agent *agent, const kvf_memory *regions) {
-    for (uint32_t i = 0; i < agent->region_count; i++)
-        if (regions[i].address != agent->regions[i].address || regions[i].bytes != agent->regions[i].bytes)
+    for (uint32_t i = 0; i < agent->region_count; i++) {
+        const kvf_memory *given = kvf_memory_at(regions, i), *known = kvf_memory_at(agent->regions, i);
+        if (given->address != known->address || given->bytes != known->bytes)
             return false;
+    }
     return true;
 }
 
@@ -355,6 +351,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_free(agent->texts[i]);
     kvf_free(agent->regions);
     kvf_free(agent->facts);
+    kvf_facts_free(&agent->own_facts);
     kvf_free(agent->name);
     kvf_loop_close(agent);
     kvf_free(agent);

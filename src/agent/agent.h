@@ -71,7 +71,7 @@ typedef struct kvf_hooks {
     void (*lose)(kvf_session *session, kvf_status status, const char *detail);
     void (*free_session)(kvf_session *session);
     /** The contact of an engine that is being met has answered, or never will. */
-    void (*welcome)(kvf_remote *remote, const kvf_welcome *welcome);
+    void (*welcome)(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);
     void (*refuse)(kvf_remote *remote, kvf_status status, const char *detail);
     /** A remote engine is ready, or is not to be met: for the tickets that wait for it. */
     void (*met)(kvf_remote *remote);
@@ -114,6 +114,7 @@ struct kvf_agent {
     uint64_t incarnation;
     char *facts;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
+    kvf_facts own_facts; /* the same, as read */
 
     kvf_clock clock;
     kvf_link *link;
@@ -150,6 +151,10 @@ struct kvf_agent {
     kvf_flow *moving_flows;
     kvf_agent_stats stats;
 };
+
+/** How the agent introduces itself: by `shard`, which is in terms of the facts with that digest. */
+kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
+                                        const char *facts, kvf_wire_buffer *out);
 
 /** What an agent is given of the world around it. Zeroed is production: the machine's clock, and ZeroMQ. */
 typedef struct kvf_surroundings {

@@ -8,6 +8,7 @@
 
 #include "plan/walk.h"
 #include "shard/shard.h"
+#include "transport/memory.h"
 
 /* Odd, so that no two cells of a part have the same seed within 2^64 steps, rows and units. */
 #define STEP_FACTOR 0x9c6f2b4d71e8a535u
@@ -36,9 +37,12 @@ static kvf_status check_inside(const char *what, kvf_range asked, kvf_range held
 }
 
 static kvf_status check_regions(const area *a) {
+    kvf_status status = kvf_memory_check(a->regions, a->shard->desc.region_count, "checksum");
+    if (status)
+        return status;
     for (uint32_t layer = a->layers.begin; layer < a->layers.end; layer++) {
         uint32_t r = kvf_shard_placement(a->shard, a->group, layer, a->part)->region;
-        const kvf_memory *region = &a->regions[r];
+        const kvf_memory *region = kvf_memory_at(a->regions, r);
         if (region->kind != KVF_MEMORY_HOST)
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "checksum: region %u is of memory kind %d; allowed is 0 (host)", r,
@@ -136,6 +140,7 @@ static kvf_status check_area(area *a, const uint64_t *sums) {
 /* A cell to be hashed, and the sum it belongs to. */
 typedef struct pending {
     const unsigned char *cell;
+    const kvf_placement *placement; /* how it lies in pieces */
     uint64_t seed;
     uint64_t *sum;
 } pending;
@@ -146,13 +151,25 @@ typedef struct tally {
     uint64_t *sums;
     uint64_t step, layer, unit;
     uint64_t cell_bytes;
-    uint32_t depth; /* how many cells wait; 0: none */
+    unsigned char *whole; /* room for a cell that is kept in pieces */
+    uint32_t depth;       /* how many cells wait; 0: none */
     uint64_t taken;
     pending queue[QUEUE_CELLS];
 } tally;
 
+/* The bytes of a cell, together: those of one in pieces are brought together first. */
+static const unsigned char *whole_cell(const tally *t, const pending *p) {
+    const kvf_placement *placement = p->placement;
+    if (placement->pieces == 1)
+        return p->cell;
+    uint64_t bytes = t->cell_bytes / placement->pieces;
+    for (uint32_t i = 0; i < placement->pieces; i++)
+        memcpy(t->whole + i * bytes, p->cell + i * placement->piece_stride, bytes);
+    return t->whole;
+}
+
 static void hash(const tally *t, const pending *p) {
-    *p->sum += XXH3_64bits_withSeed(p->cell, t->cell_bytes, p->seed);
+    *p->sum += XXH3_64bits_withSeed(whole_cell(t, p), t->cell_bytes, p->seed);
 }
 
 static void take(tally *t, pending p) {
@@ -160,8 +177,9 @@ static void take(tally *t, pending p) {
         hash(t, &p);
         return;
     }
-    for (uint64_t at = 0; at < t->cell_bytes; at += LINE_BYTES)
-        __builtin_prefetch(p.cell + at);
+    if (p.placement->pieces == 1)
+        for (uint64_t at = 0; at < t->cell_bytes; at += LINE_BYTES)
+            __builtin_prefetch(p.cell + at);
     if (t->taken >= t->depth)
         hash(t, &t->queue[(t->taken - t->depth) % QUEUE_CELLS]);
     t->queue[t->taken++ % QUEUE_CELLS] = p;
@@ -184,11 +202,13 @@ static sheet sheet_of(const area *a, uint32_t layer) {
     const kvf_group_desc *group = kvf_model_group(a->shard->model, a->group);
     const kvf_placement *placement = kvf_shard_placement(a->shard, a->group, layer, a->part);
     uint64_t skipped = a->units.begin - a->shard->groups[a->group].parts[a->part].units.begin;
-    const uint32_t names[3] = {a->group, group->layers[layer], a->part};
+    /* By name, for engines may number groups and parts in other ways. */
+    uint64_t seed = XXH3_64bits_withSeed(group->name, strlen(group->name), group->layers[layer]);
+    seed = XXH3_64bits_withSeed(group->parts[a->part].name, strlen(group->parts[a->part].name), seed);
     return (sheet){placement,
-                   (const unsigned char *)a->regions[placement->region].address + placement->offset +
-                       skipped * placement->unit_stride,
-                   group->parts[a->part].rows_per_step, XXH3_64bits(names, sizeof names)};
+                   (const unsigned char *)kvf_memory_at(a->regions, placement->region)->address +
+                       placement->offset + skipped * placement->unit_stride,
+                   group->parts[a->part].rows_per_step, seed};
 }
 
 /* Neighbouring steps of one unit, from `cell` on. */
@@ -196,7 +216,7 @@ static void add_steps(tally *t, const sheet *s, const unsigned char *cell, uint6
                       uint64_t *sum) {
     for (uint32_t step = 0; step < steps; step++, sum += t->step, seed += STEP_FACTOR)
         for (uint32_t row = 0; row < s->rows_per_step; row++, cell += s->placement->row_stride)
-            take(t, (pending){cell, seed + row * ROW_FACTOR, sum});
+            take(t, (pending){cell, s->placement, seed + row * ROW_FACTOR, sum});
 }
 
 /* Steps or units outermost, whichever lie further apart, so that memory is passed in ascending order. */
@@ -216,8 +236,17 @@ static void add_piece(const area *a, const sheet *s, const kvf_walk_piece *piece
                       sums + step * t->step + unit * t->unit);
 }
 
-static void add_area(const area *a, tally *t) {
+static bool is_in_pieces(const area *a) {
+    for (uint32_t layer = a->layers.begin; layer < a->layers.end; layer++)
+        if (kvf_shard_placement(a->shard, a->group, layer, a->part)->pieces > 1)
+            return true;
+    return false;
+}
+
+static kvf_status add_area(const area *a, tally *t) {
     t->cell_bytes = a->cell_bytes;
+    if (is_in_pieces(a) && !(t->whole = kvf_alloc(a->cell_bytes, 1)))
+        return kvf_nomem("a checksum");
     if (a->cell_bytes >= LINE_BYTES && a->cell_bytes <= QUEUED_CELL_BYTES)
         t->depth = (uint32_t)kvf_min_u64(QUEUE_BYTES / a->cell_bytes, QUEUE_CELLS);
     kvf_walk walk = walk_of(a);
@@ -230,6 +259,8 @@ static void add_area(const area *a, tally *t) {
         }
     }
     finish(t);
+    kvf_free(t->whole);
+    return KVF_OK;
 }
 
 kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
@@ -248,8 +279,7 @@ kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions,
     if (status)
         return status;
     memset(sums, 0, (size_t)(end - begin) * sizeof *sums);
-    add_area(&a, &(tally){.sums = sums, .step = 1});
-    return KVF_OK;
+    return add_area(&a, &(tally){.sums = sums, .step = 1});
 }
 
 kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
@@ -269,6 +299,5 @@ kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions,
         return status;
     uint64_t units_asked = units.end - units.begin;
     memset(sums, 0, (size_t)((layers.end - layers.begin) * units_asked) * sizeof *sums);
-    add_area(&a, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
-    return KVF_OK;
+    return add_area(&a, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
 }

@@ -10,6 +10,7 @@
 #include "agent/expect.h"
 #include "agent/histogram.h"
 #include "agent/push.h"
+#include "agent/terms.h"
 #include "agent/verify.h"
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
@@ -43,12 +44,15 @@ static kvf_status ask(kvf_source *source) {
         source->settled = source->written = true;
         return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
     }
+    kvf_group_steps *own = NULL;
     kvf_status status = kvf_session_join(session);
-    body.groups = expect->base.groups;
-    body.group_count = expect->base.group_count;
+    if (!status)
+        status = kvf_terms_say(expect->remote, expect->base.groups, &own, &body.groups);
+    body.group_count = kvf_terms_group_count(expect->remote);
     if (!status)
         status = kvf_call_start(session, KVF_CALL_EXPECT, &body, expect->base.deadline, false, on_expected,
                                 source, &source->call);
+    kvf_free(own);
     if (!status) {
         source->until = until;
         session->next_beat = kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) +

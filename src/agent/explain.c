@@ -72,8 +72,8 @@ static void say_told(kvf_text *text, const kvf_remote *remote) {
 }
 
 static kvf_status say_plan(kvf_text *text, const kvf_remote *remote, uint32_t most_lines) {
-    const kvf_plan_words how = {
-        .tokens = ASSUMED_TOKENS, .kind = kind_expected(remote), .most_lines = most_lines, .indent = "  "};
+    kvf_plan_words how = {.tokens = ASSUMED_TOKENS, .most_lines = most_lines, .indent = "  "};
+    how.kind = kvf_cost_assumed(kind_expected(remote), &how.cost);
     return kvf_say_plan(text, remote->plan, &how);
 }
 

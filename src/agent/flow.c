@@ -116,7 +116,8 @@ kvf_status kvf_session_join(kvf_session *session) {
     kvf_agent *agent = session->agent;
     if (session->joined || session->joining)
         return KVF_OK;
-    kvf_wire_buffer own = agent->introductions[agent->rank];
+    kvf_wire_buffer own =
+        session->introduction.size ? session->introduction : agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size}, .card = {agent->card, agent->card_bytes}};
     kvf_status status =
         kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,

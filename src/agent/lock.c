@@ -70,7 +70,7 @@ void kvf_log_deliver(kvf_agent *agent) {
         kvf_turn_take(agent);
     }
     agent->logging = false;
-    (void)kvf_fail(KVF_E_AGAIN, "%s", detail); /* the status is nobody's */
+    kvf_error_restore(detail);
 }
 
 void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, const char *text) {

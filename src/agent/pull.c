@@ -14,6 +14,7 @@
 
 #include "agent/histogram.h"
 #include "agent/pull.h"
+#include "agent/terms.h"
 #include "agent/verify.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -35,16 +36,21 @@ static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint
 
 static kvf_status take_tables(kvf_pull *pull, const kvf_answer *answer) {
     uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->base.agent->engine));
-    if (answer->group_count != groups)
+    uint32_t theirs = kvf_terms_group_count(pull->asker.remote);
+    if (answer->group_count != theirs)
         return kvf_fail(KVF_E_MISMATCH, "the lease is on %u groups; the model has %u", answer->group_count,
-                        groups);
-    if (pull->theirs) {
-        if (!same_groups(pull->theirs, answer->groups, groups))
-            return kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
-        return KVF_OK;
+                        theirs);
+    kvf_group_steps *own;
+    const kvf_group_steps *heard;
+    kvf_status status = kvf_terms_hear(pull->asker.remote, answer->groups, &own, &heard);
+    if (!status && !pull->theirs) {
+        pull->theirs = kvf_steps_copy(heard, groups);
+        status = pull->theirs ? KVF_OK : kvf_nomem("a request");
+    } else if (!status && !same_groups(pull->theirs, heard, groups)) {
+        status = kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
     }
-    pull->theirs = kvf_steps_copy(answer->groups, groups);
-    return pull->theirs ? KVF_OK : kvf_nomem("a request");
+    kvf_free(own);
+    return status;
 }
 
 static void pull_move(kvf_pull *pull);
@@ -170,7 +176,9 @@ static kvf_status check_held(const kvf_pull *pull, uint32_t g) {
 static kvf_status set_request(kvf_pull *pull) {
     kvf_remote *remote = pull->asker.remote;
     uint32_t groups = pull->base.group_count;
-    kvf_status status = KVF_OK;
+    kvf_status status = kvf_terms_check(remote, pull->base.groups); /* they may have come after the meeting */
+    if (status)
+        return status;
     if (remote->spare) {
         pull->request = remote->spare;
         remote->spare = NULL;

@@ -5,6 +5,7 @@
 
 #include "agent/explain.h"
 #include "agent/remote.h"
+#include "agent/terms.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
@@ -32,6 +33,8 @@ void kvf_remote_free(kvf_remote *remote) {
     kvf_request_free(remote->spare);
     kvf_plan_free(remote->plan);
     kvf_engine_free(remote->engine);
+    kvf_match_free(remote->match);
+    kvf_wire_buffer_free(&remote->introduction);
     free_ranks(remote);
     kvf_free(remote->targets);
     kvf_free(remote->name);
@@ -61,7 +64,7 @@ static void hello(kvf_remote *remote, uint64_t now) {
         remote->hello_pause ? kvf_min_u64(2 * remote->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     remote->hello_next = now + remote->hello_pause;
     kvf_agent_due(remote->agent, remote->hello_next);
-    kvf_hello_send(remote->agent, remote->route, true, false);
+    kvf_hello_send(remote->agent, remote->route, remote->agent->digest, true, false);
 }
 
 static kvf_status check_contact(const kvf_agent *agent, const kvf_contact *contact) {
@@ -136,7 +139,6 @@ void kvf_remote_drop(kvf_remote *remote) {
 /* ---- meeting --------------------------------------------------------------------------------- */
 
 static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_shard **shards) {
-    const kvf_agent *agent = remote->agent;
     kvf_introduction intro;
     void *storage = NULL;
     kvf_status status = kvf_wire_decode_introduction(bytes, &intro, &storage);
@@ -145,7 +147,7 @@ static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_sha
     if (strcmp(intro.engine, remote->name) != 0)
         status =
             kvf_fail(KVF_E_MISMATCH, "an introduction is of engine %s, not %s", intro.engine, remote->name);
-    else if (memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
+    else if (memcmp(intro.digest, remote->digest, sizeof remote->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "rank %u caches other cells than its siblings", intro.rank);
     else if (intro.rank_count != remote->rank_count || intro.rank >= remote->rank_count)
         status = kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, and there are %u", intro.rank,
@@ -153,7 +155,7 @@ static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_sha
     else if (shards[intro.rank])
         status = kvf_fail(KVF_E_MISMATCH, "rank %u is introduced twice", intro.rank);
     if (!status)
-        status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), intro.shard, &shards[intro.rank]);
+        status = kvf_terms_shard(remote, intro.shard, &shards[intro.rank]);
     if (!status && kvf_shard_get(shards[intro.rank])->rank != intro.rank)
         status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", intro.rank,
                           kvf_shard_get(shards[intro.rank])->rank);
@@ -169,14 +171,17 @@ static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_sha
     return status;
 }
 
-static kvf_status take_engine(kvf_remote *remote, const kvf_welcome *welcome) {
+static kvf_status take_engine(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
     if (strcmp(welcome->engine, remote->name) != 0)
         return kvf_fail(KVF_E_MISMATCH, "engine %s answers at %s, not %s", welcome->engine, remote->endpoint,
                         remote->name);
+    kvf_status status = kvf_terms_meet(remote, digest, welcome->facts);
+    if (status)
+        return status;
     remote->rank_count = welcome->introduction_count;
     remote->ranks = kvf_alloc0(remote->rank_count, sizeof *remote->ranks);
     kvf_shard **shards = kvf_alloc0(remote->rank_count, sizeof *shards);
-    kvf_status status = remote->ranks && shards ? KVF_OK : kvf_nomem("a remote engine");
+    status = remote->ranks && shards ? KVF_OK : kvf_nomem("a remote engine");
     for (uint32_t i = 0; i < remote->rank_count && !status; i++)
         status = take_introduction(remote, welcome->introductions[i], shards);
     if (!status)
@@ -202,7 +207,7 @@ static kvf_status choose_targets(kvf_remote *remote) {
     for (uint32_t d = 0; d < ours && !status; d++) {
         kvf_plan *plan = remote->plan;
         if (d != agent->rank)
-            status = kvf_plan_build(kvf_engine_shard(agent->engine, d), remote->engine, NULL, &plan);
+            status = kvf_terms_plan(remote, kvf_engine_shard(agent->engine, d), &plan);
         for (uint32_t s = 0; !status && s < kvf_plan_source_count(plan); s++)
             readers[kvf_plan_source_rank(plan, s)]++;
         if (!status && d != agent->rank)
@@ -220,11 +225,11 @@ static kvf_status choose_targets(kvf_remote *remote) {
     return status;
 }
 
-void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome) {
+void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
     kvf_agent *agent = remote->agent;
-    kvf_status status = take_engine(remote, welcome);
+    kvf_status status = take_engine(remote, digest, welcome);
     if (!status)
-        status = kvf_plan_build(agent->shard, remote->engine, NULL, &remote->plan);
+        status = kvf_terms_plan(remote, agent->shard, &remote->plan);
     if (!status)
         status = choose_targets(remote);
     if (status) {

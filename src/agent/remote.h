@@ -26,7 +26,10 @@ struct kvf_remote {
     bool stale;      /* not for new requests: another took its name, or a rank of it was lost */
     kvf_route route; /* to the contact; 0 when ready */
     uint64_t hello_first, hello_next, hello_pause;
-    kvf_engine *engine;
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of its facts */
+    kvf_match *match;             /* what its model and ours have in common; NULL: they are the same */
+    kvf_wire_buffer introduction; /* of us, in its terms; size 0: it knows ours */
+    kvf_engine *engine;           /* in terms of our model */
     kvf_remote_rank *ranks;
     uint32_t rank_count;
     kvf_plan *plan;
@@ -44,7 +47,7 @@ struct kvf_remote {
 /** The remote engine of a contact, being met if it is new. Counts the caller as a user. */
 kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_remote **out);
 void kvf_remote_drop(kvf_remote *remote);
-void kvf_remote_welcome(kvf_remote *remote, const kvf_welcome *welcome);
+void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);
 /** Meeting failed for good: all who wait for it fail. */
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail);
 void kvf_remote_stale(kvf_remote *remote);

@@ -68,6 +68,7 @@ void kvf_session_free(kvf_session *session) {
     kvf_free(session->card);
     kvf_free(session->broken_detail);
     kvf_free(session->engine);
+    kvf_wire_buffer_free(&session->introduction);
     kvf_free(session);
 }
 
@@ -92,6 +93,15 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     session->state = KVF_SESSION_GREETING;
     session->rank_count = remote->rank_count;
     session->incarnation = there->incarnation;
+    memcpy(session->digest, remote->digest, sizeof session->digest);
+    if (remote->introduction.size) {
+        session->introduction.data = kvf_copy(remote->introduction.data, remote->introduction.size, 1);
+        session->introduction.size = remote->introduction.size;
+    }
+    if (remote->introduction.size && !session->introduction.data) {
+        kvf_session_free(session);
+        return kvf_nomem("a session");
+    }
     kvf_endpoint endpoint;
     session->same_host = kvf_endpoint_to_connect(there->endpoint, &endpoint) == KVF_OK && endpoint.loopback;
     kvf_status status = kvf_link_connect(agent->link, there->endpoint, there->public_key, &session->route);
@@ -129,7 +139,8 @@ static void send_message(kvf_agent *agent, kvf_route route, const kvf_message *m
     kvf_wire_buffer_free(&bytes);
 }
 
-void kvf_hello_send(kvf_agent *agent, kvf_route route, bool wants_ranks, bool wants_card) {
+void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
+                    bool wants_card) {
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
                            .hello = {.engine = agent->name,
                                      .incarnation = agent->incarnation,
@@ -138,7 +149,7 @@ void kvf_hello_send(kvf_agent *agent, kvf_route route, bool wants_ranks, bool wa
                                      .wants_ranks = wants_ranks,
                                      .wants_card = wants_card,
                                      .clock_ns = kvf_agent_now(agent)}};
-    memcpy(message.digest, agent->digest, sizeof message.digest);
+    memcpy(message.digest, digest, sizeof message.digest);
     send_message(agent, route, &message);
 }
 
@@ -150,27 +161,27 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;
     kvf_agent_due(session->agent, session->hello_next);
-    kvf_hello_send(session->agent, session->route, false, true);
+    kvf_hello_send(session->agent, session->route, session->digest, false, true);
 }
 
-static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const char *detail,
-                   const char *facts) {
-    kvf_message message = {.kind = KVF_MESSAGE_REFUSED,
-                           .refused = {.status = status, .detail = detail, .facts = facts}};
+static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const char *detail) {
+    kvf_message message = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = status, .detail = detail}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
     send_message(agent, route, &message);
     if (status != KVF_E_AGAIN)
         agent->stats.peers_refused++;
 }
 
-static void answer_ranks(kvf_agent *agent, kvf_route route) {
+/* A client whose digest is another is told our facts. */
+static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *digest) {
     if (!agent->introductions || agent->introduction_count < agent->rank_count) {
         char words[96];
         (void)snprintf(words, sizeof words, "knows %u of its engine's %u ranks so far",
                        agent->introduction_count, agent->rank_count);
-        refuse(agent, route, KVF_E_AGAIN, words, "");
+        refuse(agent, route, KVF_E_AGAIN, words);
         return;
     }
+    bool same = memcmp(digest, agent->digest, sizeof agent->digest) == 0;
     kvf_bytes *list = kvf_alloc(agent->rank_count, sizeof *list);
     if (!list)
         return;
@@ -183,7 +194,8 @@ static void answer_ranks(kvf_agent *agent, kvf_route route) {
                                        .rank_count = agent->rank_count,
                                        .clock_ns = kvf_agent_now(agent),
                                        .introductions = list,
-                                       .introduction_count = agent->rank_count}};
+                                       .introduction_count = agent->rank_count,
+                                       .facts = same ? "" : agent->facts}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
     send_message(agent, route, &message);
     kvf_free(list);
@@ -248,15 +260,11 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
         char words[96];
         (void)snprintf(words, sizeof words, "speaks version %u of the protocol, not version %u",
                        KVF_WIRE_VERSION, message->version);
-        refuse(agent, route, KVF_E_UNSUPPORTED, words, "");
+        refuse(agent, route, KVF_E_UNSUPPORTED, words);
         return;
     }
     if (!agent->name) {
-        refuse(agent, route, KVF_E_AGAIN, "a directory that knows no engine yet", "");
-        return;
-    }
-    if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0) {
-        refuse(agent, route, KVF_E_MISMATCH, "caches other cells", agent->facts ? agent->facts : "");
+        refuse(agent, route, KVF_E_AGAIN, "a directory that knows no engine yet");
         return;
     }
     if (kvf_wire_read(message)) {
@@ -265,16 +273,20 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
     }
     const kvf_hello *hello = &message->hello;
     if (hello->wants_ranks) {
-        answer_ranks(agent, route);
+        answer_ranks(agent, route, message->digest);
+        return;
+    }
+    if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0) {
+        refuse(agent, route, KVF_E_MISMATCH, "has other facts than those of the greeting");
         return;
     }
     if (!agent->card) {
-        refuse(agent, route, KVF_E_AGAIN, "has no memory registered yet", "");
+        refuse(agent, route, KVF_E_AGAIN, "has no memory registered yet");
         return;
     }
     kvf_session *session = NULL;
     if (session_of(agent, hello, &session)) {
-        refuse(agent, route, KVF_E_AGAIN, kvf_error_detail(), "");
+        refuse(agent, route, KVF_E_AGAIN, kvf_error_detail());
         return;
     }
     session->route = route;
@@ -370,7 +382,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     if (welcome->introduction_count > 0) {
         kvf_remote *remote = meeting_on(agent, route);
         if (remote)
-            agent->hooks->welcome(remote, welcome);
+            agent->hooks->welcome(remote, message->digest, welcome);
         return;
     }
     kvf_session *session = greeting_on(agent, route);
@@ -381,7 +393,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     uint64_t now = kvf_agent_now(agent);
     session->last_heard = now;
     session->broken_since = 0;
-    if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0) {
+    if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
         kvf_session_lose(session, KVF_E_MISMATCH, "it caches other cells now");
         return;
     }
@@ -408,11 +420,9 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
                           message->version, KVF_WIRE_VERSION);
     else if (kvf_wire_read(message))
         return;
-    else if (message->refused.facts[0] == '\0')
+    else
         status = kvf_fail(message->refused.status ? message->refused.status : KVF_E_AGAIN, "%s %s", who,
                           message->refused.detail);
-    else if ((status = kvf_wire_compare_facts(agent->facts, message->refused.facts, who)) == KVF_OK)
-        status = kvf_fail(KVF_E_MISMATCH, "%s refuses us, yet its facts are ours", who);
     if (status == KVF_E_AGAIN && remote) {
         (void)snprintf(remote->detail, sizeof remote->detail, "%s", kvf_error_detail());
     } else if (status == KVF_E_AGAIN) {

@@ -84,8 +84,10 @@ struct kvf_session {
     bool peer_lost; /* said by the transport; seen to in the next tick */
     bool gone;      /* its process is known to have ended */
 
-    kvf_source *sources;  /* outgoing: what we want from it */
-    bool joined, joining; /* outgoing: it has our card */
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
+    kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
+    kvf_source *sources;                   /* outgoing: what we want from it */
+    bool joined, joining;                  /* outgoing: it has our card */
     uint64_t next_beat;
 
     kvf_shard *shard;            /* incoming, joined */
@@ -117,7 +119,10 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
 void kvf_session_hello(kvf_session *session, uint64_t now);
-void kvf_hello_send(kvf_agent *agent, kvf_route route, bool wants_ranks, bool wants_card);
+/** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
+ * shall speak. */
+void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
+                    bool wants_card);
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);

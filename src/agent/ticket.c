@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 
+#include "agent/terms.h"
 #include "agent/ticket.h"
 
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
@@ -319,6 +320,8 @@ kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64
 
 void kvf_ticket_met(kvf_asker *ticket) {
     kvf_status status = kvf_ticket_attach(ticket);
+    if (!status)
+        status = kvf_terms_check(ticket->remote, ticket->base.groups);
     if (status) {
         kvf_ticket_fail(&ticket->base, status, kvf_error_detail(), NULL);
         return;

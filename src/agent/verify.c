@@ -11,6 +11,7 @@
 #include "agent/expect.h"
 #include "agent/hold.h"
 #include "agent/push.h"
+#include "agent/terms.h"
 #include "agent/verify.h"
 #include "plan/walk.h"
 
@@ -198,6 +199,7 @@ static void ask_next(struct kvf_check *check) {
                           .units = check->units,
                           .begin = check->begin,
                           .end = check->end};
+    kvf_terms_cells(ticket->remote, &body);
     kvf_status status = source->session
                             ? kvf_call_start(source->session, KVF_CALL_CHECKSUM, &body, ticket->base.deadline,
                                              false, on_sums, check, &source->call)

@@ -1,10 +1,8 @@
 /*
- * Visits: asking an engine who it is, with two greetings and without a session.
+ * Visits: asking an engine who it is, with one greeting and without a session.
  *
  *   HELLO with no digest       ->
- *                              <-    REFUSED: other facts, and here they are
- *   HELLO with their digest    ->
- *                              <-    WELCOME with the introductions of all ranks
+ *                              <-    WELCOME with its facts and the introductions of all ranks
  *
  * The model is made from the facts, the shards from the introductions.
  */
@@ -39,7 +37,7 @@ typedef struct visit {
     kvf_route route;
     const kvf_contact *contact;
     uint64_t incarnation;
-    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of the facts, once they are known */
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* zeros, and of the facts, once they are known */
     uint64_t next, pause;
     bool over;
     kvf_status status;             /* when it is over */
@@ -74,30 +72,21 @@ static void greet(visit *v, uint64_t now) {
 
 static kvf_status take_facts(visit *v, const kvf_message *message) {
     kvf_visited *found = v->found;
-    kvf_wire_digest(message->refused.facts, v->digest);
+    const char *told = message->welcome.facts;
+    kvf_wire_digest(told, v->digest);
     if (memcmp(v->digest, message->digest, sizeof v->digest) != 0)
         return kvf_fail(KVF_E_PARSE, "its digest is not of its facts");
-    kvf_model *model;
-    kvf_status status = kvf_wire_model_of_facts(message->refused.facts, "model", &model);
+    kvf_facts facts;
+    kvf_status status = kvf_wire_read_facts(told, &facts);
     if (status)
         return status;
-    kvf_model_free(found->model);
-    kvf_free(found->facts);
-    found->model = model;
-    found->facts = kvf_strdup(message->refused.facts);
+    found->model = facts.model;
+    found->facts = kvf_strdup(told);
     return found->facts ? KVF_OK : kvf_nomem("a visit");
 }
 
 static void on_refused(visit *v, const kvf_message *message) {
     const kvf_refused *refused = &message->refused;
-    if (refused->facts[0]) {
-        kvf_status status = take_facts(v, message);
-        if (status)
-            end(v, status);
-        else
-            v->next = v->pause = 0; /* greeted at once */
-        return;
-    }
     kvf_status status = refused->status ? refused->status : KVF_E_AGAIN;
     (void)kvf_fail(status, "%s", refused->detail);
     if (status != KVF_E_AGAIN)
@@ -133,15 +122,19 @@ static kvf_status take_introduction(visit *v, const kvf_welcome *welcome, kvf_by
     return status;
 }
 
-static kvf_status take_engine(visit *v, const kvf_welcome *welcome) {
+static kvf_status take_engine(visit *v, const kvf_message *message) {
     kvf_visited *found = v->found;
+    const kvf_welcome *welcome = &message->welcome;
     if (v->contact->engine && strcmp(welcome->engine, v->contact->engine) != 0)
         return kvf_fail(KVF_E_MISMATCH, "engine %s answers there, not %s", welcome->engine,
                         v->contact->engine);
+    kvf_status status = take_facts(v, message);
+    if (status)
+        return status;
     found->rank_count = welcome->introduction_count;
     found->ranks = kvf_alloc0(found->rank_count, sizeof *found->ranks);
     kvf_shard **shards = kvf_alloc0(found->rank_count, sizeof *shards);
-    kvf_status status = found->ranks && shards ? KVF_OK : kvf_nomem("a visit");
+    status = found->ranks && shards ? KVF_OK : kvf_nomem("a visit");
     for (uint32_t i = 0; i < found->rank_count && !status; i++)
         status = take_introduction(v, welcome, welcome->introductions[i], shards);
     if (!status)
@@ -159,8 +152,7 @@ static void on_message(void *context, kvf_route route, const void *data, size_t 
     (void)route;
     if (v->over || kvf_wire_open((kvf_bytes){data, bytes}, &message))
         return;
-    bool welcome = message.kind == KVF_MESSAGE_WELCOME && v->found->model &&
-                   memcmp(message.digest, v->digest, sizeof v->digest) == 0;
+    bool welcome = message.kind == KVF_MESSAGE_WELCOME;
     if (!welcome && message.kind != KVF_MESSAGE_REFUSED)
         return;
     if (message.version != KVF_WIRE_VERSION)
@@ -171,7 +163,7 @@ static void on_message(void *context, kvf_route route, const void *data, size_t 
     else if (!welcome)
         on_refused(v, &message);
     else if (message.welcome.introduction_count > 0)
-        end(v, take_engine(v, &message.welcome));
+        end(v, take_engine(v, &message));
     kvf_message_free(&message);
 }
 

@@ -24,6 +24,9 @@ kvf_status kvf_fail_in(kvf_status status, const char *format, ...) __attribute__
 /** Empties the detail text of this thread. */
 void kvf_error_clear(void);
 
+/** Puts back a detail text that was copied before somebody else was called. */
+void kvf_error_restore(const char *text);
+
 /**
  * States what holds inside the library whatever callers and peers do. Never about an argument or bytes from outside:
  * those are answered with kvf_fail().
@@ -35,7 +38,7 @@ void kvf_error_clear(void);
 #define KVF_ASSERT(condition)                                                                                \
     ((condition) ? (void)0 : kvf_assertion_failed(#condition, __FILE__, __LINE__, __func__))
 #else
-#define KVF_ASSERT(condition) ((void)sizeof(!(condition)))
+#define KVF_ASSERT(condition) ((void)(true || (condition)))
 #endif
 
 _Noreturn void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function);

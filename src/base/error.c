@@ -37,6 +37,10 @@ void kvf_error_clear(void) {
     detail[0] = '\0';
 }
 
+void kvf_error_restore(const char *text) {
+    (void)snprintf(detail, sizeof detail, "%s", text);
+}
+
 const char *kvf_error_detail(void) {
     return detail;
 }

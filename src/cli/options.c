@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include <kvferry/transport.h>
+
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -62,7 +64,7 @@ static const option_row rows[] = {
     {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE, PLANNING},
     {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, PLANNING},
     {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS, MOVING},
-    {"transport", "KIND", "auto, inproc, shm or ucx (auto)", OPTION_TRANSPORT, PLANNING},
+    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, PLANNING},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS, MOVING},
     {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
      OPTION_BROUGHT_MEMORY, MOVING},
@@ -158,13 +160,18 @@ static int take_scales(const char *text, kvf_config_options *config) {
 }
 
 static int take_transport(const char *text, const char **out) {
-    static const char *const kinds[] = {"auto", "inproc", "shm", "ucx"};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(text, kinds[i]) == 0) {
-            *out = kinds[i];
+    char known[256] = "auto";
+    const char *kind = "auto";
+    for (uint32_t i = 0; kind; kind = kvf_transport_kind_name(i++)) {
+        if (strcmp(text, kind) == 0) {
+            *out = kind;
             return EXIT_DONE;
         }
-    return usage_error("--transport is \"%s\"; allowed are auto, inproc, shm and ucx", text);
+        size_t used = strlen(known);
+        if (i > 0)
+            (void)snprintf(known + used, sizeof known - used, ", %s", kind);
+    }
+    return usage_error("--transport is \"%s\"; allowed are %s", text, known);
 }
 
 static int take_replicas(const char *text, bool *first) {

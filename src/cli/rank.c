@@ -69,7 +69,7 @@ static bool make_region(live_rank *of, uint32_t region, uint64_t bytes) {
             return false;
         of->mapped = region + 1;
     } else {
-        kvf_status status = kvf_transport_allocate(of->transport, bytes, &memory);
+        kvf_status status = kvf_transport_allocate(of->transport, KVF_MEMORY_HOST, 0, bytes, &memory);
         if (status)
             return rank_fail_status(of, status, "allocating a cache");
     }
@@ -102,7 +102,8 @@ static bool register_regions(const live_rank *of) {
     if (!memory)
         return rank_fail(of, "not enough memory");
     for (uint32_t i = 0; i < shard->region_count; i++)
-        memory[i] = (kvf_memory){of->regions[i], shard->region_bytes[i], KVF_MEMORY_HOST};
+        memory[i] =
+            (kvf_memory){sizeof(kvf_memory), of->regions[i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
     kvf_status status = kvf_transport_register(of->transport, memory, shard->region_count);
     free(memory);
     return status ? rank_fail_status(of, status, "registering the caches") : true;
@@ -123,8 +124,12 @@ bool rank_open(live_rank *out, rank_seat *seat, const kvf_transport_options *cal
     kvf_transport_options how = *callbacks;
     how.struct_size = sizeof how;
     how.name = name;
-    how.no_direct_read = job->asked->no_direct_read;
-    how.ucx_tls = job->asked->ucx_tls;
+    kvf_setting settings[2];
+    how.settings = settings;
+    if (job->asked->no_direct_read)
+        settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
+    if (job->asked->ucx_tls)
+        settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
     kvf_status status = kvf_transport_open(job->asked->transport, &how, &out->transport);
     if (status)
         return rank_fail_status(out, status, "opening the transport");

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include <kvferry/transport.h>
+
 #include "engines.h"
 #include "json.h"
 #include "text.h"

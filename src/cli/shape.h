@@ -26,7 +26,7 @@ typedef struct engine_shape {
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;
     uint32_t tp, pp, dcp, dcp_width;
-    uint32_t *pp_layers;    /* owned; NULL: as even as it goes */
+    uint32_t *pp_layers;    /* owned; NULL: split as evenly as possible */
     kvf_group_spec *groups; /* owned; one for each group of the model */
     bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
     bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */

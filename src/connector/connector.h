@@ -9,6 +9,7 @@
 #include <kvferry/connector/descriptors.h>
 
 #include "base/base.h"
+#include "base/share.h"
 
 /** Records the reason beside the detail text and returns `status`. */
 kvf_status kvf_refuse(kvf_refusal refusal, kvf_status status, const char *format, ...)
@@ -56,10 +57,6 @@ kvf_status kvf_block_lists_copy(kvf_block_lists *lists, const kvf_block_lists *f
 bool kvf_block_lists_all_empty(const kvf_block_lists *lists);
 
 /* ---- axes: the arithmetic behind every quantity */
-
-/** The units of an axis of `units` that rank `rank` of `ranks` holds; neighbours share where ranks > units.
- */
-kvf_range kvf_axis_share(uint32_t units, uint32_t ranks, uint32_t rank);
 
 /** The ranks of `other_ranks` whose share of the whole overlaps that of rank `rank` of `ranks`. */
 kvf_range kvf_axis_overlap(uint32_t ranks, uint32_t rank, uint32_t other_ranks);

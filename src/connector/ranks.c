@@ -1,13 +1,6 @@
 /* Ratios, head ranges, and which ranks overlap: everything that follows from the sizes of the two sides. */
 #include "connector/connector.h"
 
-kvf_range kvf_axis_share(uint32_t units, uint32_t ranks, uint32_t rank) {
-    uint32_t begin = (uint32_t)((uint64_t)rank * units / ranks);
-    if (ranks > units)
-        return (kvf_range){begin, begin + 1};
-    return (kvf_range){begin, (uint32_t)(((uint64_t)rank + 1) * units / ranks)};
-}
-
 /*
  * Rank r of n holds [r/n, (r+1)/n) of the whole, rank s of m holds [s/m, (s+1)/m): they overlap when
  * s*n < (r+1)*m and r*m < (s+1)*n.

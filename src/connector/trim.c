@@ -20,14 +20,15 @@ static kvf_status pair_tails(size_t group, size_t decode, size_t prefill, pairin
 }
 
 /*
- * A longer prefill list begins with positions that decode has; a longer decode list ends with the position
- * that decode computes again, which is one.
+ * A longer prefill list begins with positions that decode has. A longer decode list ends with slots that prefill
+ * has no state for: positions that decode computes again, and scratch slots of speculative decoding. Where prefill
+ * has none at all, decode may lack the one position that it computes itself, but no more.
  */
 static kvf_status pair_states(size_t group, size_t decode, size_t prefill, pairing *out) {
-    if (decode > prefill && decode - prefill > 1)
+    if (prefill == 0 && decode > 1)
         return kvf_refuse(KVF_REFUSAL_UNPAIRABLE_STATE_SLOTS, KVF_E_RANGE,
-                          "group %zu: decode has %zu state slots, but prefill has %zu; allowed 0 to %zu",
-                          group, decode, prefill, prefill + 1);
+                          "group %zu: decode has %zu state slots, but prefill has none; allowed 0 to 1",
+                          group, decode);
     size_t count = decode < prefill ? decode : prefill;
     *out = (pairing){0, prefill - count, count};
     return KVF_OK;

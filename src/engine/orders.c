@@ -120,7 +120,7 @@ static void begin(order *o) {
 kvf_status kvf_schedule_take(kvf_schedule *s, const kvf_instruction **instructions, size_t *count) {
     if (!s || !instructions || !count)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_take: schedule, instructions or count is NULL");
-    kvf_schedule_bury(s);
+    kvf_schedule_release_results(s);
     kvf_instruction *list = kvf_alloc(s->queue_length, sizeof *list);
     if (!list)
         return kvf_nomem("instructions");

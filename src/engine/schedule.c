@@ -92,7 +92,7 @@ void kvf_schedule_free(kvf_schedule *s) {
         kvf_free(n);
     }
     free_records(&s->records);
-    free_records(&s->buried);
+    free_records(&s->settled);
     kvf_free_orders(&s->queue);
     kvf_free_orders(&s->taken);
     kvf_free(s->instructions);
@@ -107,8 +107,8 @@ void kvf_schedule_free(kvf_schedule *s) {
     kvf_free(s);
 }
 
-void kvf_schedule_bury(kvf_schedule *s) {
-    free_records(&s->buried);
+void kvf_schedule_release_results(kvf_schedule *s) {
+    free_records(&s->settled);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -152,7 +152,7 @@ kvf_status kvf_unknown_request(const kvf_request_key *key, const record *r) {
 kvf_status kvf_live_record(kvf_schedule *s, const kvf_request_key *key, record **out) {
     if (!s || !key)
         return kvf_fail(KVF_E_INVALID, "the schedule or the request is NULL");
-    kvf_schedule_bury(s);
+    kvf_schedule_release_results(s);
     record *r = kvf_find_record(s, key);
     *out = r;
     return r && !r->ended ? KVF_OK : kvf_unknown_request(key, r);
@@ -178,7 +178,7 @@ void kvf_settle_record(kvf_schedule *s, record *r) {
     r->name = NULL;
     KVF_ASSERT(s->record_count > 0 && !r->load.order && !r->serve.order);
     DL_DELETE(s->records, r);
-    DL_APPEND(s->buried, r);
+    DL_APPEND(s->settled, r);
     s->record_count--;
 }
 
@@ -277,7 +277,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
     record *r = NULL;
     if (!s || !request)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_add: schedule or request is NULL");
-    kvf_schedule_bury(s);
+    kvf_schedule_release_results(s);
     kvf_status status = kvf_take_options(&q, sizeof q, request, "kvf_schedule_request");
     if (!status)
         status = check_request(&q);

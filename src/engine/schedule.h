@@ -3,8 +3,8 @@
  * and the one it serves; what workers will be told is a queue of *orders*. A part has at most one order that
  * was not taken, and points to it, so that it can be withdrawn.
  *
- * Records leave at once when nothing of them is pending; results of a call point to them, so they are freed
- * with the next call only (kvf_schedule_bury).
+ * A record is settled, and out of every list of living ones, as soon as nothing of it is pending. Results of the call
+ * that settles it point to it, so it is freed with the next call (kvf_schedule_release_results).
  */
 #ifndef KVF_ENGINE_SCHEDULE_H
 #define KVF_ENGINE_SCHEDULE_H
@@ -65,7 +65,7 @@ typedef struct name {
 } name;
 
 struct record {
-    record *prev, *next; /* all records, or those to be buried */
+    record *prev, *next; /* all records, or those settled */
     record *older;       /* of the same name */
     name *name;
     kvf_request_key key; /* data points behind the struct */
@@ -89,7 +89,7 @@ struct kvf_schedule {
     bool has_state;
     uint64_t last_generation;
     name *names;
-    record *records, *buried;
+    record *records, *settled;
     size_t record_count;
     order *queue, *taken;
     size_t queue_length;
@@ -104,7 +104,7 @@ struct kvf_schedule {
 /* ---- records (schedule.c) */
 
 /** Frees the records that results of the last call may have pointed to. Every call begins with it. */
-void kvf_schedule_bury(kvf_schedule *s);
+void kvf_schedule_release_results(kvf_schedule *s);
 
 /** The record of a key: the newest for generation 0, ended or not. NULL: unknown. */
 record *kvf_find_record(const kvf_schedule *s, const kvf_request_key *key);

@@ -155,7 +155,7 @@ static kvf_status stop(kvf_schedule *s, record *r, bool gone, bool *blocks_free)
 kvf_status kvf_schedule_abort(kvf_schedule *s, const kvf_request_key *request, bool *blocks_free) {
     if (!s || !request)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_abort: schedule or request is NULL");
-    kvf_schedule_bury(s);
+    kvf_schedule_release_results(s);
     record *r = kvf_find_record(s, request);
     if (!r)
         return kvf_unknown_request(request, r);

@@ -143,7 +143,7 @@ static bool make_room(kvf_schedule *s, const kvf_aggregate *a) {
 kvf_status kvf_schedule_update(kvf_schedule *s, const kvf_aggregate *aggregate, kvf_schedule_news *out) {
     if (!s || !aggregate || !out)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_update: schedule, aggregate or out is NULL");
-    kvf_schedule_bury(s);
+    kvf_schedule_release_results(s);
     kvf_status status = check_aggregate(aggregate);
     if (!status)
         status = make_room(s, aggregate) ? mark_all_invalid(s, aggregate) : kvf_nomem("news");

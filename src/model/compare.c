@@ -1,8 +1,8 @@
 /*
  * Whether two models cache the same cells.
  *
- * Not compared: the model's own name (a label), granule_units and tensor (they say how an engine spreads and
- * stores cells, not which cells there are).
+ * Not compared: the model's own name (a label), granule_units, tensor and tp_rule (they say how an engine spreads
+ * and stores cells, not which cells there are).
  */
 #include "model/model.h"
 
@@ -25,8 +25,6 @@ static kvf_status compare_part(const kvf_part_desc *a, const kvf_part_desc *b) {
         return differ("cell_elements", a->cell_elements, b->cell_elements);
     if (a->rows_per_step != b->rows_per_step)
         return differ("rows_per_step", a->rows_per_step, b->rows_per_step);
-    if (a->tp_rule != b->tp_rule)
-        return differ_text("tp_rule", kvf_tp_rule_name(a->tp_rule), kvf_tp_rule_name(b->tp_rule));
     return KVF_OK;
 }
 

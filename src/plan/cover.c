@@ -16,6 +16,7 @@ typedef struct cover {
     uint32_t *layer_bounds; /* scratch: one entry more than twice the ranks, each */
     uint32_t *unit_bounds;
     uint32_t *candidates;
+    uint32_t *cut_ranks; /* [cut]: the rank it is read from; sources are numbered when all are known */
     uint32_t cut_capacity;
 } cover;
 
@@ -60,7 +61,7 @@ static kvf_status uncovered(const cover *c, kvf_range layers, kvf_range units, k
                     shares);
 }
 
-static kvf_status add_cut(cover *c, kvf_plan_cut cut) {
+static kvf_status add_cut(cover *c, uint32_t rank, kvf_plan_cut cut) {
     kvf_plan *plan = c->plan;
     KVF_ASSERT(cut.layers.begin < cut.layers.end && cut.units.begin < cut.units.end);
     /* The same holder goes on where its last cut ended: cuts of other token shares may stand between. */
@@ -68,7 +69,7 @@ static kvf_status add_cut(cover *c, kvf_plan_cut cut) {
         kvf_plan_cut *last = &plan->cuts[i];
         if (last->group != cut.group || last->part != cut.part || last->layers.begin != cut.layers.begin)
             break;
-        if (last->source == cut.source && last->tokens.index == cut.tokens.index &&
+        if (c->cut_ranks[i] == rank && last->tokens.index == cut.tokens.index &&
             last->units.end == cut.units.begin) {
             last->units.end = cut.units.end;
             return KVF_OK;
@@ -77,11 +78,14 @@ static kvf_status add_cut(cover *c, kvf_plan_cut cut) {
     if (plan->cut_count == c->cut_capacity) {
         uint32_t capacity = c->cut_capacity ? 2 * c->cut_capacity : 16;
         kvf_plan_cut *cuts = kvf_resize(plan->cuts, capacity, sizeof *cuts);
-        if (!cuts)
+        plan->cuts = cuts ? cuts : plan->cuts;
+        uint32_t *ranks = cuts ? kvf_resize(c->cut_ranks, capacity, sizeof *ranks) : NULL;
+        if (!ranks)
             return kvf_nomem("a plan");
-        plan->cuts = cuts;
+        c->cut_ranks = ranks;
         c->cut_capacity = capacity;
     }
+    c->cut_ranks[plan->cut_count] = rank;
     plan->cuts[plan->cut_count++] = cut;
     return KVF_OK;
 }
@@ -122,7 +126,10 @@ static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
             if (pick-- == 0)
                 break;
         }
-        kvf_status status = add_cut(c, (kvf_plan_cut){rank, c->group, c->part, layers, units, tokens});
+        kvf_status status = add_cut(
+            c, rank,
+            (kvf_plan_cut){
+                .group = c->group, .part = c->part, .layers = layers, .units = units, .tokens = tokens});
         if (status)
             return status;
     }
@@ -175,22 +182,22 @@ static kvf_status cover_group(cover *c) {
     return KVF_OK;
 }
 
-/* Cuts name ranks until here; from now on they name sources, which are the ranks that are read. */
-static kvf_status number_sources(kvf_plan *plan) {
-    uint32_t *ranks = kvf_alloc(plan->cut_count, sizeof *ranks);
-    if (!ranks)
+/* The ranks that are read, in ascending order, are the sources. */
+static kvf_status number_sources(const cover *c) {
+    kvf_plan *plan = c->plan;
+    if (!c->cut_ranks)
+        return KVF_OK; /* nothing is read */
+    plan->source_ranks = kvf_copy(c->cut_ranks, plan->cut_count, sizeof *plan->source_ranks);
+    if (!plan->source_ranks)
         return kvf_nomem("a plan");
-    plan->source_ranks = ranks;
-    for (uint32_t i = 0; i < plan->cut_count; i++)
-        ranks[i] = plan->cuts[i].source;
-    plan->source_count = sort_unique(ranks, plan->cut_count);
+    plan->source_count = sort_unique(plan->source_ranks, plan->cut_count);
     for (uint32_t i = 0; i < plan->cut_count; i++) {
-        const uint32_t *found =
-            bsearch(&plan->cuts[i].source, ranks, plan->source_count, sizeof *ranks, by_value);
-        KVF_ASSERT(found);
-        plan->cuts[i].source = (uint32_t)(found - ranks);
+        const uint32_t *found = bsearch(&c->cut_ranks[i], plan->source_ranks, plan->source_count,
+                                        sizeof *plan->source_ranks, by_value);
+        plan->cuts[i].source = (uint32_t)(found - plan->source_ranks);
+        KVF_ASSERT(plan->source_ranks[plan->cuts[i].source] == c->cut_ranks[i]);
     }
-    uint32_t *fitting = kvf_resize(ranks, plan->source_count, sizeof *ranks);
+    uint32_t *fitting = kvf_resize(plan->source_ranks, plan->source_count, sizeof *fitting);
     if (fitting)
         plan->source_ranks = fitting;
     return KVF_OK;
@@ -209,6 +216,9 @@ kvf_status kvf_plan_cover(kvf_plan *plan) {
     kvf_status status = KVF_OK;
     for (c.group = 0; c.group < kvf_model_group_count(plan->local->model) && !status; c.group++)
         status = cover_group(&c);
+    if (!status)
+        status = number_sources(&c);
+    kvf_free(c.cut_ranks);
     kvf_free(scratch);
-    return status ? status : number_sources(plan);
+    return status;
 }

@@ -1,21 +1,40 @@
 /*
  * From cuts to copy rules.
  *
- * Each cut gives one *strand* for each of its layers: where its cells start on both sides, and the loop nest
- * over rows and units that visits them. Strands are then made fewer and wider:
+ * Each cut gives one *lane* for each of its layers: where its cells start on both sides, how wide they are, and the
+ * *nest* of loops over rows and units that visits them. Where a side keeps its cells in pieces, the nest goes over
+ * *grains* instead of cells, see split_cell(). Lanes are then made fewer, and their cells wider:
  *
  *   widen  units that are neighbours on both sides become one cell, and so do the rows of a step
- *   join   two strands with the same nest, one starting where the cells of the other end, on both sides,
- *          become one with wider cells: K and V of a token, layers of one row, conv and recurrent state of
- *          a page
+ *   join   two lanes with the same nest, one starting where the cells of the other end, on both sides, become one
  *
- * until nothing changes. Strands with the same nest and cell are the lanes of one rule.
+ * until nothing changes. Lanes with the same nest and as wide cells are a *rule*. K and V of one layer, two tokens and
+ * two heads in a page, in the same order on both sides:
+ *
+ *             |K t0 h0|K t0 h1|K t1 h0|K t1 h1|V t0 h0|V t0 h1|V t1 h0|V t1 h1|
+ *
+ *   pieces that are not whole blocks: a step is a token, of one row
+ *   lanes     K: 2 units                      V: 2 units
+ *   widen     |     K t0      |     K t1      |     V t0      |     V t1      |    cells of 2 heads
+ *   rule      K and V of a token do not touch: two lanes in one page, each a cell a row
+ *
+ *   whole blocks: a step is a block, of two rows
+ *   lanes     K: 2 rows x 2 units             V: 2 rows x 2 units
+ *   widen     |               K               |               V               |    cells of 4 heads
+ *   join      |                            K and V                            |    cells of 8 heads
+ *   rule      one lane a layer; if layers lie behind one another in a block, they join too
+ *
+ * Nothing here asks what a part is: state with convolution, layer with layer, whatever touches joins.
  */
 #include <stdlib.h>
 
 #include "plan/plan.h"
 
-/* A loop nest without its cell. Interned: strands with equal nests have equal numbers. */
+/* Shards come from other machines too, and say in how many pieces cells are: what they make us allocate has an
+ * end. 80 layers of 128 heads in 128 pieces on both sides, unlike, are 2^20. */
+#define MAX_LANES (1u << 22)
+
+/* The loops of a rule, without its cells and lanes. Interned: lanes with equal nests have equal numbers. */
 typedef struct nest {
     uint32_t source, walk, group;
     uint32_t units, rows_per_step;
@@ -23,31 +42,32 @@ typedef struct nest {
     kvf_token_share remote_tokens;
 } nest;
 
-typedef struct strand {
-    uint32_t nest;
-    uint32_t local_region, remote_region;
-    kvf_range layers;
-    uint64_t local_offset, remote_offset;
+/* A lane that has no rule yet. */
+typedef struct lane {
+    kvf_copy_lane place;
     uint64_t cell_bytes;
-} strand;
+    uint32_t nest;
+} lane;
 
 typedef struct fusion {
     kvf_plan *plan;
     nest *nests;
     uint32_t nest_count, nest_capacity;
-    strand *strands;
-    uint32_t strand_count;
+    lane *lanes;
+    uint32_t lane_count, lane_capacity;
 } fusion;
+
+static bool same_strides(const kvf_strides *a, const kvf_strides *b) {
+    return a->block == b->block && a->row == b->row && a->unit == b->unit;
+}
 
 static bool same_nest(const nest *a, const nest *b) {
     return a->source == b->source && a->walk == b->walk && a->units == b->units &&
-           a->rows_per_step == b->rows_per_step && a->local.block == b->local.block &&
-           a->local.row == b->local.row && a->local.unit == b->local.unit &&
-           a->remote.block == b->remote.block && a->remote.row == b->remote.row &&
-           a->remote.unit == b->remote.unit;
+           a->rows_per_step == b->rows_per_step && same_strides(&a->local, &b->local) &&
+           same_strides(&a->remote, &b->remote);
 }
 
-/* The number of a nest. `hint` is a guess: the strand before usually has the same. */
+/* The number of a nest. `hint` is a guess: the lane before usually has the same. */
 static kvf_status intern(fusion *f, const nest *wanted, uint32_t hint, uint32_t *out) {
     if (hint < f->nest_count && same_nest(&f->nests[hint], wanted)) {
         *out = hint;
@@ -72,8 +92,7 @@ static kvf_status intern(fusion *f, const nest *wanted, uint32_t hint, uint32_t 
     return KVF_OK;
 }
 
-/* Makes the nest as flat and the cell as wide as it goes. `steps_of_block` is 1 where a block has one step.
- */
+/* Collapses loops into the cell as far as possible. `one_step`: no block has more than one step. */
 static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
     KVF_ASSERT(n->units > 0 && n->rows_per_step > 0 && *cell_bytes > 0);
     for (bool changed = true; changed;) {
@@ -91,14 +110,66 @@ static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
             changed = true;
         }
     }
-    /* Strides that are never stepped are made equal, so that they keep no two nests apart. */
+    /* Strides that no loop uses are made equal, so that they keep no two nests apart. */
     if (n->units == 1)
         n->local.unit = n->remote.unit = 0;
     if (n->rows_per_step == 1 && one_step)
         n->local.row = n->remote.row = 0;
 }
 
-/* ---- strands --------------------------------------------------------------------------------- */
+/* ---- cells in pieces ------------------------------------------------------------------------- */
+
+/*
+ * How the cells of a cut fall apart where a side keeps them in pieces. A grain is a number of bytes that lie
+ * together on both sides; within a stretch both sides step evenly from grain to grain. So a stretch of a cell
+ * is to the planner what a range of units is otherwise.
+ *
+ *   local     |  0   1   2   3  |  4   5   6   7  |      two pieces
+ *   remote    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |          eight
+ *   stretches |--- 4 grains ----|--- 4 grains ----|
+ */
+typedef struct cell_split {
+    uint64_t grain_bytes;
+    uint64_t stretch_bytes;             /* of the cell */
+    uint64_t local_piece, remote_piece; /* bytes of a piece */
+    uint32_t stretches;                 /* of a cell */
+} cell_split;
+
+static uint64_t greatest_divisor(uint64_t a, uint64_t b) {
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static cell_split split_cell(const kvf_part_desc *part, const kvf_placement *local,
+                             const kvf_placement *remote) {
+    uint64_t cell = kvf_part_cell_bytes(part);
+    cell_split split = {.local_piece = cell / local->pieces, .remote_piece = cell / remote->pieces};
+    split.grain_bytes = greatest_divisor(split.local_piece, split.remote_piece);
+    /* A side whose pieces are grains steps evenly through the whole cell, another only inside a piece. */
+    uint64_t local_reach = split.local_piece == split.grain_bytes ? cell : split.local_piece;
+    uint64_t remote_reach = split.remote_piece == split.grain_bytes ? cell : split.remote_piece;
+    split.stretch_bytes = local_reach < remote_reach ? local_reach : remote_reach;
+    if (local_reach != cell && remote_reach != cell)
+        split.stretch_bytes = split.grain_bytes; /* neither is: their pieces end in different places */
+    split.stretches = (uint32_t)(cell / split.stretch_bytes);
+    return split;
+}
+
+/* From one grain of a stretch to the next. */
+static uint64_t grain_step(const cell_split *split, const kvf_placement *placement, uint64_t piece_bytes) {
+    return piece_bytes == split->grain_bytes ? placement->piece_stride : split->grain_bytes;
+}
+
+/* Where byte `at` of a cell lies, counted from its first. */
+static uint64_t place_in_cell(const kvf_placement *placement, uint64_t piece_bytes, uint64_t at) {
+    return at / piece_bytes * placement->piece_stride + at % piece_bytes;
+}
+
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 /* Blocks that can be whole on both sides: as many tokens, no token missing in between, and rows that can be
  * counted. */
@@ -149,7 +220,66 @@ static bool one_step_a_block(const kvf_plan_walk *walk) {
     return walk->takes_whole || (walk->local.kernel_tokens == 1 && walk->remote.kernel_tokens == 1);
 }
 
-static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, uint32_t layer) {
+static kvf_status grow_lanes(fusion *f) {
+    if (f->lane_count >= MAX_LANES)
+        return kvf_fail(KVF_E_RANGE, "the plan has more than %u pieces", MAX_LANES);
+    size_t capacity = 2 * (size_t)f->lane_capacity;
+    lane *lanes = kvf_resize(f->lanes, capacity, sizeof *lanes);
+    if (!lanes)
+        return kvf_nomem("a plan");
+    f->lanes = lanes;
+    f->lane_capacity = (uint32_t)capacity;
+    return KVF_OK;
+}
+
+/* Adds a lane with this nest, both made as wide as they go. */
+static kvf_status add_lane(fusion *f, nest *n, lane *s) {
+    if (f->lane_count == f->lane_capacity) {
+        kvf_status grown = grow_lanes(f);
+        if (grown)
+            return grown;
+    }
+    widen(n, &s->cell_bytes, one_step_a_block(&f->plan->walks[n->walk]));
+    uint32_t hint = f->lane_count ? f->lanes[f->lane_count - 1].nest : 0;
+    kvf_status status = intern(f, n, hint, &s->nest);
+    if (!status)
+        f->lanes[f->lane_count++] = *s;
+    return status;
+}
+
+/* One lane for each stretch of each unit's cell; `n` and `s` are those of whole cells. Where rows fill the room
+ * between the pieces on both sides, as in whole blocks of two engines that cut alike, the cells of a unit become
+ * one again, and units are what is left to go over. */
+static kvf_status add_stretches(fusion *f, const kvf_part_desc *part, const kvf_placement *local,
+                                const kvf_placement *remote, const nest *n, const lane *whole) {
+    const cell_split split = split_cell(part, local, remote);
+    nest within = *n;
+    lane first = *whole;
+    within.units = (uint32_t)(split.stretch_bytes / split.grain_bytes);
+    within.local.unit = grain_step(&split, local, split.local_piece);
+    within.remote.unit = grain_step(&split, remote, split.remote_piece);
+    first.cell_bytes = split.grain_bytes;
+    widen(&within, &first.cell_bytes, one_step_a_block(&f->plan->walks[n->walk]));
+    if (split.stretches == 1 && within.units == 1) {
+        within.units = n->units;
+        within.local.unit = n->local.unit;
+        within.remote.unit = n->remote.unit;
+        return add_lane(f, &within, &first);
+    }
+    kvf_status status = KVF_OK;
+    for (uint32_t unit = 0; unit < n->units; unit++) {
+        for (uint32_t i = 0; i < split.stretches && !status; i++) {
+            lane s = first;
+            uint64_t at = i * split.stretch_bytes;
+            s.place.local_offset += unit * n->local.unit + place_in_cell(local, split.local_piece, at);
+            s.place.remote_offset += unit * n->remote.unit + place_in_cell(remote, split.remote_piece, at);
+            status = add_lane(f, &within, &s);
+        }
+    }
+    return status;
+}
+
+static kvf_status add_layer(fusion *f, const kvf_plan_cut *cut, uint32_t walk, uint32_t layer) {
     const kvf_plan *plan = f->plan;
     const kvf_plan_walk *sides = &plan->walks[walk];
     const kvf_shard *remote = plan->remote->shards[plan->source_ranks[cut->source]];
@@ -159,12 +289,13 @@ static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, 
     uint32_t local_begin = plan->local->groups[cut->group].parts[cut->part].units.begin;
     uint32_t remote_begin = remote->groups[cut->group].parts[cut->part].units.begin;
     KVF_ASSERT(cut->units.begin >= local_begin && cut->units.begin >= remote_begin);
-    strand s = {.local_region = l->region,
-                .remote_region = r->region,
-                .layers = {layer, layer + 1},
-                .local_offset = l->offset + (uint64_t)(cut->units.begin - local_begin) * l->unit_stride,
-                .remote_offset = r->offset + (uint64_t)(cut->units.begin - remote_begin) * r->unit_stride,
-                .cell_bytes = kvf_part_cell_bytes(part)};
+    lane s = {
+        .place = {.local_region = l->region,
+                  .remote_region = r->region,
+                  .layers = {layer, layer + 1},
+                  .local_offset = l->offset + (uint64_t)(cut->units.begin - local_begin) * l->unit_stride,
+                  .remote_offset = r->offset + (uint64_t)(cut->units.begin - remote_begin) * r->unit_stride},
+        .cell_bytes = kvf_part_cell_bytes(part)};
     nest n = {.source = cut->source,
               .walk = walk,
               .group = cut->group,
@@ -173,111 +304,134 @@ static kvf_status add_strand(fusion *f, const kvf_plan_cut *cut, uint32_t walk, 
               .local = {l->block_stride, l->row_stride, l->unit_stride},
               .remote = {r->block_stride, r->row_stride, r->unit_stride},
               .remote_tokens = cut->tokens};
-    widen(&n, &s.cell_bytes, one_step_a_block(sides));
-    uint32_t hint = f->strand_count ? f->strands[f->strand_count - 1].nest : 0;
-    kvf_status status = intern(f, &n, hint, &s.nest);
-    if (!status)
-        f->strands[f->strand_count++] = s;
-    return status;
+    if (l->pieces > 1 || r->pieces > 1)
+        return add_stretches(f, part, l, r, &n, &s);
+    return add_lane(f, &n, &s);
 }
 
-static kvf_status make_strands(fusion *f) {
+static kvf_status make_lanes(fusion *f) {
     kvf_plan *plan = f->plan;
     size_t total = 0;
-    for (uint32_t i = 0; i < plan->cut_count; i++)
+    for (uint32_t i = 0; i < plan->cut_count; i++) /* where cells are whole; pieces make more */
         total += 2 * (size_t)(plan->cuts[i].layers.end - plan->cuts[i].layers.begin);
-    if (total > UINT32_MAX)
-        return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, UINT32_MAX);
-    f->strands = kvf_alloc(total, sizeof *f->strands);
-    if (!f->strands)
+    if (total > MAX_LANES)
+        return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, MAX_LANES);
+    f->lanes = kvf_alloc(total, sizeof *f->lanes);
+    if (!f->lanes)
         return kvf_nomem("a plan");
+    f->lane_capacity = (uint32_t)total;
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const kvf_plan_cut *cut = &plan->cuts[i];
         uint32_t first = 0, count = 0;
         kvf_status status = walks_of(plan, cut, &first, &count);
         for (uint32_t walk = first; walk < first + count; walk++)
             for (uint32_t layer = cut->layers.begin; layer < cut->layers.end && !status; layer++)
-                status = add_strand(f, cut, walk, layer);
+                status = add_layer(f, cut, walk, layer);
         if (status)
             return status;
-        KVF_ASSERT(f->strand_count <= total);
+        KVF_ASSERT(f->lane_count <= f->lane_capacity);
     }
     return KVF_OK;
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
+/* Lanes of one nest stand in the order of memory. */
 static int by_nest_and_place(const void *a, const void *b) {
-    const strand *x = a, *y = b;
+    const lane *x = a, *y = b;
+    const kvf_copy_lane *p = &x->place, *q = &y->place;
     if (x->nest != y->nest)
         return x->nest < y->nest ? -1 : 1;
-    if (x->local_region != y->local_region)
-        return x->local_region < y->local_region ? -1 : 1;
-    if (x->remote_region != y->remote_region)
-        return x->remote_region < y->remote_region ? -1 : 1;
-    return x->local_offset < y->local_offset ? -1 : x->local_offset > y->local_offset;
+    if (p->local_region != q->local_region)
+        return p->local_region < q->local_region ? -1 : 1;
+    if (p->remote_region != q->remote_region)
+        return p->remote_region < q->remote_region ? -1 : 1;
+    return p->local_offset < q->local_offset ? -1 : p->local_offset > q->local_offset;
 }
 
-static void sort_strands(const fusion *f, int (*compare)(const void *, const void *)) {
-    for (uint32_t i = 1; i < f->strand_count; i++) {
-        if (compare(&f->strands[i - 1], &f->strands[i]) > 0) {
-            qsort(f->strands, f->strand_count, sizeof *f->strands, compare);
+static void sort_lanes(const fusion *f, int (*compare)(const void *, const void *)) {
+    for (uint32_t i = 1; i < f->lane_count; i++) {
+        if (compare(&f->lanes[i - 1], &f->lanes[i]) > 0) {
+            qsort(f->lanes, f->lane_count, sizeof *f->lanes, compare);
             return;
         }
     }
 }
 
-static bool may_join(const fusion *f, const strand *a, const strand *b) {
-    return !f->plan->options.keep_layers_apart || a->layers.begin == b->layers.begin;
+static bool may_join(const fusion *f, const lane *a, const lane *b) {
+    return !f->plan->options.keep_layers_apart || a->place.layers.begin == b->place.layers.begin;
 }
 
-static bool touch(const fusion *f, const strand *a, const strand *b) {
-    return may_join(f, a, b) && a->nest == b->nest && a->local_region == b->local_region &&
-           a->remote_region == b->remote_region && a->local_offset + a->cell_bytes == b->local_offset &&
-           a->remote_offset + a->cell_bytes == b->remote_offset;
+static bool same_regions(const lane *a, const lane *b) {
+    return a->place.local_region == b->place.local_region && a->place.remote_region == b->place.remote_region;
 }
 
-/* Joins touching strands; returns whether there were any. */
+static bool touch(const fusion *f, const lane *a, const lane *b) {
+    return may_join(f, a, b) && a->nest == b->nest && same_regions(a, b) &&
+           a->place.local_offset + a->cell_bytes == b->place.local_offset &&
+           a->place.remote_offset + a->cell_bytes == b->place.remote_offset;
+}
+
+/* Joins touching lanes; returns whether there were any. */
 static bool join(fusion *f) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < f->strand_count; i++) {
-        strand *last = n ? &f->strands[n - 1] : NULL;
-        const strand *s = &f->strands[i];
+    for (uint32_t i = 0; i < f->lane_count; i++) {
+        lane *last = n ? &f->lanes[n - 1] : NULL;
+        const lane *s = &f->lanes[i];
         if (last && touch(f, last, s)) {
+            kvf_range *layers = &last->place.layers;
             last->cell_bytes += s->cell_bytes;
-            last->layers.begin = last->layers.begin < s->layers.begin ? last->layers.begin : s->layers.begin;
-            last->layers.end = last->layers.end > s->layers.end ? last->layers.end : s->layers.end;
+            layers->begin = layers->begin < s->place.layers.begin ? layers->begin : s->place.layers.begin;
+            layers->end = layers->end > s->place.layers.end ? layers->end : s->place.layers.end;
         } else {
-            f->strands[n++] = *s;
+            f->lanes[n++] = *s;
         }
     }
-    bool joined = n < f->strand_count;
-    f->strand_count = n;
+    bool joined = n < f->lane_count;
+    f->lane_count = n;
     return joined;
 }
 
-/* Bytes that all strands move for one step of every walk: joining and widening change how, never how many. */
-static inline uint64_t bytes_of_strands(const fusion *f) {
+/* Bytes that one step of every walk moves, by the cuts and by the lanes: joining and widening change how, never how
+ * many. */
+static inline uint64_t bytes_of_cuts(const kvf_plan *plan) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < f->strand_count; i++) {
-        const nest *n = &f->nests[f->strands[i].nest];
-        bytes += f->strands[i].cell_bytes * n->units * n->rows_per_step;
+    for (uint32_t i = 0; i < plan->cut_count; i++) {
+        const kvf_plan_cut *cut = &plan->cuts[i];
+        const kvf_part_desc *part = &kvf_model_group(plan->local->model, cut->group)->parts[cut->part];
+        uint64_t cells =
+            (uint64_t)(cut->layers.end - cut->layers.begin) * (cut->units.end - cut->units.begin);
+        for (uint32_t w = 0; w < plan->walk_count; w++) {
+            const kvf_plan_walk *walk = &plan->walks[w];
+            if (walk->group == cut->group && walk->remote.share.index == cut->tokens.index)
+                bytes += cells * kvf_part_cell_bytes(part) * part->rows_per_step *
+                         (walk->takes_whole ? walk->whole_steps : 1);
+        }
+    }
+    return bytes;
+}
+
+static inline uint64_t bytes_of_lanes(const fusion *f) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < f->lane_count; i++) {
+        const nest *n = &f->nests[f->lanes[i].nest];
+        bytes += f->lanes[i].cell_bytes * n->units * n->rows_per_step;
     }
     return bytes;
 }
 
 static kvf_status join_and_widen(fusion *f) {
     for (;;) {
-        sort_strands(f, by_nest_and_place);
+        sort_lanes(f, by_nest_and_place);
         if (!join(f))
             return KVF_OK;
         bool changed = false;
-        for (uint32_t i = 0; i < f->strand_count; i++) {
-            strand *s = &f->strands[i];
+        for (uint32_t i = 0; i < f->lane_count; i++) {
+            lane *s = &f->lanes[i];
             nest n = f->nests[s->nest];
             widen(&n, &s->cell_bytes, one_step_a_block(&f->plan->walks[n.walk]));
             uint32_t before = s->nest;
-            kvf_status status = intern(f, &n, i ? f->strands[i - 1].nest : before, &s->nest);
+            kvf_status status = intern(f, &n, i ? f->lanes[i - 1].nest : before, &s->nest);
             if (status)
                 return status;
             changed |= s->nest != before;
@@ -291,7 +445,7 @@ static kvf_status join_and_widen(fusion *f) {
 
 /* Rules in order of source; `nest` was renumbered in that order. */
 static int by_rule(const void *a, const void *b) {
-    const strand *x = a, *y = b;
+    const lane *x = a, *y = b;
     if (x->nest != y->nest)
         return x->nest < y->nest ? -1 : 1;
     if (x->cell_bytes != y->cell_bytes)
@@ -316,8 +470,8 @@ static kvf_status renumber_nests(fusion *f) {
             }
         }
     }
-    for (uint32_t i = 0; i < f->strand_count; i++)
-        f->strands[i].nest = numbers[f->strands[i].nest];
+    for (uint32_t i = 0; i < f->lane_count; i++)
+        f->lanes[i].nest = numbers[f->lanes[i].nest];
     kvf_free(f->nests);
     kvf_free(numbers);
     f->nests = sorted;
@@ -325,52 +479,48 @@ static kvf_status renumber_nests(fusion *f) {
     return KVF_OK;
 }
 
-static bool same_rule(const strand *a, const strand *b) {
+static bool same_rule(const lane *a, const lane *b) {
     return a->nest == b->nest && a->cell_bytes == b->cell_bytes;
 }
 
 /*
- * How many strands from `first` on lie in one page on both sides, one after another: their runs can touch
+ * How many lanes from `first` on lie in one page on both sides, one after another: their runs can touch
  * only when a block is visited whole.
  */
-static uint32_t strands_of_page(const fusion *f, uint32_t first) {
-    const nest *n = &f->nests[f->strands[first].nest];
+static uint32_t lanes_of_page(const fusion *f, uint32_t first) {
+    const nest *n = &f->nests[f->lanes[first].nest];
     uint32_t i = first + 1;
-    for (; i < f->strand_count; i++) {
-        const strand *a = &f->strands[i - 1], *b = &f->strands[i];
-        uint64_t distance = b->local_offset - a->local_offset;
-        if (!same_rule(a, b) || !may_join(f, a, b) || a->local_region != b->local_region ||
-            a->remote_region != b->remote_region || distance != b->remote_offset - a->remote_offset ||
-            distance >= n->local.block || distance >= n->remote.block)
+    for (; i < f->lane_count; i++) {
+        const lane *a = &f->lanes[i - 1], *b = &f->lanes[i];
+        uint64_t distance = b->place.local_offset - a->place.local_offset;
+        if (!same_rule(a, b) || !may_join(f, a, b) || !same_regions(a, b) ||
+            distance != b->place.remote_offset - a->place.remote_offset || distance >= n->local.block ||
+            distance >= n->remote.block)
             break;
     }
     return i - first;
 }
 
-/* One past the last strand of the rule that begins at `first`: same nest and cell, pages of as many strands.
+/* One past the last lane of the rule that begins at `first`: same nest and cell, pages of as many lanes.
  */
 static uint32_t end_of_rule(const fusion *f, uint32_t first, uint32_t per_page) {
     uint32_t i = first + per_page;
-    while (i < f->strand_count && same_rule(&f->strands[first], &f->strands[i]) &&
-           strands_of_page(f, i) == per_page)
+    while (i < f->lane_count && same_rule(&f->lanes[first], &f->lanes[i]) && lanes_of_page(f, i) == per_page)
         i += per_page;
     return i;
 }
 
 static void make_rule(fusion *f, uint32_t first, uint32_t end, uint32_t per_page) {
     kvf_plan *plan = f->plan;
-    const nest *n = &f->nests[f->strands[first].nest];
+    const nest *n = &f->nests[f->lanes[first].nest];
     KVF_ASSERT(per_page > 0 && end > first && (end - first) % per_page == 0);
-    for (uint32_t i = first; i < end; i++) {
-        const strand *s = &f->strands[i];
-        plan->lanes[i] =
-            (kvf_copy_lane){s->local_offset, s->remote_offset, s->local_region, s->remote_region, s->layers};
-    }
+    for (uint32_t i = first; i < end; i++)
+        plan->lanes[i] = f->lanes[i].place;
     plan->rules[plan->rule_count] = (kvf_copy_rule){.source = n->source,
                                                     .group = n->group,
                                                     .units = n->units,
                                                     .rows_per_step = n->rows_per_step,
-                                                    .cell_bytes = f->strands[first].cell_bytes,
+                                                    .cell_bytes = f->lanes[first].cell_bytes,
                                                     .local = n->local,
                                                     .remote = n->remote,
                                                     .remote_tokens = n->remote_tokens,
@@ -391,19 +541,19 @@ static kvf_status make_rules(fusion *f) {
     kvf_status status = renumber_nests(f);
     if (status)
         return status;
-    sort_strands(f, by_rule);
+    sort_lanes(f, by_rule);
     uint32_t rules = 0;
-    for (uint32_t i = 0; i < f->strand_count; rules++)
-        i = end_of_rule(f, i, strands_of_page(f, i));
+    for (uint32_t i = 0; i < f->lane_count; rules++)
+        i = end_of_rule(f, i, lanes_of_page(f, i));
     plan->rules = kvf_alloc(rules, sizeof *plan->rules);
     plan->rule_walks = kvf_alloc(rules, sizeof *plan->rule_walks);
-    plan->lanes = kvf_alloc(f->strand_count, sizeof *plan->lanes);
+    plan->lanes = kvf_alloc(f->lane_count, sizeof *plan->lanes);
     plan->source_rules = kvf_alloc0(plan->source_count, sizeof *plan->source_rules);
     if (!plan->rules || !plan->rule_walks || !plan->lanes || !plan->source_rules)
         return kvf_nomem("a plan");
-    plan->lane_count = f->strand_count;
-    for (uint32_t i = 0; i < f->strand_count;) {
-        uint32_t per_page = strands_of_page(f, i);
+    plan->lane_count = f->lane_count;
+    for (uint32_t i = 0; i < f->lane_count;) {
+        uint32_t per_page = lanes_of_page(f, i);
         uint32_t end = end_of_rule(f, i, per_page);
         make_rule(f, i, end, per_page);
         i = end;
@@ -414,14 +564,13 @@ static kvf_status make_rules(fusion *f) {
 
 kvf_status kvf_plan_fuse(kvf_plan *plan) {
     fusion f = {.plan = plan};
-    kvf_status status = make_strands(&f);
-    const uint64_t bytes = bytes_of_strands(&f);
+    kvf_status status = make_lanes(&f);
     if (!status)
         status = join_and_widen(&f);
-    KVF_ASSERT(status || bytes_of_strands(&f) == bytes);
+    KVF_ASSERT(status || bytes_of_lanes(&f) == bytes_of_cuts(plan));
     if (!status)
         status = make_rules(&f);
-    kvf_free(f.strands);
+    kvf_free(f.lanes);
     kvf_free(f.nests);
     return status;
 }

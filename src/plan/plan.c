@@ -3,10 +3,7 @@
 static kvf_status check_arguments(const kvf_shard *local, const kvf_engine *remote, kvf_plan **out) {
     if (!local || !remote || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !local ? "local" : !remote ? "remote" : "out");
-    if (local->model == remote->model)
-        return KVF_OK;
-    kvf_status status = kvf_model_compare(local->model, remote->model);
-    return status ? kvf_fail_in(status, "local and %s: ", kvf_engine_name(remote)) : KVF_OK;
+    return KVF_OK;
 }
 
 static kvf_status check_options(const kvf_plan *plan) {
@@ -21,8 +18,50 @@ static kvf_status check_options(const kvf_plan *plan) {
     return KVF_OK;
 }
 
+static kvf_status take_groups(kvf_plan *plan) {
+    const kvf_plan_options *options = &plan->options;
+    uint32_t groups = kvf_model_group_count(plan->local->model);
+    plan->asked = kvf_alloc0(groups, sizeof *plan->asked);
+    if (!plan->asked)
+        return kvf_nomem("a plan");
+    for (uint32_t g = 0; g < groups && !options->groups; g++)
+        plan->asked[g] = true;
+    for (uint32_t i = 0; i < options->group_count && options->groups; i++) {
+        if (options->groups[i] >= groups)
+            return kvf_fail(KVF_E_RANGE, "groups[%u] is %u; the model has %u", i, options->groups[i], groups);
+        plan->asked[options->groups[i]] = true;
+    }
+    plan->options.groups = NULL; /* the caller's */
+    return KVF_OK;
+}
+
+/* Where the remote engine has another model, its shards are taken in terms of ours, if it has what is asked for.
+ */
+static kvf_status meet(kvf_plan *plan, const kvf_engine *remote) {
+    const kvf_model *ours = plan->local->model;
+    plan->given = plan->remote = remote;
+    if (ours == remote->model || kvf_model_compare(ours, remote->model) == KVF_OK)
+        return KVF_OK;
+    kvf_match *match = NULL;
+    kvf_status status = kvf_match_build(ours, remote->model, KVF_CONVERTED_DTYPES, &match);
+    for (uint32_t g = 0; !status && g < kvf_model_group_count(ours); g++) {
+        kvf_range wanted = kvf_plan_wanted_layers(plan, g);
+        if (wanted.begin != wanted.end)
+            status = kvf_match_check(match, g, wanted);
+    }
+    if (status)
+        status = kvf_fail_in(status, "local and %s: ", kvf_engine_name(remote));
+    else
+        status = kvf_engine_adapt(remote, match, &plan->adapted);
+    kvf_match_free(match);
+    plan->remote = plan->adapted;
+    return status;
+}
+
 kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group) {
     kvf_range held = plan->local->group_layers[group], asked = plan->options.layers;
+    if (!plan->asked[group])
+        return (kvf_range){held.begin, held.begin};
     if (asked.begin == asked.end)
         return held;
     asked = kvf_held_layers(kvf_model_group(plan->local->model, group), asked);
@@ -40,10 +79,13 @@ kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, cons
     if (!plan)
         return kvf_nomem("a plan");
     plan->local = local;
-    plan->remote = remote;
     status = kvf_take_options(&plan->options, sizeof plan->options, options, "kvf_plan_options");
     if (!status)
         status = check_options(plan);
+    if (!status)
+        status = take_groups(plan);
+    if (!status)
+        status = meet(plan, remote);
     if (!status)
         status = kvf_plan_cover(plan);
     if (!status)
@@ -66,6 +108,8 @@ void kvf_plan_free(kvf_plan *plan) {
     kvf_free(plan->rule_walks);
     kvf_free(plan->lanes);
     kvf_free(plan->walks);
+    kvf_free(plan->asked);
+    kvf_engine_free(plan->adapted);
     kvf_free(plan);
 }
 
@@ -74,7 +118,7 @@ const kvf_shard *kvf_plan_local(const kvf_plan *plan) {
 }
 
 const kvf_engine *kvf_plan_remote(const kvf_plan *plan) {
-    return plan->remote;
+    return plan->given;
 }
 
 size_t kvf_plan_memory_bytes(const kvf_plan *plan) {

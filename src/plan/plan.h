@@ -36,6 +36,9 @@ static inline bool kvf_plan_walk_takes(const kvf_plan_walk *walk, const kvf_walk
 struct kvf_plan {
     const kvf_shard *local;
     const kvf_engine *remote;
+    kvf_engine *adapted; /* `remote` in terms of the local model, where theirs is another; NULL: it is not */
+    const kvf_engine *given; /* what the caller gave */
+    bool *asked;             /* [group]: whether the plan is to fill it */
     kvf_plan_options options;
     uint32_t *source_ranks; /* ascending */
     kvf_range *source_rules;
@@ -67,7 +70,8 @@ kvf_status kvf_plan_fuse(kvf_plan *plan);
 /** How kvf_say_plan() speaks of a plan. */
 typedef struct kvf_plan_words {
     uint64_t tokens;     /* of the request that is predicted */
-    const char *kind;    /* of the transport whose costs are assumed, see kvf_cost_assumed() */
+    kvf_cost_model cost; /* that is assumed */
+    const char *kind;    /* of the transport that it is the cost of */
     uint32_t most_lines; /* for the sources; 0: every source has lines of its own, whatever their number */
     const char *indent;  /* before each line */
 } kvf_plan_words;

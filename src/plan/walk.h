@@ -36,8 +36,8 @@ typedef struct kvf_walk_piece {
 /** The next piece of steps that both sides keep; false at the end. */
 bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece);
 
-/** Where a side stores the first step at or after `step` that it keeps; at the end, how many it keeps before.
- */
+/** The position of the first step at or after `step` that a side keeps. For the end of a range: how many steps before
+ * it the side keeps. */
 uint64_t kvf_walk_position(const kvf_walk_side *side, uint64_t step);
 
 /** Whether any token is kept by both shares. */

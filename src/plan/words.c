@@ -179,7 +179,8 @@ static void say_all_sources(said *s) {
     }
 }
 
-static void say_total(said *s, const kvf_cost_model *cost, const char *kind) {
+static void say_total(said *s) {
+    const kvf_cost_model *cost = &s->how->cost;
     kvf_prediction all = {0};
     for (uint32_t source = 0; source < s->plan->source_count; source++) {
         all.bytes += s->costs[source].bytes;
@@ -197,8 +198,8 @@ static void say_total(said *s, const kvf_cost_model *cost, const char *kind) {
     }
     kvf_text_add(s->text, "; ");
     kvf_say_time(s->text, all.ns);
-    kvf_text_add(s->text, " with the costs assumed for %s: %g ns a run, %g GB/s, ", kind, cost->ns_per_run,
-                 1 / cost->ns_per_byte);
+    kvf_text_add(s->text, " with the costs assumed for %s: %g ns a run, %g GB/s, ", s->how->kind,
+                 cost->ns_per_run, 1 / cost->ns_per_byte);
     kvf_say_time(s->text, cost->ns_per_source);
     kvf_text_add(s->text, " a rank\n");
 }
@@ -223,14 +224,12 @@ kvf_status kvf_say_plan(kvf_text *text, const kvf_plan *plan, const kvf_plan_wor
     s.first = kvf_alloc0((size_t)plan->source_count + 1, sizeof *s.first);
     s.costs = kvf_alloc0(plan->source_count, sizeof *s.costs);
     kvf_status status = s.cuts && s.first && s.costs ? KVF_OK : kvf_nomem("a plan in words");
-    kvf_cost_model cost;
-    const char *kind = kvf_cost_assumed(how->kind, &cost);
     for (uint32_t source = 0; source < plan->source_count && !status; source++)
-        status = kvf_plan_predict(plan, source, how->tokens, &cost, &s.costs[source]);
+        status = kvf_plan_predict(plan, source, how->tokens, &how->cost, &s.costs[source]);
     if (!status) {
         sort_cuts(&s);
         say_all_sources(&s);
-        say_total(&s, &cost, kind);
+        say_total(&s);
     }
     kvf_free(s.costs);
     kvf_free(s.first);

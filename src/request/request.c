@@ -159,6 +159,9 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
     kvf_status status = check_group_request(wanted);
     if (status)
         return status;
+    if (!plan->asked[group] && wanted->begin < wanted->end)
+        return kvf_fail(KVF_E_INVALID, "steps [%llu, %llu) are wanted, but the plan leaves this group out",
+                        (unsigned long long)wanted->begin, (unsigned long long)wanted->end);
     const kvf_group_shard_desc *held = &plan->local->groups[group];
     const kvf_engine_group *remote_group = &plan->remote->groups[group];
     uint64_t begin = first_wanted(request, group, wanted);

@@ -1,25 +1,24 @@
 /*
  * An engine: every rank's shard, from parallel sizes and layouts, or from shards that came from elsewhere.
  */
+#include "base/share.h"
 #include "shard/shard.h"
 
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size) {
     if (part->tp_rule == KVF_TP_REPLICATE)
         return (kvf_part_share){{0, part->units}, tp_rank, tp_size};
-    uint64_t granules = part->units / part->granule_units, r = tp_rank, n = tp_size;
-    uint64_t begin = r * granules / n;
-    if (n <= granules) {
-        uint64_t end = (r + 1) * granules / n;
-        return (kvf_part_share){
-            {(uint32_t)begin * part->granule_units, (uint32_t)end * part->granule_units}, 0, 1};
+    uint32_t granules = part->units / part->granule_units;
+    kvf_range held = kvf_axis_share(granules, tp_size, tp_rank);
+    kvf_part_share share = {.units = {held.begin * part->granule_units, held.end * part->granule_units},
+                            .replica_count = 1};
+    if (tp_size > granules) {
+        /* The ranks that hold granule g are those with floor(rank*G/n) == g: from ceil(g*n/G) on. */
+        uint64_t first = ((uint64_t)held.begin * tp_size + granules - 1) / granules;
+        uint64_t next = ((uint64_t)held.end * tp_size + granules - 1) / granules;
+        share.replica = (uint32_t)(tp_rank - first);
+        share.replica_count = (uint32_t)(next - first);
     }
-    /* The ranks that hold granule g are those with floor(r*G/n) == g: from ceil(g*n/G) on. */
-    uint64_t first = (begin * n + granules - 1) / granules;
-    uint64_t next = ((begin + 1) * n + granules - 1) / granules;
-    return (kvf_part_share){
-        {(uint32_t)begin * part->granule_units, (uint32_t)(begin + 1) * part->granule_units},
-        (uint32_t)(r - first),
-        (uint32_t)(next - first)};
+    return share;
 }
 
 typedef struct engine_builder {
@@ -175,7 +174,7 @@ static kvf_status build_rank(engine_builder *b, kvf_shard **out) {
                            .pp_rank = b->pp_rank,
                            .pp_size = b->spec.pp_size};
     if (!status)
-        status = kvf_shard_make(b->model, &desc, false, out);
+        status = kvf_shard_make(b->model, &desc, NULL, false, out);
     free_rank(b);
     return status;
 }

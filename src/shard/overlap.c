@@ -13,6 +13,9 @@
  * 2^24 pieces would be K and V side by side of 64 layers, 128 heads and 1024 tokens a block. */
 #define MAX_INTERVALS (1ull << 24)
 
+/* Blocks, rows, units, and the pieces of a cell. */
+#define AXES 4
+
 typedef struct axis {
     uint64_t count;
     uint64_t stride;
@@ -34,11 +37,12 @@ typedef struct interval {
 } interval;
 
 static kvf_status check_alone(const extent *e, uint64_t blocks) {
-    axis axes[3] = {{blocks, e->placement->block_stride},
-                    {e->rows, e->placement->row_stride},
-                    {e->units, e->placement->unit_stride}};
-    for (int i = 0; i < 2; i++) {
-        for (int j = 0; j < 2 - i; j++) {
+    axis axes[AXES] = {{blocks, e->placement->block_stride},
+                       {e->rows, e->placement->row_stride},
+                       {e->units, e->placement->unit_stride},
+                       {e->placement->pieces, e->placement->piece_stride}};
+    for (int i = 0; i < AXES - 1; i++) {
+        for (int j = 0; j < AXES - 1 - i; j++) {
             if (axes[j].stride > axes[j + 1].stride) {
                 axis swap = axes[j];
                 axes[j] = axes[j + 1];
@@ -46,18 +50,20 @@ static kvf_status check_alone(const extent *e, uint64_t blocks) {
             }
         }
     }
-    uint64_t inside = kvf_part_cell_bytes(e->part);
-    for (int i = 0; i < 3; i++) {
+    uint64_t inside = kvf_piece_bytes(e->part, e->placement);
+    for (int i = 0; i < AXES; i++) {
         if (axes[i].count < 2)
             continue;
         if (axes[i].stride < inside)
-            return kvf_fail(
-                KVF_E_OVERLAP,
-                "part %s: strides %llu (block), %llu (row), %llu (unit) overlap: a step of %llu bytes does "
-                "not clear the %llu inside it",
-                e->part->name, (unsigned long long)e->placement->block_stride,
-                (unsigned long long)e->placement->row_stride, (unsigned long long)e->placement->unit_stride,
-                (unsigned long long)axes[i].stride, (unsigned long long)inside);
+            return kvf_fail(KVF_E_OVERLAP,
+                            "part %s: strides %llu (block), %llu (row), %llu (unit), %llu (piece) overlap: a "
+                            "step of %llu "
+                            "bytes does not clear the %llu inside it",
+                            e->part->name, (unsigned long long)e->placement->block_stride,
+                            (unsigned long long)e->placement->row_stride,
+                            (unsigned long long)e->placement->unit_stride,
+                            (unsigned long long)e->placement->piece_stride,
+                            (unsigned long long)axes[i].stride, (unsigned long long)inside);
         inside += (axes[i].count - 1) * axes[i].stride;
     }
     return KVF_OK;
@@ -78,15 +84,19 @@ static int by_begin(const void *a, const void *b) {
 /* The cells of one block of a placement, as intervals: cells that touch are joined. */
 typedef struct pattern {
     uint64_t bytes; /* of one interval */
-    uint64_t rows, units;
+    uint64_t rows, units, pieces;
 } pattern;
 
 /* An axis whose steps touch, be it the inner or the outer one, only makes the interval longer. It stays
  * inside one block stride: check_alone() has seen that a step over blocks clears all that is inside it, and a
  * longer step clears the blocks, so that nothing touches. */
 static pattern join_cells(const extent *e) {
-    pattern joined = {kvf_part_cell_bytes(e->part), e->rows, e->units};
-    for (int turn = 0; turn < 2; turn++) {
+    pattern joined = {kvf_piece_bytes(e->part, e->placement), e->rows, e->units, e->placement->pieces};
+    for (int turn = 0; turn < AXES - 1; turn++) {
+        if (e->placement->piece_stride == joined.bytes) {
+            joined.bytes *= joined.pieces;
+            joined.pieces = 1;
+        }
         if (e->placement->unit_stride == joined.bytes) {
             joined.bytes *= joined.units;
             joined.units = 1;
@@ -103,16 +113,17 @@ static pattern join_cells(const extent *e) {
 static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
     pattern joined = join_cells(e);
     size_t n = 0;
-    for (uint64_t row = 0; row < joined.rows; row++) {
-        for (uint64_t unit = 0; unit < joined.units; unit++) {
-            uint64_t begin =
-                e->placement->offset + row * e->placement->row_stride + unit * e->placement->unit_stride;
-            begin %= period;
-            uint64_t end = begin + joined.bytes;
-            out[n++] = (interval){begin, end < period ? end : period, e};
-            if (end > period)
-                out[n++] = (interval){0, end - period, e};
-        }
+    uint64_t cells = joined.rows * joined.units;
+    for (uint64_t i = 0; i < cells * joined.pieces; i++) {
+        uint64_t cell = i / joined.pieces;
+        uint64_t begin = e->placement->offset + cell / joined.units * e->placement->row_stride +
+                         cell % joined.units * e->placement->unit_stride +
+                         i % joined.pieces * e->placement->piece_stride;
+        begin %= period;
+        uint64_t end = begin + joined.bytes;
+        out[n++] = (interval){begin, end < period ? end : period, e};
+        if (end > period)
+            out[n++] = (interval){0, end - period, e};
     }
     return n;
 }
@@ -130,10 +141,12 @@ static kvf_status check_together(const extent *extents, size_t count) {
                 (unsigned long long)period, (unsigned long long)extents[i].period);
         pattern joined = join_cells(&extents[i]);
         /* Each may be cut in two where the block stride ends. */
-        if (joined.rows <= MAX_INTERVALS && joined.units <= MAX_INTERVALS)
-            room += 2 * joined.rows * joined.units;
-        else
+        uint64_t intervals;
+        if (!kvf_mul(joined.rows, joined.units, &intervals) ||
+            !kvf_mul(intervals, joined.pieces, &intervals) || intervals > MAX_INTERVALS)
             room = UINT64_MAX;
+        else
+            room += 2 * intervals;
         if (room > 2 * MAX_INTERVALS)
             return kvf_fail(
                 KVF_E_RANGE,
@@ -189,7 +202,7 @@ kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group) {
                           0};
             e->end = e->begin + (blocks - 1) * placement->block_stride +
                      (e->rows - 1) * placement->row_stride + (units - 1) * placement->unit_stride +
-                     kvf_part_cell_bytes(e->part);
+                     (placement->pieces - 1) * placement->piece_stride + kvf_piece_bytes(e->part, placement);
             status = check_alone(e, blocks);
         }
     }

@@ -57,6 +57,18 @@ static kvf_status check_share(const kvf_part_desc *part, const kvf_part_share *s
     return KVF_OK;
 }
 
+/* Pieces are of as many elements each, and of whole bytes. */
+static kvf_status check_pieces(const kvf_part_desc *part, const kvf_placement *placement) {
+    uint32_t pieces = placement->pieces, elements = part->cell_elements / pieces;
+    if (part->cell_elements % pieces != 0)
+        return kvf_fail(KVF_E_INVALID, "pieces is %u, which does not divide the %u elements of a cell",
+                        pieces, part->cell_elements);
+    if ((uint64_t)elements * kvf_dtype_bits(part->dtype) % 8)
+        return kvf_fail(KVF_E_INVALID, "pieces is %u: %u elements of %s do not fill whole bytes", pieces,
+                        elements, kvf_dtype_name(part->dtype));
+    return KVF_OK;
+}
+
 /* The last byte of the last cell must lie in the region; all arithmetic is checked here, once. */
 static kvf_status check_placement(const kvf_shard *shard, uint32_t group, uint32_t part,
                                   const kvf_placement *placement) {
@@ -68,16 +80,22 @@ static kvf_status check_placement(const kvf_shard *shard, uint32_t group, uint32
     if (placement->region >= shard->desc.region_count)
         return kvf_fail(KVF_E_RANGE, "region is %u, but the shard has %u", placement->region,
                         shard->desc.region_count);
+    kvf_status status = check_pieces(desc, placement);
+    if (status)
+        return status;
     uint64_t end = placement->offset;
     uint64_t blocks = held->block_count * held->kernel_blocks_per_block; /* fits: check_blocks() */
     if (!kvf_mul_add(blocks - 1, placement->block_stride, end, &end) ||
         !kvf_mul_add(kvf_kernel_rows(held, desc) - 1, placement->row_stride, end, &end) ||
         !kvf_mul_add(units.end - units.begin - 1, placement->unit_stride, end, &end) ||
-        !kvf_add(end, kvf_part_cell_bytes(desc), &end))
+        !kvf_mul_add(placement->pieces - 1, placement->piece_stride, end, &end) ||
+        !kvf_add(end, kvf_piece_bytes(desc, placement), &end))
         return kvf_fail(
-            KVF_E_OVERFLOW, "offset %llu with strides %llu (block), %llu (row), %llu (unit) ends past 2^64",
+            KVF_E_OVERFLOW,
+            "offset %llu with strides %llu (block), %llu (row), %llu (unit), %llu (piece) ends past 2^64",
             (unsigned long long)placement->offset, (unsigned long long)placement->block_stride,
-            (unsigned long long)placement->row_stride, (unsigned long long)placement->unit_stride);
+            (unsigned long long)placement->row_stride, (unsigned long long)placement->unit_stride,
+            (unsigned long long)placement->piece_stride);
     if (end > shard->desc.region_bytes[placement->region])
         return kvf_fail(KVF_E_RANGE, "the last cell ends at byte %llu of region %u, which has %llu",
                         (unsigned long long)end, placement->region,
@@ -104,8 +122,7 @@ static kvf_status check_placements(const kvf_shard *shard, uint32_t group) {
 static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given, uint32_t g) {
     const kvf_group_desc *group = kvf_model_group(shard->model, g);
     kvf_group_shard_desc *own = &shard->groups[g];
-    kvf_range layers = kvf_held_layers(group, shard->desc.layers);
-    shard->group_layers[g] = layers;
+    kvf_range layers = shard->group_layers[g];
     *own = *given;
     own->parts = NULL;
     own->placements = NULL;
@@ -122,9 +139,15 @@ static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given
                         given->parts ? "placements" : "parts", group->part_count, placements);
     kvf_part_share *parts = kvf_copy(given->parts, group->part_count, sizeof *parts);
     own->parts = parts;
-    own->placements = kvf_copy(given->placements, placements, sizeof *own->placements);
+    kvf_placement *places = kvf_copy(given->placements, placements, sizeof *places);
+    own->placements = places;
     if (!own->parts || !own->placements)
         return kvf_nomem("a shard");
+    for (size_t i = 0; i < placements; i++) {
+        places[i].pieces = or_one(places[i].pieces);
+        if (places[i].pieces == 1)
+            places[i].piece_stride = 0; /* of no meaning: shards that say the same are the same */
+    }
     for (uint32_t p = 0; p < group->part_count; p++) {
         parts[p].replica_count = or_one(parts[p].replica_count);
         if ((status = check_share(&group->parts[p], &parts[p])))
@@ -149,8 +172,21 @@ static kvf_status check_desc(const kvf_model *model, kvf_shard_desc *desc) {
     return KVF_OK;
 }
 
-kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bool look_for_overlap,
-                          kvf_shard **out) {
+/* What is held of a group: what the rank's layers say, or less. */
+static kvf_status take_layers(kvf_shard *shard, uint32_t g, const kvf_range *less) {
+    kvf_range held = kvf_held_layers(kvf_model_group(shard->model, g), shard->desc.layers);
+    shard->group_layers[g] = less && less->begin == less->end ? (kvf_range){held.begin, held.begin} : held;
+    if (!less || less->begin == less->end)
+        return KVF_OK;
+    if (less->begin > less->end || less->begin < held.begin || less->end > held.end)
+        return kvf_fail(KVF_E_RANGE, "its layers are [%u, %u); allowed is a range within [%u, %u)",
+                        less->begin, less->end, held.begin, held.end);
+    shard->group_layers[g] = *less;
+    return KVF_OK;
+}
+
+kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
+                          bool look_for_overlap, kvf_shard **out) {
     kvf_shard_desc given;
     kvf_status status = kvf_take_options(&given, sizeof given, desc, "kvf_shard_desc");
     if (status || (status = check_desc(model, &given)))
@@ -168,7 +204,9 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bo
     if (!shard->groups || !shard->group_layers || !shard->desc.region_bytes)
         status = kvf_nomem("a shard");
     for (uint32_t g = 0; g < groups && !status; g++) {
-        status = take_group(shard, &given.groups[g], g);
+        status = take_layers(shard, g, group_layers ? &group_layers[g] : NULL);
+        if (!status)
+            status = take_group(shard, &given.groups[g], g);
         if (!status && look_for_overlap)
             status = kvf_shard_check_overlap(shard, g);
         if (status)
@@ -185,7 +223,7 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bo
 kvf_status kvf_shard_create(const kvf_model *model, const kvf_shard_desc *desc, kvf_shard **out) {
     if (!model || !desc || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : !desc ? "desc" : "out");
-    return kvf_shard_make(model, desc, true, out);
+    return kvf_shard_make(model, desc, NULL, true, out);
 }
 
 void kvf_shard_free(kvf_shard *shard) {
@@ -251,5 +289,7 @@ kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t lay
                   row % rows * placement->row_stride +
                   (uint64_t)(unit - units.begin) * placement->unit_stride;
     out->bytes = kvf_part_cell_bytes(desc);
+    out->piece_stride = placement->piece_stride;
+    out->pieces = placement->pieces;
     return KVF_OK;
 }

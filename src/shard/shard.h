@@ -7,6 +7,7 @@
 #include <kvferry/shard.h>
 
 #include "base/base.h"
+#include "model/match.h"
 
 struct kvf_shard {
     kvf_model *model;
@@ -38,12 +39,36 @@ kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers);
 /** What one rank of a tensor-parallel engine holds of a part. */
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size);
 
-/** kvf_shard_create() for placements that kvferry computed itself, where a look for shared bytes is idle. */
-kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, bool look_for_overlap,
-                          kvf_shard **out);
+/**
+ * kvf_shard_create(), and more to say.
+ *
+ * @param group_layers      what is held of each group, as indices into its layers, where that is less than what
+ *                          desc->layers says; NULL: it is not
+ * @param look_for_overlap  false for placements that kvferry computed or checked itself
+ */
+kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
+                          bool look_for_overlap, kvf_shard **out);
+
+/**
+ * The same shard in terms of another model: its groups, parts and layers are those of `match->ours`, and what is
+ * held is what a shard of `match->theirs` holds of the groups that are the same in both. Of all other groups
+ * nothing is held.
+ *
+ * @param shard  of match->theirs
+ * @param out    receives a shard of match->ours
+ */
+kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_shard **out);
+
+/** All shards of an engine in terms of another model. */
+kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kvf_engine **out);
 
 /** Checks that no two cells of a group of a shard share a byte. All cells must lie inside their regions. */
 kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group);
+
+/** Bytes of each piece of a cell of `part` under a placement, whose defaults are filled in. */
+static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_placement *placement) {
+    return kvf_part_cell_bytes(part) / placement->pieces;
+}
 
 /* ---- words (words.c) -------------------------------------------------------------------------- */
 

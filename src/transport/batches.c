@@ -126,6 +126,8 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
     if (region >= count)
         return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region is %u, but %u are registered", i, side,
                         region, count);
+    if (region_bytes == 0)
+        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered", i, side, region);
     return kvf_fail(KVF_E_RANGE,
                     "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
                     (unsigned long long)run->bytes, (unsigned long long)offset, side, region,
@@ -139,21 +141,19 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
-        if (run->local_region >= local_count || run->local_offset > local[run->local_region].bytes ||
-            run->bytes > local[run->local_region].bytes - run->local_offset)
-            return refuse(run, i, "local", run->local_region, run->local_offset,
-                          run->local_region < local_count ? local[run->local_region].bytes : 0, local_count);
-        if (run->remote_region >= remote_count || run->remote_offset > remote[run->remote_region] ||
-            run->bytes > remote[run->remote_region] - run->remote_offset)
-            return refuse(run, i, "remote", run->remote_region, run->remote_offset,
-                          run->remote_region < remote_count ? remote[run->remote_region] : 0, remote_count);
+        uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
+        uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
+        if (here == 0 || run->local_offset > here || run->bytes > here - run->local_offset)
+            return refuse(run, i, "local", run->local_region, run->local_offset, here, local_count);
+        if (there == 0 || run->remote_offset > there || run->bytes > there - run->remote_offset)
+            return refuse(run, i, "remote", run->remote_region, run->remote_offset, there, remote_count);
     }
     return KVF_OK;
 }
 
 kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
     if (peer->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind, peer->name,
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
                         peer->lost_reason);
     if (peer->closing)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s is being closed", what, peer->name);
@@ -167,6 +167,9 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
     if (direction != KVF_READ && direction != KVF_WRITE)
         return kvf_fail(KVF_E_INVALID, "submit: direction is %d; allowed 0 (read) and 1 (write)",
                         (int)direction);
+    if (!(peer->fabric->kind.directions & 1u << direction))
+        return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
+                        direction == KVF_READ ? "read" : "write");
     kvf_status status = kvf_front_check_peer(peer, "submit");
     return status ? status : check_runs(peer, runs, count);
 }
@@ -227,8 +230,9 @@ kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) 
     kvf_status status = kvf_front_check_peer(peer, "notify");
     if (!status)
         status = peer->fabric->notify(peer->link, data, bytes);
-    return status && !peer->lost ? kvf_fail_in(status, "notify: %s: %s: ", peer->fabric->kind, peer->name)
-                                 : status;
+    return status && !peer->lost
+               ? kvf_fail_in(status, "notify: %s: %s: ", peer->fabric->kind.name, peer->name)
+               : status;
 }
 
 /* ---- what fabrics report --------------------------------------------------------------------- */
@@ -306,7 +310,7 @@ static void describe_failure(const kvf_batch *batch, char *out, size_t size) {
     bool read = batch->direction == KVF_READ;
     *out = '\0';
     if (batch->failed)
-        (void)snprintf(out, size, "%s: %s %s: %s (%zu of %zu runs had started)", peer->fabric->kind,
+        (void)snprintf(out, size, "%s: %s %s: %s (%zu of %zu runs had started)", peer->fabric->kind.name,
                        read ? "reading from" : "writing to", peer->name, batch->reason, batch->next,
                        batch->count);
 }

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#define CARD_VERSION 1
+#define CARD_VERSION 2
 #define CHECKSUM_BYTES 8
 
 static const unsigned char magic[4] = {'K', 'V', 'F', 'C'};
@@ -70,7 +70,7 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     put(&status, out, CARD_VERSION, 2);
     put(&status, out, name, 1);
     put_bytes(&status, out, card->name, name);
-    put_bytes(&status, out, card->host, sizeof card->host);
+    put(&status, out, card->generation, 8);
     put(&status, out, card->region_count, 4);
     for (uint32_t i = 0; i < card->region_count; i++)
         put(&status, out, card->region_bytes[i], 8);
@@ -151,8 +151,9 @@ static kvf_status read_regions(reader *from, kvf_card *card) {
 
 static kvf_status read_parts(reader *from, kvf_card *card) {
     uint32_t count = (uint32_t)take(from, 1);
-    if (count > KVF_CARD_PARTS_MAX)
-        return kvf_fail(KVF_E_PARSE, "card: %u parts; allowed 0 to %d", count, KVF_CARD_PARTS_MAX);
+    card->parts = kvf_alloc0(count, sizeof *card->parts);
+    if (!card->parts)
+        return kvf_nomem("a card");
     for (uint32_t i = 0; i < count; i++) {
         kvf_card_part *part = &card->parts[i];
         if (!take_text(from, part->kind, KVF_CARD_KIND_MAX))
@@ -169,10 +170,7 @@ static kvf_status read_parts(reader *from, kvf_card *card) {
 static kvf_status read_body(reader *from, kvf_card *out) {
     if (!take_text(from, out->name, KVF_CARD_NAME_MAX))
         return cut_off();
-    const unsigned char *host = take_bytes(from, KVF_HOST_ID_BYTES);
-    if (!host)
-        return cut_off();
-    memcpy(out->host, host, KVF_HOST_ID_BYTES);
+    out->generation = take(from, 8);
     kvf_status status = read_regions(from, out);
     if (!status)
         status = read_parts(from, out);
@@ -207,6 +205,7 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
 
 void kvf_card_free(kvf_card *card) {
     kvf_free(card->region_bytes);
+    kvf_free(card->parts);
     *card = (kvf_card){0};
 }
 

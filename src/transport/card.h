@@ -1,7 +1,7 @@
 /*
  * The outer card: what one endpoint says about itself to those who may connect to it.
  *
- *   magic, version | name | host | sizes of the regions | for each fabric: kind and its own part | checksum
+ *   magic, version | name | generation | sizes of the regions | for each fabric: kind and its own part | checksum
  *
  * All numbers are little endian. Cards come from other processes: reading one trusts nothing in it.
  */
@@ -12,7 +12,6 @@
 
 #define KVF_CARD_NAME_MAX 255 /**< bytes of an endpoint's name */
 #define KVF_CARD_KIND_MAX 15  /**< bytes of a fabric's kind */
-#define KVF_CARD_PARTS_MAX 8
 #define KVF_HOST_ID_BYTES 16
 
 /** What one fabric wrote. */
@@ -22,13 +21,13 @@ typedef struct kvf_card_part {
     size_t bytes;
 } kvf_card_part;
 
-/** A card that was read. The parts point into the bytes it was read from. */
+/** A card. What the parts of one that was read point to lies in the bytes it was read from. */
 typedef struct kvf_card {
     char name[KVF_CARD_NAME_MAX + 1];
-    unsigned char host[KVF_HOST_ID_BYTES];
+    uint64_t generation; /**< of the memory */
     uint64_t *region_bytes;
     uint32_t region_count;
-    kvf_card_part parts[KVF_CARD_PARTS_MAX];
+    kvf_card_part *parts; /**< one for each fabric, up to 255 */
     uint32_t part_count;
 } kvf_card;
 

@@ -40,7 +40,7 @@ each_in_common(kvf_transport *transport, const void *data, size_t bytes, const c
     for (uint32_t i = 0; i < transport->fabric_count && !status; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         for (uint32_t p = 0; p < card.part_count && !front->disabled && !status; p++)
-            if (strcmp(card.parts[p].kind, front->fabric->kind) == 0)
+            if (strcmp(card.parts[p].kind, front->fabric->kind.name) == 0)
                 status = act(front, &card.parts[p], out);
     }
     kvf_card_free(&card);

@@ -1,6 +1,6 @@
 /*
- * The front's own structures, shared by its files: transport.c (endpoints and peers) and batches.c
- * (operations, and what callbacks are due). Fabrics do not include this.
+ * The front's own structures, shared by its files: transport.c (endpoints and peers), regions.c (memory),
+ * batches.c (operations, and what callbacks are due) and fabrics.c (which there are). Fabrics do not include this.
  *
  * Nothing a fabric reports reaches the user while the fabric runs: ended batches, notifications and lost
  * peers are queued, and their callbacks are called once all fabrics have returned. So a callback may close
@@ -10,8 +10,6 @@
 #define KVF_TRANSPORT_FRONT_H
 
 #include "transport/transport.h"
-
-#define KVF_FABRICS_MAX 4
 
 /** A batch as the front sees it: `fabric_view` is all a fabric knows. */
 typedef struct kvf_front_batch {
@@ -32,6 +30,7 @@ struct kvf_peer {
     char *name;
     uint64_t *region_bytes;
     uint32_t region_count;
+    uint64_t generation;    /* of its memory, as the card says */
     kvf_batch_list batches; /* those the fabric has */
     bool lost;
     char lost_reason[KVF_REASON_BYTES];
@@ -44,18 +43,22 @@ struct kvf_peer {
 typedef struct kvf_front_fabric {
     const kvf_fabric *fabric;
     void *endpoint;
-    bool disabled; /* it cannot serve the registered memory; it may still own memory */
+    bool *serves;     /* by region */
+    bool disabled;    /* it cannot serve the registered memory; it may still own memory */
+    bool owns_memory; /* that others may have registered: closed after them */
 } kvf_front_fabric;
 
 struct kvf_transport {
     kvf_transport_options options;
     char *name;
     bool automatic;
-    kvf_front_fabric fabrics[KVF_FABRICS_MAX];
+    kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
     kvf_memory *regions;
     unsigned char **bases; /* their addresses, for the copying loops */
     uint32_t region_count;
+    uint64_t generation; /* of the memory: counts its changes */
+    uint64_t oldest;     /* cards of before name memory that is not there any more */
     kvf_buffer card;
     int event_fd; /* an epoll of the fabrics' descriptors, of wake_fd, and of what an agent adds to it */
     int wake_fd;  /* an eventfd, readable while callbacks are due */
@@ -77,6 +80,15 @@ struct kvf_transport {
     struct kvf_plain_memory *plain_memory;
 };
 
+/** The fabric of this build with that name, or NULL. */
+const kvf_fabric *kvf_fabric_named(const char *kind);
+
+/** Whether a kind can be opened: KVF_OK, KVF_E_NOT_FOUND or KVF_E_UNSUPPORTED. */
+kvf_status kvf_front_check_kind(const char *kind);
+
+/** Whether all keys are known, also those of `in_front` (may be NULL). */
+kvf_status kvf_front_check_settings(const kvf_transport_options *options, const kvf_fabric *in_front);
+
 /** Whether a peer can be used: KVF_E_PEER_LOST, with `what` and why, when it cannot. */
 kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what);
 
@@ -91,6 +103,9 @@ void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason
 
 /** Makes wake_fd readable exactly while callbacks are due. */
 void kvf_front_update_wake(kvf_transport *transport);
+
+/** Frees what regions.c has; the fabrics are closed. */
+void kvf_front_free_memory(kvf_transport *transport);
 
 /** Frees the tables of batches.c. */
 void kvf_front_free_batches(kvf_transport *transport);

@@ -1,5 +1,6 @@
 /*
- * The front: endpoints and peers, and which fabric serves which peer. Operations are in batches.c.
+ * The front: endpoints and peers, and which fabric serves which peer. Operations are in batches.c, memory is in
+ * regions.c.
  */
 #include "transport/transport.h"
 
@@ -7,63 +8,18 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "transport/card.h"
 #include "transport/front.h"
 
-/* Best first. */
-static const kvf_fabric *const all_fabrics[] = {
-    &kvf_fabric_inproc,
-    &kvf_fabric_shm,
-#ifdef KVF_HAVE_UCX
-    &kvf_fabric_ucx,
-#endif
-    NULL,
-};
-
 const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
-
-typedef struct kvf_plain_memory {
-    void *address;
-    size_t bytes;
-    struct kvf_plain_memory *following;
-} kvf_plain_memory;
-
-const char *kvf_transport_kind_name(uint32_t i) {
-    uint32_t at = 0;
-    while (at < i && all_fabrics[at])
-        at++;
-    return all_fabrics[at] ? all_fabrics[at]->kind : NULL;
-}
-
-const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count) {
-    *count = transport->region_count;
-    return transport->regions;
-}
-
-unsigned char *const *kvf_transport_bases(const kvf_transport *transport) {
-    return transport->bases;
-}
 
 const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
-
-static kvf_status check_kind(const char *kind, bool *automatic) {
-    *automatic = !kind || strcmp(kind, "auto") == 0;
-    if (*automatic)
-        return KVF_OK;
-    for (size_t i = 0; all_fabrics[i]; i++)
-        if (strcmp(kind, all_fabrics[i]->kind) == 0)
-            return KVF_OK;
-    if (strcmp(kind, "ucx") == 0)
-        return kvf_fail(KVF_E_UNSUPPORTED, "transport kind ucx: this build of the library is without UCX");
-    return kvf_fail(KVF_E_NOT_FOUND, "transport kind is \"%s\"; allowed auto, inproc, shm, ucx", kind);
-}
 
 static kvf_status take_name(kvf_transport *transport) {
     char made[32];
@@ -99,22 +55,34 @@ static kvf_status open_descriptors(kvf_transport *transport) {
 
 /* With "auto", one that does not work here is left out. */
 static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric) {
-    kvf_front_fabric opened = {fabric, NULL, false};
-    kvf_status status = fabric->open(transport, &transport->options, &opened.endpoint);
+    kvf_front_fabric opened = {.fabric = fabric};
+    kvf_status status = kvf_fabric_check(fabric);
+    if (status)
+        return status;
+    kvf_front_fabric *grown = kvf_resize(transport->fabrics, transport->fabric_count + 1, sizeof *grown);
+    if (!grown)
+        return kvf_nomem("a transport");
+    transport->fabrics = grown;
+    status = fabric->open(transport, &transport->options, &opened.endpoint);
     if (status == KVF_E_UNSUPPORTED && transport->automatic)
         return KVF_OK;
     if (status)
-        return kvf_fail_in(status, "%s: ", fabric->kind);
+        return kvf_fail_in(status, "%s: ", fabric->kind.name);
     transport->fabrics[transport->fabric_count++] = opened;
     return watch(transport, fabric->event_fd(opened.endpoint));
 }
 
 static kvf_status open_fabrics(kvf_transport *transport, const char *kind) {
     const kvf_fabric *in_front = kvf_fabric_in_front ? kvf_fabric_in_front(kind) : NULL;
-    kvf_status status = in_front ? open_fabric(transport, in_front) : KVF_OK;
-    for (size_t i = 0; all_fabrics[i] && !in_front && !status; i++)
-        if (transport->automatic || strcmp(kind, all_fabrics[i]->kind) == 0)
-            status = open_fabric(transport, all_fabrics[i]);
+    kvf_status status = kvf_front_check_settings(&transport->options, in_front);
+    if (!status && !in_front && !transport->automatic)
+        status = kvf_front_check_kind(kind);
+    if (!status && in_front)
+        status = open_fabric(transport, in_front);
+    const kvf_fabric *fabric;
+    for (uint32_t i = 0; !in_front && !status && (fabric = kvf_fabric_at(i)); i++)
+        if (transport->automatic || strcmp(kind, fabric->kind.name) == 0)
+            status = open_fabric(transport, fabric);
     if (!status && transport->fabric_count == 0)
         return kvf_fail_in(KVF_E_UNSUPPORTED, "no transport works here; the last one: ");
     return status;
@@ -127,17 +95,17 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     if (!transport)
         return kvf_nomem("a transport");
     transport->event_fd = transport->wake_fd = -1;
-    kvf_status status = check_kind(kind, &transport->automatic);
-    if (!status)
-        status =
-            kvf_take_options(&transport->options, sizeof transport->options, options, "transport options");
+    transport->automatic = !kind || strcmp(kind, "auto") == 0;
+    kvf_status status =
+        kvf_take_options(&transport->options, sizeof transport->options, options, "transport options");
     if (!status)
         status = take_name(transport);
     if (!status)
         status = open_descriptors(transport);
     if (!status)
         status = open_fabrics(transport, kind);
-    transport->options.ucx_tls = NULL; /* the caller's text: read while opening */
+    transport->options.settings = NULL; /* the caller's: read while opening */
+    transport->options.setting_count = 0;
     if (status) {
         kvf_transport_close(transport);
         return status;
@@ -146,140 +114,24 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     return KVF_OK;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-/* For fabrics without memory of their own: nobody else can map it, but it is page aligned and zeroed too. */
-static kvf_status allocate_plain(kvf_transport *transport, uint64_t bytes, void **out) {
-    kvf_plain_memory *memory = kvf_alloc(1, sizeof *memory);
-    if (!memory)
-        return kvf_nomem("transport memory");
-    memory->bytes = bytes;
-    memory->address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory->address == MAP_FAILED) {
-        kvf_free(memory);
-        return kvf_fail(KVF_E_NOMEM, "no memory for %llu bytes: %s", (unsigned long long)bytes,
-                        strerror(errno));
-    }
-    (void)madvise(memory->address, bytes, MADV_HUGEPAGE);
-    memory->following = transport->plain_memory;
-    transport->plain_memory = memory;
-    *out = memory->address;
-    return KVF_OK;
-}
-
-kvf_status kvf_transport_allocate(kvf_transport *transport, uint64_t bytes, void **out) {
-    if (!transport || !out)
-        return kvf_fail(KVF_E_INVALID, "allocate: %s is NULL", !transport ? "transport" : "out");
-    if (bytes == 0)
-        return kvf_fail(KVF_E_INVALID, "allocate: 0 bytes");
-    for (uint32_t i = 0; i < transport->fabric_count; i++) {
-        const kvf_front_fabric *front = &transport->fabrics[i];
-        if (front->fabric->allocate)
-            return front->fabric->allocate(front->endpoint, bytes, out);
-    }
-    return allocate_plain(transport, bytes, out);
-}
-
-static kvf_status check_regions(const kvf_memory *regions, uint32_t count) {
-    if (!regions || count == 0)
-        return kvf_fail(KVF_E_INVALID, "register: %s", count == 0 ? "no regions" : "regions is NULL");
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t end;
-        if (!regions[i].address || regions[i].bytes == 0)
-            return kvf_fail(KVF_E_INVALID, "register: region %u: %s", i,
-                            regions[i].bytes == 0 ? "0 bytes" : "address is NULL");
-        if (!kvf_add((uint64_t)(uintptr_t)regions[i].address, regions[i].bytes, &end))
-            return kvf_fail(KVF_E_OVERFLOW, "register: region %u: %llu bytes do not fit after address %p", i,
-                            (unsigned long long)regions[i].bytes, regions[i].address);
-        if (regions[i].kind != KVF_MEMORY_HOST && regions[i].kind != KVF_MEMORY_CUDA)
-            return kvf_fail(KVF_E_INVALID, "register: region %u: memory kind is %d; allowed 0 to 1", i,
-                            (int)regions[i].kind);
-    }
-    return KVF_OK;
-}
-
-/*
- * Fabrics cannot be unregistered, so the ones that can fail come first: only UCX registers with the kernel or
- * a device, and it is the last of the fabrics. The others merely look whether they can serve the memory.
- */
-static kvf_status register_with_fabrics(kvf_transport *transport, const kvf_memory *regions, uint32_t count) {
-    bool refused[KVF_FABRICS_MAX] = {false};
-    uint32_t serving = 0;
-    kvf_status refusal = KVF_OK;
-    for (uint32_t i = transport->fabric_count; i-- > 0;) {
-        const kvf_front_fabric *front = &transport->fabrics[i];
-        kvf_status status = front->fabric->register_memory(front->endpoint, regions, count);
-        if (status && (status != KVF_E_UNSUPPORTED || !transport->automatic))
-            return kvf_fail_in(status, "register: %s: ", front->fabric->kind);
-        refused[i] = status != KVF_OK;
-        refusal = status ? status : refusal;
-        serving += !status;
-    }
-    if (serving == 0)
-        return kvf_fail_in(refusal, "register: no transport here serves this memory: ");
-    for (uint32_t i = 0; i < transport->fabric_count; i++)
-        transport->fabrics[i].disabled = refused[i];
-    return KVF_OK;
-}
-
-static void forget_regions(kvf_transport *transport) {
-    kvf_free(transport->regions);
-    kvf_free(transport->bases);
-    transport->regions = NULL;
-    transport->bases = NULL;
-    transport->region_count = 0;
-}
-
-static kvf_status keep_regions(kvf_transport *transport, const kvf_memory *regions, uint32_t count) {
-    transport->regions = kvf_copy(regions, count, sizeof *regions);
-    transport->bases = kvf_alloc(count, sizeof *transport->bases);
-    if (!transport->regions || !transport->bases)
-        return kvf_nomem("the regions");
-    for (uint32_t i = 0; i < count; i++)
-        transport->bases[i] = regions[i].address;
-    transport->region_count = count;
-    return KVF_OK;
-}
-
-kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions, uint32_t count) {
-    if (!transport)
-        return kvf_fail(KVF_E_INVALID, "register: transport is NULL");
-    if (transport->regions || transport->card.data || transport->peers)
-        return kvf_fail(KVF_E_EXISTS, "register: %s",
-                        transport->regions ? "memory is registered already"
-                                           : "too late, after the card was exported or a peer connected");
-    kvf_status status = check_regions(regions, count);
-    if (status)
-        return status;
-    status = keep_regions(transport, regions, count);
-    if (!status)
-        status = register_with_fabrics(transport, transport->regions, count);
-    if (status)
-        forget_regions(transport);
-    return status;
-}
-
 /* ---- the card -------------------------------------------------------------------------------- */
 
 /* `parts` holds the fabrics' bytes one after the other. */
 static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffer *parts, kvf_buffer *out) {
-    size_t ends[KVF_FABRICS_MAX] = {0};
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         if (front->disabled)
             continue;
+        kvf_card_part *part = &card->parts[card->part_count++];
+        size_t begin = parts->length;
         kvf_status status = front->fabric->card(front->endpoint, parts);
         if (status)
-            return kvf_fail_in(status, "export: %s: ", front->fabric->kind);
-        kvf_card_part *part = &card->parts[card->part_count];
-        (void)snprintf(part->kind, sizeof part->kind, "%s", front->fabric->kind);
-        ends[card->part_count++] = parts->length;
+            return kvf_fail_in(status, "export: %s: ", front->fabric->kind.name);
+        (void)snprintf(part->kind, sizeof part->kind, "%s", front->fabric->kind.name);
+        part->bytes = parts->length - begin;
     }
-    for (uint32_t i = 0; i < card->part_count; i++) {
-        size_t begin = i > 0 ? ends[i - 1] : 0;
+    for (uint32_t i = 0, begin = 0; i < card->part_count; begin += (uint32_t)card->parts[i++].bytes)
         card->parts[i].data = parts->data + begin;
-        card->parts[i].bytes = ends[i] - begin;
-    }
     return kvf_card_write(card, out);
 }
 
@@ -287,13 +139,16 @@ static kvf_status make_card(kvf_transport *transport) {
     kvf_card card = {0};
     kvf_buffer parts = {0}, out = {0};
     card.region_count = transport->region_count;
+    card.generation = transport->generation;
     card.region_bytes = kvf_alloc(card.region_count, sizeof *card.region_bytes);
-    if (!card.region_bytes)
+    card.parts = kvf_alloc0(transport->fabric_count, sizeof *card.parts);
+    if (!card.region_bytes || !card.parts) {
+        kvf_card_free(&card);
         return kvf_nomem("a card");
+    }
     for (uint32_t i = 0; i < card.region_count; i++)
         card.region_bytes[i] = transport->regions[i].bytes;
     (void)snprintf(card.name, sizeof card.name, "%s", transport->name);
-    kvf_host_identity(card.host);
     kvf_status status = write_card(transport, &card, &parts, &out);
     if (status)
         kvf_buffer_free(&out);
@@ -327,7 +182,7 @@ static kvf_status nothing_in_common(const kvf_transport *transport, const kvf_ca
     kvf_text ours = {0}, theirs = {0};
     for (uint32_t i = 0; i < transport->fabric_count; i++)
         if (!transport->fabrics[i].disabled)
-            kvf_text_add(&ours, "%s%s", i ? " " : "", transport->fabrics[i].fabric->kind);
+            kvf_text_add(&ours, "%s%s", i ? " " : "", transport->fabrics[i].fabric->kind.name);
     for (uint32_t i = 0; i < card->part_count; i++)
         kvf_text_add(&theirs, "%s%s", i ? " " : "", card->parts[i].kind);
     (void)kvf_fail(status, "connect: no way from %s (%s) to %s (%s)%s%s", transport->name,
@@ -348,18 +203,18 @@ static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_pee
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         for (uint32_t p = 0; p < card->part_count && !front->disabled; p++) {
-            if (strcmp(card->parts[p].kind, front->fabric->kind) != 0)
+            if (strcmp(card->parts[p].kind, front->fabric->kind.name) != 0)
                 continue;
             kvf_status status = front->fabric->connect(front->endpoint, card->parts[p].data,
                                                        card->parts[p].bytes, peer, &peer->link);
             if (!status)
                 peer->fabric = front->fabric;
             if (!status || (status != KVF_E_UNSUPPORTED && status != KVF_E_PERMISSION))
-                return status ? kvf_fail_in(status, "connect: %s: ", front->fabric->kind) : KVF_OK;
+                return status ? kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name) : KVF_OK;
             refusal = status == KVF_E_PERMISSION ? status : refusal;
             size_t used = strlen(why);
-            (void)snprintf(why + used, sizeof why - used, "%s%s: %s", used ? "; " : "", front->fabric->kind,
-                           kvf_error_detail());
+            (void)snprintf(why + used, sizeof why - used, "%s%s: %s", used ? "; " : "",
+                           front->fabric->kind.name, kvf_error_detail());
             break;
         }
     }
@@ -390,6 +245,7 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
         peer->name = kvf_strdup(read.name);
         peer->region_count = read.region_count;
         peer->region_bytes = read.region_bytes;
+        peer->generation = read.generation;
         read.region_bytes = NULL;
     }
     status = peer && peer->name ? choose(transport, &read, peer) : kvf_nomem("a peer");
@@ -407,7 +263,11 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
 }
 
 const char *kvf_peer_kind(const kvf_peer *peer) {
-    return peer ? peer->fabric->kind : "";
+    return peer ? peer->fabric->kind.name : "";
+}
+
+uint64_t kvf_peer_generation(const kvf_peer *peer) {
+    return peer->generation;
 }
 
 const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {
@@ -453,7 +313,7 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
         kvf_status failed = front->fabric->progress(front->endpoint, &fabric_busy);
         more = more || fabric_busy;
         if (failed && !status)
-            status = kvf_fail_in(failed, "progress: %s: ", front->fabric->kind);
+            status = kvf_fail_in(failed, "progress: %s: ", front->fabric->kind.name);
     }
     kvf_front_dispatch(transport);
     kvf_front_update_wake(transport);
@@ -469,22 +329,17 @@ int kvf_transport_event_fd(kvf_transport *transport) {
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
-/*
- * Fabrics without memory of their own go first: peers may still be copying through them. Then from last to
- * first, for an early one allocates what the later ones have registered.
- */
+/* One whose memory others have registered, and peers are still copying from, goes after all others. */
 static void close_fabrics(kvf_transport *transport) {
-    for (int with_memory = 0; with_memory < 2; with_memory++)
-        for (uint32_t i = transport->fabric_count; i-- > 0;) {
+    for (int owners = 0; owners < 2; owners++)
+        for (uint32_t i = 0; i < transport->fabric_count; i++) {
             const kvf_front_fabric *front = &transport->fabrics[i];
-            if ((front->fabric->allocate != NULL) == with_memory)
+            if (front->owns_memory == owners) {
                 front->fabric->close(front->endpoint);
+                kvf_free(front->serves);
+            }
         }
-    for (kvf_plain_memory *memory = transport->plain_memory, *next; memory; memory = next) {
-        next = memory->following;
-        (void)munmap(memory->address, memory->bytes);
-        kvf_free(memory);
-    }
+    kvf_free(transport->fabrics);
 }
 
 void kvf_transport_close(kvf_transport *transport) {
@@ -499,7 +354,7 @@ void kvf_transport_close(kvf_transport *transport) {
         (void)close(transport->event_fd);
     kvf_front_free_batches(transport);
     kvf_buffer_free(&transport->card);
-    forget_regions(transport);
+    kvf_front_free_memory(transport);
     kvf_free(transport->name);
     kvf_free(transport);
 }

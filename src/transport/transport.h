@@ -3,8 +3,8 @@
  *
  * The front (transport.c) owns everything that is the same for all fabrics: options, the list of regions, the
  * outer card, choosing a fabric for each peer, checking every run against both sides' regions, operation
- * numbers, and the order of callbacks. A fabric is one file (or two) with one kvf_fabric table; it moves runs
- * that have been checked.
+ * numbers, and the order of callbacks. A fabric is a folder with one kvf_fabric table, named in fabrics.c; it
+ * moves runs that have been checked.
  *
  * A fabric never calls a user's callback itself: it calls kvf_batch_end(), kvf_deliver() and kvf_peer_lost(),
  * and only from inside its progress(), disconnect() or close().
@@ -61,17 +61,28 @@ void kvf_buffer_free(kvf_buffer *bytes);
  * thread at a time for each endpoint; every pointer given to a fabric outlives its use there.
  */
 typedef struct kvf_fabric {
-    const char *kind;
+    /** What it can do and costs, as users read it; `struct_size` stays 0. Settings begin with its name and a dot. */
+    kvf_transport_kind kind;
 
-    /** KVF_E_UNSUPPORTED (with a reason) when this machine cannot do it: "auto" then goes on without. */
+    /** KVF_E_UNSUPPORTED (with a reason) when this machine cannot do it: "auto" then goes on without.
+     * KVF_E_INVALID for the value of a setting: see kvf_setting_of(). `options` are gone afterwards. */
     kvf_status (*open)(kvf_transport *transport, const kvf_transport_options *options, void **endpoint);
 
-    /** NULL when the fabric has no memory of its own; memory is freed by close(). */
-    kvf_status (*allocate)(void *endpoint, uint64_t bytes, void **out);
+    /** NULL when the fabric has no memory of its own (kind.allocates is 0); memory is freed by close(). */
+    kvf_status (*allocate)(void *endpoint, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out);
 
-    /** Called until it succeeds once; kvf_transport_regions() has the regions already. After an error nothing
-     * is registered. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */
-    kvf_status (*register_memory)(void *endpoint, const kvf_memory *regions, uint32_t count);
+    /** Takes in one region, of a kind that is in kind.memory_kinds, under a number that is free;
+     * kvf_transport_regions() has it already. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */
+    kvf_status (*register_region)(void *endpoint, uint32_t region, const kvf_memory *memory);
+
+    /**
+     * Lets go of a region that nothing of ours uses. Ends the connections of peers whose cards are older than
+     * kvf_transport_oldest(), which has risen just before, and refuses such cards from then on.
+     *
+     * @return KVF_OK: no peer reaches the region by this fabric any more; KVF_E_AGAIN (a peer may be in the middle
+     *         of a write): called again later
+     */
+    kvf_status (*unregister_region)(void *endpoint, uint32_t region);
 
     /** Appends this fabric's part of the card. */
     kvf_status (*card)(void *endpoint, kvf_buffer *out);
@@ -79,7 +90,8 @@ typedef struct kvf_fabric {
     /**
      * Connects by the part the same fabric of the peer wrote. `card` is untrusted. KVF_E_UNSUPPORTED means
      * that this peer cannot be reached this way (another host, another process): the next fabric is tried.
-     * `region_bytes` are the sizes the outer card claims; a fabric that learns the true sizes must compare.
+     * kvf_peer_region_bytes() and kvf_peer_generation() are what the outer card claims; a fabric that learns the
+     * true sizes must compare. KVF_E_NOT_REGISTERED: the card is older than the peer's kvf_transport_oldest().
      */
     kvf_status (*connect)(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
 
@@ -98,7 +110,7 @@ typedef struct kvf_fabric {
 
     /**
      * The endpoint that wrote this part of a card shall not touch our memory any more. NULL where a fabric
-     * cannot know; then admit is NULL too.
+     * cannot know (kind.fences is false); then admit is NULL too.
      *
      * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write), KVF_E_NOT_FOUND (it is kept out from
      *         now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE,
@@ -163,25 +175,39 @@ kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void 
  */
 void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
-/** The regions registered with the front: address and size, by region number. */
+/** The regions registered with the front: address and size, by region number; 0 bytes: none. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
 
 /** Where each registered region begins, by region number. */
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
+
+/** The oldest generation of our memory of which a card may speak. */
+uint64_t kvf_transport_oldest(const kvf_transport *transport);
+
+/** The generation of a peer's memory of which its card speaks. */
+uint64_t kvf_peer_generation(const kvf_peer *peer);
 
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);
 
 /**
  * What tests put in front of the fabrics: called when an endpoint is opened, it may give a fabric to use
- * instead of those of that kind; NULL leaves it as it is. NULL itself, as it always is outside tests.
+ * instead of those of that kind, or for a kind that is not in the list; NULL leaves it as it is. NULL itself, as it always is outside tests.
  */
 extern const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
 
-extern const kvf_fabric kvf_fabric_inproc;
-extern const kvf_fabric kvf_fabric_shm;
-#ifdef KVF_HAVE_UCX
-extern const kvf_fabric kvf_fabric_ucx;
-#endif
+/** The value that the options give to a key; NULL when they do not. */
+const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
+
+/** The fabrics of this build, best first: those that reach less far, then those that cost less. NULL past the last. */
+const kvf_fabric *kvf_fabric_at(uint32_t i);
+
+/**
+ * Whether a table is complete and agrees with itself: what every fabric has is there, and what it says it can do
+ * has a function.
+ *
+ * @return KVF_OK, or KVF_E_INVALID; the detail names the fabric and what is missing
+ */
+kvf_status kvf_fabric_check(const kvf_fabric *fabric);
 
 #endif

@@ -1,13 +1,10 @@
 /*
- * How two texts of facts differ, in words. The other side's text may be anything, so whatever of it is shown
+ * How the facts of two engines differ, in words. The other side's text may be anything, so whatever of it is shown
  * is cut short and has its control characters written out.
  */
-#include <stdio.h>
-
-#include "wire/wire.h"
+#include "wire/show.h"
 
 #define SHOWN_FIELDS 12
-#define SHOWN_BYTES 40 /* of a name or a value */
 #define MAX_LINES 20000
 
 typedef struct span {
@@ -77,30 +74,8 @@ static size_t count_lines(span text) {
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-/* Room for one name or value in words: dots on both sides, and a zero. */
-typedef struct words {
-    char text[SHOWN_BYTES + 8];
-} words;
-
-/* Shows `shown` from byte `skip` on. Bytes beyond ASCII stay: names may be in any language. */
-static const char *show(words *out, span shown, size_t skip) {
-    size_t length = 0;
-    if (skip)
-        length += (size_t)snprintf(out->text, sizeof out->text, "...");
-    for (size_t i = skip; i < shown.bytes; i++) {
-        unsigned char c = (unsigned char)shown.at[i];
-        bool control = c < ' ' || c == 0x7f;
-        if (length + (control ? 4 : 1) > SHOWN_BYTES) {
-            (void)snprintf(out->text + length, sizeof out->text - length, "...");
-            return out->text;
-        }
-        if (control)
-            length += (size_t)snprintf(out->text + length, sizeof out->text - length, "\\x%02x", c);
-        else
-            out->text[length++] = (char)c;
-    }
-    out->text[length] = '\0';
-    return out->text;
+static const char *show(kvf_shown *out, span shown, size_t skip) {
+    return kvf_wire_show(out, shown.at, shown.bytes, skip);
 }
 
 /* Where values begin to differ, less a few bytes, when that is too far in to be shown from the start. */
@@ -108,38 +83,55 @@ static size_t first_shown(span a, span b) {
     size_t i = 0;
     while (i < a.bytes && i < b.bytes && a.at[i] == b.at[i])
         i++;
-    return i > SHOWN_BYTES / 2 ? i - SHOWN_BYTES / 4 : 0;
+    return i > KVF_SHOWN_BYTES / 2 ? i - KVF_SHOWN_BYTES / 4 : 0;
 }
 
+/* The differences, in words: of groups in a match, where there is one, and all others here. */
 typedef struct differences {
+    kvf_match *match;
     kvf_text text;
     size_t count;
+    kvf_status status; /* of telling the match */
 } differences;
 
-/* Whether one more is to be shown; counts it in any case. */
-static bool shows_more(differences *found) {
-    if (found->count++ >= SHOWN_FIELDS)
-        return false;
-    if (found->count > 1)
-        kvf_text_add(&found->text, "; ");
-    return true;
+/* The group whose name and a dot a fact's name begins with; KVF_NO_GROUP where there is none. */
+static uint32_t group_of(const differences *found, span name) {
+    for (uint32_t g = 0; found->match && g < found->match->count; g++) {
+        const char *group = found->match->groups[g].name;
+        size_t bytes = strlen(group);
+        if (name.bytes > bytes && name.at[bytes] == '.' && memcmp(name.at, group, bytes) == 0)
+            return g;
+    }
+    return KVF_NO_GROUP;
+}
+
+/* Keeps a sentence; its text is given up. */
+static void keep(differences *found, span name, kvf_text *sentence) {
+    uint32_t group = group_of(found, name);
+    if (sentence->failed)
+        found->text.failed = true;
+    else if (group != KVF_NO_GROUP && !found->status)
+        found->status = kvf_match_differ(found->match, group, sentence->data);
+    else if (group == KVF_NO_GROUP && found->count++ < SHOWN_FIELDS)
+        kvf_text_add(&found->text, "%s%s", found->count > 1 ? "; " : "", sentence->data);
+    kvf_text_free(sentence);
 }
 
 static void add_different(differences *found, const fact *ours, const fact *theirs) {
-    if (!shows_more(found))
-        return;
-    words name, here, there;
+    kvf_text sentence = {0};
+    kvf_shown name, here, there;
     size_t skip = first_shown(ours->value, theirs->value);
-    kvf_text_add(&found->text, "%s is \"%s\" here and \"%s\" there", show(&name, ours->name, 0),
+    kvf_text_add(&sentence, "%s is \"%s\" here and \"%s\" there", show(&name, ours->name, 0),
                  show(&here, ours->value, skip), show(&there, theirs->value, skip));
+    keep(found, ours->name, &sentence);
 }
 
 static void add_missing(differences *found, const fact *there_is, const char *where, const char *not_where) {
-    if (!shows_more(found))
-        return;
-    words name, value;
-    kvf_text_add(&found->text, "%s is \"%s\" %s and missing %s", show(&name, there_is->name, 0),
+    kvf_text sentence = {0};
+    kvf_shown name, value;
+    kvf_text_add(&sentence, "%s is \"%s\" %s and missing %s", show(&name, there_is->name, 0),
                  show(&value, there_is->value, 0), where, not_where);
+    keep(found, there_is->name, &sentence);
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
@@ -159,34 +151,71 @@ static void find_differences(span ours, span theirs, differences *found) {
             add_missing(found, &other, "there", "here");
 }
 
-kvf_status kvf_wire_compare_facts(const char *ours, const char *theirs, const char *their_name) {
-    if (!ours)
-        ours = "";
-    if (!theirs)
-        theirs = "";
-    if (strcmp(ours, theirs) == 0)
-        return KVF_OK;
-    words name;
-    (void)show(&name, (span){their_name, their_name ? strlen(their_name) : 0}, 0);
+/* Where there are any, fills `found`; fails only where theirs cannot be looked through. */
+static kvf_status compare(const char *ours, const char *theirs, const char *their_name, differences *found) {
     span own = {ours, strlen(ours)}, other = {theirs, strlen(theirs)};
-    size_t lines = count_lines(other);
-    if (lines > MAX_LINES)
-        return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" sent more than %d lines of facts", name.text,
+    if (count_lines(other) > MAX_LINES)
+        return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" sent more than %d lines of facts", their_name,
                         MAX_LINES);
-    if (lines == 0)
-        return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" caches other cells and did not say which", name.text);
+    find_differences(own, other, found);
+    if (found->count > SHOWN_FIELDS)
+        kvf_text_add(&found->text, "; and %zu more", found->count - SHOWN_FIELDS);
+    if (found->text.failed)
+        return kvf_nomem("the differences of facts");
+    return found->status;
+}
+
+kvf_status kvf_wire_compare_own(const char *ours, const char *theirs, const char *their_name) {
+    kvf_shown name;
     differences found = {0};
-    find_differences(own, other, &found);
-    if (found.count > SHOWN_FIELDS)
-        kvf_text_add(&found.text, "; and %zu more", found.count - SHOWN_FIELDS);
-    kvf_status status;
-    if (found.text.failed)
-        status = kvf_nomem("the differences of facts");
-    else if (found.count == 0)
-        status = kvf_fail(KVF_E_MISMATCH, "engine \"%s\" has the same facts in another order, or some twice",
-                          name.text);
-    else
-        status = kvf_fail(KVF_E_MISMATCH, "engine \"%s\" caches other cells: %s", name.text, found.text.data);
+    (void)show(&name, (span){their_name, their_name ? strlen(their_name) : 0}, 0);
+    kvf_status status = compare(ours ? ours : "", theirs ? theirs : "", name.text, &found);
+    if (!status && found.count)
+        status = kvf_fail(KVF_E_MISMATCH, "engine \"%s\" has other facts: %s", name.text, found.text.data);
     kvf_text_free(&found.text);
     return status;
+}
+
+/* Everything that differs, of groups and of the engine. */
+static kvf_status refuse(const kvf_match *match, const char *their_name, differences *found) {
+    kvf_text text = {0};
+    const char *between = "";
+    for (uint32_t g = 0; g < match->count; g++) {
+        if (!match->groups[g].detail[0])
+            continue;
+        kvf_text_add(&text, "%s%s", between, match->groups[g].detail);
+        between = "; ";
+    }
+    if (found->count)
+        kvf_text_add(&text, "%s%s", between, found->text.data);
+    kvf_status status = text.failed ? kvf_nomem("the differences of facts")
+                                    : kvf_fail(KVF_E_MISMATCH, "engine \"%s\" caches other cells: %s",
+                                               their_name, text.data ? text.data : "");
+    kvf_text_free(&text);
+    return status;
+}
+
+kvf_status kvf_wire_match(const kvf_facts *ours, const char *theirs, const char *their_name,
+                          kvf_match **out) {
+    kvf_shown name;
+    kvf_facts other;
+    kvf_match *match = NULL;
+    differences found = {0};
+    (void)show(&name, (span){their_name, their_name ? strlen(their_name) : 0}, 0);
+    kvf_status status = kvf_wire_read_facts(theirs, &other);
+    if (!status)
+        status = kvf_match_build(ours->model, other.model, ours->convert & other.convert, &match);
+    found.match = match;
+    if (!status)
+        status = compare(ours->own, other.own, name.text, &found);
+    if (!status && (found.count || !kvf_match_any(match)))
+        status = refuse(match, name.text, &found);
+    kvf_text_free(&found.text);
+    kvf_facts_free(&other);
+    if (status) {
+        kvf_match_free(match);
+        return status;
+    }
+    *out = match;
+    return KVF_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * The facts two engines must agree on, and their digest. They are what kvf_model_compare() compares, as text.
+ * The facts of an engine as text, and their digest.
  */
 #include <sodium.h>
 
@@ -21,44 +21,41 @@ static void add_layers(kvf_text *text, const kvf_group_desc *group) {
     kvf_text_add(text, "\n");
 }
 
-static void add_part(kvf_text *text, const char *group, const kvf_part_desc *part) {
-    const char *name = part->name;
-    kvf_text_add(text, "%s.%s.dtype: %s\n", group, name, kvf_dtype_name(part->dtype));
-    kvf_text_add(text, "%s.%s.units: %u\n", group, name, part->units);
-    kvf_text_add(text, "%s.%s.cell_elements: %u\n", group, name, part->cell_elements);
-    kvf_text_add(text, "%s.%s.rows_per_step: %u\n", group, name, part->rows_per_step);
-    kvf_text_add(text, "%s.%s.tp_rule: %s\n", group, name, kvf_tp_rule_name(part->tp_rule));
+static void add_part(kvf_text *text, const kvf_part_desc *part) {
+    kvf_text_add(text, "part: %s\ndtype: %s\nunits: %u\ncell_elements: %u\nrows_per_step: %u\n", part->name,
+                 kvf_dtype_name(part->dtype), part->units, part->cell_elements, part->rows_per_step);
 }
 
 static void add_group(kvf_text *text, const kvf_group_desc *group) {
-    const char *name = group->name;
-    kvf_text_add(text, "%s.kind: %s\n", name, kvf_group_kind_name(group->kind));
-    kvf_text_add(text, "%s.window_tokens: %u\n", name, group->window_tokens);
-    kvf_text_add(text, "%s.chunk_tokens: %u\n", name, group->chunk_tokens);
-    kvf_text_add(text, "%s.layers: ", name);
+    kvf_text_add(text, "group: %s\nkind: %s\nwindow_tokens: %u\nchunk_tokens: %u\nlayers: ", group->name,
+                 kvf_group_kind_name(group->kind), group->window_tokens, group->chunk_tokens);
     add_layers(text, group);
-    kvf_text_add(text, "%s.parts: ", name);
     for (uint32_t p = 0; p < group->part_count; p++)
-        kvf_text_add(text, p ? ", %s" : "%s", group->parts[p].name);
-    kvf_text_add(text, "\n");
-    for (uint32_t p = 0; p < group->part_count; p++)
-        add_part(text, name, &group->parts[p]);
+        add_part(text, &group->parts[p]);
 }
 
-kvf_status kvf_wire_facts(const kvf_model *model, const char *extra, char **out) {
+static void add_converted(kvf_text *text) {
+    const char *before = "convert: ";
+    for (uint32_t dtype = 0; dtype < 32; dtype++) {
+        if (!(KVF_CONVERTED_DTYPES >> dtype & 1))
+            continue;
+        kvf_text_add(text, "%s%s", before, kvf_dtype_name((kvf_dtype)dtype));
+        before = ", ";
+    }
+    kvf_text_add(text, "\n");
+}
+
+kvf_status kvf_wire_facts(const kvf_model *model, const char *own, char **out) {
     if (!model || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : "out");
     kvf_text text = {0};
-    uint32_t groups = kvf_model_group_count(model);
-    kvf_text_add(&text, "layer_count: %u\ngroups: ", kvf_model_layer_count(model));
-    for (uint32_t g = 0; g < groups; g++)
-        kvf_text_add(&text, g ? ", %s" : "%s", kvf_model_group(model, g)->name);
-    kvf_text_add(&text, "\n");
-    for (uint32_t g = 0; g < groups; g++)
+    kvf_text_add(&text, "layer_count: %u\n", kvf_model_layer_count(model));
+    add_converted(&text);
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
         add_group(&text, kvf_model_group(model, g));
-    size_t extra_bytes = extra ? strlen(extra) : 0;
-    if (extra_bytes)
-        kvf_text_add(&text, "%s%s", extra, extra[extra_bytes - 1] == '\n' ? "" : "\n");
+    size_t own_bytes = own ? strlen(own) : 0;
+    if (own_bytes)
+        kvf_text_add(&text, "own:\n%s%s", own, own[own_bytes - 1] == '\n' ? "" : "\n");
     kvf_status status = KVF_OK;
     if (text.failed)
         status = kvf_nomem("the facts of a model");

@@ -37,6 +37,7 @@ static const kvf_wire_field welcome_fields[] = {
     KVF_FIELD(U64, kvf_welcome, clock_ns),
     KVF_FIELD(BYTES, kvf_welcome, card, .most = KVF_WIRE_MAX_BYTES),
     KVF_FIELD_COUNTED(LIST, kvf_welcome, introductions, introduction_count, .most = KVF_WIRE_MAX_RANKS),
+    KVF_FIELD(TEXT, kvf_welcome, facts, .most = KVF_WIRE_MAX_FACTS),
 };
 
 /* A directory has no rank. */
@@ -50,7 +51,6 @@ const kvf_body_form kvf_welcome_form = {welcome_fields, COUNT(welcome_fields), c
 static const kvf_wire_field refused_fields[] = {
     KVF_FIELD(STATUS, kvf_refused, status),
     KVF_FIELD(TEXT, kvf_refused, detail, .most = KVF_WIRE_MAX_DETAIL),
-    KVF_FIELD(TEXT, kvf_refused, facts, .most = KVF_WIRE_MAX_FACTS),
 };
 
 const kvf_body_form kvf_refused_form = {refused_fields, COUNT(refused_fields), NULL};

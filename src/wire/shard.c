@@ -1,8 +1,9 @@
 /*
  * A shard as bytes. Layouts are regular: from layer to layer the region or the offset of a part goes on by a
- * fixed step. So the placements of a part are runs over layers, each eight numbers,
+ * fixed step. So the placements of a part are runs over layers, each ten numbers,
  *
- *   [count, region, offset, block_stride, row_stride, unit_stride, region_step, offset_step]
+ *   [count, region, offset, block_stride, row_stride, unit_stride, piece_stride, pieces, region_step,
+ *    offset_step]
  *
  * and equal sizes of neighbouring regions are written once, as [count, bytes].
  */
@@ -11,7 +12,7 @@
 #include "wire/forms.h"
 
 #define MAX_REGIONS (1u << 18)
-#define RUN_NUMBERS 8
+#define RUN_NUMBERS 10
 
 static const kvf_wire_field shard_fields[] = {
     KVF_FIELD(U32, kvf_shard_desc, rank, .most = KVF_WIRE_MAX_RANKS - 1),
@@ -58,7 +59,7 @@ static const kvf_placement *element(const sequence *s, uint32_t i) {
 
 static bool same_strides(const kvf_placement *a, const kvf_placement *b) {
     return a->block_stride == b->block_stride && a->row_stride == b->row_stride &&
-           a->unit_stride == b->unit_stride;
+           a->unit_stride == b->unit_stride && a->piece_stride == b->piece_stride && a->pieces == b->pieces;
 }
 
 /* b - a, where it fits in an int64_t. */
@@ -108,6 +109,8 @@ static void write_placements(kvf_packing *packing, const sequence *s) {
         msgpack_pack_uint64(packer, first->block_stride);
         msgpack_pack_uint64(packer, first->row_stride);
         msgpack_pack_uint64(packer, first->unit_stride);
+        msgpack_pack_uint64(packer, first->piece_stride);
+        msgpack_pack_uint32(packer, first->pieces);
         msgpack_pack_int64(packer, region_step);
         msgpack_pack_int64(packer, offset_step);
     }
@@ -117,8 +120,12 @@ static void write_group(kvf_packing *packing, const kvf_shard *shard, uint32_t g
     const kvf_group_shard_desc *group = &shard->groups[g];
     uint32_t parts = kvf_model_group(shard->model, g)->part_count;
     uint32_t layers = shard->group_layers[g].end - shard->group_layers[g].begin;
-    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0) + 1);
+    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0) + 2);
     kvf_wire_fields_write(packing, &group_form, 0, group);
+    kvf_pack_key(packing, "layers");
+    msgpack_pack_array(&packing->packer, 2);
+    msgpack_pack_uint32(&packing->packer, shard->group_layers[g].begin);
+    msgpack_pack_uint32(&packing->packer, shard->group_layers[g].end);
     kvf_pack_key(packing, "parts");
     msgpack_pack_array(&packing->packer, parts);
     for (uint32_t p = 0; p < parts; p++) {
@@ -235,27 +242,27 @@ static bool go_on(uint64_t first, int64_t step, uint64_t times, uint64_t most, u
 /* The numbers of one run, and that its last placement has numbers too; those between then have. */
 static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t *count, kvf_placement *first,
                            int64_t *region_step, int64_t *offset_step) {
-    static const char *const keys[RUN_NUMBERS] = {"count",      "region",      "offset",      "block_stride",
-                                                  "row_stride", "unit_stride", "region_step", "offset_step"};
+    static const char *const keys[RUN_NUMBERS] = {
+        "count",       "region",       "offset", "block_stride", "row_stride",
+        "unit_stride", "piece_stride", "pieces", "region_step",  "offset_step"};
+    const uint64_t most[RUN_NUMBERS - 2] = {left,       UINT32_MAX, UINT64_MAX, UINT64_MAX,
+                                            UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT32_MAX};
     const msgpack_object *numbers;
     uint32_t number_count;
     uint64_t values[RUN_NUMBERS - 2], last;
     kvf_status status = kvf_wire_field_array(object, "a run of placements", RUN_NUMBERS, RUN_NUMBERS,
                                              &numbers, &number_count);
     for (uint32_t i = 0; i < RUN_NUMBERS - 2 && !status; i++)
-        status = kvf_wire_field_number(&numbers[i], keys[i], i == 0 ? 1 : 0,
-                                       i == 0   ? left
-                                       : i == 1 ? UINT32_MAX
-                                                : UINT64_MAX,
-                                       &values[i]);
+        status = kvf_wire_field_number(&numbers[i], keys[i], i == 0 ? 1 : 0, most[i], &values[i]);
     if (!status)
-        status = read_step(&numbers[6], keys[6], region_step);
+        status = read_step(&numbers[RUN_NUMBERS - 2], keys[RUN_NUMBERS - 2], region_step);
     if (!status)
-        status = read_step(&numbers[7], keys[7], offset_step);
+        status = read_step(&numbers[RUN_NUMBERS - 1], keys[RUN_NUMBERS - 1], offset_step);
     if (status)
         return status;
     *count = values[0];
-    *first = (kvf_placement){(uint32_t)values[1], values[2], values[3], values[4], values[5]};
+    *first = (kvf_placement){(uint32_t)values[1], values[2], values[3],          values[4],
+                             values[5],           values[6], (uint32_t)values[7]};
     if (!go_on(first->region, *region_step, *count - 1, UINT32_MAX, &last) ||
         !go_on(first->offset, *offset_step, *count - 1, UINT64_MAX, &last))
         return kvf_fail(KVF_E_PARSE,
@@ -294,9 +301,27 @@ static kvf_status read_placements(const msgpack_object *map, uint32_t layers, ui
     return KVF_OK;
 }
 
-static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group, kvf_range layers,
-                             kvf_group_shard_desc *out, void **storage) {
+static kvf_status read_layers(const msgpack_object *map, const kvf_group_desc *group, kvf_range *out) {
+    const msgpack_object *object, *ends;
+    uint32_t count;
+    uint64_t begin, end;
+    kvf_status status = kvf_wire_field_find(map, "layers", &object);
+    if (!status)
+        status = kvf_wire_field_array(object, "layers", 2, 2, &ends, &count);
+    if (!status)
+        status = kvf_wire_field_number(&ends[0], "the first of layers", 0, group->layer_count, &begin);
+    if (!status)
+        status = kvf_wire_field_number(&ends[1], "the end of layers", begin, group->layer_count, &end);
+    if (!status)
+        *out = (kvf_range){(uint32_t)begin, (uint32_t)end};
+    return status;
+}
+
+static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group,
+                             kvf_group_shard_desc *out, kvf_range *held, void **storage) {
     kvf_status status = kvf_wire_fields_read(map, &group_form, 0, out, storage);
+    if (!status)
+        status = read_layers(map, group, held);
     const msgpack_object *object, *parts;
     uint32_t count;
     if (!status)
@@ -305,8 +330,7 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
         status = kvf_wire_field_array(object, "parts", group->part_count, group->part_count, &parts, &count);
     if (status)
         return status;
-    kvf_range held = kvf_held_layers(group, layers);
-    uint32_t held_count = held.end - held.begin;
+    uint32_t held_count = held->end - held->begin;
     kvf_part_share *shares = kvf_wire_keep(storage, count, sizeof *shares);
     kvf_placement *placements = kvf_wire_keep(storage, (size_t)count * held_count, sizeof *placements);
     if (!shares || !placements)
@@ -325,7 +349,7 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
 }
 
 static kvf_status read_groups(const msgpack_object *map, const kvf_model *model, kvf_shard_desc *desc,
-                              void **storage) {
+                              kvf_range **layers, void **storage) {
     const msgpack_object *object, *elements;
     uint32_t groups = kvf_model_group_count(model), count;
     kvf_status status = kvf_wire_field_find(map, "groups", &object);
@@ -334,13 +358,14 @@ static kvf_status read_groups(const msgpack_object *map, const kvf_model *model,
     if (status)
         return status;
     kvf_group_shard_desc *made = kvf_wire_keep(storage, groups, sizeof *made);
-    if (!made)
+    *layers = kvf_wire_keep(storage, groups, sizeof **layers);
+    if (!made || !*layers)
         return kvf_nomem("a shard");
     memset(made, 0, groups * sizeof *made);
     desc->groups = made;
     for (uint32_t g = 0; g < groups && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
-        status = read_group(&elements[g], group, desc->layers, &made[g], storage);
+        status = read_group(&elements[g], group, &made[g], &(*layers)[g], storage);
         if (status)
             status = kvf_fail_in(status, "group %s: ", group->name);
     }
@@ -355,13 +380,14 @@ kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_sh
         return kvf_fail_in(status, "shard: ");
     void *storage = NULL;
     kvf_shard_desc desc = {.struct_size = sizeof desc};
+    kvf_range *layers = NULL;
     status = kvf_wire_fields_read(&map, &shard_form, 0, &desc, &storage);
     if (!status)
         status = read_regions(&map, &desc, &storage);
     if (!status)
-        status = read_groups(&map, model, &desc, &storage);
+        status = read_groups(&map, model, &desc, &layers, &storage);
     if (!status)
-        status = kvf_shard_create(model, &desc, out);
+        status = kvf_shard_make(model, &desc, layers, true, out);
     kvf_wire_discard(&storage);
     msgpack_zone_destroy(&zone);
     return status ? kvf_fail_in(status, "shard: ") : KVF_OK;

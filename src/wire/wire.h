@@ -3,7 +3,11 @@
  *
  * A message is decoded in two steps. The *envelope* is the same in every version of the protocol: who speaks
  * which version, which kind of message this is, and a body of bytes. The *body* is looked at only when the
- * version is ours and, in a handshake, when both sides cache the same cells.
+ * version is ours.
+ *
+ * Two engines need not have the same model. The server tells the client its facts, and the client speaks in the
+ * server's terms: groups, parts and layers in all messages between the two are numbered as in the server's facts, and
+ * the shard with which the client joins is one of the server's model.
  *
  * Decoding trusts nothing: before anything is allocated the bytes are walked once, and a count that the bytes
  * behind it cannot fill, a nesting deeper than the protocol has, a field that is missing, of another type or
@@ -22,8 +26,9 @@
 #include <kvferry/request.h>
 
 #include "base/base.h"
+#include "model/match.h"
 
-#define KVF_WIRE_VERSION 1u
+#define KVF_WIRE_VERSION 2u
 #define KVF_WIRE_MAX_BYTES (64u << 20) /* of one message */
 #define KVF_WIRE_MAX_NAME 255u         /* engine names, endpoints, keys */
 #define KVF_WIRE_MAX_REQUEST 1024u     /* bytes of a request id */
@@ -51,35 +56,54 @@ void kvf_wire_buffer_free(kvf_wire_buffer *buffer);
 /* ---- what must match ------------------------------------------------------------------------- */
 
 /**
- * The facts two engines must agree on, one `name: value` a line, in a fixed order: layers, and of each group
- * its kind, window, chunk, layers, and of each part its dtype, units, cell size, rows. Not in it: what
- * kvf_model_compare() does not compare, and everything an engine may choose (parallel sizes, block sizes,
- * order, padding).
+ * The facts of an engine: what its elements are, one `name: value` a line, in a fixed order: the types it converts
+ * between, and of each group its kind, window, chunk, layers, and of each part its dtype, units, cell size, rows. Not
+ * in it: what kvf_model_compare() does not compare, and everything an engine may choose (parallel sizes, block sizes,
+ * order, padding, how it cuts cells).
  *
- * @param extra  further facts of the engine's own (weights revision, rotary scaling ...), `name: value`
- *               lines, or NULL
- * @param out    receives a text, free with kvf_free()
+ * @param own  further facts of the engine's own (weights revision, rotary scaling ...), `name: value` lines, or
+ *             NULL. One whose name begins with a group's and a dot is of that group only
+ * @param out  receives a text, free with kvf_free()
  */
-kvf_status kvf_wire_facts(const kvf_model *model, const char *extra, char **out);
+kvf_status kvf_wire_facts(const kvf_model *model, const char *own, char **out);
+
+/** Facts that were read. */
+typedef struct kvf_facts {
+    kvf_model *model;
+    uint32_t convert; /* a set of bits, 1 << kvf_dtype */
+    const char *own;  /* into the text; "" where there are none */
+} kvf_facts;
 
 /**
- * Makes a model from a text of facts, which may be of a peer: anything. What is not in the facts is as in a
- * zeroed description, and each part has a tensor of its own. Lines after those of the model are left alone.
+ * Reads facts, which came from a peer: they may be anything.
  *
- * @param name  of the model, for messages
- * @return KVF_OK, KVF_E_PARSE, what kvf_model_create() refuses, KVF_E_NOMEM
+ * @param text  must live as long as the facts
+ * @param out   see kvf_facts_free()
+ * @return KVF_OK, KVF_E_PARSE (the detail names the line), KVF_E_UNSUPPORTED (an element type not known here), what
+ *         kvf_model_create() says, KVF_E_NOMEM
  */
-kvf_status kvf_wire_model_of_facts(const char *facts, const char *name, kvf_model **out);
+kvf_status kvf_wire_read_facts(const char *text, kvf_facts *out);
+void kvf_facts_free(kvf_facts *facts);
+
+/**
+ * Compares the facts of two engines, group by group.
+ *
+ * @param out  receives a match, see kvf_match_free()
+ * @return KVF_OK where any group is the same, or would be after conversion; KVF_E_PARSE or what else
+ *         kvf_wire_read_facts() says of theirs; KVF_E_MISMATCH and a detail that lists every field that differs with
+ *         both values where there is no such group, or where facts of the engine's own differ
+ */
+kvf_status kvf_wire_match(const kvf_facts *ours, const char *theirs, const char *their_name, kvf_match **out);
 
 /** SHA-256 of the facts. */
 void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
 
 /**
- * Says how two texts of facts differ: KVF_OK when they do not; otherwise KVF_E_MISMATCH and a detail that
+ * Says how two texts of an engine's own facts differ: KVF_OK when they do not; otherwise KVF_E_MISMATCH and a detail that
  * lists every field that differs with both values (and those that only one side has), the first dozen of
  * them, and how many more. `theirs` came from a peer: it may be anything.
  */
-kvf_status kvf_wire_compare_facts(const char *ours, const char *theirs, const char *their_name);
+kvf_status kvf_wire_compare_own(const char *ours, const char *theirs, const char *their_name);
 
 /* ---- shards ---------------------------------------------------------------------------------- */
 
@@ -126,10 +150,10 @@ typedef struct kvf_introduction {
     const char *engine;   /* its name */
     uint64_t incarnation; /* chosen anew by each process */
     uint32_t rank, rank_count;
-    const char *endpoint;   /* where its agent listens, "tcp://10.0.0.1:5555" */
-    const char *public_key; /* Z85, 40 characters; "" without encryption */
-    uint8_t digest[KVF_WIRE_DIGEST_BYTES];
-    kvf_bytes shard;   /* of kvf_wire_encode_shard() */
+    const char *endpoint;                  /* where its agent listens, "tcp://10.0.0.1:5555" */
+    const char *public_key;                /* Z85, 40 characters; "" without encryption */
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of the facts in whose terms the shard is */
+    kvf_bytes shard;                       /* of kvf_wire_encode_shard() */
     const char *facts; /* for a directory, which has none of its own; "" on the way to peers */
 } kvf_introduction;
 
@@ -151,12 +175,13 @@ typedef struct kvf_welcome {
     kvf_bytes card;                 /* size 0: none was asked for */
     const kvf_bytes *introductions; /* each of kvf_wire_encode_introduction() */
     uint32_t introduction_count;
+    const char
+        *facts; /* of the server, where ranks were asked for and the digest is not the client's; else "" */
 } kvf_welcome;
 
 typedef struct kvf_refused {
     kvf_status status;
     const char *detail;
-    const char *facts; /* of the server, where they are why; "" otherwise */
 } kvf_refused;
 
 /** One call. Which fields mean something depends on `kind`; the others are zero. */
@@ -210,8 +235,10 @@ typedef struct kvf_message {
     /* envelope */
     uint32_t version;
     kvf_message_kind kind;
-    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* HELLO, WELCOME, REFUSED */
-    kvf_bytes body;                        /* after kvf_wire_open(): still encoded */
+    uint8_t digest
+        [KVF_WIRE_DIGEST_BYTES]; /* HELLO, WELCOME, REFUSED: of the sender's facts; of the receiver's in a
+                                              HELLO that asks for a session */
+    kvf_bytes body;              /* after kvf_wire_open(): still encoded */
     /* body */
     union {
         kvf_hello hello;

@@ -149,12 +149,17 @@ static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_opti
     return status;
 }
 
-static kvf_status faulty_allocate(void *self, uint64_t bytes, void **out) {
-    return kvf_transport_allocate(((faulty_endpoint *)self)->inner, bytes, out);
+static kvf_status faulty_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                                  void **out) {
+    return kvf_transport_allocate(((faulty_endpoint *)self)->inner, kind, device, bytes, out);
 }
 
-static kvf_status faulty_register(void *self, const kvf_memory *regions, uint32_t count) {
-    return kvf_transport_register(((faulty_endpoint *)self)->inner, regions, count);
+static kvf_status faulty_register(void *self, uint32_t region, const kvf_memory *memory) {
+    return kvf_transport_register_region(((faulty_endpoint *)self)->inner, region, memory);
+}
+
+static kvf_status faulty_unregister(void *self, uint32_t region) {
+    return kvf_transport_unregister_region(((faulty_endpoint *)self)->inner, region);
 }
 
 static kvf_status faulty_card(void *self, kvf_buffer *out) {
@@ -353,10 +358,23 @@ static kvf_status faulty_progress(void *self, bool *busy) {
 }
 
 static const kvf_fabric faulty = {
-    .kind = "faulty",
+    .kind =
+        {
+            .name = "faulty",
+            .reach = KVF_REACH_NETWORK,
+            .memory_kinds = 1u << KVF_MEMORY_HOST,
+            .allocates = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .one_sided = true,
+            .served = true,
+            .fences = true,
+            .in_flight = 1,
+            .cost = {.ns_per_run = 1, .ns_per_byte = 1, .ns_per_source = 1},
+        },
     .open = faulty_open,
     .allocate = faulty_allocate,
-    .register_memory = faulty_register,
+    .register_region = faulty_register,
+    .unregister_region = faulty_unregister,
     .card = faulty_card,
     .connect = faulty_connect,
     .submit = faulty_submit,

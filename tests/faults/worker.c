@@ -91,7 +91,7 @@ static void open_memory(worker *w) {
     if (desc->region_count > CONTENT_REGIONS)
         give_up("too many regions");
     for (uint32_t i = 0; i < desc->region_count; i++) {
-        w->rank.regions[i] = (kvf_memory){.bytes = desc->region_bytes[i]};
+        w->rank.regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = desc->region_bytes[i]};
         if (kvf_agent_allocate(w->agent, desc->region_bytes[i], &w->rank.regions[i].address))
             give_up("memory");
     }

@@ -77,7 +77,7 @@ refuses "three endpoints" 2 'is not expected' explain "$prefill" "$decode" "$hyb
 refuses "two shapes" 2 'a pair has two sides' explain "$prefill" --decode tp=1 --prefill tp=1
 refuses "what is no endpoint" 2 'nonsense' explain nonsense
 refuses "nobody there" 1 'no answer within 1.0 s: .*127.0.0.1:1' explain tcp://127.0.0.1:1 --timeout 1
-refuses "a pair of unlike models" 1 'model' explain "$prefill" "$hybrid"
+refuses "a pair of unlike models" 1 'full.k.units is' explain "$prefill" "$hybrid"
 refuses "a model that is not the engine's" 2 '--model is not what prefill-a caches: ' \
     explain "$prefill" --decode tp=1 --model llama-3.1-70b
 refuses "a shape of a model with state without its model" 2 '--decode needs --model: hybrid keeps state' \

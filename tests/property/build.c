@@ -48,12 +48,13 @@ static bool check_layer(const kvf_shard *shard, const engine_world *e, const ran
     const kvf_placement *s = kvf_shard_placement(shard, group, index, p);
     if (!s)
         return wrong("group %u, layer %u, part %u: no placement", group, index, p);
-    const place *cell = own->cells + (size_t)layer * blocks * rows * units_of(own);
+    const place *cell = own->cells + (size_t)layer * blocks * rows * units_of(own) * own->pieces;
     for (uint32_t block = 0; block < blocks; block++) {
         for (uint32_t row = 0; row < rows; row++) {
-            for (uint32_t unit = 0; unit < units_of(own); unit++, cell++) {
-                uint64_t offset =
-                    s->offset + block * s->block_stride + row * s->row_stride + unit * s->unit_stride;
+            for (uint32_t i = 0; i < units_of(own) * own->pieces; i++, cell++) {
+                uint32_t unit = i / own->pieces, piece = i % own->pieces;
+                uint64_t offset = s->offset + block * s->block_stride + row * s->row_stride +
+                                  unit * s->unit_stride + piece * s->piece_stride;
                 kvf_cell_location found;
                 kvf_status status =
                     kvf_shard_locate(shard, group, index, p, block / kernel, block % kernel * rows + row,
@@ -63,8 +64,8 @@ static bool check_layer(const kvf_shard *shard, const engine_world *e, const ran
                                  "region %u at %llu; counting gives region %u at %u",
                                  group, index, p, block, row, own->units_begin + unit, s->region,
                                  (unsigned long long)offset, cell->region, cell->offset);
-                if (status || found.region != cell->region || found.offset != cell->offset ||
-                    found.bytes != bytes)
+                if (status || found.region != cell->region || found.pieces != own->pieces ||
+                    found.offset + piece * found.piece_stride != cell->offset || found.bytes != bytes)
                     return wrong("group %u, layer %u, part %u, kernel block %u, row %u, unit %u: "
                                  "kvf_shard_locate() gives %s, region %u at %llu, %llu bytes",
                                  group, index, p, block, row, own->units_begin + unit,

@@ -36,6 +36,8 @@ static const char *const names[KIND_COUNT] = {
     [KIND_SHARED_PAGES_EVEN] = "the same, in pages of one size",
     [KIND_HAND_LOCAL] = "local shards by hand",
     [KIND_HAND_REMOTE] = "remote shards by hand",
+    [KIND_CUT_ONE] = "cells in pieces on one side",
+    [KIND_CUT_BOTH] = "cells in pieces on both sides",
     [KIND_ENGINE_REFUSED] = "engines refused",
     [KIND_SHARD_REFUSED] = "shards refused",
     [KIND_LAYERS_APART] = "layers kept apart",
@@ -222,6 +224,13 @@ static void note_layouts(const recipe *r) {
     note_if(KIND_UNEVEN_BLOCKS, uneven);
 }
 
+static bool cuts_cells(const engine_recipe *engine) {
+    for (uint32_t i = 0; i < engine->hand_count && engine->by_hand; i++)
+        if (engine->hands[i].cut)
+            return true;
+    return false;
+}
+
 void note_recipe(const recipe *r) {
     const engine_recipe *local = &r->engines[LOCAL], *remote = &r->engines[REMOTE];
     bool uneven = false, above = false, pp = false, stages = false;
@@ -250,6 +259,8 @@ void note_recipe(const recipe *r) {
     note_if(KIND_SHARED_PAGES, (local->share_pages || remote->share_pages) && r->group_count > 1);
     note_if(KIND_HAND_LOCAL, local->by_hand);
     note_if(KIND_HAND_REMOTE, remote->by_hand);
+    note_if(KIND_CUT_ONE, cuts_cells(local) != cuts_cells(remote));
+    note_if(KIND_CUT_BOTH, cuts_cells(local) && cuts_cells(remote));
     note_if(KIND_LAYERS_APART, r->layers_apart);
     note_if(KIND_FIRST_REPLICA, r->first_replica);
 }

@@ -101,7 +101,8 @@ void fill_shard_form(const recipe *r, const world *w, uint32_t side, uint32_t ra
         for (uint32_t layer = 0; layer < layers_of(held); layer++) {
             for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
                 const strides *s = &held->parts[p].placements[layer];
-                out->placements[g][n++] = (kvf_placement){s->region, s->offset, s->block, s->row, s->unit};
+                out->placements[g][n++] = (kvf_placement){
+                    s->region, s->offset, s->block, s->row, s->unit, s->piece, held->parts[p].pieces};
             }
         }
     }

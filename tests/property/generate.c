@@ -228,6 +228,7 @@ static void make_hand_rank(rng *random, hand_rank *out) {
     out->pad = rng_chance(random, 50) ? 0 : rng_between(random, 1, 9);
     out->tight = rng_chance(random, 40);
     out->junk = rng_chance(random, 30);
+    out->cut = rng_chance(random, 35) ? (uint32_t)rng_next(random) | 1 : 0;
     out->seed = (uint32_t)rng_next(random);
     out->damage = rng_chance(random, 8) ? (uint32_t)rng_next(random) | 1 : 0;
 }

@@ -1,6 +1,6 @@
 /*
- * Where the cells of hand-made shards lie: placements with any nesting of blocks, rows and units, with bytes
- * left free between them, layers and parts one after another or together in pages.
+ * Where the cells of hand-made shards lie: placements with any nesting of blocks, rows, units and the pieces of
+ * a cell, with bytes left free between them, layers and parts one after another or together in pages.
  */
 #include <string.h>
 
@@ -22,7 +22,7 @@ typedef struct hand_layout {
     uint32_t *cursors; /* by region: the first free byte */
 } hand_layout;
 
-enum { BLOCK, ROW, UNIT, AXES };
+enum { BLOCK, ROW, UNIT, PIECE, AXES };
 
 static uint32_t count_of(const hand_layout *l, uint32_t part, uint32_t axis) {
     const rank_group *held = &l->rank->groups[l->group];
@@ -30,13 +30,15 @@ static uint32_t count_of(const hand_layout *l, uint32_t part, uint32_t axis) {
         return held->block_count * l->e->kernel_blocks[l->group];
     if (axis == ROW)
         return kernel_tokens_of(l->e, l->group) * l->r->groups[l->group].parts[part].rows;
+    if (axis == PIECE)
+        return held->parts[part].pieces;
     return units_of(&held->parts[part]);
 }
 
 /* Strides of the given axes, the first one innermost; returns the bytes from the first cell to the last. */
 static uint32_t nest(const hand_layout *l, const item *it, const uint32_t *axes, uint32_t axis_count,
                      uint32_t stride_of[AXES]) {
-    uint32_t cell = cell_bytes_of(&l->r->groups[l->group].parts[it->part]);
+    uint32_t cell = cell_bytes_of(&l->r->groups[l->group].parts[it->part]) / count_of(l, it->part, PIECE);
     rng pads = {mix64(it->number)};
     uint32_t step = cell + rng_below(&pads, l->hand->pad + 1), extent = cell;
     for (uint32_t i = 0; i < axis_count; i++) {
@@ -70,12 +72,12 @@ static strides *placement_of(const hand_layout *l, const item *it) {
 }
 
 static void place_alone(const hand_layout *l, const item *it) {
-    uint32_t axes[AXES] = {BLOCK, ROW, UNIT}, stride_of[AXES] = {0};
+    uint32_t axes[AXES] = {BLOCK, ROW, UNIT, PIECE}, stride_of[AXES] = {0};
     permute(mix64(it->number ^ 1), axes, AXES);
     uint32_t extent = nest(l, it, axes, AXES, stride_of);
     uint32_t region = draw(it->number ^ 2, l->hand->regions);
-    *placement_of(l, it) =
-        (strides){region, l->cursors[region], stride_of[BLOCK], stride_of[ROW], stride_of[UNIT]};
+    *placement_of(l, it) = (strides){region,         l->cursors[region], stride_of[BLOCK],
+                                     stride_of[ROW], stride_of[UNIT],    stride_of[PIECE]};
     l->cursors[region] += extent + draw(it->number ^ 3, l->hand->pad + 1);
 }
 
@@ -83,11 +85,11 @@ static void place_in_pages(const hand_layout *l, const item *items, uint32_t cou
     uint32_t region = draw(l->hand->seed + l->group, l->hand->regions);
     uint32_t page = 0, blocks = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t axes[2] = {ROW, UNIT}, stride_of[AXES] = {0};
-        permute(mix64(items[i].number ^ 1), axes, 2);
-        uint32_t extent = nest(l, &items[i], axes, 2, stride_of);
-        *placement_of(l, &items[i]) =
-            (strides){region, l->cursors[region] + page, 0, stride_of[ROW], stride_of[UNIT]};
+        uint32_t axes[] = {ROW, UNIT, PIECE}, stride_of[AXES] = {0};
+        permute(mix64(items[i].number ^ 1), axes, 3);
+        uint32_t extent = nest(l, &items[i], axes, 3, stride_of);
+        *placement_of(l, &items[i]) = (strides){region,         l->cursors[region] + page, 0,
+                                                stride_of[ROW], stride_of[UNIT],           stride_of[PIECE]};
         page += extent + draw(items[i].number ^ 3, l->hand->pad + 1);
         blocks = count_of(l, items[i].part, BLOCK);
     }
@@ -101,8 +103,8 @@ static void place_in_pages(const hand_layout *l, const item *items, uint32_t cou
 static void damage(const hand_layout *l, const item *it) {
     rng numbers = {l->hand->damage};
     strides *s = placement_of(l, it);
-    uint32_t *fields[] = {&s->offset, &s->block, &s->row, &s->unit, &s->region};
-    uint32_t *field = fields[rng_below(&numbers, 5)];
+    uint32_t *fields[] = {&s->offset, &s->block, &s->row, &s->unit, &s->piece, &s->region};
+    uint32_t *field = fields[rng_below(&numbers, 6)];
     switch (rng_below(&numbers, 3)) {
     case 0: /* a little more or less */
         *field += rng_below(&numbers, 9);
@@ -121,20 +123,34 @@ static void list_cells(const hand_layout *l, uint32_t part) {
     rank_group *held = &l->rank->groups[l->group];
     rank_part *p = &held->parts[part];
     uint32_t blocks = count_of(l, part, BLOCK), rows = count_of(l, part, ROW), units = units_of(p);
-    p->cells = arena_take((size_t)layers_of(held) * blocks * rows * units, sizeof(place));
+    p->cells = arena_take((size_t)layers_of(held) * blocks * rows * units * p->pieces, sizeof(place));
     place *cell = p->cells;
     for (uint32_t layer = 0; layer < layers_of(held); layer++) {
         const strides *s = &p->placements[layer];
         for (uint32_t block = 0; block < blocks; block++)
             for (uint32_t row = 0; row < rows; row++)
-                for (uint32_t unit = 0; unit < units; unit++)
-                    *cell++ =
-                        (place){s->region, s->offset + block * s->block + row * s->row + unit * s->unit};
+                for (uint32_t i = 0; i < units * p->pieces; i++)
+                    *cell++ = (place){s->region, s->offset + block * s->block + row * s->row +
+                                                     i / p->pieces * s->unit + i % p->pieces * s->piece};
+    }
+}
+
+/* How many pieces a cell of each part is in: a number that divides its elements, in whole bytes. */
+static void cut_cells(const hand_layout *l) {
+    for (uint32_t p = 0; p < l->r->groups[l->group].part_count; p++) {
+        const part_recipe *part = &l->r->groups[l->group].parts[p];
+        uint32_t bits = 8 * cell_bytes_of(part) / part->cell_elements, possible[64], count = 0;
+        for (uint32_t pieces = 1; pieces <= part->cell_elements; pieces++)
+            if (part->cell_elements % pieces == 0 && part->cell_elements / pieces * bits % 8 == 0)
+                possible[count++] = pieces;
+        uint64_t number = mix64(l->hand->cut + mix64(p * 8 + l->group));
+        l->rank->groups[l->group].parts[p].pieces = l->hand->cut ? possible[draw(number, count)] : 1;
     }
 }
 
 static void place_group(const hand_layout *l) {
     const rank_group *held = &l->rank->groups[l->group];
+    cut_cells(l);
     item items[MAX_LAYERS * MAX_PARTS];
     uint32_t order[MAX_LAYERS * MAX_PARTS], count = 0;
     for (uint32_t layer = 0; layer < layers_of(held); layer++) {

@@ -104,9 +104,10 @@ static void print_shard_group(FILE *to, const recipe *r, const shard_form *form,
     fprintf(to, "};\nstatic const kvf_placement %s_placements_%u[] = {%s", name, g, placements ? "" : "{0}");
     for (uint32_t i = 0; i < placements; i++) {
         const kvf_placement *s = &form->placements[g][i];
-        fprintf(to, "%s{%u, %llu, %llu, %llu, %llu}", i ? ", " : "", s->region, (unsigned long long)s->offset,
-                (unsigned long long)s->block_stride, (unsigned long long)s->row_stride,
-                (unsigned long long)s->unit_stride);
+        fprintf(to, "%s{%u, %llu, %llu, %llu, %llu, %llu, %u}", i ? ", " : "", s->region,
+                (unsigned long long)s->offset, (unsigned long long)s->block_stride,
+                (unsigned long long)s->row_stride, (unsigned long long)s->unit_stride,
+                (unsigned long long)s->piece_stride, s->pieces);
     }
     fprintf(to, "};\n");
     (void)group;

@@ -73,6 +73,7 @@ typedef struct hand_rank {
     uint32_t pad;   /* the most bytes left free after a cell, a row ... */
     uint32_t tight; /* nothing is left free after the last of them */
     uint32_t junk;  /* strides that are never stepped have odd values */
+    uint32_t cut;   /* 0: cells are whole; otherwise which of the possible pieces they are kept in */
     uint32_t seed;
     uint32_t damage; /* 0: none; otherwise one number of one placement is replaced */
 } hand_rank;

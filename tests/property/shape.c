@@ -44,6 +44,8 @@ static void illegal(engine_world *e, uint32_t rank, const char *why) {
 static void hold_layers(const world *w, uint32_t group, rank_world *rank) {
     rank_group *g = &rank->groups[group];
     g->layers_begin = g->layers_end = 0;
+    for (uint32_t p = 0; p < w->recipe->groups[group].part_count; p++)
+        g->parts[p].pieces = 1; /* unless they are cut by hand */
     for (uint32_t i = 0; i < w->layer_counts[group]; i++) {
         uint32_t layer = w->layers[group][i];
         if (layer < rank->layers_begin)

@@ -138,8 +138,9 @@ static bool claim_block(const recipe *r, const engine_world *e, uint32_t group, 
         const rank_group *held = &e->ranks[i].groups[group];
         for (uint32_t p = 0; p < r->groups[group].part_count; p++) {
             const rank_part *part = &held->parts[p];
-            uint32_t bytes = cell_bytes_of(&r->groups[group].parts[p]);
-            uint32_t cells = kernel_tokens_of(e, group) * r->groups[group].parts[p].rows * units_of(part);
+            uint32_t bytes = cell_bytes_of(&r->groups[group].parts[p]) / part->pieces;
+            uint32_t cells =
+                kernel_tokens_of(e, group) * r->groups[group].parts[p].rows * units_of(part) * part->pieces;
             for (uint32_t layer = 0; layer < layers_of(held); layer++) {
                 const place *cell =
                     part->cells + (size_t)(layer * held->block_count * kernel + id * kernel) * cells;

@@ -131,7 +131,7 @@ static bool compare_memory(const transfer *t) {
         return wrong("group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u has a wrong value "
                      "(region %u, byte %u; %s)",
                      cell->group, cell->layer, cell->part, cell->step, cell->row, cell->unit,
-                     search.at.offset - cell->at.offset, i, search.at.offset,
+                     cell->first + search.at.offset - cell->at.offset, i, search.at.offset,
                      t->written.regions[i][search.at.offset] ? "written" : "never written");
     }
     return true;

@@ -42,7 +42,7 @@ static void list_layers(const recipe *r, world *w) {
                 w->layers[g][w->layer_counts[g]++] = layer;
 }
 
-static bool small_enough(const recipe *r, const engine_world *e) {
+static bool small_enough(const recipe *r, uint32_t side, const engine_world *e) {
     uint64_t cells = 0, bytes = 0;
     for (uint32_t i = 0; i < e->rank_count; i++) {
         for (uint32_t g = 0; g < r->group_count; g++) {
@@ -53,7 +53,8 @@ static bool small_enough(const recipe *r, const engine_world *e) {
                     continue;
                 uint64_t own = (uint64_t)layers_of(held) * held->block_count * e->tokens[g] * part->rows *
                                units_of(&held->parts[p]);
-                cells += own;
+                bool cut = r->engines[side].by_hand && r->engines[side].hands[i].cut;
+                cells += cut ? own * part->cell_elements : own;
                 bytes += own * cell_bytes_of(part);
             }
         }
@@ -70,7 +71,7 @@ bool world_make(const recipe *r, world *out) {
     measure_tables(r, out);
     for (uint32_t side = 0; side < SIDES; side++) {
         engine_world *e = &out->engines[side];
-        if (!small_enough(r, e))
+        if (!small_enough(r, side, e))
             return false;
         if (e->illegal && e->illegal_rank != UINT32_MAX) {
             for (uint32_t g = 0; g < r->group_count; g++)
@@ -96,9 +97,9 @@ const char *find_overlap(const recipe *r, const engine_world *e, const rank_worl
     }
     for (uint32_t p = 0; p < r->groups[group].part_count; p++) {
         const rank_part *part = &held->parts[p];
-        uint32_t bytes = cell_bytes_of(&r->groups[group].parts[p]);
+        uint32_t bytes = cell_bytes_of(&r->groups[group].parts[p]) / part->pieces;
         size_t cells = (size_t)layers_of(held) * held->block_count * e->tokens[group] *
-                       r->groups[group].parts[p].rows * units_of(part);
+                       r->groups[group].parts[p].rows * units_of(part) * part->pieces;
         for (size_t i = 0; i < cells; i++) {
             place at = part->cells[i];
             if (at.region >= rank->region_count ||
@@ -125,15 +126,16 @@ static bool visit_step(const world *w, const engine_world *e, const rank_group *
         for (cell->part = 0; cell->part < w->recipe->groups[group].part_count; cell->part++) {
             const part_recipe *part = &w->recipe->groups[group].parts[cell->part];
             const rank_part *own = &held->parts[cell->part];
-            cell->bytes = cell_bytes_of(part);
+            cell->bytes = cell_bytes_of(part) / own->pieces;
             for (cell->row = 0; cell->row < part->rows; cell->row++) {
                 uint32_t row = step_in_block % kernel_tokens * part->rows + cell->row;
                 const place *cells =
-                    own->cells +
-                    (size_t)((layer * blocks + block) * (kernel_tokens * part->rows) + row) * units_of(own);
-                for (uint32_t unit = 0; unit < units_of(own); unit++) {
-                    cell->unit = own->units_begin + unit;
-                    cell->at = cells[unit];
+                    own->cells + (size_t)((layer * blocks + block) * (kernel_tokens * part->rows) + row) *
+                                     units_of(own) * own->pieces;
+                for (uint32_t i = 0; i < units_of(own) * own->pieces; i++) {
+                    cell->unit = own->units_begin + i / own->pieces;
+                    cell->first = i % own->pieces * cell->bytes;
+                    cell->at = cells[i];
                     if (!visit(cell, context))
                         return false;
                 }
@@ -170,9 +172,10 @@ void cell_content(const cell_visit *cell, unsigned char *out) {
                            (uint64_t)cell->row << 16 | (uint64_t)cell->unit << 24 |
                            (uint64_t)cell->step << 40;
     uint64_t hash = 0;
-    for (uint32_t i = 0; i < cell->bytes; i++) {
+    for (uint32_t i = 0; i < cell->first + cell->bytes; i++) {
         if (i % 8 == 0)
             hash = mix64(mix64(coordinates) + i);
-        out[i] = (unsigned char)(hash >> i % 8 * 8);
+        if (i >= cell->first)
+            out[i - cell->first] = (unsigned char)(hash >> i % 8 * 8);
     }
 }

@@ -21,14 +21,15 @@ typedef struct place {
 } place;
 
 typedef struct strides {
-    uint32_t region, offset, block, row, unit;
+    uint32_t region, offset, block, row, unit, piece;
 } strides;
 
 typedef struct rank_part {
     uint32_t units_begin, units_end;
     uint32_t replica, replica_count;
+    uint32_t pieces;                /* that a cell is kept in */
     strides placements[MAX_LAYERS]; /* of hand-made shards, by held layer */
-    place *cells;                   /* [held layer][kernel block][row][unit] */
+    place *cells;                   /* [held layer][kernel block][row][unit][piece] */
 } rank_part;
 
 typedef struct rank_group {
@@ -142,20 +143,22 @@ void number_blocks(const recipe *r, world *w);
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
+/* A piece of a cell. */
 typedef struct cell_visit {
     uint32_t group, layer, part, step, row, unit; /* layer: index into the group's layers */
+    uint32_t first;                               /* byte of the cell */
     place at;
     uint32_t bytes;
 } cell_visit;
 
 /**
- * Calls `visit` for every cell that a rank keeps of the steps begin .. end - 1 and that the tables of a side
+ * Calls `visit` for every piece of every cell that a rank keeps of the steps begin .. end - 1 and that the tables of a side
  * give a block; returns false as soon as `visit` does.
  */
 bool visit_cells(const world *w, uint32_t side, uint32_t rank, uint32_t group, uint32_t begin, uint32_t end,
                  bool (*visit)(const cell_visit *cell, void *context), void *context);
 
-/** The bytes of a cell, as a function of its coordinates. */
+/** The bytes of a piece of a cell, as a function of its coordinates. */
 void cell_content(const cell_visit *cell, unsigned char *out);
 
 #endif

@@ -250,7 +250,7 @@ static void another_version_of_the_protocol_is_refused_with_both_numbers(void **
     until_with(&w, &s, s.answers == 1);
     assert_int_equal(s.kind, KVF_MESSAGE_REFUSED);
     assert_int_equal(s.status, KVF_E_UNSUPPORTED);
-    assert_non_null(strstr(s.detail, "version 1"));
+    assert_non_null(strstr(s.detail, "version 2"));
     assert_non_null(strstr(s.detail, "77"));
     assert_int_equal(world_stats(w.p.agents[0]).peers_now, 0);
     kvf_wire_buffer_free(&bytes);

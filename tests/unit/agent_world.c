@@ -42,7 +42,8 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
     for (uint32_t i = 0; i < shard->region_count; i++) {
         assert_ok(kvf_agent_allocate(e->agents[r], shard->region_bytes[i], &e->memory[r][i]));
-        regions[i] = (kvf_memory){e->memory[r][i], shard->region_bytes[i], KVF_MEMORY_HOST};
+        regions[i] =
+            (kvf_memory){sizeof(kvf_memory), e->memory[r][i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
     }
     assert_ok(kvf_agent_register(e->agents[r], regions, shard->region_count));
 }
@@ -121,10 +122,12 @@ void world_request_make(const world *w, const world_engine *engine, const char *
                         uint32_t first, uint32_t stride, world_request *out) {
     memset(out, 0, sizeof *out);
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine->engine, 0));
-    out->group_count = kvf_model_group_count(w->model);
+    const kvf_model *model = kvf_engine_model(engine->engine); /* an engine may have been given another */
+    (void)w;
+    out->group_count = kvf_model_group_count(model);
     assert_true(out->group_count <= WORLD_MAX_GROUPS);
     for (uint32_t g = 0; g < out->group_count; g++) {
-        bool state = kvf_model_group(w->model, g)->kind == KVF_GROUP_STATE;
+        bool state = kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
         uint64_t steps = state ? (tokens > 0) : tokens;
         uint32_t per_block = shard->groups[g].tokens_per_block;
         uint32_t blocks = (uint32_t)((steps + per_block - 1) / per_block);
@@ -185,13 +188,21 @@ static uint8_t expected_byte(uint32_t seed, const uint64_t at[6], uint64_t byte)
     return (uint8_t)(h >> 16);
 }
 
+/* Groups and parts by their names: engines of two models may number them otherwise. */
+static uint64_t of_name(const char *name) {
+    uint64_t h = 0;
+    for (; *name; name++)
+        h = h * 257 + (uint8_t)*name;
+    return h;
+}
+
 /* Visits every cell of a request on one rank: fills it, or counts it when it is not as expected. */
-static uint64_t visit_rank(const world *w, world_engine *e, uint32_t rank, const world_request *request,
-                           uint32_t seed, bool fill) {
+static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *request, uint32_t seed,
+                           bool fill) {
     const kvf_shard *shard = kvf_engine_shard(e->engine, rank);
     uint64_t wrong = 0;
     for (uint32_t g = 0; g < request->group_count; g++) {
-        const kvf_group_desc *group = kvf_model_group(w->model, g);
+        const kvf_group_desc *group = kvf_model_group(kvf_engine_model(e->engine), g);
         const kvf_group_shard_desc *held = &kvf_shard_get(shard)->groups[g];
         const kvf_agent_group *steps = &request->groups[g];
         kvf_range layers = kvf_shard_group_layers(shard, g);
@@ -208,7 +219,12 @@ static uint64_t visit_rank(const world *w, world_engine *e, uint32_t rank, const
                 for (uint32_t p = 0; p < group->part_count; p++)
                     for (uint32_t r = 0; r < group->parts[p].rows_per_step; r++)
                         for (uint32_t u = held->parts[p].units.begin; u < held->parts[p].units.end; u++) {
-                            uint64_t at[6] = {g, group->layers[l], p, s, r, u};
+                            uint64_t at[6] = {of_name(group->name),
+                                              group->layers[l],
+                                              of_name(group->parts[p].name),
+                                              s,
+                                              r,
+                                              u};
                             uint32_t row = (uint32_t)(position % held->tokens_per_block) *
                                                group->parts[p].rows_per_step +
                                            r;
@@ -219,12 +235,14 @@ static uint64_t visit_rank(const world *w, world_engine *e, uint32_t rank, const
                             assert_ok(kvf_shard_locate(shard, g, l, p, block, row, u, &cell));
                             uint8_t *bytes = (uint8_t *)e->memory[rank][cell.region] + cell.offset;
                             uint64_t bad = 0;
+                            const uint64_t piece = cell.bytes / cell.pieces;
                             for (uint64_t i = 0; i < cell.bytes; i++) {
                                 uint8_t want = expected_byte(seed, at, i);
+                                uint8_t *byte = &bytes[i / piece * cell.piece_stride + i % piece];
                                 if (fill)
-                                    bytes[i] = want;
+                                    *byte = want;
                                 else
-                                    bad += bytes[i] != want;
+                                    bad += *byte != want;
                             }
                             if (bad && !wrong)
                                 printf("rank %u: group %s, layer %u, part %s, step %llu, row %u, unit %u is "
@@ -239,15 +257,17 @@ static uint64_t visit_rank(const world *w, world_engine *e, uint32_t rank, const
 }
 
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed) {
+    (void)w;
     for (uint32_t r = 0; r < engine->rank_count; r++)
-        (void)visit_rank(w, engine, r, request, seed, true);
+        (void)visit_rank(engine, r, request, seed, true);
 }
 
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request,
                            uint32_t seed) {
     uint64_t wrong = 0;
+    (void)w;
     for (uint32_t r = 0; r < engine->rank_count; r++)
-        wrong += visit_rank(w, engine, r, request, seed, false);
+        wrong += visit_rank(engine, r, request, seed, false);
     return wrong;
 }
 

@@ -50,6 +50,17 @@ static void a_detail_may_quote_the_detail_before_it(void **state) {
     assert_string_equal(kvf_error_detail(), "peer 3 (read: gone)");
 }
 
+static void a_detail_can_be_put_back(void **state) {
+    (void)state;
+    char saved[KVF_DETAIL_BYTES];
+    (void)kvf_fail(KVF_E_RANGE, "what the caller asked for");
+    (void)snprintf(saved, sizeof saved, "%s", kvf_error_detail());
+    (void)kvf_fail(KVF_E_IO, "what a callback did");
+    kvf_error_restore(saved);
+
+    assert_string_equal(kvf_error_detail(), "what the caller asked for");
+}
+
 static void words_that_are_too_long_are_cut_not_overrun(void **state) {
     (void)state;
     char lengthy[4096];
@@ -446,6 +457,7 @@ int main(void) {
         cmocka_unit_test_setup(a_thread_that_never_failed_has_an_empty_detail, forget_errors),
         cmocka_unit_test_setup(a_caller_can_say_where_in_front_of_what, forget_errors),
         cmocka_unit_test_setup(a_detail_may_quote_the_detail_before_it, forget_errors),
+        cmocka_unit_test_setup(a_detail_can_be_put_back, forget_errors),
         cmocka_unit_test_setup(words_that_are_too_long_are_cut_not_overrun, forget_errors),
         cmocka_unit_test_setup(one_threads_failure_is_not_seen_by_another, forget_errors),
         cmocka_unit_test(every_status_has_a_name_of_its_own),

@@ -74,6 +74,7 @@ void rank_open(cell_rank *rank, const kvf_shard *shard, const cell_sequence *seq
                         .owned = !allocate};
     assert_non_null(rank->regions);
     for (uint32_t i = 0; i < desc->region_count; i++) {
+        rank->regions[i].struct_size = sizeof rank->regions[i];
         rank->regions[i].bytes = desc->region_bytes[i];
         rank->regions[i].address =
             allocate ? allocate(context, desc->region_bytes[i]) : malloc(desc->region_bytes[i]);
@@ -165,8 +166,9 @@ unsigned char cell_byte(uint32_t seed, cell_place at, uint64_t i) {
 
 static void fill_cell(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
     unsigned char *bytes = (unsigned char *)rank->regions[where.region].address + where.offset;
+    const uint64_t piece = where.bytes / where.pieces;
     for (uint64_t i = 0; i < where.bytes; i++)
-        bytes[i] = cell_byte(*(const uint32_t *)context, at, i);
+        bytes[i / piece * where.piece_stride + i % piece] = cell_byte(*(const uint32_t *)context, at, i);
 }
 
 void rank_fill(const cell_rank *rank, kvf_range layers, uint32_t seed) {

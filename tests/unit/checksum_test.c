@@ -210,8 +210,8 @@ static void sums_are_the_same_in_every_version(void **state) {
     memset(bytes, 0x5a, w.ranks[0].regions[0].bytes);
     uint64_t sums[TOKENS];
     sum_steps(&w.ranks[0], 0, 1, range(0, 1), range(0, 1), sums);
-    assert_int_equal(sums[0], 0x08655008074c536eu);
-    assert_int_equal(sums[28], 0x5daf06a18dcd349fu);
+    assert_int_equal(sums[0], 0x4fbf45ef4cc2fac0u);
+    assert_int_equal(sums[28], 0x0a616343ecd9b119u);
     world_close(&w);
     kvf_model_free(model);
 }

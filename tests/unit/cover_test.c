@@ -431,8 +431,8 @@ static kvf_engine *engine_of_ranks(const kvf_model *model, const held *ranks, ui
     kvf_shard *shards[4];
     for (uint32_t i = 0; i < count; i++) {
         const kvf_part_share parts[] = {{ranks[i].units, 0, 1}, {ranks[i].units, 0, 1}};
-        const kvf_placement places[] = {
-            {0, 0, 128, 8, 16}, {0, 64, 128, 8, 16}, {1, 0, 128, 8, 16}, {1, 64, 128, 8, 16}};
+        const kvf_placement places[] = {PLACED(0, 0, 128, 8, 16), PLACED(0, 64, 128, 8, 16),
+                                        PLACED(1, 0, 128, 8, 16), PLACED(1, 64, 128, 8, 16)};
         const uint64_t bytes[] = {1024, 1024};
         kvf_group_shard_desc group = {.tokens_per_block = 2,
                                       .block_count = 4,
@@ -541,7 +541,7 @@ static void models_that_differ_are_refused_with_both_values(void **state) {
     kvf_model *ours = attention(1, 4, 4), *theirs = attention(1, 8, 4);
     pair p = {NULL, engine_of(ours, ENGINE(.all = {.block_count = 1})),
               engine_of(theirs, ENGINE(.name = "prefill", .all = {.block_count = 1}))};
-    assert_fails(try_plan(&p), KVF_E_MISMATCH, "prefill", "part 0 (k)", "units is 4 on one side and 8");
+    assert_fails(try_plan(&p), KVF_E_MISMATCH, "prefill", "full.k.units is \"4\" here and \"8\" there");
     free_pair(&p);
     kvf_model_free(ours);
     kvf_model_free(theirs);

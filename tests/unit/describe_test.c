@@ -52,7 +52,8 @@ static void stages_shares_and_kernel_blocks_are_said(void **state) {
 static void memory_that_no_order_describes_is_irregular(void **state) {
     (void)state;
     kvf_model *model = latent(3);
-    const kvf_placement placements[] = {{0, 128, 384, 8, 8}, {0, 256, 384, 8, 8}, {0, 0, 384, 8, 8}};
+    const kvf_placement placements[] = {PLACED(0, 128, 384, 8, 8), PLACED(0, 256, 384, 8, 8),
+                                        PLACED(0, 0, 384, 8, 8)};
     const kvf_part_share share = {{0, 1}, 0, 1};
     const uint64_t bytes = 384ull * 4;
     const kvf_group_shard_desc group = {
@@ -104,17 +105,6 @@ static void every_refused_allocation_is_reported(void **state) {
     assert_int_equal(memory.live, 0);
 }
 
-static void costs_are_assumed_by_kind(void **state) {
-    (void)state;
-    kvf_cost_model shm, ucx, other;
-    assert_string_equal(kvf_cost_assumed("shm", &shm), "shm");
-    assert_string_equal(kvf_cost_assumed("ucx", &ucx), "ucx");
-    assert_true(ucx.ns_per_run > shm.ns_per_run);
-    assert_string_equal(kvf_cost_assumed("auto", &other), "shm");
-    assert_memory_equal(&other, &shm, sizeof shm);
-    assert_string_equal(kvf_cost_assumed(NULL, &other), "shm");
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(orders_are_read_off_the_strides),
@@ -123,7 +113,6 @@ int main(void) {
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
         cmocka_unit_test(nothing_to_write_to_is_refused),
         cmocka_unit_test_teardown(every_refused_allocation_is_reported, stop_counting_memory),
-        cmocka_unit_test(costs_are_assumed_by_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

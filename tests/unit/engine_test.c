@@ -169,7 +169,7 @@ static void state_groups_have_a_specification_of_their_own(void **state) {
                                 .state = {.block_count = 2, .order = "L|BTNPH", .page_bytes = 128}));
 
     assert_int_equal(group_of(engine, 0, 1)->block_count, 2);
-    assert_placement(kvf_engine_shard(engine, 0), 1, 0, 2, (kvf_placement){2, 12, 128, 16, 2});
+    assert_placement(kvf_engine_shard(engine, 0), 1, 0, 2, PLACED(2, 12, 128, 16, 2));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -370,7 +370,7 @@ typedef struct told {
 
 static kvf_shard *shard_of(const kvf_model *model, told t) {
     const kvf_part_share part = {{0, 1}, 0, 1};
-    const kvf_placement placement = {0, 0, 128, 8, 8};
+    const kvf_placement placement = PLACED(0, 0, 128, 8, 8);
     const uint64_t bytes = 8192;
     kvf_group_shard_desc group = {.tokens_per_block = t.tokens_per_block ? t.tokens_per_block : 4,
                                   .kernel_blocks_per_block = t.kernel_blocks_per_block,

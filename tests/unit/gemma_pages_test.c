@@ -5,7 +5,7 @@
  * request.
  *
  * Every pair of tensor-parallel sizes, both ways, is moved for real and compared byte by byte. What must be
- * where is worked out here, cell by cell, from the orders' meaning; nothing of it is asked from the library.
+ * where is worked out here, cell by cell, from the orders' meaning; nothing of it is asked_request from the library.
  */
 #include "shapes.h"
 

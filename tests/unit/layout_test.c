@@ -56,44 +56,44 @@ static kvf_status try_order(const char *order) {
 
 static void head_before_token_in_a_buffer_per_layer(void **state) {
     (void)state;
-    assert_order(
-        "L|BPHN", 2, 384,
-        (kvf_placement[]){{0, 0, 128, 8, 32}, {0, 64, 128, 8, 32}, {1, 0, 128, 8, 32}, {1, 64, 128, 8, 32}});
+    assert_order("L|BPHN", 2, 384,
+                 (kvf_placement[]){PLACED(0, 0, 128, 8, 32), PLACED(0, 64, 128, 8, 32),
+                                   PLACED(1, 0, 128, 8, 32), PLACED(1, 64, 128, 8, 32)});
 }
 
 static void token_before_head_in_a_buffer_per_layer(void **state) {
     (void)state;
-    assert_order(
-        "L|BPNH", 2, 384,
-        (kvf_placement[]){{0, 0, 128, 16, 8}, {0, 64, 128, 16, 8}, {1, 0, 128, 16, 8}, {1, 64, 128, 16, 8}});
+    assert_order("L|BPNH", 2, 384,
+                 (kvf_placement[]){PLACED(0, 0, 128, 16, 8), PLACED(0, 64, 128, 16, 8),
+                                   PLACED(1, 0, 128, 16, 8), PLACED(1, 64, 128, 16, 8)});
 }
 
 static void k_and_v_in_buffers_of_their_own(void **state) {
     (void)state;
-    assert_order(
-        "LP|BNH", 4, 192,
-        (kvf_placement[]){{0, 0, 64, 16, 8}, {1, 0, 64, 16, 8}, {2, 0, 64, 16, 8}, {3, 0, 64, 16, 8}});
+    assert_order("LP|BNH", 4, 192,
+                 (kvf_placement[]){PLACED(0, 0, 64, 16, 8), PLACED(1, 0, 64, 16, 8), PLACED(2, 0, 64, 16, 8),
+                                   PLACED(3, 0, 64, 16, 8)});
 }
 
 static void k_and_v_of_one_token_side_by_side(void **state) {
     (void)state;
     assert_order("L|BHNP", 2, 384,
-                 (kvf_placement[]){
-                     {0, 0, 128, 16, 64}, {0, 8, 128, 16, 64}, {1, 0, 128, 16, 64}, {1, 8, 128, 16, 64}});
+                 (kvf_placement[]){PLACED(0, 0, 128, 16, 64), PLACED(0, 8, 128, 16, 64),
+                                   PLACED(1, 0, 128, 16, 64), PLACED(1, 8, 128, 16, 64)});
 }
 
 static void one_buffer_over_all_layers(void **state) {
     (void)state;
     assert_order("LBPHN", 1, 768,
-                 (kvf_placement[]){
-                     {0, 0, 128, 8, 32}, {0, 64, 128, 8, 32}, {0, 384, 128, 8, 32}, {0, 448, 128, 8, 32}});
+                 (kvf_placement[]){PLACED(0, 0, 128, 8, 32), PLACED(0, 64, 128, 8, 32),
+                                   PLACED(0, 384, 128, 8, 32), PLACED(0, 448, 128, 8, 32)});
 }
 
 static void blocks_outermost_with_all_layers_of_a_block_in_one_row(void **state) {
     (void)state;
     assert_order("BLHNP", 1, 768,
-                 (kvf_placement[]){
-                     {0, 0, 256, 16, 64}, {0, 8, 256, 16, 64}, {0, 128, 256, 16, 64}, {0, 136, 256, 16, 64}});
+                 (kvf_placement[]){PLACED(0, 0, 256, 16, 64), PLACED(0, 8, 256, 16, 64),
+                                   PLACED(0, 128, 256, 16, 64), PLACED(0, 136, 256, 16, 64)});
 }
 
 static void conv_state_step_by_step_with_the_recurrent_state_after_it(void **state) {
@@ -104,10 +104,10 @@ static void conv_state_step_by_step_with_the_recurrent_state_after_it(void **sta
     const kvf_shard *shard = kvf_engine_shard(engine, 0);
 
     assert_regions(engine, 2, (const uint64_t[]){336, 336});
-    assert_placement(shard, 0, 1, 0, (kvf_placement){1, 0, 112, 16, 2});
-    assert_placement(shard, 0, 1, 1, (kvf_placement){1, 8, 112, 16, 2});
-    assert_placement(shard, 0, 1, 2, (kvf_placement){1, 12, 112, 16, 2});
-    assert_placement(shard, 0, 1, 3, (kvf_placement){1, 48, 112, 64, 32});
+    assert_placement(shard, 0, 1, 0, PLACED(1, 0, 112, 16, 2));
+    assert_placement(shard, 0, 1, 1, PLACED(1, 8, 112, 16, 2));
+    assert_placement(shard, 0, 1, 2, PLACED(1, 12, 112, 16, 2));
+    assert_placement(shard, 0, 1, 3, PLACED(1, 48, 112, 64, 32));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -122,10 +122,10 @@ static void conv_state_channel_by_channel(void **state) {
     const kvf_shard *shard = kvf_engine_shard(engine, 0);
 
     assert_regions(engine, 1, (const uint64_t[]){336});
-    assert_placement(shard, 0, 0, 0, (kvf_placement){0, 0, 112, 2, 6});
-    assert_placement(shard, 0, 0, 1, (kvf_placement){0, 24, 112, 2, 6});
-    assert_placement(shard, 0, 0, 2, (kvf_placement){0, 36, 112, 2, 6});
-    assert_placement(shard, 0, 0, 3, (kvf_placement){0, 48, 112, 32, 32});
+    assert_placement(shard, 0, 0, 0, PLACED(0, 0, 112, 2, 6));
+    assert_placement(shard, 0, 0, 1, PLACED(0, 24, 112, 2, 6));
+    assert_placement(shard, 0, 0, 2, PLACED(0, 36, 112, 2, 6));
+    assert_placement(shard, 0, 0, 3, PLACED(0, 48, 112, 32, 32));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -137,39 +137,39 @@ static void conv_and_recurrent_state_may_have_buffers_of_their_own(void **state)
     const kvf_shard *shard = kvf_engine_shard(engine, 0);
 
     assert_regions(engine, 4, (const uint64_t[]){144, 192, 144, 192});
-    assert_placement(shard, 0, 1, 2, (kvf_placement){2, 12, 48, 16, 2});
-    assert_placement(shard, 0, 1, 3, (kvf_placement){3, 0, 64, 64, 32});
+    assert_placement(shard, 0, 1, 2, PLACED(2, 12, 48, 16, 2));
+    assert_placement(shard, 0, 1, 3, PLACED(3, 0, 64, 64, 32));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
 
 static void a_buffer_for_each_part_over_all_layers(void **state) {
     (void)state;
-    assert_order(
-        "P|LBNH", 2, 384,
-        (kvf_placement[]){{0, 0, 64, 16, 8}, {1, 0, 64, 16, 8}, {0, 192, 64, 16, 8}, {1, 192, 64, 16, 8}});
+    assert_order("P|LBNH", 2, 384,
+                 (kvf_placement[]){PLACED(0, 0, 64, 16, 8), PLACED(1, 0, 64, 16, 8),
+                                   PLACED(0, 192, 64, 16, 8), PLACED(1, 192, 64, 16, 8)});
 }
 
 static void parts_numbered_before_layers(void **state) {
     (void)state;
-    assert_order(
-        "PL|BNH", 4, 192,
-        (kvf_placement[]){{0, 0, 64, 16, 8}, {2, 0, 64, 16, 8}, {1, 0, 64, 16, 8}, {3, 0, 64, 16, 8}});
+    assert_order("PL|BNH", 4, 192,
+                 (kvf_placement[]){PLACED(0, 0, 64, 16, 8), PLACED(2, 0, 64, 16, 8), PLACED(1, 0, 64, 16, 8),
+                                   PLACED(3, 0, 64, 16, 8)});
 }
 
 static void layers_inside_tokens(void **state) {
     (void)state;
     /* A token's row: layer 0 K h0, K h1, V h0, V h1, then layer 1. */
-    assert_order(
-        "BNLPH", 1, 768,
-        (kvf_placement[]){{0, 0, 256, 64, 8}, {0, 16, 256, 64, 8}, {0, 32, 256, 64, 8}, {0, 48, 256, 64, 8}});
+    assert_order("BNLPH", 1, 768,
+                 (kvf_placement[]){PLACED(0, 0, 256, 64, 8), PLACED(0, 16, 256, 64, 8),
+                                   PLACED(0, 32, 256, 64, 8), PLACED(0, 48, 256, 64, 8)});
 }
 
 static void a_bar_at_the_front_means_one_buffer(void **state) {
     (void)state;
     assert_order("|LBPHN", 1, 768,
-                 (kvf_placement[]){
-                     {0, 0, 128, 8, 32}, {0, 64, 128, 8, 32}, {0, 384, 128, 8, 32}, {0, 448, 128, 8, 32}});
+                 (kvf_placement[]){PLACED(0, 0, 128, 8, 32), PLACED(0, 64, 128, 8, 32),
+                                   PLACED(0, 384, 128, 8, 32), PLACED(0, 448, 128, 8, 32)});
 }
 
 static void the_tensor_axis_stands_just_outside_the_parts_when_left_out(void **state) {
@@ -186,9 +186,9 @@ static void the_tensor_axis_stands_just_outside_the_parts_when_left_out(void **s
 
 static void no_order_means_head_before_token_in_a_buffer_per_layer(void **state) {
     (void)state;
-    assert_order(
-        NULL, 2, 384,
-        (kvf_placement[]){{0, 0, 128, 8, 32}, {0, 64, 128, 8, 32}, {1, 0, 128, 8, 32}, {1, 64, 128, 8, 32}});
+    assert_order(NULL, 2, 384,
+                 (kvf_placement[]){PLACED(0, 0, 128, 8, 32), PLACED(0, 64, 128, 8, 32),
+                                   PLACED(1, 0, 128, 8, 32), PLACED(1, 64, 128, 8, 32)});
 }
 
 static void parts_of_different_sizes_follow_each_other_in_a_page(void **state) {
@@ -201,9 +201,9 @@ static void parts_of_different_sizes_follow_each_other_in_a_page(void **state) {
     kvf_engine *engine = laid_out(model, "L|BPHN");
     const kvf_shard *shard = kvf_engine_shard(engine, 0);
 
-    assert_placement(shard, 0, 0, 0, (kvf_placement){0, 0, 200, 8, 32});
-    assert_placement(shard, 0, 0, 1, (kvf_placement){0, 64, 200, 16, 64});
-    assert_placement(shard, 0, 0, 2, (kvf_placement){0, 192, 200, 2, 8});
+    assert_placement(shard, 0, 0, 0, PLACED(0, 0, 200, 8, 32));
+    assert_placement(shard, 0, 0, 1, PLACED(0, 64, 200, 16, 64));
+    assert_placement(shard, 0, 0, 2, PLACED(0, 192, 200, 2, 8));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -225,41 +225,40 @@ static void assert_page(kvf_group_spec spec, uint64_t region_bytes, kvf_placemen
 
 static void a_page_may_be_larger_than_its_content(void **state) {
     (void)state;
-    assert_page((kvf_group_spec){.page_bytes = 200}, 600, (kvf_placement){0, 0, 200, 8, 32},
-                (kvf_placement){0, 64, 200, 8, 32});
+    assert_page((kvf_group_spec){.page_bytes = 200}, 600, PLACED(0, 0, 200, 8, 32),
+                PLACED(0, 64, 200, 8, 32));
 }
 
 static void a_page_may_be_just_its_content(void **state) {
     (void)state;
-    assert_page((kvf_group_spec){.page_bytes = 128}, 384, (kvf_placement){0, 0, 128, 8, 32},
-                (kvf_placement){0, 64, 128, 8, 32});
+    assert_page((kvf_group_spec){.page_bytes = 128}, 384, PLACED(0, 0, 128, 8, 32),
+                PLACED(0, 64, 128, 8, 32));
 }
 
 static void a_page_is_rounded_up_to_its_alignment(void **state) {
     (void)state;
-    assert_page((kvf_group_spec){.page_align = 100}, 600, (kvf_placement){0, 0, 200, 8, 32},
-                (kvf_placement){0, 64, 200, 8, 32});
-    assert_page((kvf_group_spec){.page_align = 64}, 384, (kvf_placement){0, 0, 128, 8, 32},
-                (kvf_placement){0, 64, 128, 8, 32});
+    assert_page((kvf_group_spec){.page_align = 100}, 600, PLACED(0, 0, 200, 8, 32),
+                PLACED(0, 64, 200, 8, 32));
+    assert_page((kvf_group_spec){.page_align = 64}, 384, PLACED(0, 0, 128, 8, 32), PLACED(0, 64, 128, 8, 32));
 }
 
 static void a_given_page_is_rounded_up_as_well(void **state) {
     (void)state;
-    assert_page((kvf_group_spec){.page_bytes = 130, .page_align = 64}, 576, (kvf_placement){0, 0, 192, 8, 32},
-                (kvf_placement){0, 64, 192, 8, 32});
+    assert_page((kvf_group_spec){.page_bytes = 130, .page_align = 64}, 576, PLACED(0, 0, 192, 8, 32),
+                PLACED(0, 64, 192, 8, 32));
 }
 
 static void pages_are_those_of_kernel_blocks(void **state) {
     (void)state;
     /* 3 logical blocks of 4 tokens are 6 kernel blocks of 2: pages of 64 bytes, padded to 70. */
     assert_page((kvf_group_spec){.kernel_blocks_per_block = 2, .page_bytes = 70}, 420,
-                (kvf_placement){0, 0, 70, 8, 16}, (kvf_placement){0, 32, 70, 8, 16});
+                PLACED(0, 0, 70, 8, 16), PLACED(0, 32, 70, 8, 16));
 }
 
 static void a_page_inside_the_part_axis_is_that_of_one_part(void **state) {
     (void)state;
-    assert_page((kvf_group_spec){.order = "LPBNH", .page_bytes = 80}, 480, (kvf_placement){0, 0, 80, 16, 8},
-                (kvf_placement){0, 240, 80, 16, 8});
+    assert_page((kvf_group_spec){.order = "LPBNH", .page_bytes = 80}, 480, PLACED(0, 0, 80, 16, 8),
+                PLACED(0, 240, 80, 16, 8));
 }
 
 static void a_page_smaller_than_its_content_is_refused(void **state) {
@@ -294,8 +293,8 @@ static void only_held_units_take_memory(void **state) {
     const kvf_shard *second = kvf_engine_shard(engine, 1);
 
     assert_int_equal(kvf_shard_get(second)->region_bytes[0], 192);
-    assert_placement(second, 0, 0, 0, (kvf_placement){0, 0, 64, 8, 32});
-    assert_placement(second, 0, 0, 1, (kvf_placement){0, 32, 64, 8, 32});
+    assert_placement(second, 0, 0, 0, PLACED(0, 0, 64, 8, 32));
+    assert_placement(second, 0, 0, 1, PLACED(0, 32, 64, 8, 32));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -308,8 +307,8 @@ static void only_held_layers_take_memory(void **state) {
     const kvf_shard *second = kvf_engine_shard(engine, 1); /* layers 1 and 2 */
 
     assert_int_equal(kvf_shard_get(second)->region_bytes[0], 768);
-    assert_placement(second, 0, 1, 0, (kvf_placement){0, 0, 128, 8, 32});
-    assert_placement(second, 0, 2, 0, (kvf_placement){0, 384, 128, 8, 32});
+    assert_placement(second, 0, 1, 0, PLACED(0, 0, 128, 8, 32));
+    assert_placement(second, 0, 2, 0, PLACED(0, 384, 128, 8, 32));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -330,8 +329,8 @@ static void groups_have_buffers_one_after_another(void **state) {
     (void)state;
     kvf_engine *engine = two_groups(false);
     assert_regions(engine, 4, (const uint64_t[]){192, 192, 336, 336});
-    assert_placement(kvf_engine_shard(engine, 0), 0, 1, 1, (kvf_placement){1, 32, 64, 8, 32});
-    assert_placement(kvf_engine_shard(engine, 0), 1, 1, 3, (kvf_placement){3, 48, 112, 32, 32});
+    assert_placement(kvf_engine_shard(engine, 0), 0, 1, 1, PLACED(1, 32, 64, 8, 32));
+    assert_placement(kvf_engine_shard(engine, 0), 1, 1, 3, PLACED(3, 48, 112, 32, 32));
     kvf_engine_free(engine);
 }
 
@@ -339,8 +338,8 @@ static void groups_that_share_pages_use_the_same_buffers(void **state) {
     (void)state;
     kvf_engine *engine = two_groups(true);
     assert_regions(engine, 2, (const uint64_t[]){336, 336});
-    assert_placement(kvf_engine_shard(engine, 0), 0, 1, 1, (kvf_placement){1, 32, 64, 8, 32});
-    assert_placement(kvf_engine_shard(engine, 0), 1, 1, 3, (kvf_placement){1, 48, 112, 32, 32});
+    assert_placement(kvf_engine_shard(engine, 0), 0, 1, 1, PLACED(1, 32, 64, 8, 32));
+    assert_placement(kvf_engine_shard(engine, 0), 1, 1, 3, PLACED(1, 48, 112, 32, 32));
     kvf_engine_free(engine);
 }
 

@@ -41,14 +41,14 @@ static kvf_status try_page(page p) {
 
 /* K with these strides, V out of its way in the other region. */
 static kvf_status try_k(uint64_t block, uint64_t row, uint64_t unit) {
-    return try_page((page){{0, 0, block, row, unit}, {1, 0, 32, 8, 16}});
+    return try_page((page){PLACED(0, 0, block, row, unit), PLACED(1, 0, 32, 8, 16)});
 }
 
 /* ---- one placement --------------------------------------------------------------------------- */
 
 static void cells_may_stand_shoulder_to_shoulder(void **state) {
     (void)state;
-    assert_ok(try_page((page){{0, 0, 64, 8, 16}, {0, 32, 64, 8, 16}}));
+    assert_ok(try_page((page){PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 64, 8, 16)}));
 }
 
 static void any_nesting_of_the_three_axes_is_fine(void **state) {
@@ -116,18 +116,18 @@ static void a_stride_of_zero_overlaps_where_it_is_stepped(void **state) {
 
 static void the_block_stride_of_a_single_block_means_nothing(void **state) {
     (void)state;
-    page apart = {{0, 0, 0, 8, 16}, {0, 32, 0, 8, 16}};
+    page apart = {PLACED(0, 0, 0, 8, 16), PLACED(0, 32, 0, 8, 16)};
     assert_ok(try_layers(&apart.k, 1, 1, 1));
-    page interleaved = {{0, 0, 1, 16, 32}, {0, 8, 70, 16, 32}};
+    page interleaved = {PLACED(0, 0, 1, 16, 32), PLACED(0, 8, 70, 16, 32)};
     assert_ok(try_layers(&interleaved.k, 1, 1, 1));
-    page crossed = {{0, 0, 1, 16, 32}, {0, 15, 70, 16, 32}};
+    page crossed = {PLACED(0, 0, 1, 16, 32), PLACED(0, 15, 70, 16, 32)};
     assert_fails(try_layers(&crossed.k, 1, 1, 1), KVF_E_OVERLAP, "part k", "part v", "byte 16");
 }
 
 static void strides_step_over_kernel_blocks(void **state) {
     (void)state;
     /* 3 logical blocks of 2 kernel blocks: 6 pages. */
-    page p = {{0, 0, 64, 8, 16}, {0, 32, 64, 8, 16}};
+    page p = {PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 64, 8, 16)};
     assert_ok(try_layers(&p.k, 1, 3, 2));
     p.k.block_stride = p.v.block_stride = 31;
     assert_fails(try_layers(&p.k, 1, 3, 2), KVF_E_OVERLAP, "31 (block)");
@@ -138,86 +138,92 @@ static void strides_step_over_kernel_blocks(void **state) {
 static void k_and_v_of_a_token_may_be_side_by_side(void **state) {
     (void)state;
     /* | K h0 t0 | V h0 t0 | K h0 t1 | V h0 t1 | K h1 t0 ... */
-    assert_ok(try_page((page){{0, 0, 64, 16, 32}, {0, 8, 64, 16, 32}}));
+    assert_ok(try_page((page){PLACED(0, 0, 64, 16, 32), PLACED(0, 8, 64, 16, 32)}));
 }
 
 static void v_one_byte_too_early_shares_a_byte_with_k(void **state) {
     (void)state;
-    assert_fails(try_page((page){{0, 0, 64, 16, 32}, {0, 7, 64, 16, 32}}), KVF_E_OVERLAP, "group full",
-                 "layer 0 part k", "layer 0 part v", "byte 7");
+    assert_fails(try_page((page){PLACED(0, 0, 64, 16, 32), PLACED(0, 7, 64, 16, 32)}), KVF_E_OVERLAP,
+                 "group full", "layer 0 part k", "layer 0 part v", "byte 7");
 }
 
 static void v_one_byte_too_late_shares_a_byte_with_the_next_token(void **state) {
     (void)state;
-    assert_fails(try_page((page){{0, 0, 80, 16, 32}, {0, 9, 80, 16, 32}}), KVF_E_OVERLAP, "part k", "part v",
-                 "byte 16");
+    assert_fails(try_page((page){PLACED(0, 0, 80, 16, 32), PLACED(0, 9, 80, 16, 32)}), KVF_E_OVERLAP,
+                 "part k", "part v", "byte 16");
 }
 
 static void v_on_top_of_k_shares_every_byte(void **state) {
     (void)state;
-    assert_fails(try_page((page){{0, 0, 64, 8, 16}, {0, 0, 64, 8, 16}}), KVF_E_OVERLAP, "part k", "part v");
+    assert_fails(try_page((page){PLACED(0, 0, 64, 8, 16), PLACED(0, 0, 64, 8, 16)}), KVF_E_OVERLAP, "part k",
+                 "part v");
 }
 
 static void k_and_v_ordered_differently_share_bytes_where_they_cross(void **state) {
     (void)state;
     /* K takes 0..8, 16..24, 32..40, 48..56 of a page; V takes 8..16, 24..32 and then 40..48, 56..64. */
-    assert_ok(try_page((page){{0, 0, 64, 16, 32}, {0, 8, 64, 32, 16}}));
+    assert_ok(try_page((page){PLACED(0, 0, 64, 16, 32), PLACED(0, 8, 64, 32, 16)}));
     /* Tokens 8 bytes apart: V h0 t1 is at 16..24, where K h0 t1 is. */
-    assert_fails(try_page((page){{0, 0, 64, 16, 32}, {0, 8, 64, 8, 32}}), KVF_E_OVERLAP, "byte 16");
+    assert_fails(try_page((page){PLACED(0, 0, 64, 16, 32), PLACED(0, 8, 64, 8, 32)}), KVF_E_OVERLAP,
+                 "byte 16");
 }
 
 static void the_same_bytes_of_another_region_are_other_bytes(void **state) {
     (void)state;
-    assert_ok(try_page((page){{0, 0, 64, 8, 16}, {1, 0, 64, 8, 16}}));
+    assert_ok(try_page((page){PLACED(0, 0, 64, 8, 16), PLACED(1, 0, 64, 8, 16)}));
 }
 
 static void a_part_that_sticks_out_of_its_page_meets_the_next_page(void **state) {
     (void)state;
     /* V's last cell is at 60..68 of a page of 64, K's first at 0..8: blocks 0 and 1 share 64..68. */
-    assert_fails(try_page((page){{0, 0, 64, 8, 16}, {0, 36, 64, 8, 16}}), KVF_E_OVERLAP, "part k", "part v",
-                 "each block");
+    assert_fails(try_page((page){PLACED(0, 0, 64, 8, 16), PLACED(0, 36, 64, 8, 16)}), KVF_E_OVERLAP, "part k",
+                 "part v", "each block");
 }
 
 static void a_part_may_stick_out_of_its_page_where_the_next_one_has_a_hole(void **state) {
     (void)state;
     /* K takes 8..40 of every 72 bytes, V takes 40..72: its page begins at 40. */
-    assert_ok(try_page((page){{0, 8, 72, 8, 16}, {0, 40, 72, 8, 16}}));
+    assert_ok(try_page((page){PLACED(0, 8, 72, 8, 16), PLACED(0, 40, 72, 8, 16)}));
     /* K takes 40..72 and V 72..104, which is 0..32 of the next page. */
-    assert_ok(try_page((page){{0, 40, 72, 8, 16}, {0, 72, 72, 8, 16}}));
+    assert_ok(try_page((page){PLACED(0, 40, 72, 8, 16), PLACED(0, 72, 72, 8, 16)}));
 }
 
 static void two_layers_may_follow_each_other(void **state) {
     (void)state;
-    page layers[] = {{{0, 0, 64, 8, 16}, {0, 32, 64, 8, 16}}, {{0, 192, 64, 8, 16}, {0, 224, 64, 8, 16}}};
+    page layers[] = {{PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 64, 8, 16)},
+                     {PLACED(0, 192, 64, 8, 16), PLACED(0, 224, 64, 8, 16)}};
     assert_ok(try_layers(&layers[0].k, 2, 3, 1));
 }
 
 static void two_layers_may_share_rows_of_blocks(void **state) {
     (void)state;
-    page layers[] = {{{0, 0, 128, 8, 16}, {0, 32, 128, 8, 16}}, {{0, 64, 128, 8, 16}, {0, 96, 128, 8, 16}}};
+    page layers[] = {{PLACED(0, 0, 128, 8, 16), PLACED(0, 32, 128, 8, 16)},
+                     {PLACED(0, 64, 128, 8, 16), PLACED(0, 96, 128, 8, 16)}};
     assert_ok(try_layers(&layers[0].k, 2, 3, 1));
 }
 
 static void a_layer_that_begins_in_the_last_block_of_another_is_refused(void **state) {
     (void)state;
-    page layers[] = {{{0, 0, 64, 8, 16}, {0, 32, 64, 8, 16}}, {{0, 128, 64, 8, 16}, {0, 224, 64, 8, 16}}};
+    page layers[] = {{PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 64, 8, 16)},
+                     {PLACED(0, 128, 64, 8, 16), PLACED(0, 224, 64, 8, 16)}};
     assert_fails(try_layers(&layers[0].k, 2, 3, 1), KVF_E_OVERLAP, "layer 0 part k", "layer 1 part k");
 }
 
 static void pages_of_different_sizes_in_the_same_bytes_are_refused(void **state) {
     (void)state;
-    assert_fails(try_page((page){{0, 0, 64, 8, 16}, {0, 32, 96, 8, 16}}), KVF_E_OVERLAP, "part k", "part v",
-                 "block strides 64 and 96");
+    assert_fails(try_page((page){PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 96, 8, 16)}), KVF_E_OVERLAP, "part k",
+                 "part v", "block strides 64 and 96");
 }
 
 static void pages_of_different_sizes_in_bytes_of_their_own_are_fine(void **state) {
     (void)state;
-    assert_ok(try_page((page){{0, 0, 64, 8, 16}, {0, 192, 96, 8, 16}}));
+    assert_ok(try_page((page){PLACED(0, 0, 64, 8, 16), PLACED(0, 192, 96, 8, 16)}));
 }
 
 static void two_layers_on_the_same_memory_are_refused(void **state) {
     (void)state;
-    page layers[] = {{{0, 0, 64, 8, 16}, {0, 32, 64, 8, 16}}, {{0, 0, 64, 8, 16}, {0, 32, 64, 8, 16}}};
+    page layers[] = {{PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 64, 8, 16)},
+                     {PLACED(0, 0, 64, 8, 16), PLACED(0, 32, 64, 8, 16)}};
     assert_fails(try_layers(&layers[0].k, 2, 3, 1), KVF_E_OVERLAP, "layer 0", "layer 1");
 }
 
@@ -227,9 +233,9 @@ static void two_groups_may_share_memory(void **state) {
     kvf_model *model = hybrid(1);
     const kvf_part_share kv[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
     const kvf_part_share state_parts[] = {{{0, 4}, 0, 1}, {{0, 2}, 0, 1}, {{0, 2}, 0, 1}, {{0, 2}, 0, 1}};
-    const kvf_placement kv_places[] = {{0, 0, 128, 8, 0}, {0, 16, 128, 8, 0}};
-    const kvf_placement state_places[] = {
-        {0, 0, 128, 2, 6}, {0, 24, 128, 2, 6}, {0, 36, 128, 2, 6}, {0, 48, 128, 0, 32}};
+    const kvf_placement kv_places[] = {PLACED(0, 0, 128, 8, 0), PLACED(0, 16, 128, 8, 0)};
+    const kvf_placement state_places[] = {PLACED(0, 0, 128, 2, 6), PLACED(0, 24, 128, 2, 6),
+                                          PLACED(0, 36, 128, 2, 6), PLACED(0, 48, 128, 0, 32)};
     const kvf_group_shard_desc groups[] = {
         {.tokens_per_block = 2, .block_count = 4, .parts = kv, .placements = kv_places},
         {.tokens_per_block = 1, .block_count = 4, .parts = state_parts, .placements = state_places}};
@@ -251,7 +257,7 @@ static void a_part_without_units_overlaps_nothing(void **state) {
     (void)state;
     kvf_model *model = attention(1, 2, 4);
     const kvf_part_share parts[] = {{{0, 2}, 0, 1}, {{0, 0}, 0, 1}};
-    const kvf_placement places[] = {{0, 0, 64, 8, 16}, {0, 0, 64, 8, 16}};
+    const kvf_placement places[] = {PLACED(0, 0, 64, 8, 16), PLACED(0, 0, 64, 8, 16)};
     const uint64_t bytes = 512;
     kvf_group_shard_desc group = {
         .tokens_per_block = 2, .block_count = 3, .parts = parts, .placements = places};
@@ -274,7 +280,7 @@ static void blocks_of_absurdly_many_interleaved_cells_are_refused(void **state) 
     kvf_model *model = attention(1, 1, 4);
     const uint32_t tokens = 1u << 31;
     const kvf_part_share parts[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
-    const kvf_placement places[] = {{0, 0, 0, 16, 8}, {0, 8, 0, 16, 8}};
+    const kvf_placement places[] = {PLACED(0, 0, 0, 16, 8), PLACED(0, 8, 0, 16, 8)};
     const uint64_t bytes = 16ull * tokens;
     kvf_group_shard_desc group = {
         .tokens_per_block = tokens, .block_count = 1, .parts = parts, .placements = places};

@@ -562,8 +562,8 @@ static void layers_that_touch_are_one_run(void **state) {
 static kvf_shard *uneven_pages(const kvf_model *model) {
     /* K and V touch in layer 0, but not in layer 1. */
     const kvf_part_share parts[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
-    const kvf_placement places[] = {
-        {0, 0, 128, 8, 8}, {0, 32, 128, 8, 8}, {1, 0, 128, 8, 8}, {1, 40, 128, 8, 8}};
+    const kvf_placement places[] = {PLACED(0, 0, 128, 8, 8), PLACED(0, 32, 128, 8, 8),
+                                    PLACED(1, 0, 128, 8, 8), PLACED(1, 40, 128, 8, 8)};
     const uint64_t bytes[] = {1024, 1024};
     kvf_group_shard_desc group = {
         .tokens_per_block = 4, .block_count = 8, .parts = parts, .placements = places};

@@ -8,38 +8,18 @@
  * Most tests: one part of 8 bytes a token in one layer. Local blocks of 4 tokens are pages of 32 bytes,
  * remote blocks of 6 tokens pages of 48; either cache has 8 blocks.
  */
-typedef struct asked {
-    pair p;
-    kvf_plan *plan;
-    kvf_request *request;
-} asked;
-
-static asked ask(kvf_model *model, const kvf_engine_spec *local, const kvf_engine_spec *remote,
-                 uint32_t rank) {
-    asked a = {.p = pair_of(model, local, remote)};
-    a.plan = plan_of(&a.p, rank);
-    a.request = request_of(a.plan);
-    return a;
-}
-
-static void done(const asked *a) {
-    kvf_request_free(a->request);
-    kvf_plan_free(a->plan);
-    free_pair(&a->p);
-}
-
 #define BLOCKS(tokens, ...)                                                                                  \
     { .tokens_per_block = (tokens), .block_count = 8, __VA_ARGS__ }
 #define FOURS ENGINE(.all = BLOCKS(4, .order = NULL))
 #define SIXES ENGINE(.all = BLOCKS(6, .order = NULL))
 
-static asked fours_from_sixes(kvf_group_desc group) {
+static asked_request fours_from_sixes(kvf_group_desc group) {
     group.name = "mla";
-    return ask(latent_of(1, group), FOURS, SIXES, 0);
+    return asked_between(latent_of(1, group), FOURS, SIXES, 0);
 }
 
 static int set_up(void **state) {
-    asked *a = malloc(sizeof *a);
+    asked_request *a = malloc(sizeof *a);
     assert_non_null(a);
     *a = fours_from_sixes((kvf_group_desc){0});
     *state = a;
@@ -47,18 +27,12 @@ static int set_up(void **state) {
 }
 
 static int tear_down(void **state) {
-    done(*state);
+    free_asked(*state);
     free(*state);
     return 0;
 }
 
-static kvf_status set_one(const asked *a, kvf_block_table local, kvf_block_table remote, uint64_t begin,
-                          uint64_t end) {
-    kvf_group_request group = {local, remote, begin, end};
-    return kvf_request_set(a->request, &group, 1);
-}
-
-static void assert_steps(const asked *a, uint32_t group, uint64_t begin, uint64_t end) {
+static void assert_steps(const asked_request *a, uint32_t group, uint64_t begin, uint64_t end) {
     uint64_t got_begin = 7, got_end = 7;
     kvf_request_steps(a->request, group, &got_begin, &got_end);
     assert_int_equal(got_begin, begin);
@@ -127,7 +101,7 @@ static void a_tail_without_a_list_or_a_block_size_is_refused(void **state) {
 /* ---- pairing by token ------------------------------------------------------------------------ */
 
 static void blocks_of_4_and_6_are_paired_token_by_token(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     /* 0..3 | 4 5 | 6 7 | 8 9. Local blocks begin at 96, 32, 224; remote ones at 240 and 96. */
     assert_ok(set_one(a, TABLE(3, 1, 7), TABLE(5, 2), 0, 10));
     assert_runs(a->request, 0, {96, 240, 32, 0, 0}, {32, 272, 16, 0, 0}, {48, 96, 16, 0, 0},
@@ -137,15 +111,15 @@ static void blocks_of_4_and_6_are_paired_token_by_token(void **state) {
 
 static void blocks_of_6_and_4_are_paired_token_by_token(void **state) {
     (void)state;
-    asked a = ask(latent(1), SIXES, FOURS, 0);
+    asked_request a = asked_between(latent(1), SIXES, FOURS, 0);
     assert_ok(set_one(&a, TABLE(5, 2), TABLE(3, 1, 7), 0, 10));
     assert_runs(a.request, 0, {240, 96, 32, 0, 0}, {272, 32, 16, 0, 0}, {96, 48, 16, 0, 0},
                 {112, 224, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_prefix_hit_inside_a_block_keeps_tokens_paired(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     /* Tokens 0..4 are here already; the engine lists the blocks from token 4 on. */
     const uint32_t to_fill[] = {1, 7};
     kvf_block_table local;
@@ -158,32 +132,32 @@ static void a_prefix_hit_inside_a_block_keeps_tokens_paired(void **state) {
 }
 
 static void a_prefix_hit_on_a_local_boundary_may_begin_inside_a_remote_block(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, TABLE_FROM(2, 7), TABLE_FROM(1, 2), 8, 10));
     assert_runs(a->request, 0, {224, 112, 16, 0, 0});
 }
 
 static void both_tables_may_be_tails(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, TABLE_FROM(1, 1, 7), TABLE_FROM(1, 2), 6, 10));
     assert_runs(a->request, 0, {48, 96, 16, 0, 0}, {224, 112, 16, 0, 0});
 }
 
 static void tables_may_reach_beyond_what_is_wanted(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     /* Blocks for tokens yet to come; an id beyond the cache there is nobody's concern. */
     assert_ok(set_one(a, TABLE(3, 1, 7, 99), TABLE(5, 2, 4, 99), 0, 4));
     assert_runs(a->request, 0, {96, 240, 32, 0, 0});
 }
 
 static void the_last_block_may_be_filled_in_part(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, TABLE(3), TABLE(5), 0, 3));
     assert_runs(a->request, 0, {96, 240, 24, 0, 0});
 }
 
 static void a_block_may_serve_two_sequences(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     /* The same block twice in a table: a shared prefix on the producer's side. */
     assert_ok(set_one(a, TABLE(0, 1, 2), TABLE(5, 5), 0, 12));
     assert_runs(a->request, 0, {0, 240, 48, 0, 0}, {48, 240, 48, 0, 0});
@@ -197,35 +171,36 @@ static void each_side_expands_its_blocks_with_its_own_ratio(void **state) {
      * Kernel blocks of 2 tokens: 2 in a local block of 4, in pages of 24 bytes; 3 in a remote block of 6, in
      * pages of 32. Local block 3 is kernel blocks 6 and 7, remote block 5 is 15, 16 and 17.
      */
-    asked a = ask(latent(1), ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 2, .page_bytes = 24)),
-                  ENGINE(.all = BLOCKS(6, .kernel_blocks_per_block = 3, .page_bytes = 32)), 0);
+    asked_request a =
+        asked_between(latent(1), ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 2, .page_bytes = 24)),
+                      ENGINE(.all = BLOCKS(6, .kernel_blocks_per_block = 3, .page_bytes = 32)), 0);
 
     assert_ok(set_one(&a, TABLE(3, 1, 7), TABLE(5, 2), 0, 10));
 
     assert_runs(a.request, 0, {144, 480, 16, 0, 0}, {168, 512, 16, 0, 0}, {48, 544, 16, 0, 0},
                 {72, 192, 16, 0, 0}, {336, 224, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void one_side_may_have_kernel_blocks_and_the_other_none(void **state) {
     (void)state;
     /* Remote block 5 of 6 tokens is kernel blocks 10 and 11 of 3 tokens, in pages of 32 bytes. */
-    asked a =
-        ask(latent(1), FOURS, ENGINE(.all = BLOCKS(6, .kernel_blocks_per_block = 2, .page_bytes = 32)), 0);
+    asked_request a = asked_between(
+        latent(1), FOURS, ENGINE(.all = BLOCKS(6, .kernel_blocks_per_block = 2, .page_bytes = 32)), 0);
 
     assert_ok(set_one(&a, TABLE(3, 1), TABLE(5), 0, 6));
 
     assert_runs(a.request, 0, {96, 320, 24, 0, 0}, {120, 352, 8, 0, 0}, {32, 360, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void the_kernel_blocks_of_a_block_are_neighbours(void **state) {
     (void)state;
-    asked a = ask(latent(1), ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 4)),
-                  ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 2)), 0);
+    asked_request a = asked_between(latent(1), ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 4)),
+                                    ENGINE(.all = BLOCKS(4, .kernel_blocks_per_block = 2)), 0);
     assert_ok(set_one(&a, TABLE(3, 1), TABLE(5, 2), 0, 8));
     assert_runs(a.request, 0, {96, 160, 32, 0, 0}, {32, 64, 32, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- token shares ---------------------------------------------------------------------------- */
@@ -233,19 +208,21 @@ static void the_kernel_blocks_of_a_block_are_neighbours(void **state) {
 static void a_local_share_is_stored_densely(void **state) {
     (void)state;
     /* Local rank 1 of 2 keeps tokens 1 3 5 7 | 9: five tokens in two blocks. */
-    asked a = ask(latent(1), ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(4, .order = NULL)), SIXES, 1);
+    asked_request a = asked_between(
+        latent(1), ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(4, .order = NULL)), SIXES, 1);
 
     assert_ok(set_one(&a, TABLE(3, 1), TABLE(5, 2), 0, 10));
 
     assert_runs(a.request, 0, {96, 248, 8, 0, 0}, {104, 264, 8, 0, 0}, {112, 280, 8, 0, 0},
                 {120, 104, 8, 0, 0}, {32, 120, 8, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void each_remote_share_gives_its_own_tokens(void **state) {
     (void)state;
     /* Remote rank 1 of 2 keeps tokens 1 3 5 7 9 in one block of 6. */
-    asked a = ask(latent(1), FOURS, ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(6, .order = NULL)), 0);
+    asked_request a = asked_between(latent(1), FOURS,
+                                    ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(6, .order = NULL)), 0);
 
     assert_ok(set_one(&a, TABLE(3, 1, 7), TABLE(5), 0, 10));
 
@@ -253,16 +230,17 @@ static void each_remote_share_gives_its_own_tokens(void **state) {
                 {224, 272, 8, 0, 0});
     assert_runs(a.request, 1, {104, 240, 8, 0, 0}, {120, 248, 8, 0, 0}, {40, 256, 8, 0, 0},
                 {56, 264, 8, 0, 0}, {232, 272, 8, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_table_of_a_share_need_only_reach_over_its_own_tokens(void **state) {
     (void)state;
     /* Ten tokens, five of them here: a table of one block of 4 is too short by one. */
-    asked a = ask(latent(1), ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(4, .order = NULL)), SIXES, 1);
+    asked_request a = asked_between(
+        latent(1), ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(4, .order = NULL)), SIXES, 1);
     assert_fails(set_one(&a, TABLE(3), TABLE(5, 2), 0, 10), KVF_E_RANGE, "local table", "step 9");
     assert_ok(set_one(&a, TABLE(3), TABLE(5, 2), 0, 9));
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- windows and chunks ---------------------------------------------------------------------- */
@@ -270,56 +248,56 @@ static void a_table_of_a_share_need_only_reach_over_its_own_tokens(void **state)
 static void tokens_before_the_window_are_left_out(void **state) {
     (void)state;
     /* Of 10 tokens, the last 4 are still needed: 6 7 | 8 9. The blocks before may be absent. */
-    asked a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
+    asked_request a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
 
     assert_ok(set_one(&a, TABLE(KVF_NO_BLOCK, 1, 7), TABLE(KVF_NO_BLOCK, 2), 0, 10));
 
     assert_runs(a.request, 0, {48, 96, 16, 0, 0}, {224, 112, 16, 0, 0});
     assert_steps(&a, 0, 6, 10);
-    done(&a);
+    free_asked(&a);
 }
 
 static void tables_may_begin_with_the_window(void **state) {
     (void)state;
-    asked a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
+    asked_request a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
     assert_ok(set_one(&a, TABLE_FROM(1, 1, 7), TABLE_FROM(1, 2), 0, 10));
     assert_runs(a.request, 0, {48, 96, 16, 0, 0}, {224, 112, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_prefix_hit_inside_the_window_counts(void **state) {
     (void)state;
-    asked a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
+    asked_request a = fours_from_sixes((kvf_group_desc){.window_tokens = 4});
     assert_ok(set_one(&a, TABLE_FROM(2, 7), TABLE_FROM(1, 2), 9, 10));
     assert_steps(&a, 0, 9, 10);
     assert_runs(a.request, 0, {232, 120, 8, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_window_longer_than_the_sequence_leaves_nothing_out(void **state) {
     (void)state;
-    asked a = fours_from_sixes((kvf_group_desc){.window_tokens = 10});
+    asked_request a = fours_from_sixes((kvf_group_desc){.window_tokens = 10});
     assert_ok(set_one(&a, TABLE(3, 1, 7), TABLE(5, 2), 0, 10));
     assert_steps(&a, 0, 0, 10);
-    done(&a);
+    free_asked(&a);
 }
 
 static void tokens_before_the_chunk_are_left_out(void **state) {
     (void)state;
     /* Chunks of 8: the last token, 9, is in the chunk from 8 on. */
-    asked a = fours_from_sixes((kvf_group_desc){.chunk_tokens = 8});
+    asked_request a = fours_from_sixes((kvf_group_desc){.chunk_tokens = 8});
     assert_ok(set_one(&a, TABLE(KVF_NO_BLOCK, KVF_NO_BLOCK, 7), TABLE(KVF_NO_BLOCK, 2), 0, 10));
     assert_steps(&a, 0, 8, 10);
     assert_runs(a.request, 0, {224, 112, 16, 0, 0});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_full_chunk_is_moved_whole(void **state) {
     (void)state;
-    asked a = fours_from_sixes((kvf_group_desc){.chunk_tokens = 4});
+    asked_request a = fours_from_sixes((kvf_group_desc){.chunk_tokens = 4});
     assert_ok(set_one(&a, TABLE(KVF_NO_BLOCK, 1), TABLE(5, 2), 0, 8));
     assert_steps(&a, 0, 4, 8);
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- several groups -------------------------------------------------------------------------- */
@@ -341,7 +319,7 @@ static kvf_model *two_latents(void) {
 
 static void a_fully_cached_group_beside_a_partly_cached_one_moves_nothing(void **state) {
     (void)state;
-    asked a = ask(two_latents(), FOURS, SIXES, 0);
+    asked_request a = asked_between(two_latents(), FOURS, SIXES, 0);
     const kvf_group_request groups[] = {{no_blocks, TABLE(5, 2), 10, 10},
                                         {TABLE_FROM(2, 7), TABLE_FROM(1, 2), 8, 10}};
 
@@ -350,12 +328,12 @@ static void a_fully_cached_group_beside_a_partly_cached_one_moves_nothing(void *
     assert_steps(&a, 0, 10, 10);
     assert_steps(&a, 1, 8, 10);
     assert_runs(a.request, 0, {224, 112, 16, 1, 1});
-    done(&a);
+    free_asked(&a);
 }
 
 static void each_group_has_its_own_tables_and_window(void **state) {
     (void)state;
-    asked a = ask(two_latents(), FOURS, SIXES, 0);
+    asked_request a = asked_between(two_latents(), FOURS, SIXES, 0);
     const kvf_group_request groups[] = {{TABLE(0, 1, 2), TABLE(0, 1), 0, 9},
                                         {TABLE_FROM(1, 4, 6), TABLE(KVF_NO_BLOCK, 3), 0, 10}};
 
@@ -364,53 +342,55 @@ static void each_group_has_its_own_tables_and_window(void **state) {
     assert_steps(&a, 0, 0, 9);
     assert_steps(&a, 1, 6, 10);
     assert_runs(a.request, 0, {0, 0, 72, 0, 0}, {144, 144, 16, 1, 1}, {192, 160, 16, 1, 1});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_state_is_copied_whole_where_attention_is_trimmed(void **state) {
     (void)state;
     /* Attention: one head, K and V of 8 bytes. State: pages of 112 bytes. */
-    asked a = ask(hybrid(1), ENGINE(.all = BLOCKS(4, .order = "L|BNHP"), .state = {.order = "L|BTNPH"}),
-                  ENGINE(.all = BLOCKS(6, .order = "L|BNHP"), .state = {.order = "L|BTNPH"}), 0);
+    asked_request a =
+        asked_between(hybrid(1), ENGINE(.all = BLOCKS(4, .order = "L|BNHP"), .state = {.order = "L|BTNPH"}),
+                      ENGINE(.all = BLOCKS(6, .order = "L|BNHP"), .state = {.order = "L|BTNPH"}), 0);
     const kvf_group_request groups[] = {{TABLE_FROM(2, 7), TABLE(5, 2), 9, 10}, {TABLE(6), TABLE(4), 0, 1}};
 
     assert_ok(kvf_request_set(a.request, groups, 2));
 
     assert_runs(a.request, 0, {464, 240, 16, 0, 0}, {464, 240, 16, 1, 1}, {672, 448, 112, 2, 2},
                 {672, 448, 112, 3, 3});
-    done(&a);
+    free_asked(&a);
 }
 
 static void a_state_moves_where_attention_is_cached_entirely(void **state) {
     (void)state;
-    asked a = ask(hybrid(1), ENGINE(.all = BLOCKS(4, .order = NULL)), FOURS, 0);
+    asked_request a = asked_between(hybrid(1), ENGINE(.all = BLOCKS(4, .order = NULL)), FOURS, 0);
     const kvf_group_request groups[] = {{no_blocks, no_blocks, 100, 100}, {TABLE(0), TABLE(0), 0, 1}};
     assert_ok(kvf_request_set(a.request, groups, 2));
     assert_int_equal(kvf_request_bytes(a.request, 0), 224);
-    done(&a);
+    free_asked(&a);
 }
 
 static void the_states_of_checkpoints_are_copied_one_by_one(void **state) {
     (void)state;
-    asked a = ask(state_model(1), ENGINE(.all = {.block_count = 8}), ENGINE(.all = {.block_count = 8}), 0);
+    asked_request a = asked_between(state_model(1), ENGINE(.all = {.block_count = 8}),
+                                    ENGINE(.all = {.block_count = 8}), 0);
     /* States 1 and 2 of 3; state 0 is here already. */
     assert_ok(set_one(&a, TABLE_FROM(1, 6, 2), TABLE(0, 3, 5), 1, 3));
     assert_runs(a.request, 0, {672, 336, 112, 0, 0}, {224, 560, 112, 0, 0});
     assert_steps(&a, 0, 1, 3);
-    done(&a);
+    free_asked(&a);
 }
 
 /* ---- what a request moves -------------------------------------------------------------------- */
 
 static void a_new_request_moves_nothing(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ptr_equal(kvf_request_plan(a->request), a->plan);
     assert_no_runs(a->request, 0);
     assert_steps(a, 0, 0, 0);
 }
 
 static void nothing_wanted_needs_no_tables(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, no_blocks, no_blocks, 0, 0));
     assert_no_runs(a->request, 0);
     assert_ok(set_one(a, no_blocks, TABLE(5, 2), 10, 10));
@@ -419,7 +399,7 @@ static void nothing_wanted_needs_no_tables(void **state) {
 }
 
 static void a_request_can_be_set_again(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, TABLE(3, 1, 7), TABLE(5, 2), 0, 10));
     assert_ok(set_one(a, TABLE(0), TABLE(0), 1, 3));
     assert_runs(a->request, 0, {8, 8, 16, 0, 0});
@@ -429,14 +409,14 @@ static void a_request_can_be_set_again(void **state) {
 }
 
 static void a_source_that_does_not_exist_moves_nothing(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, TABLE(3), TABLE(5), 0, 4));
     assert_no_runs(a->request, 1);
     assert_no_runs(a->request, UINT32_MAX);
 }
 
 static void a_group_that_does_not_exist_has_no_steps(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_ok(set_one(a, TABLE(3), TABLE(5), 0, 4));
     assert_steps(a, 1, 0, 0);
 }
@@ -444,7 +424,7 @@ static void a_group_that_does_not_exist_has_no_steps(void **state) {
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 static void more_local_than_remote_tokens_fails_this_request_and_changes_nothing(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     kvf_request *other = request_of(a->plan);
     kvf_group_request group = {TABLE(0), TABLE(0), 0, 4};
     assert_ok(kvf_request_set(other, &group, 1));
@@ -461,13 +441,13 @@ static void more_local_than_remote_tokens_fails_this_request_and_changes_nothing
 }
 
 static void a_local_table_that_ends_too_early_is_refused(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE(3, 1), TABLE(5, 2), 0, 10), KVF_E_RANGE, "group mla", "local table",
                  "step 8", "block 2");
 }
 
 static void a_table_that_begins_too_late_is_refused(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE_FROM(1, 1, 7), TABLE(5, 2), 3, 10), KVF_E_RANGE, "local table", "step 3",
                  "block 0");
     assert_fails(set_one(a, TABLE(3, 1, 7), TABLE_FROM(1, 2), 5, 10), KVF_E_RANGE, "remote table", "step 5",
@@ -475,7 +455,7 @@ static void a_table_that_begins_too_late_is_refused(void **state) {
 }
 
 static void an_empty_table_is_called_empty(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, no_blocks, TABLE(5, 2), 0, 10), KVF_E_RANGE, "local table", "step 0",
                  "the table has blocks [0, 0)");
     assert_fails(set_one(a, TABLE_FROM(1, 1, 7), TABLE(5, 2), 0, 10), KVF_E_RANGE,
@@ -483,7 +463,7 @@ static void an_empty_table_is_called_empty(void **state) {
 }
 
 static void an_absent_block_that_is_wanted_is_refused(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE(3, KVF_NO_BLOCK, 7), TABLE(5, 2), 0, 10), KVF_E_RANGE, "group mla",
                  "local table", "step 4", "entry 1 has no block");
     assert_fails(set_one(a, TABLE_FROM(1, 1, KVF_NO_BLOCK), TABLE(5, 2), 4, 10), KVF_E_RANGE, "local table",
@@ -493,7 +473,7 @@ static void an_absent_block_that_is_wanted_is_refused(void **state) {
 }
 
 static void a_block_beyond_the_cache_is_refused(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE(3, 8, 7), TABLE(5, 2), 0, 10), KVF_E_RANGE, "group mla", "local table",
                  "block 8", "the cache has 8");
     assert_fails(set_one(a, TABLE(3, 1, 7), TABLE(5, 4000000000), 0, 10), KVF_E_RANGE, "remote table",
@@ -502,7 +482,7 @@ static void a_block_beyond_the_cache_is_refused(void **state) {
 
 static void a_fault_in_one_group_leaves_all_groups_as_they_were(void **state) {
     (void)state;
-    asked a = ask(two_latents(), FOURS, SIXES, 0);
+    asked_request a = asked_between(two_latents(), FOURS, SIXES, 0);
     const kvf_group_request good[] = {{TABLE(3), TABLE(5), 0, 4}, {TABLE(1), TABLE(2), 0, 2}};
     const kvf_group_request bad[] = {{TABLE(0), TABLE(0), 0, 1}, {TABLE(9), TABLE(2), 0, 2}};
     assert_ok(kvf_request_set(a.request, good, 2));
@@ -512,11 +492,11 @@ static void a_fault_in_one_group_leaves_all_groups_as_they_were(void **state) {
     assert_runs(a.request, 0, {96, 240, 32, 0, 0}, {32, 96, 16, 1, 1});
     assert_steps(&a, 0, 0, 4);
     assert_steps(&a, 1, 0, 2);
-    done(&a);
+    free_asked(&a);
 }
 
 static void every_group_of_the_model_must_be_given(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     const kvf_group_request groups[2] = {{no_blocks, no_blocks, 0, 0}, {no_blocks, no_blocks, 0, 0}};
     assert_fails(kvf_request_set(a->request, groups, 2), KVF_E_INVALID, "group_count is 2",
                  "the model has 1 groups");
@@ -524,7 +504,7 @@ static void every_group_of_the_model_must_be_given(void **state) {
 }
 
 static void missing_arguments_are_named(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     kvf_group_request group = {no_blocks, no_blocks, 0, 0};
     kvf_request *request = NULL;
     assert_fails(kvf_request_set(NULL, &group, 1), KVF_E_INVALID, "request is NULL");
@@ -536,13 +516,13 @@ static void missing_arguments_are_named(void **state) {
 }
 
 static void a_range_must_not_end_before_it_begins(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE(3, 1, 7), TABLE(5, 2), 10, 9), KVF_E_INVALID, "group mla", "begin is 10",
                  "end 9");
 }
 
 static void steps_near_the_end_of_numbers_are_refused(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE(3), TABLE(5), UINT64_MAX - 1, UINT64_MAX), KVF_E_RANGE, "group mla",
                  "end is 18446744073709551615", "up to 4611686018427387903");
     /* The largest allowed number is far beyond any table. */
@@ -551,7 +531,7 @@ static void steps_near_the_end_of_numbers_are_refused(void **state) {
 }
 
 static void a_table_without_its_list_is_refused(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     kvf_block_table broken = {NULL, 2, 0};
     assert_fails(set_one(a, broken, TABLE(5, 2), 0, 4), KVF_E_INVALID, "group mla", "local table",
                  "ids is NULL");
@@ -559,7 +539,7 @@ static void a_table_without_its_list_is_refused(void **state) {
 }
 
 static void a_table_that_begins_at_the_last_possible_block_is_read_without_overflow(void **state) {
-    asked *a = *state;
+    asked_request *a = *state;
     assert_fails(set_one(a, TABLE_FROM(UINT32_MAX, 3, 1), TABLE(5, 2), 0, 4), KVF_E_RANGE, "local table",
                  "step 0");
 }
@@ -570,7 +550,7 @@ static void a_request_of_a_size_it_has_had_allocates_nothing(void **state) {
     (void)state;
     memory_count memory;
     count_memory(&memory);
-    asked a = fours_from_sixes((kvf_group_desc){0});
+    asked_request a = fours_from_sixes((kvf_group_desc){0});
     assert_ok(set_one(&a, TABLE(3, 1, 7), TABLE(5, 2), 0, 10));
     assert_ok(set_one(&a, TABLE(1, 3, 2), TABLE(0, 1), 0, 10));
     memory.calls = 0;
@@ -581,7 +561,7 @@ static void a_request_of_a_size_it_has_had_allocates_nothing(void **state) {
     assert_int_equal(kvf_request_run_count(a.request, 0), 4);
 
     assert_int_equal(memory.calls, 0);
-    done(&a);
+    free_asked(&a);
     assert_int_equal(memory.live, 0);
 }
 
@@ -601,11 +581,11 @@ static void a_request_survives_every_refused_allocation(void **state) {
     (void)state;
     memory_count memory;
     count_memory(&memory);
-    asked a = fours_from_sixes((kvf_group_desc){0});
+    asked_request a = fours_from_sixes((kvf_group_desc){0});
 
     survive_every_refusal(&memory, make_request, a.plan);
 
-    done(&a);
+    free_asked(&a);
     assert_int_equal(memory.live, 0);
 }
 
@@ -613,7 +593,7 @@ static void a_request_that_cannot_grow_is_as_it_was(void **state) {
     (void)state;
     memory_count memory;
     count_memory(&memory);
-    asked a = fours_from_sixes((kvf_group_desc){0});
+    asked_request a = fours_from_sixes((kvf_group_desc){0});
     uint32_t ids[100];
     for (uint32_t i = 0; i < COUNT_OF(ids); i++)
         ids[i] = i % 8;
@@ -635,7 +615,7 @@ static void a_request_that_cannot_grow_is_as_it_was(void **state) {
     }
 
     assert_true(refused > 0);
-    done(&a);
+    free_asked(&a);
     assert_int_equal(memory.live, 0);
 }
 

@@ -6,37 +6,17 @@
 #include "shapes.h"
 
 /* Unless a test says otherwise: 8 bytes a cell, blocks of 4 tokens, 16 blocks in either cache. */
-typedef struct moved {
-    pair p;
-    kvf_plan *plan;
-    kvf_request *request;
-} moved;
-
 #define BLOCKS(axes)                                                                                         \
     { .tokens_per_block = 4, .block_count = 16, .order = (axes) }
 
-static moved move_with(kvf_model *model, const kvf_engine_spec *local, const kvf_engine_spec *remote,
-                       const kvf_plan_options *options) {
-    moved m = {.p = pair_of(model, local, remote)};
-    m.plan = plan_with(&m.p, 0, options);
-    m.request = request_of(m.plan);
-    return m;
-}
-
 /* TP 1 on both sides, in these orders. */
-static moved move_between(kvf_model *model, const char *local, const char *remote) {
-    return move_with(model, ENGINE(.all = BLOCKS(local)), ENGINE(.all = BLOCKS(remote)), NULL);
+static asked_request move_between(kvf_model *model, const char *local, const char *remote) {
+    return asked_between(model, ENGINE(.all = BLOCKS(local)), ENGINE(.all = BLOCKS(remote)), 0);
 }
 
-static void done(const moved *m) {
-    kvf_request_free(m->request);
-    kvf_plan_free(m->plan);
-    free_pair(&m->p);
-}
-
-static void set(const moved *m, kvf_block_table local, kvf_block_table remote, uint64_t begin, uint64_t end) {
-    kvf_group_request group = {local, remote, begin, end};
-    assert_ok(kvf_request_set(m->request, &group, 1));
+static void set(const asked_request *m, kvf_block_table local, kvf_block_table remote, uint64_t begin,
+                uint64_t end) {
+    assert_ok(set_one(m, local, remote, begin, end));
 }
 
 #define MOST_RUNS 4096
@@ -79,11 +59,11 @@ static void a_whole_contiguous_cache_is_one_run(void **state) {
     static const char *const orders[] = {"LBPHN", "LBPNH", "LBHNP"};
     for (size_t i = 0; i < COUNT_OF(orders); i++) {
         /* 2 layers of 16 blocks of K and V of 2 heads: 16 * 128 bytes each. */
-        moved m = move_between(attention(2, 2, 4), orders[i], orders[i]);
+        asked_request m = move_between(attention(2, 2, 4), orders[i], orders[i]);
         const kvf_block_table all = TABLE(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         set(&m, all, all, 0, 64);
         assert_runs(m.request, 0, {0, 0, 4096, 0, 0});
-        done(&m);
+        free_asked(&m);
     }
 }
 
@@ -91,94 +71,94 @@ static void neighbouring_blocks_with_all_layers_in_a_row_are_one_run(void **stat
     (void)state;
     static const char *const orders[] = {"BLHNP", "BLPHN", "BLPNH", "BNLPH", "BPLHN"};
     for (size_t i = 0; i < COUNT_OF(orders); i++) {
-        moved m = move_between(attention(2, 2, 4), orders[i], orders[i]);
+        asked_request m = move_between(attention(2, 2, 4), orders[i], orders[i]);
         set(&m, TABLE(4, 5, 6), TABLE(7, 8, 9), 0, 12);
         assert_runs(m.request, 0, {1024, 1792, 768, 0, 0});
-        done(&m);
+        free_asked(&m);
     }
 }
 
 static void neighbouring_blocks_are_one_run_in_each_layer(void **state) {
     (void)state;
-    moved m = move_between(attention(2, 2, 4), "L|BPHN", "L|BPHN");
+    asked_request m = move_between(attention(2, 2, 4), "L|BPHN", "L|BPHN");
     set(&m, TABLE(4, 5, 6), TABLE(7, 8, 9), 0, 12);
     assert_runs(m.request, 0, {512, 896, 384, 0, 0}, {512, 896, 384, 1, 1});
-    done(&m);
+    free_asked(&m);
 }
 
 static void the_layers_of_a_block_merge_where_blocks_are_scattered(void **state) {
     (void)state;
-    moved m = move_between(latent(3), "BLHNP", "BLHNP");
+    asked_request m = move_between(latent(3), "BLHNP", "BLHNP");
     set(&m, TABLE(0, 2), TABLE(5, 3), 0, 8);
     assert_runs(m.request, 0, {0, 480, 96, 0, 0}, {192, 288, 96, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void the_parts_of_a_block_merge_where_blocks_are_scattered(void **state) {
     (void)state;
-    moved m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
+    asked_request m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
     set(&m, TABLE(0, 2), TABLE(5, 3), 0, 8);
     assert_runs(m.request, 0, {0, 640, 128, 0, 0}, {256, 384, 128, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void blocks_of_different_sizes_merge_where_both_sides_go_on(void **state) {
     (void)state;
-    moved m = move_with(latent(1), ENGINE(.all = BLOCKS(NULL)),
-                        ENGINE(.all = {.tokens_per_block = 6, .block_count = 16}), NULL);
+    asked_request m = asked_between(latent(1), ENGINE(.all = BLOCKS(NULL)),
+                                    ENGINE(.all = {.tokens_per_block = 6, .block_count = 16}), 0);
     set(&m, TABLE(3, 4, 9), TABLE(5, 6), 0, 10);
     assert_runs(m.request, 0, {96, 240, 64, 0, 0}, {288, 304, 16, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void layers_that_are_kept_apart_do_not_merge(void **state) {
     (void)state;
     kvf_plan_options options = {.struct_size = sizeof options, .keep_layers_apart = true};
-    moved m = move_with(attention(2, 2, 4), ENGINE(.all = BLOCKS("LBPHN")), ENGINE(.all = BLOCKS("LBPHN")),
-                        &options);
+    asked_request m = asked_with(attention(2, 2, 4), ENGINE(.all = BLOCKS("LBPHN")),
+                                 ENGINE(.all = BLOCKS("LBPHN")), 0, &options);
     const kvf_block_table all = TABLE(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     set(&m, all, all, 0, 64);
     assert_runs(m.request, 0, {0, 0, 2048, 0, 0}, {2048, 2048, 2048, 0, 0});
     assert_capacity_does_not_matter(m.request);
-    done(&m);
+    free_asked(&m);
 }
 
 /* ---- what does not --------------------------------------------------------------------------- */
 
 static void blocks_that_are_neighbours_on_one_side_only_stay_apart(void **state) {
     (void)state;
-    moved m = move_between(latent(1), NULL, NULL);
+    asked_request m = move_between(latent(1), NULL, NULL);
     set(&m, TABLE(4, 5), TABLE(7, 9), 0, 8);
     assert_runs(m.request, 0, {128, 224, 32, 0, 0}, {160, 288, 32, 0, 0});
     set(&m, TABLE(4, 6), TABLE(7, 8), 0, 8);
     assert_runs(m.request, 0, {128, 224, 32, 0, 0}, {192, 256, 32, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void blocks_in_descending_order_stay_apart(void **state) {
     (void)state;
-    moved m = move_between(latent(1), NULL, NULL);
+    asked_request m = move_between(latent(1), NULL, NULL);
     set(&m, TABLE(5, 4), TABLE(8, 7), 0, 8);
     assert_runs(m.request, 0, {160, 256, 32, 0, 0}, {128, 224, 32, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void the_same_block_twice_is_two_runs(void **state) {
     (void)state;
-    moved m = move_between(latent(1), NULL, NULL);
+    asked_request m = move_between(latent(1), NULL, NULL);
     set(&m, TABLE(4, 5), TABLE(7, 7), 0, 8);
     assert_runs(m.request, 0, {128, 224, 32, 0, 0}, {160, 224, 32, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void padding_between_pages_keeps_blocks_apart(void **state) {
     (void)state;
     kvf_group_spec padded = BLOCKS(NULL);
     padded.page_bytes = 40;
-    moved m = move_with(latent(1), ENGINE(.all = padded), ENGINE(.all = BLOCKS(NULL)), NULL);
+    asked_request m = asked_between(latent(1), ENGINE(.all = padded), ENGINE(.all = BLOCKS(NULL)), 0);
     set(&m, TABLE(4, 5), TABLE(7, 8), 0, 8);
     assert_runs(m.request, 0, {160, 224, 32, 0, 0}, {200, 256, 32, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void bytes_of_different_regions_never_merge(void **state) {
@@ -189,82 +169,82 @@ static void bytes_of_different_regions_never_merge(void **state) {
     kvf_group_desc groups[] = {
         {.name = "a", .layers = layers, .layer_count = 1, .parts = &part, .part_count = 1},
         {.name = "b", .layers = layers + 1, .layer_count = 1, .parts = &part, .part_count = 1}};
-    moved m = move_between(model_of(2, groups, 2), NULL, NULL);
+    asked_request m = move_between(model_of(2, groups, 2), NULL, NULL);
     const kvf_group_request wanted[] = {{TABLE(0), TABLE(0), 0, 4}, {TABLE(1), TABLE(1), 0, 4}};
 
     assert_ok(kvf_request_set(m.request, wanted, 2));
 
     assert_runs(m.request, 0, {0, 0, 32, 0, 0}, {32, 32, 32, 1, 1});
     assert_capacity_does_not_matter(m.request);
-    done(&m);
+    free_asked(&m);
 }
 
 /* ---- loops inside a block -------------------------------------------------------------------- */
 
 static void part_of_a_block_is_a_run_for_each_head(void **state) {
     (void)state;
-    moved m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
+    asked_request m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
     set(&m, TABLE(1), TABLE(2), 1, 3);
     assert_runs(m.request, 0, {136, 264, 16, 0, 0}, {168, 296, 16, 0, 0}, {200, 328, 16, 0, 0},
                 {232, 360, 16, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void whole_blocks_and_parts_of_blocks_go_together(void **state) {
     (void)state;
-    moved m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
+    asked_request m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
     set(&m, TABLE(0, 2), TABLE(5, 3), 0, 6);
     assert_runs(m.request, 0, {256, 384, 16, 0, 0}, {288, 416, 16, 0, 0}, {320, 448, 16, 0, 0},
                 {352, 480, 16, 0, 0}, {0, 640, 128, 0, 0});
     set(&m, TABLE(0, 2), TABLE(5, 3), 3, 8);
     assert_runs(m.request, 0, {24, 664, 8, 0, 0}, {56, 696, 8, 0, 0}, {88, 728, 8, 0, 0}, {120, 760, 8, 0, 0},
                 {256, 384, 128, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void tokens_of_several_rows_are_moved_with_all_of_them(void **state) {
     (void)state;
     /* Two rows of 8 bytes a token. Local: unit, row. Remote: row, unit: 16 bytes a row, 32 a token. */
     kvf_part_desc part = PART(.name = "x", .units = 2, .cell_elements = 4, .rows_per_step = 2);
-    moved m = move_between(one_group(1, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1}),
-                           "L|BPHN", "L|BPNH");
+    asked_request m = move_between(
+        one_group(1, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1}), "L|BPHN", "L|BPNH");
     set(&m, TABLE(1), TABLE(2), 1, 2);
     assert_runs(m.request, 0, {144, 288, 8, 0, 0}, {152, 304, 8, 0, 0}, {208, 296, 8, 0, 0},
                 {216, 312, 8, 0, 0});
     assert_capacity_does_not_matter(m.request);
-    done(&m);
+    free_asked(&m);
 }
 
 static void a_transposition_is_a_run_for_each_cell_in_order_of_local_memory(void **state) {
     (void)state;
     /* Local: head before token. Remote: token before head, 16 bytes a token. */
-    moved heads = move_between(attention(1, 2, 4), "L|BPHN", "L|BPNH");
+    asked_request heads = move_between(attention(1, 2, 4), "L|BPHN", "L|BPNH");
     set(&heads, TABLE(0), TABLE(0), 0, 2);
     assert_runs(heads.request, 0, {0, 0, 8, 0, 0}, {8, 16, 8, 0, 0}, {32, 8, 8, 0, 0}, {40, 24, 8, 0, 0},
                 {64, 64, 8, 0, 0}, {72, 80, 8, 0, 0}, {96, 72, 8, 0, 0}, {104, 88, 8, 0, 0});
-    done(&heads);
+    free_asked(&heads);
     /* And the other way round. */
-    moved tokens = move_between(attention(1, 2, 4), "L|BPNH", "L|BPHN");
+    asked_request tokens = move_between(attention(1, 2, 4), "L|BPNH", "L|BPHN");
     set(&tokens, TABLE(0), TABLE(0), 0, 2);
     assert_runs(tokens.request, 0, {0, 0, 8, 0, 0}, {8, 32, 8, 0, 0}, {16, 8, 8, 0, 0}, {24, 40, 8, 0, 0},
                 {64, 64, 8, 0, 0}, {72, 96, 8, 0, 0}, {80, 72, 8, 0, 0}, {88, 104, 8, 0, 0});
-    done(&tokens);
+    free_asked(&tokens);
 }
 
 static void one_token_of_a_transposition_is_a_run_for_each_head(void **state) {
     (void)state;
-    moved m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPNH");
+    asked_request m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPNH");
     set(&m, TABLE(0), TABLE(0), 3, 4);
     assert_runs(m.request, 0, {24, 48, 8, 0, 0}, {56, 56, 8, 0, 0}, {88, 112, 8, 0, 0}, {120, 120, 8, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void k_and_v_side_by_side_here_and_apart_there_are_a_run_each(void **state) {
     (void)state;
-    moved m = move_between(attention(1, 1, 4), "L|BHNP", "LP|BNH");
+    asked_request m = move_between(attention(1, 1, 4), "L|BHNP", "LP|BNH");
     set(&m, TABLE(1), TABLE(2), 0, 2);
     assert_runs(m.request, 0, {64, 64, 8, 0, 0}, {80, 72, 8, 0, 0}, {72, 64, 8, 0, 1}, {88, 72, 8, 0, 1});
-    done(&m);
+    free_asked(&m);
 }
 
 static void the_last_run_of_a_block_merges_with_the_first_of_the_next(void **state) {
@@ -273,41 +253,41 @@ static void the_last_run_of_a_block_merges_with_the_first_of_the_next(void **sta
      * Tokens 3 and 4 of blocks 0 and 1: a run for each head of K and V in either block, but V h1 t3 ends at
      * byte 128, where K h0 t4 begins.
      */
-    moved m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
+    asked_request m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPHN");
     set(&m, TABLE(0, 1), TABLE(0, 1), 3, 5);
     assert_runs(m.request, 0, {24, 24, 8, 0, 0}, {56, 56, 8, 0, 0}, {88, 88, 8, 0, 0}, {120, 120, 16, 0, 0},
                 {160, 160, 8, 0, 0}, {192, 192, 8, 0, 0}, {224, 224, 8, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 static void a_state_split_by_channel_is_copied_step_by_step(void **state) {
     (void)state;
     /* Remote steps: | x0 x1 B0 C0 |, 8 bytes; local steps of 16; the states are blocks 1 and 2. */
-    moved m = move_with(state_model(1), ENGINE(.state = {.block_count = 4, .order = "L|BTNPH"}),
-                        ENGINE(.tp_size = 2, .state = {.block_count = 4, .order = "L|BTNPH"}), NULL);
+    asked_request m = asked_between(state_model(1), ENGINE(.state = {.block_count = 4, .order = "L|BTNPH"}),
+                                    ENGINE(.tp_size = 2, .state = {.block_count = 4, .order = "L|BTNPH"}), 0);
     set(&m, TABLE(1), TABLE(2), 0, 1);
     /* B and C, then x, then one head of ssm: pages of 112 and 56 bytes. */
     assert_runs(m.request, 1, {122, 116, 2, 0, 0}, {138, 124, 2, 0, 0}, {154, 132, 2, 0, 0},
                 {126, 118, 2, 0, 0}, {142, 126, 2, 0, 0}, {158, 134, 2, 0, 0}, {116, 112, 4, 0, 0},
                 {132, 120, 4, 0, 0}, {148, 128, 4, 0, 0}, {192, 136, 32, 0, 0});
-    done(&m);
+    free_asked(&m);
 }
 
 /* ---- head slices ----------------------------------------------------------------------------- */
 
 /* 8 KV heads of 128 elements, 2 layers, blocks of 16 tokens; TP 8 -> TP 4, 100 tokens in block order. */
-static moved move_slices(const char *local, const char *remote) {
-    moved m = move_with(
+static asked_request move_slices(const char *local, const char *remote) {
+    asked_request m = asked_between(
         attention(2, 8, 128),
         ENGINE(.tp_size = 4, .all = {.tokens_per_block = 16, .block_count = 16, .order = local}),
-        ENGINE(.tp_size = 8, .all = {.tokens_per_block = 16, .block_count = 16, .order = remote}), NULL);
+        ENGINE(.tp_size = 8, .all = {.tokens_per_block = 16, .block_count = 16, .order = remote}), 0);
     set(&m, TABLE(0, 2, 4, 6, 8, 10, 12), TABLE(1, 3, 5, 7, 9, 11, 13), 0, 100);
     return m;
 }
 
 static void a_head_slice_between_token_major_caches_is_256_bytes_a_token(void **state) {
     (void)state;
-    moved m = move_slices("L|BPNH", "L|BPNH");
+    asked_request m = move_slices("L|BPNH", "L|BPNH");
     kvf_run runs[401];
     kvf_run_cursor cursor;
     kvf_run_cursor_start(&cursor, m.request, 1);
@@ -324,15 +304,15 @@ static void a_head_slice_between_token_major_caches_is_256_bytes_a_token(void **
     assert_true(same_runs(&runs[0], &(kvf_run){196864, 106496, 256, 0, 0}, 1));
     assert_true(same_runs(&runs[16], &(kvf_run){256, 8192, 256, 0, 0}, 1));
     assert_true(same_runs(&runs[17], &(kvf_run){768, 8448, 256, 0, 0}, 1));
-    done(&m);
+    free_asked(&m);
 }
 
 static void a_head_slice_into_a_head_major_cache_is_a_run_a_block(void **state) {
     (void)state;
-    moved m = move_slices("L|BPHN", "L|BPNH");
+    asked_request m = move_slices("L|BPHN", "L|BPNH");
     assert_int_equal(kvf_request_run_count(m.request, 1), 7 * 2 * 2);
     assert_int_equal(kvf_request_bytes(m.request, 1), 100 * 2 * 2 * 256);
-    done(&m);
+    free_asked(&m);
 }
 
 /* ---- cursors --------------------------------------------------------------------------------- */
@@ -343,8 +323,8 @@ static void a_head_slice_into_a_head_major_cache_is_a_run_a_block(void **state) 
  */
 #define CELL_RUNS 70
 
-static moved move_cells(void) {
-    moved m = move_between(attention(2, 2, 4), "L|BPHN", "L|BPNH");
+static asked_request move_cells(void) {
+    asked_request m = move_between(attention(2, 2, 4), "L|BPHN", "L|BPNH");
     set(&m, TABLE(3, 1, 7), TABLE(5, 2, 0), 1, 10);
     return m;
 }
@@ -358,28 +338,29 @@ static void runs_are_the_same_however_many_fit_at_a_time(void **state) {
     for (size_t i = 0; i < COUNT_OF(orders) * COUNT_OF(orders); i++) {
         kvf_group_spec there = {.tokens_per_block = 3, .block_count = 16};
         there.order = orders[i / COUNT_OF(orders)];
-        moved m = move_with(attention(3, 4, 4), ENGINE(.all = BLOCKS(orders[i % COUNT_OF(orders)])),
-                            ENGINE(.tp_size = 1 + (uint32_t)(i % 3), .all = there), i % 2 ? &apart : NULL);
+        asked_request m =
+            asked_with(attention(3, 4, 4), ENGINE(.all = BLOCKS(orders[i % COUNT_OF(orders)])),
+                       ENGINE(.tp_size = 1 + (uint32_t)(i % 3), .all = there), 0, i % 2 ? &apart : NULL);
         set(&m, local, remote, 0, 24);
         assert_capacity_does_not_matter(m.request);
         set(&m, local, remote, 5, 22);
         assert_capacity_does_not_matter(m.request);
-        done(&m);
+        free_asked(&m);
     }
 }
 
 static void states_are_the_same_however_many_runs_fit_at_a_time(void **state) {
     (void)state;
-    moved m = move_with(state_model(2), ENGINE(.state = {.block_count = 4, .order = "L|BTNPH"}),
-                        ENGINE(.tp_size = 2, .state = {.block_count = 4, .order = "L|BTPHN"}), NULL);
+    asked_request m = asked_between(state_model(2), ENGINE(.state = {.block_count = 4, .order = "L|BTNPH"}),
+                                    ENGINE(.tp_size = 2, .state = {.block_count = 4, .order = "L|BTPHN"}), 0);
     set(&m, TABLE(1, 2), TABLE(2, 3), 0, 2);
     assert_capacity_does_not_matter(m.request);
-    done(&m);
+    free_asked(&m);
 }
 
 static void a_copied_cursor_goes_on_from_the_same_place(void **state) {
     (void)state;
-    moved m = move_cells();
+    asked_request m = move_cells();
     kvf_run all[256], rest[256];
     kvf_run_cursor cursor, remembered;
     kvf_run_cursor_start(&cursor, m.request, 0);
@@ -395,14 +376,14 @@ static void a_copied_cursor_goes_on_from_the_same_place(void **state) {
         assert_int_equal(kvf_run_cursor_next(&remembered, rest, COUNT_OF(rest)), count - place);
         assert_true(same_runs(rest, all + place, count - place));
     }
-    done(&m);
+    free_asked(&m);
 }
 
 static void cursors_allocate_nothing(void **state) {
     (void)state;
     memory_count memory;
     count_memory(&memory);
-    moved m = move_cells();
+    asked_request m = move_cells();
     memory.calls = 0;
 
     assert_int_equal(kvf_request_run_count(m.request, 0), CELL_RUNS);
@@ -413,7 +394,7 @@ static void cursors_allocate_nothing(void **state) {
         continue;
 
     assert_int_equal(memory.calls, 0);
-    done(&m);
+    free_asked(&m);
     assert_int_equal(memory.live, 0);
 }
 
@@ -423,7 +404,7 @@ static void *count_runs(void *request) {
 
 static void threads_may_read_one_request_together(void **state) {
     (void)state;
-    moved m = move_cells();
+    asked_request m = move_cells();
     pthread_t threads[4];
     for (size_t i = 0; i < COUNT_OF(threads); i++)
         assert_int_equal(pthread_create(&threads[i], NULL, count_runs, m.request), 0);
@@ -432,7 +413,7 @@ static void threads_may_read_one_request_together(void **state) {
         assert_int_equal(pthread_join(threads[i], &counted), 0);
         assert_int_equal((uintptr_t)counted, CELL_RUNS);
     }
-    done(&m);
+    free_asked(&m);
 }
 
 int main(void) {

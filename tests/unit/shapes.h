@@ -206,6 +206,49 @@ static inline kvf_range range(uint32_t begin, uint32_t end) {
     return (kvf_range){begin, end};
 }
 
+/** A placement of whole cells. */
+#define PLACED(where, first, block, row, unit)                                                               \
+    ((kvf_placement){.region = (where),                                                                      \
+                     .offset = (first),                                                                      \
+                     .block_stride = (block),                                                                \
+                     .row_stride = (row),                                                                    \
+                     .unit_stride = (unit)})
+
+/** A request of one local rank, and all it stands on. */
+typedef struct asked_request {
+    pair p;
+    kvf_plan *plan;
+    kvf_request *request;
+} asked_request;
+
+/** Owns `model`. */
+static inline asked_request asked_with(kvf_model *model, const kvf_engine_spec *local,
+                                       const kvf_engine_spec *remote, uint32_t local_rank,
+                                       const kvf_plan_options *options) {
+    asked_request a = {.p = pair_of(model, local, remote)};
+    a.plan = plan_with(&a.p, local_rank, options);
+    a.request = request_of(a.plan);
+    return a;
+}
+
+static inline asked_request asked_between(kvf_model *model, const kvf_engine_spec *local,
+                                          const kvf_engine_spec *remote, uint32_t local_rank) {
+    return asked_with(model, local, remote, local_rank, NULL);
+}
+
+static inline void free_asked(const asked_request *a) {
+    kvf_request_free(a->request);
+    kvf_plan_free(a->plan);
+    free_pair(&a->p);
+}
+
+/** Sets the request of a model with one group. */
+static inline kvf_status set_one(const asked_request *a, kvf_block_table local, kvf_block_table remote,
+                                 uint64_t begin, uint64_t end) {
+    kvf_group_request group = {local, remote, begin, end};
+    return kvf_request_set(a->request, &group, 1);
+}
+
 /* ---- comparing ------------------------------------------------------------------------------- */
 
 #define assert_range(got, wanted_begin, wanted_end)                                                          \
@@ -224,6 +267,8 @@ static inline void assert_placement(const kvf_shard *shard, uint32_t group, uint
     assert_int_equal(got->block_stride, wanted.block_stride);
     assert_int_equal(got->row_stride, wanted.row_stride);
     assert_int_equal(got->unit_stride, wanted.unit_stride);
+    assert_int_equal(got->piece_stride, wanted.piece_stride);
+    assert_int_equal(got->pieces, wanted.pieces ? wanted.pieces : 1);
 }
 
 static inline void print_runs(const char *whose, const kvf_run *runs, size_t count) {

@@ -28,8 +28,8 @@ static int set_up(void **state) {
         s->parts[part].units = range(0, 2);
     for (uint32_t layer = 0; layer < 2; layer++) {
         s->region_bytes[layer] = 192;
-        s->placements[2 * layer] = (kvf_placement){layer, 0, 64, 8, 16};
-        s->placements[2 * layer + 1] = (kvf_placement){layer, 32, 64, 8, 16};
+        s->placements[2 * layer] = PLACED(layer, 0, 64, 8, 16);
+        s->placements[2 * layer + 1] = PLACED(layer, 32, 64, 8, 16);
     }
     s->group = (kvf_group_shard_desc){
         .tokens_per_block = 2, .block_count = 3, .parts = s->parts, .placements = s->placements};
@@ -89,7 +89,7 @@ static void a_shard_is_a_copy_of_its_description_with_the_defaults_filled_in(voi
     assert_range(desc->groups[0].parts[1].units, 0, 2);
     assert_int_equal(desc->groups[0].parts[1].replica, 0);
     assert_int_equal(desc->groups[0].parts[1].replica_count, 1);
-    assert_placement(shard, 0, 1, 1, (kvf_placement){1, 32, 64, 8, 16});
+    assert_placement(shard, 0, 1, 1, PLACED(1, 32, 64, 8, 16));
     kvf_shard_free(shard);
 }
 
@@ -159,9 +159,9 @@ static void a_group_that_does_not_exist_has_no_layers(void **state) {
 
 static void there_is_a_placement_for_each_held_layer_and_part(void **state) {
     kvf_shard *shard = made(*state);
-    assert_placement(shard, 0, 0, 0, (kvf_placement){0, 0, 64, 8, 16});
-    assert_placement(shard, 0, 0, 1, (kvf_placement){0, 32, 64, 8, 16});
-    assert_placement(shard, 0, 1, 0, (kvf_placement){1, 0, 64, 8, 16});
+    assert_placement(shard, 0, 0, 0, PLACED(0, 0, 64, 8, 16));
+    assert_placement(shard, 0, 0, 1, PLACED(0, 32, 64, 8, 16));
+    assert_placement(shard, 0, 1, 0, PLACED(1, 0, 64, 8, 16));
     kvf_shard_free(shard);
 }
 
@@ -171,7 +171,7 @@ static void there_is_no_placement_for_what_is_not_held(void **state) {
     kvf_shard *shard = made(s); /* its only layer is at placements[0] */
 
     assert_null(kvf_shard_placement(shard, 0, 0, 0));
-    assert_placement(shard, 0, 1, 0, (kvf_placement){0, 0, 64, 8, 16});
+    assert_placement(shard, 0, 1, 0, PLACED(0, 0, 64, 8, 16));
     assert_null(kvf_shard_placement(shard, 0, 2, 0));
     assert_null(kvf_shard_placement(shard, 0, 1, 2));
     assert_null(kvf_shard_placement(shard, 1, 0, 0));
@@ -250,7 +250,7 @@ static void the_rows_of_a_token_count_as_rows_of_its_block(void **state) {
 
 static void a_cell_outside_the_cache_is_not_found(void **state) {
     kvf_shard *shard = made(*state);
-    kvf_cell_location at = {7, 7, 7};
+    kvf_cell_location at = {.region = 7, .offset = 7, .bytes = 7};
 
     assert_fails(kvf_shard_locate(shard, 0, 0, 0, 3, 0, 0, &at), KVF_E_RANGE, "block 3", "3 blocks");
     assert_fails(kvf_shard_locate(shard, 0, 0, 0, 0, 2, 0, &at), KVF_E_RANGE, "row 2", "2 rows");
@@ -396,12 +396,12 @@ static void the_last_cell_may_end_with_its_region_but_not_after_it(void **state)
 static void an_address_past_64_bits_is_an_overflow(void **state) {
     sample *s = *state;
     const kvf_placement at_fault[] = {
-        {0, UINT64_MAX - 7, 64, 8, 16},         /* the cell itself */
-        {0, 0, UINT64_MAX / 2 + 1, 8, 16},      /* the product of block 2 */
-        {0, UINT64_MAX - 100, 64, 8, 16},       /* the sum with block 2 */
-        {0, 0, 64, UINT64_MAX, 16},             /* row 1, after the blocks */
-        {0, 0, 64, 8, UINT64_MAX - 100},        /* unit 1 */
-        {0, 0, UINT64_MAX / 2, UINT64_MAX, 16}, /* two that overflow together */
+        PLACED(0, UINT64_MAX - 7, 64, 8, 16),         /* the cell itself */
+        PLACED(0, 0, UINT64_MAX / 2 + 1, 8, 16),      /* the product of block 2 */
+        PLACED(0, UINT64_MAX - 100, 64, 8, 16),       /* the sum with block 2 */
+        PLACED(0, 0, 64, UINT64_MAX, 16),             /* row 1, after the blocks */
+        PLACED(0, 0, 64, 8, UINT64_MAX - 100),        /* unit 1 */
+        PLACED(0, 0, UINT64_MAX / 2, UINT64_MAX, 16), /* two that overflow together */
     };
     for (size_t i = 0; i < COUNT_OF(at_fault); i++) {
         s->placements[0] = at_fault[i];
@@ -419,7 +419,7 @@ static void a_region_as_large_as_memory_can_be_filled_to_its_last_byte(void **st
 static void a_part_without_units_needs_no_valid_placement(void **state) {
     sample *s = *state;
     s->parts[1].units = range(1, 1);
-    s->placements[1] = s->placements[3] = (kvf_placement){99, UINT64_MAX, 0, 0, 0};
+    s->placements[1] = s->placements[3] = PLACED(99, UINT64_MAX, 0, 0, 0);
     assert_ok(try_shard(s));
 }
 

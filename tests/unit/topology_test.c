@@ -403,9 +403,20 @@ static void the_slot_that_decode_has_beyond_those_of_prefill_stays(void **state)
     kvf_block_lists_free(&b);
 }
 
-static void two_slots_beyond_those_of_prefill_have_no_partner(void **state) {
+static void slots_beyond_those_of_prefill_stay(void **state) {
     (void)state;
-    kvf_ids ours[] = {IDS(7), IDS(9, 10, 11)}, theirs[] = {IDS(1), IDS(4)};
+    kvf_ids ours[] = {IDS(7), IDS(9, 10, 11, 12)}, theirs[] = {IDS(1), IDS(4, 5)};
+    kvf_block_lists decode = {ours, 2}, prefill = {theirs, 2}, a, b;
+    assert_int_equal(kvf_prefix_trim(attention_and_state, &decode, &prefill, 2, 2, &a, &b), KVF_OK);
+    assert_ids(&a.groups[1], 2, (uint64_t[]){9, 10});
+    assert_ids(&b.groups[1], 2, (uint64_t[]){4, 5});
+    kvf_block_lists_free(&a);
+    kvf_block_lists_free(&b);
+}
+
+static void states_that_prefill_has_not_have_no_partner(void **state) {
+    (void)state;
+    kvf_ids ours[] = {IDS(7), IDS(9, 10)}, theirs[] = {IDS(1), {NULL, 0}};
     kvf_block_lists decode = {ours, 2}, prefill = {theirs, 2}, a, b;
     assert_refused(kvf_prefix_trim(attention_and_state, &decode, &prefill, 2, 2, &a, &b), KVF_E_RANGE,
                    KVF_REFUSAL_UNPAIRABLE_STATE_SLOTS);
@@ -797,7 +808,8 @@ int main(void) {
         cmocka_unit_test(more_decode_than_prefill_blocks_fail_that_call_and_change_nothing),
         cmocka_unit_test(a_state_is_paired_whole_and_from_the_end),
         cmocka_unit_test(the_slot_that_decode_has_beyond_those_of_prefill_stays),
-        cmocka_unit_test(two_slots_beyond_those_of_prefill_have_no_partner),
+        cmocka_unit_test(slots_beyond_those_of_prefill_stay),
+        cmocka_unit_test(states_that_prefill_has_not_have_no_partner),
         cmocka_unit_test(expansion_strides_by_the_remote_ratio_whatever_the_count),
         cmocka_unit_test(token_shares_pair_by_place_in_the_sequence),
         cmocka_unit_test(every_wanted_cell_arrives_once_from_its_own_head_and_token),

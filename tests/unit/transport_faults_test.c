@@ -31,7 +31,7 @@ typedef struct world {
 
 static void *allocate(void *context, uint64_t bytes) {
     void *memory = NULL;
-    assert_ok(kvf_transport_allocate(context, bytes, &memory));
+    assert_ok(kvf_transport_allocate(context, KVF_MEMORY_HOST, 0, bytes, &memory));
     return memory;
 }
 

@@ -62,9 +62,11 @@ static void assert_as_pictured(const test_side *side, const picture *taken) {
 /* ---- in one process -------------------------------------------------------------------------- */
 
 static const pair_kind kinds[] = {
-    {"inproc", {false, false}, false, "inproc"}, {"shm", {true, true}, false, "shm"},
-    {"shm", {false, false}, false, "shm"},       {"shm", {true, false}, true, "shm"},
-    {"shm", {false, false}, true, "shm"},
+    {"inproc", {false, false}, "inproc", {0}},
+    {"shm", {true, true}, "shm", {0}},
+    {"shm", {false, false}, "shm", {0}},
+    {"shm", {true, false}, "shm", {"shm.direct", "off"}},
+    {"shm", {false, false}, "shm", {"shm.direct", "off"}},
 };
 
 typedef struct both {
@@ -325,7 +327,7 @@ static void be_the_writer(int line) {
     guarded = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(guarded != MAP_FAILED);
     memset(guarded, 0xc1, BYTES);
-    kvf_memory region = {guarded, BYTES, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), guarded, BYTES, KVF_MEMORY_HOST, 0};
     CHECK(kvf_transport_open("shm", NULL, &transport) == KVF_OK);
     CHECK(kvf_transport_register(transport, &region, 1) == KVF_OK);
     CHECK(kvf_transport_export(transport, &card, &bytes) == KVF_OK);
@@ -391,9 +393,9 @@ static void own(ownership *o) {
     (void)close(lines[1]);
     o->line = lines[0];
     assert_int_equal(kvf_transport_open("shm", NULL, &o->transport), KVF_OK);
-    assert_int_equal(kvf_transport_allocate(o->transport, BYTES, &memory), KVF_OK);
+    assert_int_equal(kvf_transport_allocate(o->transport, KVF_MEMORY_HOST, 0, BYTES, &memory), KVF_OK);
     o->memory = memory;
-    kvf_memory region = {memory, BYTES, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), memory, BYTES, KVF_MEMORY_HOST, 0};
     assert_int_equal(kvf_transport_register(o->transport, &region, 1), KVF_OK);
     assert_int_equal(kvf_transport_export(o->transport, &card, &bytes), KVF_OK);
     assert_int_equal(send(o->line, card, bytes, 0), bytes);
@@ -478,7 +480,7 @@ static void an_owner_may_close_while_a_writer_is_stopped_in_the_middle(void **st
 
 static void who_may_write_by_other_ways_cannot_be_fenced(void **state) {
     (void)state;
-    static const pair_kind ucx = {"ucx", {true, true}, false, "ucx"};
+    static const pair_kind ucx = {"ucx", {true, true}, "ucx", {0}};
     for (uint32_t i = 0; strcmp(kvf_transport_kind_name(i), "ucx") != 0; i++)
         if (!kvf_transport_kind_name(i + 1))
             skip();
@@ -492,7 +494,7 @@ static void who_may_write_by_other_ways_cannot_be_fenced(void **state) {
 
 static void whoever_has_several_ways_is_fenced_in_the_one_it_took(void **state) {
     (void)state;
-    static const pair_kind automatic = {"auto", {true, true}, false, "inproc"};
+    static const pair_kind automatic = {"auto", {true, true}, "inproc", {0}};
     both *b = both_open(&automatic);
     kvf_run first = {0, 0, 100, 1, 1};
     assert_int_equal(move_runs(&b->writer, &b->owner, b->peer, KVF_WRITE, &first, 1), KVF_OK);
@@ -526,7 +528,7 @@ int main(void) {
         const named *test = &tests[i / COUNT_OF(kinds)];
         (void)snprintf(names[i], sizeof names[i], "%s (%s, memory %s%s)", test->name, kind->kind,
                        kind->allocated[0] ? "allocated" : "brought",
-                       kind->no_direct_read ? ", no direct reading" : "");
+                       kind->setting.key ? ", no direct reading" : "");
         all[i] = (struct CMUnitTest){names[i], test->run, NULL, NULL, (void *)(uintptr_t)kind};
     }
     size_t count = TESTS;

@@ -9,8 +9,8 @@
 #include "transport/card.h"
 #include "transport_pair.h"
 
-static const pair_kind automatic = {"auto", {true, false}, false, "inproc"};
-static const pair_kind same_host = {"shm", {true, false}, false, "shm"};
+static const pair_kind automatic = {"auto", {true, false}, "inproc", {0}};
+static const pair_kind same_host = {"shm", {true, false}, "shm", {0}};
 
 static kvf_transport *open_kind(const char *kind) {
     kvf_transport *transport = NULL;
@@ -71,16 +71,19 @@ static void allocated_memory_is_aligned_zeroed_and_as_large_as_asked(void **stat
         kvf_transport *transport = open_kind(kinds[kind]);
         void *memory[2];
         for (int i = 0; i < 2; i++) {
-            assert_int_equal(kvf_transport_allocate(transport, 10000, &memory[i]), KVF_OK);
+            assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, 10000, &memory[i]),
+                             KVF_OK);
             assert_int_equal((uintptr_t)memory[i] % (uintptr_t)sysconf(_SC_PAGESIZE), 0);
             for (size_t at = 0; at < 10000; at++)
                 assert_int_equal(((unsigned char *)memory[i])[at], 0);
         }
         memset(memory[0], 1, 10000);
         assert_int_equal(*(unsigned char *)memory[1], 0);
-        assert_int_equal(kvf_transport_allocate(transport, 0, &memory[0]), KVF_E_INVALID);
-        assert_int_equal(kvf_transport_allocate(transport, UINT64_MAX, &memory[0]), KVF_E_NOMEM);
-        assert_int_equal(kvf_transport_allocate(transport, UINT64_MAX / 4, &memory[0]), KVF_E_NOMEM);
+        assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, 0, &memory[0]), KVF_E_INVALID);
+        assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, UINT64_MAX, &memory[0]),
+                         KVF_E_NOMEM);
+        assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, UINT64_MAX / 4, &memory[0]),
+                         KVF_E_NOMEM);
         kvf_transport_close(transport);
     }
 }
@@ -89,16 +92,16 @@ static void memory_is_registered_once_and_only_if_all_of_it_can_be(void **state)
     (void)state;
     static unsigned char memory[100];
     kvf_transport *transport = open_kind("shm");
-    kvf_memory good = {memory, 100, KVF_MEMORY_HOST};
+    kvf_memory good = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
     struct {
         kvf_memory second;
         kvf_status status;
     } cases[] = {
-        {{NULL, 100, KVF_MEMORY_HOST}, KVF_E_INVALID},
-        {{memory, 0, KVF_MEMORY_HOST}, KVF_E_INVALID},
-        {{memory, UINT64_MAX, KVF_MEMORY_HOST}, KVF_E_OVERFLOW},
-        {{memory, 100, KVF_MEMORY_CUDA}, KVF_E_UNSUPPORTED},
-        {{memory, 100, (kvf_memory_kind)7}, KVF_E_INVALID},
+        {{sizeof(kvf_memory), NULL, 100, KVF_MEMORY_HOST, 0}, KVF_E_INVALID},
+        {{sizeof(kvf_memory), memory, 0, KVF_MEMORY_HOST, 0}, KVF_E_INVALID},
+        {{sizeof(kvf_memory), memory, UINT64_MAX, KVF_MEMORY_HOST, 0}, KVF_E_OVERFLOW},
+        {{sizeof(kvf_memory), memory, 100, KVF_MEMORY_CUDA, 0}, KVF_E_UNSUPPORTED},
+        {{sizeof(kvf_memory), memory, 100, (kvf_memory_kind)7, 0}, KVF_E_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_memory regions[2] = {good, cases[i].second};
@@ -111,16 +114,146 @@ static void memory_is_registered_once_and_only_if_all_of_it_can_be(void **state)
     kvf_transport_close(transport);
 }
 
-static void memory_is_not_registered_after_the_card_was_exported(void **state) {
+static void memory_is_sized_and_has_a_kind_and_a_device(void **state) {
+    (void)state;
+    static unsigned char memory[200];
+    kvf_transport *transport = open_kind("inproc");
+    void *allocated = NULL;
+    const kvf_memory good = {sizeof good, memory, 100, KVF_MEMORY_HOST, 0};
+    kvf_memory unsized = good, placed = good;
+    unsized.struct_size = 0;
+    placed.device = 1;
+    assert_int_equal(kvf_transport_register(transport, &unsized, 1), KVF_E_INVALID);
+    assert_non_null(strstr(kvf_error_detail(), "region 0: struct_size is 0"));
+    assert_int_equal(kvf_transport_register(transport, &placed, 1), KVF_E_INVALID);
+    assert_non_null(strstr(kvf_error_detail(), "device is 1"));
+    assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &allocated),
+                     KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "CUDA"));
+    assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 1, 100, &allocated), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_allocate(transport, (kvf_memory_kind)7, 0, 100, &allocated),
+                     KVF_E_INVALID);
+    /* Those of a newer library, with a field more that is not used. */
+    struct {
+        kvf_memory known;
+        uint64_t more;
+    } newer[2] = {{good, 0}, {good, 0}};
+    newer[0].known.struct_size = newer[1].known.struct_size = sizeof newer[0];
+    newer[1].known.address = memory + 100;
+    newer[1].more = 1;
+    assert_int_equal(kvf_transport_register(transport, &newer[0].known, 2), KVF_E_INVALID);
+    newer[1].more = 0;
+    assert_int_equal(kvf_transport_register(transport, &newer[0].known, 2), KVF_OK);
+    kvf_transport_close(transport);
+}
+
+static void memory_is_registered_after_the_card_was_exported_and_makes_another_card(void **state) {
     (void)state;
     static unsigned char memory[100];
     kvf_transport *transport = open_kind("auto");
-    kvf_memory region = {memory, 100, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
     const void *card;
-    size_t bytes;
-    assert_int_equal(kvf_transport_export(transport, &card, &bytes), KVF_OK);
-    assert_int_equal(kvf_transport_register(transport, &region, 1), KVF_E_EXISTS);
+    size_t without, with;
+    assert_int_equal(kvf_transport_export(transport, &card, &without), KVF_OK);
+    assert_int_equal(kvf_transport_register(transport, &region, 1), KVF_OK);
+    assert_int_equal(kvf_transport_export(transport, &card, &with), KVF_OK);
+    assert_true(with > without);
     kvf_transport_close(transport);
+}
+
+/* ---- tables and settings --------------------------------------------------------------------- */
+
+static void every_fabric_says_what_it_can_do_and_costs_and_comes_best_first(void **state) {
+    (void)state;
+    kvf_transport_kind kind = {.struct_size = sizeof kind}, before = {.reach = KVF_REACH_PROCESS};
+    uint32_t count = 0;
+    for (; kvf_transport_describe(count, &kind) == KVF_OK; count++, before = kind) {
+        assert_string_equal(kind.name, kvf_transport_kind_name(count));
+        assert_true(kind.reach >= before.reach);
+        assert_true(kind.memory_kinds & 1u << KVF_MEMORY_HOST);
+        assert_int_equal(kind.directions, 1u << KVF_READ | 1u << KVF_WRITE);
+        assert_true(kind.cost.ns_per_run > 0 && kind.cost.ns_per_byte > 0 && kind.cost.ns_per_source > 0);
+        for (uint32_t i = 0; kind.settings[i]; i++)
+            assert_int_equal(strncmp(kind.settings[i], kind.name, strlen(kind.name)), 0);
+        assert_int_equal(kvf_fabric_check(kvf_fabric_at(count)), KVF_OK);
+    }
+    assert_true(count >= 2);
+    assert_null(kvf_transport_kind_name(count));
+    assert_int_equal(kvf_transport_describe(0, NULL), KVF_E_INVALID);
+    assert_int_equal(kvf_transport_describe(0, &(kvf_transport_kind){0}), KVF_E_INVALID);
+}
+
+static const kvf_fabric *broken;
+
+static const kvf_fabric *give_broken(const char *kind) {
+    (void)kind;
+    return broken;
+}
+
+static void a_fabric_whose_table_is_incomplete_is_not_opened(void **state) {
+    (void)state;
+    const kvf_fabric whole = *kvf_fabric_at(0);
+    kvf_fabric cases[16];
+    size_t count = 0;
+#define WITHOUT(what) (cases[count] = whole, cases[count++].what = 0)
+    WITHOUT(open);
+    WITHOUT(register_region);
+    WITHOUT(unregister_region);
+    WITHOUT(submit);
+    WITHOUT(cancel);
+    WITHOUT(progress);
+    WITHOUT(fence);
+    WITHOUT(kind.fences);
+    WITHOUT(kind.name);
+    WITHOUT(kind.memory_kinds);
+    WITHOUT(kind.directions);
+    WITHOUT(kind.one_sided);
+    WITHOUT(kind.cost.ns_per_run);
+#undef WITHOUT
+    cases[count] = whole;
+    cases[count++].kind.allocates = 1;
+    cases[count] = whole;
+    cases[count++].kind.settings = (const char *const[]){"shm.direct", NULL};
+    kvf_fabric_in_front = give_broken;
+    for (size_t i = 0; i < count; i++) {
+        kvf_transport *none = NULL;
+        broken = &cases[i];
+        assert_int_equal(kvf_transport_open("auto", NULL, &none), KVF_E_INVALID);
+        assert_non_null(strstr(kvf_error_detail(), "fabric"));
+        assert_null(none);
+    }
+    broken = &whole;
+    kvf_transport *one = NULL;
+    assert_int_equal(kvf_transport_open("auto", NULL, &one), KVF_OK);
+    kvf_transport_close(one);
+    kvf_fabric_in_front = NULL;
+}
+
+static kvf_status open_with(const char *kind, const char *key, const char *value) {
+    kvf_setting setting = {key, value};
+    kvf_transport_options options = {.struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    kvf_transport *transport = NULL;
+    kvf_status status = kvf_transport_open(kind, &options, &transport);
+    kvf_transport_close(transport);
+    return status;
+}
+
+static void settings_are_known_by_key_and_their_values_checked(void **state) {
+    (void)state;
+    assert_int_equal(open_with("shm", "shm.direct", "off"), KVF_OK);
+    assert_int_equal(open_with("shm", "shm.direct", "on"), KVF_OK);
+    assert_int_equal(open_with("inproc", "shm.direct", "off"), KVF_OK);
+    assert_int_equal(open_with("inproc", "ucx.tls", "tcp"), KVF_OK); /* also in a build without UCX */
+    assert_int_equal(open_with("shm", "shm.direct", "maybe"), KVF_E_INVALID);
+    assert_non_null(strstr(kvf_error_detail(), "shm.direct is \"maybe\"; allowed auto, on, off"));
+    assert_int_equal(open_with("shm", "shm.speed", "high"), KVF_E_NOT_FOUND);
+    assert_non_null(strstr(kvf_error_detail(), "\"shm.speed\"; allowed "));
+    assert_non_null(strstr(kvf_error_detail(), "shm.direct"));
+    assert_int_equal(open_with("shm", NULL, "high"), KVF_E_INVALID);
+    assert_int_equal(open_with("shm", "shm.direct", NULL), KVF_E_INVALID);
+    kvf_transport_options none = {.struct_size = sizeof none, .setting_count = 1};
+    kvf_transport *transport = NULL;
+    assert_int_equal(kvf_transport_open("shm", &none, &transport), KVF_E_INVALID);
 }
 
 /* ---- the card -------------------------------------------------------------------------------- */
@@ -205,7 +338,7 @@ static void forged_cards_connect_to_nothing_that_was_not_meant(void **state) {
 static void random_bytes_are_not_a_card(void **state) {
     (void)state;
     uint64_t seed = 99;
-    static const unsigned char version[6] = {'K', 'V', 'F', 'C', 1, 0};
+    static const unsigned char version[6] = {'K', 'V', 'F', 'C', 2, 0};
     unsigned char bytes[400];
     for (int round = 0; round < 2000; round++) {
         for (size_t i = 0; i < sizeof bytes; i++)
@@ -227,14 +360,13 @@ static void a_card_is_read_as_it_was_written(void **state) {
     kvf_card written = {.name = "rank 3", .region_bytes = sizes, .region_count = 3, .part_count = 2};
     kvf_card read;
     kvf_buffer bytes = {0};
-    for (size_t i = 0; i < KVF_HOST_ID_BYTES; i++)
-        written.host[i] = (unsigned char)(i + 1);
-    written.parts[0] = (kvf_card_part){"inproc", "abc", 3};
-    written.parts[1] = (kvf_card_part){"fifteen letters", "", 0};
+    kvf_card_part parts[2] = {{"inproc", "abc", 3}, {"fifteen letters", "", 0}};
+    written.parts = parts;
+    written.generation = UINT64_MAX - 1;
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_OK);
     assert_string_equal(read.name, "rank 3");
-    assert_memory_equal(read.host, written.host, KVF_HOST_ID_BYTES);
+    assert_true(read.generation == UINT64_MAX - 1);
     assert_int_equal(read.region_count, 3);
     assert_memory_equal(read.region_bytes, sizes, sizeof sizes);
     assert_int_equal(read.part_count, 2);
@@ -335,7 +467,7 @@ static void release(void *context, void *memory) {
 static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
     static unsigned char memory[100];
     static test_outcome outcome;
-    kvf_memory region = {memory, 100, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
     kvf_run run = {0, 50, 50, 0, 0};
     const void *card;
     size_t bytes;
@@ -343,7 +475,7 @@ static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
     void *allocated;
     kvf_status status = kvf_transport_open(kind, NULL, out);
     if (!status)
-        status = kvf_transport_allocate(*out, 5000, &allocated);
+        status = kvf_transport_allocate(*out, KVF_MEMORY_HOST, 0, 5000, &allocated);
     if (!status)
         status = kvf_transport_register(*out, &region, 1);
     if (!status)
@@ -374,14 +506,30 @@ static void every_allocation_may_fail_and_nothing_leaks(void **state) {
     assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
 }
 
+static void costs_are_assumed_by_kind(void **state) {
+    (void)state;
+    kvf_cost_model shm, ucx, other;
+    assert_string_equal(kvf_cost_assumed("shm", &shm), "shm");
+    assert_string_equal(kvf_cost_assumed("ucx", &ucx), "ucx");
+    assert_true(ucx.ns_per_run > shm.ns_per_run);
+    assert_string_equal(kvf_cost_assumed("auto", &other), "shm");
+    assert_memory_equal(&other, &shm, sizeof shm);
+    assert_string_equal(kvf_cost_assumed(NULL, &other), "shm");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(costs_are_assumed_by_kind),
         cmocka_unit_test(every_kind_of_the_build_opens_and_others_are_not_found),
         cmocka_unit_test(options_of_another_size_or_a_name_too_long_are_refused),
         cmocka_unit_test(nothing_happens_without_a_transport),
         cmocka_unit_test(allocated_memory_is_aligned_zeroed_and_as_large_as_asked),
         cmocka_unit_test(memory_is_registered_once_and_only_if_all_of_it_can_be),
-        cmocka_unit_test(memory_is_not_registered_after_the_card_was_exported),
+        cmocka_unit_test(memory_is_sized_and_has_a_kind_and_a_device),
+        cmocka_unit_test(memory_is_registered_after_the_card_was_exported_and_makes_another_card),
+        cmocka_unit_test(every_fabric_says_what_it_can_do_and_costs_and_comes_best_first),
+        cmocka_unit_test(a_fabric_whose_table_is_incomplete_is_not_opened),
+        cmocka_unit_test(settings_are_known_by_key_and_their_values_checked),
         cmocka_unit_test(a_card_cut_off_anywhere_is_refused),
         cmocka_unit_test(a_card_with_any_byte_changed_is_refused),
         cmocka_unit_test(forged_cards_connect_to_nothing_that_was_not_meant),

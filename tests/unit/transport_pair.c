@@ -8,7 +8,52 @@
 
 #include <cmocka.h>
 
+#include "toy_fabric.h"
+
 #define PERIOD 65521u /* a prime: bytes that come from beside do not look right */
+
+pair_kind transport_variants[] = {
+    {"inproc", {true, true}, "inproc", {0}},
+    {"inproc", {false, false}, "inproc", {0}},
+    {"auto", {true, false}, "inproc", {0}},
+    {"shm", {true, true}, "shm", {0}},
+    {"shm", {false, false}, "shm", {0}},
+    {"shm", {false, false}, "shm", {"shm.direct", "off"}},
+    {"shm", {false, false}, "shm", {"shm.direct", "on"}},
+    {"shm", {true, false}, "shm", {0}},
+    {"shm", {true, false}, "shm", {"shm.direct", "off"}},
+    {"toy", {false, false}, "toy", {0}},
+    {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}},
+    {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}},
+    {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}},
+    {"ucx", {false, false}, "ucx", {"ucx.tls", "posix,cma,self"}},
+    {"ucx", {true, false}, "ucx", {"ucx.tls", "posix,sysv,cma,tcp,self"}},
+};
+
+static bool is_here(const char *kind) {
+    for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
+        if (strcmp(kvf_transport_kind_name(i), kind) == 0)
+            return true;
+    return strcmp(kind, "auto") == 0 || strcmp(kind, "toy") == 0;
+}
+
+uint32_t transport_variant_count(void) {
+    uint32_t count = 0;
+    toy_install();
+    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* tests stay on this machine */
+    for (size_t i = 0; i < sizeof transport_variants / sizeof *transport_variants; i++)
+        if (is_here(transport_variants[i].kind))
+            transport_variants[count++] = transport_variants[i];
+    return count;
+}
+
+void transport_variant_name(const pair_kind *kind, char *out, size_t size) {
+    const kvf_setting *setting = &kind->setting;
+    (void)snprintf(
+        out, size, "%s, memory %s%s%s%s%s%s", kind->kind, kind->allocated[0] ? "allocated" : "brought",
+        kind->allocated[0] == kind->allocated[1] ? "" : " and brought", setting->key ? ", " : "",
+        setting->key ? setting->key : "", setting->key ? "=" : "", setting->key ? setting->value : "");
+}
 
 static const uint64_t region_bytes[SIDE_REGIONS] = {(5u << 20) + 13, 70001, (1u << 20) + 4099};
 
@@ -52,7 +97,8 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
 
 void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .no_direct_read = kind->no_direct_read,
+                                     .settings = &kind->setting,
+                                     .setting_count = kind->setting.key ? 1 : 0,
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_peer_lost,
                                      .context = side};
@@ -63,12 +109,14 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
         void *memory = NULL;
         if (kind->allocated[i % 2])
-            assert_int_equal(kvf_transport_allocate(side->transport, region_bytes[i], &memory), KVF_OK);
+            assert_int_equal(
+                kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, region_bytes[i], &memory),
+                KVF_OK);
         else
             memory = side->brought[i] = malloc(region_bytes[i]);
         assert_non_null(memory);
         side_fill(memory, seed, i, region_bytes[i]);
-        side->regions[i] = (kvf_memory){memory, region_bytes[i], KVF_MEMORY_HOST};
+        side->regions[i] = (kvf_memory){sizeof(kvf_memory), memory, region_bytes[i], KVF_MEMORY_HOST, 0};
     }
     assert_int_equal(kvf_transport_register(side->transport, side->regions, SIDE_REGIONS), KVF_OK);
 }

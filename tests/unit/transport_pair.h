@@ -16,9 +16,19 @@
 typedef struct pair_kind {
     const char *kind;     /**< of kvf_transport_open() */
     bool allocated[2];    /**< regions 0 and 1 (2 is as 0): from kvf_transport_allocate(), or brought */
-    bool no_direct_read;  /**< for both sides */
     const char *expected; /**< what kvf_peer_kind() must say */
+    kvf_setting setting;  /**< for both sides; or none */
 } pair_kind;
+
+/** Every fabric, with each kind of memory and setting that goes another way; the toy fabric of the tests too. Those of
+ * kinds that this build has come first, transport_variant_count() of them. */
+extern pair_kind transport_variants[];
+
+/** Sets the table and the environment up, once, before anything else. */
+uint32_t transport_variant_count(void);
+
+/** What a test's name says of one: "shm, memory brought, shm.direct=off". */
+void transport_variant_name(const pair_kind *kind, char *out, size_t size);
 
 /** One endpoint. Its regions have sizes that are no multiples of anything. */
 typedef struct test_side {

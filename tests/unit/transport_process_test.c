@@ -21,9 +21,12 @@
 #define BIG (5u << 20)
 
 static const pair_kind kinds[] = {
-    {"shm", {true, true}, false, "shm"},  {"shm", {false, false}, false, "shm"},
-    {"shm", {false, false}, true, "shm"}, {"shm", {true, false}, false, "shm"},
-    {"shm", {true, false}, true, "shm"},  {"auto", {true, false}, false, "shm"},
+    {"shm", {true, true}, "shm", {0}},
+    {"shm", {false, false}, "shm", {0}},
+    {"shm", {false, false}, "shm", {"shm.direct", "off"}},
+    {"shm", {true, false}, "shm", {0}},
+    {"shm", {true, false}, "shm", {"shm.direct", "off"}},
+    {"auto", {true, false}, "shm", {0}},
 };
 #define KINDS (sizeof kinds / sizeof *kinds)
 
@@ -431,7 +434,7 @@ int main(void) {
         (void)snprintf(names[i], sizeof names[i], "%s (%s, memory %s%s%s)", tests[i / KINDS].name, kind->kind,
                        kind->allocated[0] ? "allocated" : "brought",
                        kind->allocated[0] == kind->allocated[1] ? "" : " and brought",
-                       kind->no_direct_read ? ", no direct reading" : "");
+                       kind->setting.key ? ", no direct reading" : "");
         all[i] = (struct CMUnitTest){names[i], tests[i / KINDS].run, NULL, NULL, (void *)kind};
     }
     return cmocka_run_group_tests(all, NULL, NULL);

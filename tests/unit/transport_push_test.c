@@ -27,7 +27,7 @@ typedef struct world {
 
 static void *allocate(void *context, uint64_t bytes) {
     void *memory = NULL;
-    assert_ok(kvf_transport_allocate(context, bytes, &memory));
+    assert_ok(kvf_transport_allocate(context, KVF_MEMORY_HOST, 0, bytes, &memory));
     return memory;
 }
 
@@ -254,7 +254,7 @@ static void a_peer_of_another_shape_than_the_plan_is_refused(void **state) {
     world *w = world_open(*state, 8, &decodes[2], &prefill);
     filling f = filling_of(w, 0, range(0, 0)); /* of a rank that has all heads */
     static unsigned char small[64];
-    kvf_memory region = {small, sizeof small, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), small, sizeof small, KVF_MEMORY_HOST, 0};
     endpoint liar = {0};
     assert_ok(kvf_transport_open(*state, NULL, &liar.transport));
     assert_ok(kvf_transport_register(liar.transport, &region, 1));

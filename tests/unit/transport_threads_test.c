@@ -18,8 +18,8 @@
 #define WRITTEN 5000u
 #define PLACE_BYTES ((size_t)8192)
 
-static const pair_kind kinds[] = {{"inproc", {true, false}, false, "inproc"},
-                                  {"shm", {true, false}, false, "shm"}};
+static const pair_kind kinds[] = {{"inproc", {true, false}, "inproc", {0}},
+                                  {"shm", {true, false}, "shm", {0}}};
 
 /* What one thread did. It is looked at after the thread: checks of the test library are the main thread's. */
 typedef struct test_worker {
@@ -53,7 +53,7 @@ static bool worker_open(test_worker *worker) {
     kvf_transport_options options = {
         .struct_size = sizeof options, .on_peer_lost = count_lost, .context = worker};
     worker->memory = malloc(BYTES);
-    kvf_memory region = {worker->memory, BYTES, KVF_MEMORY_HOST};
+    kvf_memory region = {sizeof(kvf_memory), worker->memory, BYTES, KVF_MEMORY_HOST, 0};
     return worker->memory && kvf_transport_open(worker->kind, &options, &worker->transport) == KVF_OK &&
            kvf_transport_register(worker->transport, &region, 1) == KVF_OK &&
            kvf_transport_connect(worker->transport, worker->card, worker->card_bytes, &worker->peer) ==

@@ -19,6 +19,8 @@
 
 #ifdef KVF_HAVE_UCX
 
+extern const kvf_fabric kvf_fabric_ucx;
+
 #include "transport/front.h"
 #include "transport/ucx/ucx.h"
 #include "ucx_pair.h"
@@ -484,7 +486,8 @@ static void silent(process *side, void (*act)(process *)) {
 }
 
 static void open_with_nonsense(process *side) {
-    kvf_transport_options options = {.struct_size = sizeof options, .ucx_tls = "no_such_transport"};
+    kvf_setting setting = {"ucx.tls", "no_such_transport"};
+    kvf_transport_options options = {.struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_E_UNSUPPORTED);
     CHECK(strstr(kvf_error_detail(), "UCX"));
 }
@@ -535,7 +538,8 @@ static void the_death_of_a_peer_prints_nothing(void **state) {
 }
 
 static void cuda_actor(process *side) {
-    kvf_transport_options options = {.struct_size = sizeof options, .ucx_tls = "tcp,self"};
+    kvf_setting setting = {"ucx.tls", "tcp,self"};
+    kvf_transport_options options = {.struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
     const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
     if (endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) {
@@ -543,7 +547,8 @@ static void cuda_actor(process *side) {
         exit(0); /* whether it really works can only be tested with CUDA memory */
     }
     unsigned char bytes[64] = {0};
-    kvf_memory regions[2] = {{bytes, 32, KVF_MEMORY_HOST}, {bytes + 32, 32, KVF_MEMORY_CUDA}};
+    kvf_memory regions[2] = {{sizeof(kvf_memory), bytes, 32, KVF_MEMORY_HOST, 0},
+                             {sizeof(kvf_memory), bytes + 32, 32, KVF_MEMORY_CUDA, 0}};
     CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_E_UNSUPPORTED);
     CHECK(strstr(kvf_error_detail(), "region 1"));
     CHECK(strstr(kvf_error_detail(), "CUDA"));

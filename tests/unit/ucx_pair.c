@@ -178,8 +178,10 @@ void on_done(void *context, kvf_operation operation, kvf_status status, const ch
 }
 
 void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
+    kvf_setting setting = {"ucx.tls", side->way->tls};
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .ucx_tls = side->way->tls,
+                                     .settings = &setting,
+                                     .setting_count = 1,
                                      .max_in_flight = max_in_flight,
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_lost,
@@ -189,14 +191,16 @@ void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
     for (uint32_t r = 0; r < REGIONS; r++) {
         void *memory = NULL;
         if (side->way->allocated)
-            CHECK(kvf_transport_allocate(side->transport, side->region_bytes, &memory) == KVF_OK);
+            CHECK(kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, side->region_bytes, &memory) ==
+                  KVF_OK);
         else
             memory = calloc(1, side->region_bytes);
         CHECK(memory);
         side->memory[r] = memory;
         for (uint64_t i = 0; i < side->region_bytes; i++)
             CHECK(side->memory[r][i] == 0);
-        regions[r] = (kvf_memory){.address = memory, .bytes = side->region_bytes};
+        regions[r] =
+            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory, .bytes = side->region_bytes};
     }
     fill(side, salt);
     CHECK(kvf_transport_register(side->transport, regions, REGIONS) == KVF_OK);

@@ -109,7 +109,7 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
         uint32_t region = (i * 7 + 3) % LAYERS;
         region_bytes[i] = 10000 + sample_random(&seed) % 1000;
         uint64_t row = 32 + 8 * (sample_random(&seed) % 4);
-        placements[i][0] = (kvf_placement){region, sample_random(&seed) % 100 * 8, row * 20, row, 16};
+        placements[i][0] = PLACED(region, sample_random(&seed) % 100 * 8, row * 20, row, 16);
         placements[i][1] = placements[i][0];
         placements[i][1].offset += 8;
     }
@@ -178,9 +178,9 @@ static void a_rank_of_a_large_model_fits_in_a_kilobyte(void **state) {
 /* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; as numbers,
  * of which a test changes one. */
 typedef struct parcel {
-    uint32_t rank, layers[2], regions, run_count;
+    uint32_t rank, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
-    int64_t run[8];
+    int64_t run[10];
     const char *skip; /* a field to leave out */
     uint32_t parts;
     uint32_t group_count;
@@ -188,10 +188,11 @@ typedef struct parcel {
 
 static parcel good_parcel(void) {
     return (parcel){.layers = {0, 2},
+                    .group_layers = {0, 2},
                     .regions = 2,
                     .run_count = 1,
                     .region_bytes = 96,
-                    .run = {2, 0, 0, 32, 8, 16, 1, 0},
+                    .run = {2, 0, 0, 32, 8, 16, 0, 1, 1, 0},
                     .parts = 1,
                     .group_count = 1};
 }
@@ -216,8 +217,8 @@ static void pack_part(msgpack_packer *to, const parcel *p) {
     key(to, "placements");
     msgpack_pack_array(to, p->run_count);
     for (uint32_t r = 0; r < p->run_count; r++) {
-        msgpack_pack_array(to, 8);
-        for (int i = 0; i < 8; i++)
+        msgpack_pack_array(to, 10);
+        for (int i = 0; i < 10; i++)
             msgpack_pack_int64(to, p->run[i]);
     }
 }
@@ -241,7 +242,11 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     key(to, "groups");
     msgpack_pack_array(to, p->group_count);
     for (uint32_t g = 0; g < p->group_count; g++) {
-        msgpack_pack_map(to, 7);
+        msgpack_pack_map(to, 8);
+        key(to, "layers");
+        msgpack_pack_array(to, 2);
+        msgpack_pack_uint32(to, p->group_layers[0]);
+        msgpack_pack_uint32(to, p->group_layers[1]);
         number_field(to, p, "tokens_per_block", 2);
         number_field(to, p, "kernel_blocks_per_block", 1);
         number_field(to, p, "block_count", 3);
@@ -318,18 +323,18 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
 static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state) {
     (void)state;
     parcel p = good_parcel();
-    p.run[6] = -1;
+    p.run[8] = -1;
     assert_fails(try_parcel(p), KVF_E_PARSE, "steps of -1");
-    p.run[6] = UINT32_MAX;
+    p.run[8] = UINT32_MAX;
     assert_fails(try_parcel(p), KVF_E_RANGE, "region is 4294967295");
-    p.run[6] = INT64_MIN;
+    p.run[8] = INT64_MIN;
     assert_fails(try_parcel(p), KVF_E_PARSE, "leave the range");
     p = good_parcel();
-    p.run[7] = -8;
+    p.run[9] = -8;
     assert_fails(try_parcel(p), KVF_E_PARSE, "steps of 1 and -8");
     p.run[2] = 8;
     p.region_bytes = 200;
-    p.run[7] = INT64_MAX;
+    p.run[9] = INT64_MAX;
     assert_fails(try_parcel(p), KVF_E_RANGE, "9223372036854775911");
 }
 
@@ -346,7 +351,7 @@ static void a_placement_outside_its_region_is_refused(void **state) {
 static void cells_that_share_bytes_are_refused(void **state) {
     (void)state;
     parcel p = good_parcel();
-    p.run[6] = 0;
+    p.run[8] = 0;
     assert_fails(try_parcel(p), KVF_E_OVERLAP, "shard: ");
 }
 

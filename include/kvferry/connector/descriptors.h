@@ -48,12 +48,12 @@ KVF_API kvf_status kvf_map_block_size(const kvf_cache_kind *kinds, const kvf_blo
  * Attention keeps the tail of the prefill list, for what decode lacks is at the end; an empty decode list
  * means that the group is cached and leaves nothing on either side. Where the two engines cut logical blocks
  * into different numbers of kernel blocks, both lists begin at the same token and are cut to the shorter one.
- * State slots pair from the end: earlier ones of prefill are positions that decode has. Decode may have one
- * slot more than prefill, for the position that it computes again itself (speculative decoding): its first
- * slots pair, and the last one stays as it is. More than one more have no right partner.
+ * Where prefill has more state slots, its last ones pair: the earlier ones are positions that decode has. Where
+ * decode has more (the position that it computes again itself, scratch slots of speculative decoding), its first
+ * slots pair, and the others stay as they are.
  *
- * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (more decode than prefill blocks; two state slots or more beyond
- *         prefill's; lists that differ by more than padding explains), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (more decode than prefill blocks; two state slots or more of which
+ *         prefill has none; lists that differ by more than padding explains), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_prefix_trim(const kvf_cache_kind *kinds, const kvf_block_lists *decode,
                                    const kvf_block_lists *prefill, uint32_t decode_ppl, uint32_t prefill_ppl,

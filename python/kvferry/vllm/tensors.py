@@ -147,17 +147,15 @@ def _attention_layer(
     # Head by head: all keys, channel by channel, then all values, token by token.
     if token != content * item or size != size_v:
         raise UnsupportedError(f"the tokens of a head are {token} bytes apart; allowed: {content * item}")
-    parts, shares, places = [], [], []
-    for i in range(heads):
-        parts.append(Part(f"k.{i}", dtype, size, 1))
-        mine = i in share.units
-        shares.append(PartShare(range(size if mine else 0), share.replica, share.replica_count))
-        first = offset + (i - share.units.start) * head if mine else 0
-        places.append(Placement(region, first, block, item, tokens * item))
-    parts.append(values)
-    shares.append(share)
-    places.append(Placement(region, offset + tokens * size * item, block, size * item, head))
-    return _Layer(tuple(parts), tuple(shares), tuple(places), tensor.shape[0])
+    return _Layer(
+        (Part("k", dtype, heads, size), values),
+        (share, share),
+        (
+            Placement(region, offset, block, item, head, tokens * item, size),
+            Placement(region, offset + tokens * size * item, block, size * item, head),
+        ),
+        tensor.shape[0],
+    )
 
 
 def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> str:

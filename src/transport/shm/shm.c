@@ -8,12 +8,15 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "transport/card.h"
 #include "transport/shm/shm_process.h"
 
 #define EVENTS 64
+#define PATIENCE_NS 4000000 /* with owners that do not answer, where we can do without them */
+#define DIRECT "shm.direct"
 #define BACKLOG 4096
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
@@ -74,16 +77,20 @@ static kvf_status listen_for_peers(shm_endpoint *endpoint) {
 static kvf_status open_descriptors(shm_endpoint *endpoint) {
     endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (endpoint->epoll_fd < 0 || endpoint->wake_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1 and eventfd: %s", strerror(errno));
+    if (endpoint->epoll_fd < 0 || endpoint->wake_fd < 0 || endpoint->timer_fd < 0)
+        return kvf_fail(KVF_E_IO, "epoll_create1, eventfd and timerfd_create: %s", strerror(errno));
     kvf_status status = listen_for_peers(endpoint);
     endpoint->listen_watch = (shm_watch){SHM_WATCH_LISTEN, endpoint};
     endpoint->wake_watch = (shm_watch){SHM_WATCH_WAKE, endpoint};
+    endpoint->timer_watch = (shm_watch){SHM_WATCH_TIMER, endpoint};
     if (!status)
         status = shm_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
     if (!status)
         status = shm_watch_add(endpoint, endpoint->wake_fd, &endpoint->wake_watch);
+    if (!status)
+        status = shm_watch_add(endpoint, endpoint->timer_fd, &endpoint->timer_watch);
     return status;
 }
 
@@ -98,9 +105,20 @@ static void shm_close(void *self) {
     kvf_free(endpoint->arenas);
     close_descriptor(endpoint->listen_fd);
     close_descriptor(endpoint->wake_fd);
+    close_descriptor(endpoint->timer_fd);
     close_descriptor(endpoint->spare_fd);
     close_descriptor(endpoint->epoll_fd);
     kvf_free(endpoint);
+}
+
+static kvf_status take_settings(shm_endpoint *endpoint, const kvf_transport_options *options) {
+    const char *direct = kvf_setting_of(options, DIRECT);
+    endpoint->no_direct_read = direct && strcmp(direct, "off") == 0;
+    endpoint->only_direct = direct && strcmp(direct, "on") == 0;
+    if (direct && !endpoint->no_direct_read && !endpoint->only_direct && strcmp(direct, "auto") != 0)
+        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%s\"; allowed auto, on, off", DIRECT,
+                        direct);
+    return KVF_OK;
 }
 
 static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transport_options *options,
@@ -109,12 +127,14 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
     if (!endpoint)
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
-    endpoint->no_direct_read = options->no_direct_read;
     endpoint->slots = SHM_SLOTS;
     if (options->max_in_flight > 0 && options->max_in_flight < SHM_SLOTS)
         endpoint->slots = options->max_in_flight;
-    endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake_fd = endpoint->spare_fd = -1;
-    kvf_status status = make_card(&endpoint->card);
+    endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake_fd = endpoint->timer_fd = -1;
+    endpoint->spare_fd = -1;
+    kvf_status status = take_settings(endpoint, options);
+    if (!status)
+        status = make_card(&endpoint->card);
     if (!status)
         status = open_descriptors(endpoint);
     if (status)
@@ -126,8 +146,10 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
 
 /* ---- memory and card ------------------------------------------------------------------------- */
 
-static kvf_status shm_allocate(void *self, uint64_t bytes, void **out) {
+static kvf_status shm_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                               void **out) {
     shm_endpoint *endpoint = self;
+    (void)kind, (void)device; /* the host is all there is */
     shm_arena *grown = kvf_resize(endpoint->arenas, endpoint->arena_count + 1, sizeof *grown);
     if (!grown)
         return kvf_nomem("shared memory");
@@ -141,12 +163,24 @@ static kvf_status shm_allocate(void *self, uint64_t bytes, void **out) {
     return KVF_OK;
 }
 
-static kvf_status shm_register(void *self, const kvf_memory *regions, uint32_t count) {
-    (void)self;
-    for (uint32_t i = 0; i < count; i++)
-        if (regions[i].kind != KVF_MEMORY_HOST)
-            return kvf_fail(KVF_E_UNSUPPORTED, "region %u is not host memory", i);
+/* The front's table says all there is to say. */
+static kvf_status shm_register(void *self, uint32_t region, const kvf_memory *memory) {
+    (void)self, (void)region, (void)memory;
     return KVF_OK;
+}
+
+/* Who is connected has a card of before. */
+static kvf_status shm_unregister(void *self, uint32_t region) {
+    shm_endpoint *endpoint = self;
+    (void)region;
+    bool inside = false;
+    for (shm_client *client = endpoint->clients; client; client = client->following) {
+        if (!client->gone)
+            shm_client_refuse(client, SHM_REFUSED_GENERATION);
+        inside = shm_client_writes(client) || inside;
+    }
+    shm_wake(endpoint, true); /* to hang up */
+    return inside ? kvf_fail(KVF_E_AGAIN, "a peer is in the middle of a write") : KVF_OK;
 }
 
 static kvf_status shm_write_card(void *self, kvf_buffer *out) {
@@ -160,6 +194,32 @@ static int shm_event_fd(void *self) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
+void shm_start_timer(shm_endpoint *endpoint) {
+    const struct itimerspec once = {.it_value.tv_nsec = PATIENCE_NS};
+    if (endpoint->timing)
+        return;
+    for (shm_link *link = endpoint->links; link; link = link->following)
+        link->answers_timed = link->answers;
+    endpoint->timing = timerfd_settime(endpoint->timer_fd, 0, &once, NULL) == 0;
+}
+
+/* Owners that have not answered at all are done without. */
+static void look_at_time(shm_endpoint *endpoint) {
+    uint64_t count;
+    (void)!read(endpoint->timer_fd, &count, sizeof count);
+    endpoint->timing = false;
+    bool waiting = false;
+    for (shm_link *link = endpoint->links; link; link = link->following) {
+        if (link->lost || link->no_direct || !shm_slots_waiting(link))
+            continue;
+        if (link->answers == link->answers_timed)
+            shm_slots_rescue(link);
+        waiting = waiting || shm_slots_waiting(link);
+    }
+    if (waiting)
+        shm_start_timer(endpoint);
+}
+
 static void handle(const struct epoll_event *event, uint64_t *budget) {
     const shm_watch *watch = event->data.ptr;
     switch (watch->kind) {
@@ -171,6 +231,9 @@ static void handle(const struct epoll_event *event, uint64_t *budget) {
         break;
     case SHM_WATCH_LINK:
         shm_link_read(watch->owner);
+        break;
+    case SHM_WATCH_TIMER:
+        look_at_time(watch->owner);
         break;
     case SHM_WATCH_WAKE:
         break;
@@ -211,11 +274,31 @@ static kvf_status shm_progress(void *self, bool *busy) {
     return KVF_OK;
 }
 
+static const char *const settings[] = {DIRECT, NULL};
+
+extern const kvf_fabric kvf_fabric_shm;
+
 const kvf_fabric kvf_fabric_shm = {
-    .kind = "shm",
+    .kind =
+        {
+            .name = "shm",
+            .reach = KVF_REACH_HOST,
+            .memory_kinds = 1u << KVF_MEMORY_HOST,
+            .allocates = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .one_sided = true,
+            .served = true,
+            .lists = true,
+            .fences = true,
+            .in_flight = SHM_SLOTS,
+            /* A copied run costs a call and the misses of two scattered places. */
+            .cost = {.ns_per_run = 60, .ns_per_byte = 0.125, .ns_per_source = 5e3},
+            .settings = settings,
+        },
     .open = shm_open_endpoint,
     .allocate = shm_allocate,
-    .register_memory = shm_register,
+    .register_region = shm_register,
+    .unregister_region = shm_unregister,
     .card = shm_write_card,
     .connect = shm_connect,
     .submit = shm_submit,

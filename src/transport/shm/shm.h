@@ -6,7 +6,8 @@
  *   shm_link.c    the consumer's side: connecting, what the owner tells, and moving batches
  *   shm_direct.c  reading and writing another process's memory by process_vm_readv and process_vm_writev
  *   shm_gate.c    shutting a writer out
- *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden
+ *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden or slower
+ *   shm_choice.c  which of the two it is
  *   shm_wire.c    messages and shared memory
  */
 #ifndef KVF_TRANSPORT_SHM_H
@@ -15,6 +16,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "transport/shm/shm_choice.h"
 #include "transport/shm/shm_gate.h"
 #include "transport/shm/shm_wire.h"
 #include "transport/slices.h"
@@ -26,7 +28,7 @@
 
 /** What an epoll event points to. */
 typedef struct shm_watch {
-    enum { SHM_WATCH_LISTEN, SHM_WATCH_WAKE, SHM_WATCH_CLIENT, SHM_WATCH_LINK } kind;
+    enum { SHM_WATCH_LISTEN, SHM_WATCH_WAKE, SHM_WATCH_TIMER, SHM_WATCH_CLIENT, SHM_WATCH_LINK } kind;
     void *owner;
 } shm_watch;
 
@@ -43,11 +45,14 @@ typedef struct shm_link shm_link;
 typedef struct shm_endpoint {
     kvf_transport *transport;
     bool no_direct_read;
-    uint32_t slots; /* for each link */
+    bool only_direct; /* never through slots unless the kernel forbids it */
+    uint32_t slots;   /* for each link */
     int epoll_fd, listen_fd, wake_fd;
+    int timer_fd; /* expires when owners have had time to answer */
+    bool timing;
     int spare_fd; /* given up for a moment when there are no more descriptors */
     bool awake;
-    shm_watch listen_watch, wake_watch;
+    shm_watch listen_watch, wake_watch, timer_watch;
     shm_card card;
     shm_arena *arenas;
     uint32_t arena_count;
@@ -73,9 +78,10 @@ struct shm_client {
     int fd;
     bool known; /* has shown the key */
     bool gone;
-    bool hung_up;         /* only what it had sent before is left */
-    bool blocked;         /* it does not read: waiting until it does */
-    uint32_t arenas_told; /* of what it is told at first */
+    bool hung_up;          /* only what it had sent before is left */
+    bool blocked;          /* it does not read: waiting until it does */
+    uint32_t arenas_told;  /* of what it is told at first */
+    uint32_t region_count; /* of the card it has */
     uint32_t regions_told;
     bool ready_told;
     bool gate_told;
@@ -125,8 +131,15 @@ struct shm_link {
     shm_buffer buffer; /* made when it is first needed */
     int buffer_fd;     /* until it is sent */
     shm_slot slots[SHM_SLOTS_MAX];
+    shm_choice choice;      /* where the kernel allows both ways */
+    uint64_t last_ns;       /* of the last answer, while more were to come; or 0 */
+    uint64_t answers;       /* so far */
+    uint64_t answers_timed; /* when the timer was started */
     shm_link *previous, *following;
 };
+
+/** Sees in a while whether owners have answered. */
+void shm_start_timer(shm_endpoint *endpoint);
 
 /** Makes the event descriptor readable, or not, by itself. */
 void shm_wake(shm_endpoint *endpoint, bool on);
@@ -201,6 +214,12 @@ kvf_status shm_slots_start(shm_link *link, const kvf_slice *next, kvf_slice *sta
 
 /** Handles an answer; returns false when it makes no sense. */
 bool shm_slots_moved(shm_link *link, const shm_moved_message *answer);
+
+/** Whether answers are waited for. */
+bool shm_slots_waiting(const shm_link *link);
+
+/** The owner does not answer: reads what it was asked for without it. */
+void shm_slots_rescue(shm_link *link);
 
 /** Ends cancelled batches that need not wait for their answers. */
 void shm_slots_forget(shm_link *link);

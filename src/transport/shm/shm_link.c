@@ -38,7 +38,18 @@ void shm_link_lose(shm_link *link, const char *why) {
     (void)snprintf(link->why, sizeof link->why, "%s", why);
 }
 
-static void take_refusal(shm_link *link, uint32_t refusal) {
+static void take_refusal(shm_link *link, const shm_packet *packet) {
+    uint32_t refusal = packet->as.header.count;
+    if (refusal == SHM_REFUSED_GENERATION && packet->bytes == sizeof packet->as.refused) {
+        char old[160];
+        (void)snprintf(
+            old, sizeof old,
+            "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
+            (unsigned long long)kvf_peer_generation(link->peer),
+            (unsigned long long)packet->as.refused.generation);
+        shm_link_lose(link, old);
+        return;
+    }
     static const char *const words[] = {
         [SHM_REFUSED_VERSION] = "it refuses us: it speaks another version of the protocol",
         [SHM_REFUSED_KEY] = "it refuses us: the key of the card is not its own",
@@ -56,7 +67,7 @@ static bool lose_if_gone(shm_link *link) {
     shm_packet *packet = &link->endpoint->packet;
     while (gone && !link->lost && shm_receive(link->fd, packet) == KVF_OK) {
         if (packet->as.header.kind == SHM_REFUSED)
-            take_refusal(link, packet->as.header.count);
+            take_refusal(link, packet);
         if (packet->fd >= 0)
             (void)close(packet->fd);
     }
@@ -109,7 +120,10 @@ static kvf_status take_hold(shm_link *link, const shm_card *card) {
 }
 
 static kvf_status greet(shm_link *link, const shm_card *card) {
-    shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
+    shm_hello hello = {.header = {SHM_HELLO, 0},
+                       .version = SHM_VERSION,
+                       .region_count = link->region_count,
+                       .generation = kvf_peer_generation(link->peer)};
     memcpy(hello.key, card->key, SHM_ID_BYTES);
     memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
     (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
@@ -229,6 +243,8 @@ static bool take_arena(shm_link *link, const shm_packet *packet) {
 static bool take_region(shm_link *link, const shm_region *told, uint64_t bytes) {
     uint32_t region = link->regions_known++;
     uint64_t end;
+    if (bytes == 0) /* a number that was free when the card was made */
+        return true;
     if (told->bytes != bytes || !kvf_add(told->address, bytes, &end))
         return false;
     link->addresses[region] = told->address;
@@ -274,7 +290,7 @@ static bool take_message(shm_link *link, const shm_packet *packet) {
         link->ready = true;
         return true;
     case SHM_REFUSED:
-        take_refusal(link, packet->as.header.count);
+        take_refusal(link, packet);
         return true;
     case SHM_MOVED:
         return packet->bytes == sizeof(shm_moved_message) && shm_slots_moved(link, &packet->as.moved);
@@ -376,17 +392,42 @@ static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_
     return status;
 }
 
+/* One system call, or one slot of the buffer, is enough to know what it takes. */
+static void shorten(kvf_slice *slice) {
+    while (slice->count > 1 && slice->bytes > SHM_SLOT_BYTES)
+        slice->bytes -= slice->runs[--slice->count].bytes;
+}
+
+/* Memory that is not mapped: with or without the owner's help. What it writes for us we could not take back if it
+ * fell silent, so writing asks for its help only where there is no other way. */
+static bool goes_direct(shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+    if (link->no_direct)
+        return false;
+    return link->endpoint->only_direct || direction == KVF_WRITE ||
+           shm_choice_make(&link->choice, slice, shm_slots_waiting(link)) == SHM_WAY_DIRECT;
+}
+
 /* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
 static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice *slice) {
     bool mapped = same_way(link, slice);
-    if (mapped || !link->no_direct) {
+    if (!mapped)
+        shorten(slice);
+    if (mapped || goes_direct(link, direction, slice)) {
+        uint64_t begin = mapped ? 0 : shm_now_ns();
+        link->last_ns = 0; /* the next answer will have waited for us */
         kvf_status status = move_alone(link, direction, slice, mapped);
+        if (!status && !mapped)
+            shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, shm_now_ns() - begin);
         if (status != KVF_E_UNSUPPORTED)
             return status;
         link->no_direct = true;
     }
     kvf_status status = shm_slots_free(link);
-    return status ? status : shm_slots_start(link, slice, slice);
+    if (!status)
+        status = shm_slots_start(link, slice, slice);
+    if (!status && !link->no_direct)
+        shm_start_timer(link->endpoint);
+    return status;
 }
 
 /* Ends the batches from `first` on that are complete, if their owner still stands for them. */

@@ -17,8 +17,8 @@
 #define SLOT_BYTES_MAX (16ull << 20)
 
 /* Best effort: who does not read it finds the connection closed. */
-static void say_refused(int fd, shm_refusal why) {
-    shm_header message = {SHM_REFUSED, why};
+static void say_refused(const shm_endpoint *endpoint, int fd, shm_refusal why) {
+    shm_refused_message message = {{SHM_REFUSED, why}, kvf_transport_oldest(endpoint->transport)};
     (void)shm_send(fd, &message, sizeof message, -1);
 }
 
@@ -136,7 +136,7 @@ void shm_accept(shm_endpoint *endpoint) {
         }
         kvf_status status = add_client(endpoint, fd);
         if (status == KVF_E_PERMISSION)
-            say_refused(fd, SHM_REFUSED_USER);
+            say_refused(endpoint, fd, SHM_REFUSED_USER);
         if (status)
             (void)close(fd);
     }
@@ -206,8 +206,8 @@ static kvf_status tell(shm_client *client) {
     while (!status && !client->ready_told) {
         if (client->arenas_told < client->endpoint->arena_count) {
             status = tell_arena(client);
-        } else if (client->regions_told < count) {
-            status = tell_regions(client, regions, count);
+        } else if (client->regions_told < client->region_count) {
+            status = tell_regions(client, regions, client->region_count);
         } else if (!client->gate_told) {
             status = tell_gate(client);
         } else {
@@ -234,7 +234,7 @@ static bool same_key(const unsigned char *a, const unsigned char *b) {
 }
 
 void shm_client_refuse(shm_client *client, shm_refusal why) {
-    say_refused(client->fd, why);
+    say_refused(client->endpoint, client->fd, why);
     client->gone = true;
 }
 
@@ -245,7 +245,7 @@ static bool refuse(shm_client *client, shm_refusal why) {
 
 static bool take_hello(shm_client *client, const shm_packet *packet) {
     const shm_hello *hello = &packet->as.hello;
-    if (packet->as.header.kind != SHM_HELLO || packet->bytes < offsetof(shm_hello, unused))
+    if (packet->as.header.kind != SHM_HELLO || packet->bytes < offsetof(shm_hello, region_count))
         return false;
     if (hello->version != SHM_VERSION || packet->bytes != sizeof *hello)
         return refuse(client, SHM_REFUSED_VERSION);
@@ -253,6 +253,12 @@ static bool take_hello(shm_client *client, const shm_packet *packet) {
         return refuse(client, SHM_REFUSED_KEY);
     if (shm_guests_fenced(&client->endpoint->guests, hello->from))
         return refuse(client, SHM_REFUSED_FENCED);
+    if (hello->generation < kvf_transport_oldest(client->endpoint->transport))
+        return refuse(client, SHM_REFUSED_GENERATION);
+    (void)kvf_transport_regions(client->endpoint->transport, &client->region_count);
+    if (hello->region_count > client->region_count)
+        return refuse(client, SHM_REFUSED_PROTOCOL);
+    client->region_count = hello->region_count;
     client->known = true;
     memcpy(client->from, hello->from, SHM_ID_BYTES);
     memcpy(client->name, hello->name, SHM_NAME_BYTES - 1); /* the last byte stays 0 */

@@ -1,5 +1,5 @@
 /*
- * Where the kernel forbids reading another process's memory: a buffer that we share with the owner, in slots.
+ * Where the kernel forbids reading another process's memory, or is slow at it: a buffer that we share with the owner, in slots.
  * For a read the owner gathers into a slot and we scatter from it; for a write, the other way round. While it
  * works on one slot, we work on another.
  */
@@ -139,12 +139,58 @@ static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer
     kvf_batch_fail(batch, status, kvf_error_detail());
 }
 
+bool shm_slots_waiting(const shm_link *link) {
+    for (uint32_t i = 0; i < link->buffer.slots; i++)
+        if (link->slots[i].busy && link->slots[i].batch)
+            return true;
+    return false;
+}
+
+/* What counts is how the answers follow each other while there is always one to come. */
+static void time_answer(shm_link *link, const shm_slot *slot) {
+    link->answers++;
+    shm_choice_answered(&link->choice);
+    if (link->no_direct)
+        return;
+    uint64_t now = shm_now_ns();
+    if (link->last_ns && slot->batch)
+        shm_choice_learn(&link->choice, SHM_WAY_SERVED, &slot->slice, now - link->last_ns);
+    link->last_ns = shm_slots_waiting(link) ? now : 0;
+}
+
+/* Their answers come later, perhaps, and are nobody's. */
+void shm_slots_rescue(shm_link *link) {
+    shm_choice_stalled(&link->choice);
+    link->last_ns = 0;
+    for (uint32_t i = 0; i < link->buffer.slots && !link->lost; i++) {
+        shm_slot *slot = &link->slots[i];
+        kvf_batch *batch = slot->busy ? slot->batch : NULL;
+        if (!batch || batch->direction != KVF_READ)
+            continue;
+        bool wanted = !batch->failed && !batch->cancelled;
+        kvf_status status = wanted ? shm_direct(link, KVF_READ, &slot->slice) : KVF_OK;
+        if (status == KVF_E_UNSUPPORTED) { /* it has to be waited for */
+            link->no_direct = true;
+            return;
+        }
+        if (status == KVF_E_PEER_LOST)
+            shm_link_lose(link, kvf_error_detail());
+        else if (status)
+            kvf_batch_fail(batch, status, kvf_error_detail());
+        slot->batch = NULL;
+        batch->in_flight--;
+        if (!link->lost)
+            settle(link, batch);
+    }
+}
+
 bool shm_slots_moved(shm_link *link, const shm_moved_message *answer) {
     if (answer->slot >= link->buffer.slots || !link->slots[answer->slot].busy)
         return false;
     shm_slot *slot = &link->slots[answer->slot];
     kvf_batch *batch = slot->batch;
     slot->busy = false;
+    time_answer(link, slot);
     if (!batch)
         return true;
     batch->in_flight--;

@@ -48,6 +48,7 @@ typedef enum shm_refusal {
     SHM_REFUSED_FENCED = 3,
     SHM_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
     SHM_REFUSED_USER = 5,
+    SHM_REFUSED_GENERATION = 6, /**< the card speaks of memory that is not there any more */
 } shm_refusal;
 
 typedef struct shm_header {
@@ -67,11 +68,18 @@ typedef struct shm_card {
 typedef struct shm_hello {
     shm_header header;
     uint32_t version;
-    uint32_t unused;
+    uint32_t region_count; /**< of the card */
     unsigned char key[SHM_ID_BYTES];
     unsigned char from[SHM_ID_BYTES]; /**< the name in the sender's own card */
+    uint64_t generation;              /**< of the owner's memory, as the card says */
     char name[SHM_NAME_BYTES];        /**< the sender's own, with its NUL */
 } shm_hello;
+
+/** The header's count is a shm_refusal. */
+typedef struct shm_refused_message {
+    shm_header header;
+    uint64_t generation; /**< the oldest of which a card may speak */
+} shm_refused_message;
 
 /** With the descriptor of the memory. */
 typedef struct shm_arena_message {
@@ -141,6 +149,7 @@ typedef struct shm_packet {
     union {
         shm_header header;
         shm_hello hello;
+        shm_refused_message refused;
         shm_arena_message arena;
         shm_regions_message regions;
         shm_buffer_message buffer;

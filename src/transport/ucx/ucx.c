@@ -28,6 +28,7 @@
 #include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
+#define TLS "ucx.tls"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
@@ -75,8 +76,9 @@ static kvf_status configure(const kvf_transport_options *options, ucp_config_t *
     if (status != UCS_OK)
         return kvf_ucx_fail(status, "configuration");
     /* Memory for peers to map comes zeroed from these, and from no others. */
-    const char *settings[][2] = {
-        {"MM_ERROR_HANDLING", "y"}, {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"}, {"TLS", options->ucx_tls}};
+    const char *settings[][2] = {{"MM_ERROR_HANDLING", "y"},
+                                 {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"},
+                                 {"TLS", kvf_setting_of(options, TLS)}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
         if (settings[i][1])
             status = ucp_config_modify(*out, settings[i][0], settings[i][1]);
@@ -132,6 +134,13 @@ bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void
     return epoll_ctl(endpoint->event_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
+void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint) {
+    kvf_ucx_beacon_open(&endpoint->beacon);
+    if (endpoint->beacon.listener >= 0 &&
+        !kvf_ucx_listen_to(endpoint, endpoint->beacon.listener, EPOLLIN, &endpoint->beacon))
+        kvf_ucx_beacon_close(&endpoint->beacon);
+}
+
 static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
     int ucx_fd;
     ucs_status_t status = ucp_worker_get_efd(endpoint->worker, &ucx_fd);
@@ -143,10 +152,7 @@ static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
         !kvf_ucx_listen_to(endpoint, ucx_fd, EPOLLIN, NULL) ||
         !kvf_ucx_listen_to(endpoint, endpoint->wake_fd, EPOLLIN, NULL))
         return kvf_fail(KVF_E_IO, "event descriptor: %s", strerror(errno));
-    kvf_ucx_beacon_open(&endpoint->beacon);
-    if (endpoint->beacon.listener >= 0 &&
-        !kvf_ucx_listen_to(endpoint, endpoint->beacon.listener, EPOLLIN, &endpoint->beacon))
-        kvf_ucx_beacon_close(&endpoint->beacon);
+    kvf_ucx_light_beacon(endpoint);
     kvf_ucx_wake(endpoint, true); /* UCX is not armed yet */
     return KVF_OK;
 }
@@ -281,11 +287,29 @@ static int ucx_event_fd(void *endpoint_pointer) {
     return endpoint->event_fd;
 }
 
+static const char *const settings[] = {TLS, NULL};
+
+extern const kvf_fabric kvf_fabric_ucx;
+
 const kvf_fabric kvf_fabric_ucx = {
-    .kind = "ucx",
+    .kind =
+        {
+            .name = "ucx",
+            .reach = KVF_REACH_NETWORK,
+            .memory_kinds = 1u << KVF_MEMORY_HOST | 1u << KVF_MEMORY_CUDA,
+            .allocates = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .one_sided = true,
+            .served = true,
+            .in_flight = IN_FLIGHT_DEFAULT,
+            /* A one-sided operation takes most of a microsecond to post and complete. */
+            .cost = {.ns_per_run = 600, .ns_per_byte = 0.1, .ns_per_source = 20e3},
+            .settings = settings,
+        },
     .open = ucx_open,
     .allocate = kvf_ucx_allocate,
-    .register_memory = kvf_ucx_register,
+    .register_region = kvf_ucx_register,
+    .unregister_region = kvf_ucx_unregister,
     .card = kvf_ucx_write_card,
     .connect = kvf_ucx_connect,
     .submit = kvf_ucx_submit,

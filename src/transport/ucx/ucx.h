@@ -135,7 +135,7 @@ typedef struct kvf_ucx_endpoint {
     ucp_worker_h worker;
     uint64_t memory_types; /**< that this UCX knows, a bit each */
     uint32_t max_in_flight;
-    kvf_ucx_memory *regions;
+    kvf_ucx_memory *regions; /**< 0 bytes: none */
     uint32_t region_count;
     kvf_ucx_allocation *allocations;
     kvf_ucx_beacon beacon;
@@ -202,13 +202,18 @@ struct kvf_ucx_job {
 /** Makes the event descriptor readable, or as quiet as UCX is. */
 void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake);
 
+/** Opens a beacon that peers may watch; cards of an earlier one lead nowhere. */
+void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);
+
 /** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
 bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what);
 
 /* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
 
-kvf_status kvf_ucx_allocate(void *endpoint, uint64_t bytes, void **out);
-kvf_status kvf_ucx_register(void *endpoint, const kvf_memory *regions, uint32_t count);
+kvf_status kvf_ucx_allocate(void *endpoint, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                            void **out);
+kvf_status kvf_ucx_register(void *endpoint, uint32_t region, const kvf_memory *memory);
+kvf_status kvf_ucx_unregister(void *endpoint, uint32_t region);
 kvf_status kvf_ucx_write_card(void *endpoint, kvf_buffer *out);
 kvf_status kvf_ucx_connect(void *endpoint, const void *data, size_t bytes, kvf_peer *peer, void **out);
 void kvf_ucx_disconnect(void *link);
@@ -218,7 +223,8 @@ kvf_status kvf_ucx_notify(void *link, const void *data, size_t bytes);
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
 
 /** The reason when its beacon is gone. */
-#define KVF_UCX_BEACON_GONE "its endpoint has closed, or its process has ended"
+#define KVF_UCX_BEACON_GONE                                                                                  \
+    "its endpoint has closed, its process has ended, or its memory is of another generation than the card"
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);

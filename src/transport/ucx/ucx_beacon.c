@@ -136,7 +136,7 @@ kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], 
     }
     bool gone = errno == ECONNREFUSED;
     (void)close(watch);
-    return gone ? kvf_fail(KVF_E_PEER_LOST, "the endpoint of this card is closed") : KVF_OK;
+    return gone ? kvf_fail(KVF_E_PEER_LOST, "%s", KVF_UCX_BEACON_GONE) : KVF_OK;
 }
 
 bool kvf_ucx_beacon_gone(int watch) {

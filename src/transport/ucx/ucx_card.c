@@ -117,8 +117,15 @@ static kvf_status take_blob(reader *in, const char *what, const void **out, uint
 
 static kvf_status take_region(reader *in, uint32_t i, kvf_ucx_card_region *out) {
     uint64_t end;
+    uint64_t no_key;
     if (!take_number(in, 8, &out->address) || !take_number(in, 8, &out->bytes))
         return cut_off("a region");
+    if (out->bytes == 0 && out->address == 0) { /* a number without memory */
+        *out = (kvf_ucx_card_region){0};
+        if (take_number(in, 4, &no_key) && no_key == 0)
+            return KVF_OK;
+        return kvf_fail(KVF_E_PARSE, "UCX card: region %u has no bytes, and a key", i);
+    }
     if (out->bytes == 0 || !kvf_add(out->address, out->bytes, &end))
         return kvf_fail(KVF_E_PARSE, "UCX card: region %u has %llu bytes at %#llx; allowed 1 to 2^64 in all",
                         i, (unsigned long long)out->bytes, (unsigned long long)out->address);

@@ -103,7 +103,8 @@ static void free_link(kvf_ucx_link *link) {
     kvf_ucx_enter();
     close_ep(link);
     for (uint32_t i = 0; i < link->target_count; i++)
-        ucp_rkey_destroy(link->targets[i].key);
+        if (link->targets[i].key)
+            ucp_rkey_destroy(link->targets[i].key);
     kvf_ucx_leave();
     stop_watching(link);
     for (kvf_ucx_message *message = link->spare, *following; message; message = following) {
@@ -154,6 +155,9 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
 static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
     for (uint32_t i = 0; i < card->region_count; i++) {
         const kvf_ucx_card_region *region = &card->regions[i];
+        link->target_count = i + 1;
+        if (region->bytes == 0)
+            continue;
         void *key = kvf_ucx_card_blob(region->key, region->key_bytes);
         if (!key)
             return kvf_nomem("a memory key");
@@ -162,7 +166,6 @@ static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
         if (status != UCS_OK)
             return kvf_ucx_fail(status, "memory key");
         link->targets[i].address = region->address;
-        link->target_count = i + 1;
     }
     return KVF_OK;
 }

@@ -16,7 +16,9 @@ static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx
     return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, flags ? "allocation" : "registration");
 }
 
-kvf_status kvf_ucx_allocate(void *endpoint_pointer, uint64_t bytes, void **out) {
+kvf_status kvf_ucx_allocate(void *endpoint_pointer, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                            void **out) {
+    (void)kind, (void)device; /* the host is all there is */
     kvf_ucx_endpoint *endpoint = endpoint_pointer;
     uint64_t padded; /* so that rounding up to pages inside UCX cannot overflow */
     if (!kvf_add(bytes, 1u << 30, &padded))
@@ -76,27 +78,38 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
     return status ? kvf_fail_in(status, "region %u: ", i) : KVF_OK;
 }
 
-kvf_status kvf_ucx_register(void *endpoint_pointer, const kvf_memory *regions, uint32_t count) {
+kvf_status kvf_ucx_register(void *endpoint_pointer, uint32_t region, const kvf_memory *memory) {
     kvf_ucx_endpoint *endpoint = endpoint_pointer;
-    kvf_ucx_memory *memory = kvf_alloc(count, sizeof *memory);
-    if (!memory)
-        return kvf_nomem("regions");
-    kvf_status status = KVF_OK;
-    uint32_t done = 0;
-    kvf_ucx_enter();
-    while (done < count && !(status = register_one(endpoint, done, &regions[done], &memory[done])))
-        done++;
-    if (status) {
-        while (done-- > 0)
-            if (memory[done].mapped)
-                (void)ucp_mem_unmap(endpoint->context, memory[done].handle);
-        kvf_free(memory);
-    } else {
-        endpoint->regions = memory;
-        endpoint->region_count = count;
+    if (region >= endpoint->region_count) {
+        kvf_ucx_memory *grown = kvf_resize(endpoint->regions, (size_t)region + 1, sizeof *grown);
+        if (!grown)
+            return kvf_nomem("regions");
+        endpoint->regions = grown;
+        for (; endpoint->region_count <= region; endpoint->region_count++)
+            grown[endpoint->region_count] = (kvf_ucx_memory){0};
     }
+    kvf_ucx_memory made;
+    kvf_ucx_enter();
+    kvf_status status = register_one(endpoint, region, memory, &made);
     kvf_ucx_leave();
+    if (!status)
+        endpoint->regions[region] = made;
     return status;
+}
+
+/* Peers on this machine watch the beacon: that it goes out ends their connections, and their cards lead nowhere.
+ * Others get an error from UCX for the key. */
+kvf_status kvf_ucx_unregister(void *endpoint_pointer, uint32_t region) {
+    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    kvf_ucx_memory *memory = &endpoint->regions[region];
+    kvf_ucx_enter();
+    if (memory->mapped)
+        (void)ucp_mem_unmap(endpoint->context, memory->handle);
+    kvf_ucx_leave();
+    *memory = (kvf_ucx_memory){0};
+    kvf_ucx_beacon_close(&endpoint->beacon);
+    kvf_ucx_light_beacon(endpoint);
+    return KVF_OK;
 }
 
 /* ---- the card -------------------------------------------------------------------------------- */
@@ -104,6 +117,10 @@ kvf_status kvf_ucx_register(void *endpoint_pointer, const kvf_memory *regions, u
 static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card) {
     for (uint32_t i = 0; i < endpoint->region_count; i++) {
         const kvf_ucx_memory *region = &endpoint->regions[i];
+        if (region->bytes == 0) {
+            card->regions[card->region_count++] = (kvf_ucx_card_region){0};
+            continue;
+        }
         void *key;
         size_t bytes;
         ucs_status_t status = ucp_rkey_pack(endpoint->context, region->handle, &key, &bytes);
@@ -139,7 +156,8 @@ kvf_status kvf_ucx_write_card(void *endpoint_pointer, kvf_buffer *out) {
     if (!status)
         status = kvf_ucx_card_write(&card, out);
     for (uint32_t i = 0; i < card.region_count; i++)
-        ucp_rkey_buffer_release((void *)(uintptr_t)card.regions[i].key);
+        if (card.regions[i].key)
+            ucp_rkey_buffer_release((void *)(uintptr_t)card.regions[i].key);
     if (address)
         ucp_worker_release_address(endpoint->worker, address);
     kvf_ucx_leave();

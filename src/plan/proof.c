@@ -4,7 +4,8 @@
  * For every cell of one step that the local shard wants, all lanes of all rules are asked where they read its
  * bytes from: each remote token share that has tokens for us must answer exactly once, with the address of
  * the same cell in the remote rank's own placement, and with strides that keep this true in every block and
- * step. Where whole blocks have rules of their own, these are asked again for every cell of one block.
+ * step. A cell that the local shard keeps in pieces is asked for piece by piece, and one that the remote rank
+ * keeps in smaller ones in as many parts as lie together on both sides. Where whole blocks have rules of their own, these are asked again for every cell of one block.
  */
 #include "plan/plan.h"
 
@@ -13,6 +14,8 @@ typedef struct proof {
     uint32_t group, layer, part, row, unit; /* the cell */
     bool whole;                             /* whether rules of whole blocks are asked, or those of steps */
     kvf_cell_location local;
+    uint64_t at;       /* the byte of the cell that is asked for, and those behind it */
+    uint64_t bytes;    /* that lie together on both sides: as far as is known */
     uint32_t *answers; /* by remote token share */
 } proof;
 
@@ -20,6 +23,13 @@ static kvf_status cell_fault(const proof *p, kvf_status status, const char *what
     const kvf_group_desc *group = kvf_model_group(p->plan->local->model, p->group);
     return kvf_fail(status, "group %s, layer %u, part %s, row %u, unit %u: %s (remote rank %u)", group->name,
                     group->layers[p->layer], group->parts[p->part].name, p->row, p->unit, what, rank);
+}
+
+/* The address of byte `at` of a cell; `together` receives how many bytes lie together from there on. */
+static uint64_t address_in(const kvf_cell_location *cell, uint64_t at, uint64_t *together) {
+    uint64_t piece = cell->bytes / cell->pieces;
+    *together = piece - at % piece;
+    return cell->offset + at / piece * cell->piece_stride + at % piece;
 }
 
 /* Where a lane of a rule reads `offset` of step 0 of block 0 from; false when it does not write there. */
@@ -59,7 +69,7 @@ static bool same_tokens(const kvf_walk_side *side, const kvf_group_shard_desc *h
            side->share.width == held->tokens.width;
 }
 
-static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_lane *lane, uint64_t remote,
+static kvf_status check_answer(proof *p, uint32_t index, const kvf_copy_lane *lane, uint64_t remote,
                                uint64_t room) {
     const kvf_plan *plan = p->plan;
     const kvf_copy_rule *rule = &plan->rules[index];
@@ -71,7 +81,9 @@ static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_la
     if (kvf_shard_locate(shard, p->group, p->layer, p->part, 0, p->row, p->unit, &there) ||
         shard->groups[p->group].tokens.index != rule->remote_tokens.index)
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a rank that does not hold it", rank);
-    if (there.region != lane->remote_region || there.offset != remote || room < there.bytes)
+    uint64_t together, offset = address_in(&there, p->at, &together);
+    p->bytes = kvf_min_u64(p->bytes, together);
+    if (there.region != lane->remote_region || offset != remote || room < p->bytes)
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a wrong address", rank);
     if (walk->group != p->group || walk->takes_whole != rule->whole_blocks ||
         (walk->whole_steps != 0 && walk->whole_steps != walk->local.kernel_tokens) ||
@@ -88,12 +100,13 @@ static kvf_status check_answer(const proof *p, uint32_t index, const kvf_copy_la
     return KVF_OK;
 }
 
-static kvf_status check_cell(proof *p) {
+/* Byte p->at of the cell, and p->bytes in all. */
+static kvf_status check_bytes(proof *p) {
     const kvf_plan *plan = p->plan;
     const kvf_engine_group *remote = &plan->remote->groups[p->group];
     memset(p->answers, 0, remote->share_count * sizeof *p->answers);
-    kvf_status status =
-        kvf_shard_locate(plan->local, p->group, p->layer, p->part, 0, p->row, p->unit, &p->local);
+    uint64_t offset = address_in(&p->local, p->at, &p->bytes);
+    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < plan->rule_count && !status; i++) {
         const kvf_copy_rule *rule = &plan->rules[i];
         if (rule->group != p->group || rule->whole_blocks != p->whole)
@@ -101,7 +114,7 @@ static kvf_status check_cell(proof *p) {
         for (uint32_t l = 0; l < rule->lane_count && !status; l++) {
             uint64_t from, room;
             if (rule->lanes[l].local_region == p->local.region &&
-                read_from(rule, &rule->lanes[l], p->local.offset, &from, &room))
+                read_from(rule, &rule->lanes[l], offset, &from, &room))
                 status = check_answer(p, i, &rule->lanes[l], from, room);
         }
     }
@@ -109,6 +122,14 @@ static kvf_status check_cell(proof *p) {
     for (; share.index < share.count && !status; share.index++)
         if (!p->answers[share.index] && kvf_shares_meet(share, plan->local->groups[p->group].tokens))
             status = cell_fault(p, KVF_E_UNCOVERED, "nobody writes it", UINT32_MAX);
+    return status;
+}
+
+static kvf_status check_cell(proof *p) {
+    kvf_status status =
+        kvf_shard_locate(p->plan->local, p->group, p->layer, p->part, 0, p->row, p->unit, &p->local);
+    for (p->at = 0; p->at < p->local.bytes && !status; p->at += p->bytes)
+        status = check_bytes(p);
     return status;
 }
 

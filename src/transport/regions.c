@@ -1,0 +1,313 @@
+/*
+ * The front's memory: what endpoints allocate, and which regions are registered with which fabric.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "transport/front.h"
+#include "transport/memory.h"
+
+struct kvf_plain_memory {
+    void *address;
+    size_t bytes;
+    struct kvf_plain_memory *following;
+};
+
+const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count) {
+    *count = transport->region_count;
+    return transport->regions;
+}
+
+unsigned char *const *kvf_transport_bases(const kvf_transport *transport) {
+    return transport->bases;
+}
+
+uint64_t kvf_transport_oldest(const kvf_transport *transport) {
+    return transport->oldest;
+}
+
+/* ---- regions as callers give them ------------------------------------------------------------ */
+
+static const char *const kind_names[] = {[KVF_MEMORY_HOST] = "host", [KVF_MEMORY_CUDA] = "CUDA"};
+#define KINDS ((int)(sizeof kind_names / sizeof *kind_names))
+
+static kvf_status check_kind(kvf_memory_kind kind, uint32_t device) {
+    if ((int)kind < 0 || (int)kind >= KINDS)
+        return kvf_fail(KVF_E_INVALID, "memory kind is %d; allowed 0 to %d", (int)kind, KINDS - 1);
+    if (kind == KVF_MEMORY_HOST && device != 0)
+        return kvf_fail(KVF_E_INVALID, "device is %u; allowed 0 for host memory", device);
+    return KVF_OK;
+}
+
+kvf_status kvf_memory_check(const kvf_memory *regions, uint32_t count, const char *what) {
+    for (uint32_t i = 0; i < count; i++) {
+        const kvf_memory *region = kvf_memory_at(regions, i);
+        if (region->struct_size < sizeof *region || region->struct_size % _Alignof(kvf_memory) != 0 ||
+            region->struct_size != regions->struct_size)
+            return kvf_fail(KVF_E_INVALID, "%s: region %u: struct_size is %zu; set it to sizeof(kvf_memory)",
+                            what, i, region->struct_size);
+        kvf_memory known;
+        kvf_status status = kvf_take_options(&known, sizeof known, region, "kvf_memory");
+        if (!status)
+            status = check_kind(known.kind, known.device);
+        if (status)
+            return kvf_fail_in(status, "%s: region %u: ", what, i);
+    }
+    return KVF_OK;
+}
+
+/* ---- allocating ------------------------------------------------------------------------------ */
+
+/* For fabrics without memory of their own: nobody else can map it, but it is page aligned and zeroed too. */
+static kvf_status allocate_plain(kvf_transport *transport, uint64_t bytes, void **out) {
+    struct kvf_plain_memory *memory = kvf_alloc(1, sizeof *memory);
+    if (!memory)
+        return kvf_nomem("transport memory");
+    memory->bytes = bytes;
+    memory->address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory->address == MAP_FAILED) {
+        kvf_free(memory);
+        return kvf_fail(KVF_E_NOMEM, "no memory for %llu bytes: %s", (unsigned long long)bytes,
+                        strerror(errno));
+    }
+    (void)madvise(memory->address, bytes, MADV_HUGEPAGE);
+    memory->following = transport->plain_memory;
+    transport->plain_memory = memory;
+    *out = memory->address;
+    return KVF_OK;
+}
+
+kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
+                                  uint64_t bytes, void **out) {
+    if (!transport || !out)
+        return kvf_fail(KVF_E_INVALID, "allocate: %s is NULL", !transport ? "transport" : "out");
+    if (bytes == 0)
+        return kvf_fail(KVF_E_INVALID, "allocate: 0 bytes");
+    kvf_status status = check_kind(kind, device);
+    if (status)
+        return kvf_fail_in(status, "allocate: ");
+    for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        kvf_front_fabric *front = &transport->fabrics[i];
+        if (!(front->fabric->kind.allocates & 1u << kind))
+            continue;
+        front->owns_memory = true;
+        return front->fabric->allocate(front->endpoint, kind, device, bytes, out);
+    }
+    if (kind != KVF_MEMORY_HOST)
+        return kvf_fail(KVF_E_UNSUPPORTED, "allocate: no transport here allocates %s memory",
+                        kind_names[kind]);
+    return allocate_plain(transport, bytes, out);
+}
+
+void kvf_front_free_memory(kvf_transport *transport) {
+    for (struct kvf_plain_memory *memory = transport->plain_memory, *next; memory; memory = next) {
+        next = memory->following;
+        (void)munmap(memory->address, memory->bytes);
+        kvf_free(memory);
+    }
+    kvf_free(transport->regions);
+    kvf_free(transport->bases);
+}
+
+/* ---- one region and the fabrics -------------------------------------------------------------- */
+
+static bool is_registered(const kvf_transport *transport, uint32_t region) {
+    return region < transport->region_count && transport->regions[region].bytes > 0;
+}
+
+static kvf_status check_region(uint32_t region, const kvf_memory *memory) {
+    uint64_t end;
+    if (!memory->address || memory->bytes == 0)
+        return kvf_fail(KVF_E_INVALID, "register: region %u: %s", region,
+                        memory->bytes == 0 ? "0 bytes" : "address is NULL");
+    if (!kvf_add((uint64_t)(uintptr_t)memory->address, memory->bytes, &end))
+        return kvf_fail(KVF_E_OVERFLOW, "register: region %u: %llu bytes do not fit after address %p", region,
+                        (unsigned long long)memory->bytes, memory->address);
+    return KVF_OK;
+}
+
+/* Room for region numbers up to this one in all tables; new ones are not registered. */
+static kvf_status make_room(kvf_transport *transport, uint32_t region) {
+    if (region < transport->region_count)
+        return KVF_OK;
+    size_t count = (size_t)region + 1;
+    kvf_memory *regions = kvf_resize(transport->regions, count, sizeof *regions);
+    if (regions)
+        transport->regions = regions;
+    unsigned char **bases = kvf_resize(transport->bases, count, sizeof *bases);
+    if (bases)
+        transport->bases = bases;
+    bool complete = regions && bases;
+    for (uint32_t i = 0; i < transport->fabric_count && complete; i++) {
+        bool *serves = kvf_resize(transport->fabrics[i].serves, count, sizeof *serves);
+        complete = serves != NULL;
+        if (serves)
+            transport->fabrics[i].serves = serves;
+    }
+    if (!complete)
+        return kvf_nomem("the regions");
+    transport->regions[region] = (kvf_memory){0};
+    transport->bases[region] = NULL;
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        transport->fabrics[i].serves[region] = false;
+    transport->region_count = region + 1;
+    return KVF_OK;
+}
+
+/* A fabric is of use as long as it serves all there is. */
+static bool find_disabled(kvf_transport *transport) {
+    bool all = true;
+    for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        kvf_front_fabric *front = &transport->fabrics[i];
+        front->disabled = false;
+        for (uint32_t region = 0; region < transport->region_count; region++)
+            if (is_registered(transport, region) && !front->serves[region])
+                front->disabled = true;
+        all = all && front->disabled;
+    }
+    return all;
+}
+
+static kvf_status add_to_fabric(kvf_front_fabric *front, uint32_t region, const kvf_memory *memory) {
+    if (!(front->fabric->kind.memory_kinds & 1u << memory->kind))
+        return kvf_fail(KVF_E_UNSUPPORTED, "region %u is %s memory, which it does not serve", region,
+                        kind_names[memory->kind]);
+    kvf_status status = front->fabric->register_region(front->endpoint, region, memory);
+    front->serves[region] = !status;
+    return status;
+}
+
+/* KVF_E_AGAIN: some peer is in the middle of a write; the fabrics that are done stay without the region. */
+static kvf_status take_from_fabrics(kvf_transport *transport, uint32_t region) {
+    kvf_status result = KVF_OK;
+    for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        kvf_front_fabric *front = &transport->fabrics[i];
+        if (!front->serves[region])
+            continue;
+        kvf_status status = front->fabric->unregister_region(front->endpoint, region);
+        front->serves[region] = status != KVF_OK;
+        if (status && !result)
+            result = kvf_fail_in(status, "unregister: %s: ", front->fabric->kind.name);
+    }
+    return result;
+}
+
+/* With "auto", a fabric that cannot serve a region is done without. */
+static kvf_status add_to_fabrics(kvf_transport *transport, uint32_t region) {
+    const kvf_memory *memory = &transport->regions[region];
+    kvf_status refusal = KVF_OK;
+    for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        kvf_front_fabric *front = &transport->fabrics[i];
+        kvf_status status = add_to_fabric(front, region, memory);
+        if (status && (status != KVF_E_UNSUPPORTED || !transport->automatic))
+            return kvf_fail_in(status, "register: %s: ", front->fabric->kind.name);
+        refusal = status ? status : refusal;
+    }
+    if (find_disabled(transport))
+        return kvf_fail_in(refusal, "register: no transport here serves all of this memory: ");
+    return KVF_OK;
+}
+
+static void forget_card(kvf_transport *transport) {
+    kvf_buffer_free(&transport->card);
+    transport->generation++;
+}
+
+/* Nobody knows of the region but us. */
+static void drop(kvf_transport *transport, uint32_t region) {
+    (void)take_from_fabrics(transport, region);
+    transport->regions[region] = (kvf_memory){0};
+    transport->bases[region] = NULL;
+    while (transport->region_count > 0 && !is_registered(transport, transport->region_count - 1))
+        transport->region_count--;
+    (void)find_disabled(transport);
+}
+
+static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memory *memory) {
+    kvf_status status = check_region(region, memory);
+    if (!status)
+        status = make_room(transport, region);
+    if (status)
+        return status;
+    transport->regions[region] =
+        (kvf_memory){sizeof(kvf_memory), memory->address, memory->bytes, memory->kind, memory->device};
+    transport->bases[region] = memory->address;
+    status = add_to_fabrics(transport, region);
+    if (status) {
+        char why[KVF_DETAIL_BYTES];
+        memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
+        drop(transport, region);
+        return kvf_fail(status, "%s", why);
+    }
+    return KVF_OK;
+}
+
+/* ---- what users call ------------------------------------------------------------------------- */
+
+kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions, uint32_t count) {
+    if (!transport)
+        return kvf_fail(KVF_E_INVALID, "register: transport is NULL");
+    if (!regions || count == 0)
+        return kvf_fail(KVF_E_INVALID, "register: %s", count == 0 ? "no regions" : "regions is NULL");
+    for (uint32_t i = 0; i < transport->region_count; i++)
+        if (is_registered(transport, i))
+            return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", i);
+    kvf_status status = kvf_memory_check(regions, count, "register");
+    uint32_t added = 0;
+    while (!status && added < count && !(status = add(transport, added, kvf_memory_at(regions, added))))
+        added++;
+    if (!status) {
+        forget_card(transport);
+        return KVF_OK;
+    }
+    char why[KVF_DETAIL_BYTES];
+    memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
+    while (added > 0)
+        drop(transport, --added);
+    return kvf_fail(status, "%s", why);
+}
+
+kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t region,
+                                         const kvf_memory *memory) {
+    if (!transport || !memory)
+        return kvf_fail(KVF_E_INVALID, "register: %s is NULL", !transport ? "transport" : "memory");
+    if (region > transport->region_count)
+        return kvf_fail(KVF_E_RANGE, "register: region is %u; allowed 0 to %u", region,
+                        transport->region_count);
+    if (is_registered(transport, region))
+        return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", region);
+    kvf_status status = kvf_memory_check(memory, 1, "register");
+    if (!status)
+        status = add(transport, region, memory);
+    if (!status)
+        forget_card(transport);
+    return status;
+}
+
+/* Whether something of ours that is under way reads or writes the region. */
+static bool is_in_use(const kvf_transport *transport, uint32_t region) {
+    for (const kvf_peer *peer = transport->peers; peer; peer = peer->following)
+        for (const kvf_batch *batch = peer->batches.first; batch; batch = batch->following)
+            for (size_t i = 0; i < batch->count; i++)
+                if (batch->runs[i].local_region == region)
+                    return true;
+    return false;
+}
+
+kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t region) {
+    if (!transport)
+        return kvf_fail(KVF_E_INVALID, "unregister: transport is NULL");
+    if (!is_registered(transport, region))
+        return kvf_fail(KVF_E_NOT_REGISTERED, "unregister: region %u is not registered", region);
+    if (is_in_use(transport, region))
+        return kvf_fail(KVF_E_AGAIN, "unregister: operations of this endpoint use region %u", region);
+    forget_card(transport);
+    transport->oldest = transport->generation;
+    kvf_status status = take_from_fabrics(transport, region);
+    if (status)
+        return status;
+    transport->regions[region] = (kvf_memory){0};
+    transport->bases[region] = NULL;
+    (void)find_disabled(transport);
+    return KVF_OK;
+}

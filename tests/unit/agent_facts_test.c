@@ -1,0 +1,231 @@
+/*
+ * Engines whose models are not the same: what both have is moved, what one lacks is refused where it is named, and
+ * nothing else is. All bytes are compared by coordinates, and checksums by names.
+ */
+#include "agent_world.h"
+#include "channel_wise.h"
+
+#define ONE(engine_name)                                                                                     \
+    ENGINE(.name = (engine_name), .all = {.block_count = 64}, .state = {.block_count = 64})
+#define TWO(engine_name)                                                                                     \
+    ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = 64}, .state = {.block_count = 64})
+#define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
+
+/* Both models have "full" and "ssm". Of one, "draft" is another group and "full" has its parts in the other order. */
+static kvf_model *plain(void) {
+    return hybrid(2);
+}
+
+static kvf_model *with_draft(kvf_dtype full_dtype) {
+    static const uint32_t even[] = {0, 2}, odd[] = {1, 3}, last[] = {4};
+    kvf_part_desc vk[] = {{.name = "v", .dtype = full_dtype, .units = 2, .cell_elements = 4},
+                          {.name = "k", .dtype = full_dtype, .units = 2, .cell_elements = 4}};
+    kvf_part_desc draft = PART(.name = "k", .units = 2, .cell_elements = 8);
+    kvf_part_desc state[4];
+    fill_state_parts(state);
+    kvf_group_desc groups[] = {
+        {.name = "draft", .layers = last, .layer_count = 1, .parts = &draft, .part_count = 1},
+        {.name = "full", .layers = even, .layer_count = 2, .parts = vk, .part_count = 2},
+        {.name = "ssm",
+         .kind = KVF_GROUP_STATE,
+         .layers = odd,
+         .layer_count = 2,
+         .parts = state,
+         .part_count = 4}};
+    return model_of(5, groups, 3);
+}
+
+/* The numbers of the groups in a model. */
+enum { PLAIN_FULL = 0, DRAFT = 0, DRAFT_FULL = 1 };
+
+/* Opens both engines with models of their own. */
+static void open_unlike(world *w, kvf_model *p, const kvf_engine_spec *p_spec, kvf_model *d,
+                        const kvf_engine_spec *d_spec, const kvf_agent_options *options) {
+    world_open_model(w, p, p_spec, p_spec, options);
+    world_close_agents(&w->d);
+    kvf_engine_free(w->d.engine);
+    w->d.engine = engine_of(d, d_spec);
+    kvf_model_free(d);
+    world_open_agents(&w->d, options);
+}
+
+static void leave_out(world_request *request, uint32_t group) {
+    request->groups[group] = (kvf_agent_group){0};
+}
+
+/* Moves a request both ways; `skip` (or UINT32_MAX) is the group of D that it does not name. */
+static void moves_well(world *w, const char *id, uint32_t skip, bool push, uint32_t seed) {
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, 40, 10, 1, &held);
+    world_request_make(w, &w->d, id, 40, 20, 1, &wanted);
+    if (skip != UINT32_MAX)
+        leave_out(&wanted, skip);
+    world_fill(w, &w->p, &held, seed);
+    assert_true(world_wrong_cells(w, &w->d, &wanted, seed) > 0);
+    if (push) {
+        world_push(&w->p, &held, theirs);
+        world_expect(&w->d, &wanted, &w->p, ours);
+        world_ready(&w->p, theirs);
+    } else {
+        world_hold(&w->p, &held, theirs);
+        world_pull(&w->d, &wanted, &w->p, ours);
+    }
+    world_all_done(w, &w->d, ours);
+    world_all_done(w, &w->p, theirs);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+}
+
+/* ---- a draft model on one side --------------------------------------------------------------- */
+
+static void a_consumer_with_a_draft_model_gets_what_both_have(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, plain(), TWO("P"), with_draft(KVF_DTYPE_BF16), ONE("D"), OPTIONS(.verify = true));
+    moves_well(&w, "pulled", DRAFT, false, 3);
+    moves_well(&w, "pushed", DRAFT, true, 4);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_producer_with_a_draft_model_gives_what_both_have(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, with_draft(KVF_DTYPE_BF16), ONE("P"), plain(), TWO("D"), OPTIONS(.verify = true));
+    moves_well(&w, "pulled", UINT32_MAX, false, 3);
+    moves_well(&w, "pushed", UINT32_MAX, true, 4);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* The failed request frees its blocks, and the producer's: the next one with the same id may go well. */
+static void a_request_that_names_what_is_missing_is_refused_by_name(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_BF16), ONE("D"), NULL);
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    for (uint32_t push = 0; push < 2; push++) {
+        const char *id = push ? "pushed" : "pulled";
+        world_request_make(&w, &w.d, id, 40, 20, 1, &wanted);
+        if (push)
+            world_expect(&w.d, &wanted, &w.p, ours);
+        else
+            world_pull(&w.d, &wanted, &w.p, ours);
+        const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_MISMATCH);
+        assert_non_null(strstr(failed->detail, "group draft is missing there"));
+        assert_true(failed->blocks_free);
+    }
+    world_request_make(&w, &w.p, "a", 40, 10, 1, &held);
+    world_hold(&w.p, &held, theirs);
+    assert_ok(kvf_agent_cancel(w.p.agents[0], theirs[0]));
+    (void)world_failed(&w, w.p.agents[0], theirs[0], KVF_E_CANCELLED);
+    moves_well(&w, "b", DRAFT, false, 5);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- other types ----------------------------------------------------------------------------- */
+
+static void a_group_of_another_type_is_refused_by_name_and_the_others_move(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_F16), ONE("D"), NULL);
+    world_request wanted;
+    uint64_t ours[WORLD_MAX_RANKS];
+    world_request_make(&w, &w.d, "a", 40, 20, 1, &wanted);
+    leave_out(&wanted, DRAFT);
+    world_pull(&w.d, &wanted, &w.p, ours);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(failed->detail, "full.v.dtype is \"f16\" here and \"bf16\" there"));
+    assert_non_null(strstr(failed->detail, "not moved yet"));
+
+    world_request held;
+    uint64_t theirs[WORLD_MAX_RANKS];
+    world_request_make(&w, &w.p, "b", 40, 10, 1, &held);
+    world_request_make(&w, &w.d, "b", 40, 20, 1, &wanted);
+    leave_out(&wanted, DRAFT);
+    leave_out(&wanted, DRAFT_FULL);
+    world_fill(&w, &w.p, &held, 6);
+    world_hold(&w.p, &held, theirs);
+    world_pull(&w.d, &wanted, &w.p, ours);
+    world_all_done(&w, &w.d, ours);
+    world_all_done(&w, &w.p, theirs);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 6), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* ---- what was found -------------------------------------------------------------------------- */
+
+static kvf_group_match found(const world *w, const char *engine, uint32_t i) {
+    kvf_group_match match = {.struct_size = sizeof match};
+    assert_ok(kvf_agent_match(w->d.agents[0], engine, i, &match));
+    return match;
+}
+
+static void what_the_meeting_found_can_be_read(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_F16), ONE("D"), NULL);
+    kvf_group_match match = {.struct_size = sizeof match};
+    kvf_agent *d = w.d.agents[0];
+    assert_fails(kvf_agent_match(d, "P", 0, &match), KVF_E_NOT_FOUND, "\"P\" is not met");
+    uint64_t ticket;
+    assert_ok(kvf_agent_connect(d, &w.p.contact, 0, &ticket));
+    assert_int_equal(world_next(&w, d, ticket)->kind, KVF_EVENT_PEER_READY);
+
+    match = found(&w, "P", DRAFT);
+    assert_string_equal(match.name, "draft");
+    assert_int_equal(match.agreement, KVF_AGREE_MISSING);
+    assert_int_equal(match.theirs, UINT32_MAX);
+    assert_int_equal(match.layers_ours, 1);
+    assert_string_equal(match.detail, "group draft is missing there");
+    match = found(&w, "P", DRAFT_FULL);
+    assert_int_equal(match.agreement, KVF_AGREE_CONVERT);
+    assert_int_equal(match.ours, DRAFT_FULL);
+    assert_int_equal(match.theirs, PLAIN_FULL);
+    assert_int_equal(match.layers_both, 2);
+    match = found(&w, "P", 2);
+    assert_string_equal(match.name, "ssm");
+    assert_int_equal(match.agreement, KVF_AGREE_SAME);
+    assert_string_equal(match.detail, "");
+    assert_fails(kvf_agent_match(d, "P", 3, &match), KVF_E_NOT_FOUND, "3 groups");
+    assert_fails(kvf_agent_match(d, "P", 0, &(kvf_group_match){0}), KVF_E_INVALID, "struct_size");
+    world_close(&w);
+}
+
+/* ---- the same facts, other cuts -------------------------------------------------------------- */
+
+/* Today's vLLM on CPUs beside an engine that keeps heads whole, in both directions. */
+static void channel_wise_keys_and_whole_heads_meet_and_move(void **state) {
+    (void)state;
+    for (uint32_t way = 0; way < 2; way++) {
+        world w;
+        kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
+        world_open_model(&w, model, TWO("P"), ONE("D"), OPTIONS(.verify = true));
+        world_engine *cut = way ? &w.p : &w.d;
+        world_close_agents(cut);
+        kvf_engine_free(cut->engine);
+        cut->engine = channel_wise(model, way ? 2 : 1, 8, CHANNELS, way ? "P" : "D");
+        world_open_agents(cut, OPTIONS(.verify = true));
+        moves_well(&w, "pulled", UINT32_MAX, false, 7);
+        moves_well(&w, "pushed", UINT32_MAX, true, 8);
+        kvf_group_match match = found(&w, "P", 0);
+        assert_int_equal(match.agreement, KVF_AGREE_SAME);
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_consumer_with_a_draft_model_gets_what_both_have),
+        cmocka_unit_test(a_producer_with_a_draft_model_gives_what_both_have),
+        cmocka_unit_test(a_request_that_names_what_is_missing_is_refused_by_name),
+        cmocka_unit_test(a_group_of_another_type_is_refused_by_name_and_the_others_move),
+        cmocka_unit_test(what_the_meeting_found_can_be_read),
+        cmocka_unit_test(channel_wise_keys_and_whole_heads_meet_and_move),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
