@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "agent/agent.h"
+#include "agent/session.h"
 #include "report.h"
 
 #define BENCH_BLOCKS 128u /* of either engine: so many requests may be under way */

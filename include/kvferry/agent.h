@@ -25,8 +25,8 @@
  * exactly one such event, whatever peers do. Until then an agent refuses other requests that would write the
  * same block.
  *
- * An agent is safe to use from several threads. With `own_thread` it works by itself. Without, its engine makes
- * it work, in a loop of its own:
+ * An agent is safe to use from several threads. With `own_thread` it works by itself. Without, its engine
+ * makes it work, in a loop of its own:
  *
  *   for (;;) {
  *       poll(kvf_agent_event_fd(agent), ...);       // readable when there is work or an event; any time-out
@@ -94,8 +94,8 @@ typedef struct kvf_agent_options {
     bool verify;     /**< check what was read or written against checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
     /**
-     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one line at
-     * a time. It may call the agent, but for kvf_agent_close().
+     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one
+     * line at a time. It may call the agent, but for kvf_agent_close().
      */
     void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
@@ -117,8 +117,8 @@ KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const
  * Closes an agent: everything under way ends, no more events come, peers notice. Blocks must not be used
  * again before it has returned; memory from kvf_agent_allocate() is freed. NULL is accepted.
  *
- * Calls that are under way on other threads end first, kvf_agent_wait() with KVF_E_CANCELLED; no call may begin
- * afterwards. Does nothing in a child of fork().
+ * Calls that are under way on other threads end first, kvf_agent_wait() with KVF_E_CANCELLED; no call may
+ * begin afterwards. Does nothing in a child of fork().
  */
 KVF_API void kvf_agent_close(kvf_agent *agent);
 
@@ -126,17 +126,18 @@ KVF_API void kvf_agent_close(kvf_agent *agent);
 KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]);
 
 /**
- * Lets holders of another key connect, from now on. Needs `allowed_keys` in the options; without, everyone may.
+ * Lets holders of another key connect, from now on. Needs `allowed_keys` in the options: without, all may.
  *
  * @param public_key  Z85
- * @return KVF_OK, also when it is allowed already; KVF_E_INVALID (not a key; everyone may connect), KVF_E_NOMEM
+ * @return KVF_OK, also when it is allowed already; KVF_E_INVALID (not a key; everyone may connect),
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
 
 /**
- * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so that
- * their leases and what they expect run out. They keep what they know: who has this agent's card may read its
- * memory until it is closed. Where the last key is withdrawn nobody may connect.
+ * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so
+ * that their leases and what they expect run out. They keep what they know: who has this agent's card may
+ * read its memory until it is closed. Where the last key is withdrawn nobody may connect.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
  */
@@ -146,8 +147,8 @@ KVF_API kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_k
 KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out);
 
 /**
- * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call that
- * failed may be repeated, with the same regions.
+ * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call
+ * that failed may be repeated, with the same regions.
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 
@@ -234,8 +235,8 @@ typedef struct kvf_agent_request {
  * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out; or a consumer's time, when it
  * gave up) or KVF_E_CANCELLED (by this engine or by a consumer's).
  *
- * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block that
- *         does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
+ *         that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -251,7 +252,8 @@ KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *req
  * the request may be pulled again, as long as it is held.
  *
  * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE (a
- *         block that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
+ *         block that does not exist, or a table that does not reach over the steps), KVF_E_INVALID,
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -339,8 +341,8 @@ KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
 /**
  * A file descriptor that polls readable while there are events to take; without `own_thread` also while
- * kvf_agent_progress() has something to do: messages and operations that ended, and times that have come. It is
- * the same as long as the agent is open. Do not read it, but poll it, or give it to epoll.
+ * kvf_agent_progress() has something to do: messages and operations that ended, and times that have come. It
+ * is the same as long as the agent is open. Do not read it, but poll it, or give it to epoll.
  */
 KVF_API int kvf_agent_event_fd(kvf_agent *agent);
 
@@ -359,8 +361,8 @@ KVF_API uint64_t kvf_agent_timeout(kvf_agent *agent);
 KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
 
 /**
- * Makes progress until there is an event or the time is over. Several threads may wait at once: an event wakes
- * them all, and one of them will take it.
+ * Makes progress until there is an event or the time is over. Several threads may wait at once: an event
+ * wakes them all, and one of them will take it.
  *
  * @param timeout_ns  UINT64_MAX: without end
  * @return KVF_OK, KVF_E_TIMEOUT, KVF_E_CANCELLED (another thread is closing the agent, which must not be used
@@ -378,9 +380,10 @@ KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
  * @param engine      its name; NULL: this agent itself, and every engine it knows
  * @param level       KVF_LOG_INFO: a summary, in which ranks that are alike share lines; KVF_LOG_DEBUG: after
  *                    it every rank and every piece
- * @param text        receives lines, each ended by a newline, cut to fit and ended by a zero byte; may be NULL
- *                    where text_bytes is 0
- * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @param text        receives lines, each ended by a newline, cut to fit and ended by a zero byte; may
+ *                    be NULL where text_bytes is 0
+ * @param length      receives the bytes of the whole text without the zero byte, as of snprintf(); may
+ *                    be NULL
  * @return KVF_OK, also for a text that was cut; KVF_E_NOT_FOUND (an engine that is not known, or no more),
  *         KVF_E_INVALID, KVF_E_NOMEM
  */

@@ -4,7 +4,10 @@
 #include <sodium.h>
 #include <unistd.h>
 
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/ledger.h"
+#include "agent/push.h"
+#include "agent/ticket.h"
 #include "link/link_endpoint.h"
 
 #include "transport/memory.h"
@@ -205,27 +208,6 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
         return status;
     status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
     kvf_agent_unlock(agent);
-    return status;
-}
-
-kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
-                                        const char *facts, kvf_wire_buffer *out) {
-    kvf_wire_buffer bytes = {0};
-    kvf_status status = kvf_wire_encode_shard(shard, &bytes);
-    if (status)
-        return status;
-    const kvf_agent_options *o = &agent->options;
-    kvf_introduction intro = {.engine = agent->name,
-                              .incarnation = agent->incarnation,
-                              .rank = agent->rank,
-                              .rank_count = agent->rank_count,
-                              .endpoint = kvf_agent_endpoint(agent),
-                              .public_key = o->public_key ? o->public_key : "",
-                              .shard = {bytes.data, bytes.size},
-                              .facts = facts};
-    memcpy(intro.digest, digest, sizeof intro.digest);
-    status = kvf_wire_encode_introduction(&intro, out);
-    kvf_wire_buffer_free(&bytes);
     return status;
 }
 

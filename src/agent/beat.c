@@ -4,7 +4,11 @@
  */
 #include <stdlib.h>
 
-#include "agent/agent.h"
+#include "agent/beat.h"
+#include "agent/expect.h"
+#include "agent/hold.h"
+#include "agent/pull.h"
+#include "agent/push.h"
 
 static bool is_alive(const kvf_ticket *ticket) {
     return ticket->state != KVF_TICKET_OVER && ticket->state != KVF_TICKET_DOUBT;

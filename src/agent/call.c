@@ -1,7 +1,7 @@
 /*
  * Calls: messages that are repeated, with growing pauses, until they are answered or their time is over.
  */
-#include "agent/agent.h"
+#include "agent/session.h"
 
 #define FIRST_PAUSE (100 * KVF_MILLISECOND)
 #define LONGEST_PAUSE (2 * KVF_SECOND)

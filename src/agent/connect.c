@@ -3,7 +3,7 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/ticket.h"
 
 /* A connect is over when every rank it needs has answered. */
 static void connect_tick(kvf_ticket *base, uint64_t now) {

@@ -5,7 +5,8 @@
  * Each is in a list of all, to be looked at when its time is over, and in that of its request id, to be found
  * when the request comes.
  */
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/push.h"
 
 struct kvf_waiting {
     void *id;

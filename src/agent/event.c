@@ -7,7 +7,7 @@
 
 #include <json.h>
 
-#include "agent/agent.h"
+#include "agent/ticket.h"
 
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */

@@ -7,7 +7,11 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/expect.h"
+#include "agent/histogram.h"
+#include "agent/push.h"
+#include "agent/terms.h"
+#include "agent/verify.h"
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
@@ -225,8 +229,8 @@ static bool is_shut_out(const kvf_source *source) {
 }
 
 /*
- * The process of a writer has ended: nothing of it is under way where the transport has seen it and sees it no
- * more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
+ * The process of a writer has ended: nothing of it is under way where the transport has seen it and sees it
+ * no more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
  */
 static bool has_ended(kvf_source *source) {
     kvf_transport *transport = source->ticket->base.agent->transport;

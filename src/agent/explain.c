@@ -1,7 +1,7 @@
 /*
  * Who reads what from whom, in words: logged when an engine is met, and on demand.
  */
-#include "agent/agent.h"
+#include "agent/explain.h"
 #include "plan/plan.h"
 #include "shard/shard.h"
 

@@ -7,7 +7,8 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/push.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
 struct kvf_push_plan {

@@ -6,7 +6,8 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/hold.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -131,8 +132,8 @@ static void end_if_complete(kvf_hold *hold) {
     kvf_ticket_tell(&hold->base, true);
 }
 
-/* What a consumer says that was cancelled, or whose time is over, is its last word. Where something else failed
- * it may try again, while the hold's lease lasts. */
+/* What a consumer says that was cancelled, or whose time is over, is its last word. Where something else
+ * failed it may try again, while the hold's lease lasts. */
 static bool is_last_word(kvf_status outcome) {
     return outcome == KVF_E_CANCELLED || outcome == KVF_E_TIMEOUT;
 }
@@ -214,8 +215,8 @@ static void hold_start(kvf_hold *hold) {
     }
 }
 
-/* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads cannot
- * be stopped from here. Their next heartbeat is told that the request is given up. */
+/* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads
+ * cannot be stopped from here. Their next heartbeat is told that the request is given up. */
 static void hold_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
     kvf_hold *hold = hold_of(ticket);
     (void)session;

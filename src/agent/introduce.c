@@ -9,6 +9,27 @@ const char *kvf_agent_endpoint(const kvf_agent *agent) {
     return agent->options.advertise ? agent->options.advertise : kvf_link_endpoint(agent->link);
 }
 
+kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
+                                        const char *facts, kvf_wire_buffer *out) {
+    kvf_wire_buffer bytes = {0};
+    kvf_status status = kvf_wire_encode_shard(shard, &bytes);
+    if (status)
+        return status;
+    const kvf_agent_options *o = &agent->options;
+    kvf_introduction intro = {.engine = agent->name,
+                              .incarnation = agent->incarnation,
+                              .rank = agent->rank,
+                              .rank_count = agent->rank_count,
+                              .endpoint = kvf_agent_endpoint(agent),
+                              .public_key = o->public_key ? o->public_key : "",
+                              .shard = {bytes.data, bytes.size},
+                              .facts = facts};
+    memcpy(intro.digest, digest, sizeof intro.digest);
+    status = kvf_wire_encode_introduction(&intro, out);
+    kvf_wire_buffer_free(&bytes);
+    return status;
+}
+
 kvf_status kvf_agent_introduction(kvf_agent *agent, const void **bytes, size_t *size) {
     if (!agent || !bytes || !size)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : !bytes ? "bytes" : "size");

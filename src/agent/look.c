@@ -1,7 +1,10 @@
 /*
  * What the engine may look at: blocks, statistics, clocks.
  */
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/hold.h"
+#include "agent/ledger.h"
+#include "agent/push.h"
 
 static bool has_block(const kvf_ticket *ticket, uint32_t group, uint32_t block) {
     if (!ticket->claims)

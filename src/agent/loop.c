@@ -14,7 +14,9 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/pull.h"
+#include "agent/push.h"
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 

@@ -12,7 +12,10 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/histogram.h"
+#include "agent/pull.h"
+#include "agent/terms.h"
+#include "agent/verify.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -85,8 +88,8 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
         kvf_ticket_fail(&pull->base, status, kvf_error_detail(), source->session);
         return;
     }
-    /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the hold, a
-     * heartbeat has to say how long it lasts. */
+    /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the
+     * hold, a heartbeat has to say how long it lasts. */
     source->until = asked + answer->time_ns;
     if (source->until >= kvf_agent_now(pull->base.agent) + answer->time_ns / 2) {
         kvf_agent_due(pull->base.agent, source->session->next_beat);

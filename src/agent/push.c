@@ -6,7 +6,8 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/early.h"
+#include "agent/push.h"
 
 static kvf_push *push_of(kvf_ticket *ticket) {
     return (kvf_push *)ticket;

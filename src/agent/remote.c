@@ -3,7 +3,9 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/explain.h"
+#include "agent/remote.h"
+#include "agent/terms.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND

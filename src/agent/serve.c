@@ -1,8 +1,14 @@
 /*
- * Who answers which call of a peer, and who is told when a session or a meeting ends: the table by which what is below
- * calls what is above.
+ * Who answers which call of a peer, and who is told when a session or a meeting ends: the table by which
+ * those below call those above.
  */
-#include "agent/agent.h"
+#include "agent/beat.h"
+#include "agent/early.h"
+#include "agent/expect.h"
+#include "agent/hold.h"
+#include "agent/pull.h"
+#include "agent/push.h"
+#include "agent/verify.h"
 
 static void serve_join(kvf_session *session, const kvf_call_body *call, bool fresh) {
     (void)fresh;

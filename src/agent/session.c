@@ -8,7 +8,8 @@
 #include <sodium.h>
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/explain.h"
+#include "agent/remote.h"
 #include "link/link_endpoint.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)

@@ -1,7 +1,7 @@
 /*
  * Groups of a request: copied, checked, and which of their blocks are needed.
  */
-#include "agent/agent.h"
+#include "agent/steps.h"
 
 #include "plan/walk.h"
 #include "shard/shard.h"

@@ -1,7 +1,7 @@
 /*
  * Which ranks of which consumer engines are done with something that several of them take.
  */
-#include "agent/agent.h"
+#include "agent/tally.h"
 
 static kvf_tally_engine *find_engine(const kvf_tally *tally, const char *name) {
     for (kvf_tally_engine *engine = tally->engines; engine; engine = engine->next)

@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/terms.h"
 #include "shard/shard.h"
 
 /* ---- meeting --------------------------------------------------------------------------------- */

@@ -3,7 +3,8 @@
  */
 #include <stdio.h>
 
-#include "agent/agent.h"
+#include "agent/terms.h"
+#include "agent/ticket.h"
 
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
 

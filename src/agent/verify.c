@@ -8,7 +8,11 @@
 
 #include <kvferry/checksum.h>
 
-#include "agent/agent.h"
+#include "agent/expect.h"
+#include "agent/hold.h"
+#include "agent/push.h"
+#include "agent/terms.h"
+#include "agent/verify.h"
 #include "plan/walk.h"
 
 #define STEPS_AT_ONCE 8192u

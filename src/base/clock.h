@@ -1,6 +1,6 @@
 /*
- * Time, which is given to whoever needs it: production gives the machine's clock, tests and simulations one of
- * their own, which stands still until they move it.
+ * Time, which is given to whoever needs it: production gives the machine's clock, tests and simulations one
+ * of their own, which stands still until they move it.
  */
 #ifndef KVF_CLOCK_H
 #define KVF_CLOCK_H

@@ -1,7 +1,7 @@
 /*
- * The messages' way between agents: by ZeroMQ, one socket that listens and one that calls, with CurveZMQ and an
- * allow-list where keys are given. What is sent here may be lost, or arrive twice or late (connections break
- * and come back): the calls above it repeat what was not answered.
+ * The messages' way between agents: by ZeroMQ, one socket that listens and one that calls, with CurveZMQ and
+ * an allow-list where keys are given. What is sent here may be lost, or arrive twice or late (connections
+ * break and come back): the calls above it repeat what was not answered.
  *
  * A *route* names the other end. Outgoing routes are made by kvf_link_connect(); incoming ones appear with
  * the first message from a peer and are good for answering until that peer's connection breaks.
@@ -99,30 +99,31 @@ kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size
  */
 void kvf_link_progress(kvf_link *link, bool *more);
 
-/** Whether there is something to take in now. Look after sending too, before sleeping: sending can swallow the
- * signal on the descriptors. Costs nothing where the link was not used since it last said no. */
+/** Whether there is something to take in now. Look after sending too, before sleeping: sending can swallow
+ * the signal on the descriptors. Costs nothing where the link was not used since it last said no. */
 bool kvf_link_pending(kvf_link *link);
 
 /**
- * Lets the holder of another key connect, or no longer: then what comes over connections that it has is dropped. Needs
- * allowed keys from the beginning, and afterwards the list may become empty: then nobody may.
+ * Lets the holder of another key connect, or no longer: then what comes over connections that it has is
+ * dropped. Needs allowed keys from the beginning, and afterwards the list may become empty: then nobody may.
  *
- * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or everyone may connect),
- *         KVF_E_NOT_FOUND (one to be withdrawn that is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
+ * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or everyone may
+ *         connect), KVF_E_NOT_FOUND (one to be withdrawn that is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
  */
 kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
 
 #define KVF_LINK_FDS 4u
 
-/** The descriptors that poll readable when something arrives; do not read them. Returns how many there are. */
+/** The descriptors that poll readable when something arrives; do not read them. Returns their number. */
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
 
 /** When kvf_link_progress() has something to do that no descriptor shows; UINT64_MAX: never. */
 uint64_t kvf_link_due(const kvf_link *link);
 
 /**
- * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what that of its
- * name above says, for links that begin with a kvf_link. open() need not set the table, and is given all options.
+ * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what
+ * that of its name above says, for links that begin with a kvf_link. open() need not set the table, and is
+ * given all options.
  */
 struct kvf_link_table {
     kvf_status (*open)(const kvf_link_options *options, kvf_link **out);

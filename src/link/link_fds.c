@@ -1,4 +1,4 @@
-/* File descriptors: those a link needs, and those that somebody polls who sleeps until it has something to do. */
+/* File descriptors: those a link needs, and those that a sleeper polls. */
 #include <errno.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -5,8 +5,8 @@
  *   asked     version | request id | domain | address | routing id | mechanism | public key
  *   answered  version | request id | status | its text | user | metadata
  *
- * The user is the key, as text: every message of the connection carries it, and tells whether its key is still on the
- * list.
+ * The user is the key, as text: every message of the connection carries it, and tells whether its key is
+ * still on the list.
  */
 #include "link/link_inside.h"
 

@@ -51,9 +51,9 @@ static const char *explain(kvf_agent *agent, const char *engine, kvf_log_level l
 }
 
 /*
- * Four producer ranks of two heads each, token before head; two consumer ranks of four heads, head before token,
- * in larger blocks. A head of a token has 16 elements, 32 bytes, and each is a run of its own, for the other side
- * has other tokens beside it.
+ * Four producer ranks of two heads each, token before head; two consumer ranks of four heads, head before
+ * token, in larger blocks. A head of a token has 16 elements, 32 bytes, and each is a run of its own, for
+ * the other side has other tokens beside it.
  */
 static void open_pair(world *w, const kvf_agent_options *options) {
     world_open_model(w, attention(3, 8, 16),

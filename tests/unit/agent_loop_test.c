@@ -32,8 +32,8 @@ static void set_up(exchange *x, const kvf_agent_options *options) {
 
 /* ---- one thread ------------------------------------------------------------------------------ */
 
-/* Calls those agents whose descriptor is readable, until D has had an event for each ticket; returns how often
- * it was woken. */
+/* Calls those agents whose descriptor is readable, until D has had an event for each ticket; returns how
+ * often it was woken. */
 static uint32_t poll_until_done(exchange *x) {
     kvf_agent *agents[2] = {x->w.p.agents[0], x->w.d.agents[0]};
     uint32_t rounds = 0;

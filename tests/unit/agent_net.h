@@ -1,6 +1,6 @@
 /*
- * A network within this process and a clock that a test moves: links by which agents talk without a socket, in
- * a time that passes only when nobody has anything to do. One thread.
+ * A network within this process and a clock that a test moves: links by which agents talk without a socket,
+ * in a time that passes only when nobody has anything to do. One thread.
  */
 #ifndef KVF_TEST_AGENT_NET_H
 #define KVF_TEST_AGENT_NET_H

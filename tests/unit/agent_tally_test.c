@@ -1,5 +1,5 @@
 /* Counting the ranks of consumer engines: each once, all of them, and of as many engines as are wanted. */
-#include "agent/agent.h"
+#include "agent/tally.h"
 #include "shapes.h"
 
 static void an_engine_is_done_when_each_of_its_ranks_has_said_so(void **state) {

@@ -54,7 +54,7 @@ typedef struct world {
     uint32_t outcome_count;
 } world;
 
-/** The agents of this program talk by a network of their own (agent_net.h), in virtual time: for the group's set-up. */
+/** Agents talk by a network of their own (agent_net.h), in virtual time: for the group's set-up. */
 int world_is_simulated(void **state);
 /** As at the beginning: by ZeroMQ, in real time. */
 int world_is_real(void **state);

@@ -1,0 +1,16 @@
+/*
+ * Expectations: being written to by a producer.
+ */
+#ifndef KVF_AGENT_EXPECT_H
+#define KVF_AGENT_EXPECT_H
+
+#include "agent/ticket.h"
+
+/** The generation of an expectation, in messages. */
+static inline uint64_t kvf_expect_generation(const kvf_asker *expect) {
+    return expect->base.number | KVF_EXPECTATION;
+}
+
+void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
+
+#endif

@@ -1,0 +1,14 @@
+/*
+ * Who reads what from whom, for the log.
+ */
+#ifndef KVF_AGENT_EXPLAIN_H
+#define KVF_AGENT_EXPLAIN_H
+
+#include "agent/remote.h"
+
+/** A remote engine was met: logs who reads what from whom. */
+void kvf_explain_meeting(const kvf_remote *remote);
+/** The transport has just been connected to a session's peer: logs the way, once for an engine. */
+void kvf_explain_way(const kvf_session *session);
+
+#endif

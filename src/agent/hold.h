@@ -1,0 +1,36 @@
+/*
+ * Holds: blocks that others read.
+ */
+#ifndef KVF_AGENT_HOLD_H
+#define KVF_AGENT_HOLD_H
+
+#include "agent/tally.h"
+#include "agent/ticket.h"
+
+struct kvf_hold {
+    kvf_ticket base;
+    kvf_tally tally;
+    kvf_reader *readers;
+    uint64_t lease_until;     /* of the hold itself */
+    kvf_status reader_failed; /* what a reader said last that did not get it */
+};
+
+/** A lease: one rank of a consumer may read a hold. */
+struct kvf_reader {
+    uint64_t generation;
+    uint64_t asked; /* number of the ACQUIRE that brought it */
+    kvf_hold *hold;
+    kvf_session *session;
+    uint64_t until;
+    uint32_t of;
+    UT_hash_handle hh;                       /* agent->leases, by generation */
+    kvf_reader *prev, *next;                 /* hold->readers */
+    kvf_reader *session_prev, *session_next; /* session->readers */
+};
+
+void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh);
+void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh);
+void kvf_reader_drop(kvf_reader *reader);
+bool kvf_hold_is_read(const kvf_ticket *ticket); /**< it is a hold, and somebody has a lease on it */
+
+#endif

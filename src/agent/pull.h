@@ -1,0 +1,24 @@
+/*
+ * Pulls: reading a request that a producer holds.
+ */
+#ifndef KVF_AGENT_PULL_H
+#define KVF_AGENT_PULL_H
+
+#include "agent/ticket.h"
+
+struct kvf_pull {
+    union {
+        kvf_ticket base;
+        kvf_asker asker;
+    };
+    uint64_t patience;       /* until when the blocks must have been lent; not after the deadline */
+    kvf_group_steps *theirs; /* the producer's blocks */
+    kvf_request *request;
+    kvf_transfer *transfer;
+    kvf_pull *moving_prev, *moving_next; /* agent->moving_pulls */
+};
+
+void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
+void kvf_pull_look(kvf_pull *pull);        /**< has its transfer ended? */
+
+#endif

@@ -1,0 +1,66 @@
+/*
+ * Pushes, and the flows of which each writes one to one rank of a consumer.
+ */
+#ifndef KVF_AGENT_PUSH_H
+#define KVF_AGENT_PUSH_H
+
+#include "agent/tally.h"
+#include "agent/ticket.h"
+
+struct kvf_push {
+    kvf_ticket base;
+    kvf_tally tally;
+    kvf_flow *flows;
+    uint64_t ready_tokens,
+        chunk_end;         /* everything before ready_tokens is ready, and layers [0, ready_layers) */
+    uint32_t ready_layers; /* up to chunk_end */
+    uint64_t total_tokens;
+};
+
+/** What one rank of a consumer expects of us: with a push, the writing of it. */
+struct kvf_flow {
+    kvf_session *session;
+    kvf_push *push; /* NULL: not started yet */
+    void *id;
+    size_t id_bytes;
+    uint64_t generation;
+    uint32_t of;
+    uint64_t until;
+    kvf_group_steps *groups; /* of the consumer; NULL: nothing */
+    uint64_t tokens;         /* done, or under way */
+    uint32_t layers;         /* beyond them, up to chunk_end */
+    uint64_t chunk_end;
+    kvf_request *request;
+    kvf_transfer *transfer;
+    uint64_t bytes, runs;
+    bool over;         /* nothing will be written any more */
+    kvf_status status; /* why it failed */
+    char *detail;
+    bool withdrawn;
+    uint64_t withdraw_number;              /* the call to answer once nothing moves */
+    kvf_call *told;                        /* WRITTEN, under way */
+    bool heard;                            /* and answered, or there is nobody to */
+    kvf_flow *moving_prev, *moving_next;   /* agent->moving_flows */
+    kvf_waiting *waiting;                  /* while there is no push */
+    kvf_flow *same_prev, *same_next;       /* waiting->flows */
+    kvf_flow *prev, *next;                 /* push->flows, or agent->flows while there is no push */
+    kvf_flow *session_prev, *session_next; /* session->flows */
+    UT_hash_handle hh;                     /* session->flow_table, by generation */
+};
+
+kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out);
+void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh); /**< serves EXPECT */
+void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
+kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
+void kvf_flow_pump(kvf_flow *flow);
+void kvf_flow_move(kvf_flow *flow); /**< has its transfer ended? */
+void kvf_flow_tick(kvf_flow *flow, uint64_t now);
+void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);
+void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as served, badly */
+void kvf_flow_free(kvf_flow *flow);
+void kvf_push_served(kvf_flow *flow); /**< frees it */
+void kvf_flows_tick(kvf_agent *agent, uint64_t now);
+void kvf_join_answer(kvf_session *session, const kvf_call_body *call);
+void kvf_push_plans_free(kvf_session *session);
+
+#endif

@@ -1,0 +1,136 @@
+/*
+ * One rank of a peer: calls that are repeated until they are answered, greeting, liveness, clocks.
+ */
+#ifndef KVF_AGENT_SESSION_H
+#define KVF_AGENT_SESSION_H
+
+#include "agent/agent.h"
+
+/* ---- calls: asked until answered ------------------------------------------------------------- */
+
+/**
+ * Called once: with the answer; or with KVF_E_TIMEOUT or KVF_E_PEER_LOST and no answer. Not called for calls
+ * that were dropped. The call is freed after it.
+ */
+typedef void (*kvf_call_done)(kvf_call *call, kvf_status status, const kvf_answer *answer);
+
+struct kvf_call {
+    uint64_t number; /* in its session */
+    kvf_session *session;
+    kvf_call_kind kind;
+    kvf_wire_buffer bytes;
+    bool bound;          /* bytes carry the session's id */
+    bool once;           /* not repeated */
+    uint64_t first_sent; /* 0: not yet */
+    uint64_t next_send, pause, deadline;
+    kvf_call_done done; /* NULL: nobody waits */
+    void *context;
+    UT_hash_handle hh; /* session->calls, by number */
+};
+
+/**
+ * Starts a call; it goes out as soon as the session is open.
+ *
+ * @param body     session, number and kind are filled in
+ * @param out      receives the call, for kvf_call_drop(); may be NULL
+ */
+kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_body *body, uint64_t deadline,
+                          bool once, kvf_call_done done, void *context, kvf_call **out);
+
+/** Forgets a call; an answer that comes is ignored. NULL is accepted. */
+void kvf_call_drop(kvf_call *call);
+
+void kvf_call_answered(kvf_session *session, const kvf_answer *answer);
+void kvf_calls_bind(kvf_session *session);                   /**< the session is open (again): send them */
+void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
+void kvf_calls_tick(kvf_session *session, uint64_t now);
+
+/** Answers a call of a peer. */
+void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer *answer);
+void kvf_answer_status(kvf_session *session, const kvf_call_body *call, kvf_status status,
+                       const char *detail);
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+typedef enum kvf_session_state {
+    KVF_SESSION_GREETING = 1, /* outgoing: HELLO was sent, or will be */
+    KVF_SESSION_OPEN,
+    KVF_SESSION_LOST,
+} kvf_session_state;
+
+/* Which of the peer's calls were seen: the highest number, and one bit each for those just below it. */
+#define KVF_WINDOW_CALLS 4096u
+
+struct kvf_session {
+    kvf_agent *agent;
+    bool incoming;
+    kvf_session_state state;
+    uint8_t id[KVF_WIRE_SESSION_BYTES];
+    kvf_route route;
+    char *engine; /* the peer's */
+    uint64_t incarnation;
+    uint32_t rank, rank_count;
+    uint64_t hello_first, hello_sent, hello_next, hello_pause;
+
+    kvf_call *calls;
+    uint64_t next_number;
+    uint64_t seen_highest;
+    uint64_t seen[KVF_WINDOW_CALLS / 64];
+
+    void *card;
+    size_t card_bytes;
+    kvf_peer *peer; /* made from the card when first needed */
+    bool same_host;
+    bool peer_lost; /* said by the transport; seen to in the next tick */
+    bool gone;      /* its process is known to have ended */
+
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
+    kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
+    kvf_source *sources;                   /* outgoing: what we want from it */
+    bool joined, joining;                  /* outgoing: it has our card */
+    uint64_t next_beat;
+
+    kvf_shard *shard;            /* incoming, joined */
+    struct kvf_push_plan *plans; /* incoming, joined: how we write to it */
+    kvf_reader *readers;         /* incoming: leases it has */
+    uint32_t reader_count;
+    kvf_flow *flows; /* incoming: what it expects */
+    kvf_flow *flow_table;
+    uint32_t flow_count;
+    uint32_t early_count;
+
+    uint64_t last_heard, last_used, broken_since; /* 0: not broken */
+    char *broken_detail;
+    int64_t clock_offset;     /* of the peer's clock against ours */
+    uint64_t clock_error;     /* UINT64_MAX: not known */
+    uint8_t *key;             /* incoming: incarnation, rank and engine */
+    UT_hash_handle hh;        /* agent->sessions, by id */
+    UT_hash_handle hh_client; /* agent->clients, by key */
+    kvf_session *prev, *next; /* agent->all_sessions */
+};
+
+/** The outgoing session with a rank of a remote engine, made if there is none. */
+kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
+
+/** The transport's connection to the peer of a session that is open and whose card we have. */
+kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
+
+/** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
+void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
+
+void kvf_session_hello(kvf_session *session, uint64_t now);
+/** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
+ * shall speak. */
+void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
+                    bool wants_card);
+void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
+bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
+void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
+uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
+kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
+void kvf_session_free(kvf_session *session);
+
+void kvf_on_message(void *context, kvf_route route, const void *data, size_t bytes);
+void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);
+
+#endif
