@@ -21,34 +21,34 @@ static void add(script *to, const void *packet, size_t bytes, uint8_t with) {
 
 static void seed_consumer(void) {
     script s = {{0}, 1};
-    const shm_buffer_message buffer = {{SHM_BUFFER, 0}, 4096, 4, 0};
-    shm_move_message move = {.header = {SHM_MOVE, 2}, .slot = 1, .direction = 0};
-    move.pieces[0] = (shm_piece){100, 2000, 0, 0};
-    move.pieces[1] = (shm_piece){4000, 1000, 1, 0};
+    const kvf_shm_buffer_message buffer = {{SHM_BUFFER, 0}, 4096, 4, 0};
+    kvf_shm_move_message move = {.header = {SHM_MOVE, 2}, .slot = 1, .direction = 0};
+    move.pieces[0] = (kvf_shm_piece){100, 2000, 0, 0};
+    move.pieces[1] = (kvf_shm_piece){4000, 1000, 1, 0};
     add(&s, &buffer, sizeof buffer, 4);
-    add(&s, &move, offsetof(shm_move_message, pieces) + 2 * sizeof(shm_piece), 0);
+    add(&s, &move, offsetof(kvf_shm_move_message, pieces) + 2 * sizeof(kvf_shm_piece), 0);
     move.direction = 1;
     move.slot = 3;
-    add(&s, &move, offsetof(shm_move_message, pieces) + 2 * sizeof(shm_piece), 0);
+    add(&s, &move, offsetof(kvf_shm_move_message, pieces) + 2 * sizeof(kvf_shm_piece), 0);
     struct {
-        shm_header header;
+        kvf_shm_header header;
         char text[5];
     } notice = {{SHM_NOTICE, 5}, "hello"};
-    add(&s, &notice, sizeof(shm_header) + 5, 0);
+    add(&s, &notice, sizeof(kvf_shm_header) + 5, 0);
     seed_write("shm", "consumer", s.data, s.size);
 }
 
 /* Both regions in one arena of two pages, or only the first in it. */
 static void seed_owner(const char *name, uint32_t second_arena) {
     script s = {{1}, 1};
-    const shm_arena_message arena = {{SHM_ARENA, 0}, 16384};
-    shm_regions_message regions = {.header = {SHM_REGIONS, 2}, .first = 0};
-    regions.regions[0] = (shm_region){0x10000, 4096, 0, 0, 0};
-    regions.regions[1] = (shm_region){0x20000, 4096, 4096, second_arena, 0};
-    const shm_header gate = {SHM_GATE, 0}, ready = {SHM_READY, 0};
-    const shm_moved_message moved = {{SHM_MOVED, 0}, 0, 0};
+    const kvf_shm_arena_message arena = {{SHM_ARENA, 0}, 16384};
+    kvf_shm_regions_message regions = {.header = {SHM_REGIONS, 2}, .first = 0};
+    regions.regions[0] = (kvf_shm_region){0x10000, 4096, 0, 0, 0};
+    regions.regions[1] = (kvf_shm_region){0x20000, 4096, 4096, second_arena, 0};
+    const kvf_shm_header gate = {SHM_GATE, 0}, ready = {SHM_READY, 0};
+    const kvf_shm_moved_message moved = {{SHM_MOVED, 0}, 0, 0};
     add(&s, &arena, sizeof arena, 4);
-    add(&s, &regions, offsetof(shm_regions_message, regions) + 2 * sizeof(shm_region), 0);
+    add(&s, &regions, offsetof(kvf_shm_regions_message, regions) + 2 * sizeof(kvf_shm_region), 0);
     add(&s, &gate, sizeof gate, 4);
     add(&s, &ready, sizeof ready, 0);
     if (second_arena)

@@ -42,11 +42,11 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
     *(int *)context += status == KVF_OK ? 1 : 100;
 }
 
-static shm_card own_card(void) {
+static kvf_shm_card own_card(void) {
     const void *data;
     size_t bytes;
     kvf_card card;
-    shm_card found = {0};
+    kvf_shm_card found = {0};
     FUZZ_MUST(kvf_transport_export(transport, &data, &bytes) == KVF_OK);
     FUZZ_MUST(kvf_card_read(data, bytes, &card) == KVF_OK);
     for (uint32_t i = 0; i < card.part_count; i++)
@@ -90,8 +90,8 @@ static int make_memory(uint32_t pages, bool sealed) {
 
 /* Reads what it is told, so that nothing waits for it. */
 static void drain(int fd) {
-    static shm_packet packet;
-    while (shm_receive(fd, &packet) == KVF_OK)
+    static kvf_shm_packet packet;
+    while (kvf_shm_receive(fd, &packet) == KVF_OK)
         if (packet.fd >= 0)
             (void)close(packet.fd);
 }
@@ -105,7 +105,7 @@ static void send_packets(int fd, const uint8_t *data, size_t size) {
         if (bytes > size)
             bytes = size;
         int with = pages ? make_memory(pages, pages % 2 == 0) : -1;
-        kvf_status status = shm_send(fd, data, bytes, with);
+        kvf_status status = kvf_shm_send(fd, data, bytes, with);
         if (with >= 0)
             (void)close(with);
         if (status && status != KVF_E_AGAIN)
@@ -118,14 +118,14 @@ static void send_packets(int fd, const uint8_t *data, size_t size) {
 }
 
 static void play_consumer(const uint8_t *data, size_t size) {
-    const shm_card card = own_card();
+    const kvf_shm_card card = own_card();
     struct sockaddr_un address;
-    socklen_t length = shm_socket_address(card.name, &address);
+    socklen_t length = kvf_shm_socket_address(card.name, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     FUZZ_MUST(fd >= 0 && connect(fd, (const struct sockaddr *)&address, length) == 0);
-    shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
+    kvf_shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
     memcpy(hello.key, card.key, sizeof hello.key);
-    FUZZ_MUST(shm_send(fd, &hello, sizeof hello, -1) == KVF_OK);
+    FUZZ_MUST(kvf_shm_send(fd, &hello, sizeof hello, -1) == KVF_OK);
     progress();
     drain(fd);
     send_packets(fd, data, size);
@@ -133,12 +133,12 @@ static void play_consumer(const uint8_t *data, size_t size) {
     progress();
 }
 
-static int listen_once(const shm_card *card) {
+static int listen_once(const kvf_shm_card *card) {
     static int listening = -1;
     if (listening >= 0)
         return listening;
     struct sockaddr_un address;
-    socklen_t length = shm_socket_address(card->name, &address);
+    socklen_t length = kvf_shm_socket_address(card->name, &address);
     listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     FUZZ_MUST(listening >= 0 && bind(listening, (const struct sockaddr *)&address, length) == 0);
     FUZZ_MUST(listen(listening, 4) == 0);
@@ -148,7 +148,7 @@ static int listen_once(const shm_card *card) {
 /* Regions of one page each; a read of both is under way while it talks. */
 static void play_owner(const uint8_t *data, size_t size) {
     static uint64_t sizes[] = {PEER_REGION_BYTES, PEER_REGION_BYTES};
-    shm_card part = own_card(); /* of this host and process */
+    kvf_shm_card part = own_card(); /* of this host and process */
     part.name[0] ^= 0x55;
     int listening = listen_once(&part);
     kvf_card card = {.name = "fuzz", .region_bytes = sizes, .region_count = 2, .part_count = 1};

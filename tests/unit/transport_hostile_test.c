@@ -22,11 +22,11 @@
 static const pair_kind brought = {"shm", {true, false}, "shm", {"shm.direct", "off"}};
 
 /* What the card of an endpoint says about its socket. */
-static shm_card socket_card(const test_side *side) {
+static kvf_shm_card socket_card(const test_side *side) {
     const void *data;
     size_t bytes;
     kvf_card card;
-    shm_card found = {0};
+    kvf_shm_card found = {0};
     assert_int_equal(kvf_transport_export(side->transport, &data, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(data, bytes, &card), KVF_OK);
     for (uint32_t i = 0; i < card.part_count; i++)
@@ -36,9 +36,9 @@ static shm_card socket_card(const test_side *side) {
     return found;
 }
 
-static int raw_connect(const shm_card *card) {
+static int raw_connect(const kvf_shm_card *card) {
     struct sockaddr_un address;
-    socklen_t length = shm_socket_address(card->name, &address);
+    socklen_t length = kvf_shm_socket_address(card->name, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     assert_true(fd >= 0);
     assert_int_equal(connect(fd, (const struct sockaddr *)&address, length), 0);
@@ -46,20 +46,20 @@ static int raw_connect(const shm_card *card) {
 }
 
 static void raw_send(int fd, const void *message, size_t bytes, int passed) {
-    assert_int_equal(shm_send(fd, message, bytes, passed), KVF_OK);
+    assert_int_equal(kvf_shm_send(fd, message, bytes, passed), KVF_OK);
 }
 
 /* A raw client that has shown the key, and read what it is told at first. */
 static int raw_client(test_side *owner) {
-    static shm_packet packet;
-    shm_card card = socket_card(owner);
-    shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
+    static kvf_shm_packet packet;
+    kvf_shm_card card = socket_card(owner);
+    kvf_shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
     int fd = raw_connect(&card);
     memcpy(hello.key, card.key, sizeof hello.key);
     raw_send(fd, &hello, sizeof hello, -1);
     for (;;) {
         drive_idle(owner, NULL);
-        assert_int_equal(shm_receive(fd, &packet), KVF_OK);
+        assert_int_equal(kvf_shm_receive(fd, &packet), KVF_OK);
         if (packet.fd >= 0)
             (void)close(packet.fd);
         if (packet.as.header.kind == SHM_READY)
@@ -99,7 +99,7 @@ static void strangers_that_say_nothing_keep_nobody_out(void **state) {
     test_side owner;
     int fds[300];
     side_open(&owner, &brought, 2);
-    shm_card card = socket_card(&owner);
+    kvf_shm_card card = socket_card(&owner);
     for (int i = 0; i < 300; i++) {
         fds[i] = raw_connect(&card);
         if (i % 10 == 0)
@@ -120,11 +120,11 @@ static void strangers_without_the_key_are_hung_up_on(void **state) {
     (void)state;
     test_side owner;
     side_open(&owner, &brought, 2);
-    shm_card card = socket_card(&owner);
-    shm_hello good = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
+    kvf_shm_card card = socket_card(&owner);
+    kvf_shm_hello good = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION};
     memcpy(good.key, card.key, sizeof good.key);
     for (int i = 0; i < 7; i++) {
-        shm_hello hello = good;
+        kvf_shm_hello hello = good;
         size_t bytes = sizeof hello;
         if (i == 0)
             hello.key[SHM_ID_BYTES - 1] ^= 1;
@@ -199,7 +199,7 @@ static void buffers_that_could_make_the_owner_fault_are_hung_up_on(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int fd = raw_client(&owner);
-        shm_buffer_message message = {{SHM_BUFFER, 0}, cases[i].slot_bytes, cases[i].slots, 0};
+        kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, cases[i].slot_bytes, cases[i].slots, 0};
         raw_send(fd, &message, sizeof message, cases[i].fd);
         assert_true(hung_up(&owner, fd));
         (void)close(fd);
@@ -213,7 +213,7 @@ static void buffers_that_could_make_the_owner_fault_are_hung_up_on(void **state)
 /* A client with a good buffer of two slots of 64 KiB. */
 static int raw_client_with_buffer(test_side *owner, unsigned char **buffer) {
     int fd = raw_client(owner), memory = make_memory(131072, F_SEAL_SHRINK);
-    shm_buffer_message message = {{SHM_BUFFER, 0}, 65536, 2, 0};
+    kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, 65536, 2, 0};
     *buffer = mmap(NULL, 131072, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     assert_true(*buffer != MAP_FAILED);
     raw_send(fd, &message, sizeof message, memory);
@@ -221,17 +221,17 @@ static int raw_client_with_buffer(test_side *owner, unsigned char **buffer) {
     return fd;
 }
 
-static kvf_status ask_to_move(test_side *owner, int fd, kvf_direction direction, const shm_piece *pieces,
+static kvf_status ask_to_move(test_side *owner, int fd, kvf_direction direction, const kvf_shm_piece *pieces,
                               uint32_t count) {
-    static shm_packet packet;
-    shm_move_message *move = &packet.as.move;
-    move->header = (shm_header){SHM_MOVE, count};
+    static kvf_shm_packet packet;
+    kvf_shm_move_message *move = &packet.as.move;
+    move->header = (kvf_shm_header){SHM_MOVE, count};
     move->slot = 1;
     move->direction = direction;
     memcpy(move->pieces, pieces, count * sizeof *pieces);
-    raw_send(fd, move, offsetof(shm_move_message, pieces) + count * sizeof *pieces, -1);
+    raw_send(fd, move, offsetof(kvf_shm_move_message, pieces) + count * sizeof *pieces, -1);
     drive_idle(owner, NULL);
-    assert_int_equal(shm_receive(fd, &packet), KVF_OK);
+    assert_int_equal(kvf_shm_receive(fd, &packet), KVF_OK);
     assert_int_equal(packet.as.header.kind, SHM_MOVED);
     assert_int_equal(packet.as.moved.slot, 1);
     return (kvf_status)packet.as.moved.status;
@@ -246,7 +246,7 @@ static void pieces_outside_of_registered_memory_are_refused(void **state) {
     memset(buffer, 0x77, 131072);
     uint64_t end = owner.regions[1].bytes;
     struct {
-        shm_piece piece;
+        kvf_shm_piece piece;
         kvf_status status;
     } cases[] = {
         {{end, 1, 1, 0}, KVF_E_RANGE},
@@ -259,14 +259,14 @@ static void pieces_outside_of_registered_memory_are_refused(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
-            shm_piece pieces[2] = {{0, 100, 1, 0}, cases[i].piece};
+            kvf_shm_piece pieces[2] = {{0, 100, 1, 0}, cases[i].piece};
             assert_int_equal(ask_to_move(&owner, fd, (kvf_direction)direction, pieces, 2), cases[i].status);
         }
     for (uint64_t at = 0; at < end; at++)
         assert_int_equal(side_memory(&owner, 1)[at], side_byte(2, 1, at));
     for (uint64_t at = 0; at < 131072; at++)
         assert_int_equal(buffer[at], 0x77);
-    shm_piece good = {end - 10, 10, 1, 0};
+    kvf_shm_piece good = {end - 10, 10, 1, 0};
     assert_int_equal(ask_to_move(&owner, fd, KVF_READ, &good, 1), KVF_OK);
     assert_memory_equal(buffer + 65536, side_memory(&owner, 1) + end - 10, 10);
     (void)munmap(buffer, 131072);
@@ -281,9 +281,9 @@ static void a_move_that_makes_no_sense_is_hung_up_on(void **state) {
     for (int i = 0; i < 6; i++) {
         unsigned char *buffer;
         int fd = i == 5 ? raw_client(&owner) : raw_client_with_buffer(&owner, &buffer);
-        shm_move_message move = {.header = {SHM_MOVE, 1}, .slot = 0, .direction = KVF_READ};
-        move.pieces[0] = (shm_piece){0, 10, 1, 0};
-        size_t bytes = offsetof(shm_move_message, pieces) + sizeof(shm_piece);
+        kvf_shm_move_message move = {.header = {SHM_MOVE, 1}, .slot = 0, .direction = KVF_READ};
+        move.pieces[0] = (kvf_shm_piece){0, 10, 1, 0};
+        size_t bytes = offsetof(kvf_shm_move_message, pieces) + sizeof(kvf_shm_piece);
         if (i == 0)
             move.slot = 2;
         else if (i == 1)
@@ -315,7 +315,7 @@ static void notices_of_a_wrong_length_are_hung_up_on(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static unsigned char message[5000];
         int fd = raw_client(&owner);
-        shm_header header = {SHM_NOTICE, cases[i].count};
+        kvf_shm_header header = {SHM_NOTICE, cases[i].count};
         memcpy(message, &header, sizeof header);
         raw_send(fd, message, sizeof header + cases[i].bytes, -1);
         assert_true(hung_up(&owner, fd));
@@ -333,13 +333,13 @@ static void what_was_to_be_written_by_a_client_that_left_is_not(void **state) {
     int fd = raw_client_with_buffer(&owner, &buffer);
     drive_idle(&owner, NULL);
     memset(buffer, 0x77, 131072);
-    shm_move_message move = {.header = {SHM_MOVE, 1}, .direction = KVF_WRITE};
-    move.pieces[0] = (shm_piece){0, 1000, 1, 0};
+    kvf_shm_move_message move = {.header = {SHM_MOVE, 1}, .direction = KVF_WRITE};
+    move.pieces[0] = (kvf_shm_piece){0, 1000, 1, 0};
     struct {
-        shm_header header;
+        kvf_shm_header header;
         uint32_t value;
     } notice = {{SHM_NOTICE, 4}, 4};
-    raw_send(fd, &move, offsetof(shm_move_message, pieces) + sizeof(shm_piece), -1);
+    raw_send(fd, &move, offsetof(kvf_shm_move_message, pieces) + sizeof(kvf_shm_piece), -1);
     raw_send(fd, &notice, sizeof notice, -1);
     (void)close(fd);
     drive_idle(&owner, NULL);
@@ -356,12 +356,12 @@ static void a_client_that_reads_no_answers_stops_nobody_else(void **state) {
     unsigned char *buffer;
     side_open(&owner, &brought, 2);
     int fd = raw_client_with_buffer(&owner, &buffer);
-    shm_move_message move = {.header = {SHM_MOVE, 1}, .direction = KVF_READ};
-    move.pieces[0] = (shm_piece){0, 10, 1, 0};
-    size_t bytes = offsetof(shm_move_message, pieces) + sizeof(shm_piece);
+    kvf_shm_move_message move = {.header = {SHM_MOVE, 1}, .direction = KVF_READ};
+    move.pieces[0] = (kvf_shm_piece){0, 10, 1, 0};
+    size_t bytes = offsetof(kvf_shm_move_message, pieces) + sizeof(kvf_shm_piece);
     kvf_status status = KVF_OK;
     for (int i = 0; i < 100000 && !status; i++) {
-        status = shm_send(fd, &move, bytes, -1);
+        status = kvf_shm_send(fd, &move, bytes, -1);
         if (i % 50 == 0)
             drive_idle(&owner, NULL);
     }
@@ -382,13 +382,13 @@ typedef struct fake_side {
 
 static fake_side fake_owner(test_side *here) {
     fake_side made = {.listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-    shm_card part = socket_card(here); /* of this host and process */
+    kvf_shm_card part = socket_card(here); /* of this host and process */
     uint64_t region = 4096;
     kvf_card card = {.name = "fake", .region_bytes = &region, .region_count = 1, .part_count = 1};
     kvf_buffer bytes = {0};
     struct sockaddr_un address;
     part.name[0] ^= 0x55;
-    socklen_t length = shm_socket_address(part.name, &address);
+    socklen_t length = kvf_shm_socket_address(part.name, &address);
     assert_int_equal(bind(made.listening, (const struct sockaddr *)&address, length), 0);
     assert_int_equal(listen(made.listening, 4), 0);
     card.parts = &(kvf_card_part){"shm", &part, sizeof part};
@@ -408,28 +408,28 @@ static void fake_end(fake_side *fake) {
 }
 
 static void tell_arena(const fake_side *fake, uint32_t index, uint64_t bytes, int memory) {
-    shm_arena_message message = {{SHM_ARENA, index}, bytes};
+    kvf_shm_arena_message message = {{SHM_ARENA, index}, bytes};
     raw_send(fake->fd, &message, sizeof message, memory);
     if (memory >= 0)
         (void)close(memory);
 }
 
-static void tell_region(const fake_side *fake, uint32_t first, shm_region region, uint32_t count) {
-    shm_regions_message message = {.header = {SHM_REGIONS, count}, .first = first};
+static void tell_region(const fake_side *fake, uint32_t first, kvf_shm_region region, uint32_t count) {
+    kvf_shm_regions_message message = {.header = {SHM_REGIONS, count}, .first = first};
     message.regions[0] = region;
     message.regions[1] = region;
-    raw_send(fake->fd, &message, offsetof(shm_regions_message, regions) + count * sizeof region, -1);
+    raw_send(fake->fd, &message, offsetof(kvf_shm_regions_message, regions) + count * sizeof region, -1);
 }
 
 static void tell_ready(const fake_side *fake) {
-    shm_header ready = {SHM_READY, 0};
+    kvf_shm_header ready = {SHM_READY, 0};
     raw_send(fake->fd, &ready, sizeof ready, -1);
 }
 
 static void say_nonsense(const fake_side *fake, int which) {
-    shm_region brought_region = {1 << 20, 4096, 0, SHM_NO_ARENA, 0};
-    shm_region in_arena = {1 << 20, 4096, 0, 0, 0};
-    shm_moved_message moved = {{SHM_MOVED, 0}, 0, KVF_OK};
+    kvf_shm_region brought_region = {1 << 20, 4096, 0, SHM_NO_ARENA, 0};
+    kvf_shm_region in_arena = {1 << 20, 4096, 0, 0, 0};
+    kvf_shm_moved_message moved = {{SHM_MOVED, 0}, 0, KVF_OK};
     switch (which) {
     case 0: /* memory that may shrink */
         tell_arena(fake, 0, 8192, make_memory(8192, 0));
@@ -514,17 +514,17 @@ static void an_owner_that_talks_nonsense_is_lost(void **state) {
 
 /* Says that all there is is one region of memory that its caller brought. */
 static void tell_all(const fake_side *fake) {
-    shm_region region = {1 << 20, 4096, 0, SHM_NO_ARENA, 0};
+    kvf_shm_region region = {1 << 20, 4096, 0, SHM_NO_ARENA, 0};
     tell_region(fake, 0, region, 1);
     tell_ready(fake);
 }
 
 /* The slot of the next MOVE; maps the buffer when it comes, if `buffer` is not NULL. */
 static uint32_t next_move(test_side *here, const fake_side *fake, unsigned char **buffer) {
-    static shm_packet packet;
+    static kvf_shm_packet packet;
     drive_idle(here, NULL);
     for (;;) {
-        assert_int_equal(shm_receive(fake->fd, &packet), KVF_OK);
+        assert_int_equal(kvf_shm_receive(fake->fd, &packet), KVF_OK);
         if (packet.as.header.kind == SHM_BUFFER && buffer)
             *buffer = mmap(NULL, packet.as.buffer.slot_bytes * packet.as.buffer.slots, PROT_READ | PROT_WRITE,
                            MAP_SHARED, packet.fd, 0);
@@ -536,7 +536,7 @@ static uint32_t next_move(test_side *here, const fake_side *fake, unsigned char 
 }
 
 static void answer(const fake_side *fake, uint32_t slot, kvf_status status) {
-    shm_moved_message moved = {{SHM_MOVED, 0}, slot, (uint32_t)status};
+    kvf_shm_moved_message moved = {{SHM_MOVED, 0}, slot, (uint32_t)status};
     raw_send(fake->fd, &moved, sizeof moved, -1);
 }
 
@@ -616,7 +616,7 @@ static void an_owner_that_goes_while_its_memory_is_copied_is_lost(void **state) 
     kvf_run run = {0, 0, 4096, 0, 0}; /* region 0 was allocated: it begins a page */
     test_outcome outcome = {0};
     tell_arena(&fake, 0, 4096, make_memory(4096, F_SEAL_SHRINK));
-    tell_region(&fake, 0, (shm_region){1 << 20, 4096, 0, 0, 0}, 1);
+    tell_region(&fake, 0, (kvf_shm_region){1 << 20, 4096, 0, 0, 0}, 1);
     tell_ready(&fake);
     drive_idle(&here, NULL);
     struct sigaction action = {.sa_handler = spring_trap}, before;

@@ -23,7 +23,7 @@ _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id"
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
-void shm_wake(shm_endpoint *endpoint, bool on) {
+void kvf_shm_wake(kvf_shm_endpoint *endpoint, bool on) {
     uint64_t count = 1;
     if (endpoint->awake == on)
         return;
@@ -33,14 +33,15 @@ void shm_wake(shm_endpoint *endpoint, bool on) {
         endpoint->awake = on;
 }
 
-kvf_status shm_watch_add(shm_endpoint *endpoint, int fd, shm_watch *watch) {
+kvf_status kvf_shm_watch_add(kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = watch};
     if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
         return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
     return KVF_OK;
 }
 
-void shm_watch_change(const shm_endpoint *endpoint, int fd, shm_watch *watch, bool read, bool write) {
+void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch, bool read,
+                          bool write) {
     struct epoll_event event = {.events = (read ? EPOLLIN : 0u) | (write ? EPOLLOUT : 0u), .data.ptr = watch};
     (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, fd, &event);
 }
@@ -52,19 +53,19 @@ static void close_descriptor(int fd) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static kvf_status make_card(shm_card *card) {
+static kvf_status make_card(kvf_shm_card *card) {
     kvf_host_identity(card->host);
-    card->network = shm_network_namespace();
-    card->started = shm_process_started(getpid());
+    card->network = kvf_shm_network_namespace();
+    card->started = kvf_shm_process_started(getpid());
     if (getrandom(card->name, SHM_ID_BYTES, 0) != SHM_ID_BYTES ||
         getrandom(card->key, SHM_ID_BYTES, 0) != SHM_ID_BYTES)
         return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
     return KVF_OK;
 }
 
-static kvf_status listen_for_peers(shm_endpoint *endpoint) {
+static kvf_status listen_for_peers(kvf_shm_endpoint *endpoint) {
     struct sockaddr_un address;
-    socklen_t length = shm_socket_address(endpoint->card.name, &address);
+    socklen_t length = kvf_shm_socket_address(endpoint->card.name, &address);
     endpoint->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (endpoint->listen_fd < 0)
         return kvf_fail(KVF_E_IO, "socket: %s", strerror(errno));
@@ -74,7 +75,7 @@ static kvf_status listen_for_peers(shm_endpoint *endpoint) {
     return KVF_OK;
 }
 
-static kvf_status open_descriptors(shm_endpoint *endpoint) {
+static kvf_status open_descriptors(kvf_shm_endpoint *endpoint) {
     endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -82,22 +83,22 @@ static kvf_status open_descriptors(shm_endpoint *endpoint) {
     if (endpoint->epoll_fd < 0 || endpoint->wake_fd < 0 || endpoint->timer_fd < 0)
         return kvf_fail(KVF_E_IO, "epoll_create1, eventfd and timerfd_create: %s", strerror(errno));
     kvf_status status = listen_for_peers(endpoint);
-    endpoint->listen_watch = (shm_watch){SHM_WATCH_LISTEN, endpoint};
-    endpoint->wake_watch = (shm_watch){SHM_WATCH_WAKE, endpoint};
-    endpoint->timer_watch = (shm_watch){SHM_WATCH_TIMER, endpoint};
+    endpoint->listen_watch = (kvf_shm_watch){SHM_WATCH_LISTEN, endpoint};
+    endpoint->wake_watch = (kvf_shm_watch){SHM_WATCH_WAKE, endpoint};
+    endpoint->timer_watch = (kvf_shm_watch){SHM_WATCH_TIMER, endpoint};
     if (!status)
-        status = shm_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
+        status = kvf_shm_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
     if (!status)
-        status = shm_watch_add(endpoint, endpoint->wake_fd, &endpoint->wake_watch);
+        status = kvf_shm_watch_add(endpoint, endpoint->wake_fd, &endpoint->wake_watch);
     if (!status)
-        status = shm_watch_add(endpoint, endpoint->timer_fd, &endpoint->timer_watch);
+        status = kvf_shm_watch_add(endpoint, endpoint->timer_fd, &endpoint->timer_watch);
     return status;
 }
 
 static void shm_close(void *self) {
-    shm_endpoint *endpoint = self;
-    shm_close_clients(endpoint);
-    shm_guests_free(&endpoint->guests);
+    kvf_shm_endpoint *endpoint = self;
+    kvf_shm_close_clients(endpoint);
+    kvf_shm_guests_free(&endpoint->guests);
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         (void)munmap(endpoint->arenas[i].address, endpoint->arenas[i].bytes);
         close_descriptor(endpoint->arenas[i].fd);
@@ -111,7 +112,7 @@ static void shm_close(void *self) {
     kvf_free(endpoint);
 }
 
-static kvf_status take_settings(shm_endpoint *endpoint, const kvf_transport_options *options) {
+static kvf_status take_settings(kvf_shm_endpoint *endpoint, const kvf_transport_options *options) {
     const char *direct = kvf_setting_of(options, DIRECT);
     endpoint->no_direct_read = direct && strcmp(direct, "off") == 0;
     endpoint->only_direct = direct && strcmp(direct, "on") == 0;
@@ -123,7 +124,7 @@ static kvf_status take_settings(shm_endpoint *endpoint, const kvf_transport_opti
 
 static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transport_options *options,
                                     void **out) {
-    shm_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
+    kvf_shm_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
     if (!endpoint)
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
@@ -148,14 +149,14 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
 
 static kvf_status shm_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
                                void **out) {
-    shm_endpoint *endpoint = self;
+    kvf_shm_endpoint *endpoint = self;
     (void)kind, (void)device; /* the host is all there is */
-    shm_arena *grown = kvf_resize(endpoint->arenas, endpoint->arena_count + 1, sizeof *grown);
+    kvf_shm_arena *grown = kvf_resize(endpoint->arenas, endpoint->arena_count + 1, sizeof *grown);
     if (!grown)
         return kvf_nomem("shared memory");
     endpoint->arenas = grown;
-    shm_arena arena = {.bytes = bytes};
-    kvf_status status = shm_make_memory(&arena.bytes, &arena.fd, &arena.address);
+    kvf_shm_arena arena = {.bytes = bytes};
+    kvf_status status = kvf_shm_make_memory(&arena.bytes, &arena.fd, &arena.address);
     if (status)
         return status;
     endpoint->arenas[endpoint->arena_count++] = arena;
@@ -171,66 +172,66 @@ static kvf_status shm_register(void *self, uint32_t region, const kvf_memory *me
 
 /* Who is connected has a card of before. */
 static kvf_status shm_unregister(void *self, uint32_t region) {
-    shm_endpoint *endpoint = self;
+    kvf_shm_endpoint *endpoint = self;
     (void)region;
     bool inside = false;
-    for (shm_client *client = endpoint->clients; client; client = client->following) {
+    for (kvf_shm_client *client = endpoint->clients; client; client = client->following) {
         if (!client->gone)
-            shm_client_refuse(client, SHM_REFUSED_GENERATION);
-        inside = shm_client_writes(client) || inside;
+            kvf_shm_client_refuse(client, SHM_REFUSED_GENERATION);
+        inside = kvf_shm_client_writes(client) || inside;
     }
-    shm_wake(endpoint, true); /* to hang up */
+    kvf_shm_wake(endpoint, true); /* to hang up */
     return inside ? kvf_fail(KVF_E_AGAIN, "a peer is in the middle of a write") : KVF_OK;
 }
 
 static kvf_status shm_write_card(void *self, kvf_buffer *out) {
-    const shm_endpoint *endpoint = self;
+    const kvf_shm_endpoint *endpoint = self;
     return kvf_buffer_add(out, &endpoint->card, sizeof endpoint->card);
 }
 
 static int shm_event_fd(void *self) {
-    return ((shm_endpoint *)self)->epoll_fd;
+    return ((kvf_shm_endpoint *)self)->epoll_fd;
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-void shm_start_timer(shm_endpoint *endpoint) {
+void kvf_shm_start_timer(kvf_shm_endpoint *endpoint) {
     const struct itimerspec once = {.it_value.tv_nsec = PATIENCE_NS};
     if (endpoint->timing)
         return;
-    for (shm_link *link = endpoint->links; link; link = link->following)
+    for (kvf_shm_link *link = endpoint->links; link; link = link->following)
         link->answers_timed = link->answers;
     endpoint->timing = timerfd_settime(endpoint->timer_fd, 0, &once, NULL) == 0;
 }
 
 /* Owners that have not answered at all are done without. */
-static void look_at_time(shm_endpoint *endpoint) {
+static void look_at_time(kvf_shm_endpoint *endpoint) {
     uint64_t count;
     (void)!read(endpoint->timer_fd, &count, sizeof count);
     endpoint->timing = false;
     bool waiting = false;
-    for (shm_link *link = endpoint->links; link; link = link->following) {
-        if (link->lost || link->no_direct || !shm_slots_waiting(link))
+    for (kvf_shm_link *link = endpoint->links; link; link = link->following) {
+        if (link->lost || link->no_direct || !kvf_shm_slots_waiting(link))
             continue;
         if (link->answers == link->answers_timed)
-            shm_slots_rescue(link);
-        waiting = waiting || shm_slots_waiting(link);
+            kvf_shm_slots_rescue(link);
+        waiting = waiting || kvf_shm_slots_waiting(link);
     }
     if (waiting)
-        shm_start_timer(endpoint);
+        kvf_shm_start_timer(endpoint);
 }
 
 static void handle(const struct epoll_event *event, uint64_t *budget) {
-    const shm_watch *watch = event->data.ptr;
+    const kvf_shm_watch *watch = event->data.ptr;
     switch (watch->kind) {
     case SHM_WATCH_LISTEN:
-        shm_accept(watch->owner);
+        kvf_shm_accept(watch->owner);
         break;
     case SHM_WATCH_CLIENT:
-        shm_serve(watch->owner, event->events, budget);
+        kvf_shm_serve(watch->owner, event->events, budget);
         break;
     case SHM_WATCH_LINK:
-        shm_link_read(watch->owner);
+        kvf_shm_link_read(watch->owner);
         break;
     case SHM_WATCH_TIMER:
         look_at_time(watch->owner);
@@ -240,18 +241,18 @@ static void handle(const struct epoll_event *event, uint64_t *budget) {
     }
 }
 
-static void report_lost(shm_endpoint *endpoint) {
-    for (shm_link *link = endpoint->links; link; link = link->following) {
+static void report_lost(kvf_shm_endpoint *endpoint) {
+    for (kvf_shm_link *link = endpoint->links; link; link = link->following) {
         kvf_peer *peer = link->peer;
         if (!link->lost || !peer)
             continue;
-        shm_link_hang_up(link);
+        kvf_shm_link_hang_up(link);
         kvf_peer_lost(peer, link->why);
     }
 }
 
 static kvf_status shm_progress(void *self, bool *busy) {
-    shm_endpoint *endpoint = self;
+    kvf_shm_endpoint *endpoint = self;
     struct epoll_event events[EVENTS];
     uint64_t budget = KVF_SLICE_BYTES;
     int count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
@@ -259,17 +260,17 @@ static kvf_status shm_progress(void *self, bool *busy) {
         return kvf_fail(KVF_E_IO, "epoll_wait: %s", strerror(errno));
     for (int i = 0; i < count; i++)
         handle(&events[i], &budget);
-    shm_sweep_clients(endpoint);
+    kvf_shm_sweep_clients(endpoint);
 
     uint32_t moving = 0;
-    for (const shm_link *link = endpoint->links; link; link = link->following)
+    for (const kvf_shm_link *link = endpoint->links; link; link = link->following)
         moving += link->ready && !link->lost && link->slices.current;
     bool more = false;
-    for (shm_link *link = endpoint->links; link; link = link->following)
-        if (link->peer && !link->lost && shm_link_move(link, KVF_SLICE_BYTES / (moving ? moving : 1)))
+    for (kvf_shm_link *link = endpoint->links; link; link = link->following)
+        if (link->peer && !link->lost && kvf_shm_link_move(link, KVF_SLICE_BYTES / (moving ? moving : 1)))
             more = true;
     report_lost(endpoint);
-    shm_wake(endpoint, more);
+    kvf_shm_wake(endpoint, more);
     *busy = more || count == EVENTS || budget == 0;
     return KVF_OK;
 }
@@ -300,13 +301,13 @@ const kvf_fabric kvf_fabric_shm = {
     .register_region = shm_register,
     .unregister_region = shm_unregister,
     .card = shm_write_card,
-    .connect = shm_connect,
-    .submit = shm_submit,
-    .cancel = shm_cancel,
-    .notify = shm_notify,
-    .disconnect = shm_disconnect,
-    .fence = shm_fence,
-    .admit = shm_admit,
+    .connect = kvf_shm_connect,
+    .submit = kvf_shm_submit,
+    .cancel = kvf_shm_cancel,
+    .notify = kvf_shm_notify,
+    .disconnect = kvf_shm_disconnect,
+    .fence = kvf_shm_fence,
+    .admit = kvf_shm_admit,
     .progress = shm_progress,
     .event_fd = shm_event_fd,
     .close = shm_close,

@@ -12,7 +12,7 @@
 #define PAUSE_MIN_NS 5000000ull
 #define PAUSE_MAX_NS 1000000000ull
 
-uint64_t shm_now_ns(void) {
+uint64_t kvf_shm_now_ns(void) {
     struct timespec now;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -29,7 +29,7 @@ static uint32_t length_class(const kvf_slice *slice) {
 }
 
 /* Until it was measured: a system call finds each run's pages, a copy only misses the caches. */
-static float cost(const shm_choice *choice, uint32_t class, shm_way way) {
+static float cost(const kvf_shm_choice *choice, uint32_t class, kvf_shm_way way) {
     float measured = choice->lengths[class].ns_per_byte[way];
     float run_bytes = (float)(48u << class);
     if (measured > 0)
@@ -37,9 +37,9 @@ static float cost(const shm_choice *choice, uint32_t class, shm_way way) {
     return way == SHM_WAY_DIRECT ? 250 / run_bytes + 0.15f : 30 / run_bytes + 0.12f;
 }
 
-shm_way shm_choice_make(shm_choice *choice, const kvf_slice *slice, bool waiting) {
+kvf_shm_way kvf_shm_choice_make(kvf_shm_choice *choice, const kvf_slice *slice, bool waiting) {
     uint32_t class = length_class(slice);
-    if (choice->served_after_ns && shm_now_ns() < choice->served_after_ns)
+    if (choice->served_after_ns && kvf_shm_now_ns() < choice->served_after_ns)
         return SHM_WAY_DIRECT;
     if (!waiting && slice->bytes < SERVED_BYTES_MIN)
         return SHM_WAY_DIRECT;
@@ -58,7 +58,7 @@ shm_way shm_choice_make(shm_choice *choice, const kvf_slice *slice, bool waiting
     return served ? SHM_WAY_SERVED : SHM_WAY_DIRECT;
 }
 
-void shm_choice_learn(shm_choice *choice, shm_way way, const kvf_slice *slice, uint64_t ns) {
+void kvf_shm_choice_learn(kvf_shm_choice *choice, kvf_shm_way way, const kvf_slice *slice, uint64_t ns) {
     float *known = &choice->lengths[length_class(slice)].ns_per_byte[way];
     if (slice->bytes < 4096)
         return;
@@ -68,11 +68,11 @@ void shm_choice_learn(shm_choice *choice, shm_way way, const kvf_slice *slice, u
     *known = *known > 0 ? *known + WEIGHT * (now - *known) : now;
 }
 
-void shm_choice_stalled(shm_choice *choice) {
+void kvf_shm_choice_stalled(kvf_shm_choice *choice) {
     choice->pause_ns = kvf_min_u64(kvf_max_u64(choice->pause_ns * 2, PAUSE_MIN_NS), PAUSE_MAX_NS);
-    choice->served_after_ns = shm_now_ns() + choice->pause_ns;
+    choice->served_after_ns = kvf_shm_now_ns() + choice->pause_ns;
 }
 
-void shm_choice_answered(shm_choice *choice) {
+void kvf_shm_choice_answered(kvf_shm_choice *choice) {
     choice->pause_ns = 0;
 }

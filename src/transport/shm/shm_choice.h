@@ -11,13 +11,13 @@
 
 #define SHM_LENGTHS 16u /* classes of length: up to 63 bytes, up to 127 ..., from 1 MiB */
 
-typedef enum shm_way {
+typedef enum kvf_shm_way {
     SHM_WAY_DIRECT = 0,
     SHM_WAY_SERVED = 1,
-} shm_way;
+} kvf_shm_way;
 
 /** Zeroed: nothing is known but the defaults. */
-typedef struct shm_choice {
+typedef struct kvf_shm_choice {
     struct {
         float ns_per_byte[2]; /**< by way; 0: not measured */
         uint64_t bytes;       /**< moved since the other way was tried */
@@ -25,21 +25,21 @@ typedef struct shm_choice {
     } lengths[SHM_LENGTHS];
     uint64_t served_after_ns; /**< the owner let us wait: not before */
     uint64_t pause_ns;        /**< how long it is left alone after the next time */
-} shm_choice;
+} kvf_shm_choice;
 
 /** Nanoseconds of a clock that only goes forward. */
-uint64_t shm_now_ns(void);
+uint64_t kvf_shm_now_ns(void);
 
 /** The way for the next slice. `waiting`: others are on their way through the buffer. */
-shm_way shm_choice_make(shm_choice *choice, const kvf_slice *slice, bool waiting);
+kvf_shm_way kvf_shm_choice_make(kvf_shm_choice *choice, const kvf_slice *slice, bool waiting);
 
 /** A slice has taken so long. */
-void shm_choice_learn(shm_choice *choice, shm_way way, const kvf_slice *slice, uint64_t ns);
+void kvf_shm_choice_learn(kvf_shm_choice *choice, kvf_shm_way way, const kvf_slice *slice, uint64_t ns);
 
 /** The owner has not answered in time: it is left alone for a while, longer each time. */
-void shm_choice_stalled(shm_choice *choice);
+void kvf_shm_choice_stalled(kvf_shm_choice *choice);
 
 /** It has. */
-void shm_choice_answered(shm_choice *choice);
+void kvf_shm_choice_answered(kvf_shm_choice *choice);
 
 #endif

@@ -46,18 +46,18 @@ static kvf_status lost(const char *why) {
 }
 
 /* `all_moved` counts the bytes. */
-static kvf_status move_all(const shm_link *link, kvf_direction direction, vectors local, vectors remote,
+static kvf_status move_all(const kvf_shm_link *link, kvf_direction direction, vectors local, vectors remote,
                            uint64_t *all_moved) {
     bool write = direction == KVF_WRITE;
     const char *gone;
     while (local.count > 0) {
-        if (write && (gone = shm_link_gone(link)))
+        if (write && (gone = kvf_shm_link_gone(link)))
             return lost(gone);
         ssize_t moved = write
                             ? process_vm_writev(link->pid, local.of, local.count, remote.of, remote.count, 0)
                             : process_vm_readv(link->pid, local.of, local.count, remote.of, remote.count, 0);
         int error = errno;
-        gone = shm_link_gone(link);
+        gone = kvf_shm_link_gone(link);
         if (gone || (moved < 0 && error == ESRCH))
             return lost(gone ? gone : "its process has ended");
         if (moved < 0 && (error == EPERM || error == ENOSYS || error == EACCES))
@@ -84,8 +84,8 @@ static kvf_status name_run(const kvf_run *runs, size_t count, uint64_t moved) {
                        (unsigned long long)runs->remote_offset, runs->remote_region);
 }
 
-kvf_status shm_direct(const shm_link *link, kvf_direction direction, const kvf_slice *slice) {
-    shm_endpoint *endpoint = link->endpoint;
+kvf_status kvf_shm_direct(const kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+    kvf_shm_endpoint *endpoint = link->endpoint;
     unsigned char *const *bases = kvf_transport_bases(endpoint->transport);
     vectors local = {endpoint->local, 0}, remote = {endpoint->remote, 0};
     const kvf_run *runs = slice->count ? slice->runs : &slice->part;

@@ -4,24 +4,24 @@
 
 /* ---- the gate -------------------------------------------------------------------------------- */
 
-kvf_status shm_gate_make(shm_gate **out, int *fd) {
-    uint64_t bytes = sizeof(shm_gate);
+kvf_status kvf_shm_gate_make(kvf_shm_gate **out, int *fd) {
+    uint64_t bytes = sizeof(kvf_shm_gate);
     unsigned char *address;
-    kvf_status status = shm_make_memory(&bytes, fd, &address);
+    kvf_status status = kvf_shm_make_memory(&bytes, fd, &address);
     if (!status)
-        *out = (shm_gate *)(void *)address;
+        *out = (kvf_shm_gate *)(void *)address;
     return status;
 }
 
-kvf_status shm_gate_map(int fd, shm_gate **out) {
+kvf_status kvf_shm_gate_map(int fd, kvf_shm_gate **out) {
     unsigned char *address;
-    kvf_status status = shm_map_foreign(fd, sizeof(shm_gate), &address);
+    kvf_status status = kvf_shm_map_foreign(fd, sizeof(kvf_shm_gate), &address);
     if (!status)
-        *out = (shm_gate *)(void *)address;
+        *out = (kvf_shm_gate *)(void *)address;
     return status;
 }
 
-void shm_gate_unmap(shm_gate *gate) {
+void kvf_shm_gate_unmap(kvf_shm_gate *gate) {
     if (gate)
         (void)munmap(gate, sizeof *gate);
 }
@@ -32,27 +32,27 @@ static bool same(const unsigned char *a, const unsigned char *b) {
     return memcmp(a, b, SHM_ID_BYTES) == 0;
 }
 
-bool shm_guests_fenced(const shm_guests *guests, const unsigned char *name) {
+bool kvf_shm_guests_fenced(const kvf_shm_guests *guests, const unsigned char *name) {
     for (uint32_t i = 0; i < guests->fenced_count; i++)
         if (same(guests->fenced[i], name))
             return true;
     return false;
 }
 
-bool shm_guests_seen(const shm_guests *guests, const unsigned char *name) {
+bool kvf_shm_guests_seen(const kvf_shm_guests *guests, const unsigned char *name) {
     for (uint64_t i = 0; i < kvf_min_u64(guests->seen, SHM_GUESTS_KEPT); i++)
         if (same(guests->last[i], name))
             return true;
     return false;
 }
 
-void shm_guests_see(shm_guests *guests, const unsigned char *name) {
-    if (!shm_guests_seen(guests, name))
+void kvf_shm_guests_see(kvf_shm_guests *guests, const unsigned char *name) {
+    if (!kvf_shm_guests_seen(guests, name))
         memcpy(guests->last[guests->seen++ % SHM_GUESTS_KEPT], name, SHM_ID_BYTES);
 }
 
-kvf_status shm_guests_fence(shm_guests *guests, const unsigned char *name) {
-    if (shm_guests_fenced(guests, name))
+kvf_status kvf_shm_guests_fence(kvf_shm_guests *guests, const unsigned char *name) {
+    if (kvf_shm_guests_fenced(guests, name))
         return KVF_OK;
     if (guests->fenced_count == UINT32_MAX)
         return kvf_nomem("a fence");
@@ -64,7 +64,7 @@ kvf_status shm_guests_fence(shm_guests *guests, const unsigned char *name) {
     return KVF_OK;
 }
 
-void shm_guests_admit(shm_guests *guests, const unsigned char *name) {
+void kvf_shm_guests_admit(kvf_shm_guests *guests, const unsigned char *name) {
     for (uint32_t i = 0; i < guests->fenced_count; i++) {
         if (!same(guests->fenced[i], name))
             continue;
@@ -73,45 +73,45 @@ void shm_guests_admit(shm_guests *guests, const unsigned char *name) {
     }
 }
 
-void shm_guests_free(shm_guests *guests) {
+void kvf_shm_guests_free(kvf_shm_guests *guests) {
     kvf_free(guests->fenced);
 }
 
 /* ---- the fabric's functions ------------------------------------------------------------------ */
 
-static kvf_status read_part(const void *part, size_t bytes, shm_card *out) {
+static kvf_status read_part(const void *part, size_t bytes, kvf_shm_card *out) {
     if (bytes != sizeof *out)
         return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, sizeof *out);
     memcpy(out, part, sizeof *out);
     return KVF_OK;
 }
 
-kvf_status shm_fence(void *self, const void *part, size_t bytes) {
-    shm_endpoint *endpoint = self;
-    shm_card card;
+kvf_status kvf_shm_fence(void *self, const void *part, size_t bytes) {
+    kvf_shm_endpoint *endpoint = self;
+    kvf_shm_card card;
     kvf_status status = read_part(part, bytes, &card);
     if (!status)
-        status = shm_guests_fence(&endpoint->guests, card.name);
+        status = kvf_shm_guests_fence(&endpoint->guests, card.name);
     if (status)
         return status;
     bool inside = false;
-    for (shm_client *client = endpoint->clients; client; client = client->following) {
+    for (kvf_shm_client *client = endpoint->clients; client; client = client->following) {
         if (!client->known || !same(client->from, card.name))
             continue;
-        shm_client_refuse(client, SHM_REFUSED_FENCED);
-        inside = shm_client_writes(client) || inside;
+        kvf_shm_client_refuse(client, SHM_REFUSED_FENCED);
+        inside = kvf_shm_client_writes(client) || inside;
     }
-    shm_wake(endpoint, true); /* to hang up */
+    kvf_shm_wake(endpoint, true); /* to hang up */
     if (inside)
         return kvf_fail(KVF_E_AGAIN, "it is in the middle of a copy");
-    return shm_guests_seen(&endpoint->guests, card.name) ? KVF_OK : KVF_E_NOT_FOUND;
+    return kvf_shm_guests_seen(&endpoint->guests, card.name) ? KVF_OK : KVF_E_NOT_FOUND;
 }
 
-kvf_status shm_admit(void *self, const void *part, size_t bytes) {
-    shm_endpoint *endpoint = self;
-    shm_card card;
+kvf_status kvf_shm_admit(void *self, const void *part, size_t bytes) {
+    kvf_shm_endpoint *endpoint = self;
+    kvf_shm_card card;
     kvf_status status = read_part(part, bytes, &card);
     if (!status)
-        shm_guests_admit(&endpoint->guests, card.name);
+        kvf_shm_guests_admit(&endpoint->guests, card.name);
     return status;
 }

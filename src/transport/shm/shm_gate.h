@@ -18,15 +18,15 @@
 
 #include "transport/shm/shm_wire.h"
 
-typedef struct shm_gate {
+typedef struct kvf_shm_gate {
     _Atomic uint32_t shut;   /**< by the owner */
     _Atomic uint32_t inside; /**< by the writer */
-} shm_gate;
+} kvf_shm_gate;
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "what two processes share has no lock in it");
 
 /** Whether the writer may write a slice now; shm_gate_leave() follows then. NULL is always open. */
-static inline bool shm_gate_enter(shm_gate *gate) {
+static inline bool shm_gate_enter(kvf_shm_gate *gate) {
     if (!gate)
         return true;
     atomic_store(&gate->inside, 1);
@@ -36,13 +36,13 @@ static inline bool shm_gate_enter(shm_gate *gate) {
     return false;
 }
 
-static inline void shm_gate_leave(shm_gate *gate) {
+static inline void shm_gate_leave(kvf_shm_gate *gate) {
     if (gate)
         atomic_store(&gate->inside, 0);
 }
 
 /** Shuts it, for ever; whether the writer is inside. NULL: nobody ever was. */
-static inline bool shm_gate_shut(shm_gate *gate) {
+static inline bool shm_gate_shut(kvf_shm_gate *gate) {
     if (!gate)
         return false;
     atomic_store(&gate->shut, 1);
@@ -50,29 +50,29 @@ static inline bool shm_gate_shut(shm_gate *gate) {
 }
 
 /** Makes one, and the descriptor that lets a writer map it. */
-kvf_status shm_gate_make(shm_gate **out, int *fd);
+kvf_status kvf_shm_gate_make(kvf_shm_gate **out, int *fd);
 
 /** Maps one that an owner sent. */
-kvf_status shm_gate_map(int fd, shm_gate **out);
+kvf_status kvf_shm_gate_map(int fd, kvf_shm_gate **out);
 
 /** NULL is accepted. */
-void shm_gate_unmap(shm_gate *gate);
+void kvf_shm_gate_unmap(kvf_shm_gate *gate);
 
 #define SHM_GUESTS_KEPT 1024u
 
 /** Who was here, and who must not come. */
-typedef struct shm_guests {
+typedef struct kvf_shm_guests {
     unsigned char (*fenced)[SHM_ID_BYTES];
     uint32_t fenced_count;
     unsigned char last[SHM_GUESTS_KEPT][SHM_ID_BYTES]; /**< a ring of those that showed the key */
     uint64_t seen;
-} shm_guests;
+} kvf_shm_guests;
 
-bool shm_guests_fenced(const shm_guests *guests, const unsigned char *name);
-bool shm_guests_seen(const shm_guests *guests, const unsigned char *name);
-void shm_guests_see(shm_guests *guests, const unsigned char *name);
-kvf_status shm_guests_fence(shm_guests *guests, const unsigned char *name);
-void shm_guests_admit(shm_guests *guests, const unsigned char *name);
-void shm_guests_free(shm_guests *guests);
+bool kvf_shm_guests_fenced(const kvf_shm_guests *guests, const unsigned char *name);
+bool kvf_shm_guests_seen(const kvf_shm_guests *guests, const unsigned char *name);
+void kvf_shm_guests_see(kvf_shm_guests *guests, const unsigned char *name);
+kvf_status kvf_shm_guests_fence(kvf_shm_guests *guests, const unsigned char *name);
+void kvf_shm_guests_admit(kvf_shm_guests *guests, const unsigned char *name);
+void kvf_shm_guests_free(kvf_shm_guests *guests);
 
 #endif

@@ -22,7 +22,7 @@
 /* ---- an owner that is gone --------------------------------------------------------------------- */
 
 /* A hung-up socket, or a process that has ended: a forked child may keep the socket open. */
-const char *shm_link_gone(const shm_link *link) {
+const char *kvf_shm_link_gone(const kvf_shm_link *link) {
     struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
     if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
         return NULL;
@@ -31,14 +31,14 @@ const char *shm_link_gone(const shm_link *link) {
     return looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? "it has closed the connection" : NULL;
 }
 
-void shm_link_lose(shm_link *link, const char *why) {
+void kvf_shm_link_lose(kvf_shm_link *link, const char *why) {
     if (link->lost)
         return;
     link->lost = true;
     (void)snprintf(link->why, sizeof link->why, "%s", why);
 }
 
-static void take_refusal(shm_link *link, const shm_packet *packet) {
+static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
     uint32_t refusal = packet->as.header.count;
     if (refusal == SHM_REFUSED_GENERATION && packet->bytes == sizeof packet->as.refused) {
         char old[160];
@@ -47,7 +47,7 @@ static void take_refusal(shm_link *link, const shm_packet *packet) {
             "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
             (unsigned long long)kvf_peer_generation(link->peer),
             (unsigned long long)packet->as.refused.generation);
-        shm_link_lose(link, old);
+        kvf_shm_link_lose(link, old);
         return;
     }
     static const char *const words[] = {
@@ -58,27 +58,27 @@ static void take_refusal(shm_link *link, const shm_packet *packet) {
         [SHM_REFUSED_USER] = "it refuses us: it runs as another user",
     };
     bool known = refusal < sizeof words / sizeof *words && words[refusal];
-    shm_link_lose(link, known ? words[refusal] : "it refuses us");
+    kvf_shm_link_lose(link, known ? words[refusal] : "it refuses us");
 }
 
 /* Whether the owner is there no more. The last thing it said may say why. */
-static bool lose_if_gone(shm_link *link) {
-    const char *gone = shm_link_gone(link);
-    shm_packet *packet = &link->endpoint->packet;
-    while (gone && !link->lost && shm_receive(link->fd, packet) == KVF_OK) {
+static bool lose_if_gone(kvf_shm_link *link) {
+    const char *gone = kvf_shm_link_gone(link);
+    kvf_shm_packet *packet = &link->endpoint->packet;
+    while (gone && !link->lost && kvf_shm_receive(link->fd, packet) == KVF_OK) {
         if (packet->as.header.kind == SHM_REFUSED)
             take_refusal(link, packet);
         if (packet->fd >= 0)
             (void)close(packet->fd);
     }
     if (gone)
-        shm_link_lose(link, gone);
+        kvf_shm_link_lose(link, gone);
     return gone != NULL;
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-static kvf_status check_card(const shm_endpoint *self, const shm_card *card) {
+static kvf_status check_card(const kvf_shm_endpoint *self, const kvf_shm_card *card) {
     static const unsigned char unknown[SHM_ID_BYTES];
     if (memcmp(card->host, self->card.host, SHM_ID_BYTES) != 0 ||
         memcmp(card->host, unknown, SHM_ID_BYTES) == 0)
@@ -88,9 +88,9 @@ static kvf_status check_card(const shm_endpoint *self, const shm_card *card) {
     return KVF_OK;
 }
 
-static kvf_status reach(shm_link *link, const shm_card *card) {
+static kvf_status reach(kvf_shm_link *link, const kvf_shm_card *card) {
     struct sockaddr_un address;
-    socklen_t length = shm_socket_address(card->name, &address);
+    socklen_t length = kvf_shm_socket_address(card->name, &address);
     link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (link->fd < 0)
         return kvf_fail(KVF_E_IO, "socket: %s", strerror(errno));
@@ -106,12 +106,12 @@ static kvf_status reach(shm_link *link, const shm_card *card) {
 
 /* Takes hold of the process at the other end, and makes sure that it is the one that wrote the card: had it
  * died meanwhile, its number might belong to another. */
-static kvf_status take_hold(shm_link *link, const shm_card *card) {
-    kvf_status status = shm_peer_process(link->fd, &link->pid);
+static kvf_status take_hold(kvf_shm_link *link, const kvf_shm_card *card) {
+    kvf_status status = kvf_shm_peer_process(link->fd, &link->pid);
     if (status)
         return status;
-    link->process_fd = shm_process_open(link->pid);
-    uint64_t started = link->pid > 0 ? shm_process_started(link->pid) : 0;
+    link->process_fd = kvf_shm_process_open(link->pid);
+    uint64_t started = link->pid > 0 ? kvf_shm_process_started(link->pid) : 0;
     if (lose_if_gone(link))
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     if (started && card->started && started != card->started)
@@ -119,25 +119,25 @@ static kvf_status take_hold(shm_link *link, const shm_card *card) {
     return KVF_OK;
 }
 
-static kvf_status greet(shm_link *link, const shm_card *card) {
-    shm_hello hello = {.header = {SHM_HELLO, 0},
-                       .version = SHM_VERSION,
-                       .region_count = link->region_count,
-                       .generation = kvf_peer_generation(link->peer)};
+static kvf_status greet(kvf_shm_link *link, const kvf_shm_card *card) {
+    kvf_shm_hello hello = {.header = {SHM_HELLO, 0},
+                           .version = SHM_VERSION,
+                           .region_count = link->region_count,
+                           .generation = kvf_peer_generation(link->peer)};
     memcpy(hello.key, card->key, SHM_ID_BYTES);
     memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
     (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
-    kvf_status status = shm_watch_add(link->endpoint, link->fd, &link->watch);
+    kvf_status status = kvf_shm_watch_add(link->endpoint, link->fd, &link->watch);
     if (!status && link->process_fd >= 0)
-        status = shm_watch_add(link->endpoint, link->process_fd, &link->watch);
+        status = kvf_shm_watch_add(link->endpoint, link->process_fd, &link->watch);
     if (!status)
-        status = shm_send(link->fd, &hello, sizeof hello, -1);
+        status = kvf_shm_send(link->fd, &hello, sizeof hello, -1);
     if (status == KVF_E_PEER_LOST && lose_if_gone(link))
         status = kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     return status;
 }
 
-static kvf_status make_tables(shm_link *link) {
+static kvf_status make_tables(kvf_shm_link *link) {
     (void)kvf_peer_region_bytes(link->peer, &link->region_count);
     link->bases = kvf_alloc0(link->region_count, sizeof *link->bases);
     link->addresses = kvf_alloc0(link->region_count, sizeof *link->addresses);
@@ -145,7 +145,7 @@ static kvf_status make_tables(shm_link *link) {
 }
 
 /* A forked child may hold the same file open, and then closing it does not end the watching. */
-static void unwatch(const shm_link *link, int *fd) {
+static void unwatch(const kvf_shm_link *link, int *fd) {
     if (*fd < 0)
         return;
     (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, *fd, NULL);
@@ -153,8 +153,8 @@ static void unwatch(const shm_link *link, int *fd) {
     *fd = -1;
 }
 
-void shm_link_hang_up(shm_link *link) {
-    shm_slots_close(link);
+void kvf_shm_link_hang_up(kvf_shm_link *link) {
+    kvf_shm_slots_close(link);
     unwatch(link, &link->fd);
     unwatch(link, &link->process_fd);
     link->slices = (kvf_slices){0};
@@ -163,31 +163,31 @@ void shm_link_hang_up(shm_link *link) {
     link->peer = NULL;
 }
 
-static void free_link(shm_link *link) {
-    shm_link_hang_up(link);
+static void free_link(kvf_shm_link *link) {
+    kvf_shm_link_hang_up(link);
     for (uint32_t i = 0; i < link->arena_count; i++)
         (void)munmap(link->arenas[i].address, link->arenas[i].bytes);
-    shm_gate_unmap(link->gate);
+    kvf_shm_gate_unmap(link->gate);
     kvf_free(link->arenas);
     kvf_free(link->bases);
     kvf_free(link->addresses);
     kvf_free(link);
 }
 
-kvf_status shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
-    shm_card card;
+kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
+    kvf_shm_card card;
     if (bytes != sizeof card)
         return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, sizeof card);
     memcpy(&card, data, sizeof card);
     kvf_status status = check_card(self, &card);
     if (status)
         return status;
-    shm_link *link = kvf_alloc0(1, sizeof *link);
+    kvf_shm_link *link = kvf_alloc0(1, sizeof *link);
     if (!link)
         return kvf_nomem("a peer");
     link->endpoint = self;
     link->peer = peer;
-    link->watch = (shm_watch){SHM_WATCH_LINK, link};
+    link->watch = (kvf_shm_watch){SHM_WATCH_LINK, link};
     link->fd = link->process_fd = link->buffer_fd = -1;
     link->no_direct = link->endpoint->no_direct_read;
     status = make_tables(link);
@@ -210,8 +210,8 @@ kvf_status shm_connect(void *self, const void *data, size_t bytes, kvf_peer *pee
     return KVF_OK;
 }
 
-void shm_disconnect(void *at) {
-    shm_link *link = at;
+void kvf_shm_disconnect(void *at) {
+    kvf_shm_link *link = at;
     if (link->previous)
         link->previous->following = link->following;
     else
@@ -223,24 +223,24 @@ void shm_disconnect(void *at) {
 
 /* ---- what the owner tells -------------------------------------------------------------------- */
 
-static bool take_arena(shm_link *link, const shm_packet *packet) {
-    const shm_arena_message *message = &packet->as.arena;
+static bool take_arena(kvf_shm_link *link, const kvf_shm_packet *packet) {
+    const kvf_shm_arena_message *message = &packet->as.arena;
     if (link->ready || packet->bytes != sizeof *message || message->header.count != link->arena_count ||
         link->arena_count >= ARENAS_MAX)
         return false;
-    shm_arena *grown = kvf_resize(link->arenas, link->arena_count + 1, sizeof *grown);
+    kvf_shm_arena *grown = kvf_resize(link->arenas, link->arena_count + 1, sizeof *grown);
     if (!grown)
         return false;
     link->arenas = grown;
-    shm_arena *arena = &grown[link->arena_count];
-    *arena = (shm_arena){.bytes = message->bytes, .fd = -1};
-    if (shm_map_foreign(packet->fd, arena->bytes, &arena->address))
+    kvf_shm_arena *arena = &grown[link->arena_count];
+    *arena = (kvf_shm_arena){.bytes = message->bytes, .fd = -1};
+    if (kvf_shm_map_foreign(packet->fd, arena->bytes, &arena->address))
         return false;
     link->arena_count++;
     return true;
 }
 
-static bool take_region(shm_link *link, const shm_region *told, uint64_t bytes) {
+static bool take_region(kvf_shm_link *link, const kvf_shm_region *told, uint64_t bytes) {
     uint32_t region = link->regions_known++;
     uint64_t end;
     if (bytes == 0) /* a number that was free when the card was made */
@@ -254,19 +254,20 @@ static bool take_region(shm_link *link, const shm_region *told, uint64_t bytes) 
     }
     if (told->arena >= link->arena_count)
         return false;
-    const shm_arena *arena = &link->arenas[told->arena];
+    const kvf_shm_arena *arena = &link->arenas[told->arena];
     if (told->arena_offset > arena->bytes || bytes > arena->bytes - told->arena_offset)
         return false;
     link->bases[region] = arena->address + told->arena_offset;
     return true;
 }
 
-static bool take_regions(shm_link *link, const shm_packet *packet) {
-    const shm_regions_message *message = &packet->as.regions;
+static bool take_regions(kvf_shm_link *link, const kvf_shm_packet *packet) {
+    const kvf_shm_regions_message *message = &packet->as.regions;
     uint32_t count;
     const uint64_t *bytes = kvf_peer_region_bytes(link->peer, &count);
-    if (link->ready || packet->bytes < offsetof(shm_regions_message, regions) ||
-        !shm_fits(packet, offsetof(shm_regions_message, regions), sizeof(shm_region), SHM_REGIONS_MAX) ||
+    if (link->ready || packet->bytes < offsetof(kvf_shm_regions_message, regions) ||
+        !kvf_shm_fits(packet, offsetof(kvf_shm_regions_message, regions), sizeof(kvf_shm_region),
+                      SHM_REGIONS_MAX) ||
         message->first != link->regions_known || message->header.count > count - link->regions_known)
         return false;
     for (uint32_t i = 0; i < message->header.count; i++)
@@ -276,14 +277,14 @@ static bool take_regions(shm_link *link, const shm_packet *packet) {
 }
 
 /* False: it does not keep to the protocol, or says something else than its card. */
-static bool take_message(shm_link *link, const shm_packet *packet) {
+static bool take_message(kvf_shm_link *link, const kvf_shm_packet *packet) {
     switch (packet->as.header.kind) {
     case SHM_ARENA:
         return take_arena(link, packet);
     case SHM_REGIONS:
         return take_regions(link, packet);
     case SHM_GATE:
-        return !link->ready && !link->gate && shm_gate_map(packet->fd, &link->gate) == KVF_OK;
+        return !link->ready && !link->gate && kvf_shm_gate_map(packet->fd, &link->gate) == KVF_OK;
     case SHM_READY:
         if (link->ready || link->regions_known != link->region_count)
             return false;
@@ -293,62 +294,62 @@ static bool take_message(shm_link *link, const shm_packet *packet) {
         take_refusal(link, packet);
         return true;
     case SHM_MOVED:
-        return packet->bytes == sizeof(shm_moved_message) && shm_slots_moved(link, &packet->as.moved);
+        return packet->bytes == sizeof(kvf_shm_moved_message) && kvf_shm_slots_moved(link, &packet->as.moved);
     default:
         return false;
     }
 }
 
-static void set_blocked(shm_link *link, bool blocked) {
+static void set_blocked(kvf_shm_link *link, bool blocked) {
     if (link->watching_writes != blocked)
-        shm_watch_change(link->endpoint, link->fd, &link->watch, true, blocked);
+        kvf_shm_watch_change(link->endpoint, link->fd, &link->watch, true, blocked);
     link->watching_writes = blocked;
 }
 
-void shm_link_read(shm_link *link) {
-    shm_packet *packet = &link->endpoint->packet;
+void kvf_shm_link_read(kvf_shm_link *link) {
+    kvf_shm_packet *packet = &link->endpoint->packet;
     link->blocked = false;
     set_blocked(link, false);
     kvf_status status = KVF_OK;
     /* After READY the owner only answers, so there are at most as many messages as slots. */
     for (uint32_t i = 0; !link->lost && !status && i < 2 * SHM_SLOTS_MAX; i++) {
-        status = shm_receive(link->fd, packet);
+        status = kvf_shm_receive(link->fd, packet);
         if (status)
             break;
         if (!take_message(link, packet))
-            shm_link_lose(link, "it does not keep to the protocol, or contradicts its card");
+            kvf_shm_link_lose(link, "it does not keep to the protocol, or contradicts its card");
         if (packet->fd >= 0)
             (void)close(packet->fd);
     }
     if (status && status != KVF_E_AGAIN)
-        shm_link_lose(link, kvf_error_detail());
+        kvf_shm_link_lose(link, kvf_error_detail());
     else if (status)
         lose_if_gone(link);
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-kvf_status shm_submit(void *at, kvf_batch *batch) {
-    shm_link *link = at;
+kvf_status kvf_shm_submit(void *at, kvf_batch *batch) {
+    kvf_shm_link *link = at;
     kvf_slices_add(&link->slices, batch);
     if (link->ready)
-        shm_wake(link->endpoint, true);
+        kvf_shm_wake(link->endpoint, true);
     return KVF_OK;
 }
 
-void shm_cancel(void *at, kvf_batch *batch) {
+void kvf_shm_cancel(void *at, kvf_batch *batch) {
     (void)batch;
-    shm_link *link = at;
+    kvf_shm_link *link = at;
     kvf_slices_cancel(&link->slices);
-    shm_wake(link->endpoint, true);
+    kvf_shm_wake(link->endpoint, true);
 }
 
-kvf_status shm_notify(void *at, const void *data, size_t bytes) {
-    shm_link *link = at;
-    shm_header header = {SHM_NOTICE, (uint32_t)bytes};
+kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {
+    kvf_shm_link *link = at;
+    kvf_shm_header header = {SHM_NOTICE, (uint32_t)bytes};
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
-    kvf_status status = shm_send_two(link->fd, &header, sizeof header, data, bytes);
+    kvf_status status = kvf_shm_send_two(link->fd, &header, sizeof header, data, bytes);
     if (status == KVF_E_AGAIN) {
         link->blocked = true;
         set_blocked(link, true);
@@ -357,7 +358,7 @@ kvf_status shm_notify(void *at, const void *data, size_t bytes) {
 }
 
 /* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
-static bool same_way(const shm_link *link, kvf_slice *slice) {
+static bool same_way(const kvf_shm_link *link, kvf_slice *slice) {
     bool mapped = link->bases[(slice->count ? slice->runs : &slice->part)->remote_region] != NULL;
     if (!link->some_unmapped || slice->count == 0)
         return mapped;
@@ -369,7 +370,7 @@ static bool same_way(const shm_link *link, kvf_slice *slice) {
     return mapped;
 }
 
-static void copy_mapped(const shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+static void copy_mapped(const kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
     unsigned char *const *local = kvf_transport_bases(link->endpoint->transport);
     bool read = direction == KVF_READ;
     kvf_copy_bases bases = {read ? local : link->bases, read ? link->bases : local};
@@ -379,15 +380,16 @@ static void copy_mapped(const shm_link *link, kvf_direction direction, const kvf
 }
 
 /* Without the owner's help. Writing needs its leave, for it may have shut us out meanwhile. */
-static kvf_status move_alone(shm_link *link, kvf_direction direction, const kvf_slice *slice, bool mapped) {
+static kvf_status move_alone(kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice,
+                             bool mapped) {
     kvf_status status = KVF_OK;
-    shm_gate *gate = direction == KVF_WRITE ? link->gate : NULL;
+    kvf_shm_gate *gate = direction == KVF_WRITE ? link->gate : NULL;
     if (!shm_gate_enter(gate))
         return kvf_fail(KVF_E_PEER_LOST, "it has shut this endpoint out");
     if (mapped)
         copy_mapped(link, direction, slice);
     else
-        status = shm_direct(link, direction, slice);
+        status = kvf_shm_direct(link, direction, slice);
     shm_gate_leave(gate);
     return status;
 }
@@ -400,38 +402,38 @@ static void shorten(kvf_slice *slice) {
 
 /* Memory that is not mapped: with or without the owner's help. What it writes for us we could not take back if it
  * fell silent, so writing asks for its help only where there is no other way. */
-static bool goes_direct(shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+static bool goes_direct(kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
     if (link->no_direct)
         return false;
     return link->endpoint->only_direct || direction == KVF_WRITE ||
-           shm_choice_make(&link->choice, slice, shm_slots_waiting(link)) == SHM_WAY_DIRECT;
+           kvf_shm_choice_make(&link->choice, slice, kvf_shm_slots_waiting(link)) == SHM_WAY_DIRECT;
 }
 
 /* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
-static kvf_status move_slice(shm_link *link, kvf_direction direction, kvf_slice *slice) {
+static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_slice *slice) {
     bool mapped = same_way(link, slice);
     if (!mapped)
         shorten(slice);
     if (mapped || goes_direct(link, direction, slice)) {
-        uint64_t begin = mapped ? 0 : shm_now_ns();
+        uint64_t begin = mapped ? 0 : kvf_shm_now_ns();
         link->last_ns = 0; /* the next answer will have waited for us */
         kvf_status status = move_alone(link, direction, slice, mapped);
         if (!status && !mapped)
-            shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, shm_now_ns() - begin);
+            kvf_shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, kvf_shm_now_ns() - begin);
         if (status != KVF_E_UNSUPPORTED)
             return status;
         link->no_direct = true;
     }
-    kvf_status status = shm_slots_free(link);
+    kvf_status status = kvf_shm_slots_free(link);
     if (!status)
-        status = shm_slots_start(link, slice, slice);
+        status = kvf_shm_slots_start(link, slice, slice);
     if (!status && !link->no_direct)
-        shm_start_timer(link->endpoint);
+        kvf_shm_start_timer(link->endpoint);
     return status;
 }
 
 /* Ends the batches from `first` on that are complete, if their owner still stands for them. */
-static void end_complete(shm_link *link, kvf_batch *first) {
+static void end_complete(kvf_shm_link *link, kvf_batch *first) {
     if (first == link->slices.current || link->lost)
         return;
     if (lose_if_gone(link))
@@ -443,8 +445,8 @@ static void end_complete(shm_link *link, kvf_batch *first) {
     }
 }
 
-bool shm_link_move(shm_link *link, uint64_t budget) {
-    shm_slots_forget(link);
+bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
+    kvf_shm_slots_forget(link);
     kvf_slices_reap(&link->slices);
     kvf_batch *first = link->slices.current;
     kvf_status status = KVF_OK;
@@ -466,7 +468,7 @@ bool shm_link_move(shm_link *link, uint64_t budget) {
         }
     }
     if (status == KVF_E_PEER_LOST)
-        shm_link_lose(link, kvf_error_detail());
+        kvf_shm_link_lose(link, kvf_error_detail());
     end_complete(link, first);
     set_blocked(link, link->blocked);
     return link->ready && !link->lost && link->slices.current && status != KVF_E_AGAIN;

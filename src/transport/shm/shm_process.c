@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* Abstract names begin with NUL, belong to no file, and vanish with the socket. */
-socklen_t shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out) {
+socklen_t kvf_shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out) {
     static const char digits[] = "0123456789abcdef";
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     size_t at = 1 + (size_t)snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "kvferry-");
@@ -20,13 +20,13 @@ socklen_t shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sock
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + at);
 }
 
-uint64_t shm_network_namespace(void) {
+uint64_t kvf_shm_network_namespace(void) {
     struct stat stat_of_it;
     return stat("/proc/self/ns/net", &stat_of_it) == 0 ? (uint64_t)stat_of_it.st_ino : 0;
 }
 
 /* The 22nd field of the line; the second is a name in brackets, with anything in it. */
-uint64_t shm_process_started(pid_t pid) {
+uint64_t kvf_shm_process_started(pid_t pid) {
     char path[64], line[1024];
     (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -41,7 +41,7 @@ uint64_t shm_process_started(pid_t pid) {
     return at ? strtoull(at + 1, NULL, 10) : 0;
 }
 
-kvf_status shm_peer_process(int socket, pid_t *pid) {
+kvf_status kvf_shm_peer_process(int socket, pid_t *pid) {
     struct ucred peer;
     socklen_t length = sizeof peer;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
@@ -53,7 +53,7 @@ kvf_status shm_peer_process(int socket, pid_t *pid) {
     return KVF_OK;
 }
 
-int shm_process_open(pid_t pid) {
+int kvf_shm_process_open(pid_t pid) {
 #ifdef SYS_pidfd_open
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 #else

@@ -12,18 +12,18 @@
 #include "transport/shm/shm_wire.h"
 
 /** The address of the socket with that name, and its length. */
-socklen_t shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out);
+socklen_t kvf_shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out);
 
 /** A number for the network namespace, in which socket names live; 0 when unknown. */
-uint64_t shm_network_namespace(void);
+uint64_t kvf_shm_network_namespace(void);
 
 /** When a process began, in ticks since the machine did; 0 when unknown. */
-uint64_t shm_process_started(pid_t pid);
+uint64_t kvf_shm_process_started(pid_t pid);
 
 /** Who is at the other end. KVF_E_PERMISSION unless it runs as our user, or as root. */
-kvf_status shm_peer_process(int socket, pid_t *pid);
+kvf_status kvf_shm_peer_process(int socket, pid_t *pid);
 
 /** A descriptor that polls readable when the process has ended; -1 when the kernel has none. */
-int shm_process_open(pid_t pid);
+int kvf_shm_process_open(pid_t pid);
 
 #endif

@@ -17,21 +17,21 @@
 #define SLOT_BYTES_MAX (16ull << 20)
 
 /* Best effort: who does not read it finds the connection closed. */
-static void say_refused(const shm_endpoint *endpoint, int fd, shm_refusal why) {
-    shm_refused_message message = {{SHM_REFUSED, why}, kvf_transport_oldest(endpoint->transport)};
-    (void)shm_send(fd, &message, sizeof message, -1);
+static void say_refused(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_refusal why) {
+    kvf_shm_refused_message message = {{SHM_REFUSED, why}, kvf_transport_oldest(endpoint->transport)};
+    (void)kvf_shm_send(fd, &message, sizeof message, -1);
 }
 
 /* ---- coming and going ------------------------------------------------------------------------ */
 
-static void unmap_buffer(shm_buffer *buffer) {
+static void unmap_buffer(kvf_shm_buffer *buffer) {
     if (buffer->address)
         (void)munmap(buffer->address, buffer->slot_bytes * buffer->slots);
-    *buffer = (shm_buffer){0};
+    *buffer = (kvf_shm_buffer){0};
 }
 
-static void free_client(shm_client *client) {
-    shm_endpoint *endpoint = client->endpoint;
+static void free_client(kvf_shm_client *client) {
+    kvf_shm_endpoint *endpoint = client->endpoint;
     if (client->previous)
         client->previous->following = client->following;
     else
@@ -41,7 +41,7 @@ static void free_client(shm_client *client) {
     endpoint->unknown_clients -= !client->known;
     unmap_buffer(&client->buffer);
     (void)shm_gate_shut(client->gate);
-    shm_gate_unmap(client->gate);
+    kvf_shm_gate_unmap(client->gate);
     if (client->gate_fd >= 0)
         (void)close(client->gate_fd);
     /* A forked child may hold the same file open, and then closing it does not end the watching. */
@@ -51,20 +51,20 @@ static void free_client(shm_client *client) {
 }
 
 /* It closes its end outside of any copy, and the kernel closes it after all of its threads. */
-bool shm_client_writes(shm_client *client) {
+bool kvf_shm_client_writes(kvf_shm_client *client) {
     struct pollfd end = {client->fd, POLLIN, 0};
     if (!shm_gate_shut(client->gate))
         return false;
     return !client->hung_up && !(poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
 }
 
-/* One that is in the middle of a write is kept until it is not: it may be asked for by shm_fence(). */
-void shm_sweep_clients(shm_endpoint *endpoint) {
-    for (shm_client *client = endpoint->clients, *next; client; client = next) {
+/* One that is in the middle of a write is kept until it is not: it may be asked for by kvf_shm_fence(). */
+void kvf_shm_sweep_clients(kvf_shm_endpoint *endpoint) {
+    for (kvf_shm_client *client = endpoint->clients, *next; client; client = next) {
         next = client->following;
         if (!client->gone)
             continue;
-        if (!shm_client_writes(client)) {
+        if (!kvf_shm_client_writes(client)) {
             free_client(client);
         } else if (!client->retired) {
             client->retired = true;
@@ -73,34 +73,34 @@ void shm_sweep_clients(shm_endpoint *endpoint) {
     }
 }
 
-void shm_close_clients(shm_endpoint *endpoint) {
+void kvf_shm_close_clients(kvf_shm_endpoint *endpoint) {
     while (endpoint->clients)
         free_client(endpoint->clients);
 }
 
 /* Strangers that say nothing must not keep others out: the one that came first goes first. */
-static void drop_oldest_unknown(shm_endpoint *endpoint) {
-    shm_client *oldest = NULL;
-    for (shm_client *client = endpoint->clients; client; client = client->following)
+static void drop_oldest_unknown(kvf_shm_endpoint *endpoint) {
+    kvf_shm_client *oldest = NULL;
+    for (kvf_shm_client *client = endpoint->clients; client; client = client->following)
         if (!client->known && !client->gone)
             oldest = client; /* clients are listed newest first */
     if (oldest)
         oldest->gone = true;
 }
 
-static kvf_status add_client(shm_endpoint *endpoint, int fd) {
+static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
     pid_t pid;
-    kvf_status status = shm_peer_process(fd, &pid);
+    kvf_status status = kvf_shm_peer_process(fd, &pid);
     if (status)
         return status;
-    shm_client *client = kvf_alloc0(1, sizeof *client);
+    kvf_shm_client *client = kvf_alloc0(1, sizeof *client);
     if (!client)
         return kvf_nomem("a client");
     client->endpoint = endpoint;
     client->fd = fd;
     client->gate_fd = -1;
-    client->watch = (shm_watch){SHM_WATCH_CLIENT, client};
-    status = shm_watch_add(endpoint, fd, &client->watch);
+    client->watch = (kvf_shm_watch){SHM_WATCH_CLIENT, client};
+    status = kvf_shm_watch_add(endpoint, fd, &client->watch);
     if (status) {
         kvf_free(client);
         return status;
@@ -116,7 +116,7 @@ static kvf_status add_client(shm_endpoint *endpoint, int fd) {
 
 /* Without a descriptor for it, the connection at the head of the queue would stay there, and we would be
  * called for it forever. */
-static void refuse_one(shm_endpoint *endpoint) {
+static void refuse_one(kvf_shm_endpoint *endpoint) {
     if (endpoint->spare_fd < 0)
         return;
     (void)close(endpoint->spare_fd);
@@ -126,7 +126,7 @@ static void refuse_one(shm_endpoint *endpoint) {
     endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-void shm_accept(shm_endpoint *endpoint) {
+void kvf_shm_accept(kvf_shm_endpoint *endpoint) {
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
         int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
@@ -145,10 +145,10 @@ void shm_accept(shm_endpoint *endpoint) {
 /* ---- what a client is told at first ---------------------------------------------------------- */
 
 /* A region inside memory that we allocated can be mapped; any other has only its address. */
-static shm_region describe_region(const shm_endpoint *endpoint, const kvf_memory *region) {
-    shm_region told = {(uint64_t)(uintptr_t)region->address, region->bytes, 0, SHM_NO_ARENA, 0};
+static kvf_shm_region describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
+    kvf_shm_region told = {(uint64_t)(uintptr_t)region->address, region->bytes, 0, SHM_NO_ARENA, 0};
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
-        const shm_arena *arena = &endpoint->arenas[i];
+        const kvf_shm_arena *arena = &endpoint->arenas[i];
         uint64_t begin = (uint64_t)(uintptr_t)arena->address;
         if (told.address >= begin && told.address - begin <= arena->bytes &&
             told.bytes <= arena->bytes - (told.address - begin)) {
@@ -159,37 +159,37 @@ static shm_region describe_region(const shm_endpoint *endpoint, const kvf_memory
     return told;
 }
 
-static kvf_status tell_regions(shm_client *client, const kvf_memory *regions, uint32_t count) {
-    shm_regions_message *message = &client->endpoint->packet.as.regions;
+static kvf_status tell_regions(kvf_shm_client *client, const kvf_memory *regions, uint32_t count) {
+    kvf_shm_regions_message *message = &client->endpoint->packet.as.regions;
     uint32_t here = count - client->regions_told;
     if (here > SHM_REGIONS_MAX)
         here = SHM_REGIONS_MAX;
-    message->header = (shm_header){SHM_REGIONS, here};
+    message->header = (kvf_shm_header){SHM_REGIONS, here};
     message->first = client->regions_told;
     message->unused = 0;
     for (uint32_t i = 0; i < here; i++)
         message->regions[i] = describe_region(client->endpoint, &regions[client->regions_told + i]);
-    kvf_status status =
-        shm_send(client->fd, message, offsetof(shm_regions_message, regions) + here * sizeof(shm_region), -1);
+    kvf_status status = kvf_shm_send(
+        client->fd, message, offsetof(kvf_shm_regions_message, regions) + here * sizeof(kvf_shm_region), -1);
     if (!status)
         client->regions_told += here;
     return status;
 }
 
-static kvf_status tell_arena(shm_client *client) {
-    const shm_arena *arena = &client->endpoint->arenas[client->arenas_told];
-    shm_arena_message message = {{SHM_ARENA, client->arenas_told}, arena->bytes};
-    kvf_status status = shm_send(client->fd, &message, sizeof message, arena->fd);
+static kvf_status tell_arena(kvf_shm_client *client) {
+    const kvf_shm_arena *arena = &client->endpoint->arenas[client->arenas_told];
+    kvf_shm_arena_message message = {{SHM_ARENA, client->arenas_told}, arena->bytes};
+    kvf_status status = kvf_shm_send(client->fd, &message, sizeof message, arena->fd);
     if (!status)
         client->arenas_told++;
     return status;
 }
 
-static kvf_status tell_gate(shm_client *client) {
-    shm_header message = {SHM_GATE, 0};
-    kvf_status status = client->gate ? KVF_OK : shm_gate_make(&client->gate, &client->gate_fd);
+static kvf_status tell_gate(kvf_shm_client *client) {
+    kvf_shm_header message = {SHM_GATE, 0};
+    kvf_status status = client->gate ? KVF_OK : kvf_shm_gate_make(&client->gate, &client->gate_fd);
     if (!status)
-        status = shm_send(client->fd, &message, sizeof message, client->gate_fd);
+        status = kvf_shm_send(client->fd, &message, sizeof message, client->gate_fd);
     if (status)
         return status;
     client->gate_told = true;
@@ -199,7 +199,7 @@ static kvf_status tell_gate(shm_client *client) {
 }
 
 /* Sends what is due, in order, until the client does not read. */
-static kvf_status tell(shm_client *client) {
+static kvf_status tell(kvf_shm_client *client) {
     uint32_t count;
     const kvf_memory *regions = kvf_transport_regions(client->endpoint->transport, &count);
     kvf_status status = KVF_OK;
@@ -211,13 +211,13 @@ static kvf_status tell(shm_client *client) {
         } else if (!client->gate_told) {
             status = tell_gate(client);
         } else {
-            shm_header ready = {SHM_READY, 0};
-            status = shm_send(client->fd, &ready, sizeof ready, -1);
+            kvf_shm_header ready = {SHM_READY, 0};
+            status = kvf_shm_send(client->fd, &ready, sizeof ready, -1);
             client->ready_told = !status;
         }
     }
     if (!status && client->answer_due) {
-        status = shm_send(client->fd, &client->answer, sizeof client->answer, -1);
+        status = kvf_shm_send(client->fd, &client->answer, sizeof client->answer, -1);
         client->answer_due = status != KVF_OK;
     }
     return status;
@@ -233,25 +233,25 @@ static bool same_key(const unsigned char *a, const unsigned char *b) {
     return different == 0;
 }
 
-void shm_client_refuse(shm_client *client, shm_refusal why) {
+void kvf_shm_client_refuse(kvf_shm_client *client, kvf_shm_refusal why) {
     say_refused(client->endpoint, client->fd, why);
     client->gone = true;
 }
 
-static bool refuse(shm_client *client, shm_refusal why) {
-    shm_client_refuse(client, why);
+static bool refuse(kvf_shm_client *client, kvf_shm_refusal why) {
+    kvf_shm_client_refuse(client, why);
     return false;
 }
 
-static bool take_hello(shm_client *client, const shm_packet *packet) {
-    const shm_hello *hello = &packet->as.hello;
-    if (packet->as.header.kind != SHM_HELLO || packet->bytes < offsetof(shm_hello, region_count))
+static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
+    const kvf_shm_hello *hello = &packet->as.hello;
+    if (packet->as.header.kind != SHM_HELLO || packet->bytes < offsetof(kvf_shm_hello, region_count))
         return false;
     if (hello->version != SHM_VERSION || packet->bytes != sizeof *hello)
         return refuse(client, SHM_REFUSED_VERSION);
     if (!same_key(hello->key, client->endpoint->card.key))
         return refuse(client, SHM_REFUSED_KEY);
-    if (shm_guests_fenced(&client->endpoint->guests, hello->from))
+    if (kvf_shm_guests_fenced(&client->endpoint->guests, hello->from))
         return refuse(client, SHM_REFUSED_FENCED);
     if (hello->generation < kvf_transport_oldest(client->endpoint->transport))
         return refuse(client, SHM_REFUSED_GENERATION);
@@ -262,32 +262,33 @@ static bool take_hello(shm_client *client, const shm_packet *packet) {
     client->known = true;
     memcpy(client->from, hello->from, SHM_ID_BYTES);
     memcpy(client->name, hello->name, SHM_NAME_BYTES - 1); /* the last byte stays 0 */
-    shm_guests_see(&client->endpoint->guests, hello->from);
+    kvf_shm_guests_see(&client->endpoint->guests, hello->from);
     client->endpoint->unknown_clients--;
     return true;
 }
 
-static bool take_buffer(shm_client *client, const shm_packet *packet) {
-    const shm_buffer_message *message = &packet->as.buffer;
+static bool take_buffer(kvf_shm_client *client, const kvf_shm_packet *packet) {
+    const kvf_shm_buffer_message *message = &packet->as.buffer;
     uint64_t bytes;
     if (packet->bytes != sizeof *message || client->buffer.address || message->slots == 0 ||
         message->slots > SHM_SLOTS_MAX || message->slot_bytes == 0 || message->slot_bytes > SLOT_BYTES_MAX ||
         !kvf_mul(message->slot_bytes, message->slots, &bytes))
         return false;
     unsigned char *address;
-    if (shm_map_foreign(packet->fd, bytes, &address))
+    if (kvf_shm_map_foreign(packet->fd, bytes, &address))
         return false;
-    client->buffer = (shm_buffer){address, message->slot_bytes, message->slots};
+    client->buffer = (kvf_shm_buffer){address, message->slot_bytes, message->slots};
     return true;
 }
 
 /* Every piece in our regions, and all of them in the slot. */
-static kvf_status check_pieces(const shm_client *client, const shm_move_message *move, uint64_t *bytes) {
+static kvf_status check_pieces(const kvf_shm_client *client, const kvf_shm_move_message *move,
+                               uint64_t *bytes) {
     uint32_t regions;
     const kvf_memory *memory = kvf_transport_regions(client->endpoint->transport, &regions);
     *bytes = 0;
     for (uint32_t i = 0; i < move->header.count; i++) {
-        const shm_piece *piece = &move->pieces[i];
+        const kvf_shm_piece *piece = &move->pieces[i];
         if (piece->region >= regions)
             return KVF_E_NOT_REGISTERED;
         if (piece->offset > memory[piece->region].bytes ||
@@ -300,11 +301,11 @@ static kvf_status check_pieces(const shm_client *client, const shm_move_message 
 }
 
 /* check_pieces() has made all of this safe. */
-static void copy_pieces(const shm_client *client, const shm_move_message *move) {
+static void copy_pieces(const kvf_shm_client *client, const kvf_shm_move_message *move) {
     unsigned char *const *bases = kvf_transport_bases(client->endpoint->transport);
     unsigned char *slot = client->buffer.address + move->slot * client->buffer.slot_bytes;
     for (uint32_t i = 0; i < move->header.count; i++) {
-        const shm_piece *piece = &move->pieces[i];
+        const kvf_shm_piece *piece = &move->pieces[i];
         unsigned char *ours = bases[piece->region] + piece->offset;
         if (move->direction == KVF_READ)
             memcpy(slot, ours, piece->bytes);
@@ -314,10 +315,11 @@ static void copy_pieces(const shm_client *client, const shm_move_message *move) 
     }
 }
 
-static bool take_move(shm_client *client, const shm_packet *packet, uint64_t *budget) {
-    const shm_move_message *move = &packet->as.move;
-    if (packet->bytes < offsetof(shm_move_message, pieces) ||
-        !shm_fits(packet, offsetof(shm_move_message, pieces), sizeof(shm_piece), SHM_PIECES_MAX) ||
+static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *budget) {
+    const kvf_shm_move_message *move = &packet->as.move;
+    if (packet->bytes < offsetof(kvf_shm_move_message, pieces) ||
+        !kvf_shm_fits(packet, offsetof(kvf_shm_move_message, pieces), sizeof(kvf_shm_piece),
+                      SHM_PIECES_MAX) ||
         !client->buffer.address || move->slot >= client->buffer.slots ||
         (move->direction != KVF_READ && move->direction != KVF_WRITE))
         return false;
@@ -328,21 +330,21 @@ static bool take_move(shm_client *client, const shm_packet *packet, uint64_t *bu
     if (!status)
         copy_pieces(client, move);
     *budget -= kvf_min_u64(*budget, bytes);
-    client->answer = (shm_moved_message){{SHM_MOVED, 0}, move->slot, (uint32_t)status};
+    client->answer = (kvf_shm_moved_message){{SHM_MOVED, 0}, move->slot, (uint32_t)status};
     client->answer_due = true;
     return true;
 }
 
-static bool take_notice(const shm_client *client, const shm_packet *packet) {
-    size_t bytes = packet->bytes - sizeof(shm_header);
+static bool take_notice(const kvf_shm_client *client, const kvf_shm_packet *packet) {
+    size_t bytes = packet->bytes - sizeof(kvf_shm_header);
     if (bytes < 1 || bytes > KVF_NOTICE_MAX || packet->as.header.count != bytes)
         return false;
-    return kvf_deliver(client->endpoint->transport, client->name, packet->as.raw + sizeof(shm_header),
+    return kvf_deliver(client->endpoint->transport, client->name, packet->as.raw + sizeof(kvf_shm_header),
                        bytes) == KVF_OK;
 }
 
 /* False: it does not keep to the protocol. */
-static bool take_message(shm_client *client, const shm_packet *packet, uint64_t *budget) {
+static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *budget) {
     if (!client->known)
         return take_hello(client, packet);
     switch (packet->as.header.kind) {
@@ -358,12 +360,12 @@ static bool take_message(shm_client *client, const shm_packet *packet, uint64_t 
 }
 
 /* Whether there was one. */
-static bool read_one(shm_client *client, uint64_t *budget) {
-    shm_packet *packet = &client->endpoint->packet;
+static bool read_one(kvf_shm_client *client, uint64_t *budget) {
+    kvf_shm_packet *packet = &client->endpoint->packet;
     /* What there is no memory for stays in the socket. */
     if (kvf_deliver_room(client->endpoint->transport, KVF_NOTICE_ROOM_MAX))
         return false;
-    kvf_status status = shm_receive(client->fd, packet);
+    kvf_status status = kvf_shm_receive(client->fd, packet);
     if (status) {
         client->gone = status != KVF_E_AGAIN;
         return false;
@@ -376,7 +378,7 @@ static bool read_one(shm_client *client, uint64_t *budget) {
     return !client->gone;
 }
 
-void shm_serve(shm_client *client, uint32_t events, uint64_t *budget) {
+void kvf_shm_serve(kvf_shm_client *client, uint32_t events, uint64_t *budget) {
     if (client->gone)
         return;
     client->hung_up = client->hung_up || (events & (EPOLLHUP | EPOLLERR));
@@ -394,6 +396,6 @@ void shm_serve(shm_client *client, uint32_t events, uint64_t *budget) {
         client->gone = status != KVF_E_PEER_LOST; /* lost: what it sent before is read next time */
     bool blocked = status == KVF_E_AGAIN;
     if (blocked != client->blocked && !client->gone)
-        shm_watch_change(client->endpoint, client->fd, &client->watch, !blocked, blocked);
+        kvf_shm_watch_change(client->endpoint, client->fd, &client->watch, !blocked, blocked);
     client->blocked = blocked;
 }

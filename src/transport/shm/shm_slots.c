@@ -9,7 +9,7 @@
 
 #include "transport/shm/shm.h"
 
-static unsigned char *slot_address(const shm_link *link, uint32_t slot) {
+static unsigned char *slot_address(const kvf_shm_link *link, uint32_t slot) {
     return link->buffer.address + slot * link->buffer.slot_bytes;
 }
 
@@ -19,7 +19,7 @@ static const kvf_run *slice_runs(const kvf_slice *slice, size_t *count) {
 }
 
 /* Between our memory and a slot. */
-static void copy_slice(const shm_link *link, const kvf_slice *slice, unsigned char *slot, bool to_slot) {
+static void copy_slice(const kvf_shm_link *link, const kvf_slice *slice, unsigned char *slot, bool to_slot) {
     unsigned char *const *bases = kvf_transport_bases(link->endpoint->transport);
     size_t count;
     const kvf_run *runs = slice_runs(slice, &count);
@@ -33,19 +33,19 @@ static void copy_slice(const shm_link *link, const kvf_slice *slice, unsigned ch
     }
 }
 
-static kvf_status make_buffer(shm_link *link) {
+static kvf_status make_buffer(kvf_shm_link *link) {
     uint32_t slots = link->endpoint->slots;
     uint64_t bytes = (uint64_t)SHM_SLOT_BYTES * slots;
     unsigned char *address;
-    kvf_status status = shm_make_memory(&bytes, &link->buffer_fd, &address);
+    kvf_status status = kvf_shm_make_memory(&bytes, &link->buffer_fd, &address);
     if (!status)
-        link->buffer = (shm_buffer){address, SHM_SLOT_BYTES, slots};
+        link->buffer = (kvf_shm_buffer){address, SHM_SLOT_BYTES, slots};
     return status;
 }
 
-static kvf_status send_buffer(shm_link *link) {
-    shm_buffer_message message = {{SHM_BUFFER, 0}, link->buffer.slot_bytes, link->buffer.slots, 0};
-    kvf_status status = shm_send(link->fd, &message, sizeof message, link->buffer_fd);
+static kvf_status send_buffer(kvf_shm_link *link) {
+    kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, link->buffer.slot_bytes, link->buffer.slots, 0};
+    kvf_status status = kvf_shm_send(link->fd, &message, sizeof message, link->buffer_fd);
     if (status)
         return status;
     (void)close(link->buffer_fd);
@@ -53,14 +53,14 @@ static kvf_status send_buffer(shm_link *link) {
     return KVF_OK;
 }
 
-static uint32_t free_slot(const shm_link *link) {
+static uint32_t free_slot(const kvf_shm_link *link) {
     uint32_t slot = 0;
     while (slot < link->buffer.slots && link->slots[slot].busy)
         slot++;
     return slot;
 }
 
-kvf_status shm_slots_free(shm_link *link) {
+kvf_status kvf_shm_slots_free(kvf_shm_link *link) {
     kvf_status status = link->buffer.address ? KVF_OK : make_buffer(link);
     if (!status && link->buffer_fd >= 0)
         status = send_buffer(link);
@@ -88,26 +88,26 @@ static kvf_slice cut(const kvf_slice *next) {
     return slice;
 }
 
-kvf_status shm_slots_start(shm_link *link, const kvf_slice *next, kvf_slice *started) {
+kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_slice *started) {
     kvf_batch *batch = link->slices.current;
     kvf_slice slice = cut(next);
     uint32_t slot = free_slot(link);
-    shm_move_message *move = &link->endpoint->packet.as.move;
+    kvf_shm_move_message *move = &link->endpoint->packet.as.move;
     size_t count;
     const kvf_run *runs = slice_runs(&slice, &count);
-    move->header = (shm_header){SHM_MOVE, (uint32_t)count};
+    move->header = (kvf_shm_header){SHM_MOVE, (uint32_t)count};
     move->slot = slot;
     move->direction = batch->direction;
     for (size_t i = 0; i < count; i++)
-        move->pieces[i] = (shm_piece){runs[i].remote_offset, runs[i].bytes, runs[i].remote_region, 0};
+        move->pieces[i] = (kvf_shm_piece){runs[i].remote_offset, runs[i].bytes, runs[i].remote_region, 0};
     if (batch->direction == KVF_WRITE)
         copy_slice(link, &slice, slot_address(link, slot), true);
-    kvf_status status =
-        shm_send(link->fd, move, offsetof(shm_move_message, pieces) + count * sizeof(shm_piece), -1);
+    kvf_status status = kvf_shm_send(
+        link->fd, move, offsetof(kvf_shm_move_message, pieces) + count * sizeof(kvf_shm_piece), -1);
     link->blocked = status == KVF_E_AGAIN;
     if (status)
         return status;
-    link->slots[slot] = (shm_slot){true, batch, slice};
+    link->slots[slot] = (kvf_shm_slot){true, batch, slice};
     batch->in_flight++;
     *started = slice;
     return KVF_OK;
@@ -115,14 +115,14 @@ kvf_status shm_slots_start(shm_link *link, const kvf_slice *next, kvf_slice *sta
 
 /* A batch that is not the current one has been started whole, or was stopped: it ends with its last answer.
  */
-static void settle(shm_link *link, kvf_batch *batch) {
+static void settle(kvf_shm_link *link, kvf_batch *batch) {
     if (batch->failed && batch == link->slices.current)
         (void)kvf_slices_drop_current(&link->slices);
     if (batch->in_flight > 0 || batch == link->slices.current)
         return;
-    const char *gone = shm_link_gone(link);
+    const char *gone = kvf_shm_link_gone(link);
     if (gone)
-        shm_link_lose(link, gone);
+        kvf_shm_link_lose(link, gone);
     else if (batch->cancelled)
         kvf_slices_end_cancelled(batch);
     else
@@ -139,7 +139,7 @@ static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer
     kvf_batch_fail(batch, status, kvf_error_detail());
 }
 
-bool shm_slots_waiting(const shm_link *link) {
+bool kvf_shm_slots_waiting(const kvf_shm_link *link) {
     for (uint32_t i = 0; i < link->buffer.slots; i++)
         if (link->slots[i].busy && link->slots[i].batch)
             return true;
@@ -147,34 +147,34 @@ bool shm_slots_waiting(const shm_link *link) {
 }
 
 /* What counts is how the answers follow each other while there is always one to come. */
-static void time_answer(shm_link *link, const shm_slot *slot) {
+static void time_answer(kvf_shm_link *link, const kvf_shm_slot *slot) {
     link->answers++;
-    shm_choice_answered(&link->choice);
+    kvf_shm_choice_answered(&link->choice);
     if (link->no_direct)
         return;
-    uint64_t now = shm_now_ns();
+    uint64_t now = kvf_shm_now_ns();
     if (link->last_ns && slot->batch)
-        shm_choice_learn(&link->choice, SHM_WAY_SERVED, &slot->slice, now - link->last_ns);
-    link->last_ns = shm_slots_waiting(link) ? now : 0;
+        kvf_shm_choice_learn(&link->choice, SHM_WAY_SERVED, &slot->slice, now - link->last_ns);
+    link->last_ns = kvf_shm_slots_waiting(link) ? now : 0;
 }
 
 /* Their answers come later, perhaps, and are nobody's. */
-void shm_slots_rescue(shm_link *link) {
-    shm_choice_stalled(&link->choice);
+void kvf_shm_slots_rescue(kvf_shm_link *link) {
+    kvf_shm_choice_stalled(&link->choice);
     link->last_ns = 0;
     for (uint32_t i = 0; i < link->buffer.slots && !link->lost; i++) {
-        shm_slot *slot = &link->slots[i];
+        kvf_shm_slot *slot = &link->slots[i];
         kvf_batch *batch = slot->busy ? slot->batch : NULL;
         if (!batch || batch->direction != KVF_READ)
             continue;
         bool wanted = !batch->failed && !batch->cancelled;
-        kvf_status status = wanted ? shm_direct(link, KVF_READ, &slot->slice) : KVF_OK;
+        kvf_status status = wanted ? kvf_shm_direct(link, KVF_READ, &slot->slice) : KVF_OK;
         if (status == KVF_E_UNSUPPORTED) { /* it has to be waited for */
             link->no_direct = true;
             return;
         }
         if (status == KVF_E_PEER_LOST)
-            shm_link_lose(link, kvf_error_detail());
+            kvf_shm_link_lose(link, kvf_error_detail());
         else if (status)
             kvf_batch_fail(batch, status, kvf_error_detail());
         slot->batch = NULL;
@@ -184,10 +184,10 @@ void shm_slots_rescue(shm_link *link) {
     }
 }
 
-bool shm_slots_moved(shm_link *link, const shm_moved_message *answer) {
+bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer) {
     if (answer->slot >= link->buffer.slots || !link->slots[answer->slot].busy)
         return false;
-    shm_slot *slot = &link->slots[answer->slot];
+    kvf_shm_slot *slot = &link->slots[answer->slot];
     kvf_batch *batch = slot->batch;
     slot->busy = false;
     time_answer(link, slot);
@@ -203,7 +203,7 @@ bool shm_slots_moved(shm_link *link, const shm_moved_message *answer) {
 }
 
 /* What was to be read lies in our slot, and stays there. What was to be written the owner may still write. */
-void shm_slots_forget(shm_link *link) {
+void kvf_shm_slots_forget(kvf_shm_link *link) {
     if (!link->slices.cancelled)
         return;
     for (uint32_t i = 0; i < link->buffer.slots; i++) {
@@ -216,12 +216,12 @@ void shm_slots_forget(shm_link *link) {
     }
 }
 
-void shm_slots_close(shm_link *link) {
+void kvf_shm_slots_close(kvf_shm_link *link) {
     if (link->buffer.address)
         (void)munmap(link->buffer.address, link->buffer.slot_bytes * link->buffer.slots);
     if (link->buffer_fd >= 0)
         (void)close(link->buffer_fd);
-    link->buffer = (shm_buffer){0};
+    link->buffer = (kvf_shm_buffer){0};
     link->buffer_fd = -1;
     memset(link->slots, 0, sizeof link->slots);
 }

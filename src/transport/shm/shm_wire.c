@@ -41,13 +41,13 @@ static kvf_status send_parts(int socket, struct iovec *parts, size_t count, int 
     return kvf_fail(KVF_E_IO, "sendmsg: %s", strerror(errno));
 }
 
-kvf_status shm_send(int socket, const void *message, size_t bytes, int fd) {
+kvf_status kvf_shm_send(int socket, const void *message, size_t bytes, int fd) {
     struct iovec part = {(void *)message, bytes};
     return send_parts(socket, &part, 1, fd);
 }
 
-kvf_status shm_send_two(int socket, const void *head, size_t head_bytes, const void *tail,
-                        size_t tail_bytes) {
+kvf_status kvf_shm_send_two(int socket, const void *head, size_t head_bytes, const void *tail,
+                            size_t tail_bytes) {
     struct iovec parts[2] = {{(void *)head, head_bytes}, {(void *)tail, tail_bytes}};
     return send_parts(socket, parts, 2, -1);
 }
@@ -61,7 +61,7 @@ static int take_descriptor(struct msghdr *message) {
     return fd;
 }
 
-kvf_status shm_receive(int socket, shm_packet *packet) {
+kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet) {
     control with;
     struct iovec part = {packet->as.raw, sizeof packet->as.raw};
     struct msghdr message = {
@@ -80,23 +80,23 @@ kvf_status shm_receive(int socket, shm_packet *packet) {
         return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
     packet->fd = take_descriptor(&message);
     packet->bytes = (size_t)got;
-    if (packet->bytes >= sizeof(shm_header) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+    if (packet->bytes >= sizeof(kvf_shm_header) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
         return KVF_OK;
     if (packet->fd >= 0)
         (void)close(packet->fd);
     packet->fd = -1;
     if (got == 0)
         return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
-    return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed %zu to %u", got, sizeof(shm_header),
+    return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed %zu to %u", got, sizeof(kvf_shm_header),
                     SHM_PACKET_MAX);
 }
 
-bool shm_fits(const shm_packet *packet, size_t fixed, size_t element_bytes, uint32_t most) {
+bool kvf_shm_fits(const kvf_shm_packet *packet, size_t fixed, size_t element_bytes, uint32_t most) {
     uint32_t count = packet->as.header.count;
     return count >= 1 && count <= most && packet->bytes == fixed + count * element_bytes;
 }
 
-kvf_status shm_map_foreign(int fd, uint64_t bytes, unsigned char **out) {
+kvf_status kvf_shm_map_foreign(int fd, uint64_t bytes, unsigned char **out) {
     struct stat stat;
     struct statfs system;
     if (fd < 0 || bytes == 0 || fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size < bytes)
@@ -130,7 +130,7 @@ static kvf_status map_own(int fd, uint64_t bytes, unsigned char **out) {
     return KVF_OK;
 }
 
-kvf_status shm_make_memory(uint64_t *bytes, int *fd, unsigned char **out) {
+kvf_status kvf_shm_make_memory(uint64_t *bytes, int *fd, unsigned char **out) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t rounded;
     if (!kvf_add(*bytes, page - 1, &rounded) || rounded > INT64_MAX)

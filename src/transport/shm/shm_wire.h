@@ -28,7 +28,7 @@
 #define SHM_NAME_BYTES 256
 #define SHM_NO_ARENA UINT32_MAX
 
-typedef enum shm_kind {
+typedef enum kvf_shm_kind {
     SHM_HELLO = 1,
     SHM_ARENA = 2,
     SHM_REGIONS = 3,
@@ -37,139 +37,140 @@ typedef enum shm_kind {
     SHM_MOVE = 6,
     SHM_MOVED = 7,
     SHM_NOTICE = 8,
-    SHM_GATE = 9,     /**< with the descriptor of a shm_gate; nothing follows the header */
-    SHM_REFUSED = 10, /**< the last word before the owner hangs up; count: a shm_refusal */
-} shm_kind;
+    SHM_GATE = 9,     /**< with the descriptor of a kvf_shm_gate; nothing follows the header */
+    SHM_REFUSED = 10, /**< the last word before the owner hangs up; count: a kvf_shm_refusal */
+} kvf_shm_kind;
 
 /** Why an owner does not talk to a consumer. */
-typedef enum shm_refusal {
+typedef enum kvf_shm_refusal {
     SHM_REFUSED_VERSION = 1,
     SHM_REFUSED_KEY = 2,
     SHM_REFUSED_FENCED = 3,
     SHM_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
     SHM_REFUSED_USER = 5,
     SHM_REFUSED_GENERATION = 6, /**< the card speaks of memory that is not there any more */
-} shm_refusal;
+} kvf_shm_refusal;
 
-typedef struct shm_header {
+typedef struct kvf_shm_header {
     uint32_t kind;
     uint32_t count; /**< of what follows: regions, pieces, bytes of a notice; or as the kind says; else 0 */
-} shm_header;
+} kvf_shm_header;
 
 /** This fabric's part of the card. */
-typedef struct shm_card {
+typedef struct kvf_shm_card {
     unsigned char host[SHM_ID_BYTES];
     uint64_t network;                 /**< of the name: the network namespace it is in */
     unsigned char name[SHM_ID_BYTES]; /**< of the socket: everybody on the machine can see it */
     unsigned char key[SHM_ID_BYTES];  /**< nobody can see it */
     uint64_t started;                 /**< when the process began, in the kernel's ticks; 0: not known */
-} shm_card;
+} kvf_shm_card;
 
-typedef struct shm_hello {
-    shm_header header;
+typedef struct kvf_shm_hello {
+    kvf_shm_header header;
     uint32_t version;
     uint32_t region_count; /**< of the card */
     unsigned char key[SHM_ID_BYTES];
     unsigned char from[SHM_ID_BYTES]; /**< the name in the sender's own card */
     uint64_t generation;              /**< of the owner's memory, as the card says */
     char name[SHM_NAME_BYTES];        /**< the sender's own, with its NUL */
-} shm_hello;
+} kvf_shm_hello;
 
-/** The header's count is a shm_refusal. */
-typedef struct shm_refused_message {
-    shm_header header;
+/** The header's count is a kvf_shm_refusal. */
+typedef struct kvf_shm_refused_message {
+    kvf_shm_header header;
     uint64_t generation; /**< the oldest of which a card may speak */
-} shm_refused_message;
+} kvf_shm_refused_message;
 
 /** With the descriptor of the memory. */
-typedef struct shm_arena_message {
-    shm_header header; /* count: its index */
+typedef struct kvf_shm_arena_message {
+    kvf_shm_header header; /* count: its index */
     uint64_t bytes;
-} shm_arena_message;
+} kvf_shm_arena_message;
 
-typedef struct shm_region {
+typedef struct kvf_shm_region {
     uint64_t address; /**< in the owner's memory */
     uint64_t bytes;
     uint64_t arena_offset;
     uint32_t arena; /**< or SHM_NO_ARENA: memory that the owner's caller brought */
     uint32_t unused;
-} shm_region;
+} kvf_shm_region;
 
-typedef struct shm_regions_message {
-    shm_header header; /* count: regions here */
+typedef struct kvf_shm_regions_message {
+    kvf_shm_header header; /* count: regions here */
     uint32_t first;
     uint32_t unused;
-    shm_region regions[SHM_REGIONS_MAX]; /* only `count` are sent */
-} shm_regions_message;
+    kvf_shm_region regions[SHM_REGIONS_MAX]; /* only `count` are sent */
+} kvf_shm_regions_message;
 
 /** With the descriptor of the memory: `slots` times `slot_bytes`. */
-typedef struct shm_buffer_message {
-    shm_header header;
+typedef struct kvf_shm_buffer_message {
+    kvf_shm_header header;
     uint64_t slot_bytes;
     uint32_t slots;
     uint32_t unused;
-} shm_buffer_message;
+} kvf_shm_buffer_message;
 
-typedef struct shm_piece {
+typedef struct kvf_shm_piece {
     uint64_t offset;
     uint64_t bytes;
     uint32_t region;
     uint32_t unused;
-} shm_piece;
+} kvf_shm_piece;
 
 /** The pieces lie one after the other in the slot. */
-typedef struct shm_move_message {
-    shm_header header; /* count: pieces */
+typedef struct kvf_shm_move_message {
+    kvf_shm_header header; /* count: pieces */
     uint32_t slot;
-    uint32_t direction;               /* of kvf_direction */
-    shm_piece pieces[SHM_PIECES_MAX]; /* only `count` are sent */
-} shm_move_message;
+    uint32_t direction;                   /* of kvf_direction */
+    kvf_shm_piece pieces[SHM_PIECES_MAX]; /* only `count` are sent */
+} kvf_shm_move_message;
 
-typedef struct shm_moved_message {
-    shm_header header;
+typedef struct kvf_shm_moved_message {
+    kvf_shm_header header;
     uint32_t slot;
     uint32_t status;
-} shm_moved_message;
+} kvf_shm_moved_message;
 
-_Static_assert(sizeof(shm_regions_message) <= SHM_PACKET_MAX, "fits");
-_Static_assert(sizeof(shm_move_message) <= SHM_PACKET_MAX, "fits");
+_Static_assert(sizeof(kvf_shm_regions_message) <= SHM_PACKET_MAX, "fits");
+_Static_assert(sizeof(kvf_shm_move_message) <= SHM_PACKET_MAX, "fits");
 
 /**
  * Sends one message, with a descriptor if `fd` is not -1. Never blocks.
  *
  * @return KVF_OK, KVF_E_AGAIN (the other side does not read), KVF_E_PEER_LOST, KVF_E_IO
  */
-kvf_status shm_send(int socket, const void *message, size_t bytes, int fd);
+kvf_status kvf_shm_send(int socket, const void *message, size_t bytes, int fd);
 
 /** Sends a header and what follows it as one message. */
-kvf_status shm_send_two(int socket, const void *head, size_t head_bytes, const void *tail, size_t tail_bytes);
+kvf_status kvf_shm_send_two(int socket, const void *head, size_t head_bytes, const void *tail,
+                            size_t tail_bytes);
 
 /** A message that came in. */
-typedef struct shm_packet {
+typedef struct kvf_shm_packet {
     union {
-        shm_header header;
-        shm_hello hello;
-        shm_refused_message refused;
-        shm_arena_message arena;
-        shm_regions_message regions;
-        shm_buffer_message buffer;
-        shm_move_message move;
-        shm_moved_message moved;
+        kvf_shm_header header;
+        kvf_shm_hello hello;
+        kvf_shm_refused_message refused;
+        kvf_shm_arena_message arena;
+        kvf_shm_regions_message regions;
+        kvf_shm_buffer_message buffer;
+        kvf_shm_move_message move;
+        kvf_shm_moved_message moved;
         unsigned char raw[SHM_PACKET_MAX];
     } as;
     size_t bytes;
     int fd; /**< that came with it, or -1: the receiver's to close */
-} shm_packet;
+} kvf_shm_packet;
 
 /**
  * Receives one message, at least as long as a header. Never blocks.
  *
  * @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (shorter or longer than any)
  */
-kvf_status shm_receive(int socket, shm_packet *packet);
+kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet);
 
 /** Whether a packet of this length can be `fixed` bytes and then `header.count` elements, 1 to `most`. */
-bool shm_fits(const shm_packet *packet, size_t fixed, size_t element_bytes, uint32_t most);
+bool kvf_shm_fits(const kvf_shm_packet *packet, size_t fixed, size_t element_bytes, uint32_t most);
 
 /**
  * Maps memory whose descriptor another process sent: it must really have that many bytes and be sealed
@@ -177,9 +178,9 @@ bool shm_fits(const shm_packet *packet, size_t fixed, size_t element_bytes, uint
  *
  * @return KVF_OK, KVF_E_PARSE (not such memory), KVF_E_NOMEM
  */
-kvf_status shm_map_foreign(int fd, uint64_t bytes, unsigned char **out);
+kvf_status kvf_shm_map_foreign(int fd, uint64_t bytes, unsigned char **out);
 
 /** Makes memory to share: sealed, mapped, zeroed. `bytes` becomes a multiple of the page size. */
-kvf_status shm_make_memory(uint64_t *bytes, int *fd, unsigned char **out);
+kvf_status kvf_shm_make_memory(uint64_t *bytes, int *fd, unsigned char **out);
 
 #endif
