@@ -152,7 +152,7 @@ static void note_failed_handshake(const kvf_zmq_link *link, kvf_line *line, uint
         line->why = KVF_E_PEER_LOST;
         line->what = link->encrypted
                          ? "closed, or no answer, during the handshake: perhaps another key than its own"
-                         : "closed, or no answer, during the handshake";
+                         : "closed, or no answer, during the handshake: perhaps the other end encrypts";
     } else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
         line->why = KVF_E_PERMISSION;
         line->what = link->encrypted ? "the other end does not encrypt, and we do"
