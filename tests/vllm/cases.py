@@ -49,6 +49,14 @@ def qwen3next(prefill: Side, decode: Side) -> Case:
     return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST)
 
 
+def deepseek(prefill: int, decode: int) -> Case:
+    """By tensor-parallel sizes. Left alone vLLM takes AMX kernels where there are some; they refuse float32."""
+    plain = ("--attention-backend", "CPU_MLA")
+    return Case(
+        "deepseek", Side(tp=prefill, arguments=plain), Side(tp=decode, arguments=plain), tokens=Tokens.NOTHING
+    )
+
+
 # A convolution's state with its channels outermost; by default its steps are.
 CHANNELS_FIRST = (("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),)
 LONG = ("--max-model-len", "4096")
@@ -81,9 +89,9 @@ CASES = {
     "gptoss-64-32": Case("gptoss", Side(64), Side(32)),
     "gptoss-tp2-tp1": Case("gptoss", Side(64, tp=2), Side(32)),
     "gptoss-tp1-tp2": Case("gptoss", Side(64), Side(32, tp=2)),
-    "deepseek": Case("deepseek", Side(), Side(), tokens=Tokens.NOTHING),
-    "deepseek-tp2-tp1": Case("deepseek", Side(tp=2), Side(), tokens=Tokens.NOTHING),
-    "deepseek-tp1-tp2": Case("deepseek", Side(), Side(tp=2), tokens=Tokens.NOTHING),
+    "deepseek": deepseek(1, 1),
+    "deepseek-tp2-tp1": deepseek(2, 1),
+    "deepseek-tp1-tp2": deepseek(1, 2),
     "granite": Case("granite", Side(), Side(), has_state=True),
     "granite-tp2-tp1": Case("granite", Side(tp=2), Side(), has_state=True),
     "granite-tp1-tp2": Case("granite", Side(), Side(tp=2), has_state=True),

@@ -59,9 +59,12 @@ def _has(owner: Any, name: str) -> bool:
     if not inspect.isclass(owner):
         return False
     for kind in owner.__mro__:
-        code = getattr(kind.__dict__.get("__init__"), "__code__", None)
-        if name in inspect.get_annotations(kind) or (code and name in code.co_names):
+        if name in inspect.get_annotations(kind):
             return True
+        for makes in ("__init__", "__post_init__"):
+            code = getattr(kind.__dict__.get(makes), "__code__", None)
+            if code is not None and name in code.co_names:
+                return True
     return False
 
 
@@ -148,6 +151,9 @@ NEEDS = (
     Need(f"{_GROUPS}:GroupCoordinator.world_size", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.cpu_group", "telling all ranks of each other"),
     Need("vllm.config:VllmConfig.num_prefill_lookahead_tokens", "states under speculative decoding"),
+    Need("vllm.config:ModelConfig.model_arch_config", "the KV heads of each layer"),
+    Need("vllm.config.model_arch:ModelArchitectureConfig.__getitem__", "the KV heads of each layer"),
+    Need("vllm.config.model_arch:ModelArchitectureConfig.total_num_kv_heads", "the KV heads of each layer"),
     Need("vllm.config:ParallelConfig.data_parallel_index", "ports of data-parallel engines"),
     Need("vllm.config:ParallelConfig.decode_context_parallel_size", "refusing context parallelism"),
     Need("vllm.config:ParallelConfig.prefill_context_parallel_size", "refusing context parallelism"),
