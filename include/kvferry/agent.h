@@ -70,10 +70,10 @@ typedef struct kvf_log_line {
 
 /** Durations are in nanoseconds; 0 means the default in brackets. */
 typedef struct kvf_agent_options {
-    size_t struct_size;     /**< sizeof(kvf_agent_options) */
-    const char *listen;     /**< where to listen; NULL: "tcp://127.0.0.1:*"; "": nowhere */
-    const char *advertise;  /**< the endpoint told to peers; NULL: the one listened on */
-    const char *transport;  /**< kind, see kvf_transport_open(); NULL: "auto" */
+    size_t struct_size;          /**< sizeof(kvf_agent_options) */
+    const char *listen;          /**< where to listen; NULL: "tcp://127.0.0.1:*"; "": nowhere */
+    const char *advertise;       /**< the endpoint told to peers; NULL: the one listened on */
+    const char *transport;       /**< kind, see kvf_transport_open(); NULL: "auto" */
     const kvf_setting *settings; /**< of the transport, read while opening; NULL: none */
     uint32_t setting_count;
     const char *facts;      /**< `name: value` lines that must be the same on both sides, beyond the model's
