@@ -21,7 +21,7 @@
 #define BEATS 15u
 #define SINGLE 2000u /* requests one after the other */
 #define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way */
-#define CALLERS 4u
+#define CALLERS ((size_t)4)
 #define CALLS 5000u /* of each */
 
 /* ---- meeting --------------------------------------------------------------------------------- */
