@@ -391,9 +391,5 @@ void kvf_front_dispatch(kvf_transport *transport) {
 
 void kvf_front_update_wake(kvf_transport *transport) {
     bool due = transport->ended.first || transport->notices.length > 0 || transport->lost_untold > 0;
-    uint64_t count = 1;
-    if (due && !transport->awake)
-        transport->awake = write(transport->wake_fd, &count, sizeof count) == (ssize_t)sizeof count;
-    else if (!due && transport->awake)
-        transport->awake = read(transport->wake_fd, &count, sizeof count) < 0;
+    kvf_wake_set(&transport->wake, due);
 }

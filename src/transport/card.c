@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
+
 #define CARD_VERSION 2
 #define CHECKSUM_BYTES 8
 
@@ -38,21 +40,12 @@ void kvf_buffer_free(kvf_buffer *bytes) {
     *bytes = (kvf_buffer){0};
 }
 
-/* FNV-1a. It finds damage, not forgery: whoever may write a card may write this too. */
-static uint64_t checksum(const unsigned char *data, size_t bytes) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ data[i]) * 0x100000001b3u;
-    return hash;
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
 
 /* Appends the low `width` bytes of a number. The first failure stays. */
 static void put(kvf_status *status, kvf_buffer *out, uint64_t number, size_t width) {
     unsigned char raw[8];
-    for (size_t i = 0; i < width; i++)
-        raw[i] = (unsigned char)(number >> (8 * i));
+    kvf_put_number(raw, number, width);
     if (!*status)
         *status = kvf_buffer_add(out, raw, width);
 }
@@ -87,43 +80,17 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
         put_bytes(&status, out, part->data, part->bytes);
     }
     if (!status)
-        put(&status, out, checksum(out->data + start, out->length - start), CHECKSUM_BYTES);
+        put(&status, out, kvf_byte_sum(KVF_BYTE_SUM_START, out->data + start, out->length - start),
+            CHECKSUM_BYTES);
     return status;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* The bytes not yet read. Once something was missing, everything after it reads as zeros. */
-typedef struct reader {
-    const unsigned char *data;
-    size_t left;
-    bool cut_off;
-} reader;
-
-static const unsigned char *take_bytes(reader *from, size_t bytes) {
-    if (bytes > from->left) {
-        from->cut_off = true;
-        from->left = 0;
-        return NULL;
-    }
-    const unsigned char *data = from->data;
-    from->data += bytes;
-    from->left -= bytes;
-    return data;
-}
-
-static uint64_t take(reader *from, size_t width) {
-    const unsigned char *raw = take_bytes(from, width);
-    uint64_t number = 0;
-    for (size_t i = 0; raw && i < width; i++)
-        number |= (uint64_t)raw[i] << (8 * i);
-    return number;
-}
-
 /* A short text: its length in one byte, then its characters, none of them NUL. */
-static bool take_text(reader *from, char *out, size_t most) {
-    size_t length = take(from, 1);
-    const unsigned char *raw = length <= most ? take_bytes(from, length) : NULL;
+static bool take_text(kvf_byte_reader *from, char *out, size_t most) {
+    size_t length = kvf_take_number(from, 1);
+    const unsigned char *raw = length <= most ? kvf_take_bytes(from, length) : NULL;
     if (!raw || memchr(raw, '\0', length))
         return false;
     memcpy(out, raw, length);
@@ -136,8 +103,8 @@ static kvf_status cut_off(void) {
 }
 
 /* The number of regions is believed only as far as there are bytes for them. */
-static kvf_status read_regions(reader *from, kvf_card *card) {
-    uint32_t count = (uint32_t)take(from, 4);
+static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
+    uint32_t count = (uint32_t)kvf_take_number(from, 4);
     if (count > from->left / 8)
         return cut_off();
     card->region_bytes = kvf_alloc(count, sizeof *card->region_bytes);
@@ -145,12 +112,12 @@ static kvf_status read_regions(reader *from, kvf_card *card) {
         return kvf_nomem("a card");
     card->region_count = count;
     for (uint32_t i = 0; i < count; i++)
-        card->region_bytes[i] = take(from, 8);
+        card->region_bytes[i] = kvf_take_number(from, 8);
     return KVF_OK;
 }
 
-static kvf_status read_parts(reader *from, kvf_card *card) {
-    uint32_t count = (uint32_t)take(from, 1);
+static kvf_status read_parts(kvf_byte_reader *from, kvf_card *card) {
+    uint32_t count = (uint32_t)kvf_take_number(from, 1);
     card->parts = kvf_alloc0(count, sizeof *card->parts);
     if (!card->parts)
         return kvf_nomem("a card");
@@ -158,8 +125,8 @@ static kvf_status read_parts(reader *from, kvf_card *card) {
         kvf_card_part *part = &card->parts[i];
         if (!take_text(from, part->kind, KVF_CARD_KIND_MAX))
             return cut_off();
-        part->bytes = take(from, 4);
-        part->data = take_bytes(from, part->bytes);
+        part->bytes = kvf_take_number(from, 4);
+        part->data = kvf_take_bytes(from, part->bytes);
         if (from->cut_off)
             return cut_off();
     }
@@ -167,10 +134,10 @@ static kvf_status read_parts(reader *from, kvf_card *card) {
     return KVF_OK;
 }
 
-static kvf_status read_body(reader *from, kvf_card *out) {
+static kvf_status read_body(kvf_byte_reader *from, kvf_card *out) {
     if (!take_text(from, out->name, KVF_CARD_NAME_MAX))
         return cut_off();
-    out->generation = take(from, 8);
+    out->generation = kvf_take_number(from, 8);
     kvf_status status = read_regions(from, out);
     if (!status)
         status = read_parts(from, out);
@@ -183,18 +150,19 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
     *out = (kvf_card){0};
     if (!data)
         return kvf_fail(KVF_E_PARSE, "card: NULL");
-    reader from = {data, bytes, false};
-    const unsigned char *start = take_bytes(&from, sizeof magic);
+    kvf_byte_reader from = {data, bytes, false};
+    const unsigned char *start = kvf_take_bytes(&from, sizeof magic);
     if (!start || memcmp(start, magic, sizeof magic) != 0)
         return kvf_fail(KVF_E_PARSE, "card: these %zu bytes are not a card", bytes);
-    uint32_t version = (uint32_t)take(&from, 2);
+    uint32_t version = (uint32_t)kvf_take_number(&from, 2);
     if (from.cut_off || from.left < CHECKSUM_BYTES)
         return cut_off();
     if (version != CARD_VERSION)
         return kvf_fail(KVF_E_UNSUPPORTED, "card: version %u; this library knows version %d", version,
                         CARD_VERSION);
-    reader tail = {start + bytes - CHECKSUM_BYTES, CHECKSUM_BYTES, false};
-    if (take(&tail, CHECKSUM_BYTES) != checksum(start, bytes - CHECKSUM_BYTES))
+    kvf_byte_reader tail = {start + bytes - CHECKSUM_BYTES, CHECKSUM_BYTES, false};
+    if (kvf_take_number(&tail, CHECKSUM_BYTES) !=
+        kvf_byte_sum(KVF_BYTE_SUM_START, start, bytes - CHECKSUM_BYTES))
         return kvf_fail(KVF_E_PARSE, "card: its checksum does not fit: it is damaged or cut off");
     from.left -= CHECKSUM_BYTES;
     kvf_status status = read_body(&from, out);

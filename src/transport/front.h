@@ -9,6 +9,7 @@
 #ifndef KVF_TRANSPORT_FRONT_H
 #define KVF_TRANSPORT_FRONT_H
 
+#include "base/wake.h"
 #include "transport/transport.h"
 
 /** A batch as the front sees it: `fabric_view` is all a fabric knows. */
@@ -60,9 +61,8 @@ struct kvf_transport {
     uint64_t generation; /* of the memory: counts its changes */
     uint64_t oldest;     /* cards of before name memory that is not there any more */
     kvf_buffer card;
-    int event_fd; /* an epoll of the fabrics' descriptors, of wake_fd, and of what an agent adds to it */
-    int wake_fd;  /* an eventfd, readable while callbacks are due */
-    bool awake;
+    int event_fd;     /* an epoll of the fabrics' descriptors, of `wake`, and of what an agent adds to it */
+    kvf_wake wake;    /* readable while callbacks are due */
     uint32_t calling; /* callbacks under way, or progress() */
     kvf_peer *peers;
 
@@ -101,7 +101,7 @@ void kvf_front_dispatch_peer(kvf_transport *transport, const kvf_peer *peer);
 /** Ends all batches a peer's fabric has. */
 void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason);
 
-/** Makes wake_fd readable exactly while callbacks are due. */
+/** Makes `wake` readable exactly while callbacks are due. */
 void kvf_front_update_wake(kvf_transport *transport);
 
 /** Frees what regions.c has; the fabrics are closed. */

@@ -47,10 +47,8 @@ static kvf_status open_descriptors(kvf_transport *transport) {
     transport->event_fd = epoll_create1(EPOLL_CLOEXEC);
     if (transport->event_fd < 0)
         return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
-    transport->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (transport->wake_fd < 0)
-        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
-    return watch(transport, transport->wake_fd);
+    kvf_status status = kvf_wake_open(&transport->wake);
+    return status ? status : watch(transport, transport->wake.fd);
 }
 
 /* With "auto", one that does not work here is left out. */
@@ -94,7 +92,7 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     kvf_transport *transport = kvf_alloc0(1, sizeof *transport);
     if (!transport)
         return kvf_nomem("a transport");
-    transport->event_fd = transport->wake_fd = -1;
+    transport->event_fd = transport->wake.fd = -1;
     kind = kind ? kind : "auto";
     transport->automatic = strcmp(kind, "auto") == 0;
     kvf_status status =
@@ -320,7 +318,7 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     kvf_front_update_wake(transport);
     transport->calling--;
     if (busy)
-        *busy = more || transport->awake;
+        *busy = more || transport->wake.on;
     return status;
 }
 
@@ -349,8 +347,7 @@ void kvf_transport_close(kvf_transport *transport) {
     while (transport->peers)
         kvf_peer_close(transport->peers);
     close_fabrics(transport);
-    if (transport->wake_fd >= 0)
-        (void)close(transport->wake_fd);
+    kvf_wake_close(&transport->wake);
     if (transport->event_fd >= 0)
         (void)close(transport->event_fd);
     kvf_front_free_batches(transport);

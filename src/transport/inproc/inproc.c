@@ -12,6 +12,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/wake.h"
 #include "kernel/kernel.h"
 #include "transport/slices.h"
 
@@ -58,8 +59,7 @@ typedef struct inproc_endpoint {
     uint32_t fence_count;
     uint64_t fence_number;
     bool closed;
-    bool signalled; /* wake_fd is readable */
-    int wake_fd;
+    kvf_wake wake;
     kvf_buffer inbox;  /* each: two lengths, the sender's name with its NUL, the bytes */
     size_t inbox_room; /* that the front needs for it */
     struct inproc_endpoint *previous, *following;
@@ -106,19 +106,9 @@ static kvf_status make_token(void) {
     return KVF_OK;
 }
 
-static void signal_endpoint(inproc_endpoint *endpoint, bool on) {
-    uint64_t count = 1;
-    if (endpoint->signalled == on || endpoint->wake_fd < 0)
-        return;
-    ssize_t done =
-        on ? write(endpoint->wake_fd, &count, sizeof count) : read(endpoint->wake_fd, &count, sizeof count);
-    if (done == (ssize_t)sizeof count)
-        endpoint->signalled = on;
-}
-
 static void signal_all(void) {
     for (inproc_endpoint *other = registry.endpoints; other; other = other->following)
-        signal_endpoint(other, true);
+        kvf_wake_set(&other->wake, true);
 }
 
 static void release(inproc_endpoint *endpoint) {
@@ -141,10 +131,10 @@ static kvf_status inproc_open(kvf_transport *transport, const kvf_transport_opti
         return kvf_nomem("an endpoint");
     opened->transport = transport;
     opened->references = 1;
-    opened->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (opened->wake_fd < 0) {
+    kvf_status status = kvf_wake_open(&opened->wake);
+    if (status) {
         kvf_free(opened);
-        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+        return status;
     }
     lock();
     opened->id = ++registry.last_id;
@@ -226,7 +216,7 @@ static kvf_status inproc_card(void *self, kvf_buffer *out) {
 }
 
 static int inproc_event_fd(void *self) {
-    return ((inproc_endpoint *)self)->wake_fd;
+    return ((inproc_endpoint *)self)->wake.fd;
 }
 
 static void inproc_close(void *self) {
@@ -243,8 +233,7 @@ static void inproc_close(void *self) {
         closed->following->previous = closed->previous;
     /* Those who are connected to it find out in their next progress(). */
     signal_all();
-    (void)close(closed->wake_fd);
-    closed->wake_fd = -1;
+    kvf_wake_close(&closed->wake);
     release(closed);
     unlock();
 }
@@ -354,7 +343,7 @@ static kvf_status inproc_submit(void *at, kvf_batch *batch) {
     inproc_link *to = at;
     kvf_slices_add(&to->slices, batch);
     lock();
-    signal_endpoint(to->self, true);
+    kvf_wake_set(&to->self->wake, true);
     unlock();
     return KVF_OK;
 }
@@ -364,7 +353,7 @@ static void inproc_cancel(void *at, kvf_batch *batch) {
     inproc_link *to = at;
     kvf_slices_cancel(&to->slices);
     lock();
-    signal_endpoint(to->self, true);
+    kvf_wake_set(&to->self->wake, true);
     unlock();
 }
 
@@ -391,7 +380,7 @@ static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
     kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "%s", HAS_CLOSED)
                                        : add_notice(remote, sender, data, (uint32_t)bytes);
     if (!status)
-        signal_endpoint(remote, true);
+        kvf_wake_set(&remote->wake, true);
     unlock();
     return status;
 }
@@ -524,7 +513,7 @@ static kvf_status inproc_progress(void *at, bool *busy) {
     }
     report_lost(self);
     lock();
-    signal_endpoint(self, *busy || self->inbox.length > 0);
+    kvf_wake_set(&self->wake, *busy || self->inbox.length > 0);
     unlock();
     return KVF_OK;
 }
@@ -571,7 +560,7 @@ static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
         self->fencing--;
         inproc_endpoint *other = find_endpoint(id);
         if (other)
-            signal_endpoint(other, true); /* to find out */
+            kvf_wake_set(&other->wake, true); /* to find out */
     }
     unlock();
     return status;

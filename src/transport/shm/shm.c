@@ -23,16 +23,6 @@ _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id"
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
-void kvf_shm_wake(kvf_shm_endpoint *endpoint, bool on) {
-    uint64_t count = 1;
-    if (endpoint->awake == on)
-        return;
-    ssize_t done =
-        on ? write(endpoint->wake_fd, &count, sizeof count) : read(endpoint->wake_fd, &count, sizeof count);
-    if (done == (ssize_t)sizeof count)
-        endpoint->awake = on;
-}
-
 kvf_status kvf_shm_watch_add(kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = watch};
     if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
@@ -77,19 +67,20 @@ static kvf_status listen_for_peers(kvf_shm_endpoint *endpoint) {
 
 static kvf_status open_descriptors(kvf_shm_endpoint *endpoint) {
     endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (endpoint->epoll_fd < 0 || endpoint->wake_fd < 0 || endpoint->timer_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1, eventfd and timerfd_create: %s", strerror(errno));
-    kvf_status status = listen_for_peers(endpoint);
+    if (endpoint->epoll_fd < 0 || endpoint->timer_fd < 0)
+        return kvf_fail(KVF_E_IO, "epoll_create1 and timerfd_create: %s", strerror(errno));
+    kvf_status status = kvf_wake_open(&endpoint->wake);
+    if (!status)
+        status = listen_for_peers(endpoint);
     endpoint->listen_watch = (kvf_shm_watch){SHM_WATCH_LISTEN, endpoint};
     endpoint->wake_watch = (kvf_shm_watch){SHM_WATCH_WAKE, endpoint};
     endpoint->timer_watch = (kvf_shm_watch){SHM_WATCH_TIMER, endpoint};
     if (!status)
         status = kvf_shm_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
     if (!status)
-        status = kvf_shm_watch_add(endpoint, endpoint->wake_fd, &endpoint->wake_watch);
+        status = kvf_shm_watch_add(endpoint, endpoint->wake.fd, &endpoint->wake_watch);
     if (!status)
         status = kvf_shm_watch_add(endpoint, endpoint->timer_fd, &endpoint->timer_watch);
     return status;
@@ -105,7 +96,7 @@ static void shm_close(void *self) {
     }
     kvf_free(endpoint->arenas);
     close_descriptor(endpoint->listen_fd);
-    close_descriptor(endpoint->wake_fd);
+    kvf_wake_close(&endpoint->wake);
     close_descriptor(endpoint->timer_fd);
     close_descriptor(endpoint->spare_fd);
     close_descriptor(endpoint->epoll_fd);
@@ -131,7 +122,7 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
     endpoint->slots = SHM_SLOTS;
     if (options->max_in_flight > 0 && options->max_in_flight < SHM_SLOTS)
         endpoint->slots = options->max_in_flight;
-    endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake_fd = endpoint->timer_fd = -1;
+    endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake.fd = endpoint->timer_fd = -1;
     endpoint->spare_fd = -1;
     kvf_status status = take_settings(endpoint, options);
     if (!status)
@@ -180,7 +171,7 @@ static kvf_status shm_unregister(void *self, uint32_t region) {
             kvf_shm_client_refuse(client, SHM_REFUSED_GENERATION);
         inside = kvf_shm_client_writes(client) || inside;
     }
-    kvf_shm_wake(endpoint, true); /* to hang up */
+    kvf_wake_set(&endpoint->wake, true); /* to hang up */
     return inside ? kvf_fail(KVF_E_AGAIN, "a peer is in the middle of a write") : KVF_OK;
 }
 
@@ -270,7 +261,7 @@ static kvf_status shm_progress(void *self, bool *busy) {
         if (link->peer && !link->lost && kvf_shm_link_move(link, KVF_SLICE_BYTES / (moving ? moving : 1)))
             more = true;
     report_lost(endpoint);
-    kvf_shm_wake(endpoint, more);
+    kvf_wake_set(&endpoint->wake, more);
     *busy = more || count == EVENTS || budget == 0;
     return KVF_OK;
 }

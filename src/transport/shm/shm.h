@@ -16,6 +16,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "base/wake.h"
 #include "transport/shm/shm_choice.h"
 #include "transport/shm/shm_gate.h"
 #include "transport/shm/shm_wire.h"
@@ -47,11 +48,11 @@ typedef struct kvf_shm_endpoint {
     bool no_direct_read;
     bool only_direct; /* never through slots unless the kernel forbids it */
     uint32_t slots;   /* for each link */
-    int epoll_fd, listen_fd, wake_fd;
+    int epoll_fd, listen_fd;
+    kvf_wake wake;
     int timer_fd; /* expires when owners have had time to answer */
     bool timing;
     int spare_fd; /* given up for a moment when there are no more descriptors */
-    bool awake;
     kvf_shm_watch listen_watch, wake_watch, timer_watch;
     kvf_shm_card card;
     kvf_shm_arena *arenas;
@@ -142,7 +143,6 @@ struct kvf_shm_link {
 void kvf_shm_start_timer(kvf_shm_endpoint *endpoint);
 
 /** Makes the event descriptor readable, or not, by itself. */
-void kvf_shm_wake(kvf_shm_endpoint *endpoint, bool on);
 
 /** Watches a descriptor, or changes for what. */
 kvf_status kvf_shm_watch_add(kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch);

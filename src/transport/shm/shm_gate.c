@@ -101,7 +101,7 @@ kvf_status kvf_shm_fence(void *self, const void *part, size_t bytes) {
         kvf_shm_client_refuse(client, SHM_REFUSED_FENCED);
         inside = kvf_shm_client_writes(client) || inside;
     }
-    kvf_shm_wake(endpoint, true); /* to hang up */
+    kvf_wake_set(&endpoint->wake, true); /* to hang up */
     if (inside)
         return kvf_fail(KVF_E_AGAIN, "it is in the middle of a copy");
     return kvf_shm_guests_seen(&endpoint->guests, card.name) ? KVF_OK : KVF_E_NOT_FOUND;

@@ -333,7 +333,7 @@ kvf_status kvf_shm_submit(void *at, kvf_batch *batch) {
     kvf_shm_link *link = at;
     kvf_slices_add(&link->slices, batch);
     if (link->ready)
-        kvf_shm_wake(link->endpoint, true);
+        kvf_wake_set(&link->endpoint->wake, true);
     return KVF_OK;
 }
 
@@ -341,7 +341,7 @@ void kvf_shm_cancel(void *at, kvf_batch *batch) {
     (void)batch;
     kvf_shm_link *link = at;
     kvf_slices_cancel(&link->slices);
-    kvf_shm_wake(link->endpoint, true);
+    kvf_wake_set(&link->endpoint->wake, true);
 }
 
 kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {

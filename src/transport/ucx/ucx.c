@@ -35,18 +35,6 @@
 #define IDLE_ROUNDS_MAX 64u
 #define LOOK_AROUND_EVERY 64u
 
-/* ---- waking ---------------------------------------------------------------------------------- */
-
-void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake) {
-    if (endpoint->awake == awake)
-        return;
-    uint64_t one = 1;
-    ssize_t moved =
-        awake ? write(endpoint->wake_fd, &one, sizeof one) : read(endpoint->wake_fd, &one, sizeof one);
-    if (moved == (ssize_t)sizeof one)
-        endpoint->awake = awake;
-}
-
 /* ---- notifications that come in -------------------------------------------------------------- */
 
 /* More than all notifications that one call of ucp_worker_progress() brings: what its transports take out of
@@ -147,13 +135,14 @@ static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
     if (status != UCS_OK)
         return kvf_ucx_fail(status, "event descriptor");
     endpoint->event_fd = epoll_create1(EPOLL_CLOEXEC);
-    endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (endpoint->event_fd < 0 || endpoint->wake_fd < 0 ||
-        !kvf_ucx_listen_to(endpoint, ucx_fd, EPOLLIN, NULL) ||
-        !kvf_ucx_listen_to(endpoint, endpoint->wake_fd, EPOLLIN, NULL))
+    kvf_status opened = kvf_wake_open(&endpoint->wake);
+    if (opened)
+        return opened;
+    if (endpoint->event_fd < 0 || !kvf_ucx_listen_to(endpoint, ucx_fd, EPOLLIN, NULL) ||
+        !kvf_ucx_listen_to(endpoint, endpoint->wake.fd, EPOLLIN, NULL))
         return kvf_fail(KVF_E_IO, "event descriptor: %s", strerror(errno));
     kvf_ucx_light_beacon(endpoint);
-    kvf_ucx_wake(endpoint, true); /* UCX is not armed yet */
+    kvf_wake_set(&endpoint->wake, true); /* UCX is not armed yet */
     return KVF_OK;
 }
 
@@ -175,8 +164,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_ucx_leave();
     if (endpoint->event_fd >= 0)
         (void)close(endpoint->event_fd);
-    if (endpoint->wake_fd >= 0)
-        (void)close(endpoint->wake_fd);
+    kvf_wake_close(&endpoint->wake);
     for (kvf_ucx_job *job = endpoint->spare_jobs, *following; job; job = following) {
         following = job->following;
         kvf_free(job);
@@ -191,7 +179,7 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
         return kvf_nomem("a UCX endpoint");
     endpoint->transport = transport;
     endpoint->max_in_flight = options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT;
-    endpoint->event_fd = endpoint->wake_fd = endpoint->beacon.listener = -1;
+    endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
     endpoint->ready_last = &endpoint->ready;
     kvf_ucx_enter();
     kvf_status status = open_context(endpoint, options);
@@ -241,13 +229,13 @@ static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool 
     endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
     *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->ready || endpoint->any_lost;
     kvf_status status = KVF_OK;
-    if (!*busy && (endpoint->awake || fired)) {
+    if (!*busy && (endpoint->wake.on || fired)) {
         ucs_status_t armed = ucp_worker_arm(endpoint->worker);
         *busy = armed != UCS_OK;
         if (armed != UCS_OK && armed != UCS_ERR_BUSY)
             status = kvf_ucx_fail(armed, "event descriptor");
     }
-    kvf_ucx_wake(endpoint, *busy);
+    kvf_wake_set(&endpoint->wake, *busy);
     return status;
 }
 

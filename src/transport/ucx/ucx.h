@@ -16,6 +16,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include "base/wake.h"
 #include "transport/transport.h"
 
 /** What a card says about the beacon: a random key, then the place (machine and network name space) where its
@@ -139,9 +140,8 @@ typedef struct kvf_ucx_endpoint {
     uint32_t region_count;
     kvf_ucx_allocation *allocations;
     kvf_ucx_beacon beacon;
-    int event_fd; /**< an epoll of UCX's descriptor, wake_fd, the beacon and the links' watches */
-    int wake_fd;  /**< an eventfd, readable while `awake` */
-    bool awake;
+    int event_fd;  /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
+    kvf_wake wake; /**< readable while progress() has something to do that UCX does not show */
     uint32_t idle_rounds;
     uint32_t rounds;
     kvf_ucx_link *links;
@@ -198,9 +198,6 @@ struct kvf_ucx_job {
 };
 
 /* ---- ucx.c ----------------------------------------------------------------------------------- */
-
-/** Makes the event descriptor readable, or as quiet as UCX is. */
-void kvf_ucx_wake(kvf_ucx_endpoint *endpoint, bool awake);
 
 /** Opens a beacon that peers may watch; cards of an earlier one lead nowhere. */
 void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);

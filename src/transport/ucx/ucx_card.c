@@ -8,6 +8,7 @@
  * own, which UCX reads without being told their length. A copy followed by enough zeros keeps it inside our
  * memory; what it does with a forged address is up to UCX, so cards must come from peers that are known.
  */
+#include "base/bytes.h"
 #include "transport/ucx/ucx.h"
 
 #define MAGIC 0x3158554bu /* "KUX1" */
@@ -23,8 +24,7 @@
 
 static kvf_status put_number(kvf_buffer *out, uint64_t number, size_t bytes) {
     unsigned char little[8];
-    for (size_t i = 0; i < bytes; i++)
-        little[i] = (unsigned char)(number >> (8 * i));
+    kvf_put_number(little, number, bytes);
     return kvf_buffer_add(out, little, bytes);
 }
 
@@ -43,13 +43,9 @@ static kvf_status put_region(kvf_buffer *out, const kvf_ucx_card_region *region)
 }
 
 uint64_t kvf_ucx_card_sum(const void *data, size_t bytes) {
-    /* FNV-1a, 64 bits: any changed byte changes it. */
     const unsigned char *at = data;
-    uint64_t sum = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < bytes; i++)
-        if (i < SUM_AT || i >= HEADER_BYTES)
-            sum = (sum ^ at[i]) * 0x100000001b3u;
-    return sum;
+    uint64_t sum = kvf_byte_sum(KVF_BYTE_SUM_START, at, bytes < SUM_AT ? bytes : SUM_AT);
+    return bytes > HEADER_BYTES ? kvf_byte_sum(sum, at + HEADER_BYTES, bytes - HEADER_BYTES) : sum;
 }
 
 kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out) {
@@ -70,52 +66,34 @@ kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out) {
         return status;
     }
     uint64_t sum = kvf_ucx_card_sum(out->data + begin, out->length - begin);
-    for (size_t i = 0; i < 8; i++)
-        out->data[begin + SUM_AT + i] = (unsigned char)(sum >> (8 * i));
+    kvf_put_number(out->data + begin + SUM_AT, sum, 8);
     return KVF_OK;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-typedef struct reader {
-    const unsigned char *at;
-    size_t left;
-} reader;
-
-static const void *take(reader *in, size_t bytes) {
-    if (in->left < bytes)
-        return NULL;
-    const void *taken = in->at;
-    in->at += bytes;
-    in->left -= bytes;
-    return taken;
-}
-
-static bool take_number(reader *in, size_t bytes, uint64_t *out) {
-    const unsigned char *little = take(in, bytes);
-    *out = 0;
-    for (size_t i = 0; little && i < bytes; i++)
-        *out |= (uint64_t)little[i] << (8 * i);
-    return little != NULL;
+static bool take_number(kvf_byte_reader *in, size_t bytes, uint64_t *out) {
+    *out = kvf_take_number(in, bytes);
+    return !in->cut_off;
 }
 
 static kvf_status cut_off(const char *what) {
     return kvf_fail(KVF_E_PARSE, "UCX card: it ends inside %s", what);
 }
 
-static kvf_status take_blob(reader *in, const char *what, const void **out, uint32_t *out_bytes) {
+static kvf_status take_blob(kvf_byte_reader *in, const char *what, const void **out, uint32_t *out_bytes) {
     uint64_t bytes;
     if (!take_number(in, 4, &bytes))
         return cut_off(what);
     if (bytes == 0 || bytes > BLOB_MAX)
         return kvf_fail(KVF_E_PARSE, "UCX card: %s has %llu bytes; allowed 1 to %u", what,
                         (unsigned long long)bytes, BLOB_MAX);
-    *out = take(in, bytes);
+    *out = kvf_take_bytes(in, bytes);
     *out_bytes = (uint32_t)bytes;
     return *out ? KVF_OK : cut_off(what);
 }
 
-static kvf_status take_region(reader *in, uint32_t i, kvf_ucx_card_region *out) {
+static kvf_status take_region(kvf_byte_reader *in, uint32_t i, kvf_ucx_card_region *out) {
     uint64_t end;
     uint64_t no_key;
     if (!take_number(in, 8, &out->address) || !take_number(in, 8, &out->bytes))
@@ -132,7 +110,7 @@ static kvf_status take_region(reader *in, uint32_t i, kvf_ucx_card_region *out) 
     return take_blob(in, "a memory key", &out->key, &out->key_bytes);
 }
 
-static kvf_status take_regions(reader *in, kvf_ucx_card *card) {
+static kvf_status take_regions(kvf_byte_reader *in, kvf_ucx_card *card) {
     uint64_t count;
     if (!take_number(in, 4, &count))
         return cut_off("the number of regions");
@@ -153,7 +131,7 @@ static kvf_status take_regions(reader *in, kvf_ucx_card *card) {
 
 kvf_status kvf_ucx_card_read(const void *data, size_t bytes, kvf_ucx_card *out) {
     *out = (kvf_ucx_card){0};
-    reader in = {data, bytes};
+    kvf_byte_reader in = {data, bytes, false};
     uint64_t magic, sum;
     if (!take_number(&in, 4, &magic) || !take_number(&in, 8, &sum))
         return cut_off("its header");
@@ -164,7 +142,7 @@ kvf_status kvf_ucx_card_read(const void *data, size_t bytes, kvf_ucx_card *out) 
     if (sum != expected)
         return kvf_fail(KVF_E_PARSE, "UCX card: its sum is %#llx, but that of its %zu bytes is %#llx",
                         (unsigned long long)sum, bytes, (unsigned long long)expected);
-    const void *beacon = take(&in, sizeof out->beacon);
+    const void *beacon = kvf_take_bytes(&in, sizeof out->beacon);
     if (!beacon)
         return cut_off("its beacon");
     kvf_ucx_card card = {0};

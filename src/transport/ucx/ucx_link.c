@@ -74,7 +74,7 @@ static void close_ep(kvf_ucx_link *link) {
     }
     while (link->in_flight > 0 || link->messages > 0 || link->lingering > 0)
         (void)ucp_worker_progress(worker);
-    kvf_ucx_wake(link->endpoint, true); /* something of other links may have come in meanwhile */
+    kvf_wake_set(&link->endpoint->wake, true); /* something of other links may have come in meanwhile */
 }
 
 static void stop_watching(kvf_ucx_link *link) {
@@ -216,7 +216,7 @@ kvf_status kvf_ucx_connect(void *endpoint_pointer, const void *data, size_t byte
     if (endpoint->links)
         endpoint->links->previous = link;
     endpoint->links = link;
-    kvf_ucx_wake(endpoint, true);
+    kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
 }
@@ -291,6 +291,6 @@ kvf_status kvf_ucx_notify(void *link_pointer, const void *data, size_t bytes) {
     kvf_ucx_enter();
     kvf_status status = send_message(link, message, bytes);
     kvf_ucx_leave();
-    kvf_ucx_wake(link->endpoint, true);
+    kvf_wake_set(&link->endpoint->wake, true);
     return status;
 }

@@ -94,7 +94,7 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
     link->last = job;
     if (!link->posting)
         link->posting = job;
-    kvf_ucx_wake(endpoint, true);
+    kvf_wake_set(&endpoint->wake, true);
     return KVF_OK;
 }
 
@@ -102,7 +102,7 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
 void kvf_ucx_cancel(void *link_pointer, kvf_batch *batch) {
     (void)batch;
     kvf_ucx_link *link = link_pointer;
-    kvf_ucx_wake(link->endpoint, true);
+    kvf_wake_set(&link->endpoint->wake, true);
 }
 
 /* ---- posting --------------------------------------------------------------------------------- */
