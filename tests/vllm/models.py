@@ -162,11 +162,12 @@ def granite_with(heads: int) -> transformers.PretrainedConfig:
 def qwen3next() -> transformers.PretrainedConfig:
     """Gated delta nets and attention; the CPU kernels want bfloat16, and delta nets with heads of 128.
 
-    Attention has heads of 112: for them vLLM takes the same kernels with AMX and without, whose pages are known.
+    Attention has heads of 80: for them vLLM takes the same kernels with AMX and without, whose pages are known.
     """
     return transformers.Qwen3NextConfig(
         **{**COMMON, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
-        head_dim=112,
+        head_dim=80,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
         num_hidden_layers=4,
         linear_num_value_heads=4,
         linear_num_key_heads=2,
