@@ -48,14 +48,16 @@ const kvf_fabric *kvf_fabric_at(uint32_t i) {
 }
 
 const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out) {
-    const kvf_fabric *chosen = NULL, *fabric;
+    const kvf_fabric *chosen = fabrics[0], *fabric;
+    bool found = false; /* one that reaches peers on this host; the best comes first */
     for (uint32_t i = 0; (fabric = kvf_fabric_at(i)) != NULL; i++) {
-        if (kind && strcmp(kind, fabric->kind.name) == 0) {
+        bool meant = kind && strcmp(kind, fabric->kind.name) == 0;
+        if (meant || (!found && fabric->kind.reach == KVF_REACH_HOST)) {
             chosen = fabric;
-            break;
+            found = true;
         }
-        if (!chosen && fabric->kind.reach == KVF_REACH_HOST)
-            chosen = fabric;
+        if (meant)
+            break;
     }
     *out = chosen->kind.cost;
     return chosen->kind.name;
