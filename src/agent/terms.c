@@ -83,7 +83,7 @@ kvf_status kvf_terms_check(const kvf_remote *remote, const kvf_group_steps *grou
         if (groups[g].begin < groups[g].end)
             status = kvf_match_check(match, g, all_layers(match, g));
         if (status)
-            return kvf_fail_in(status, "%s cannot fill ", remote->name);
+            return kvf_fail_in(status, "%s cannot fill what is asked for: ", remote->name);
     }
     return KVF_OK;
 }

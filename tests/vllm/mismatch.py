@@ -7,8 +7,8 @@ from servers import Side
 
 #: Model and type of the prefill server, and what the decode server's log has to say.
 OTHERS = {
-    "heads of another size": ("llama_heads", "float32", r"k\.0\.units is .32. here and .64. there"),
-    "fewer layers": ("llama_layers", "float32", "layer_count is .4. here and .3. there"),
+    "heads of another size": ("llama_heads", "float32", r"k\.cell_elements is .32. here and .64. there"),
+    "fewer layers": ("llama_layers", "float32", "layers 3 are missing there"),
     "another window": ("llama_window", "float32", "window_tokens is .0. here and .64. there"),
     "another type": ("llama", "bfloat16", "dtype is .f32. here and .bf16. there"),
 }
