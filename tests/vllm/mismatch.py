@@ -10,7 +10,7 @@ OTHERS = {
     "heads of another size": ("llama_heads", "float32", r"k\.cell_elements is .32. here and .64. there"),
     "fewer layers": ("llama_layers", "float32", "layers 3 are missing there"),
     "another window": ("llama_window", "float32", "window_tokens is .0. here and .64. there"),
-    "another type": ("llama", "bfloat16", "dtype is .f32. here and .bf16. there"),
+    "another type": ("llama", "float16", "dtype is .f32. here and .f16. there"),
 }
 
 
