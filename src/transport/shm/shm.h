@@ -219,6 +219,9 @@ bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer
 /** Whether answers are waited for. */
 bool kvf_shm_slots_waiting(const kvf_shm_link *link);
 
+/** Whether an owner that was done without holds every slot: nothing will make one free until it answers. */
+bool kvf_shm_slots_stuck(const kvf_shm_link *link);
+
 /** The owner does not answer: reads what it was asked for without it. */
 void kvf_shm_slots_rescue(kvf_shm_link *link);
 

@@ -405,7 +405,7 @@ static void shorten(kvf_slice *slice) {
 static bool goes_direct(kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
     if (link->no_direct)
         return false;
-    return link->endpoint->only_direct || direction == KVF_WRITE ||
+    return link->endpoint->only_direct || direction == KVF_WRITE || kvf_shm_slots_stuck(link) ||
            kvf_shm_choice_make(&link->choice, slice, kvf_shm_slots_waiting(link)) == SHM_WAY_DIRECT;
 }
 

@@ -146,6 +146,13 @@ bool kvf_shm_slots_waiting(const kvf_shm_link *link) {
     return false;
 }
 
+bool kvf_shm_slots_stuck(const kvf_shm_link *link) {
+    for (uint32_t i = 0; i < link->buffer.slots; i++)
+        if (!link->slots[i].busy || link->slots[i].batch)
+            return false;
+    return link->buffer.slots > 0;
+}
+
 /* What counts is how the answers follow each other while there is always one to come. */
 static void time_answer(kvf_shm_link *link, const kvf_shm_slot *slot) {
     link->answers++;
