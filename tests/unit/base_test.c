@@ -121,12 +121,13 @@ static void the_version_of_the_library_is_that_of_its_headers(void **state) {
 
 static void versions_compare_as_numbers(void **state) {
     (void)state;
-    int major, minor, patch;
-    assert_int_equal(sscanf(kvf_version(), "%d.%d.%d", &major, &minor, &patch), 3);
-
-    assert_int_equal(KVF_VERSION_NUMBER / 10000, major);
-    assert_int_equal(KVF_VERSION_NUMBER / 100 % 100, minor);
-    assert_int_equal(KVF_VERSION_NUMBER % 100, patch);
+    char *at;
+    assert_int_equal(strtoul(kvf_version(), &at, 10), KVF_VERSION_NUMBER / 10000);
+    assert_int_equal(*at++, '.');
+    assert_int_equal(strtoul(at, &at, 10), KVF_VERSION_NUMBER / 100 % 100);
+    assert_int_equal(*at++, '.');
+    assert_int_equal(strtoul(at, &at, 10), KVF_VERSION_NUMBER % 100);
+    assert_int_equal(*at, '\0');
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
