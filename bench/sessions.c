@@ -459,7 +459,7 @@ static void bench_callers_of(bench_report *report, bool reading) {
     caller callers[CALLERS];
     pthread_t thread;
     for (uint32_t i = 0; i < CALLERS; i++)
-        callers[i] = (caller){.agent = c.agent, .nanoseconds = all + i * CALLS};
+        callers[i] = (caller){.agent = c.agent, .nanoseconds = all + (size_t)i * CALLS};
     atomic_store(&callers_are_done, false);
     bench_require(pthread_create(&thread, NULL, call_all, callers) == 0, "no thread");
     uint32_t pulled = 0;

@@ -139,7 +139,7 @@ static void list_cells(const hand_layout *l, uint32_t part) {
 static void cut_cells(const hand_layout *l) {
     for (uint32_t p = 0; p < l->r->groups[l->group].part_count; p++) {
         const part_recipe *part = &l->r->groups[l->group].parts[p];
-        uint32_t bits = 8 * cell_bytes_of(part) / part->cell_elements, possible[64], count = 0;
+        uint32_t bits = 8 * cell_bytes_of(part) / part->cell_elements, possible[64] = {1}, count = 0;
         for (uint32_t pieces = 1; pieces <= part->cell_elements; pieces++)
             if (part->cell_elements % pieces == 0 && part->cell_elements / pieces * bits % 8 == 0)
                 possible[count++] = pieces;
