@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,29 +261,27 @@ class Shard(Handle):
 
     def region_layers(self) -> list[set[int]]:
         """The layers of the model of which each region holds parts."""
-        resource = self._get()
-        model = lib.kvf_shard_model(resource.pointer)
         found: list[set[int]] = [set() for _ in self.region_bytes]
-        for g in range(lib.kvf_model_group_count(model)):
-            group = lib.kvf_model_group(model, g)
-            for layer in to_range(lib.kvf_shard_group_layers(resource.pointer, g)):
-                for p in range(group.part_count):
-                    place = lib.kvf_shard_placement(resource.pointer, g, layer, p)
-                    found[place.region].add(int(group.layers[layer]))
+        for region, group, layer, _ in self._placed():
+            found[region].add(int(group.layers[layer]))
         return found
 
     def region_dtypes(self) -> list[set[Dtype]]:
         """The element types of the parts that each region holds."""
+        found: list[set[Dtype]] = [set() for _ in self.region_bytes]
+        for region, group, _, part in self._placed():
+            found[region].add(Dtype(group.parts[part].dtype))
+        return found
+
+    def _placed(self) -> Iterator[tuple[int, Any, int, int]]:
+        """Each part of each layer that is held: its region, its group in C, its layer there, and its number."""
         resource = self._get()
         model = lib.kvf_shard_model(resource.pointer)
-        found: list[set[Dtype]] = [set() for _ in self.region_bytes]
         for g in range(lib.kvf_model_group_count(model)):
             group = lib.kvf_model_group(model, g)
             for layer in to_range(lib.kvf_shard_group_layers(resource.pointer, g)):
                 for p in range(group.part_count):
-                    place = lib.kvf_shard_placement(resource.pointer, g, layer, p)
-                    found[place.region].add(Dtype(group.parts[p].dtype))
-        return found
+                    yield lib.kvf_shard_placement(resource.pointer, g, layer, p).region, group, layer, p
 
 
 def _ends(value: Span) -> tuple[int, int]:
