@@ -1,4 +1,4 @@
-"""Adding up what the workers of an engine answer in each step. See kvferry/engine.h."""
+"""Adding up what the workers of an engine answer in each step. See kvferry/schedule.h."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def keys_in(keys: Sequence[KeyLike], arena: Arena) -> Any:
 
 
 def blocks_in(blocks: Sequence[EngineBlock], arena: Arena) -> Any:
-    """A kvf_engine_block[]."""
-    return arena.array("kvf_engine_block", [vars(block) for block in blocks])
+    """A kvf_group_block[]."""
+    return arena.array("kvf_group_block", [vars(block) for block in blocks])
 
 
 def key_out(key: Any) -> RequestKey:
@@ -136,7 +136,7 @@ def keys_out(keys: Any, count: int) -> tuple[RequestKey, ...]:
 
 
 def blocks_out(blocks: Any, count: int) -> tuple[EngineBlock, ...]:
-    """Copies of a kvf_engine_block[]."""
+    """Copies of a kvf_group_block[]."""
     return tuple(EngineBlock(blocks[i].group, blocks[i].block) for i in range(count))
 
 

@@ -1,4 +1,4 @@
-"""Rules both sides of a transfer must agree on, and figures that operators read. See kvferry/engine.h."""
+"""Rules both sides of a transfer must agree on, and figures that operators read. See kvferry/schedule.h."""
 
 from __future__ import annotations
 

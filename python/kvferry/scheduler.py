@@ -1,6 +1,6 @@
 """What an engine's scheduler needs: when a request has to wait, when its blocks are free, what workers do.
 
-See kvferry/engine.h for the life of a request. All of it is bookkeeping: no input or output, no threads, no
+See kvferry/schedule.h for the life of a request. All of it is bookkeeping: no input or output, no threads, no
 clock. Times are nanoseconds on any clock of the engine's own, always the same.
 """
 

@@ -6,7 +6,7 @@
 #ifndef KVF_TEST_SCHEDULE_SHAPES_H
 #define KVF_TEST_SCHEDULE_SHAPES_H
 
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 
 #include "shapes.h"
 
@@ -148,7 +148,7 @@ static inline kvf_schedule_news sent(const fixture *f, uint64_t generation) {
 }
 
 /* Received, but not well: with the blocks named, or as a whole. */
-static inline kvf_schedule_news failed(const fixture *f, uint64_t generation, const kvf_engine_block *blocks,
+static inline kvf_schedule_news failed(const fixture *f, uint64_t generation, const kvf_group_block *blocks,
                                        size_t count) {
     kvf_request_key key = {"r", 1, generation};
     return update(f, (kvf_aggregate){.received = &key,

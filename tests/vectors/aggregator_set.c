@@ -9,7 +9,7 @@
 
 #include <kvferry/connector/step_requests.h>
 #include <kvferry/connector/transfer_summary.h>
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 
 #include "vectors.h"
 
@@ -33,11 +33,11 @@ static const kvf_request_key *read_keys(vector_case *c, json_object *output, con
     return keys;
 }
 
-static const kvf_engine_block *read_invalid(vector_case *c, json_object *output, size_t *count) {
+static const kvf_group_block *read_invalid(vector_case *c, json_object *output, size_t *count) {
     if (!has_field(output, "invalid"))
         return NULL;
     kvf_ids ids = read_ids(c, read_field(c, output, "invalid"));
-    kvf_engine_block *blocks = case_memory(c, ids.count, sizeof *blocks);
+    kvf_group_block *blocks = case_memory(c, ids.count, sizeof *blocks);
     for (size_t i = 0; i < ids.count; i++)
         blocks[i].block = (uint32_t)ids.at[i];
     *count = ids.count;
@@ -72,7 +72,7 @@ static json_object *names_or_null(const kvf_request_key *keys, size_t count) {
     return count ? names(keys, count) : NULL;
 }
 
-static json_object *blocks(const kvf_engine_block *list, size_t count) {
+static json_object *blocks(const kvf_group_block *list, size_t count) {
     json_object *array = json_object_new_array();
     for (size_t i = 0; i < count; i++)
         json_object_array_add(array, json_u64(list[i].block));

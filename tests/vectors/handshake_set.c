@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include <kvferry/connector/topology.h>
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 #include <kvferry/plan.h>
 
 #include "vectors.h"

@@ -3,7 +3,7 @@
  * a step: through thousands of requests no block may be given back while a worker can touch it, and each must
  * be given back once.
  */
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 
 #include "schedule_shapes.h"
 

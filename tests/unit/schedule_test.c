@@ -1,7 +1,7 @@
 /*
- * The schedule: requests that load. Those that serve, and what is refused, are in engine_serve_test.c.
+ * The schedule: requests that load. Those that serve, and what is refused, are in schedule_serve_test.c.
  */
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 
 #include "schedule_shapes.h"
 
@@ -217,7 +217,7 @@ static void after_a_failure_with_states_nothing_of_the_load_counts(void **state)
     fixture f = schedule_of(hybrid(2));
     const uint32_t states[] = {1};
     const kvf_block_table tables[] = {TABLE, {states, 1, 0}};
-    const kvf_engine_block bad = {0, 5};
+    const kvf_group_block bad = {0, 5};
     kvf_transfer_params source = there();
     source.tokens = 9;
     uint64_t generation = add_loading(&f, source);
@@ -237,7 +237,7 @@ static void a_failed_load_goes_on_from_the_first_invalid_block(void **state) {
     (void)state;
     fixture f = simple();
     uint64_t generation = begin_load(&f, 0);
-    const kvf_engine_block bad[] = {{0, 3}, {0, 5}, {0, 99}, {1, 7}};
+    const kvf_group_block bad[] = {{0, 3}, {0, 5}, {0, 99}, {1, 7}};
 
     kvf_schedule_news news = failed(&f, generation, bad, 4);
 
@@ -265,7 +265,7 @@ static void a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_na
     (void)state;
     fixture f = simple();
     uint64_t generation = begin_load(&f, 0);
-    const kvf_engine_block bad = {0, 5};
+    const kvf_group_block bad = {0, 5};
     kvf_request_key key = {"r", 1, generation};
 
     kvf_schedule_news news =
@@ -285,7 +285,7 @@ static void invalid_blocks_count_also_before_the_load_is_over(void **state) {
     (void)state;
     fixture f = simple();
     uint64_t generation = begin_load(&f, 0);
-    const kvf_engine_block bad = {0, 5};
+    const kvf_group_block bad = {0, 5};
     kvf_aggregate early = {.invalid = &bad, .invalid_count = 1};
     assert_int_equal(update(&f, early).loaded_count, 0);
     assert_int_equal(update(&f, early).loaded_count, 0);
@@ -301,7 +301,7 @@ static void invalid_blocks_count_also_before_the_load_is_over(void **state) {
 static void before_a_window_there_is_nothing_to_go_on_from(void **state) {
     (void)state;
     fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "swa", .window_tokens = 3}));
-    const kvf_engine_block bad = {0, 5};
+    const kvf_group_block bad = {0, 5};
     uint64_t generation = begin_load(&f, 4);
 
     assert_int_equal(failed(&f, generation, &bad, 1).loaded[0].tokens, 4);
@@ -408,7 +408,7 @@ static void a_load_that_was_cancelled_and_failed_is_just_over(void **state) {
     (void)state;
     fixture f = simple();
     uint64_t generation = begin_load(&f, 0);
-    const kvf_engine_block bad = {0, 7};
+    const kvf_group_block bad = {0, 7};
     assert_false(aborted(&f));
 
     kvf_schedule_news news = failed(&f, generation, &bad, 1);

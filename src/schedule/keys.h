@@ -1,10 +1,10 @@
 /*
  * What the files of this room share: names of requests.
  */
-#ifndef KVF_ENGINE_ENGINE_H
-#define KVF_ENGINE_ENGINE_H
+#ifndef KVF_SCHEDULE_KEYS_H
+#define KVF_SCHEDULE_KEYS_H
 
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 
 #include "base/tables.h"
 
@@ -20,9 +20,9 @@ void kvf_request_id_text(const void *data, size_t size, char text[KVF_ID_TEXT_BY
 int kvf_compare_request_keys(const void *a, const void *b);
 
 /** By group, then by block. */
-int kvf_compare_engine_blocks(const void *a, const void *b);
+int kvf_compare_group_blocks(const void *a, const void *b);
 
 /** Sorts and leaves each block once; returns how many are left. */
-size_t kvf_sort_engine_blocks(kvf_engine_block *blocks, size_t count);
+size_t kvf_sort_group_blocks(kvf_group_block *blocks, size_t count);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "engine/engine.h"
+#include "schedule/keys.h"
 
 #define KEY(text)                                                                                            \
     { text, sizeof(text) - 1, 0 }
@@ -248,8 +248,8 @@ static void a_request_that_begins_anew_in_the_step_in_which_it_is_over_starts_cl
 static void invalid_blocks_are_united_and_in_order(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
-    const kvf_engine_block first[] = {{1, 4}, {0, 9}, {0, 3}}, second[] = {{0, 9}, {1, 0}, {1, 4}};
-    const kvf_engine_block united[] = {{0, 3}, {0, 9}, {1, 0}, {1, 4}};
+    const kvf_group_block first[] = {{1, 4}, {0, 9}, {0, 3}}, second[] = {{0, 9}, {1, 0}, {1, 4}};
+    const kvf_group_block united[] = {{0, 3}, {0, 9}, {1, 0}, {1, 4}};
     kvf_worker_output one = silent(), two = silent();
     one.invalid = first;
     one.invalid_count = two.invalid_count = 3;
@@ -269,7 +269,7 @@ static void nothing_is_lost_when_the_selected_worker_has_no_output(void **state)
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
     kvf_worker_output quiet = silent(), once = sends(KEYS(KEY("r"))), odd = once;
-    const kvf_engine_block block = {0, 7};
+    const kvf_group_block block = {0, 7};
     odd.invalid = &block;
     odd.invalid_count = 1;
 

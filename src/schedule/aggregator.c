@@ -7,7 +7,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/engine.h"
+#include "schedule/keys.h"
 
 enum { MAX_WORKERS = 1 << 20, DEFAULT_MAX_PENDING = 65536, PACKED_BYTES = 8 + KVF_REQUEST_ID_BYTES };
 
@@ -31,7 +31,7 @@ struct kvf_aggregator {
     entry *old;             /* the results of the last step point to them */
     /* results */
     kvf_request_key *sent_keys, *received_keys, *failed_keys, *forgotten_keys;
-    kvf_engine_block *blocks;
+    kvf_group_block *blocks;
     uint32_t *riders; /* three lists of worker_count */
 };
 
@@ -329,7 +329,7 @@ static void finish(kvf_aggregator *a, kvf_aggregate *out) {
     forget_oldest(a, &a->sent, out);
     forget_oldest(a, &a->received, out);
     sort_keys(a->forgotten_keys, out->forgotten_count);
-    out->invalid_count = kvf_sort_engine_blocks(a->blocks, out->invalid_count);
+    out->invalid_count = kvf_sort_group_blocks(a->blocks, out->invalid_count);
     out->expected = a->expected;
     out->sent = a->sent_keys;
     out->received = a->received_keys;

@@ -1,5 +1,5 @@
 /* What workers will be told: a queue, from which what was not taken can be withdrawn. */
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 /* Copies bytes to the end of an order, with a zero behind them. */
 static const void *append(order *o, size_t *used, const void *bytes, size_t size) {

@@ -6,14 +6,14 @@
  */
 #include <stdlib.h>
 
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 /* ---- invalid blocks -------------------------------------------------------------------------- */
 
 static bool is_listed(const kvf_aggregate *a, uint32_t group, uint32_t block) {
-    kvf_engine_block key = {group, block};
+    kvf_group_block key = {group, block};
     return a->invalid_count &&
-           bsearch(&key, a->invalid, a->invalid_count, sizeof key, kvf_compare_engine_blocks) != NULL;
+           bsearch(&key, a->invalid, a->invalid_count, sizeof key, kvf_compare_group_blocks) != NULL;
 }
 
 /* The entries of a group's table that the load fills: [first, end). */
@@ -37,7 +37,7 @@ static kvf_status mark_invalid(const kvf_schedule *s, record *r, const kvf_aggre
         kvf_range entries = loaded_entries(s, load, g);
         most += entries.end - entries.begin;
     }
-    kvf_engine_block *list = kvf_resize(load->invalid, most, sizeof *list);
+    kvf_group_block *list = kvf_resize(load->invalid, most, sizeof *list);
     if (!list)
         return kvf_nomem("invalid blocks");
     load->invalid = list;
@@ -46,10 +46,10 @@ static kvf_status mark_invalid(const kvf_schedule *s, record *r, const kvf_aggre
         for (uint32_t i = entries.begin; i < entries.end; i++) {
             uint32_t block = load->groups[g].table.ids[i];
             if (all || is_listed(a, g, block))
-                list[load->invalid_count++] = (kvf_engine_block){g, block};
+                list[load->invalid_count++] = (kvf_group_block){g, block};
         }
     }
-    load->invalid_count = kvf_sort_engine_blocks(list, load->invalid_count);
+    load->invalid_count = kvf_sort_group_blocks(list, load->invalid_count);
     return KVF_OK;
 }
 
@@ -78,8 +78,8 @@ static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
         uint64_t tokens = s->options.tokens_per_block[g];
         kvf_range entries = loaded_entries(s, load, g);
         for (uint32_t i = entries.begin; i < entries.end; i++) {
-            kvf_engine_block key = {g, group->table.ids[i]};
-            if (!bsearch(&key, load->invalid, load->invalid_count, sizeof key, kvf_compare_engine_blocks))
+            kvf_group_block key = {g, group->table.ids[i]};
+            if (!bsearch(&key, load->invalid, load->invalid_count, sizeof key, kvf_compare_group_blocks))
                 continue;
             uint64_t start = ((uint64_t)group->table.first_block + i) * tokens;
             valid = kvf_min_u64(valid, kvf_max_u64(start, group->begin));

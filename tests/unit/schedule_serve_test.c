@@ -1,5 +1,5 @@
 /* The schedule: requests that serve, that load and serve, and what is refused. */
-#include <kvferry/engine.h>
+#include <kvferry/schedule.h>
 
 #include "schedule_shapes.h"
 
@@ -414,7 +414,7 @@ static void impossible_options_are_refused(void **state) {
 
 static void every_call_can_be_made_again_when_there_was_no_memory(void **state) {
     (void)state;
-    const kvf_engine_block bad = {0, 3};
+    const kvf_group_block bad = {0, 3};
     const kvf_instruction *list;
     const kvf_heartbeat *beats;
     kvf_transfer_params source = there();

@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 /*
  * The name under which consumers read what a request has left behind: its id, and which life of which process

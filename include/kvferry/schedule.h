@@ -20,8 +20,8 @@
  * again after its request has ended; the *generation* tells the two apart, so that a late word about the
  * first is never taken for the second.
  */
-#ifndef KVFERRY_ENGINE_H
-#define KVFERRY_ENGINE_H
+#ifndef KVFERRY_SCHEDULE_H
+#define KVFERRY_SCHEDULE_H
 
 #include <kvferry/request.h>
 
@@ -40,10 +40,10 @@ typedef struct kvf_request_key {
 } kvf_request_key;
 
 /** A logical block of one group. */
-typedef struct kvf_engine_block {
+typedef struct kvf_group_block {
     uint32_t group;
     uint32_t block;
-} kvf_engine_block;
+} kvf_group_block;
 
 /* ---- outputs of the workers -------------------------------------------------------------------------------
  * In each step each worker answers once. A request is sent, or received, when as many workers as expected
@@ -73,7 +73,7 @@ typedef struct kvf_worker_output {
      */
     const kvf_request_key *failed;
     size_t failed_count;
-    const kvf_engine_block *invalid; /**< blocks without valid content, of whatever requests */
+    const kvf_group_block *invalid; /**< blocks without valid content, of whatever requests */
     size_t invalid_count;
     uint32_t expected; /**< from here on so many workers are expected; 0: as before */
     uint32_t riders;   /**< kvf_rider, or-ed */
@@ -121,7 +121,7 @@ typedef struct kvf_aggregate {
     const kvf_request_key *failed;    /**< among `received`: on one worker or more */
     const kvf_request_key *forgotten; /**< for lack of room: see max_pending */
     size_t sent_count, received_count, failed_count, forgotten_count;
-    const kvf_engine_block *invalid; /**< of all workers, each once, ascending */
+    const kvf_group_block *invalid; /**< of all workers, each once, ascending */
     size_t invalid_count;
     const uint32_t *with_stats, *with_meta, *with_events; /**< workers that have them, ascending: merge so */
     uint32_t with_stats_count, with_meta_count, with_events_count;
@@ -435,7 +435,7 @@ typedef struct kvf_loaded {
     kvf_load_outcome outcome;
     uint64_t tokens; /**< from the first, whose cache is valid. Where the cache cannot be continued from
                         within (states, tokens before a sliding window): those that were cached here before */
-    const kvf_engine_block *invalid; /**< its blocks that do not have what was asked for */
+    const kvf_group_block *invalid; /**< its blocks that do not have what was asked for */
     size_t invalid_count;
 } kvf_loaded;
 

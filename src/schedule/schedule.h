@@ -6,10 +6,10 @@
  * A record is settled, and out of every list of living ones, as soon as nothing of it is pending. Results of the call
  * that settles it point to it, so it is freed with the next call (kvf_schedule_release_results).
  */
-#ifndef KVF_ENGINE_SCHEDULE_H
-#define KVF_ENGINE_SCHEDULE_H
+#ifndef KVF_SCHEDULE_SCHEDULE_H
+#define KVF_SCHEDULE_SCHEDULE_H
 
-#include "engine/engine.h"
+#include "schedule/keys.h"
 
 #define KVF_TRANSFER_ID_BYTES 1024u
 
@@ -42,7 +42,7 @@ typedef struct load_part {
     uint64_t next_beat_ns;
     uint64_t computed, end;        /* tokens cached here before; with those to be loaded */
     kvf_instruction_group *groups; /* what is loaded into which blocks; of kvf_copy_groups() */
-    kvf_engine_block *invalid;     /* of its blocks, sorted, each once */
+    kvf_group_block *invalid;     /* of its blocks, sorted, each once */
     size_t invalid_count;
 } load_part;
 

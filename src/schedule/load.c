@@ -1,5 +1,5 @@
 /* What a request loads: how much, into which blocks, and how it is stopped. */
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 kvf_status kvf_reserve_source(kvf_schedule *s, record *r) {
     if (r->load.state != PART_WAITING || r->load.push || r->load.reserved || r->load.order ||

@@ -1,5 +1,5 @@
 /* The groups of an instruction: block tables, and which steps are in them. */
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 kvf_instruction_group *kvf_copy_groups(const kvf_instruction_group *groups, uint32_t count) {
     uint64_t ids = 0, bytes;

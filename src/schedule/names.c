@@ -1,7 +1,7 @@
 /* Names of requests and blocks: what they may be, and their order. */
 #include <stdlib.h>
 
-#include "engine/engine.h"
+#include "schedule/keys.h"
 
 kvf_status kvf_check_request_id(const void *data, size_t size, const char *what, size_t index) {
     if (size > KVF_REQUEST_ID_BYTES)
@@ -31,20 +31,20 @@ int kvf_compare_request_keys(const void *a, const void *b) {
     return (left->generation > right->generation) - (left->generation < right->generation);
 }
 
-int kvf_compare_engine_blocks(const void *a, const void *b) {
-    const kvf_engine_block *left = a, *right = b;
+int kvf_compare_group_blocks(const void *a, const void *b) {
+    const kvf_group_block *left = a, *right = b;
     if (left->group != right->group)
         return left->group < right->group ? -1 : 1;
     return (left->block > right->block) - (left->block < right->block);
 }
 
-size_t kvf_sort_engine_blocks(kvf_engine_block *blocks, size_t count) {
+size_t kvf_sort_group_blocks(kvf_group_block *blocks, size_t count) {
     if (count == 0)
         return 0;
-    qsort(blocks, count, sizeof *blocks, kvf_compare_engine_blocks);
+    qsort(blocks, count, sizeof *blocks, kvf_compare_group_blocks);
     size_t left = 1;
     for (size_t i = 1; i < count; i++)
-        if (kvf_compare_engine_blocks(&blocks[left - 1], &blocks[i]) != 0)
+        if (kvf_compare_group_blocks(&blocks[left - 1], &blocks[i]) != 0)
             blocks[left++] = blocks[i];
     return left;
 }

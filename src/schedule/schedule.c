@@ -1,5 +1,5 @@
 /* The life of a schedule and of its records: made, found, gone. */
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 #define SECOND UINT64_C(1000000000)
 

@@ -1,7 +1,7 @@
 /* Signs of life for requests that wait: their producers must not free what they wait for. */
 #include <stdlib.h>
 
-#include "engine/schedule.h"
+#include "schedule/schedule.h"
 
 static int compare_beats(const void *a, const void *b) {
     const kvf_heartbeat *left = a, *right = b;

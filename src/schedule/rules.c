@@ -1,5 +1,5 @@
 /* Small rules that both sides of a hand-over must agree on: ids, token counts, clocks. */
-#include "engine/engine.h"
+#include "schedule/keys.h"
 
 static bool is_hexadecimal(unsigned char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
