@@ -65,7 +65,7 @@ int main(void) {
     kvf_group_request wanted = {.local = {ours, 2}, .remote = {theirs, 3}, .end = 40};
     if (kvf_request_set(request, &wanted, 1) || kvf_transfer_start(request, KVF_READ, &peer, &transfer))
         return fail("starting");
-    while (kvf_transfer_status(transfer) == KVF_E_AGAIN)
+    while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
         if (kvf_transport_progress(here, NULL))
             return fail("moving");
     if (kvf_transfer_status(transfer))

@@ -336,7 +336,7 @@ typedef struct kvf_event {
     uint64_t bytes, runs; /**< moved */
 } kvf_event;
 
-/** Takes the next event. KVF_E_AGAIN when there is none. */
+/** Takes the next event. KVF_E_EMPTY when there is none. */
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
 /**

@@ -281,7 +281,7 @@ typedef struct kvf_schedule_request {
  *
  * @param generation  receives the number that names this life of the id, never used again; may be NULL
  * @return KVF_OK; KVF_E_EXISTS (a request of this id has not ended); KVF_E_RANGE (ids; a source whose state
- *         is after more tokens than a consumer can use: add the request without it); KVF_E_AGAIN
+ *         is after more tokens than a consumer can use: add the request without it); KVF_E_LIMIT
  *         (max_requests); KVF_E_INVALID; KVF_E_NOMEM
  *
  * In the functions below a key's generation of 0 means the newest life of the id. All of them return

@@ -494,7 +494,7 @@ class Agent:
         with self._session.using() as pointer, self._session.events:
             event = ffi.new("kvf_event *")
             status = lib.kvf_agent_next_event(pointer, event)
-            if status == Status.AGAIN:
+            if status == Status.EMPTY:
                 return None
             check(status)
             return read_event(event)

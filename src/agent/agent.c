@@ -35,7 +35,7 @@ kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
         return status;
     bool found = kvf_event_take(agent, out);
     kvf_agent_unlock(agent);
-    return found ? KVF_OK : kvf_fail(KVF_E_AGAIN, "no event is there");
+    return found ? KVF_OK : kvf_fail(KVF_E_EMPTY, "no event is there");
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

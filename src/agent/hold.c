@@ -44,7 +44,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
                              kvf_reader **out) {
     kvf_agent *agent = hold->base.agent;
     if (session->reader_count >= agent->options.max_requests_per_peer)
-        return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
+        return kvf_fail(KVF_E_LIMIT, "this peer has %u leases, the most allowed", session->reader_count);
     if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);

@@ -89,7 +89,7 @@ static void on_refused(visit *v, const kvf_message *message) {
     const kvf_refused *refused = &message->refused;
     kvf_status status = refused->status ? refused->status : KVF_E_AGAIN;
     (void)kvf_fail(status, "%s", refused->detail);
-    if (status != KVF_E_AGAIN)
+    if (!kvf_refused_for_now(status))
         end(v, status);
     else
         (void)snprintf(v->detail, sizeof v->detail, "it %s", refused->detail);

@@ -148,8 +148,8 @@ static bool turn(decode_rank *self, round_state *at) {
     at->turned = false;
     for (uint32_t i = 0; i < self->slot_count; i++) {
         slot *in = &self->slots[i];
-        kvf_status status = in->transfer ? kvf_transfer_status(in->transfer) : KVF_E_AGAIN;
-        if (status != KVF_E_AGAIN) {
+        kvf_status status = in->transfer ? kvf_transfer_status(in->transfer) : KVF_IN_PROGRESS;
+        if (status != KVF_IN_PROGRESS) {
             if (!finish(self, in, status, &at->figures))
                 return false;
             at->turned = true;

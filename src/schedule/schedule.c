@@ -292,7 +292,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
         return kvf_fail(KVF_E_EXISTS, "request %s has not ended", text);
     }
     if (s->record_count >= s->options.max_requests)
-        return kvf_fail(KVF_E_AGAIN, "there are %zu requests; allowed: %u", s->record_count,
+        return kvf_fail(KVF_E_LIMIT, "there are %zu requests; allowed: %u", s->record_count,
                         s->options.max_requests);
     bool is_new_name = !n;
     status = make_record(s, &q, &r);

@@ -184,6 +184,11 @@ typedef struct kvf_refused {
     const char *detail;
 } kvf_refused;
 
+/** Whether a refusal holds for now only, so that the client asks again. */
+static inline bool kvf_refused_for_now(kvf_status status) {
+    return status == KVF_E_AGAIN || status == KVF_E_LIMIT;
+}
+
 /** One call. Which fields mean something depends on `kind`; the others are zero. */
 typedef struct kvf_call_body {
     uint8_t session[KVF_WIRE_SESSION_BYTES];

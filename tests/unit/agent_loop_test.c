@@ -119,7 +119,7 @@ static void an_event_makes_the_descriptor_readable_until_it_is_taken(void **stat
         world_hold(&x.w.p, &x.held, &ticket);
         assert_ok(kvf_agent_cancel(p, ticket));
         assert_int_equal(poll(&fd, 1, LONG_MS), 1);
-        while (kvf_agent_next_event(p, &event) == KVF_E_AGAIN)
+        while (kvf_agent_next_event(p, &event) == KVF_E_EMPTY)
             assert_ok(kvf_agent_progress(p, NULL));
         assert_int_equal(event.status, KVF_E_CANCELLED);
         for (uint32_t rounds = 0; poll(&fd, 1, 0) > 0; rounds++) {
@@ -140,7 +140,7 @@ static void a_time_that_has_come_makes_the_descriptor_readable(void **state) {
     struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
     x.held.request.deadline_ns = 5 * MS;
     assert_ok(kvf_agent_hold(p, &x.held.request, &ticket));
-    while (kvf_agent_next_event(p, &event) == KVF_E_AGAIN) {
+    while (kvf_agent_next_event(p, &event) == KVF_E_EMPTY) {
         assert_int_equal(poll(&fd, 1, LONG_MS), 1);
         assert_ok(kvf_agent_progress(p, NULL));
     }

@@ -178,7 +178,7 @@ static void waiting_ends_with_its_time(void **state) {
         assert_int_equal(kvf_agent_wait(w.d.agents[0], 50 * MS), KVF_E_TIMEOUT);
         assert_true(world_now() - begun >= 50 * MS);
         assert_int_equal(kvf_agent_wait(w.d.agents[0], 0), KVF_E_TIMEOUT);
-        assert_int_equal(kvf_agent_next_event(w.d.agents[0], &event), KVF_E_AGAIN);
+        assert_int_equal(kvf_agent_next_event(w.d.agents[0], &event), KVF_E_EMPTY);
         struct pollfd fd = {.fd = kvf_agent_event_fd(w.d.agents[0]), .events = POLLIN};
         assert_int_equal(poll(&fd, 1, 0), 0);
         world_close(&w);

@@ -345,9 +345,9 @@ static void there_are_not_more_requests_than_allowed(void **state) {
     kvf_schedule_request r = request();
     r.id = "q";
     uint64_t generation = begin_load(&f, 0);
-    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_AGAIN, "1");
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "1");
     assert_false(aborted(&f)); /* its blocks are not free, so it still counts */
-    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_AGAIN, "1");
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "1");
     received(&f, generation);
     assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
     done(&f);

@@ -127,7 +127,7 @@ static void attempt_start(attempt *a, const world *w, bool push) {
 
 static bool attempt_moves(const attempt *a) {
     for (uint32_t i = 0; i < SOURCES; i++)
-        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_E_AGAIN)
+        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_IN_PROGRESS)
             return true;
     return false;
 }

@@ -193,7 +193,7 @@ static void step(const test_world *world) {
 
 static kvf_status finish(const test_world *world, const kvf_transfer *transfer) {
     kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_E_AGAIN)
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
         step(world);
     return status;
 }
@@ -209,7 +209,7 @@ static kvf_transfer *start(const test_world *world, kvf_direction direction) {
 static void a_read_brings_every_cell_from_its_ranks(void **state) {
     test_world *world = world_open(*state);
     kvf_transfer *transfer = start(world, KVF_READ);
-    assert_int_equal(kvf_transfer_status(transfer), KVF_E_AGAIN);
+    assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
     assert_int_equal(finish(world, transfer), KVF_OK);
     each_cell(&world->here, LOCAL_BLOCK, 1, true);
     uint64_t bytes, runs, wanted = 0;
@@ -304,7 +304,7 @@ static void the_loss_of_one_source_fails_the_transfer_once_all_is_quiet(void **s
     kvf_transport_close(world->there[1].transport);
     world->there[1].transport = NULL;
     kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_E_AGAIN) {
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS) {
         assert_int_equal(kvf_transport_progress(world->here.transport, NULL), KVF_OK);
         assert_int_equal(kvf_transport_progress(world->there[0].transport, NULL), KVF_OK);
     }
