@@ -64,14 +64,13 @@ kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread) {
 
 const kvf_agent_request *bench_ask_of(bench_ask *ask, uint32_t number, uint32_t block, const char *endpoint) {
     *ask = (bench_ask){.block = block, .id = number};
-    ask->group = (kvf_agent_group){{&ask->block, 1, 0}, 0, 16};
+    ask->group = (kvf_group_steps){{&ask->block, 1, 0}, 0, 16};
     ask->request = (kvf_agent_request){.struct_size = sizeof ask->request,
-                                       .id = &ask->id,
-                                       .id_bytes = sizeof ask->id,
+                                       .id = {&ask->id, sizeof ask->id},
                                        .groups = &ask->group,
                                        .group_count = 1,
                                        .deadline_ns = 3600 * KVF_SECOND,
-                                       .contact = {"P", endpoint, NULL}};
+                                       .contact = {.engine = "P", .endpoint = endpoint}};
     return &ask->request;
 }
 
@@ -143,7 +142,7 @@ static void be_producer(bench_board *board, uint32_t layers) {
     atomic_store(&board->order, BENCH_IDLE);
     for (int order = BENCH_IDLE; order != BENCH_END;) {
         (void)kvf_agent_wait(agent, KVF_MILLISECOND);
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         while (kvf_agent_next_event(agent, &event) == KVF_OK)
             bench_require(!event.ticket || event.kind == KVF_EVENT_DONE, "a request of the producer failed");
         order = atomic_load(&board->order);

@@ -42,7 +42,7 @@ kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread);
 
 /** One request of one block, which is the 4 bytes of its number. */
 typedef struct bench_ask {
-    kvf_agent_group group;
+    kvf_group_steps group;
     uint32_t block, id;
     kvf_agent_request request;
 } bench_ask;

@@ -309,7 +309,7 @@ static void start_one(consumer *c) {
 
 /* Takes what has ended; `latencies` may be NULL. */
 static void take_ended(consumer *c, double *latencies) {
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     (void)kvf_agent_wait(c->agent, 10 * KVF_SECOND);
     while (kvf_agent_next_event(c->agent, &event) == KVF_OK) {
         bench_require(event.kind == KVF_EVENT_DONE, "a request of the consumer failed");

@@ -180,6 +180,12 @@ class DeadlineError(KvferryError):
     status = Status.TIMEOUT
 
 
+class EmptyError(KvferryError):
+    """Nothing is there to be taken."""
+
+    status = Status.EMPTY
+
+
 class LimitError(KvferryError):
     """As many as an option allows are there already; the detail names the limit."""
 
@@ -208,6 +214,7 @@ CLASSES: dict[int, type[KvferryError]] = {
         CancelledError,
         AgainError,
         DeadlineError,
+        EmptyError,
         LimitError,
     )
 }

@@ -28,9 +28,11 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
 }
 
 kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
-    if (!agent || !out)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "out");
-    kvf_status status = kvf_agent_lock(agent);
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_event");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     bool found = kvf_event_take(agent, out);

@@ -289,7 +289,7 @@ kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, ui
     if (status)
         return status;
     kvf_ticket *made = NULL;
-    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
+    if (request && request->id.data && find_hold(agent, (kvf_bytes){request->id.data, request->id.size}))
         status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
     if (!status)
         status = kvf_ticket_make(agent, &hold_ops, request, &made);

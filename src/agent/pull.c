@@ -389,7 +389,7 @@ kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agent_group *groups,
+kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_group_steps *groups,
                                uint32_t group_count) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");

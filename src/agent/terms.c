@@ -173,19 +173,17 @@ static kvf_status find_match(kvf_agent *agent, const char *engine, uint32_t i, k
 }
 
 kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_t i, kvf_group_match *match) {
-    if (!agent || !engine || !match || match->struct_size == 0)
-        return kvf_fail(KVF_E_INVALID, "%s",
-                        !agent    ? "agent is NULL"
-                        : !engine ? "engine is NULL"
-                        : !match  ? "match is NULL"
-                                  : "struct_size is 0");
-    kvf_group_match found = {.struct_size = match->struct_size};
-    kvf_status status = kvf_agent_lock(agent);
+    if (!agent || !engine)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", agent ? "engine" : "agent");
+    kvf_group_match found = {.struct_size = sizeof found};
+    kvf_status status = kvf_check_out(match, "kvf_group_match");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     status = find_match(agent, engine, i, &found);
     kvf_agent_unlock(agent);
     if (!status)
-        memcpy(match, &found, match->struct_size < sizeof found ? match->struct_size : sizeof found);
+        kvf_fill_out(match, &found, sizeof found);
     return status;
 }

@@ -55,7 +55,7 @@ static bool check_layer(const kvf_shard *shard, const engine_world *e, const ran
                 uint32_t unit = i / own->pieces, piece = i % own->pieces;
                 uint64_t offset = s->offset + block * s->block_stride + row * s->row_stride +
                                   unit * s->unit_stride + piece * s->piece_stride;
-                kvf_cell_location found;
+                kvf_cell_location found = {.struct_size = sizeof found};
                 kvf_status status =
                     kvf_shard_locate(shard, group, index, p, block / kernel, block % kernel * rows + row,
                                      own->units_begin + unit, &found);
@@ -74,7 +74,7 @@ static bool check_layer(const kvf_shard *shard, const engine_world *e, const ran
             }
         }
     }
-    kvf_cell_location found;
+    kvf_cell_location found = {.struct_size = sizeof found};
     if (!kvf_shard_locate(shard, group, index, p, held->block_count, 0, own->units_begin, &found) ||
         !kvf_shard_locate(shard, group, index, p, 0, rows * kernel, own->units_begin, &found) ||
         !kvf_shard_locate(shard, group, index, p, 0, 0, own->units_end, &found))

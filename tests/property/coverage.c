@@ -40,7 +40,6 @@ static const char *const names[KIND_COUNT] = {
     [KIND_CUT_BOTH] = "cells in pieces on both sides",
     [KIND_ENGINE_REFUSED] = "engines refused",
     [KIND_SHARD_REFUSED] = "shards refused",
-    [KIND_LAYERS_APART] = "layers kept apart",
     [KIND_FIRST_REPLICA] = "first replica",
     [KIND_RANK] = "local ranks",
     [KIND_RANK_EMPTY] = "ranks that want nothing",
@@ -261,7 +260,6 @@ void note_recipe(const recipe *r) {
     note_if(KIND_HAND_REMOTE, remote->by_hand);
     note_if(KIND_CUT_ONE, cuts_cells(local) != cuts_cells(remote));
     note_if(KIND_CUT_BOTH, cuts_cells(local) && cuts_cells(remote));
-    note_if(KIND_LAYERS_APART, r->layers_apart);
     note_if(KIND_FIRST_REPLICA, r->first_replica);
 }
 

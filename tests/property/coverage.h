@@ -49,7 +49,6 @@ typedef enum kind {
     KIND_CUT_BOTH,
     KIND_ENGINE_REFUSED,
     KIND_SHARD_REFUSED,
-    KIND_LAYERS_APART,
     KIND_FIRST_REPLICA,
     /* local ranks */
     KIND_RANK,

@@ -339,7 +339,6 @@ static void make_case(rng *random, recipe *out) {
     make_requests(random, out);
     out->ids_seed = (uint32_t)rng_next(random);
     out->first_replica = rng_chance(random, 30);
-    out->layers_apart = rng_chance(random, 30);
 }
 
 /* Most engines that a die makes are illegal, by the order of their axes; most of these are made again. */

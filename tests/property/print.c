@@ -173,10 +173,9 @@ void recipe_print(FILE *to, const recipe *r, uint32_t local_rank) {
                 request[g].remote.first_block, (unsigned long long)request[g].begin,
                 (unsigned long long)request[g].end);
     fprintf(to,
-            "};\nstatic const kvf_plan_options options = {.struct_size = sizeof options, .replicas = %s, "
-            ".keep_layers_apart = %s};\n/* local rank %u */\n",
-            r->first_replica ? "KVF_REPLICA_FIRST" : "KVF_REPLICA_SPREAD", r->layers_apart ? "true" : "false",
-            local_rank);
+            "};\nstatic const kvf_plan_options options = {.struct_size = sizeof options, .replicas = %s};\n"
+            "/* local rank %u */\n",
+            r->first_replica ? "KVF_REPLICA_FIRST" : "KVF_REPLICA_SPREAD", local_rank);
     if (r->fault)
         fprintf(to, "/* a second request: fault %u in group %u, %s side, at %u */\n", r->fault,
                 r->fault_group, r->fault_side == LOCAL ? "local" : "remote", r->fault_at);

@@ -125,8 +125,7 @@ typedef struct recipe {
     group_request_recipe requests[MAX_GROUPS];
     uint32_t ids_seed;
     uint32_t first_replica; /* KVF_REPLICA_FIRST */
-    uint32_t layers_apart;
-    uint32_t fault; /* of a second request, which must be refused */
+    uint32_t fault;         /* of a second request, which must be refused */
     uint32_t fault_group, fault_side, fault_at;
 } recipe;
 

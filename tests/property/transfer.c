@@ -167,21 +167,14 @@ static bool copy_run(transfer *t, source_runs *s, const kvf_run *run) {
     if (s->count && last->local_region == run->local_region && last->remote_region == run->remote_region &&
         last->local_offset + last->bytes == run->local_offset &&
         last->remote_offset + last->bytes == run->remote_offset && !may_touch(t->r, LOCAL, t->rank) &&
-        !may_touch(t->r, REMOTE, s->rank) &&
-        (!t->r->layers_apart || t->layers.regions[run->local_region][run->local_offset] ==
-                                    t->layers.regions[run->local_region][run->local_offset - 1]))
+        !may_touch(t->r, REMOTE, s->rank))
         return wrong("source %u, run %llu touches the one before it", s->source,
                      (unsigned long long)s->count);
     unsigned char *to = t->local.regions[run->local_region] + run->local_offset;
     unsigned char *written = t->written.regions[run->local_region] + run->local_offset;
-    const unsigned char *layers = t->layers.regions[run->local_region] + run->local_offset;
     if (memchr(written, 1, run->bytes))
         return wrong("source %u, run %llu writes what was written before", s->source,
                      (unsigned long long)s->count);
-    for (uint64_t i = 1; i < run->bytes && t->r->layers_apart; i++)
-        if (layers[i] != layers[0])
-            return wrong("source %u, run %llu spans two layers, which are to be kept apart", s->source,
-                         (unsigned long long)s->count);
     memset(written, 1, run->bytes);
     memcpy(to, t->remote[s->rank].regions[run->remote_region] + run->remote_offset, run->bytes);
     s->last = *run;
@@ -236,7 +229,7 @@ static bool is_predictable(const transfer *t, uint32_t *tokens) {
 
 static bool check_prediction(const transfer *t, const source_runs *s, uint32_t tokens) {
     kvf_cost_model cost = {.ns_per_run = 3, .ns_per_byte = 0.5, .ns_per_source = 1000};
-    kvf_prediction p;
+    kvf_prediction p = {.struct_size = sizeof p};
     kvf_status status = kvf_plan_predict(t->plan, s->source, tokens, &cost, &p);
     if (status)
         return wrong("source %u: kvf_plan_predict() gives %s", s->source, kvf_status_name(status));
@@ -347,17 +340,6 @@ static bool move_request(transfer *t, kvf_request *request) {
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-static bool check_lanes(const transfer *t) {
-    for (uint32_t i = 0; i < kvf_plan_rule_count(t->plan); i++) {
-        const kvf_copy_rule *rule = kvf_plan_get_rule(t->plan, i);
-        for (uint32_t l = 0; l < rule->lane_count && t->r->layers_apart; l++)
-            if (rule->lanes[l].layers.end != rule->lanes[l].layers.begin + 1)
-                return wrong("rule %u, lane %u moves layers [%u, %u), which are to be kept apart", i, l,
-                             rule->lanes[l].layers.begin, rule->lanes[l].layers.end);
-    }
-    return true;
-}
-
 static void note_request(const transfer *t) {
     bool unaligned = false, cached = false, moved = false, later = false, holes = false;
     for (uint32_t g = 0; g < t->r->group_count; g++) {
@@ -382,7 +364,7 @@ static bool use_plan(transfer *t, choices *out) {
     kvf_status status = kvf_plan_verify(t->plan);
     if (status)
         return wrong("kvf_plan_verify() gives %s: %s", kvf_status_name(status), kvf_error_detail());
-    if (!check_cuts(t->r, t->w, t->plan, t->rank, out) || !check_lanes(t))
+    if (!check_cuts(t->r, t->w, t->plan, t->rank, out))
         return false;
     kvf_request *request;
     status = kvf_request_create(t->plan, &request);
@@ -399,9 +381,8 @@ static bool use_plan(transfer *t, choices *out) {
 static bool transfer_rank(const recipe *r, const world *w, const built *b, const memory *remote,
                           uint32_t rank, choices *out, bool *all_covered) {
     kvf_plan_options options = {.struct_size = sizeof options,
-                                .replicas = r->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD,
-                                .keep_layers_apart = r->layers_apart};
-    bool defaults = !r->first_replica && !r->layers_apart && rank % 2;
+                                .replicas = r->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD};
+    bool defaults = !r->first_replica && rank % 2;
     kvf_plan *plan;
     kvf_status status = kvf_plan_build(b->local[rank], b->remote, defaults ? NULL : &options, &plan);
     note(KIND_RANK);

@@ -50,7 +50,7 @@ static void open_unlike(world *w, kvf_model *p, const kvf_engine_spec *p_spec, k
 }
 
 static void leave_out(world_request *request, uint32_t group) {
-    request->groups[group] = (kvf_agent_group){0};
+    request->groups[group] = (kvf_group_steps){0};
 }
 
 /* Moves a request both ways; `skip` (or UINT32_MAX) is the group of D that it does not name. */

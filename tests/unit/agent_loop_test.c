@@ -44,7 +44,7 @@ static uint32_t poll_until_done(exchange *x) {
         if (poll(fds, 2, LONG_MS) <= 0)
             fail_msg("nothing was readable, and the exchange is not over");
         for (int i = 0; i < 2; i++) {
-            kvf_event event;
+            kvf_event event = {.struct_size = sizeof event};
             if (!fds[i].revents)
                 continue;
             assert_ok(kvf_agent_progress(agents[i], NULL));
@@ -112,7 +112,7 @@ static void an_event_makes_the_descriptor_readable_until_it_is_taken(void **stat
     for (int own = 0; own < 2; own++) {
         exchange x;
         uint64_t ticket;
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         set_up(&x, own ? OWN_THREAD : NULL);
         kvf_agent *p = x.w.p.agents[0];
         struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
@@ -134,7 +134,7 @@ static void a_time_that_has_come_makes_the_descriptor_readable(void **state) {
     (void)state;
     exchange x;
     uint64_t ticket;
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     set_up(&x, NULL);
     kvf_agent *p = x.w.p.agents[0];
     struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
@@ -237,7 +237,7 @@ static void *wait_and_take(void *context) {
     const one *self = context;
     crowd *c = self->crowd;
     while (atomic_load(&c->done) < 2 * REQUESTS) {
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         (void)kvf_agent_wait(self->agent, 20 * MS);
         (void)pthread_mutex_lock(&c->taking); /* an event is valid until another is taken */
         while (kvf_agent_next_event(self->agent, &event) == KVF_OK) {

@@ -59,7 +59,7 @@ static void two_visits_give_the_plan_of_the_pair(void **state) {
     assert_ok(kvf_plan_build(kvf_engine_shard(w.d.engine, 0), w.p.engine, NULL, &own));
     assert_ok(kvf_plan_verify(seen));
     for (uint32_t s = 0; s < 2; s++) {
-        kvf_prediction a, b;
+        kvf_prediction a = {.struct_size = sizeof a}, b = a;
         assert_ok(kvf_plan_predict(seen, s, 100, NULL, &a));
         assert_ok(kvf_plan_predict(own, s, 100, NULL, &b));
         assert_int_equal(a.bytes, b.bytes);
