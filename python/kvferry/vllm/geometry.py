@@ -2,7 +2,7 @@
 made of it.
 
 A group of vLLM becomes one group of kvferry for each kind of layer in it, for layers of one kvferry group have
-the same parts; a draft model's layers are kinds of their own. All of these have the block table of vLLM's group.
+the same parts, and the draft model's are kinds of their own. All of these have the block table of vLLM's group.
 """
 
 from __future__ import annotations
