@@ -225,7 +225,7 @@ static kvf_status introduce_self(kvf_agent *agent) {
 
 /* The shard's regions must be there, and as large as it says: peers compute with them. */
 static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {
-    if (!regions || count != shard->region_count)
+    if ((count && !regions) || count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
     kvf_status status = kvf_memory_check(regions, count, "register");
@@ -240,10 +240,10 @@ static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *r
 }
 
 static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_memory *copy = kvf_copy(regions, count, regions->struct_size);
+    kvf_memory *copy = kvf_copy(regions, count, count ? regions->struct_size : sizeof *regions);
     if (!copy)
         return kvf_nomem("an agent");
-    kvf_status status = kvf_transport_register(agent->transport, regions, count);
+    kvf_status status = count ? kvf_transport_register(agent->transport, regions, count) : KVF_OK;
     if (status) {
         kvf_free(copy);
         return status;
