@@ -11,6 +11,7 @@
 #include "link/link_endpoint.h"
 
 #include "transport/memory.h"
+#include "transport/transport.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)
 
@@ -102,7 +103,8 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                   : KVF_OK;
 }
 
-static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32_t rank) {
+static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, const kvf_engine *engine,
+                              uint32_t rank) {
     const kvf_agent_options *o = &agent->options;
     agent->engine = engine;
     agent->rank = rank;
@@ -130,7 +132,7 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
                                      .setting_count = o->setting_count,
                                      .on_peer_lost = on_peer_lost,
                                      .context = agent};
-    return kvf_transport_open(o->transport, &options, &agent->transport);
+    return kvf_transport_open_over(around->fabric, o->transport, &options, &agent->transport);
 }
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
@@ -158,7 +160,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
         status = open_link(agent, surroundings);
     }
     if (!status && engine)
-        status = open_engine(agent, engine, rank);
+        status = open_engine(agent, surroundings, engine, rank);
     if (!status)
         status = kvf_loop_start(agent);
     if (status) {
