@@ -6,32 +6,6 @@
 
 #include "transport/front.h"
 
-/* ---- lists ----------------------------------------------------------------------------------- */
-
-static void list_add(kvf_batch_list *list, kvf_batch *batch) {
-    KVF_ASSERT(!list->first == !list->last && (!list->last || !list->last->following));
-    batch->previous = list->last;
-    batch->following = NULL;
-    if (list->last)
-        list->last->following = batch;
-    else
-        list->first = batch;
-    list->last = batch;
-}
-
-static void list_remove(kvf_batch_list *list, kvf_batch *batch) {
-    KVF_ASSERT(batch->previous ? batch->previous->following == batch : list->first == batch);
-    KVF_ASSERT(batch->following ? batch->following->previous == batch : list->last == batch);
-    if (batch->previous)
-        batch->previous->following = batch->following;
-    else
-        list->first = batch->following;
-    if (batch->following)
-        batch->following->previous = batch->previous;
-    else
-        list->last = batch->previous;
-}
-
 static kvf_front_batch *front_of(kvf_batch *batch) {
     return (kvf_front_batch *)batch;
 }
@@ -191,13 +165,13 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->count = count;
     batch->done = done;
     batch->context = context;
-    list_add(&peer->batches, batch);
+    KVF_QUEUE_ADD(peer->batches.first, peer->batches.last, batch);
     if (count == 0) /* nothing for a fabric to do */
         kvf_batch_end(batch);
     else
         status = peer->fabric->submit(peer->link, batch);
     if (status) {
-        list_remove(&peer->batches, batch);
+        KVF_QUEUE_REMOVE(peer->batches.first, peer->batches.last, batch);
         give_back(transport, front);
         return status;
     }
@@ -247,13 +221,13 @@ void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
 void kvf_batch_end(kvf_batch *batch) {
     kvf_front_batch *front = front_of(batch);
     KVF_ASSERT(!front->ended);
-    list_remove(&batch->peer->batches, batch);
+    KVF_QUEUE_REMOVE(batch->peer->batches.first, batch->peer->batches.last, batch);
     front->ended = true;
     if (batch->failed && batch->cancelled && batch->failed != KVF_E_CANCELLED) {
         batch->failed = KVF_OK;
         kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
     }
-    list_add(&batch->peer->transport->ended, batch);
+    KVF_QUEUE_ADD(batch->peer->transport->ended.first, batch->peer->transport->ended.last, batch);
 }
 
 void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason) {
@@ -322,7 +296,7 @@ static void call_done(kvf_transport *transport, kvf_batch *batch) {
     kvf_operation operation = batch->operation;
     char detail[KVF_REASON_BYTES + KVF_SENDER_MAX + 128];
     describe_failure(batch, detail, sizeof detail);
-    list_remove(&transport->ended, batch);
+    KVF_QUEUE_REMOVE(transport->ended.first, transport->ended.last, batch);
     give_back(transport, front_of(batch));
     KVF_ASSERT(done);
     transport->calling++;

@@ -255,10 +255,7 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
         free_peer(peer);
         return status;
     }
-    peer->following = transport->peers;
-    if (transport->peers)
-        transport->peers->previous = peer;
-    transport->peers = peer;
+    KVF_LIST_ADD(transport->peers, peer);
     *out = peer;
     return KVF_OK;
 }
@@ -287,12 +284,7 @@ void kvf_peer_close(kvf_peer *peer) {
     kvf_front_dispatch_peer(transport, peer);
     if (peer->lost_untold)
         transport->lost_untold--;
-    if (peer->previous)
-        peer->previous->following = peer->following;
-    else
-        transport->peers = peer->following;
-    if (peer->following)
-        peer->following->previous = peer->previous;
+    KVF_LIST_REMOVE(transport->peers, peer);
     free_peer(peer);
     kvf_front_update_wake(transport);
 }

@@ -15,6 +15,7 @@
 #include <kvferry/transport.h>
 
 #include "base/base.h"
+#include "base/list.h"
 
 /** A fabric's reason for a failure is cut to this. */
 #define KVF_REASON_BYTES 256

@@ -202,22 +202,14 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
         return status;
     }
     link->no_direct = link->no_direct || link->pid <= 0;
-    link->following = link->endpoint->links;
-    if (link->following)
-        link->following->previous = link;
-    link->endpoint->links = link;
+    KVF_LIST_ADD(link->endpoint->links, link);
     *out = link;
     return KVF_OK;
 }
 
 void kvf_shm_disconnect(void *at) {
     kvf_shm_link *link = at;
-    if (link->previous)
-        link->previous->following = link->following;
-    else
-        link->endpoint->links = link->following;
-    if (link->following)
-        link->following->previous = link->previous;
+    KVF_LIST_REMOVE(link->endpoint->links, link);
     free_link(link);
 }
 

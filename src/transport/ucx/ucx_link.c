@@ -212,10 +212,7 @@ kvf_status kvf_ucx_connect(void *endpoint_pointer, const void *data, size_t byte
     kvf_free(card.regions);
     if (status)
         return status;
-    link->following = endpoint->links;
-    if (endpoint->links)
-        endpoint->links->previous = link;
-    endpoint->links = link;
+    KVF_LIST_ADD(endpoint->links, link);
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
@@ -226,12 +223,7 @@ void kvf_ucx_disconnect(void *link_pointer) {
     kvf_ucx_endpoint *endpoint = link->endpoint;
     if (endpoint->turn == link)
         endpoint->turn = NULL;
-    if (link->previous)
-        link->previous->following = link->following;
-    else
-        endpoint->links = link->following;
-    if (link->following)
-        link->following->previous = link->previous;
+    KVF_LIST_REMOVE(endpoint->links, link);
     kvf_ucx_enter();
     linger(link);
     close_ep(link);

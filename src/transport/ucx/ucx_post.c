@@ -48,14 +48,7 @@ static void free_job(kvf_ucx_job *job) {
         link->posting = job->following;
         link->posted_bytes = 0;
     }
-    if (job->previous)
-        job->previous->following = job->following;
-    else
-        link->first = job->following;
-    if (job->following)
-        job->following->previous = job->previous;
-    else
-        link->last = job->previous;
+    KVF_QUEUE_REMOVE(link->first, link->last, job);
     job->following = link->endpoint->spare_jobs;
     link->endpoint->spare_jobs = job;
 }
@@ -84,14 +77,10 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
         endpoint->spare_jobs = job->following;
     else if (!(job = kvf_alloc(1, sizeof *job)))
         return kvf_nomem("a batch");
-    *job = (kvf_ucx_job){.batch = batch, .link = link, .previous = link->last};
+    *job = (kvf_ucx_job){.batch = batch, .link = link};
     batch->next = 0;
     batch->in_flight = 0;
-    if (link->last)
-        link->last->following = job;
-    else
-        link->first = job;
-    link->last = job;
+    KVF_QUEUE_ADD(link->first, link->last, job);
     if (!link->posting)
         link->posting = job;
     kvf_wake_set(&endpoint->wake, true);
