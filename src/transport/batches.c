@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "transport/front.h"
+#include "transport/notices.h"
 
 static kvf_front_batch *front_of(kvf_batch *batch) {
     return (kvf_front_batch *)batch;
@@ -237,31 +238,12 @@ void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason
     }
 }
 
-/* What stands before each notification, its sender's name, and its bytes. */
-typedef struct notice_head {
-    uint32_t sender_bytes; /* with the NUL */
-    uint32_t bytes;
-} notice_head;
-
-size_t kvf_notice_room(const char *sender, size_t bytes) {
-    return sizeof(notice_head) + strnlen(sender, KVF_SENDER_MAX) + 1 + bytes;
-}
-
 kvf_status kvf_deliver_room(kvf_transport *transport, size_t room) {
     return kvf_buffer_room(&transport->notices, room);
 }
 
 kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes) {
-    size_t length = strnlen(sender, KVF_SENDER_MAX);
-    notice_head head = {(uint32_t)length + 1, (uint32_t)bytes};
-    kvf_buffer *notices = &transport->notices;
-    kvf_status status = kvf_buffer_room(notices, kvf_notice_room(sender, bytes));
-    if (status)
-        return status;
-    (void)kvf_buffer_add(notices, &head, sizeof head);
-    (void)kvf_buffer_add(notices, sender, length);
-    (void)kvf_buffer_add(notices, "", 1);
-    return kvf_buffer_add(notices, data, bytes);
+    return kvf_notices_add(&transport->notices, sender, data, bytes);
 }
 
 void kvf_peer_lost(kvf_peer *peer, const char *reason) {
@@ -323,18 +305,11 @@ static void tell_notices(kvf_transport *transport) {
     kvf_buffer told = transport->notices;
     transport->notices = transport->delivering;
     transport->delivering = told;
-    for (size_t at = 0; at < told.length;) {
-        notice_head head;
-        memcpy(&head, told.data + at, sizeof head);
-        at += sizeof head;
-        const char *sender = (const char *)told.data + at;
-        at += head.sender_bytes;
-        KVF_ASSERT(at <= told.length && head.bytes <= told.length - at);
+    kvf_notice notice;
+    for (size_t at = 0; kvf_notices_next(&told, &at, &notice);)
         if (transport->options.on_notify)
-            transport->options.on_notify(transport->options.context, transport, sender, told.data + at,
-                                         head.bytes);
-        at += head.bytes;
-    }
+            transport->options.on_notify(transport->options.context, transport, notice.sender, notice.data,
+                                         notice.bytes);
     transport->delivering.length = 0;
 }
 

@@ -67,8 +67,8 @@ void kvf_ucx_drop_jobs(kvf_ucx_link *link) {
         free_job(link->first);
 }
 
-kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
-    kvf_ucx_link *link = link_pointer;
+kvf_status kvf_ucx_submit(void *self, kvf_batch *batch) {
+    kvf_ucx_link *link = self;
     kvf_ucx_endpoint *endpoint = link->endpoint;
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
@@ -88,9 +88,9 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
 }
 
 /* What is in flight cannot be called back, only waited for; posting sees to the rest. */
-void kvf_ucx_cancel(void *link_pointer, kvf_batch *batch) {
+void kvf_ucx_cancel(void *self, kvf_batch *batch) {
     (void)batch;
-    kvf_ucx_link *link = link_pointer;
+    kvf_ucx_link *link = self;
     kvf_wake_set(&link->endpoint->wake, true);
 }
 
