@@ -148,7 +148,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **o
 
 /**
  * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call
- * that failed may be repeated, with the same regions.
+ * that failed may be repeated, with the same regions. A rank that keeps no layer has none, and registers 0 of them.
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 

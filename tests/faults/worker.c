@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <kvferry/agent.h>
+#include "agent/agent.h"
 
 #include "chance.h"
 
@@ -32,6 +32,7 @@ typedef struct worker {
     kvf_model *model;
     kvf_engine *engine;
     kvf_agent *agent;
+    const kvf_link_table *mail;
     content_rank rank;
     task *tasks;
     chance chance;
@@ -82,7 +83,8 @@ static kvf_status open_agent(worker *w, const char *listen, const char *public_k
                                  .own_thread = s->own_thread,
                                  .public_key = public_key,
                                  .secret_key = secret_key};
-    return kvf_agent_open(w->engine, w->place->rank, &options, &w->agent);
+    const kvf_surroundings around = {.link = w->mail, .fabric = faulty_fabric(s->transport)};
+    return kvf_agent_open_in(&around, w->engine, w->place->rank, &options, &w->agent);
 }
 
 static void open_memory(worker *w) {
@@ -505,7 +507,7 @@ void worker_run(const worker_setting *setting, const worker_place *place) {
     worker w = {.setting = setting, .place = place, .chance = {seed}};
     mail_options mail = setting->mail;
     mail.seed = chance_mix(seed);
-    mail_install(&mail);
+    w.mail = mail_install(&mail);
     if (setting->faulty_fabric) {
         faulty_options fabric = setting->fabric;
         fabric.seed = chance_mix(mail.seed);

@@ -4,6 +4,7 @@
 #include <kvferry/visit.h>
 
 #include "agent_world.h"
+#include "wire/wire.h"
 
 #define OPTIONS(...)                                                                                         \
     (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true, __VA_ARGS__})
@@ -89,6 +90,37 @@ static void a_directory_is_visited_as_a_rank_is(void **state) {
     world_close(&w);
 }
 
+/* A directory hands out what it was given. */
+static void a_shard_of_another_rank_is_refused(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, latent(2), OPTIONS());
+    w.e.rank_count = 1;
+    assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &w.e.agents[0]));
+    kvf_introduction intro[2];
+    void *storage[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        const void *bytes;
+        size_t size;
+        assert_ok(kvf_agent_introduction(w.p.agents[r], &bytes, &size));
+        assert_ok(kvf_wire_decode_introduction((kvf_bytes){bytes, size}, &intro[r], &storage[r]));
+    }
+    intro[1].shard = intro[0].shard;
+    for (uint32_t r = 0; r < 2; r++) {
+        kvf_wire_buffer bytes = {0};
+        assert_ok(kvf_wire_encode_introduction(&intro[r], &bytes));
+        assert_ok(kvf_agent_introduce(w.e.agents[0], bytes.data, bytes.size));
+        kvf_wire_buffer_free(&bytes);
+        kvf_free(storage[r]);
+    }
+    const kvf_contact contact = {.endpoint = kvf_agent_endpoint(w.e.agents[0])};
+    kvf_visited *found = NULL;
+    assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH,
+                 "the shard of rank 1 says it is of rank 0");
+    assert_null(found);
+    world_close(&w);
+}
+
 /* ---- what is left there ---------------------------------------------------------------------- */
 
 static void a_visit_leaves_no_session(void **state) {
@@ -135,6 +167,7 @@ int main(void) {
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
         cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
+        cmocka_unit_test(a_shard_of_another_rank_is_refused),
         cmocka_unit_test(a_visit_leaves_no_session),
         cmocka_unit_test(visits_that_cannot_succeed_say_why),
     };

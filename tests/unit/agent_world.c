@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "agent_letters.h"
 #include "agent_net.h"
+#include "faulty_fabric.h"
 
 static const kvf_surroundings real;
 static const kvf_surroundings *around = &real;
@@ -35,8 +37,15 @@ uint64_t world_now(void) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static void open_in_world(world_engine *e, uint32_t r, const kvf_agent_options *options) {
+    kvf_surroundings in = *around;
+    in.link = letters_link(around->link);
+    in.fabric = faulty_fabric(options ? options->transport : NULL);
+    assert_ok(kvf_agent_open_in(&in, e->engine, r, options, &e->agents[r]));
+}
+
 void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
-    assert_ok(kvf_agent_open_in(around, e->engine, r, options, &e->agents[r]));
+    open_in_world(e, r, options);
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
     kvf_memory regions[WORLD_MAX_REGIONS];
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
@@ -50,7 +59,7 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
 
 void world_open_directory(world_engine *e) {
     e->rank_count = 1;
-    assert_ok(kvf_agent_open_in(around, NULL, 0, NULL, &e->agents[0]));
+    open_in_world(e, 0, NULL);
 }
 
 void world_introduce(world_engine *e, kvf_agent *to) {

@@ -37,7 +37,7 @@ static void *allocate(void *context, uint64_t bytes) {
 
 static void endpoint_open(endpoint *e, const kvf_shard *shard, const cell_sequence *sequence,
                           const char *kind) {
-    assert_ok(kvf_transport_open(kind, NULL, &e->transport));
+    assert_ok(kvf_transport_open_over(faulty_fabric(kind), kind, NULL, &e->transport));
     rank_open(&e->cells, shard, sequence, allocate, e->transport);
     assert_ok(kvf_transport_register(e->transport, e->cells.regions, e->cells.region_count));
 }
