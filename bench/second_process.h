@@ -38,7 +38,8 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
                          uint32_t blocks);
 /** Its agent with registered memory; leases and heartbeats take hours. */
 kvf_agent *bench_agent(const kvf_engine *engine);
-kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread);
+/** The same with what `more` has beyond: own_thread, verify, transport. */
+kvf_agent *bench_agent_of(const kvf_engine *engine, const kvf_agent_options *more);
 
 /** One request of one block, which is the 4 bytes of its number. */
 typedef struct bench_ask {
