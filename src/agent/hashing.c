@@ -3,7 +3,7 @@
 #include <kvferry/checksum.h>
 
 /* Of memory, hashed in one go: a tenth of a millisecond. */
-#define SLICE_BYTES (1u << 20)
+#define SLICE_BYTES (1u << 18)
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 

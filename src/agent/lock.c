@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "transport/transport.h"
 
 struct kvf_log_entry {
     kvf_log_entry *prev, *next;
@@ -41,6 +42,8 @@ void kvf_turn_give(kvf_agent *agent) {
 
 void kvf_work_take(kvf_agent *agent) {
     uint64_t turn = agent->work_asked++;
+    if (agent->work_given != turn && agent->transport)
+        kvf_transport_hurry(agent->transport);
     while (agent->work_given != turn)
         (void)pthread_cond_wait(&agent->worked, &agent->lock);
     agent->worker = pthread_self();
