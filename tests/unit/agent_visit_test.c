@@ -4,6 +4,7 @@
 #include <kvferry/visit.h>
 
 #include "agent_world.h"
+#include "link/link.h"
 
 #define OPTIONS(...)                                                                                         \
     (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true, __VA_ARGS__})
@@ -104,6 +105,19 @@ static void a_visit_leaves_no_session(void **state) {
     world_close(&w);
 }
 
+static void say_twice(kvf_link *link, kvf_route route, const void *data, size_t bytes,
+                      kvf_link_send_function send) {
+    send(link, route, data, bytes);
+    send(link, route, data, bytes);
+}
+
+/* As when an answer takes longer than the visitor's first pause. */
+static void a_visitor_that_greets_twice_leaves_no_session_either(void **state) {
+    kvf_link_tamper = say_twice;
+    a_visit_leaves_no_session(state);
+    kvf_link_tamper = NULL;
+}
+
 /* ---- what goes wrong ------------------------------------------------------------------------- */
 
 static void visits_that_cannot_succeed_say_why(void **state) {
@@ -115,7 +129,12 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH, "engine P answers there, not Q");
     contact.endpoint = "tcp://127.0.0.1:1";
     assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT, "127.0.0.1:1",
-                 "no answer within 0.1 s");
+                 "no answer within 0.1 s", "nobody listens there");
+    char nowhere[96]; /* a name that cannot be: its label is too long */
+    (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
+    contact.endpoint = nowhere;
+    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT,
+                 "the host name could not be looked up");
     contact.endpoint = "nonsense";
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "nonsense");
     contact.endpoint = NULL;
@@ -136,6 +155,7 @@ int main(void) {
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
         cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
         cmocka_unit_test(a_visit_leaves_no_session),
+        cmocka_unit_test(a_visitor_that_greets_twice_leaves_no_session_either),
         cmocka_unit_test(visits_that_cannot_succeed_say_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
