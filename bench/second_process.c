@@ -39,14 +39,17 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
 }
 
 kvf_agent *bench_agent(const kvf_engine *engine) {
-    return bench_agent_in(NULL, engine, false);
+    return bench_agent_in(NULL, engine, &(kvf_agent_options){0});
 }
 
-kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine, bool own_thread) {
+kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
+                          const kvf_agent_options *more) {
     kvf_agent_options options = {.struct_size = sizeof options,
                                  .lease_ns = 20000 * KVF_SECOND,
                                  .heartbeat_ns = 5000 * KVF_SECOND,
-                                 .own_thread = own_thread};
+                                 .transport = more->transport,
+                                 .verify = more->verify,
+                                 .own_thread = more->own_thread};
     kvf_agent *agent = NULL;
     bench_must(kvf_agent_open_in(&(const kvf_surroundings){.link = link}, engine, 0, &options, &agent));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, 0));

@@ -18,7 +18,8 @@
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
     (void)transport;
-    (void)detail; /* the transfers that this has ended bring it */
+    (void)detail;         /* the transfers that this has ended bring it */
+    kvf_turn_take(agent); /* told while bytes are moved, without the lock */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
@@ -26,6 +27,7 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
             agent->due = 0;
         }
     }
+    (void)pthread_mutex_unlock(&agent->lock);
 }
 
 kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
@@ -210,7 +212,9 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -296,7 +300,9 @@ kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint3
     status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     status = register_regions(agent, regions, count);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -307,12 +313,14 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent); /* what moves is stopped */
     kvf_ticket *ticket = NULL;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, ticket);
     if (!ticket || ticket->state == KVF_TICKET_OVER || ticket->silent)
         status = kvf_fail(KVF_E_NOT_FOUND, "no request has ticket %llu", (unsigned long long)number);
     else
         kvf_ticket_fail(ticket, KVF_E_CANCELLED, "cancelled by its engine", NULL);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -1,10 +1,6 @@
 /*
  * Events: what the engine is told, kept until it takes it; and the log line of a failure.
  */
-#include <errno.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <json.h>
 
 #include "agent/ticket.h"
@@ -52,9 +48,7 @@ static void put_invalid(const kvf_ticket *ticket, kvf_block_list *lists, uint32_
 
 static void append(kvf_agent *agent, kvf_event_node *node) {
     DL_APPEND(agent->events, node);
-    uint64_t one = 1;
-    while (write(agent->event_fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    kvf_wake_set(&agent->told_wake, true);
 }
 
 void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, uint32_t rank,
@@ -155,11 +149,8 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
     DL_DELETE(agent->events, node);
     agent->told = node;
     kvf_fill_out(out, &node->event, sizeof node->event);
-    if (!agent->events && !agent->stopping) { /* those who wait are to see that it ends */
-        uint64_t count;
-        while (read(agent->event_fd, &count, sizeof count) < 0 && errno == EINTR)
-            ;
-    }
+    if (!agent->events && !agent->stopping) /* those who wait are to see that it ends */
+        kvf_wake_set(&agent->told_wake, false);
     return true;
 }
 

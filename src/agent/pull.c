@@ -396,6 +396,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_grou
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     kvf_pull *pull = pull_of(kvf_ticket_find(agent, number, &pull_ops));
     if (!pull || pull->base.silent || pull->base.state == KVF_TICKET_OVER)
         status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);
@@ -405,6 +406,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_grou
         status = kvf_ticket_claim(&pull->base, groups, group_count);
     if (!status && pull->base.state == KVF_TICKET_RESERVED)
         pull_move(pull);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

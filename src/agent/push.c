@@ -220,6 +220,7 @@ kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chun
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     kvf_push *push = push_of(kvf_ticket_find(agent, number, &push_ops));
     if (!push || push->base.state != KVF_TICKET_MOVING)
         status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
@@ -231,6 +232,7 @@ kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chun
             kvf_flow_pump(flow);
         }
     }
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -117,6 +117,7 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
 }
 
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
+    KVF_ASSERT(kvf_work_is_ours(session->agent));
     if (!session->peer) {
         kvf_status status = kvf_transport_connect(session->agent->transport, session->card,
                                                   session->card_bytes, &session->peer);
@@ -581,6 +582,7 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     if (session->state == KVF_SESSION_LOST)
         return;
     kvf_agent *agent = session->agent;
+    KVF_ASSERT(kvf_work_is_ours(agent));
     bool was_used = session->sources || session->flows;
     bool was_open = session->state == KVF_SESSION_OPEN;
     char detail[KVF_DETAIL_BYTES];

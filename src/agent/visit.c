@@ -10,10 +10,8 @@
 #include <sodium.h>
 #include <stdio.h>
 
-#include <kvferry/visit.h>
-
 #include "agent/siblings.h"
-#include "link/link.h"
+#include "agent/visit.h"
 
 #define MILLISECOND 1000000ull
 #define FIRST_PAUSE (50 * MILLISECOND)
@@ -176,8 +174,9 @@ static void run(visit *v, uint64_t timeout_ns) {
     }
 }
 
-static kvf_status connect_to(visit *v, const kvf_visit_options *options) {
-    const kvf_link_options link = {.listen = "",
+static kvf_status connect_to(visit *v, const kvf_link_table *table, const kvf_visit_options *options) {
+    const kvf_link_options link = {.table = table,
+                                   .listen = "",
                                    .public_key = options->public_key,
                                    .secret_key = options->secret_key,
                                    .on_message = on_message,
@@ -190,6 +189,11 @@ static kvf_status connect_to(visit *v, const kvf_visit_options *options) {
 }
 
 kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given, kvf_visited **out) {
+    return kvf_visit_over(NULL, contact, given, out);
+}
+
+kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact,
+                          const kvf_visit_options *given, kvf_visited **out) {
     if (!contact || !contact->endpoint || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL",
                         !contact             ? "contact"
@@ -197,6 +201,9 @@ kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given,
                                              : "out");
     kvf_visit_options options;
     kvf_status status = kvf_take_options(&options, sizeof options, given, "kvf_visit_options");
+    if (status)
+        return status;
+    status = kvf_check_reserved(contact->reserved, 2, "kvf_contact");
     if (status)
         return status;
     if (sodium_init() < 0)
@@ -208,7 +215,7 @@ kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given,
         v->contact = contact;
         v->found = found;
         randombytes_buf(&v->incarnation, sizeof v->incarnation);
-        status = connect_to(v, &options);
+        status = connect_to(v, link, &options);
     }
     if (!status) {
         run(v, options.timeout_ns ? options.timeout_ns : PATIENCE);

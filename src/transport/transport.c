@@ -291,6 +291,14 @@ void kvf_peer_close(kvf_peer *peer) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
+void kvf_transport_hurry(kvf_transport *transport) {
+    atomic_store_explicit(&transport->hurried, true, memory_order_relaxed);
+}
+
+bool kvf_transport_hurried(const kvf_transport *transport) {
+    return atomic_load_explicit(&transport->hurried, memory_order_relaxed);
+}
+
 kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     bool more = false;
     if (busy)
@@ -311,6 +319,7 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     kvf_front_dispatch(transport);
     kvf_front_update_wake(transport);
     transport->calling--;
+    atomic_store_explicit(&transport->hurried, false, memory_order_relaxed);
     if (busy)
         *busy = more || transport->wake.on;
     return status;

@@ -188,6 +188,15 @@ uint64_t kvf_transport_oldest(const kvf_transport *transport);
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 
+/**
+ * Another thread waits until progress(), which is under way or about to be, is over: it is to end with the copy it is
+ * at. The only function of a transport that any thread may call at any time.
+ */
+void kvf_transport_hurry(kvf_transport *transport);
+
+/** Whether somebody waits so; until the end of progress(). */
+bool kvf_transport_hurried(const kvf_transport *transport);
+
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);
 

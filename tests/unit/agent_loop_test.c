@@ -97,7 +97,7 @@ static void the_descriptor_is_silent_where_there_is_nothing_to_do(void **state) 
         kvf_agent *agent = i ? x.w.d.agents[0] : x.w.p.agents[0];
         struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
         uint32_t rounds = 0;
-        for (kvf_event event; poll(&fd, 1, 0) > 0; rounds++) {
+        for (kvf_event event = {.struct_size = sizeof event}; poll(&fd, 1, 0) > 0; rounds++) {
             assert_true(rounds < 10000);
             assert_ok(kvf_agent_progress(agent, NULL));
             while (kvf_agent_next_event(agent, &event) == KVF_OK) {
@@ -165,6 +165,31 @@ static void the_time_out_is_that_of_the_next_thing_to_do(void **state) {
     assert_true(kvf_agent_timeout(p) == 0); /* the request is to be freed */
     assert_true(kvf_agent_timeout(NULL) == UINT64_MAX);
     world_close(&x.w);
+}
+
+/* The event of a request that met nobody says what the link knows of it. */
+static void an_unmet_producer_is_explained_by_its_link(void **state) {
+    (void)state;
+    char nowhere[96]; /* a name that cannot be: its label is too long */
+    (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
+    const struct {
+        const char *endpoint, *reason;
+    } cases[] = {{nowhere, "the host name could not be looked up"},
+                 {"tcp://127.0.0.1:1", "it was refused, for nobody listens there"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        exchange x;
+        kvf_event event = {.struct_size = sizeof event};
+        set_up(&x, OWN_THREAD);
+        x.wanted.request.contact.endpoint = cases[i].endpoint;
+        x.wanted.request.deadline_ns = 200 * MS;
+        assert_ok(kvf_agent_pull(x.w.d.agents[0], &x.wanted.request, NULL));
+        assert_ok(kvf_agent_wait(x.w.d.agents[0], WORLD_PATIENCE_S * SECOND));
+        assert_ok(kvf_agent_next_event(x.w.d.agents[0], &event));
+        assert_int_equal(event.status, KVF_E_TIMEOUT);
+        assert_non_null(strstr(event.detail, cases[i].reason));
+        assert_non_null(strstr(event.detail, cases[i].endpoint));
+        world_close(&x.w);
+    }
 }
 
 static void an_agent_with_a_thread_waits_for_no_call(void **state) {
@@ -432,6 +457,7 @@ int main(void) {
         cmocka_unit_test(an_event_makes_the_descriptor_readable_until_it_is_taken),
         cmocka_unit_test(a_time_that_has_come_makes_the_descriptor_readable),
         cmocka_unit_test(the_time_out_is_that_of_the_next_thing_to_do),
+        cmocka_unit_test(an_unmet_producer_is_explained_by_its_link),
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),

@@ -1,8 +1,7 @@
 /* Visits: what somebody who is no engine learns of one, and what is left of it there. */
 #include <stdio.h>
 
-#include <kvferry/visit.h>
-
+#include "agent/visit.h"
 #include "agent_world.h"
 #include "wire/wire.h"
 
@@ -123,17 +122,36 @@ static void a_shard_of_another_rank_is_refused(void **state) {
 
 /* ---- what is left there ---------------------------------------------------------------------- */
 
-static void a_visit_leaves_no_session(void **state) {
-    (void)state;
+static void visit_over(const kvf_link_table *link) {
     world w;
     open_pair(&w, latent(2), OPTIONS());
-    kvf_visited_free(visit(&w.p.contact));
+    kvf_visited *found = NULL;
+    assert_ok(kvf_visit_over(link, &w.p.contact, NULL, &found));
+    kvf_visited_free(found);
     kvf_agent_stats stats = world_stats(w.p.agents[0]);
     assert_int_equal(stats.peers_now, 0);
     assert_int_equal(stats.memory_now_bytes, 0);
     assert_int_equal(stats.messages_malformed, 0);
     assert_int_equal(stats.peers_refused, 0);
     world_close(&w);
+}
+
+static void a_visit_leaves_no_session(void **state) {
+    (void)state;
+    visit_over(NULL);
+}
+
+static kvf_status say_twice(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+    (void)kvf_link_zmq.send(link, route, data, bytes);
+    return kvf_link_zmq.send(link, route, data, bytes);
+}
+
+/* As when an answer takes longer than the visitor's first pause. */
+static void a_visitor_that_greets_twice_leaves_no_session_either(void **state) {
+    (void)state;
+    kvf_link_table twice = kvf_link_zmq;
+    twice.send = say_twice;
+    visit_over(&twice);
 }
 
 /* ---- what goes wrong ------------------------------------------------------------------------- */
@@ -147,7 +165,12 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH, "engine P answers there, not Q");
     contact.endpoint = "tcp://127.0.0.1:1";
     assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT, "127.0.0.1:1",
-                 "no answer within 0.1 s");
+                 "no answer within 0.1 s", "nobody listens there");
+    char nowhere[96]; /* a name that cannot be: its label is too long */
+    (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
+    contact.endpoint = nowhere;
+    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT,
+                 "the host name could not be looked up");
     contact.endpoint = "nonsense";
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "nonsense");
     contact.endpoint = NULL;
@@ -169,6 +192,7 @@ int main(void) {
         cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
         cmocka_unit_test(a_shard_of_another_rank_is_refused),
         cmocka_unit_test(a_visit_leaves_no_session),
+        cmocka_unit_test(a_visitor_that_greets_twice_leaves_no_session_either),
         cmocka_unit_test(visits_that_cannot_succeed_say_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -213,12 +213,39 @@ static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is
     assert_int_equal(client.broken_route, route);
     assert_int_equal(client.broken_status, KVF_E_IO);
     assert_non_null(strstr(client.broken_detail, endpoint));
+    assert_non_null(strstr(client.broken_detail, "refused, for nobody listens there"));
 
     open_end(&server, (kvf_link_options){.listen = endpoint});
     work_until(server.message_count == 1, &server, &client);
     assert_string_equal(server.messages[0].text, "early");
     kvf_link_close(client.link);
     kvf_link_close(server.link);
+}
+
+/* No name has a label of more than 63 letters: nobody need be asked to know that there is none. */
+static void a_host_name_that_is_not_known_is_told(void **state) {
+    (void)state;
+    end client;
+    char endpoint[128];
+    (void)snprintf(endpoint, sizeof endpoint, "tcp://%064d.test:5555", 0);
+    open_end(&client, (kvf_link_options){.listen = ""});
+    (void)connect_end(&client, endpoint);
+    work_until(client.broken_count >= 3, &client); /* also when it is tried again */
+    assert_int_equal(client.broken_status, KVF_E_IO);
+    assert_non_null(strstr(client.broken_detail, endpoint));
+    assert_non_null(strstr(client.broken_detail, "the host name could not be looked up"));
+    kvf_link_close(client.link);
+}
+
+static void a_path_where_nobody_listens_is_told(void **state) {
+    (void)state;
+    end client;
+    open_end(&client, (kvf_link_options){.listen = ""});
+    (void)connect_end(&client, "ipc:///tmp/kvf_link_nobody");
+    work_until(client.broken_count >= 3, &client);
+    assert_int_equal(client.broken_status, KVF_E_IO);
+    assert_non_null(strstr(client.broken_detail, "refused, for nobody listens there"));
+    kvf_link_close(client.link);
 }
 
 static void check_restarts(const char *listen) {
@@ -232,19 +259,24 @@ static void check_restarts(const char *listen) {
     for (int life = 0; life < 4; life++) {
         (void)snprintf(text, sizeof text, "life %d", life);
         server.answers = true;
-        /* What is sent while a connection comes and goes may be lost: it is sent until it arrives. */
+        /* What is sent while a connection comes and goes may be lost: it is sent until it arrives, which may be often.
+         * Only so many answers are kept, so each life begins without any. */
+        client.message_count = 0;
+        time_t begun = time(NULL);
         while (!has_message(&client, text)) {
+            if (time(NULL) - begun > PATIENCE_S)
+                fail_msg("never: an answer in life %d, and %u breaks", life, client.broken_count);
             send_text(&client, route, text);
             progress_all((end *[]){&server, &client}, 2);
         }
+        for (uint32_t i = 0; i < client.message_count && i < KEPT_MESSAGES; i++)
+            assert_int_equal(client.messages[i].route, route);
         uint32_t before = client.broken_count;
         kvf_link_close(server.link);
         work_until(client.broken_count > before, &client);
         assert_int_equal(client.broken_route, route);
         open_end(&server, (kvf_link_options){.listen = endpoint});
     }
-    for (uint32_t i = 0; i < client.message_count && i < KEPT_MESSAGES; i++)
-        assert_int_equal(client.messages[i].route, route);
     kvf_link_close(client.link);
     kvf_link_close(server.link);
 }
@@ -557,6 +589,8 @@ int main(void) {
         cmocka_unit_test(messages_of_several_frames_and_clients_with_names_are_ignored),
         cmocka_unit_test(a_port_that_speaks_something_else_is_told_and_tried_again),
         cmocka_unit_test(a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is),
+        cmocka_unit_test(a_host_name_that_is_not_known_is_told),
+        cmocka_unit_test(a_path_where_nobody_listens_is_told),
         cmocka_unit_test(a_peer_that_comes_back_on_its_endpoint_is_reached_by_the_same_route),
         cmocka_unit_test(the_same_over_ipc),
         cmocka_unit_test(the_same_over_ipv6),

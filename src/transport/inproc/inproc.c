@@ -408,11 +408,8 @@ static void copy_slice(const inproc_link *to, kvf_direction direction, const kvf
 static uint64_t move(inproc_link *to, uint64_t budget) {
     uint64_t moved = 0;
     kvf_slices_reap(&to->slices);
-    while (to->slices.current && moved < budget) {
-        kvf_slice slice;
-        kvf_slices_peek(&to->slices, budget - moved, KVF_SLICE_RUNS, &slice);
-        if (slice.count == 0 && to->slices.offset == 0 && moved > 0)
-            break; /* a long run: rather whole, next time */
+    kvf_slice slice;
+    while (kvf_slices_next(&to->slices, to->self->transport, moved, budget, &slice)) {
         if (!enter(to))
             return moved;
         kvf_batch *batch = to->slices.current;

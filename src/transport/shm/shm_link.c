@@ -442,12 +442,10 @@ bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
     kvf_slices_reap(&link->slices);
     kvf_batch *first = link->slices.current;
     kvf_status status = KVF_OK;
-    for (uint64_t moved = 0; link->ready && link->slices.current && moved < budget;) {
+    uint64_t moved = 0;
+    kvf_slice slice;
+    while (link->ready && kvf_slices_next(&link->slices, link->endpoint->transport, moved, budget, &slice)) {
         kvf_batch *batch = link->slices.current;
-        kvf_slice slice;
-        kvf_slices_peek(&link->slices, budget - moved, KVF_SLICE_RUNS, &slice);
-        if (slice.count == 0 && link->slices.offset == 0 && moved > 0)
-            break; /* a long run: rather whole, next time */
         status = move_slice(link, batch->direction, &slice);
         if (status == KVF_E_AGAIN || status == KVF_E_PEER_LOST)
             break;

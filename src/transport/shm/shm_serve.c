@@ -321,7 +321,8 @@ static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint
     kvf_status status = check_pieces(client, move, &bytes);
     if (!status)
         copy_pieces(client, move);
-    *budget -= kvf_min_u64(*budget, bytes);
+    bool hurried = kvf_transport_hurried(client->endpoint->transport);
+    *budget = hurried ? 0 : *budget - kvf_min_u64(*budget, bytes);
     client->answer = (kvf_shm_moved_message){{SHM_MOVED, 0}, move->slot, (uint32_t)status};
     client->answer_due = true;
     return true;
