@@ -14,7 +14,9 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "agent/after.h"
 #include "agent/early.h"
+#include "agent/pace.h"
 #include "agent/pull.h"
 #include "agent/push.h"
 
@@ -31,7 +33,7 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
     (void)pthread_mutex_init(&agent->lock, NULL);
     (void)pthread_cond_init(&agent->turn, NULL);
     agent->process = getpid();
-    agent->due = agent->armed = UINT64_MAX;
+    agent->due = agent->armed = agent->pace_due = UINT64_MAX;
     agent->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     agent->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -115,9 +117,11 @@ static bool work(kvf_agent *agent) {
     if (agent->transport)
         (void)kvf_transport_progress(agent->transport, &busy);
     look_at_transfers(agent);
+    kvf_afters_look(agent);
     uint64_t now = kvf_agent_now(agent);
     if (now >= agent->due)
         tick(agent, now);
+    kvf_pace_round(agent, now);
     while (agent->over)
         kvf_ticket_free(agent->over);
     agent->again = agent->again || more || busy;

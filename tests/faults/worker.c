@@ -236,7 +236,11 @@ static void on_ready(worker *w, task *t, const order *o) {
             }
             content_fill(&w->rank, g, table, part, t->seed);
         }
-        status = kvf_agent_push_ready(w->agent, t->ticket, o->ready.begin, o->ready.end, o->ready.layers);
+        const kvf_push_chunk chunk = {.struct_size = sizeof chunk,
+                                      .begin = o->ready.begin,
+                                      .end = o->ready.end,
+                                      .layers = o->ready.layers};
+        status = kvf_agent_push_ready(w->agent, t->ticket, &chunk);
     }
     if (status && status != KVF_E_NOT_FOUND)
         wrong(w, t, "what is ready was refused: %s", kvf_error_detail());

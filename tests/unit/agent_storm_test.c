@@ -77,7 +77,7 @@ static void ask(storm *s, slot *o, bool producer) {
         assert_ok(status);
         at->open |= 1u << r;
         if (producer && o->push)
-            assert_ok(kvf_agent_push_ready(agent, at->ticket[r], 0, UINT64_MAX, UINT32_MAX));
+            assert_ok(kvf_agent_push_ready(agent, at->ticket[r], NULL));
     }
     at->wanted = false;
 }

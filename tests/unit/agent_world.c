@@ -176,7 +176,7 @@ void world_expect(world_engine *e, world_request *request, const world_engine *f
 
 void world_ready(world_engine *e, const uint64_t *tickets) {
     for (uint32_t r = 0; r < e->rank_count; r++)
-        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], 0, UINT64_MAX, UINT32_MAX));
+        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], NULL));
 }
 
 /* ---- cells ----------------------------------------------------------------------------------- */
