@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -56,7 +56,7 @@ class HasFileno(Protocol):
 
 
 # A file descriptor that becomes readable when memory is ready to be read, and stays so.
-Readable = Union[int, HasFileno]
+Readable = int | HasFileno
 
 
 def _ready_event(after: Readable | None, arena: Arena) -> Any:
@@ -397,7 +397,9 @@ class Agent:
         after: Readable | None = None,
     ) -> int:
         if bytes_per_second is not None and bytes_per_second <= 0:
-            raise OutOfRangeError(f"bytes_per_second is {bytes_per_second}; allowed from 1 on, and None: no cap")
+            raise OutOfRangeError(
+                f"bytes_per_second is {bytes_per_second}; allowed from 1 on, and None: no cap"
+            )
         arena = Arena()
         name = id_bytes(request_id)
         request = arena.new(
@@ -511,7 +513,8 @@ class Agent:
             after: as of hold(): nothing is written before
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
-        Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError, InvalidError.
+        Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
+        InvalidError.
         """
         return self._submit(
             lib.kvf_agent_push,
