@@ -9,13 +9,22 @@
 
 /* ---- a fabric that can be stopped ------------------------------------------------------------ */
 
-/* Batches are taken in, and nothing of them moves while it stands. */
+/* Batches are taken in, and kept while it stands. */
 static bool stands;
 static const kvf_fabric *below;
 static kvf_fabric stopping;
 
+static struct {
+    void *link;
+    kvf_batch *batch;
+} kept[64];
+static uint32_t kept_count;
+
 static kvf_status stopping_progress(void *endpoint, bool *busy) {
-    return stands ? KVF_OK : below->progress(endpoint, busy);
+    for (uint32_t i = 0; !stands && i < kept_count; i++)
+        assert_ok(below->submit(kept[i].link, kept[i].batch));
+    kept_count = stands ? kept_count : 0;
+    return below->progress(endpoint, busy);
 }
 
 static struct { uint64_t when, bytes; } submitted[16384];
@@ -28,7 +37,12 @@ static kvf_status stopping_submit(void *link, kvf_batch *batch) {
     for (size_t i = 0; i < batch->count; i++)
         submitted[submitted_count].bytes += batch->runs[i].bytes;
     submitted_count++;
-    return below->submit(link, batch);
+    if (!stands)
+        return below->submit(link, batch);
+    assert_true(kept_count < COUNT_OF(kept));
+    kept[kept_count].link = link;
+    kept[kept_count++].batch = batch;
+    return KVF_OK;
 }
 
 static const kvf_fabric *in_front(const char *kind) {
