@@ -32,7 +32,7 @@ static void finish_way(way *v) {
 
 static void ready(way *v, uint64_t begin, uint64_t end, uint32_t layers) {
     for (uint32_t r = 0; r < v->w.p.rank_count; r++)
-        assert_ok(kvf_agent_push_ready(v->w.p.agents[r], v->pushes[r], begin, end, layers));
+        assert_ok(kvf_agent_push_ready(v->w.p.agents[r], v->pushes[r], CHUNK(begin, end, layers)));
 }
 
 static void everything_is_pushed_at_once(void **state) {
@@ -97,15 +97,15 @@ static void chunks_and_layers_out_of_order_are_refused(void **state) {
     kvf_agent *p = v.w.p.agents[0];
 
     ready(&v, 0, 40, 3);
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 0, 40, 2), KVF_E_RANGE, "layers is 2", "3");
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 0, 50, 4), KVF_E_RANGE, "[0, 50)");
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 40, 80, 1), KVF_E_RANGE, "[40, 80)", "3 of 6");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(0, 40, 2)), KVF_E_RANGE, "layers is 2", "3");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(0, 50, 4)), KVF_E_RANGE, "[0, 50)");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(40, 80, 1)), KVF_E_RANGE, "[40, 80)", "3 of 6");
     ready(&v, 0, 40, LAYERS);
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 30, 60, 1), KVF_E_RANGE, "40 tokens");
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 60, 60, 1), KVF_E_RANGE, "[60, 60)");
-    assert_fails(kvf_agent_push_ready(p, v.expects[0] + 77, 40, 60, 1), KVF_E_NOT_FOUND, "ticket");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(30, 60, 1)), KVF_E_RANGE, "40 tokens");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(60, 60, 1)), KVF_E_RANGE, "[60, 60)");
+    assert_fails(kvf_agent_push_ready(p, v.expects[0] + 77, CHUNK(40, 60, 1)), KVF_E_NOT_FOUND, "ticket");
     ready(&v, 50, 60, 1); /* and with it everything before 50 */
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 40, 60, 1), KVF_E_RANGE, "50 tokens");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(40, 60, 1)), KVF_E_RANGE, "50 tokens");
     ready(&v, 50, 60, LAYERS);
     ready(&v, 60, TOKENS, LAYERS);
     finish_way(&v);
