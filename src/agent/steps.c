@@ -4,6 +4,7 @@
 #include "agent/steps.h"
 
 #include "plan/walk.h"
+#include "request/request.h"
 #include "shard/shard.h"
 
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
@@ -27,12 +28,9 @@ kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
 
 static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
     const kvf_block_table *table = &group->table;
-    if (group->begin > group->end)
-        return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
-                        (unsigned long long)group->begin, (unsigned long long)group->end);
-    if (group->end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)group->end,
-                        (unsigned long long)(UINT64_MAX / 4));
+    kvf_status status = kvf_check_steps(group->begin, group->end);
+    if (status)
+        return status;
     if (table->count > 0 && !table->ids)
         return kvf_fail(KVF_E_INVALID, "table.ids is NULL");
     for (uint32_t i = 0; i < table->count; i++)

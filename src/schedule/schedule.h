@@ -42,7 +42,7 @@ typedef struct load_part {
     uint64_t next_beat_ns;
     uint64_t computed, end;        /* tokens cached here before; with those to be loaded */
     kvf_instruction_group *groups; /* what is loaded into which blocks; of kvf_copy_groups() */
-    kvf_group_block *invalid;     /* of its blocks, sorted, each once */
+    kvf_group_block *invalid;      /* of its blocks, sorted, each once */
     size_t invalid_count;
 } load_part;
 
@@ -151,6 +151,9 @@ void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot);
 
 /** Takes an order out of the queue and frees it; a NULL in the slot is accepted. */
 void kvf_withdraw_order(kvf_schedule *s, order **slot);
+
+/** Orders an active part to be cancelled, unless that is under way: KVF_OK or KVF_E_NOMEM. */
+kvf_status kvf_cancel_part(kvf_schedule *s, const record *r, kvf_instruction_kind cancels, part_state *state);
 
 void kvf_free_orders(order **list);
 
