@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "agent/early.h"
+#include "agent/peers.h"
 #include "agent/push.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
@@ -289,6 +290,7 @@ static void end_part(kvf_flow *flow) {
     flow->bytes += bytes;
     flow->runs += runs;
     agent->stats.bytes_written += bytes;
+    kvf_peer_served(flow->session);
     agent->stats.runs += runs;
     kvf_transfer_free(flow->transfer);
     kvf_request_free(flow->request);
