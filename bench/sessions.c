@@ -186,11 +186,10 @@ static void bench_meetings(bench_report *report) {
 
 static uint64_t sent_bytes, sent_count;
 
-static void count_sent(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                       kvf_link_send_function send) {
+static kvf_status count_sent(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
     sent_bytes = bytes;
     sent_count++;
-    send(link, route, data, bytes);
+    return kvf_link_zmq.send(link, route, data, bytes);
 }
 
 /* Nanoseconds of the call of progress in which a message is taken in. */
@@ -244,7 +243,10 @@ static double plain_trip(uint64_t bytes, uint64_t answer_bytes) {
 
 static void bench_beats_of(bench_report *report, bool expectations) {
     kvf_engine *of_p = bench_engine("P", 1, 1, 8, LEASES), *of_d = bench_engine("D", 1, 1, 8, LEASES);
-    kvf_agent *p = bench_agent(of_p), *d = bench_agent(of_d);
+    kvf_link_table counting = kvf_link_zmq;
+    counting.send = count_sent;
+    kvf_agent *p = bench_agent_in(&counting, of_p, &(kvf_agent_options){0});
+    kvf_agent *d = bench_agent_in(&counting, of_d, &(kvf_agent_options){0});
     bool busy;
     for (uint32_t i = 0; i < LEASES; i++) {
         bench_ask ask;
@@ -264,12 +266,10 @@ static void bench_beats_of(bench_report *report, bool expectations) {
         bench_must(kvf_agent_progress(p, &busy));
         bench_must(kvf_agent_progress(d, &busy));
     }
-    kvf_link_tamper = count_sent;
     double say_ns[BEATS], answer_ns[BEATS], take_ns[BEATS];
     uint64_t bytes = 0, answer_bytes = 0;
     for (uint32_t i = 0; i < BEATS; i++)
         beat(p, d, &say_ns[i], &answer_ns[i], &take_ns[i], &bytes, &answer_bytes);
-    kvf_link_tamper = NULL;
     bench_text(report, expectations ? "expectations" : "leases");
     bench_number(report, 2, bench_spread_of(say_ns, BEATS).median / 1e6);
     bench_number(report, 2, bench_spread_of(answer_ns, BEATS).median / 1e6);
@@ -313,7 +313,7 @@ static void start_one(consumer *c) {
 
 /* Takes what has ended; `latencies` may be NULL. */
 static void take_ended(consumer *c, double *latencies) {
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     (void)kvf_agent_wait(c->agent, 10 * KVF_SECOND);
     while (kvf_agent_next_event(c->agent, &event) == KVF_OK) {
         bench_require(event.kind == KVF_EVENT_DONE, "a request of the consumer failed");
@@ -469,7 +469,7 @@ typedef struct callee {
 static void start_callee(callee *c, const kvf_engine *engine) {
     const kvf_agent_options more = {.own_thread = true, .verify = c->verifies};
     c->board = bench_second_start(32);
-    c->consumer = (consumer){.agent = bench_agent_of(engine, &more), .endpoint = c->board->endpoint};
+    c->consumer = (consumer){.agent = bench_agent_in(NULL, engine, &more), .endpoint = c->board->endpoint};
     while (c->consumer.block_count < BENCH_BLOCKS) {
         c->consumer.blocks[c->consumer.block_count] = c->consumer.block_count;
         c->consumer.block_count++;
@@ -560,7 +560,7 @@ static bool turn_loop(kvf_agent *agent, int poll_ms, kvf_event *event) {
 
 static void *loop_of_producer(void *context) {
     const loop *l = context;
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     for (bool over = false; !over;)
         for (bool more = turn_loop(l->p, l->poll_ms, &event); more && !over;
              more = kvf_agent_next_event(l->p, &event) == KVF_OK)
@@ -571,8 +571,8 @@ static void *loop_of_producer(void *context) {
 static void start_loop(loop *l, const kvf_engine *of_p, const kvf_engine *of_d) {
     const kvf_agent_options more = {.transport = "shm", .own_thread = l->poll_ms == 0};
     bench_ask ask;
-    l->p = bench_agent_of(of_p, &more);
-    l->d = bench_agent_of(of_d, &more);
+    l->p = bench_agent_in(NULL, of_p, &more);
+    l->d = bench_agent_in(NULL, of_d, &more);
     for (uint32_t i = 0; i <= LOOP_ROUNDS * LOOP_PULLS + 1; i++)
         bench_must(kvf_agent_hold(l->p, bench_ask_of(&ask, i, i % BENCH_BLOCKS, ""), &l->last));
     if (l->poll_ms)

@@ -176,6 +176,7 @@ kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard 
 typedef struct kvf_surroundings {
     const kvf_clock *clock; /* outlives the agent */
     const kvf_link_table *link;
+    const struct kvf_fabric *fabric; /* what its transport opens over, see kvf_transport_open_over() */
 } kvf_surroundings;
 
 /** kvf_agent_open() in other surroundings. With a clock that is not the machine's, nobody is woken by time:

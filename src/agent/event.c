@@ -114,8 +114,7 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
             node->event.group_count = ticket->group_count;
             at += ids * sizeof(uint32_t);
         }
-        node->event.id = at;
-        node->event.id_bytes = ticket->id_bytes;
+        node->event.id = (kvf_request_id){at, ticket->id_bytes};
         if (ticket->id_bytes > 0)
             memcpy(at, ticket->id, ticket->id_bytes);
         at += ticket->id_bytes;
@@ -150,7 +149,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
         return false;
     DL_DELETE(agent->events, node);
     agent->told = node;
-    *out = node->event;
+    kvf_fill_out(out, &node->event, sizeof node->event);
     if (!agent->events && !agent->stopping) /* those who wait are to see that it ends */
         kvf_wake_set(&agent->told_wake, false);
     return true;

@@ -44,7 +44,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
                              kvf_reader **out) {
     kvf_agent *agent = hold->base.agent;
     if (session->reader_count >= agent->options.max_requests_per_peer)
-        return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
+        return kvf_fail(KVF_E_LIMIT, "this peer has %u leases, the most allowed", session->reader_count);
     if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
@@ -289,7 +289,7 @@ kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, ui
     if (status)
         return status;
     kvf_ticket *made = NULL;
-    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
+    if (request && request->id.data && find_hold(agent, (kvf_bytes){request->id.data, request->id.size}))
         status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
     if (!status)
         status = kvf_ticket_make(agent, &hold_ops, request, &made);

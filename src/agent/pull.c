@@ -285,7 +285,7 @@ static void pull_verified(kvf_ticket *ticket) {
 
 void kvf_pull_look(kvf_pull *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
-    if (status == KVF_E_AGAIN)
+    if (status == KVF_IN_PROGRESS)
         return;
     char why[512], detail[1024];
     (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
@@ -337,7 +337,7 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     release_all(pull, status);
     kvf_ticket_detach(&pull->asker);
     kvf_transfer_cancel(pull->transfer);
-    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_E_AGAIN)
+    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_IN_PROGRESS)
         end_transfer(pull);
     kvf_ticket_tell(&pull->base, pull->transfer == NULL);
 }
@@ -392,7 +392,7 @@ kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agent_group *groups,
+kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_group_steps *groups,
                                uint32_t group_count) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");

@@ -164,7 +164,7 @@ static const kvf_ticket_ops push_ops = {
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (request && request->id && find_push(agent, request->id, request->id_bytes))
+    if (request && request->id.data && find_push(agent, request->id.data, request->id.size))
         return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
     kvf_ticket *made;
     kvf_status status = kvf_ticket_make(agent, &push_ops, request, &made);

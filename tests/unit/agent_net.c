@@ -265,4 +265,4 @@ static const kvf_link_table net_table = {
     .due = net_due,
 };
 
-const kvf_surroundings net_surroundings = {&net_clock, &net_table};
+const kvf_surroundings net_surroundings = {.clock = &net_clock, .link = &net_table};

@@ -81,7 +81,7 @@ void world_close_agents(world_engine *engine);
 
 /** Blocks and groups of a request of `tokens` tokens: block i of the sequence is block first + i * stride. */
 typedef struct world_request {
-    kvf_agent_group groups[WORLD_MAX_GROUPS];
+    kvf_group_steps groups[WORLD_MAX_GROUPS];
     uint32_t ids[WORLD_MAX_GROUPS][512];
     uint32_t group_count;
     kvf_agent_request request;

@@ -7,12 +7,6 @@
 
 #include "link_ends.h"
 
-static int no_tamper(void **state) {
-    (void)state;
-    kvf_link_tamper = NULL;
-    return 0;
-}
-
 /* ---- messages -------------------------------------------------------------------------------- */
 
 static void a_message_arrives_and_its_route_is_good_for_an_answer(void **state) {
@@ -528,42 +522,6 @@ static void waiting_ends_when_it_is_time_to_dial_again(void **state) {
     kvf_link_close(client.link);
 }
 
-/* ---- the hook for tests ---------------------------------------------------------------------- */
-
-static void twice(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                  kvf_link_send_function send) {
-    send(link, route, data, bytes);
-    send(link, route, data, bytes);
-    send(link, 999, data, bytes); /* a route that is gone is no trouble */
-}
-
-static void never(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                  kvf_link_send_function send) {
-    (void)link, (void)route, (void)data, (void)bytes, (void)send;
-}
-
-static void tests_can_come_between_and_double_or_drop_messages(void **state) {
-    (void)state;
-    end server, client;
-    open_end(&server, (kvf_link_options){.listen = NULL});
-    open_end(&client, (kvf_link_options){.listen = ""});
-    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
-
-    kvf_link_tamper = never;
-    send_text(&client, route, "dropped");
-    kvf_link_tamper = twice;
-    send_text(&client, route, "doubled");
-    kvf_link_tamper = NULL;
-    send_text(&client, route, "plain");
-    work_until(server.message_count == 3, &server, &client);
-
-    assert_string_equal(server.messages[0].text, "doubled");
-    assert_string_equal(server.messages[1].text, "doubled");
-    assert_string_equal(server.messages[2].text, "plain");
-    kvf_link_close(client.link);
-    kvf_link_close(server.link);
-}
-
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status open_and_connect(void *subject) {
@@ -649,7 +607,6 @@ int main(void) {
         cmocka_unit_test(an_address_that_is_not_ours_is_an_error),
         cmocka_unit_test(a_message_ends_the_wait_and_nothing_is_slept_over),
         cmocka_unit_test(waiting_ends_when_it_is_time_to_dial_again),
-        cmocka_unit_test_teardown(tests_can_come_between_and_double_or_drop_messages, no_tamper),
         cmocka_unit_test_teardown(without_memory_opening_and_connecting_fail_and_leave_nothing,
                                   stop_counting_memory),
         cmocka_unit_test(a_link_serves_hundreds_of_outgoing_and_incoming_connections),

@@ -175,11 +175,11 @@ kvf_status kvf_shm_admit(void *self, const void *part, size_t bytes);
 /* shm_link.c */
 
 kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
-void kvf_shm_disconnect(void *at);
-kvf_status kvf_shm_submit(void *at, kvf_batch *batch);
-void kvf_shm_cancel(void *at, kvf_batch *batch);
-kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes);
-const char *kvf_shm_link_way(const void *at);
+void kvf_shm_disconnect(void *self);
+kvf_status kvf_shm_submit(void *self, kvf_batch *batch);
+void kvf_shm_cancel(void *self, kvf_batch *batch);
+kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes);
+const char *kvf_shm_link_way(const void *self);
 
 /** Memory is reached through a shared buffer: the kernel has refused process_vm_readv and its like. */
 #define SHM_FORBIDDEN "a shared buffer, for the kernel forbids process_vm_readv"

@@ -203,22 +203,14 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
     }
     if (!link->no_direct && link->pid <= 0)
         link->no_direct = "a shared buffer, for its process is in another PID namespace";
-    link->following = link->endpoint->links;
-    if (link->following)
-        link->following->previous = link;
-    link->endpoint->links = link;
+    KVF_LIST_ADD(link->endpoint->links, link);
     *out = link;
     return KVF_OK;
 }
 
-void kvf_shm_disconnect(void *at) {
-    kvf_shm_link *link = at;
-    if (link->previous)
-        link->previous->following = link->following;
-    else
-        link->endpoint->links = link->following;
-    if (link->following)
-        link->following->previous = link->previous;
+void kvf_shm_disconnect(void *self) {
+    kvf_shm_link *link = self;
+    KVF_LIST_REMOVE(link->endpoint->links, link);
     free_link(link);
 }
 
@@ -330,23 +322,23 @@ void kvf_shm_link_read(kvf_shm_link *link) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-kvf_status kvf_shm_submit(void *at, kvf_batch *batch) {
-    kvf_shm_link *link = at;
+kvf_status kvf_shm_submit(void *self, kvf_batch *batch) {
+    kvf_shm_link *link = self;
     kvf_slices_add(&link->slices, batch);
     if (link->ready)
         kvf_wake_set(&link->endpoint->wake, true);
     return KVF_OK;
 }
 
-void kvf_shm_cancel(void *at, kvf_batch *batch) {
+void kvf_shm_cancel(void *self, kvf_batch *batch) {
     (void)batch;
-    kvf_shm_link *link = at;
+    kvf_shm_link *link = self;
     kvf_slices_cancel(&link->slices);
     kvf_wake_set(&link->endpoint->wake, true);
 }
 
-kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {
-    kvf_shm_link *link = at;
+kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes) {
+    kvf_shm_link *link = self;
     kvf_shm_header header = {SHM_NOTICE, (uint32_t)bytes};
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
@@ -358,8 +350,8 @@ kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {
     return status;
 }
 
-const char *kvf_shm_link_way(const void *at) {
-    const kvf_shm_link *link = at;
+const char *kvf_shm_link_way(const void *self) {
+    const kvf_shm_link *link = self;
     if (!link->ready)
         return "";
     if (!link->some_unmapped)
