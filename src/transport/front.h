@@ -34,6 +34,8 @@ struct kvf_peer {
     uint64_t *region_bytes;
     uint32_t region_count;
     uint64_t generation;    /* of its memory, as the card says */
+    char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
+    uint64_t moved[2];      /* bytes, by direction */
     kvf_batch_list batches; /* those the fabric has */
     bool lost;
     char lost_reason[KVF_REASON_BYTES];

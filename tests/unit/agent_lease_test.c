@@ -1,6 +1,6 @@
 /* Whose block is it, and until when: leases, generations, doubt, cancelling, and messages that go astray. */
 #include "agent_letters.h"
-#include "agent_world.h"
+#include "agent_scene.h"
 #include "faulty_fabric.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
@@ -9,28 +9,15 @@
     (&(const kvf_agent_options){                                                                             \
         .struct_size = sizeof(kvf_agent_options), .lease_ns = (ns), .peer_timeout_ns = 100 * MS})
 
-typedef struct scene {
-    world w;
-    world_request held, wanted;
-    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
-    kvf_agent *p, *d; /* rank 0 of either engine */
-} scene;
-
 static void set_up(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
                    const kvf_agent_options *options) {
-    world_open_model(&s->w, attention(4, 8, 8), p, d, options);
-    world_request_make(&s->w, &s->w.p, "a", 50, 0, 1, &s->held);
-    world_request_make(&s->w, &s->w.d, "a", 50, 8, 1, &s->wanted);
-    world_fill(&s->w, &s->w.p, &s->held, 1);
-    s->p = s->w.p.agents[0];
-    s->d = s->w.d.agents[0];
+    scene_open(s, attention(4, 8, 8), p, d, options);
     letters_begin();
 }
 
 static void tear_down(scene *s) {
     letters_end();
-    world_quiet(&s->w);
-    world_close(&s->w);
+    scene_close(s);
 }
 
 /* Lets a push and its expectation find each other; nothing is ready yet. */
