@@ -148,7 +148,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **o
 
 /**
  * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call
- * that failed may be repeated, with the same regions.
+ * that failed may be repeated, with the same regions. A rank that keeps no layer has none, and registers 0 of them.
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 
@@ -178,6 +178,7 @@ typedef struct kvf_contact {
     const char *engine; /**< its name; another engine answering there is an error */
     const char *endpoint;
     const char *public_key; /**< of the agent or directory there; NULL: no encryption */
+    uint64_t reserved[2];   /**< 0 */
 } kvf_contact;
 
 /**
@@ -206,10 +207,6 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
  * and is never used again. The steps of a group are tokens; in state groups, states.
  */
 
-/** One group of a request: pull and expect give the steps that are wanted, hold and push those that are
- * there. */
-typedef kvf_group_steps kvf_agent_group;
-
 /** What says that memory is ready to be read. */
 typedef enum kvf_ready_kind {
     KVF_READY_NOW = 0, /**< it is */
@@ -231,9 +228,12 @@ typedef struct kvf_ready_event {
 
 typedef struct kvf_agent_request {
     size_t struct_size; /**< sizeof(kvf_agent_request) */
-    const void *id;
-    size_t id_bytes;
-    const kvf_agent_group *groups; /**< one for each group of the model; NULL: see the functions */
+    kvf_request_id id;  /**< 1 to 1024 bytes, copied */
+    /**
+     * One for each group of the model, copied with their tables; NULL: see the functions. Pull and expect give the
+     * steps that are wanted, hold and push those that are there.
+     */
+    const kvf_group_steps *groups;
     uint32_t group_count;
     uint64_t deadline_ns; /**< pull, expect, push: fails after so long; 0: 120 s. hold: the lease, 0: the
                              agent's */
@@ -298,7 +298,7 @@ KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *req
 
 /** Names the destination of a pull that was started without one. KVF_E_NOT_FOUND when the ticket has ended.
  */
-KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_agent_group *groups,
+KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                        uint32_t group_count);
 
 /** Consumer: lets a producer write a request into own blocks. Events and errors as of kvf_agent_pull(). */
@@ -377,7 +377,10 @@ typedef enum kvf_request_kind {
     KVF_REQUEST_CONNECT = 5,
 } kvf_request_kind;
 
-/** Blocks of one group. */
+/** The length of arrays by kvf_request_kind, with room for kinds to come. */
+#define KVF_REQUEST_KINDS 16
+
+/** Blocks of one group. This struct stays as it is. */
 typedef struct kvf_block_list {
     const uint32_t *ids;
     uint32_t count;
@@ -385,11 +388,11 @@ typedef struct kvf_block_list {
 
 /** What happened. Pointers are valid until the next call of kvf_agent_next_event(). */
 typedef struct kvf_event {
+    size_t struct_size; /**< sizeof(kvf_event), set by the caller */
     kvf_event_kind kind;
     kvf_request_kind request_kind;
     uint64_t ticket; /**< 0: of no request */
-    const void *id;
-    size_t id_bytes;
+    kvf_request_id id;
     kvf_status status;             /**< KVF_OK unless FAILED */
     const char *detail;            /**< a sentence; "" when there is nothing to say */
     const char *engine;            /**< the peer's; "" when it is not about one */
@@ -401,7 +404,12 @@ typedef struct kvf_event {
     uint64_t bytes, runs; /**< moved */
 } kvf_event;
 
-/** Takes the next event. KVF_E_AGAIN when there is none. */
+/**
+ * Takes the next event.
+ *
+ * @param out  struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_EMPTY (there is none), KVF_E_INVALID
+ */
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
 /**
@@ -470,7 +478,9 @@ KVF_API kvf_status kvf_agent_block(kvf_agent *agent, uint32_t group, uint32_t bl
 
 #define KVF_HISTOGRAM_BUCKETS 48
 
-/** Durations in nanoseconds: bucket i counts those in [2^i, 2^(i+1)), bucket 0 also 0. */
+/**
+ * Durations in nanoseconds: bucket i counts those in [2^i, 2^(i+1)), bucket 0 also 0. This struct stays as it is.
+ */
 typedef struct kvf_histogram {
     uint64_t count, sum_ns, min_ns, max_ns;
     uint64_t buckets[KVF_HISTOGRAM_BUCKETS];
@@ -483,18 +493,18 @@ KVF_API uint64_t kvf_histogram_quantile(const kvf_histogram *histogram, double q
 typedef struct kvf_agent_stats {
     size_t struct_size; /**< sizeof(kvf_agent_stats); set by the caller */
     uint64_t bytes_read, bytes_written, runs;
-    uint64_t done[6];                /**< by kvf_request_kind */
-    uint64_t failed[6];              /**< by kvf_request_kind */
-    uint64_t failures_by_status[32]; /**< by kvf_status */
+    uint64_t done[KVF_REQUEST_KINDS];          /**< by kvf_request_kind */
+    uint64_t failed[KVF_REQUEST_KINDS];        /**< by kvf_request_kind */
+    uint64_t failures_by_status[KVF_STATUSES]; /**< by kvf_status */
     uint64_t leases_expired;
     uint64_t messages_sent, messages_received, messages_repeated;
     uint64_t messages_stale; /**< of an older generation, session or incarnation: dropped */
     uint64_t messages_malformed;
     uint64_t peers_refused, peers_evicted, peers_lost, peers_replaced;
     uint64_t checksums_wrong;
-    uint64_t peers_now;       /**< sessions, in both directions */
-    uint64_t requests_now[6]; /**< by kvf_request_kind */
-    uint64_t leases_now;      /**< granted to readers */
+    uint64_t peers_now;                       /**< sessions, in both directions */
+    uint64_t requests_now[KVF_REQUEST_KINDS]; /**< by kvf_request_kind */
+    uint64_t leases_now;                      /**< granted to readers */
     uint64_t blocks_held_now, blocks_filling_now, blocks_in_doubt_now;
     uint64_t memory_now_bytes; /**< kept for peers: sessions, shards, plans, leases */
     kvf_histogram transfer;    /**< from the first run posted to the last byte there */

@@ -321,7 +321,7 @@ KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source
 /**
  * How a transfer stands. It moves while its transport progresses.
  *
- * @return KVF_OK when every byte is there, KVF_E_AGAIN while it moves (kvf_error_detail() then stays as it
+ * @return KVF_OK when every byte is there, KVF_IN_PROGRESS while it moves (kvf_error_detail() then stays as it
  *         is), otherwise the first failure, with its sentence in kvf_error_detail(); by then nothing touches
  *         its memory any more
  */

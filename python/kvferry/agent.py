@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Resource, call, data_at, fill, id_bytes, nanoseconds, string, take
+from kvferry._native import Arena, Resource, call, data_at, fill, id_fields, nanoseconds, string, take
 from kvferry.buffers import Allocations, Memory, array_bytes, memory_array, regions_of
 from kvferry.contact import Contact, KeyPair, contact_fields
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
@@ -401,11 +401,9 @@ class Agent:
                 f"bytes_per_second is {bytes_per_second}; allowed from 1 on, and None: no cap"
             )
         arena = Arena()
-        name = id_bytes(request_id)
         request = arena.new(
             "kvf_agent_request",
-            id=arena.data(name),
-            id_bytes=len(name),
+            id=id_fields(request_id, arena),
             groups=groups_in(groups, arena),
             group_count=0 if groups is None else len(groups),
             deadline_ns=nanoseconds(deadline),
@@ -571,9 +569,9 @@ class Agent:
     def next_event(self) -> Event | None:
         """Takes the next event; None when there is none."""
         with self._session.using() as pointer, self._session.events:
-            event = ffi.new("kvf_event *")
+            event = Arena().new("kvf_event")
             status = lib.kvf_agent_next_event(pointer, event)
-            if status == Status.AGAIN:
+            if status == Status.EMPTY:
                 return None
             check(status)
             return read_event(event)

@@ -413,8 +413,8 @@ class Operation:
         self._on_done = on_done
         self._number = 0
         self._context = ffi.new_handle(self)
-        self.status = Status.AGAIN
-        """AGAIN while it moves; OK when its bytes are there."""
+        self.status = Status.IN_PROGRESS
+        """IN_PROGRESS while it moves; OK when its bytes are there."""
         self.detail = ""
         """One sentence about a failure: the kind of transport, the peer, how far it came, and why."""
 
@@ -428,5 +428,5 @@ class Operation:
     def cancel(self) -> None:
         """Stops it: its status becomes CANCELLED once nothing can touch its memory any more, or OK."""
         with self._endpoint.lock:
-            if self._endpoint.pointer is not None and self.status == Status.AGAIN:
+            if self._endpoint.pointer is not None and self.status == Status.IN_PROGRESS:
                 call(lib.kvf_transport_cancel, self._endpoint.pointer, self._number)

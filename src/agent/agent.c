@@ -11,13 +11,15 @@
 #include "link/link_endpoint.h"
 
 #include "transport/memory.h"
+#include "transport/transport.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
     (void)transport;
-    (void)detail; /* the transfers that this has ended bring it */
+    (void)detail;         /* the transfers that this has ended bring it */
+    kvf_turn_take(agent); /* told while bytes are moved, without the lock */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
@@ -25,17 +27,20 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
             agent->due = 0;
         }
     }
+    (void)pthread_mutex_unlock(&agent->lock);
 }
 
 kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
-    if (!agent || !out)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "out");
-    kvf_status status = kvf_agent_lock(agent);
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_event");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     bool found = kvf_event_take(agent, out);
     kvf_agent_unlock(agent);
-    return found ? KVF_OK : kvf_fail(KVF_E_AGAIN, "no event is there");
+    return found ? KVF_OK : kvf_fail(KVF_E_EMPTY, "no event is there");
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -102,7 +107,8 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                   : KVF_OK;
 }
 
-static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32_t rank) {
+static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, const kvf_engine *engine,
+                              uint32_t rank) {
     const kvf_agent_options *o = &agent->options;
     agent->engine = engine;
     agent->rank = rank;
@@ -130,7 +136,7 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
                                      .setting_count = o->setting_count,
                                      .on_peer_lost = on_peer_lost,
                                      .context = agent};
-    return kvf_transport_open(o->transport, &options, &agent->transport);
+    return kvf_transport_open_over(around->fabric, o->transport, &options, &agent->transport);
 }
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
@@ -158,7 +164,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
         status = open_link(agent, surroundings);
     }
     if (!status && engine)
-        status = open_engine(agent, engine, rank);
+        status = open_engine(agent, surroundings, engine, rank);
     if (!status)
         status = kvf_loop_start(agent);
     if (status) {
@@ -206,7 +212,9 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
     status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -225,7 +233,7 @@ static kvf_status introduce_self(kvf_agent *agent) {
 
 /* The shard's regions must be there, and as large as it says: peers compute with them. */
 static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {
-    if (!regions || count != shard->region_count)
+    if ((count && !regions) || count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
     kvf_status status = kvf_memory_check(regions, count, "register");
@@ -240,10 +248,10 @@ static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *r
 }
 
 static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_memory *copy = kvf_copy(regions, count, regions->struct_size);
+    kvf_memory *copy = kvf_copy(regions, count, count ? regions->struct_size : sizeof *regions);
     if (!copy)
         return kvf_nomem("an agent");
-    kvf_status status = kvf_transport_register(agent->transport, regions, count);
+    kvf_status status = count ? kvf_transport_register(agent->transport, regions, count) : KVF_OK;
     if (status) {
         kvf_free(copy);
         return status;
@@ -292,7 +300,9 @@ kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint3
     status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     status = register_regions(agent, regions, count);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -303,12 +313,14 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent); /* what moves is stopped */
     kvf_ticket *ticket = NULL;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, ticket);
     if (!ticket || ticket->state == KVF_TICKET_OVER || ticket->silent)
         status = kvf_fail(KVF_E_NOT_FOUND, "no request has ticket %llu", (unsigned long long)number);
     else
         kvf_ticket_fail(ticket, KVF_E_CANCELLED, "cancelled by its engine", NULL);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -139,7 +139,7 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
     kvf_agent *agent = session->agent;
     if (session->flow_count >= agent->options.max_requests_per_peer)
-        return kvf_fail(KVF_E_AGAIN, "this peer expects %u requests, the most allowed", session->flow_count);
+        return kvf_fail(KVF_E_LIMIT, "this peer expects %u requests, the most allowed", session->flow_count);
     kvf_flow *flow = kvf_alloc0(1, sizeof *flow);
     void *id = kvf_copy(call->request.data, call->request.size, 1);
     kvf_group_steps *groups = call->group_count ? kvf_steps_copy(call->groups, call->group_count) : NULL;
@@ -360,7 +360,7 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
     flow->status = status;
     flow->detail = kvf_strdup(detail);
     kvf_transfer_cancel(flow->transfer);
-    if (flow->transfer && kvf_transfer_status(flow->transfer) != KVF_E_AGAIN)
+    if (flow->transfer && kvf_transfer_status(flow->transfer) != KVF_IN_PROGRESS)
         end_part(flow);
     if (!flow->transfer)
         tell(flow);
@@ -378,7 +378,7 @@ void kvf_flow_move(kvf_flow *flow) {
     if (!flow->transfer)
         return;
     kvf_status status = kvf_transfer_status(flow->transfer);
-    if (status == KVF_E_AGAIN)
+    if (status == KVF_IN_PROGRESS)
         return;
     char why[512];
     (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(flow->transfer));

@@ -46,7 +46,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
                              kvf_reader **out) {
     kvf_agent *agent = hold->base.agent;
     if (session->reader_count >= agent->options.max_requests_per_peer)
-        return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
+        return kvf_fail(KVF_E_LIMIT, "this peer has %u leases, the most allowed", session->reader_count);
     if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
@@ -324,7 +324,7 @@ bool kvf_hold_is_read(const kvf_ticket *ticket) {
 
 static kvf_status start_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *made = NULL;
-    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
+    if (request && request->id.data && find_hold(agent, (kvf_bytes){request->id.data, request->id.size}))
         return kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
     kvf_status status = kvf_ticket_make(agent, &hold_ops, request, &made);
     if (!status)

@@ -285,7 +285,7 @@ static void pull_verified(kvf_ticket *ticket) {
 
 void kvf_pull_look(kvf_pull *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
-    if (status == KVF_E_AGAIN)
+    if (status == KVF_IN_PROGRESS)
         return;
     char why[512], detail[1024];
     (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
@@ -337,7 +337,7 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     release_all(pull, status);
     kvf_ticket_detach(&pull->asker);
     kvf_transfer_cancel(pull->transfer);
-    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_E_AGAIN)
+    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_IN_PROGRESS)
         end_transfer(pull);
     kvf_ticket_tell(&pull->base, pull->transfer == NULL);
 }
@@ -393,13 +393,14 @@ kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agent_group *groups,
+kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_group_steps *groups,
                                uint32_t group_count) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     kvf_pull *pull = pull_of(kvf_ticket_find(agent, number, &pull_ops));
     if (!pull || pull->base.silent || pull->base.state == KVF_TICKET_OVER)
         status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);
@@ -409,6 +410,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
         status = kvf_ticket_claim(&pull->base, groups, group_count);
     if (!status && pull->base.state == KVF_TICKET_RESERVED)
         pull_move(pull);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

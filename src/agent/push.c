@@ -232,7 +232,7 @@ static const kvf_ticket_ops push_ops = {
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (request && request->id && find_push(agent, request->id, request->id_bytes))
+    if (request && request->id.data && find_push(agent, request->id.data, request->id.size))
         return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
     kvf_ticket *made;
     kvf_status status = kvf_ticket_make(agent, &push_ops, request, &made);
@@ -342,11 +342,13 @@ kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, const kvf_pus
         status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     kvf_push *push = push_of(kvf_ticket_find(agent, number, &push_ops));
     if (!push || push->base.state != KVF_TICKET_MOVING)
         status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
     else
         status = advance(push, &taken);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

@@ -117,6 +117,7 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
 }
 
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
+    KVF_ASSERT(kvf_work_is_ours(session->agent));
     if (!session->peer) {
         kvf_status status = kvf_transport_connect(session->agent->transport, session->card,
                                                   session->card_bytes, &session->peer);
@@ -168,7 +169,7 @@ static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const c
     kvf_message message = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = status, .detail = detail}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
     send_message(agent, route, &message);
-    if (status != KVF_E_AGAIN)
+    if (!kvf_refused_for_now(status))
         agent->stats.peers_refused++;
 }
 
@@ -229,7 +230,7 @@ static kvf_status session_of(kvf_agent *agent, const kvf_hello *hello, kvf_sessi
     }
     if (HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers) {
         kvf_free(key);
-        return kvf_fail(KVF_E_AGAIN, "has %u peers, the most it takes", agent->options.max_peers);
+        return kvf_fail(KVF_E_LIMIT, "has %u peers, the most it takes", agent->options.max_peers);
     }
     session = make_session(agent, hello->engine, hello->rank);
     if (!session) {
@@ -285,8 +286,9 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
         return;
     }
     kvf_session *session = NULL;
-    if (session_of(agent, hello, &session)) {
-        refuse(agent, route, KVF_E_AGAIN, kvf_error_detail());
+    kvf_status status = session_of(agent, hello, &session);
+    if (status) {
+        refuse(agent, route, status == KVF_E_LIMIT ? status : KVF_E_AGAIN, kvf_error_detail());
         return;
     }
     session->route = route;
@@ -423,9 +425,9 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
     else
         status = kvf_fail(message->refused.status ? message->refused.status : KVF_E_AGAIN, "%s %s", who,
                           message->refused.detail);
-    if (status == KVF_E_AGAIN && remote) {
+    if (kvf_refused_for_now(status) && remote) {
         (void)snprintf(remote->detail, sizeof remote->detail, "%s", kvf_error_detail());
-    } else if (status == KVF_E_AGAIN) {
+    } else if (kvf_refused_for_now(status)) {
         kvf_free(session->broken_detail);
         session->broken_detail = kvf_strdup(kvf_error_detail());
     } else if (remote) {
@@ -580,6 +582,7 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     if (session->state == KVF_SESSION_LOST)
         return;
     kvf_agent *agent = session->agent;
+    KVF_ASSERT(kvf_work_is_ours(agent));
     bool was_used = session->sources || session->flows;
     bool was_open = session->state == KVF_SESSION_OPEN;
     char detail[KVF_DETAIL_BYTES];

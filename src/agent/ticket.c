@@ -110,9 +110,12 @@ static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
                                 const kvf_agent_request *request) {
     if (!agent->card)
         return kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
-    if (request->id_bytes == 0 || request->id_bytes > KVF_WIRE_MAX_REQUEST || !request->id)
-        return kvf_fail(KVF_E_RANGE, "id_bytes is %zu; allowed is 1 to %u", request->id_bytes,
+    if (request->id.size == 0 || request->id.size > KVF_WIRE_MAX_REQUEST || !request->id.data)
+        return kvf_fail(KVF_E_RANGE, "id has %zu bytes; allowed is 1 to %u", request->id.size,
                         KVF_WIRE_MAX_REQUEST);
+    kvf_status status = kvf_check_reserved(request->contact.reserved, 2, "kvf_contact");
+    if (status)
+        return status;
     if (!request->groups && kind != KVF_REQUEST_PULL)
         return kvf_fail(KVF_E_INVALID, "groups is NULL");
     return KVF_OK;
@@ -130,9 +133,9 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
     kvf_status status = ticket->ops->begin ? ticket->ops->begin(ticket, request) : KVF_OK;
     if (status)
         return status;
-    ticket->id_bytes = request->id_bytes;
-    if (request->id_bytes > 0) {
-        ticket->id = kvf_copy(request->id, request->id_bytes, 1);
+    ticket->id_bytes = request->id.size;
+    if (request->id.size > 0) {
+        ticket->id = kvf_copy(request->id.data, request->id.size, 1);
         if (!ticket->id)
             return kvf_nomem("a request");
     }

@@ -1,29 +1,19 @@
 /* File descriptors: those a link needs, and those that a sleeper polls. */
-#include <errno.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
+#include "base/wake.h"
 #include "link/link_inside.h"
 
 /* A context with a listener, a caller, a monitor and a guard opens a dozen at most. */
 #define DESCRIPTORS_OF_A_LINK 20
 
 kvf_status kvf_link_check_descriptors(void) {
-    int opened[DESCRIPTORS_OF_A_LINK];
-    int count = 0;
-    int error = 0;
-    while (count < DESCRIPTORS_OF_A_LINK && !error) {
-        opened[count] = eventfd(0, EFD_CLOEXEC);
-        if (opened[count] < 0)
-            error = errno;
-        else
-            count++;
-    }
+    kvf_wake opened[DESCRIPTORS_OF_A_LINK];
+    uint32_t count = 0;
+    kvf_status status = KVF_OK;
+    while (count < DESCRIPTORS_OF_A_LINK && !status)
+        status = kvf_wake_open(&opened[count++]);
     while (count > 0)
-        (void)close(opened[--count]);
-    return error ? kvf_fail(KVF_E_IO, "a link needs %d file descriptors: %s", DESCRIPTORS_OF_A_LINK,
-                            zmq_strerror(error))
-                 : KVF_OK;
+        kvf_wake_close(&opened[--count]);
+    return status ? kvf_fail_in(status, "a link needs %d file descriptors: ", DESCRIPTORS_OF_A_LINK) : status;
 }
 
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {

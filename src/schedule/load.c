@@ -75,7 +75,7 @@ static kvf_status check_load(const kvf_schedule *s, const record *r, uint64_t co
 
 static kvf_status plan_load(kvf_schedule *s, record *r, const kvf_block_table *tables, uint32_t group_count,
                             uint64_t computed, uint64_t load) {
-    kvf_instruction_group *groups = NULL;
+    kvf_group_steps *groups = NULL;
     kvf_status status = check_load(s, r, computed, load);
     if (!status)
         status = kvf_make_groups(s, tables, group_count, computed, computed + load, &groups);

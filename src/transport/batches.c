@@ -5,32 +5,7 @@
 #include <unistd.h>
 
 #include "transport/front.h"
-
-/* ---- lists ----------------------------------------------------------------------------------- */
-
-static void list_add(kvf_batch_list *list, kvf_batch *batch) {
-    KVF_ASSERT(!list->first == !list->last && (!list->last || !list->last->following));
-    batch->previous = list->last;
-    batch->following = NULL;
-    if (list->last)
-        list->last->following = batch;
-    else
-        list->first = batch;
-    list->last = batch;
-}
-
-static void list_remove(kvf_batch_list *list, kvf_batch *batch) {
-    KVF_ASSERT(batch->previous ? batch->previous->following == batch : list->first == batch);
-    KVF_ASSERT(batch->following ? batch->following->previous == batch : list->last == batch);
-    if (batch->previous)
-        batch->previous->following = batch->following;
-    else
-        list->first = batch->following;
-    if (batch->following)
-        batch->following->previous = batch->previous;
-    else
-        list->last = batch->previous;
-}
+#include "transport/notices.h"
 
 static kvf_front_batch *front_of(kvf_batch *batch) {
     return (kvf_front_batch *)batch;
@@ -191,13 +166,13 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->count = count;
     batch->done = done;
     batch->context = context;
-    list_add(&peer->batches, batch);
+    KVF_QUEUE_ADD(peer->batches.first, peer->batches.last, batch);
     if (count == 0) /* nothing for a fabric to do */
         kvf_batch_end(batch);
     else
         status = peer->fabric->submit(peer->link, batch);
     if (status) {
-        list_remove(&peer->batches, batch);
+        KVF_QUEUE_REMOVE(peer->batches.first, peer->batches.last, batch);
         give_back(transport, front);
         return status;
     }
@@ -247,13 +222,13 @@ void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
 void kvf_batch_end(kvf_batch *batch) {
     kvf_front_batch *front = front_of(batch);
     KVF_ASSERT(!front->ended);
-    list_remove(&batch->peer->batches, batch);
+    KVF_QUEUE_REMOVE(batch->peer->batches.first, batch->peer->batches.last, batch);
     front->ended = true;
     if (batch->failed && batch->cancelled && batch->failed != KVF_E_CANCELLED) {
         batch->failed = KVF_OK;
         kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
     }
-    list_add(&batch->peer->transport->ended, batch);
+    KVF_QUEUE_ADD(batch->peer->transport->ended.first, batch->peer->transport->ended.last, batch);
 }
 
 void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason) {
@@ -263,31 +238,12 @@ void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason
     }
 }
 
-/* What stands before each notification, its sender's name, and its bytes. */
-typedef struct notice_head {
-    uint32_t sender_bytes; /* with the NUL */
-    uint32_t bytes;
-} notice_head;
-
-size_t kvf_notice_room(const char *sender, size_t bytes) {
-    return sizeof(notice_head) + strnlen(sender, KVF_SENDER_MAX) + 1 + bytes;
-}
-
 kvf_status kvf_deliver_room(kvf_transport *transport, size_t room) {
     return kvf_buffer_room(&transport->notices, room);
 }
 
 kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes) {
-    size_t length = strnlen(sender, KVF_SENDER_MAX);
-    notice_head head = {(uint32_t)length + 1, (uint32_t)bytes};
-    kvf_buffer *notices = &transport->notices;
-    kvf_status status = kvf_buffer_room(notices, kvf_notice_room(sender, bytes));
-    if (status)
-        return status;
-    (void)kvf_buffer_add(notices, &head, sizeof head);
-    (void)kvf_buffer_add(notices, sender, length);
-    (void)kvf_buffer_add(notices, "", 1);
-    return kvf_buffer_add(notices, data, bytes);
+    return kvf_notices_add(&transport->notices, sender, data, bytes);
 }
 
 void kvf_peer_lost(kvf_peer *peer, const char *reason) {
@@ -322,7 +278,7 @@ static void call_done(kvf_transport *transport, kvf_batch *batch) {
     kvf_operation operation = batch->operation;
     char detail[KVF_REASON_BYTES + KVF_SENDER_MAX + 128];
     describe_failure(batch, detail, sizeof detail);
-    list_remove(&transport->ended, batch);
+    KVF_QUEUE_REMOVE(transport->ended.first, transport->ended.last, batch);
     give_back(transport, front_of(batch));
     KVF_ASSERT(done);
     transport->calling++;
@@ -349,18 +305,11 @@ static void tell_notices(kvf_transport *transport) {
     kvf_buffer told = transport->notices;
     transport->notices = transport->delivering;
     transport->delivering = told;
-    for (size_t at = 0; at < told.length;) {
-        notice_head head;
-        memcpy(&head, told.data + at, sizeof head);
-        at += sizeof head;
-        const char *sender = (const char *)told.data + at;
-        at += head.sender_bytes;
-        KVF_ASSERT(at <= told.length && head.bytes <= told.length - at);
+    kvf_notice notice;
+    for (size_t at = 0; kvf_notices_next(&told, &at, &notice);)
         if (transport->options.on_notify)
-            transport->options.on_notify(transport->options.context, transport, sender, told.data + at,
-                                         head.bytes);
-        at += head.bytes;
-    }
+            transport->options.on_notify(transport->options.context, transport, notice.sender, notice.data,
+                                         notice.bytes);
     transport->delivering.length = 0;
 }
 

@@ -9,6 +9,8 @@
 #ifndef KVF_TRANSPORT_FRONT_H
 #define KVF_TRANSPORT_FRONT_H
 
+#include <stdatomic.h>
+
 #include "base/wake.h"
 #include "transport/transport.h"
 
@@ -64,6 +66,7 @@ struct kvf_transport {
     int event_fd;     /* an epoll of the fabrics' descriptors, of `wake`, and of what an agent adds to it */
     kvf_wake wake;    /* readable while callbacks are due */
     uint32_t calling; /* callbacks under way, or progress() */
+    _Atomic bool hurried; /* another thread waits for the end of progress() */
     kvf_peer *peers;
 
     /* batches.c */

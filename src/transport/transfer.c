@@ -325,7 +325,7 @@ kvf_status kvf_transfer_status(const kvf_transfer *transfer) {
     if (!transfer)
         return kvf_fail(KVF_E_INVALID, "transfer: transfer is NULL");
     if (!is_over(transfer))
-        return KVF_E_AGAIN;
+        return KVF_IN_PROGRESS;
     return transfer->failed ? kvf_fail(transfer->failed, "%s", transfer->detail) : KVF_OK;
 }
 

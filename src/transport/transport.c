@@ -13,8 +13,6 @@
 #include "transport/card.h"
 #include "transport/front.h"
 
-const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
-
 const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
 }
@@ -70,8 +68,7 @@ static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric
     return watch(transport, fabric->event_fd(opened.endpoint));
 }
 
-static kvf_status open_fabrics(kvf_transport *transport, const char *kind) {
-    const kvf_fabric *in_front = kvf_fabric_in_front ? kvf_fabric_in_front(kind) : NULL;
+static kvf_status open_fabrics(kvf_transport *transport, const kvf_fabric *in_front, const char *kind) {
     kvf_status status = kvf_front_check_settings(&transport->options, in_front);
     if (!status && !in_front && !transport->automatic)
         status = kvf_front_check_kind(kind);
@@ -87,6 +84,11 @@ static kvf_status open_fabrics(kvf_transport *transport, const char *kind) {
 }
 
 kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *options, kvf_transport **out) {
+    return kvf_transport_open_over(NULL, kind, options, out);
+}
+
+kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
+                                   const kvf_transport_options *options, kvf_transport **out) {
     if (!out)
         return kvf_fail(KVF_E_INVALID, "transport: out is NULL");
     kvf_transport *transport = kvf_alloc0(1, sizeof *transport);
@@ -102,7 +104,7 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     if (!status)
         status = open_descriptors(transport);
     if (!status)
-        status = open_fabrics(transport, kind);
+        status = open_fabrics(transport, in_front, kind);
     transport->options.settings = NULL; /* the caller's: read while opening */
     transport->options.setting_count = 0;
     if (status) {
@@ -253,10 +255,7 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
         free_peer(peer);
         return status;
     }
-    peer->following = transport->peers;
-    if (transport->peers)
-        transport->peers->previous = peer;
-    transport->peers = peer;
+    KVF_LIST_ADD(transport->peers, peer);
     *out = peer;
     return KVF_OK;
 }
@@ -285,17 +284,20 @@ void kvf_peer_close(kvf_peer *peer) {
     kvf_front_dispatch_peer(transport, peer);
     if (peer->lost_untold)
         transport->lost_untold--;
-    if (peer->previous)
-        peer->previous->following = peer->following;
-    else
-        transport->peers = peer->following;
-    if (peer->following)
-        peer->following->previous = peer->previous;
+    KVF_LIST_REMOVE(transport->peers, peer);
     free_peer(peer);
     kvf_front_update_wake(transport);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
+
+void kvf_transport_hurry(kvf_transport *transport) {
+    atomic_store_explicit(&transport->hurried, true, memory_order_relaxed);
+}
+
+bool kvf_transport_hurried(const kvf_transport *transport) {
+    return atomic_load_explicit(&transport->hurried, memory_order_relaxed);
+}
 
 kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     bool more = false;
@@ -317,6 +319,7 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     kvf_front_dispatch(transport);
     kvf_front_update_wake(transport);
     transport->calling--;
+    atomic_store_explicit(&transport->hurried, false, memory_order_relaxed);
     if (busy)
         *busy = more || transport->wake.on;
     return status;

@@ -349,12 +349,10 @@ static void one_event_may_be_waited_for_by_many(void **state) {
     set_up(&s);
     const int before = open_descriptors();
     for (uint32_t i = 0; i < COUNT_OF(others); i++) {
-        s.given.request.id = &i;
-        s.given.request.id_bytes = sizeof i;
+        s.given.request.id = (kvf_request_id){&i, sizeof i};
         assert_ok(kvf_agent_hold(s.p, &s.given.request, &others[i]));
     }
-    s.given.request.id = "r";
-    s.given.request.id_bytes = 1;
+    s.given.request.id = (kvf_request_id){"r", 1};
     world_hold(&s.w.p, &s.given, s.theirs);
     for (uint32_t i = 0; i < COUNT_OF(others); i += 2)
         assert_ok(kvf_agent_cancel(s.p, others[i]));
@@ -393,8 +391,7 @@ static void events_that_cannot_be_waited_for_are_refused_by_name(void **state) {
     set_up(&s);
     kvf_agent_request plain = s.given.request;
     plain.after = NULL;
-    plain.id = "open";
-    plain.id_bytes = 4;
+    plain.id = (kvf_request_id){"open", 4};
     assert_ok(kvf_agent_push(s.p, &plain, &open));
     int file = openat(AT_FDCWD, "/proc/self/exe", O_RDONLY | O_CLOEXEC);
     const struct {
@@ -432,8 +429,7 @@ static void an_agent_may_be_closed_while_it_waits(void **state) {
     set_up(&s);
     const int before = open_descriptors();
     world_hold(&s.w.p, &s.given, s.theirs);
-    s.given.request.id = "other";
-    s.given.request.id_bytes = 5;
+    s.given.request.id = (kvf_request_id){"other", 5};
     world_push(&s.w.p, &s.given, s.theirs);
     assert_true(open_descriptors() > before);
     world_close(&s.w);

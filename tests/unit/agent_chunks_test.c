@@ -12,7 +12,7 @@
 typedef struct scene {
     world w;
     world_request given, wanted;
-    kvf_agent_group opened[WORLD_MAX_GROUPS]; /* the given ones, without blocks */
+    kvf_group_steps opened[WORLD_MAX_GROUPS]; /* the given ones, without blocks */
     uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
 } scene;
 

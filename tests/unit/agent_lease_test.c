@@ -77,7 +77,7 @@ static void heartbeats_extend_leases_while_a_consumer_waits(void **state) {
     scene s;
     set_up(&s, TP2, ONE("D"), LEASE(400 * MS));
     world_hold(&s.w.p, &s.held, s.theirs);
-    const kvf_agent_group *groups = s.wanted.request.groups;
+    const kvf_group_steps *groups = s.wanted.request.groups;
     s.wanted.request.groups = NULL;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, 1600 * MS);

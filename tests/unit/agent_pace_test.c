@@ -1,7 +1,7 @@
 /* Caps and priorities of pulls and pushes, in virtual time. */
 #include "agent_net.h"
 #include "agent_world.h"
-#include "transport/transport.h"
+#include "transport/front.h"
 
 #define MIB (1024u * 1024u)
 #define SAMPLE (50 * MS)
@@ -45,12 +45,8 @@ static kvf_status stopping_submit(void *link, kvf_batch *batch) {
     return KVF_OK;
 }
 
-static const kvf_fabric *in_front(const char *kind) {
-    if (strcmp(kind, "inproc") != 0)
-        return NULL;
-    for (uint32_t i = 0; !below && (below = kvf_fabric_at(i)); i++)
-        if (strcmp(below->kind.name, kind) != 0)
-            below = NULL;
+static const kvf_fabric *stopping_fabric(void) {
+    below = kvf_fabric_named("inproc");
     assert_non_null(below);
     stopping = *below;
     stopping.progress = stopping_progress;
@@ -81,7 +77,7 @@ static void set_up(scene *s, uint32_t layers, uint32_t elements, uint64_t tokens
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = "inproc"};
     memset(s, 0, sizeof *s);
     submitted_count = 0;
-    kvf_fabric_in_front = in_front;
+    world_fabric(stopping_fabric());
     world_open_model(&s->w, attention(layers, 4, elements), p, d, &options);
     s->p = s->w.p.agents[0];
     s->d = s->w.d.agents[0];
@@ -96,7 +92,7 @@ static void set_up(scene *s, uint32_t layers, uint32_t elements, uint64_t tokens
 static void tear_down(scene *s) {
     world_quiet(&s->w);
     world_close(&s->w);
-    kvf_fabric_in_front = NULL;
+    world_fabric(NULL);
 }
 
 static void assert_arrived(scene *s, uint32_t i) {

@@ -110,7 +110,7 @@ static void the_destination_that_is_named_later_is_checked_in_the_same_way(void 
     (void)state;
     scene s;
     set_up(&s, ONE("P"), ONE("D"), NULL);
-    const kvf_agent_group *groups = s.wanted.request.groups;
+    const kvf_group_steps *groups = s.wanted.request.groups;
     s.wanted.request.groups = NULL;
     world_hold(&s.w.p, &s.held, s.theirs);
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);

@@ -87,7 +87,7 @@ static void write_memory(storm *s, slot *o) {
 /* A push, with blocks at once or as they are ready. */
 static kvf_status push(const slot *o, kvf_agent *agent, uint64_t *ticket) {
     kvf_agent_request request = o->held.request;
-    kvf_agent_group without = o->held.groups[0];
+    kvf_group_steps without = o->held.groups[0];
     without.table.count = 0;
     request.groups = o->in_chunks ? &without : request.groups;
     kvf_status status = kvf_agent_push(agent, &request, ticket);

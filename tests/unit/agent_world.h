@@ -58,6 +58,8 @@ typedef struct world {
 int world_is_simulated(void **state);
 /** As at the beginning: by ZeroMQ, in real time. */
 int world_is_real(void **state);
+/** Agents that are opened from now on move by this fabric; NULL: by the library's own. */
+void world_fabric(const struct kvf_fabric *fabric);
 
 /** Opens both engines. `options` (may be NULL) are those of every agent. */
 void world_open(world *w, const char *name, const kvf_engine_spec *p, const kvf_engine_spec *d,
@@ -81,7 +83,7 @@ void world_close_agents(world_engine *engine);
 
 /** Blocks and groups of a request of `tokens` tokens: block i of the sequence is block first + i * stride. */
 typedef struct world_request {
-    kvf_agent_group groups[WORLD_MAX_GROUPS];
+    kvf_group_steps groups[WORLD_MAX_GROUPS];
     uint32_t ids[WORLD_MAX_GROUPS][512];
     uint32_t group_count;
     kvf_agent_request request;

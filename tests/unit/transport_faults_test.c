@@ -37,7 +37,7 @@ static void *allocate(void *context, uint64_t bytes) {
 
 static void endpoint_open(endpoint *e, const kvf_shard *shard, const cell_sequence *sequence,
                           const char *kind) {
-    assert_ok(kvf_transport_open(kind, NULL, &e->transport));
+    assert_ok(kvf_transport_open_over(faulty_fabric(kind), kind, NULL, &e->transport));
     rank_open(&e->cells, shard, sequence, allocate, e->transport);
     assert_ok(kvf_transport_register(e->transport, e->cells.regions, e->cells.region_count));
 }
@@ -127,7 +127,7 @@ static void attempt_start(attempt *a, const world *w, bool push) {
 
 static bool attempt_moves(const attempt *a) {
     for (uint32_t i = 0; i < SOURCES; i++)
-        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_E_AGAIN)
+        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_IN_PROGRESS)
             return true;
     return false;
 }

@@ -104,7 +104,7 @@ static bool step(const world *w, int timeout_ms) {
 
 static kvf_status finish(const world *w, const kvf_transfer *transfer) {
     kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_E_AGAIN)
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
         assert_true(step(w, 60000));
     return status;
 }
@@ -323,7 +323,7 @@ static void after_a_cancelled_push_nothing_is_written(void **state) {
         world *w = world_open(*state, 8, &decodes[2], &prefill);
         filling f = filling_of(w, 0, range(0, 0));
         kvf_transfer *transfer = push(&f, 0, connect_to(&w->p[0], &w->d[0]));
-        for (int i = 0; i < steps && kvf_transfer_status(transfer) == KVF_E_AGAIN; i++)
+        for (int i = 0; i < steps && kvf_transfer_status(transfer) == KVF_IN_PROGRESS; i++)
             assert_true(step(w, 60000));
         kvf_transfer_cancel(transfer);
         kvf_status status = finish(w, transfer);
@@ -345,7 +345,7 @@ static void a_push_to_a_peer_that_closes_fails(void **state) {
         kvf_transfer *transfer = push(&f, 0, peer);
         for (int i = 0; i < steps; i++)
             assert_true(step(w, 60000));
-        bool moving = kvf_transfer_status(transfer) == KVF_E_AGAIN;
+        bool moving = kvf_transfer_status(transfer) == KVF_IN_PROGRESS;
         assert_true(moving || steps > 0);
         endpoint_close(&w->d[0]);
         if (moving) {

@@ -175,10 +175,10 @@ kvf_status kvf_shm_admit(void *self, const void *part, size_t bytes);
 /* shm_link.c */
 
 kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
-void kvf_shm_disconnect(void *at);
-kvf_status kvf_shm_submit(void *at, kvf_batch *batch);
-void kvf_shm_cancel(void *at, kvf_batch *batch);
-kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes);
+void kvf_shm_disconnect(void *self);
+kvf_status kvf_shm_submit(void *self, kvf_batch *batch);
+void kvf_shm_cancel(void *self, kvf_batch *batch);
+kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes);
 
 /** Reads what the owner has told: at most what fits into all slots. */
 void kvf_shm_link_read(kvf_shm_link *link);

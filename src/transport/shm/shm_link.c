@@ -202,22 +202,14 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
         return status;
     }
     link->no_direct = link->no_direct || link->pid <= 0;
-    link->following = link->endpoint->links;
-    if (link->following)
-        link->following->previous = link;
-    link->endpoint->links = link;
+    KVF_LIST_ADD(link->endpoint->links, link);
     *out = link;
     return KVF_OK;
 }
 
-void kvf_shm_disconnect(void *at) {
-    kvf_shm_link *link = at;
-    if (link->previous)
-        link->previous->following = link->following;
-    else
-        link->endpoint->links = link->following;
-    if (link->following)
-        link->following->previous = link->previous;
+void kvf_shm_disconnect(void *self) {
+    kvf_shm_link *link = self;
+    KVF_LIST_REMOVE(link->endpoint->links, link);
     free_link(link);
 }
 
@@ -329,23 +321,23 @@ void kvf_shm_link_read(kvf_shm_link *link) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-kvf_status kvf_shm_submit(void *at, kvf_batch *batch) {
-    kvf_shm_link *link = at;
+kvf_status kvf_shm_submit(void *self, kvf_batch *batch) {
+    kvf_shm_link *link = self;
     kvf_slices_add(&link->slices, batch);
     if (link->ready)
         kvf_wake_set(&link->endpoint->wake, true);
     return KVF_OK;
 }
 
-void kvf_shm_cancel(void *at, kvf_batch *batch) {
+void kvf_shm_cancel(void *self, kvf_batch *batch) {
     (void)batch;
-    kvf_shm_link *link = at;
+    kvf_shm_link *link = self;
     kvf_slices_cancel(&link->slices);
     kvf_wake_set(&link->endpoint->wake, true);
 }
 
-kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {
-    kvf_shm_link *link = at;
+kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes) {
+    kvf_shm_link *link = self;
     kvf_shm_header header = {SHM_NOTICE, (uint32_t)bytes};
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
@@ -450,12 +442,10 @@ bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
     kvf_slices_reap(&link->slices);
     kvf_batch *first = link->slices.current;
     kvf_status status = KVF_OK;
-    for (uint64_t moved = 0; link->ready && link->slices.current && moved < budget;) {
+    uint64_t moved = 0;
+    kvf_slice slice;
+    while (link->ready && kvf_slices_next(&link->slices, link->endpoint->transport, moved, budget, &slice)) {
         kvf_batch *batch = link->slices.current;
-        kvf_slice slice;
-        kvf_slices_peek(&link->slices, budget - moved, KVF_SLICE_RUNS, &slice);
-        if (slice.count == 0 && link->slices.offset == 0 && moved > 0)
-            break; /* a long run: rather whole, next time */
         status = move_slice(link, batch->direction, &slice);
         if (status == KVF_E_AGAIN || status == KVF_E_PEER_LOST)
             break;

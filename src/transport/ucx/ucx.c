@@ -195,8 +195,8 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     return status;
 }
 
-static void ucx_close(void *endpoint) {
-    free_endpoint(endpoint);
+static void ucx_close(void *self) {
+    free_endpoint(self);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -239,8 +239,8 @@ static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool 
     return status;
 }
 
-static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+static kvf_status ucx_progress(void *self, bool *busy) {
+    kvf_ucx_endpoint *endpoint = self;
     bool more = false;
     bool moved = false;
     bool fired = false;
@@ -270,8 +270,8 @@ static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
     return status ? status : rested;
 }
 
-static int ucx_event_fd(void *endpoint_pointer) {
-    const kvf_ucx_endpoint *endpoint = endpoint_pointer;
+static int ucx_event_fd(void *self) {
+    const kvf_ucx_endpoint *endpoint = self;
     return endpoint->event_fd;
 }
 
