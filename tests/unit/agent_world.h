@@ -13,6 +13,8 @@
 
 #include "shapes.h"
 
+struct kvf_fabric;
+
 #define WORLD_MAX_RANKS 8u
 #define WORLD_MAX_GROUPS 8u
 #define WORLD_MAX_REGIONS 64u
