@@ -117,7 +117,7 @@ static void let_go(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer
         pace->budget -= moved;
     pace->saved -= kvf_min_u64(pace->saved, moved);
     /* What has used up its cap lets others go first; what could not be submitted has ended. */
-    if ((moved > 0 && is_capped(pace)) || kvf_transfer_status(transfer) != KVF_E_AGAIN)
+    if ((moved > 0 && is_capped(pace)) || kvf_transfer_status(transfer) != KVF_IN_PROGRESS)
         round->agent->again = true;
     if (pace->priority < round->top)
         wake_at(round->agent, kvf_max_u64(pace->moved + LONGEST_WAIT, is_capped(pace) ? saved_at(pace) : 0));
