@@ -1,4 +1,5 @@
 #include "second_process.h"
+#include "agent/session.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
 #include "agent/steps.h"
 
 #include "plan/walk.h"
+#include "request/request.h"
 #include "shard/shard.h"
 
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
@@ -36,13 +37,8 @@ static kvf_status check_table(const kvf_group_shard_desc *held, const kvf_block_
 }
 
 static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
-    if (group->begin > group->end)
-        return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
-                        (unsigned long long)group->begin, (unsigned long long)group->end);
-    if (group->end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)group->end,
-                        (unsigned long long)(UINT64_MAX / 4));
-    return check_table(held, &group->table);
+    kvf_status status = kvf_check_steps(group->begin, group->end);
+    return status ? status : check_table(held, &group->table);
 }
 
 /* Which blocks of the sequence those steps of a group are in that are needed of it and lie in a part. */
