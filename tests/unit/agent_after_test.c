@@ -4,6 +4,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "agent/session.h"
+#include "agent/ticket.h"
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -181,6 +183,34 @@ static void nothing_of_a_push_is_written_before_its_event(void **state) {
     world_ready(&s.w.p, s.theirs);
     world_run_for(&s.w, 3 * LEASE);
     assert_nothing_read(&s);
+    happen(&s);
+    finish(&s);
+}
+
+static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer) {
+    (void)answer;
+    *(kvf_status *)call->context = status;
+}
+
+/* As a peer may that does not wait to be told that all is written. */
+static void nor_are_checksums_of_it_given(void **state) {
+    (void)state;
+    scene s;
+    kvf_status status = KVF_OK;
+    set_up(&s);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_push(&s.w.p, &s.given, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_run_for(&s.w, 100 * MS);
+    kvf_session *session = s.d->all_sessions;
+    while (session->incoming || !session->sources)
+        session = session->next;
+    kvf_call_body body = {
+        .generation = s.ours[0] | KVF_EXPECTATION, .layers = {0, 1}, .units = {0, 4}, .end = 16};
+    assert_ok(kvf_call_start(session, KVF_CALL_CHECKSUM, &body, world_now() + SECOND, false, on_sums, &status,
+                             NULL));
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(status, KVF_E_NOT_FOUND);
     happen(&s);
     finish(&s);
 }
@@ -417,6 +447,7 @@ int main(void) {
         cmocka_unit_test(a_hold_that_waits_can_be_cancelled),
         cmocka_unit_test(a_consumer_that_wants_nothing_ends_a_hold_that_waits),
         cmocka_unit_test(nothing_of_a_push_is_written_before_its_event),
+        cmocka_unit_test(nor_are_checksums_of_it_given),
         cmocka_unit_test(what_is_said_later_waits_behind_the_event_of_a_chunk),
         cmocka_unit_test(chunks_are_written_as_their_events_happen),
         cmocka_unit_test(a_push_that_waits_ends_at_its_deadline_and_says_why),

@@ -101,15 +101,20 @@ static void assert_arrived(scene *s, uint32_t i) {
     assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted[i], 3 + i), 0);
 }
 
-/* Bytes of the consumer that are not zero: nearly all that have arrived. */
+/* Bytes of a rank of the consumer that are not zero: nearly all that have arrived. */
+static uint64_t arrived_at(const scene *s, uint32_t rank) {
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->w.d.engine, rank));
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < shard->region_count; i++)
+        for (uint64_t b = 0; b < shard->region_bytes[i]; b++)
+            bytes += ((const uint8_t *)s->w.d.memory[rank][i])[b] != 0;
+    return bytes;
+}
+
 static uint64_t arrived(const scene *s) {
     uint64_t bytes = 0;
-    for (uint32_t r = 0; r < s->w.d.rank_count; r++) {
-        const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->w.d.engine, r));
-        for (uint32_t i = 0; i < shard->region_count; i++)
-            for (uint64_t b = 0; b < shard->region_bytes[i]; b++)
-                bytes += ((const uint8_t *)s->w.d.memory[r][i])[b] != 0;
-    }
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        bytes += arrived_at(s, r);
     return bytes;
 }
 
@@ -195,13 +200,29 @@ static void a_cap_holds_for_all_ranks_that_a_push_writes_to(void **state) {
     assert_kept(&s, s.p);
 }
 
+static void ranks_that_a_push_writes_to_share_its_cap(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), ENGINE(.name = "D", .tp_size = 4, .all = {.block_count = 128}));
+    s.given[0].request.bytes_per_second = s.bytes / 2;
+    world_push(&s.w.p, &s.given[0], s.theirs[0]);
+    world_expect(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    world_ready(&s.w.p, s.theirs[0]);
+    world_run_for(&s.w, SECOND);
+    for (uint32_t r = 0; r < 4; r++) {
+        assert_true(arrived_at(&s, r) > s.bytes / 4 * 45 / 100);
+        assert_true(arrived_at(&s, r) < s.bytes / 4 * 55 / 100);
+    }
+    assert_arrived(&s, 0);
+    tear_down(&s);
+}
+
 /* What a cap lets go in 10 ms is less than a run, which is cut. */
 static void runs_are_cut_where_a_cap_is_smaller(void **state) {
     (void)state;
     scene s;
     set_up(&s, 1, 32, 256, BIG("P"), BIG("D"));
-    s.given[0].ids[0][0] = 0; /* the two sides have the same blocks in a row, and so one run a part */
-    for (uint32_t b = 0; b < 16; b++)
+    for (uint32_t b = 0; b < 16; b++) /* the two sides have their blocks in a row, and so few runs */
         s.given[0].ids[0][b] = s.wanted[0].ids[0][b] = b;
     world_fill(&s.w, &s.w.p, &s.given[0], 3);
     s.wanted[0].request.bytes_per_second = s.bytes / 3;
@@ -367,6 +388,7 @@ int main(void) {
         cmocka_unit_test(without_a_cap_a_pull_is_done_at_once),
         cmocka_unit_test(a_cap_holds_for_all_sources_of_a_pull_together),
         cmocka_unit_test(a_cap_holds_for_all_ranks_that_a_push_writes_to),
+        cmocka_unit_test(ranks_that_a_push_writes_to_share_its_cap),
         cmocka_unit_test(runs_are_cut_where_a_cap_is_smaller),
         cmocka_unit_test(a_capped_pull_outlives_its_lease_and_can_be_cancelled),
         cmocka_unit_test(the_timeout_says_when_the_next_bytes_may_move),
