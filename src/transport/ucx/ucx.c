@@ -26,10 +26,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/descriptors.h"
 #include "base/fork.h"
 #include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
+/* A worker opens about 15, and more where there are more networks. UCX aborts at some that it cannot open. */
+#define DESCRIPTORS_OF_UCX 64u
 #define TLS "ucx.tls"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
@@ -185,8 +188,16 @@ static kvf_status check_process(void) {
     return kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that had opened UCX");
 }
 
+/* What it says of KVF_E_IO, as something that "auto" can do without. */
+static kvf_status check_room(void) {
+    kvf_status status = kvf_descriptors_check("UCX", DESCRIPTORS_OF_UCX);
+    return status ? kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ") : KVF_OK;
+}
+
 static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
     kvf_status status = check_process();
+    if (!status)
+        status = check_room();
     if (status)
         return status;
     kvf_ucx_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
