@@ -68,6 +68,17 @@ typedef struct kvf_log_line {
     const char *text; /**< without a newline */
 } kvf_log_line;
 
+/**
+ * A key that may connect, and whom its holders may say they are. A name that any grant names is only for the keys of
+ * those grants; a key may have several.
+ */
+typedef struct kvf_key_grant {
+    size_t struct_size;            /**< sizeof(kvf_key_grant) */
+    const char *public_key;        /**< Z85 */
+    const char *engine;            /**< NULL: any engine that no grant names */
+    uint32_t rank_begin, rank_end; /**< of that engine; both 0: all of them */
+} kvf_key_grant;
+
 /** Durations are in nanoseconds; 0 means the default in brackets. */
 typedef struct kvf_agent_options {
     size_t struct_size;          /**< sizeof(kvf_agent_options) */
@@ -82,7 +93,7 @@ typedef struct kvf_agent_options {
     const char *public_key; /**< Z85 CurveZMQ keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
     const char *const *allowed_keys; /**< who may connect; needs keys */
-    uint32_t allowed_key_count;      /**< 0: everyone who knows our public key */
+    uint32_t allowed_key_count;      /**< 0, and no grants: everyone who knows our public key */
     bool insecure;                   /**< listen beyond loopback without keys */
     uint64_t lease_ns;               /**< how long blocks are held without a sign of life [30 s] */
     uint64_t heartbeat_ns;           /**< between signs of life [a sixth of the lease] */
@@ -100,6 +111,9 @@ typedef struct kvf_agent_options {
     void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
     kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
+    /** Who may connect, beside allowed_keys, and as whom; needs keys. Copied. NULL: nobody else. */
+    const kvf_key_grant *grants;
+    uint32_t grant_count;
 } kvf_agent_options;
 
 /**
@@ -135,9 +149,19 @@ KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41])
 KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
 
 /**
+ * Lets holders of another key connect, from now on, and says whom they may speak for. Sessions that there are stay as
+ * they are.
+ *
+ * @param grant  is copied
+ * @return as kvf_agent_allow_key(); KVF_E_RANGE (ranks that are no range, or of no engine)
+ */
+KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *grant);
+
+/**
  * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so
  * that their leases and what they expect run out. They keep what they know: who has this agent's card may
- * read its memory until it is closed. Where the last key is withdrawn nobody may connect.
+ * read its memory until it is closed. Where the last key is withdrawn nobody may connect. Names that were granted to it
+ * stay reserved for it.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
  */
@@ -301,6 +325,9 @@ typedef enum kvf_event_kind {
     KVF_EVENT_BLOCKS_FREE = 3, /**< of a request that failed earlier with blocks in doubt */
     KVF_EVENT_PEER_READY = 4,  /**< kvf_agent_connect() has succeeded */
     KVF_EVENT_PEER_LOST = 5,   /**< a peer died or was replaced; its requests fail in events of their own */
+    /** Somebody said it is that rank of that engine, and was refused; told once in ten minutes for each rank and
+     * reason, however often it happens. Nothing else has changed. */
+    KVF_EVENT_PEER_REFUSED = 6,
 } kvf_event_kind;
 
 typedef enum kvf_request_kind {
@@ -436,6 +463,7 @@ typedef struct kvf_agent_stats {
     kvf_histogram post;        /**< posting runs */
     kvf_histogram queue;       /**< from the request to the first run posted */
     kvf_histogram total;       /**< from the request to its DONE: pulls and expects */
+    uint64_t messages_foreign; /**< in a session, and not from its peer: dropped */
 } kvf_agent_stats;
 
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);

@@ -7,6 +7,7 @@
  */
 #include <stdio.h>
 
+#include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/push.h"
 
@@ -59,10 +60,24 @@ static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_pu
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
+/* A peer joins again when its regions have changed. What we write by the older ones has to be over by then. */
+static kvf_status check_join(const kvf_session *session, const kvf_call_body *call) {
+    if (call->generation <= session->joined_generation)
+        return kvf_fail(KVF_E_EXISTS,
+                        "JOIN: generation is %llu; it joined with %llu already, and only a higher one can "
+                        "replace that",
+                        (unsigned long long)call->generation, (unsigned long long)session->joined_generation);
+    const kvf_flow *flow;
+    DL_FOREACH2(session->flows, flow, session_next) {
+        if (flow->push && !flow->over)
+            return kvf_fail(KVF_E_AGAIN, "JOIN: what is written by generation %llu is not over yet",
+                            (unsigned long long)session->joined_generation);
+    }
+    return KVF_OK;
+}
+
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     const kvf_agent *agent = session->agent;
-    if (session->shard)
-        return KVF_OK;
     kvf_introduction intro;
     void *storage = NULL;
     kvf_shard *shard = NULL;
@@ -83,14 +98,35 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
         kvf_shard_free(shard);
         return card ? kvf_fail(KVF_E_PARSE, "JOIN: card is empty") : kvf_nomem("a session");
     }
+    kvf_push_plans_free(session);
+    kvf_peer_close(session->peer);
+    session->peer = NULL;
+    kvf_free(session->card);
     session->card = card;
     session->card_bytes = call->card.size;
     session->shard = shard;
+    session->joined_generation = call->generation;
     return KVF_OK;
 }
 
-void kvf_join_answer(kvf_session *session, const kvf_call_body *call) {
-    kvf_status status = join(session, call);
+void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_status status = KVF_OK;
+    bool same = session->shard && call->generation == session->joined_generation &&
+                call->card.size == session->card_bytes &&
+                memcmp(call->card.data, session->card, session->card_bytes) == 0;
+    if (same) { /* it asks anew, for it did not get the answer */
+        kvf_answer_status(session, call, KVF_OK, "");
+        return;
+    }
+    if (call->generation == 0)
+        status = kvf_fail(KVF_E_RANGE, "JOIN: generation is 0; those of regions begin at 1");
+    else if (session->shard)
+        status = check_join(session, call);
+    if (status == KVF_E_EXISTS)
+        kvf_claim_tell(session->agent, session->engine, session->rank, kvf_error_detail());
+    if (!status)
+        status = join(session, call);
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
     kvf_flow *flow = session->flows;
     while (!status && flow) {
@@ -118,7 +154,9 @@ kvf_status kvf_session_join(kvf_session *session) {
         return KVF_OK;
     kvf_wire_buffer own =
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
-    kvf_call_body body = {.introduction = {own.data, own.size}, .card = {agent->card, agent->card_bytes}};
+    kvf_call_body body = {.introduction = {own.data, own.size},
+                          .card = {agent->card, agent->card_bytes},
+                          .generation = agent->regions_generation};
     kvf_status status =
         kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
                        on_joined, NULL, NULL);

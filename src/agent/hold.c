@@ -4,6 +4,7 @@
  * A hold ends when all ranks of all its consumers have released it, or when its own lease and those of all
  * readers have run out. What consumers say before there is a hold is kept for it, for a while.
  */
+#include <sodium.h>
 #include <stdio.h>
 
 #include "agent/early.h"
@@ -40,6 +41,27 @@ void kvf_reader_drop(kvf_reader *reader) {
     kvf_free(reader);
 }
 
+/*
+ * The generation of the next lease. No number is used twice, and nobody can guess those of others: a counter,
+ * permuted by four rounds that are keyed at random, where those that stand for expectations are passed over.
+ */
+static uint64_t next_generation(kvf_agent *agent) {
+    uint64_t number;
+    do {
+        number = ++agent->next_lease;
+        for (uint32_t round = 0; round < 4; round++) {
+            uint32_t half = (uint32_t)number;
+            const uint32_t in[2] = {round, half};
+            uint8_t mixed[crypto_shorthash_BYTES];
+            uint32_t out;
+            (void)crypto_shorthash(mixed, (const uint8_t *)in, sizeof in, agent->lease_key);
+            memcpy(&out, mixed, sizeof out);
+            number = (uint64_t)half << 32 | ((uint32_t)(number >> 32) ^ out);
+        }
+    } while (number == 0 || number & KVF_EXPECTATION);
+    return number;
+}
+
 static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_call_body *call,
                              kvf_reader **out) {
     kvf_agent *agent = hold->base.agent;
@@ -50,7 +72,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
     if (!reader)
         return kvf_nomem("a lease");
-    *reader = (kvf_reader){.generation = agent->next_generation + 1,
+    *reader = (kvf_reader){.generation = next_generation(agent),
                            .asked = call->number,
                            .hold = hold,
                            .session = session,
@@ -60,7 +82,6 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
         kvf_free(reader);
         return kvf_nomem("a lease");
     }
-    agent->next_generation++;
     agent->stats.leases_now++;
     DL_APPEND(hold->readers, reader);
     DL_APPEND2(session->readers, reader, session_prev, session_next);

@@ -10,9 +10,9 @@
 #include "agent/push.h"
 #include "agent/verify.h"
 
-static void serve_join(kvf_session *session, const kvf_call_body *call, bool fresh) {
+static void serve_probe(kvf_session *session, const kvf_call_body *call, bool fresh) {
     (void)fresh;
-    kvf_join_answer(session, call);
+    kvf_answer_status(session, call, KVF_OK, "");
 }
 
 static void serve_beat(kvf_session *session, const kvf_call_body *call, bool fresh) {
@@ -86,7 +86,7 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
 const kvf_hooks kvf_agent_hooks = {
     .serve =
         {
-            [KVF_CALL_JOIN] = serve_join,
+            [KVF_CALL_JOIN] = kvf_join_answer,
             [KVF_CALL_ACQUIRE] = kvf_hold_acquire,
             [KVF_CALL_RELEASE] = kvf_hold_release,
             [KVF_CALL_BEAT] = serve_beat,
@@ -94,10 +94,12 @@ const kvf_hooks kvf_agent_hooks = {
             [KVF_CALL_WRITTEN] = serve_written,
             [KVF_CALL_WITHDRAW] = serve_withdraw,
             [KVF_CALL_CHECKSUM] = serve_checksum,
+            [KVF_CALL_PROBE] = serve_probe,
         },
     .beat = kvf_beat_tick,
     .hide = hide,
     .lose = lose,
+    .retire = kvf_early_forget,
     .free_session = kvf_push_plans_free,
     .welcome = kvf_remote_welcome,
     .refuse = kvf_remote_fail,

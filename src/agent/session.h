@@ -72,6 +72,13 @@ struct kvf_session {
     uint32_t rank, rank_count;
     uint64_t hello_first, hello_sent, hello_next, hello_pause;
 
+    bool keyed;                      /* incoming: opened under a key, */
+    uint8_t peer_key[KVF_KEY_BYTES]; /* this one */
+    kvf_call *probe;                 /* incoming: asked whether it lives, for another wants its name */
+    uint64_t alive_until;            /* incoming: it said so, and is not asked again before */
+    bool silent;                     /* incoming: it did not answer */
+    bool unreachable;                /* incoming: its connection has ended */
+
     kvf_call *calls;
     uint64_t next_number;
     uint64_t seen_highest;
@@ -91,6 +98,7 @@ struct kvf_session {
     uint64_t next_beat;
 
     kvf_shard *shard;            /* incoming, joined */
+    uint64_t joined_generation;  /* incoming, joined: of its regions */
     struct kvf_push_plan *plans; /* incoming, joined: how we write to it */
     kvf_reader *readers;         /* incoming: leases it has */
     uint32_t reader_count;
@@ -101,13 +109,18 @@ struct kvf_session {
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
-    int64_t clock_offset;     /* of the peer's clock against ours */
-    uint64_t clock_error;     /* UINT64_MAX: not known */
-    uint8_t *key;             /* incoming: incarnation, rank and engine */
+    int64_t clock_offset; /* of the peer's clock against ours */
+    uint64_t clock_error; /* UINT64_MAX: not known */
+    uint8_t *key;         /* incoming: incarnation, rank and engine */
+    size_t key_bytes;
     UT_hash_handle hh;        /* agent->sessions, by id */
     UT_hash_handle hh_client; /* agent->clients, by key */
+    UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
     kvf_session *prev, *next; /* agent->all_sessions */
 };
+
+/** A session in no table yet; NULL: no memory. */
+kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t rank);
 
 /** The outgoing session with a rank of a remote engine, made if there is none. */
 kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
@@ -118,6 +131,11 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 /** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
+/** A session takes no more calls, and its peer has to greet anew. The leases it has are not cut short, for its reads
+ * cannot be stopped from here: they run out. */
+void kvf_session_retire(kvf_session *session);
+
+void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message);
 void kvf_session_hello(kvf_session *session, uint64_t now);
 /** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
  * shall speak. */
@@ -130,7 +148,7 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
 void kvf_session_free(kvf_session *session);
 
-void kvf_on_message(void *context, kvf_route route, const void *data, size_t bytes);
+void kvf_on_message(void *context, const kvf_letter *letter);
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);
 
 #endif

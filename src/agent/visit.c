@@ -146,11 +146,10 @@ static kvf_status take_engine(visit *v, const kvf_message *message) {
     return status;
 }
 
-static void on_message(void *context, kvf_route route, const void *data, size_t bytes) {
+static void on_message(void *context, const kvf_letter *letter) {
     visit *v = context;
     kvf_message message = {0};
-    (void)route;
-    if (v->over || kvf_wire_open((kvf_bytes){data, bytes}, &message))
+    if (v->over || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message))
         return;
     bool welcome = message.kind == KVF_MESSAGE_WELCOME;
     if (!welcome && message.kind != KVF_MESSAGE_REFUSED)

@@ -170,8 +170,11 @@ static void numbers_out_of_their_range_are_not_sent(void **state) {
     kvf_call_body release = {
         .kind = KVF_CALL_RELEASE, .request = {"r", 1}, .rank_count = 1, .status = (kvf_status)99};
     assert_fails(try_call(release), KVF_E_RANGE, "status is 99");
+    release.status = KVF_OK;
+    release.number = release.earlier = 4;
+    assert_fails(try_call(release), KVF_E_RANGE, "earlier is 4", "below number", "4");
     assert_fails(try_call((kvf_call_body){0}), KVF_E_RANGE, "kind is 0");
-    assert_fails(try_call((kvf_call_body){.kind = (kvf_call_kind)9}), KVF_E_RANGE, "kind is 9");
+    assert_fails(try_call((kvf_call_body){.kind = (kvf_call_kind)10}), KVF_E_RANGE, "kind is 10");
 }
 
 static void a_count_without_its_array_is_not_sent(void **state) {

@@ -95,6 +95,7 @@ static void fill_hello(wire_sample *out, kvf_hello *hello, uint64_t *seed) {
     hello->rank = below(seed, hello->rank_count);
     hello->wants_ranks = below(seed, 2);
     hello->wants_card = below(seed, 2);
+    fill_bytes(hello->secret, sizeof hello->secret, seed);
     hello->clock_ns = number(seed);
 }
 
@@ -117,7 +118,7 @@ static void fill_welcome(wire_sample *out, kvf_welcome *welcome, uint64_t *seed)
 }
 
 static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
-    bool has[KVF_CALL_CHECKSUM + 1] = {false};
+    bool has[KVF_CALL_LAST + 1] = {false};
     has[call->kind] = true;
     fill_bytes(call->session, sizeof call->session, seed);
     call->number = number(seed);
@@ -136,12 +137,13 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
         call->units = range_of(seed);
         call->begin = number(seed) / 2;
         call->end = call->begin + number(seed) / 2;
-    } else
+    } else if (!has[KVF_CALL_PROBE])
         call->request = bytes(out->bytes[0], seed);
-    if (has[KVF_CALL_RELEASE] || has[KVF_CALL_EXPECT] || has[KVF_CALL_WRITTEN] || has[KVF_CALL_WITHDRAW])
+    if (has[KVF_CALL_JOIN] || has[KVF_CALL_RELEASE] || has[KVF_CALL_EXPECT] || has[KVF_CALL_WRITTEN] ||
+        has[KVF_CALL_WITHDRAW])
         call->generation = number(seed);
     if (has[KVF_CALL_RELEASE] || has[KVF_CALL_WITHDRAW])
-        call->earlier = number(seed);
+        call->earlier = call->number > 0 ? number(seed) % call->number : 0;
     if (has[KVF_CALL_ACQUIRE] || has[KVF_CALL_EXPECT])
         call->time_ns = number(seed);
     if (has[KVF_CALL_ACQUIRE] || has[KVF_CALL_EXPECT] || has[KVF_CALL_RELEASE])
@@ -257,6 +259,7 @@ static void same_hello(const kvf_hello *a, const kvf_hello *b) {
     assert_int_equal(a->rank_count, b->rank_count);
     assert_int_equal(a->wants_ranks, b->wants_ranks);
     assert_int_equal(a->wants_card, b->wants_card);
+    assert_memory_equal(a->secret, b->secret, sizeof a->secret);
     assert_int_equal(a->clock_ns, b->clock_ns);
 }
 
