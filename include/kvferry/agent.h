@@ -114,6 +114,12 @@ typedef struct kvf_agent_options {
     /** Who may connect, beside allowed_keys, and as whom; needs keys. Copied. NULL: nobody else. */
     const kvf_key_grant *grants;
     uint32_t grant_count;
+    /* What peers may make this agent keep. Who asks for more is refused with KVF_E_AGAIN, counted (`over_budget`), and
+     * told of once by KVF_EVENT_PEER_REFUSED. */
+    uint32_t max_peers_per_key;   /**< sessions of all who hold one key [8192]; without keys a connection has 8 */
+    uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
+    uint64_t max_bytes_per_key;   /**< of it, for all who hold one key, or for a connection without [half of it] */
+    uint64_t longest_ns;          /**< what a peer asks for ends after so long, however often it beats [1 h] */
 } kvf_agent_options;
 
 /**
@@ -311,7 +317,7 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint6
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;
  * and its blocks are not free before the event that says so. The event of a hold waits for its readers: until
- * their next heartbeat, and for those that give no sign of life for the length of their lease.
+ * their next heartbeat, or for the length of a lease, which readers that go on cannot make longer.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended)
  */
@@ -464,6 +470,7 @@ typedef struct kvf_agent_stats {
     kvf_histogram queue;       /**< from the request to the first run posted */
     kvf_histogram total;       /**< from the request to its DONE: pulls and expects */
     uint64_t messages_foreign; /**< in a session, and not from its peer: dropped */
+    uint64_t over_budget;      /**< what peers asked for and was refused, for they had as much as they may */
 } kvf_agent_stats;
 
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);

@@ -210,6 +210,7 @@ class AgentStats:
     queue: Histogram
     total: Histogram
     messages_foreign: int
+    over_budget: int
 
 
 def read_stats(stats: Any) -> AgentStats:

@@ -56,6 +56,13 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     take_default(&o->idle_ns, 600 * KVF_SECOND);
     o->max_peers = o->max_peers ? o->max_peers : 65536;
     o->max_requests_per_peer = o->max_requests_per_peer ? o->max_requests_per_peer : 16384;
+    o->max_peers_per_key = o->max_peers_per_key ? o->max_peers_per_key : 8192;
+    take_default(&o->max_bytes_for_peers, 256ull << 20);
+    take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
+    take_default(&o->longest_ns, 3600 * KVF_SECOND);
+    if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
+        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed is from lease_ns, %llu, to a year",
+                        (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
     if (o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed are up to a day and a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);

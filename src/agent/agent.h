@@ -7,6 +7,7 @@
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
  *   claim.h    who may speak for which rank                      claim.c
  *   greet.h    being greeted                                     greet.c
+ *   budget.h   what peers may make us keep                       budget.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   hold.h     blocks others read            (producer)          hold.c
@@ -138,6 +139,8 @@ struct kvf_agent {
     struct kvf_grant *grants;
     uint32_t grant_count;
     struct kvf_refusal *refusals; /* of which the engine was told */
+    struct kvf_party *parties;    /* by key, or connection */
+    uint64_t kept_bytes;          /* for all of them */
     kvf_session *all_sessions;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
@@ -146,7 +149,8 @@ struct kvf_agent {
     kvf_reader *leases;
     kvf_waiting *waiting; /* what came early, by request id */
     kvf_early *early;
-    kvf_flow *flows; /* without a push yet */
+    kvf_early *early_calls; /* the same, by session, request and kind */
+    kvf_flow *flows;        /* without a push yet */
     uint64_t next_ticket;
     uint64_t next_lease;         /* counts leases; see hold.c for what is said */
     uint8_t lease_key[16];       /* random */

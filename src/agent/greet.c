@@ -8,6 +8,7 @@
 #include <sodium.h>
 #include <stdio.h>
 
+#include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/greet.h"
 
@@ -101,7 +102,9 @@ static kvf_status open_session(kvf_agent *agent, const kvf_letter *letter, const
     if (letter->key)
         memcpy(session->peer_key, letter->key, sizeof session->peer_key);
     randombytes_buf(session->id, sizeof session->id);
-    kvf_status status = list_session(session);
+    kvf_status status = kvf_party_join(session, letter);
+    if (!status)
+        status = list_session(session);
     if (status)
         kvf_session_free(session);
     else
@@ -127,6 +130,8 @@ static kvf_status session_of(kvf_agent *agent, const kvf_letter *letter, const k
         return check_holder(session, letter->key);
     }
     status = kvf_claim_look(agent, hello);
+    if (!status && HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers)
+        kvf_budget_make_room(agent);
     if (!status && HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers)
         status = kvf_fail(KVF_E_AGAIN, "has %u peers, the most it takes", agent->options.max_peers);
     if (!status)
@@ -162,6 +167,7 @@ static void answer_card(kvf_agent *agent, const kvf_letter *letter, const kvf_me
                                       .rank = agent->rank,
                                       .rank_count = agent->rank_count,
                                       .clock_ns = session->last_heard,
+                                      .lease_ns = agent->options.lease_ns,
                                       .card = {agent->card, agent->card_bytes}}};
     memcpy(answer.welcome.session, session->id, sizeof session->id);
     memcpy(answer.digest, agent->digest, sizeof answer.digest);

@@ -7,8 +7,11 @@
 #include <sodium.h>
 #include <stdio.h>
 
+#include "agent/budget.h"
 #include "agent/early.h"
 #include "agent/hold.h"
+
+#define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -38,6 +41,7 @@ void kvf_reader_drop(kvf_reader *reader) {
     reader->session->reader_count--;
     HASH_DEL(agent->leases, reader);
     agent->stats.leases_now--;
+    kvf_budget_give(reader->session, READER_BYTES);
     kvf_free(reader);
 }
 
@@ -69,16 +73,23 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
         return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
     if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
+    kvf_status status = kvf_budget_take(session, READER_BYTES);
+    if (status)
+        return status;
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
-    if (!reader)
+    if (!reader) {
+        kvf_budget_give(session, READER_BYTES);
         return kvf_nomem("a lease");
+    }
     *reader = (kvf_reader){.generation = next_generation(agent),
                            .asked = call->number,
                            .hold = hold,
                            .session = session,
+                           .latest = kvf_budget_latest(agent, kvf_agent_now(agent)),
                            .of = call->rank_count};
     HASH_ADD(hh, agent->leases, generation, sizeof reader->generation, reader);
     if (!reader->hh.tbl) {
+        kvf_budget_give(session, READER_BYTES);
         kvf_free(reader);
         return kvf_nomem("a lease");
     }
@@ -106,7 +117,7 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
         }
     }
     uint64_t lease = hold->base.agent->options.lease_ns;
-    reader->until = kvf_agent_now(hold->base.agent) + lease;
+    reader->until = kvf_min_u64(kvf_agent_now(hold->base.agent) + lease, reader->latest);
     kvf_agent_due(hold->base.agent, reader->until);
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,

@@ -25,7 +25,8 @@ struct kvf_flow {
     size_t id_bytes;
     uint64_t generation;
     uint32_t of;
-    uint64_t until;
+    uint64_t until, latest;  /* the latter whatever the consumer says */
+    uint64_t kept_bytes;     /* of its budget */
     kvf_group_steps *groups; /* of the consumer; NULL: nothing */
     uint64_t tokens;         /* done, or under way */
     uint32_t layers;         /* beyond them, up to chunk_end */

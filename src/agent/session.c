@@ -8,6 +8,7 @@
  */
 #include <stdio.h>
 
+#include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/explain.h"
 #include "agent/greet.h"
@@ -67,6 +68,7 @@ void kvf_session_free(kvf_session *session) {
         DL_DELETE(agent->all_sessions, session);
     if (!session->incoming && session->route)
         kvf_link_disconnect(agent->link, session->route);
+    kvf_party_leave(session);
     kvf_free(session->key);
     kvf_free(session->card);
     kvf_free(session->broken_detail);
@@ -233,7 +235,10 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->state = KVF_SESSION_OPEN;
     session->joined = false;
     session->hello_pause = 0;
-    session->next_beat = kvf_agent_now(agent) + agent->options.heartbeat_ns;
+    session->heartbeat_ns = agent->options.heartbeat_ns;
+    if (welcome->lease_ns > 0) /* so long it keeps what we have without a sign of life */
+        session->heartbeat_ns = kvf_min_u64(session->heartbeat_ns, welcome->lease_ns / 6 + 1);
+    session->next_beat = kvf_agent_now(agent) + session->heartbeat_ns;
     kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* who waited for it goes on */
     kvf_calls_bind(session);
     return KVF_OK;

@@ -74,6 +74,8 @@ struct kvf_session {
 
     bool keyed;                      /* incoming: opened under a key, */
     uint8_t peer_key[KVF_KEY_BYTES]; /* this one */
+    struct kvf_party *party;         /* incoming: whose budget it uses */
+    uint64_t kept_bytes;             /* of it */
     kvf_call *probe;                 /* incoming: asked whether it lives, for another wants its name */
     uint64_t alive_until;            /* incoming: it said so, and is not asked again before */
     bool silent;                     /* incoming: it did not answer */
@@ -95,10 +97,11 @@ struct kvf_session {
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
-    uint64_t next_beat;
+    uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
 
     kvf_shard *shard;            /* incoming, joined */
     uint64_t joined_generation;  /* incoming, joined: of its regions */
+    uint64_t joined_bytes;       /* of its budget, for them */
     struct kvf_push_plan *plans; /* incoming, joined: how we write to it */
     kvf_reader *readers;         /* incoming: leases it has */
     uint32_t reader_count;

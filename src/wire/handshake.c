@@ -44,6 +44,7 @@ static const kvf_wire_field welcome_fields[] = {
     KVF_FIELD(U32, kvf_welcome, rank),
     KVF_FIELD(U32, kvf_welcome, rank_count, .most = KVF_WIRE_MAX_RANKS),
     KVF_FIELD(U64, kvf_welcome, clock_ns),
+    KVF_FIELD(U64, kvf_welcome, lease_ns),
     KVF_FIELD(BYTES, kvf_welcome, card, .most = KVF_WIRE_MAX_BYTES),
     KVF_FIELD_COUNTED(LIST, kvf_welcome, introductions, introduction_count, .most = KVF_WIRE_MAX_RANKS),
     KVF_FIELD(TEXT, kvf_welcome, facts, .most = KVF_WIRE_MAX_FACTS),

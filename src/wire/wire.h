@@ -33,9 +33,9 @@
 #define KVF_WIRE_MAX_NAME 255u         /* engine names, endpoints, keys */
 #define KVF_WIRE_MAX_REQUEST 1024u     /* bytes of a request id */
 #define KVF_WIRE_MAX_RANKS 65536u
-#define KVF_WIRE_MAX_DETAIL 4096u      /* bytes of a detail text */
-#define KVF_WIRE_MAX_FACTS (1u << 20)  /* bytes of a text of facts */
-#define KVF_WIRE_MAX_BLOCKS (4u << 20) /* block ids in one message, over all groups */
+#define KVF_WIRE_MAX_DETAIL 4096u        /* bytes of a detail text */
+#define KVF_WIRE_MAX_FACTS (1u << 20)    /* bytes of a text of facts */
+#define KVF_WIRE_MAX_BLOCKS (512u << 10) /* block ids in one message, over all groups */
 #define KVF_WIRE_DIGEST_BYTES 32u
 #define KVF_WIRE_SESSION_BYTES 16u
 #define KVF_WIRE_SECRET_BYTES 16u /* what a process proves its incarnation with */
@@ -181,9 +181,10 @@ typedef struct kvf_welcome {
     uint8_t session[KVF_WIRE_SESSION_BYTES];
     const char *engine;
     uint64_t incarnation;
-    uint32_t rank, rank_count;      /* rank is UINT32_MAX of a directory, which holds no memory */
-    uint64_t clock_ns;              /* of the server */
-    kvf_bytes card;                 /* size 0: none was asked for */
+    uint32_t rank, rank_count; /* rank is UINT32_MAX of a directory, which holds no memory */
+    uint64_t clock_ns;         /* of the server */
+    uint64_t lease_ns; /* how long it keeps what a client has without a sign of life; 0 without a session */
+    kvf_bytes card;    /* size 0: none was asked for */
     const kvf_bytes *introductions; /* each of kvf_wire_encode_introduction() */
     uint32_t introduction_count;
     const char

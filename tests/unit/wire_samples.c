@@ -107,6 +107,7 @@ static void fill_welcome(wire_sample *out, kvf_welcome *welcome, uint64_t *seed)
     welcome->rank_count = directory ? 0 : 1 + below(seed, KVF_WIRE_MAX_RANKS);
     welcome->rank = directory ? UINT32_MAX : below(seed, welcome->rank_count);
     welcome->clock_ns = number(seed);
+    welcome->lease_ns = number(seed);
     if (below(seed, 2))
         welcome->card = bytes(out->bytes[0], seed);
     welcome->introduction_count = below(seed, COUNT_OF(out->list) + 1);
@@ -270,6 +271,7 @@ static void same_welcome(const kvf_welcome *a, const kvf_welcome *b) {
     assert_int_equal(a->rank, b->rank);
     assert_int_equal(a->rank_count, b->rank_count);
     assert_int_equal(a->clock_ns, b->clock_ns);
+    assert_int_equal(a->lease_ns, b->lease_ns);
     same_bytes(a->card, b->card);
     assert_int_equal(a->introduction_count, b->introduction_count);
     for (uint32_t i = 0; i < a->introduction_count; i++)
