@@ -11,6 +11,7 @@
 #include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/greet.h"
+#include "wire/gather.h"
 
 static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const char *detail) {
     kvf_message message = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = status, .detail = detail}};
@@ -21,7 +22,7 @@ static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const c
 }
 
 /* A client whose digest is another is told our facts. */
-static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *digest) {
+static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *digest, uint32_t first) {
     if (!agent->introductions || agent->introduction_count < agent->rank_count) {
         char words[96];
         (void)snprintf(words, sizeof words, "knows %u of its engine's %u ranks so far",
@@ -29,21 +30,24 @@ static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *diges
         refuse(agent, route, KVF_E_AGAIN, words);
         return;
     }
-    bool same = memcmp(digest, agent->digest, sizeof agent->digest) == 0;
-    kvf_bytes *list = kvf_alloc(agent->rank_count, sizeof *list);
+    first = first < agent->rank_count ? first : 0;
+    bool tells = first == 0 && memcmp(digest, agent->digest, sizeof agent->digest) != 0;
+    uint32_t count = kvf_gather_end(agent->introductions, first, agent->rank_count) - first;
+    kvf_bytes *list = kvf_alloc(count, sizeof *list);
     if (!list)
         return;
-    for (uint32_t i = 0; i < agent->rank_count; i++)
-        list[i] = (kvf_bytes){agent->introductions[i].data, agent->introductions[i].size};
+    for (uint32_t i = 0; i < count; i++)
+        list[i] = (kvf_bytes){agent->introductions[first + i].data, agent->introductions[first + i].size};
     kvf_message message = {.kind = KVF_MESSAGE_WELCOME,
                            .welcome = {.engine = agent->name,
                                        .incarnation = agent->incarnation,
                                        .rank = agent->engine ? agent->rank : KVF_NO_RANK,
                                        .rank_count = agent->rank_count,
                                        .clock_ns = kvf_agent_now(agent),
+                                       .first_rank = first,
                                        .introductions = list,
-                                       .introduction_count = agent->rank_count,
-                                       .facts = same ? "" : agent->facts}};
+                                       .introduction_count = count,
+                                       .facts = tells ? agent->facts : ""}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
     kvf_message_send(agent, route, &message);
     kvf_free(list);
@@ -158,7 +162,7 @@ static void answer_card(kvf_agent *agent, const kvf_letter *letter, const kvf_me
             kvf_claim_tell(agent, message->hello.engine, message->hello.rank, kvf_error_detail());
         return;
     }
-    session->route = letter->route;
+    kvf_session_goes_by(session, letter->route);
     session->last_heard = kvf_agent_now(agent);
     session->silent = session->unreachable = false;
     kvf_message answer = {.kind = KVF_MESSAGE_WELCOME,
@@ -185,7 +189,7 @@ void kvf_greeted(kvf_agent *agent, const kvf_letter *letter, kvf_message *messag
     } else if (kvf_wire_read(message)) {
         agent->stats.messages_malformed++;
     } else if (message->hello.wants_ranks) {
-        answer_ranks(agent, letter->route, message->digest);
+        answer_ranks(agent, letter->route, message->digest, message->hello.first_rank);
     } else {
         answer_card(agent, letter, message);
     }

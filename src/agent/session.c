@@ -40,6 +40,20 @@ kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t ran
     return session;
 }
 
+static void forget_route(kvf_session *session) {
+    if (session->hh_route.tbl)
+        HASH_DELETE(hh_route, session->agent->by_route, session);
+    memset(&session->hh_route, 0, sizeof session->hh_route);
+}
+
+void kvf_session_goes_by(kvf_session *session, kvf_route route) {
+    if (session->route == route && session->hh_route.tbl)
+        return;
+    forget_route(session);
+    session->route = route;
+    HASH_ADD(hh_route, session->agent->by_route, route, sizeof session->route, session);
+}
+
 /* Takes a session out of every table, so that nothing finds it any more. */
 static void hide(kvf_session *session, bool lost) {
     kvf_agent *agent = session->agent;
@@ -49,6 +63,7 @@ static void hide(kvf_session *session, bool lost) {
     if (session->hh_client.tbl)
         HASH_DELETE(hh_client, agent->clients, session);
     kvf_claim_drop(session);
+    forget_route(session);
     memset(&session->hh, 0, sizeof session->hh);
     memset(&session->hh_client, 0, sizeof session->hh_client);
     agent->hooks->hide(session, lost);
@@ -145,13 +160,14 @@ void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *mess
 }
 
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
-                    bool wants_card) {
+                    uint32_t first_rank, bool wants_card) {
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
                            .hello = {.engine = agent->name,
                                      .incarnation = agent->incarnation,
                                      .rank = agent->rank,
                                      .rank_count = agent->rank_count,
                                      .wants_ranks = wants_ranks,
+                                     .first_rank = first_rank,
                                      .wants_card = wants_card,
                                      .clock_ns = kvf_agent_now(agent)}};
     memcpy(message.digest, digest, sizeof message.digest);
@@ -168,7 +184,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;
     kvf_agent_due(session->agent, session->hello_next);
-    kvf_hello_send(session->agent, session->route, session->digest, false, true);
+    kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs) {
@@ -344,7 +360,7 @@ static void heard(kvf_session *session, kvf_route route) {
     session->broken_since = 0;
     session->silent = session->unreachable = false;
     if (session->incoming)
-        session->route = route;
+        kvf_session_goes_by(session, route);
 }
 
 /* The session a message is in; NULL where there is none, or it is not the sender's. */
@@ -441,11 +457,20 @@ static void on_answer(kvf_agent *agent, const kvf_letter *letter, kvf_message *m
     }
 }
 
+/* Nobody who has no session here has anything long to say. */
+static bool is_too_large(const kvf_agent *agent, const kvf_letter *letter) {
+    kvf_session *known = NULL;
+    if (letter->bytes <= KVF_WIRE_STRANGER_BYTES || letter->called)
+        return false;
+    HASH_FIND(hh_route, agent->by_route, &letter->route, sizeof letter->route, known);
+    return !known;
+}
+
 void kvf_on_message(void *context, const kvf_letter *letter) {
     kvf_agent *agent = context;
     agent->stats.messages_received++;
     kvf_message message = {0};
-    if (kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
+    if (is_too_large(agent, letter) || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
         agent->stats.messages_malformed++;
         return;
     }

@@ -119,6 +119,7 @@ struct kvf_session {
     UT_hash_handle hh;        /* agent->sessions, by id */
     UT_hash_handle hh_client; /* agent->clients, by key */
     UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
+    UT_hash_handle hh_route;  /* agent->by_route; incoming. Several may have one route */
     kvf_session *prev, *next; /* agent->all_sessions */
 };
 
@@ -134,6 +135,9 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 /** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
+/** Where messages to an incoming session's peer go from now on. */
+void kvf_session_goes_by(kvf_session *session, kvf_route route);
+
 /** A session takes no more calls, and its peer has to greet anew. The leases it has are not cut short, for its reads
  * cannot be stopped from here: they run out. */
 void kvf_session_retire(kvf_session *session);
@@ -143,7 +147,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now);
 /** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
  * shall speak. */
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
-                    bool wants_card);
+                    uint32_t first_rank, bool wants_card);
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);

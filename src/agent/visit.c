@@ -13,6 +13,7 @@
 #include <kvferry/visit.h>
 
 #include "link/link.h"
+#include "wire/gather.h"
 
 #define MILLISECOND 1000000ull
 #define FIRST_PAUSE (50 * MILLISECOND)
@@ -43,6 +44,7 @@ typedef struct visit {
     kvf_status status;             /* when it is over */
     char detail[KVF_DETAIL_BYTES]; /* why it failed, or has not succeeded so far */
     kvf_visited *found;
+    kvf_gathering gathering;
 } visit;
 
 static void end(visit *v, kvf_status status) {
@@ -59,6 +61,7 @@ static void greet(visit *v, uint64_t now) {
                                      .incarnation = v->incarnation,
                                      .rank_count = 1,
                                      .wants_ranks = true,
+                                     .first_rank = v->gathering.count,
                                      .clock_ns = now}};
     memcpy(message.digest, v->digest, sizeof message.digest);
     kvf_wire_buffer bytes;
@@ -70,9 +73,8 @@ static void greet(visit *v, uint64_t now) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static kvf_status take_facts(visit *v, const kvf_message *message) {
+static kvf_status take_facts(visit *v, const kvf_message *message, const char *told) {
     kvf_visited *found = v->found;
-    const char *told = message->welcome.facts;
     kvf_wire_digest(told, v->digest);
     if (memcmp(v->digest, message->digest, sizeof v->digest) != 0)
         return kvf_fail(KVF_E_PARSE, "its digest is not of its facts");
@@ -122,13 +124,12 @@ static kvf_status take_introduction(visit *v, const kvf_welcome *welcome, kvf_by
     return status;
 }
 
-static kvf_status take_engine(visit *v, const kvf_message *message) {
+static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_welcome *welcome) {
     kvf_visited *found = v->found;
-    const kvf_welcome *welcome = &message->welcome;
     if (v->contact->engine && strcmp(welcome->engine, v->contact->engine) != 0)
         return kvf_fail(KVF_E_MISMATCH, "engine %s answers there, not %s", welcome->engine,
                         v->contact->engine);
-    kvf_status status = take_facts(v, message);
+    kvf_status status = take_facts(v, message, welcome->facts);
     if (status)
         return status;
     found->rank_count = welcome->introduction_count;
@@ -144,6 +145,18 @@ static kvf_status take_engine(visit *v, const kvf_message *message) {
         kvf_shard_free(shards[i]);
     kvf_free(shards);
     return status;
+}
+
+static void take_part(visit *v, const kvf_message *message) {
+    bool complete = false;
+    kvf_status status = kvf_gather(&v->gathering, message->digest, &message->welcome, &complete);
+    const kvf_welcome all = kvf_gathered(&v->gathering, &message->welcome);
+    if (status)
+        end(v, status);
+    else if (complete)
+        end(v, take_engine(v, message, &all));
+    else
+        v->next = v->pause = 0; /* the next part, at once */
 }
 
 static void on_message(void *context, const kvf_letter *letter) {
@@ -162,7 +175,7 @@ static void on_message(void *context, const kvf_letter *letter) {
     else if (!welcome)
         on_refused(v, &message);
     else if (message.welcome.introduction_count > 0)
-        end(v, take_engine(v, &message));
+        take_part(v, &message);
     kvf_message_free(&message);
 }
 
@@ -249,8 +262,10 @@ kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given,
         run(v, options.timeout_ns ? options.timeout_ns : PATIENCE);
         status = v->status ? kvf_fail(v->status, "%s: %s", contact->endpoint, v->detail) : KVF_OK;
     }
-    if (v)
+    if (v) {
         kvf_link_close(v->link);
+        kvf_gather_free(&v->gathering);
+    }
     kvf_free(v);
     if (status)
         kvf_visited_free(found);

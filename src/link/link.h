@@ -26,6 +26,7 @@ typedef struct kvf_letter {
     kvf_route route;
     /** KVF_KEY_BYTES of the public key that the sender has proved to hold; NULL: the link has no keys. */
     const uint8_t *key;
+    bool called; /* it came over a connection that we made */
     const void *data;
     size_t bytes;
 } kvf_letter;

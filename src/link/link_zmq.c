@@ -149,6 +149,7 @@ static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
     if (!line)
         return false;
     letter->route = line->route;
+    letter->called = true;
     letter->key = link->encrypted ? line->key_bytes : NULL;
     return true;
 }

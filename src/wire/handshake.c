@@ -25,6 +25,7 @@ static const kvf_wire_field hello_fields[] = {
     KVF_FIELD(U32, kvf_hello, rank),
     KVF_FIELD(U32, kvf_hello, rank_count, .least = 1, .most = KVF_WIRE_MAX_RANKS),
     KVF_FIELD(BOOL, kvf_hello, wants_ranks),
+    KVF_FIELD(U32, kvf_hello, first_rank),
     KVF_FIELD(BOOL, kvf_hello, wants_card),
     KVF_FIELD(FIXED, kvf_hello, secret, .most = KVF_WIRE_SECRET_BYTES),
     KVF_FIELD(U64, kvf_hello, clock_ns),
@@ -46,6 +47,7 @@ static const kvf_wire_field welcome_fields[] = {
     KVF_FIELD(U64, kvf_welcome, clock_ns),
     KVF_FIELD(U64, kvf_welcome, lease_ns),
     KVF_FIELD(BYTES, kvf_welcome, card, .most = KVF_WIRE_MAX_BYTES),
+    KVF_FIELD(U32, kvf_welcome, first_rank),
     KVF_FIELD_COUNTED(LIST, kvf_welcome, introductions, introduction_count, .most = KVF_WIRE_MAX_RANKS),
     KVF_FIELD(TEXT, kvf_welcome, facts, .most = KVF_WIRE_MAX_FACTS),
 };

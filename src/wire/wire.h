@@ -29,12 +29,13 @@
 #include "model/match.h"
 
 #define KVF_WIRE_VERSION 2u
-#define KVF_WIRE_MAX_BYTES (64u << 20) /* of one message */
-#define KVF_WIRE_MAX_NAME 255u         /* engine names, endpoints, keys */
-#define KVF_WIRE_MAX_REQUEST 1024u     /* bytes of a request id */
+#define KVF_WIRE_MAX_BYTES (1u << 20)       /* of one message, */
+#define KVF_WIRE_STRANGER_BYTES (64u << 10) /* of one from somebody who has no session */
+#define KVF_WIRE_MAX_NAME 255u              /* engine names, endpoints, keys */
+#define KVF_WIRE_MAX_REQUEST 1024u          /* bytes of a request id */
 #define KVF_WIRE_MAX_RANKS 65536u
 #define KVF_WIRE_MAX_DETAIL 4096u        /* bytes of a detail text */
-#define KVF_WIRE_MAX_FACTS (1u << 20)    /* bytes of a text of facts */
+#define KVF_WIRE_MAX_FACTS (256u << 10)  /* bytes of a text of facts */
 #define KVF_WIRE_MAX_BLOCKS (512u << 10) /* block ids in one message, over all groups */
 #define KVF_WIRE_DIGEST_BYTES 32u
 #define KVF_WIRE_SESSION_BYTES 16u
@@ -171,8 +172,9 @@ typedef struct kvf_hello {
     const char *engine;
     uint64_t incarnation;
     uint32_t rank, rank_count;
-    bool wants_ranks;                      /* the introductions of all ranks the server knows of */
-    bool wants_card;                       /* the server's own memory */
+    bool wants_ranks;    /* the introductions of all ranks the server knows of */
+    uint32_t first_rank; /* with wants_ranks: of this one and those after it, as many as fit */
+    bool wants_card;     /* the server's own memory */
     uint8_t secret[KVF_WIRE_SECRET_BYTES]; /* with wants_card: proves the incarnation. Zeros otherwise */
     uint64_t clock_ns;
 } kvf_hello;
@@ -183,8 +185,9 @@ typedef struct kvf_welcome {
     uint64_t incarnation;
     uint32_t rank, rank_count; /* rank is UINT32_MAX of a directory, which holds no memory */
     uint64_t clock_ns;         /* of the server */
-    uint64_t lease_ns; /* how long it keeps what a client has without a sign of life; 0 without a session */
-    kvf_bytes card;    /* size 0: none was asked for */
+    uint64_t lease_ns;   /* how long it keeps what a client has without a sign of life; 0 without a session */
+    kvf_bytes card;      /* size 0: none was asked for */
+    uint32_t first_rank; /* of the first introduction; the others follow in order */
     const kvf_bytes *introductions; /* each of kvf_wire_encode_introduction() */
     uint32_t introduction_count;
     const char

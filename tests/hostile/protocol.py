@@ -95,6 +95,7 @@ class Speaker:
             "rank": 0,
             "rank_count": 1,
             "wants_ranks": not wants_card,
+            "first_rank": 0,
             "wants_card": wants_card,
             "secret": self.secret if wants_card else bytes(16),
             "clock_ns": time.monotonic_ns(),

@@ -186,6 +186,30 @@ static void a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says(void *
     close_scene(&s);
 }
 
+static void who_has_no_session_is_heard_for_64_KiB(void **state) {
+    (void)state;
+    scene s;
+    speaker stranger;
+    enum { IDS = 30000 };
+    uint32_t *ids = calloc(IDS, sizeof *ids);
+    assert_non_null(ids);
+    for (uint32_t i = 0; i < IDS; i++)
+        ids[i] = 2 * i; /* 120,000 bytes: no two are neighbours */
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    speaker_open(&stranger, s.p, "Y", false, 2);
+    kvf_agent_group group;
+    static const uint64_t id = 1;
+    kvf_call_body call = expect_run(1, &group, ids, IDS);
+    call.request = (kvf_bytes){&id, sizeof id};
+    uint64_t before = world_stats(s.p).messages_malformed;
+    assert_false(speaker_call(&s.w, &stranger, s.s.session, call));
+    assert_int_equal(world_stats(s.p).messages_malformed, before + 1);
+    assert_int_equal(say(&s, call), KVF_OK);
+    free(ids);
+    speaker_close(&stranger);
+    close_scene(&s);
+}
+
 /* ---- sessions --------------------------------------------------------------------------------- */
 
 static void a_connection_without_a_key_has_few_sessions(void **state) {
@@ -238,6 +262,7 @@ int main(void) {
         cmocka_unit_test(calls_that_wait_end_with_the_one_who_waits),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
+        cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
     };

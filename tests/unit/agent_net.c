@@ -238,6 +238,7 @@ static void net_progress(kvf_link *base, bool *more) {
             link->options.on_message(link->options.context,
                                      &(const kvf_letter){.route = one->route,
                                                          .key = one->keyed ? one->key : NULL,
+                                                         .called = !(one->route & INCOMING),
                                                          .data = one->data,
                                                          .bytes = one->bytes});
         free(one);

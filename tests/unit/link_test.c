@@ -87,8 +87,8 @@ static void a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error(v
     char *large = calloc(1, KVF_WIRE_MAX_BYTES + 1);
     assert_non_null(large);
 
-    assert_fails(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES + 1), KVF_E_RANGE, "67108865",
-                 "67108864");
+    assert_fails(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES + 1), KVF_E_RANGE, "1048577",
+                 "1048576");
     assert_ok(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES));
     work_until(server.message_count == 1, &server, &client);
 

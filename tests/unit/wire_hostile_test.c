@@ -302,7 +302,7 @@ static void a_message_above_the_size_limit_is_refused(void **state) {
     kvf_message message;
     uint8_t one = 0xc0;
     assert_fails(kvf_wire_open((kvf_bytes){&one, KVF_WIRE_MAX_BYTES + 1}, &message), KVF_E_PARSE,
-                 "message: it has 67108865 bytes");
+                 "message: it has 1048577 bytes");
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */

@@ -236,7 +236,7 @@ static void a_message_above_the_size_limit_is_not_sent(void **state) {
     static uint8_t most[KVF_WIRE_MAX_BYTES];
     kvf_welcome welcome = {.engine = "p", .rank = UINT32_MAX, .card = {most, sizeof most}};
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}), KVF_E_RANGE,
-                 "WELCOME", "more than 67108864 bytes");
+                 "WELCOME", "more than 1048576 bytes");
     welcome.card.size -= 1000;
     assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}));
 }
