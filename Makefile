@@ -6,14 +6,15 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-property check-vectors check-long check-python check-vllm wheel fuzz bench \
-	bench-vllm lint format abi-record mutate install clean
+.PHONY: help setup build debug demo check check-hostile check-property check-vectors check-long check-python check-vllm wheel fuzz \
+	bench bench-vllm lint format abi-record mutate install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
 	@echo 'make demo             run the main job; ARGS="--help" shows what it can be told'
 	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
+	@echo 'make check-hostile    attacks an honest pair by the protocol; ARGS="--seconds 5 --settle"'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
@@ -54,6 +55,11 @@ check-property:
 	@scripts/build release -DKVF_BUILD_TESTS=ON
 	@scripts/check-property release
 
+check-hostile:
+	@scripts/setup build check
+	@scripts/build release -DKVF_BUILD_TESTS=ON --target hostile_honest
+	@scripts/check-hostile $(ARGS)
+
 check-vectors:
 	@scripts/setup build check
 	@scripts/build release -DKVF_BUILD_TESTS=ON --target vectors
@@ -66,6 +72,7 @@ check-long:
 	build/faults/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
 	@scripts/build asan -DKVF_BUILD_TESTS=ON
 	ctest --preset asan
+	scripts/check-hostile asan --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	@scripts/fuzz
 
 fuzz:

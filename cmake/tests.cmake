@@ -45,6 +45,11 @@ if(KVF_BUILDS_AGENT)
   endforeach()
 endif()
 
+# An honest pair, beside which the programs of tests/hostile attack: scripts/check-hostile starts both.
+if(KVF_BUILDS_AGENT)
+  kvf_add_programs(tests/hostile hostile NAMES hostile_names ALSO tests/faults/content.c)
+endif()
+
 kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
 foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})

@@ -104,6 +104,13 @@ static void seed_handshakes(void) {
                                                     .rank_count = 8,
                                                     .wants_ranks = true,
                                                     .clock_ns = 1000000007}});
+    write_message("hello_card", &(kvf_message){.kind = KVF_MESSAGE_HELLO,
+                                               .hello = {.engine = "decode-0",
+                                                         .incarnation = 5,
+                                                         .rank_count = 1,
+                                                         .wants_card = true,
+                                                         .secret = "sixteen secrets",
+                                                         .clock_ns = 7}});
     const kvf_bytes all[] = {{introduced.data, introduced.size}};
     write_message("welcome", &(kvf_message){.kind = KVF_MESSAGE_WELCOME,
                                             .welcome = {SESSION, .engine = "prefill-0", .incarnation = 5,
@@ -113,7 +120,7 @@ static void seed_handshakes(void) {
     write_message("refused", &(kvf_message){.kind = KVF_MESSAGE_REFUSED,
                                             .refused = {KVF_E_UNSUPPORTED, "speaks version 9"}});
     write_call("call_join",
-               (kvf_call_body){SESSION, .number = 1, .kind = KVF_CALL_JOIN,
+               (kvf_call_body){SESSION, .number = 1, .kind = KVF_CALL_JOIN, .generation = 1,
                                .introduction = {introduced.data, introduced.size}, .card = {"card", 4}});
     kvf_wire_buffer_free(&introduced);
     kvf_wire_buffer_free(&shard);
@@ -141,6 +148,7 @@ static void seed_calls(void) {
     write_call("call_checksum",
                (kvf_call_body){SESSION, .number = 8, .kind = KVF_CALL_CHECKSUM, .generation = 77, .group = 1,
                                .part = 2, .layers = {0, 3}, .units = {4, 8}, .begin = 16, .end = 22});
+    write_call("call_probe", (kvf_call_body){SESSION, .number = 9, .kind = KVF_CALL_PROBE});
     write_answer("answer_join", (kvf_answer){SESSION, .number = 1, .kind = KVF_CALL_JOIN});
     write_answer("answer_acquire", (kvf_answer){SESSION, .number = 2, .kind = KVF_CALL_ACQUIRE,
                                                 .generation = 77, .time_ns = 30000000000, GROUPS});

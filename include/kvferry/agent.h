@@ -70,6 +70,17 @@ typedef struct kvf_log_line {
     const char *text; /**< without a newline */
 } kvf_log_line;
 
+/**
+ * A key that may connect, and whom its holders may say they are. A name that any grant names is only for the keys of
+ * those grants; a key may have several.
+ */
+typedef struct kvf_key_grant {
+    size_t struct_size;            /**< sizeof(kvf_key_grant) */
+    const char *public_key;        /**< Z85 */
+    const char *engine;            /**< NULL: any engine that no grant names */
+    uint32_t rank_begin, rank_end; /**< of that engine; both 0: all of them */
+} kvf_key_grant;
+
 /** Durations are in nanoseconds; 0 means the default in brackets. */
 typedef struct kvf_agent_options {
     size_t struct_size;          /**< sizeof(kvf_agent_options) */
@@ -84,7 +95,7 @@ typedef struct kvf_agent_options {
     const char *public_key; /**< Z85 CurveZMQ keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
     const char *const *allowed_keys; /**< who may connect; needs keys */
-    uint32_t allowed_key_count;      /**< 0: everyone who knows our public key */
+    uint32_t allowed_key_count;      /**< 0, and no grants: everyone who knows our public key */
     bool insecure;                   /**< listen beyond loopback without keys */
     uint64_t lease_ns;               /**< how long blocks are held without a sign of life [30 s] */
     uint64_t heartbeat_ns;           /**< between signs of life [a sixth of the lease] */
@@ -102,6 +113,15 @@ typedef struct kvf_agent_options {
     void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
     kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
+    /** Who may connect, beside allowed_keys, and as whom; needs keys. Copied. NULL: nobody else. */
+    const kvf_key_grant *grants;
+    uint32_t grant_count;
+    /* What peers may make this agent keep. Who asks for more is refused with KVF_E_AGAIN, counted (`over_budget`), and
+     * told of once by KVF_EVENT_PEER_REFUSED. */
+    uint32_t max_peers_per_key;   /**< sessions of all who hold one key [8192]; without keys a connection has 8 */
+    uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
+    uint64_t max_bytes_per_key;   /**< of it, for all who hold one key, or for a connection without [half of it] */
+    uint64_t longest_ns;          /**< what a peer asks for ends after so long, however often it beats [1 h] */
 } kvf_agent_options;
 
 /**
@@ -137,9 +157,19 @@ KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41])
 KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
 
 /**
+ * Lets holders of another key connect, from now on, and says whom they may speak for. Sessions that there are stay as
+ * they are.
+ *
+ * @param grant  is copied
+ * @return as kvf_agent_allow_key(); KVF_E_RANGE (ranks that are no range, or of no engine)
+ */
+KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *grant);
+
+/**
  * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so
  * that their leases and what they expect run out. They keep what they know: who has this agent's card may
- * read its memory until it is closed. Where the last key is withdrawn nobody may connect.
+ * read its memory until it is closed. Where the last key is withdrawn nobody may connect. Names that were granted to it
+ * stay reserved for it.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
  */
@@ -354,7 +384,7 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, const
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;
  * and its blocks are not free before the event that says so. The event of a hold waits for its readers: until
- * their next heartbeat, and for those that give no sign of life for the length of their lease.
+ * their next heartbeat, or for the length of a lease, which readers that go on cannot make longer.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended)
  */
@@ -368,6 +398,9 @@ typedef enum kvf_event_kind {
     KVF_EVENT_BLOCKS_FREE = 3, /**< of a request that failed earlier with blocks in doubt */
     KVF_EVENT_PEER_READY = 4,  /**< kvf_agent_connect() has succeeded */
     KVF_EVENT_PEER_LOST = 5,   /**< a peer died or was replaced; its requests fail in events of their own */
+    /** Somebody said it is that rank of that engine, and was refused; told once in ten minutes for each rank and
+     * reason, however often it happens. Nothing else has changed. */
+    KVF_EVENT_PEER_REFUSED = 6,
 } kvf_event_kind;
 
 typedef enum kvf_request_kind {
@@ -556,6 +589,8 @@ typedef struct kvf_agent_stats {
     kvf_histogram post;        /**< posting runs */
     kvf_histogram queue;       /**< from the request to the first run posted */
     kvf_histogram total;       /**< from the request to its DONE: pulls and expects */
+    uint64_t messages_foreign; /**< in a session, and not from its peer: dropped */
+    uint64_t over_budget;      /**< what peers asked for and was refused, for they had as much as they may */
 } kvf_agent_stats;
 
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);

@@ -15,7 +15,7 @@ from kvferry._native import version
 from kvferry.agent import Agent
 from kvferry.buffers import Buffer, MemoryKind
 from kvferry.checksum import checksum_cells, checksum_steps
-from kvferry.contact import Contact, KeyPair, make_keys
+from kvferry.contact import Contact, KeyGrant, KeyPair, make_keys
 from kvferry.errors import (
     AgainError,
     CancelledError,
@@ -126,6 +126,7 @@ __all__ = [
     "Histogram",
     "InputOutputError",
     "InvalidError",
+    "KeyGrant",
     "KeyPair",
     "KvferryError",
     "LimitError",

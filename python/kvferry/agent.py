@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Resource, call, data_at, fill, id_fields, nanoseconds, string, take
 from kvferry.buffers import Allocations, Memory, array_bytes, memory_array, regions_of
-from kvferry.contact import Contact, KeyPair, contact_fields
+from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
 from kvferry.events import (
     AgentStats,
@@ -173,7 +173,8 @@ class Agent:
         settings: of kinds of transport, see Transport
         facts: what must be the same on both sides, beyond the model: weights, rotary scaling ...
         keys: own keys; None: no encryption
-        allowed_keys: public keys of those who may connect; none: everyone who knows our public key
+        allowed_keys: public keys of those who may connect, or grants that also say as whom; none: everyone who
+            knows our public key
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
         max_peers, max_requests_per_peer: 0: the library's defaults
@@ -199,7 +200,7 @@ class Agent:
         settings: Mapping[str, str] | None = None,
         facts: dict[str, str] | None = None,
         keys: KeyPair | None = None,
-        allowed_keys: Sequence[str] = (),
+        allowed_keys: Sequence[str | KeyGrant] = (),
         insecure: bool = False,
         lease: float | None = None,
         heartbeat: float | None = None,
@@ -217,6 +218,7 @@ class Agent:
         resource: Resource | None = engine._get() if engine is not None else None
         lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
         arena = Arena()
+        grants = [KeyGrant(key) if isinstance(key, str) else key for key in allowed_keys]
         options = arena.new(
             "kvf_agent_options",
             listen=arena.text(listen),
@@ -227,8 +229,8 @@ class Agent:
             facts=arena.text(lines or None),
             public_key=arena.text(keys.public_key if keys else None),
             secret_key=arena.text(keys.secret_key if keys else None),
-            allowed_keys=arena.keep(ffi.new("char const *[]", [arena.text(key) for key in allowed_keys] or 1)),
-            allowed_key_count=len(allowed_keys),
+            grants=arena.array("kvf_key_grant", [grant_fields(grant, arena) for grant in grants]),
+            grant_count=len(grants),
             insecure=insecure,
             lease_ns=nanoseconds(lease),
             heartbeat_ns=nanoseconds(heartbeat),
@@ -280,10 +282,15 @@ class Agent:
     ) -> None:
         self.close()
 
-    def allow_key(self, public_key: str) -> None:
-        """Lets holders of another key connect. Raises InvalidError: not a key, or everyone may connect."""
+    def allow_key(self, key: str | KeyGrant) -> None:
+        """Lets holders of another key connect: as whoever no grant names, or as the grant says.
+
+        Raises InvalidError (not a key, or everyone may connect), OutOfRangeError (ranks that are no range).
+        """
+        arena = Arena()
+        grant = KeyGrant(key) if isinstance(key, str) else key
         with self._session.using() as pointer:
-            call(lib.kvf_agent_allow_key, pointer, Arena().text(public_key))
+            call(lib.kvf_agent_grant_key, pointer, arena.new("kvf_key_grant", **grant_fields(grant, arena)))
 
     def withdraw_key(self, public_key: str) -> None:
         """Takes a key off the list of those allowed: its holders are not heard any more.

@@ -24,6 +24,35 @@ def make_keys() -> KeyPair:
 
 
 @dataclass(frozen=True)
+class KeyGrant:
+    """A key that may connect, and whom its holders may say they are.
+
+    A name that any grant names is only for the keys of those grants; a key may have several.
+
+    Attributes:
+        public_key: Z85
+        engine: None: any engine that no grant names
+        ranks: of that engine, half open; None: all of them
+    """
+
+    public_key: str
+    engine: str | None = None
+    ranks: tuple[int, int] | None = None
+
+
+def grant_fields(grant: KeyGrant, arena: Arena) -> dict[str, Any]:
+    """The fields of a kvf_key_grant."""
+    begin, end = grant.ranks or (0, 0)
+    return {
+        "struct_size": ffi.sizeof("kvf_key_grant"),
+        "public_key": arena.text(grant.public_key),
+        "engine": arena.text(grant.engine),
+        "rank_begin": begin,
+        "rank_end": end,
+    }
+
+
+@dataclass(frozen=True)
 class Contact:
     """Where an engine is met: any agent or directory that has the introductions of all its ranks.
 

@@ -21,6 +21,7 @@ class EventKind(enum.IntEnum):
     BLOCKS_FREE = lib.KVF_EVENT_BLOCKS_FREE
     PEER_READY = lib.KVF_EVENT_PEER_READY
     PEER_LOST = lib.KVF_EVENT_PEER_LOST
+    PEER_REFUSED = lib.KVF_EVENT_PEER_REFUSED
 
 
 class RequestKind(enum.IntEnum):
@@ -208,6 +209,8 @@ class AgentStats:
     post: Histogram
     queue: Histogram
     total: Histogram
+    messages_foreign: int
+    over_budget: int
 
 
 def read_stats(stats: Any) -> AgentStats:

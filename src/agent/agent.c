@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <unistd.h>
 
+#include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/ledger.h"
 #include "agent/peers.h"
@@ -61,6 +62,13 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     take_default(&o->idle_ns, 600 * KVF_SECOND);
     o->max_peers = o->max_peers ? o->max_peers : 65536;
     o->max_requests_per_peer = o->max_requests_per_peer ? o->max_requests_per_peer : 16384;
+    o->max_peers_per_key = o->max_peers_per_key ? o->max_peers_per_key : 8192;
+    take_default(&o->max_bytes_for_peers, 256ull << 20);
+    take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
+    take_default(&o->longest_ns, 3600 * KVF_SECOND);
+    if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
+        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed is from lease_ns, %llu, to a year",
+                        (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
     if (o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed are up to a day and a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
@@ -85,18 +93,29 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
 
 static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
     const kvf_agent_options *o = &agent->options;
+    const char **keys = NULL;
+    uint32_t key_count = 0;
+    kvf_status status = kvf_grants_keys(o, &keys, &key_count);
+    if (status)
+        return status;
     kvf_link_options options = {.table = around->link,
                                 .clock = &agent->clock,
                                 .listen = o->listen,
                                 .public_key = o->public_key,
                                 .secret_key = o->secret_key,
-                                .allowed_keys = o->allowed_keys,
-                                .allowed_key_count = o->allowed_key_count,
+                                .allowed_keys = keys,
+                                .allowed_key_count = key_count,
                                 .insecure = o->insecure,
                                 .on_message = kvf_on_message,
                                 .on_broken = kvf_on_broken,
                                 .context = agent};
-    kvf_status status = kvf_link_open(&options, &agent->link);
+    if (o->allowed_key_count > 0 && !o->allowed_keys)
+        status = kvf_fail(KVF_E_INVALID, "allowed_keys is NULL, allowed_key_count %u", o->allowed_key_count);
+    if (!status)
+        status = kvf_link_open(&options, &agent->link);
+    kvf_free(keys);
+    if (!status)
+        status = kvf_grants_take(agent);
     if (status)
         return status;
     /* Peers are told one address: that of all interfaces is none. */
@@ -161,7 +180,9 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
     if (!status)
         status = take_agent_options(agent, options);
     if (!status) {
-        randombytes_buf(&agent->incarnation, sizeof agent->incarnation);
+        randombytes_buf(agent->secret, sizeof agent->secret);
+        randombytes_buf(agent->lease_key, sizeof agent->lease_key);
+        agent->incarnation = kvf_wire_incarnation(agent->secret);
         status = open_link(agent, surroundings);
     }
     if (!status && engine)
@@ -180,24 +201,6 @@ kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]) {
     if (!public_key || !secret_key)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !public_key ? "public_key" : "secret_key");
     return kvf_link_make_keys(public_key, secret_key);
-}
-
-static kvf_status allow(kvf_agent *agent, const char *public_key, bool allowed) {
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    status = public_key ? kvf_link_allow(agent->link, public_key, allowed)
-                        : kvf_fail(KVF_E_INVALID, "public_key is NULL");
-    kvf_agent_unlock(agent);
-    return status;
-}
-
-kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key) {
-    return allow(agent, public_key, true);
-}
-
-kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key) {
-    return allow(agent, public_key, false);
 }
 
 kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
@@ -290,6 +293,7 @@ static kvf_status register_regions(kvf_agent *agent, const kvf_memory *regions, 
     if (!status) {
         agent->card_bytes = bytes;
         agent->card = card;
+        agent->regions_generation++;
     }
     return status;
 }
@@ -365,6 +369,8 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_free(agent->texts[i]);
     kvf_free(agent->after_polls);
     kvf_free(agent->regions);
+    kvf_grants_free(agent);
+    kvf_free(agent->refusals);
     kvf_free(agent->facts);
     kvf_facts_free(&agent->own_facts);
     kvf_free(agent->name);

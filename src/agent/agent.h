@@ -7,6 +7,9 @@
  *   hashing.h  checksums of our own cells                    hashing.c
  *   peers.h    what users see of peers, and the log of them   peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
+ *   claim.h    who may speak for which rank                      claim.c
+ *   greet.h    being greeted                                     greet.c
+ *   budget.h   what peers may make us keep                       budget.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   after.h    what is waited for before memory is read          after.c
@@ -73,14 +76,18 @@ typedef struct kvf_log_entry kvf_log_entry;
  * what is below need not know who is above.
  */
 typedef struct kvf_hooks {
+    /** Answers a HELLO, whose body is not read yet. */
+    void (*greeted)(kvf_agent *agent, const kvf_letter *letter, kvf_message *message);
     /** Answers a call of a peer, by kind. `fresh`: it was not seen before. */
-    void (*serve[KVF_CALL_CHECKSUM + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
+    void (*serve[KVF_CALL_LAST + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
     /** Says that what we want from a peer lives on. */
     void (*beat)(kvf_session *session, uint64_t now);
     /** A session is not to be found any more; `lost`: its peer is gone, and the engine as it was met. */
     void (*hide)(kvf_session *session, bool lost);
     /** A session is lost: whatever was wanted from it, or it wanted, ends. */
     void (*lose)(kvf_session *session, kvf_status status, const char *detail);
+    /** A session takes no more calls; what it has runs out. */
+    void (*retire)(kvf_session *session);
     void (*free_session)(kvf_session *session);
     /** The contact of an engine that is being met has answered, or never will. */
     void (*welcome)(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);
@@ -127,7 +134,8 @@ struct kvf_agent {
     const kvf_shard *shard;
     uint32_t rank, rank_count;
     char *name; /* NULL: a directory that knows nobody yet */
-    uint64_t incarnation;
+    uint8_t secret[KVF_WIRE_SECRET_BYTES];
+    uint64_t incarnation; /* which it proves */
     char *facts;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
     kvf_facts own_facts; /* the same, as read */
@@ -145,6 +153,13 @@ struct kvf_agent {
 
     kvf_session *sessions; /* open ones, by id */
     kvf_session *clients;  /* incoming, by identity */
+    kvf_session *claims;   /* incoming, by the rank they speak for */
+    kvf_session *by_route; /* incoming */
+    struct kvf_grant *grants;
+    uint32_t grant_count;
+    struct kvf_refusal *refusals; /* of which the engine was told */
+    struct kvf_party *parties;    /* by key, or connection */
+    uint64_t kept_bytes;          /* for all of them */
     kvf_session *all_sessions;
     kvf_departed *departed; /* peers that were lost, the latest last */
     uint32_t departed_count;
@@ -155,9 +170,13 @@ struct kvf_agent {
     kvf_reader *leases;
     kvf_waiting *waiting; /* what came early, by request id */
     kvf_early *early;
-    kvf_flow *flows; /* without a push yet */
-    uint64_t next_ticket, next_generation;
-    uint64_t last_number; /* of the calls in sessions that are no more */
+    kvf_early *early_calls; /* the same, by session, request and kind */
+    kvf_flow *flows;        /* without a push yet */
+    uint64_t next_ticket;
+    uint64_t next_lease;         /* counts leases; see hold.c for what is said */
+    uint8_t lease_key[16];       /* random */
+    uint64_t regions_generation; /* higher each time our regions change */
+    uint64_t last_number;        /* of the calls in sessions that are no more */
     kvf_ledger *ledger;
 
     kvf_event_node *events, *told; /* waiting; the one taken last */

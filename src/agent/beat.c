@@ -112,7 +112,7 @@ void kvf_beat_tick(kvf_session *session, uint64_t now) {
     if (session->incoming || session->state != KVF_SESSION_OPEN || !session->sources)
         return;
     if (now >= session->next_beat) {
-        session->next_beat = now + session->agent->options.heartbeat_ns;
+        session->next_beat = now + session->heartbeat_ns;
         beat(session, now);
     }
     kvf_agent_due(session->agent, session->next_beat);
@@ -129,7 +129,7 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
         kvf_reader *reader = NULL;
         HASH_FIND(hh, agent->leases, &call->leases[i], sizeof call->leases[i], reader);
         if (reader && reader->session == session && reader->hold->base.state == KVF_TICKET_HELD)
-            reader->until = now + agent->options.lease_ns;
+            reader->until = kvf_min_u64(now + agent->options.lease_ns, reader->latest);
         else
             gone[answer.gone_count++] = call->leases[i];
     }
@@ -137,7 +137,8 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
         uint64_t generation = call->expectations[2 * (size_t)i];
         kvf_flow *flow = kvf_flow_of(session, generation);
         if (flow)
-            flow->until = kvf_max_u64(flow->until, call->expectations[2 * (size_t)i + 1]);
+            flow->until =
+                kvf_max_u64(flow->until, kvf_min_u64(call->expectations[2 * (size_t)i + 1], flow->latest));
         else
             gone[answer.gone_count++] = generation;
     }

@@ -6,6 +6,7 @@
  * when the request comes.
  */
 #include "agent/early.h"
+#include "agent/budget.h"
 #include "agent/push.h"
 
 struct kvf_waiting {
@@ -48,11 +49,29 @@ static void drop_if_empty(kvf_agent *agent, kvf_waiting *waiting) {
     kvf_free(waiting);
 }
 
+/* What is kept for a call: with its place in the tables, and its request id, which others may wait for too. */
+static uint64_t early_bytes(const kvf_waiting *waiting) {
+    return sizeof(kvf_early) + sizeof *waiting + waiting->id_bytes + 128;
+}
+
+static void name_early(kvf_early *early, const kvf_session *session, kvf_waiting *waiting,
+                       kvf_call_kind kind) {
+    memset(early, 0, sizeof *early);
+    early->session = (kvf_session *)session;
+    early->waiting = waiting;
+    early->kind = kind;
+    early->of_whom.session = early->session;
+    early->of_whom.waiting = waiting;
+    early->of_whom.kind = kind;
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 void kvf_early_free(kvf_early *early) {
     kvf_agent *agent = early->session->agent;
     early->session->early_count--;
+    kvf_budget_give(early->session, early_bytes(early->waiting));
+    HASH_DELETE(hh, agent->early_calls, early);
     DL_DELETE(agent->early, early);
     DL_DELETE2(early->waiting->early, early, same_prev, same_next);
     drop_if_empty(agent, early->waiting);
@@ -75,50 +94,74 @@ kvf_early *kvf_early_first(const kvf_agent *agent, const kvf_ticket *ticket) {
 }
 
 kvf_early *kvf_early_find(const kvf_session *session, const kvf_call_body *call) {
-    const kvf_waiting *waiting = find_waiting(session->agent, call->request.data, call->request.size);
-    kvf_early *early;
-    for (early = waiting ? waiting->early : NULL; early; early = early->same_next)
-        if (early->session == session && early->kind == call->kind)
-            return early;
-    return NULL;
+    kvf_waiting *waiting = find_waiting(session->agent, call->request.data, call->request.size);
+    kvf_early *early = NULL;
+    kvf_early sought;
+    if (!waiting)
+        return NULL;
+    name_early(&sought, session, waiting, call->kind);
+    HASH_FIND(hh, session->agent->early_calls, &sought.of_whom, sizeof sought.of_whom, early);
+    return early;
+}
+
+/* A new one, where its budget and memory allow. */
+static kvf_status make_early(kvf_session *session, const kvf_call_body *call, kvf_early **out) {
+    kvf_agent *agent = session->agent;
+    if (session->early_count >= agent->options.max_requests_per_peer)
+        return kvf_fail(KVF_E_LIMIT, "%u calls of this peer wait already, the most allowed",
+                        session->early_count);
+    kvf_early *early = kvf_alloc0(1, sizeof *early);
+    kvf_waiting *waiting = early ? make_waiting(agent, call->request.data, call->request.size) : NULL;
+    kvf_status status =
+        waiting ? kvf_budget_take(session, early_bytes(waiting)) : kvf_nomem("a call that waits");
+    if (!status) {
+        name_early(early, session, waiting, call->kind);
+        HASH_ADD(hh, agent->early_calls, of_whom, sizeof early->of_whom, early);
+        if (!early->hh.tbl) {
+            kvf_budget_give(session, early_bytes(waiting));
+            status = kvf_nomem("a call that waits");
+        }
+    }
+    if (status) {
+        if (waiting)
+            drop_if_empty(agent, waiting);
+        kvf_free(early);
+        return status;
+    }
+    session->early_count++;
+    DL_APPEND(agent->early, early);
+    DL_APPEND2(waiting->early, early, same_prev, same_next);
+    *out = early;
+    return KVF_OK;
 }
 
 kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint64_t wait) {
     kvf_agent *agent = session->agent;
     kvf_early *early = kvf_early_find(session, call);
     if (!early) {
-        if (session->early_count >= agent->options.max_requests_per_peer)
-            return kvf_fail(KVF_E_LIMIT, "%u calls of this peer wait already, the most allowed",
-                            session->early_count);
-        early = kvf_alloc0(1, sizeof *early);
-        kvf_waiting *waiting = early ? make_waiting(agent, call->request.data, call->request.size) : NULL;
-        if (!waiting) {
-            kvf_free(early);
-            return kvf_nomem("a call that waits");
-        }
-        early->session = session;
-        early->waiting = waiting;
-        session->early_count++;
-        DL_APPEND(agent->early, early);
-        DL_APPEND2(waiting->early, early, same_prev, same_next);
+        kvf_status status = make_early(session, call, &early);
+        if (status)
+            return status;
     }
-    early->kind = call->kind;
     early->number = call->number;
     early->of = call->rank_count;
-    early->until = kvf_agent_now(agent) + kvf_min_u64(wait, 3600 * KVF_SECOND);
-    kvf_agent_due(agent, early->until);
+    early->until = kvf_agent_now(agent) + kvf_min_u64(wait, agent->options.longest_ns);
+    kvf_agent_due(agent, kvf_min_u64(early->until, kvf_budget_silent_at(session)));
     return KVF_OK;
 }
 
 void kvf_early_tick(kvf_agent *agent, uint64_t now) {
     kvf_early *early, *next;
     DL_FOREACH_SAFE(agent->early, early, next) {
-        if (now < early->until) {
-            kvf_agent_due(agent, early->until);
+        /* A RELEASE has its answer, and is kept though nobody waits. */
+        bool waits = early->kind == KVF_CALL_ACQUIRE;
+        uint64_t end = waits ? kvf_min_u64(early->until, kvf_budget_silent_at(early->session)) : early->until;
+        if (now < end) {
+            kvf_agent_due(agent, end);
             continue;
         }
         kvf_call_body call = {.number = early->number, .kind = early->kind};
-        if (early->kind == KVF_CALL_ACQUIRE) /* a RELEASE has its answer */
+        if (waits)
             kvf_answer_status(early->session, &call, KVF_E_TIMEOUT, "the request did not come");
         kvf_early_free(early);
     }

@@ -8,9 +8,15 @@
 
 /** A call that came before the hold it is for (early.c). */
 struct kvf_early {
+    struct {
+        kvf_session *session;
+        kvf_waiting *waiting; /* for the same id */
+        uint64_t kind;        /* of call: ACQUIRE, RELEASE */
+    } of_whom;
     kvf_session *session;
     kvf_waiting *waiting; /* for the same id */
     kvf_call_kind kind;   /* ACQUIRE, RELEASE */
+    UT_hash_handle hh;    /* agent->early_calls, by `of_whom` */
     uint64_t number;      /* of the call, to answer it */
     uint32_t of;
     uint64_t until;

@@ -55,8 +55,8 @@ static kvf_status ask(kvf_source *source) {
     kvf_free(own);
     if (!status) {
         source->until = until;
-        session->next_beat = kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) +
-                                                                 expect->base.agent->options.heartbeat_ns);
+        session->next_beat =
+            kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) + session->heartbeat_ns);
         kvf_agent_due(expect->base.agent, session->next_beat);
     }
     return status;

@@ -7,11 +7,14 @@
  */
 #include <stdio.h>
 
+#include "agent/budget.h"
+#include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "transport/transfer.h"
+#include "shard/shard.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
 struct kvf_push_plan {
@@ -62,10 +65,36 @@ static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_pu
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
+/* A peer joins again when its regions have changed. What we write by the older ones has to be over by then. */
+static kvf_status check_join(const kvf_session *session, const kvf_call_body *call) {
+    if (call->generation <= session->joined_generation)
+        return kvf_fail(KVF_E_EXISTS,
+                        "JOIN: generation is %llu; it joined with %llu already, and only a higher one can "
+                        "replace that",
+                        (unsigned long long)call->generation, (unsigned long long)session->joined_generation);
+    const kvf_flow *flow;
+    DL_FOREACH2(session->flows, flow, session_next) {
+        if (flow->push && !flow->over)
+            return kvf_fail(KVF_E_AGAIN, "JOIN: what is written by generation %llu is not over yet",
+                            (unsigned long long)session->joined_generation);
+    }
+    return KVF_OK;
+}
+
+static uint64_t shard_bytes(const kvf_shard *shard) {
+    const kvf_shard_desc *desc = kvf_shard_get(shard);
+    uint64_t bytes = 1024 + desc->region_count * sizeof *desc->region_bytes;
+    for (uint32_t g = 0; g < kvf_model_group_count(shard->model); g++) {
+        kvf_range layers = shard->group_layers[g];
+        uint32_t parts = kvf_model_group(shard->model, g)->part_count;
+        bytes += sizeof desc->groups[g] + parts * sizeof *desc->groups[g].parts +
+                 (uint64_t)parts * (layers.end - layers.begin) * sizeof *desc->groups[g].placements;
+    }
+    return bytes;
+}
+
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     const kvf_agent *agent = session->agent;
-    if (session->shard)
-        return KVF_OK;
     kvf_introduction intro;
     void *storage = NULL;
     kvf_shard *shard = NULL;
@@ -86,14 +115,44 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
         kvf_shard_free(shard);
         return card ? kvf_fail(KVF_E_PARSE, "JOIN: card is empty") : kvf_nomem("a session");
     }
+    uint64_t bytes = call->card.size + shard_bytes(shard);
+    status = kvf_budget_take(session, bytes);
+    if (status) {
+        kvf_free(card);
+        kvf_shard_free(shard);
+        return status;
+    }
+    kvf_budget_give(session, session->joined_bytes);
+    session->joined_bytes = bytes;
+    kvf_push_plans_free(session);
+    kvf_peer_close(session->peer);
+    session->peer = NULL;
+    kvf_free(session->card);
     session->card = card;
     session->card_bytes = call->card.size;
     session->shard = shard;
+    session->joined_generation = call->generation;
     return KVF_OK;
 }
 
-void kvf_join_answer(kvf_session *session, const kvf_call_body *call) {
-    kvf_status status = join(session, call);
+void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_status status = KVF_OK;
+    bool same = session->shard && call->generation == session->joined_generation &&
+                call->card.size == session->card_bytes &&
+                memcmp(call->card.data, session->card, session->card_bytes) == 0;
+    if (same) { /* it asks anew, for it did not get the answer */
+        kvf_answer_status(session, call, KVF_OK, "");
+        return;
+    }
+    if (call->generation == 0)
+        status = kvf_fail(KVF_E_RANGE, "JOIN: generation is 0; those of regions begin at 1");
+    else if (session->shard)
+        status = check_join(session, call);
+    if (status == KVF_E_EXISTS)
+        kvf_claim_tell(session->agent, session->engine, session->rank, kvf_error_detail());
+    if (!status)
+        status = join(session, call);
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
     kvf_flow *flow = session->flows;
     while (!status && flow) {
@@ -121,7 +180,9 @@ kvf_status kvf_session_join(kvf_session *session) {
         return KVF_OK;
     kvf_wire_buffer own =
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
-    kvf_call_body body = {.introduction = {own.data, own.size}, .card = {agent->card, agent->card_bytes}};
+    kvf_call_body body = {.introduction = {own.data, own.size},
+                          .card = {agent->card, agent->card_bytes},
+                          .generation = agent->regions_generation};
     kvf_status status =
         kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
                        on_joined, NULL, NULL);
@@ -137,10 +198,22 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
     return flow;
 }
 
+/* What is kept for an expectation, with its places in tables. */
+static uint64_t flow_bytes(const kvf_call_body *call) {
+    uint64_t bytes = sizeof(kvf_flow) + call->request.size + 256;
+    for (uint32_t g = 0; g < call->group_count; g++)
+        bytes += sizeof *call->groups + (uint64_t)call->groups[g].table.count * sizeof(uint32_t);
+    return bytes;
+}
+
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
     kvf_agent *agent = session->agent;
     if (session->flow_count >= agent->options.max_requests_per_peer)
         return kvf_fail(KVF_E_LIMIT, "this peer expects %u requests, the most allowed", session->flow_count);
+    uint64_t bytes = flow_bytes(call), now = kvf_agent_now(agent), latest = kvf_budget_latest(agent, now);
+    kvf_status status = kvf_budget_take(session, bytes);
+    if (status)
+        return status;
     kvf_flow *flow = kvf_alloc0(1, sizeof *flow);
     void *id = kvf_copy(call->request.data, call->request.size, 1);
     kvf_group_steps *groups = call->group_count ? kvf_steps_copy(call->groups, call->group_count) : NULL;
@@ -148,6 +221,7 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
         kvf_free(flow);
         kvf_free(id);
         kvf_free(groups);
+        kvf_budget_give(session, bytes);
         return kvf_nomem("an expectation");
     }
     *flow = (kvf_flow){.session = session,
@@ -155,7 +229,9 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
                        .id_bytes = call->request.size,
                        .generation = call->generation,
                        .of = call->rank_count,
-                       .until = call->time_ns,
+                       .until = kvf_min_u64(call->time_ns, latest),
+                       .latest = latest,
+                       .kept_bytes = bytes,
                        .groups = groups};
     HASH_ADD(hh, session->flow_table, generation, sizeof flow->generation, flow);
     if (!flow->hh.tbl || kvf_flow_wait(flow)) {
@@ -164,11 +240,12 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
         kvf_free(groups);
         kvf_free(id);
         kvf_free(flow);
+        kvf_budget_give(session, bytes);
         return kvf_nomem("an expectation");
     }
     DL_APPEND2(session->flows, flow, session_prev, session_next);
     session->flow_count++;
-    kvf_agent_due(agent, flow->until);
+    kvf_agent_due(agent, kvf_min_u64(flow->until, kvf_budget_silent_at(session)));
     *out = flow;
     return KVF_OK;
 }
@@ -185,6 +262,7 @@ void kvf_flow_free(kvf_flow *flow) {
     DL_DELETE2(session->flows, flow, session_prev, session_next);
     HASH_DEL(session->flow_table, flow);
     session->flow_count--;
+    kvf_budget_give(session, flow->kept_bytes);
     session->last_used = kvf_agent_now(session->agent);
     if (flow->transfer)
         end_part(flow);
@@ -393,12 +471,17 @@ void kvf_flow_move(kvf_flow *flow) {
         kvf_flow_pump(flow);
 }
 
+/* Until when its consumer wants it, or the consumer is heard of. */
+static uint64_t end_of(const kvf_flow *flow) {
+    return kvf_min_u64(flow->until, kvf_budget_silent_at(flow->session));
+}
+
 void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
     /* Before anything more is written: are we still allowed to? */
-    if (now >= flow->until && !flow->over)
+    if (now >= end_of(flow) && !flow->over)
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
-        kvf_agent_due(flow->session->agent, flow->until);
+        kvf_agent_due(flow->session->agent, end_of(flow));
     kvf_flow_move(flow);
     if (flow->over && (flow->heard || flow->withdrawn))
         flow->session->agent->hooks->served(flow);
@@ -431,9 +514,9 @@ void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
 void kvf_flows_tick(kvf_agent *agent, uint64_t now) {
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE(agent->flows, flow, next) {
-        if (now >= flow->until || flow->over)
+        if (now >= end_of(flow) || flow->over)
             kvf_flow_free(flow);
         else
-            kvf_agent_due(agent, flow->until);
+            kvf_agent_due(agent, end_of(flow));
     }
 }

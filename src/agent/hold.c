@@ -5,11 +5,15 @@
  * readers have run out. What consumers say before there is a hold is kept for it, for a while; and so are their
  * questions while its blocks are not ready.
  */
+#include <sodium.h>
 #include <stdio.h>
 
 #include "agent/after.h"
+#include "agent/budget.h"
 #include "agent/early.h"
 #include "agent/hold.h"
+
+#define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -39,7 +43,29 @@ void kvf_reader_drop(kvf_reader *reader) {
     reader->session->reader_count--;
     HASH_DEL(agent->leases, reader);
     agent->stats.leases_now--;
+    kvf_budget_give(reader->session, READER_BYTES);
     kvf_free(reader);
+}
+
+/*
+ * The generation of the next lease. No number is used twice, and nobody can guess those of others: a counter,
+ * permuted by four rounds that are keyed at random, where those that stand for expectations are passed over.
+ */
+static uint64_t next_generation(kvf_agent *agent) {
+    uint64_t number;
+    do {
+        number = ++agent->next_lease;
+        for (uint32_t round = 0; round < 4; round++) {
+            uint32_t half = (uint32_t)number;
+            const uint32_t in[2] = {round, half};
+            uint8_t mixed[crypto_shorthash_BYTES];
+            uint32_t out;
+            (void)crypto_shorthash(mixed, (const uint8_t *)in, sizeof in, agent->lease_key);
+            memcpy(&out, mixed, sizeof out);
+            number = (uint64_t)half << 32 | ((uint32_t)(number >> 32) ^ out);
+        }
+    } while (number == 0 || number & KVF_EXPECTATION);
+    return number;
 }
 
 static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_call_body *call,
@@ -49,20 +75,26 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
         return kvf_fail(KVF_E_LIMIT, "this peer has %u leases, the most allowed", session->reader_count);
     if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
+    kvf_status status = kvf_budget_take(session, READER_BYTES);
+    if (status)
+        return status;
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
-    if (!reader)
+    if (!reader) {
+        kvf_budget_give(session, READER_BYTES);
         return kvf_nomem("a lease");
-    *reader = (kvf_reader){.generation = agent->next_generation + 1,
+    }
+    *reader = (kvf_reader){.generation = next_generation(agent),
                            .asked = call->number,
                            .hold = hold,
                            .session = session,
+                           .latest = kvf_budget_latest(agent, kvf_agent_now(agent)),
                            .of = call->rank_count};
     HASH_ADD(hh, agent->leases, generation, sizeof reader->generation, reader);
     if (!reader->hh.tbl) {
+        kvf_budget_give(session, READER_BYTES);
         kvf_free(reader);
         return kvf_nomem("a lease");
     }
-    agent->next_generation++;
     agent->stats.leases_now++;
     DL_APPEND(hold->readers, reader);
     DL_APPEND2(session->readers, reader, session_prev, session_next);
@@ -87,7 +119,7 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
         }
     }
     uint64_t lease = hold->base.agent->options.lease_ns;
-    reader->until = kvf_agent_now(hold->base.agent) + lease;
+    reader->until = kvf_min_u64(kvf_agent_now(hold->base.agent) + lease, reader->latest);
     kvf_agent_due(hold->base.agent, reader->until);
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,

@@ -22,7 +22,7 @@ struct kvf_reader {
     uint64_t asked; /* number of the ACQUIRE that brought it */
     kvf_hold *hold;
     kvf_session *session;
-    uint64_t until;
+    uint64_t until, latest; /* the latter whatever it says */
     uint32_t of;
     UT_hash_handle hh;                       /* agent->leases, by generation */
     kvf_reader *prev, *next;                 /* hold->readers */

@@ -47,11 +47,11 @@ kvf_status kvf_agent_block(kvf_agent *agent, uint32_t group, uint32_t block, kvf
 }
 
 static uint64_t kept_for_peers(const kvf_agent *agent) {
-    uint64_t bytes = 0;
+    uint64_t bytes = agent->kept_bytes;
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        bytes += sizeof *session + session->card_bytes + session->reader_count * sizeof(kvf_reader) +
-                 session->flow_count * sizeof(kvf_flow) + session->early_count * sizeof(kvf_early);
+        if (!session->incoming)
+            bytes += sizeof *session + session->card_bytes;
     }
     const kvf_remote *remote;
     DL_FOREACH(agent->all_remotes, remote) {

@@ -38,7 +38,8 @@ struct kvf_flow {
     size_t id_bytes;
     uint64_t generation;
     uint32_t of;
-    uint64_t until;
+    uint64_t until, latest;  /* the latter whatever the consumer says */
+    uint64_t kept_bytes;     /* of its budget */
     kvf_group_steps *groups; /* of the consumer; NULL: nothing */
     uint64_t tokens;         /* done, or under way */
     uint32_t layers;         /* beyond them, up to chunk_end */
@@ -73,7 +74,7 @@ void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as serv
 void kvf_flow_free(kvf_flow *flow);
 void kvf_push_served(kvf_flow *flow); /**< frees it */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now);
-void kvf_join_answer(kvf_session *session, const kvf_call_body *call);
+void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_push_plans_free(kvf_session *session);
 
 #endif

@@ -26,6 +26,7 @@ void kvf_remote_free(kvf_remote *remote) {
     kvf_engine_free(remote->engine);
     kvf_match_free(remote->match);
     kvf_wire_buffer_free(&remote->introduction);
+    kvf_gather_free(&remote->gathering);
     kvf_siblings_free(remote->ranks, remote->rank_count);
     kvf_free(remote->targets);
     kvf_free(remote->name);
@@ -55,7 +56,7 @@ static void hello(kvf_remote *remote, uint64_t now) {
         remote->hello_pause ? kvf_min_u64(2 * remote->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     remote->hello_next = now + remote->hello_pause;
     kvf_agent_due(remote->agent, remote->hello_next);
-    kvf_hello_send(remote->agent, remote->route, remote->agent->digest, true, false);
+    kvf_hello_send(remote->agent, remote->route, remote->agent->digest, true, remote->gathering.count, false);
 }
 
 static kvf_status check_contact(const kvf_agent *agent, const kvf_contact *contact) {
@@ -178,7 +179,20 @@ static kvf_status choose_targets(kvf_remote *remote) {
 
 void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
     kvf_agent *agent = remote->agent;
-    kvf_status status = take_engine(remote, digest, welcome);
+    uint32_t known = remote->gathering.count;
+    bool complete = false;
+    kvf_status status = kvf_gather(&remote->gathering, digest, welcome, &complete);
+    if (!status && !complete) {
+        if (remote->gathering.count > known) { /* the next part, at once */
+            remote->hello_pause = 0;
+            hello(remote, kvf_agent_now(agent));
+        }
+        return;
+    }
+    const kvf_welcome all = kvf_gathered(&remote->gathering, welcome);
+    if (!status)
+        status = take_engine(remote, digest, &all);
+    kvf_gather_free(&remote->gathering);
     if (!status)
         status = kvf_terms_plan(remote, agent->shard, &remote->plan);
     if (!status)

@@ -6,6 +6,7 @@
 
 #include "agent/session.h"
 #include "agent/siblings.h"
+#include "wire/gather.h"
 
 /** A rank that we read from, or only notify. */
 typedef struct kvf_target {
@@ -24,6 +25,7 @@ struct kvf_remote {
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of its facts */
     kvf_match *match;             /* what its model and ours have in common; NULL: they are the same */
     kvf_wire_buffer introduction; /* of us, in its terms; size 0: it knows ours */
+    kvf_gathering gathering;      /* of its ranks, while it is being met */
     kvf_engine *engine;           /* in terms of our model */
     kvf_remote_rank *ranks;
     uint32_t rank_count;

@@ -5,14 +5,15 @@
 #include "agent/beat.h"
 #include "agent/early.h"
 #include "agent/expect.h"
+#include "agent/greet.h"
 #include "agent/hold.h"
 #include "agent/pull.h"
 #include "agent/push.h"
 #include "agent/verify.h"
 
-static void serve_join(kvf_session *session, const kvf_call_body *call, bool fresh) {
+static void serve_probe(kvf_session *session, const kvf_call_body *call, bool fresh) {
     (void)fresh;
-    kvf_join_answer(session, call);
+    kvf_answer_status(session, call, KVF_OK, "");
 }
 
 static void serve_beat(kvf_session *session, const kvf_call_body *call, bool fresh) {
@@ -90,9 +91,10 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
 }
 
 const kvf_hooks kvf_agent_hooks = {
+    .greeted = kvf_greeted,
     .serve =
         {
-            [KVF_CALL_JOIN] = serve_join,
+            [KVF_CALL_JOIN] = kvf_join_answer,
             [KVF_CALL_ACQUIRE] = kvf_hold_acquire,
             [KVF_CALL_RELEASE] = kvf_hold_release,
             [KVF_CALL_BEAT] = serve_beat,
@@ -100,10 +102,12 @@ const kvf_hooks kvf_agent_hooks = {
             [KVF_CALL_WRITTEN] = serve_written,
             [KVF_CALL_WITHDRAW] = serve_withdraw,
             [KVF_CALL_CHECKSUM] = serve_checksum,
+            [KVF_CALL_PROBE] = serve_probe,
         },
     .beat = kvf_beat_tick,
     .hide = hide,
     .lose = lose,
+    .retire = kvf_early_forget,
     .free_session = free_session,
     .welcome = kvf_remote_welcome,
     .refuse = kvf_remote_fail,

@@ -1,14 +1,17 @@
 /*
- * Sessions: greeting a rank of another engine, and being greeted; who a message is from.
+ * Sessions: greeting a rank of another engine, and who a message is from.
  *
- * The client says HELLO until it is answered. A server keeps one session for each process that greets it
- * (engine, incarnation, rank), so a HELLO repeated changes nothing. The session's id, chosen by the server,
- * is in all messages after that: it finds the session when the connection below it breaks and comes back.
+ * The client says HELLO until it is answered (greet.c answers). The session's id, chosen by the server, is in all
+ * messages after that: it finds the session when the connection below it breaks and comes back. A message counts only
+ * where it comes from the session's peer: at the server under the key that opened the session, at the client over the
+ * connection that was made for it.
  */
-#include <sodium.h>
 #include <stdio.h>
 
 #include "agent/peers.h"
+#include "agent/budget.h"
+#include "agent/claim.h"
+#include "agent/explain.h"
 #include "agent/remote.h"
 #include "link/link_endpoint.h"
 
@@ -19,7 +22,7 @@
 
 /* ---- making and freeing ---------------------------------------------------------------------- */
 
-static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t rank) {
+kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t rank) {
     kvf_session *session = kvf_alloc0(1, sizeof *session);
     if (!session)
         return NULL;
@@ -38,6 +41,20 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
     return session;
 }
 
+static void forget_route(kvf_session *session) {
+    if (session->hh_route.tbl)
+        HASH_DELETE(hh_route, session->agent->by_route, session);
+    memset(&session->hh_route, 0, sizeof session->hh_route);
+}
+
+void kvf_session_goes_by(kvf_session *session, kvf_route route) {
+    if (session->route == route && session->hh_route.tbl)
+        return;
+    forget_route(session);
+    session->route = route;
+    HASH_ADD(hh_route, session->agent->by_route, route, sizeof session->route, session);
+}
+
 /* Takes a session out of every table, so that nothing finds it any more. */
 static void hide(kvf_session *session, bool lost) {
     kvf_agent *agent = session->agent;
@@ -46,6 +63,8 @@ static void hide(kvf_session *session, bool lost) {
         HASH_DELETE(hh, agent->sessions, session);
     if (session->hh_client.tbl)
         HASH_DELETE(hh_client, agent->clients, session);
+    kvf_claim_drop(session);
+    forget_route(session);
     memset(&session->hh, 0, sizeof session->hh);
     memset(&session->hh_client, 0, sizeof session->hh_client);
     agent->hooks->hide(session, lost);
@@ -65,6 +84,7 @@ void kvf_session_free(kvf_session *session) {
         DL_DELETE(agent->all_sessions, session);
     if (!session->incoming && session->route)
         kvf_link_disconnect(agent->link, session->route);
+    kvf_party_leave(session);
     kvf_free(session->key);
     kvf_free(session->card);
     kvf_free(session->broken_detail);
@@ -90,7 +110,7 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
             return KVF_OK;
         }
     }
-    session = make_session(agent, remote->name, rank);
+    session = kvf_session_make(agent, remote->name, rank);
     if (!session)
         return kvf_nomem("a session");
     session->state = KVF_SESSION_GREETING;
@@ -134,7 +154,7 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
 
 /* ---- greeting -------------------------------------------------------------------------------- */
 
-static void send_message(kvf_agent *agent, kvf_route route, const kvf_message *message) {
+void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message) {
     kvf_wire_buffer bytes;
     if (kvf_wire_encode(message, &bytes))
         return; /* as if it was lost */
@@ -144,17 +164,20 @@ static void send_message(kvf_agent *agent, kvf_route route, const kvf_message *m
 }
 
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
-                    bool wants_card) {
+                    uint32_t first_rank, bool wants_card) {
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
                            .hello = {.engine = agent->name,
                                      .incarnation = agent->incarnation,
                                      .rank = agent->rank,
                                      .rank_count = agent->rank_count,
                                      .wants_ranks = wants_ranks,
+                                     .first_rank = first_rank,
                                      .wants_card = wants_card,
                                      .clock_ns = kvf_agent_now(agent)}};
     memcpy(message.digest, digest, sizeof message.digest);
-    send_message(agent, route, &message);
+    if (wants_card) /* told to those who lend us their memory, or we ours */
+        memcpy(message.hello.secret, agent->secret, sizeof message.hello.secret);
+    kvf_message_send(agent, route, &message);
 }
 
 void kvf_session_hello(kvf_session *session, uint64_t now) {
@@ -165,148 +188,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;
     kvf_agent_due(session->agent, session->hello_next);
-    kvf_hello_send(session->agent, session->route, session->digest, false, true);
-}
-
-static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const char *detail) {
-    kvf_message message = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = status, .detail = detail}};
-    memcpy(message.digest, agent->digest, sizeof message.digest);
-    send_message(agent, route, &message);
-    if (!kvf_refused_for_now(status))
-        agent->stats.peers_refused++;
-}
-
-/* A client whose digest is another is told our facts. */
-static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *digest) {
-    if (!agent->introductions || agent->introduction_count < agent->rank_count) {
-        char words[96];
-        (void)snprintf(words, sizeof words, "knows %u of its engine's %u ranks so far",
-                       agent->introduction_count, agent->rank_count);
-        refuse(agent, route, KVF_E_AGAIN, words);
-        return;
-    }
-    bool same = memcmp(digest, agent->digest, sizeof agent->digest) == 0;
-    kvf_bytes *list = kvf_alloc(agent->rank_count, sizeof *list);
-    if (!list)
-        return;
-    for (uint32_t i = 0; i < agent->rank_count; i++)
-        list[i] = (kvf_bytes){agent->introductions[i].data, agent->introductions[i].size};
-    kvf_message message = {.kind = KVF_MESSAGE_WELCOME,
-                           .welcome = {.engine = agent->name,
-                                       .incarnation = agent->incarnation,
-                                       .rank = agent->engine ? agent->rank : KVF_NO_RANK,
-                                       .rank_count = agent->rank_count,
-                                       .clock_ns = kvf_agent_now(agent),
-                                       .introductions = list,
-                                       .introduction_count = agent->rank_count,
-                                       .facts = same ? "" : agent->facts}};
-    memcpy(message.digest, agent->digest, sizeof message.digest);
-    send_message(agent, route, &message);
-    kvf_free(list);
-}
-
-static kvf_status make_key(const kvf_hello *hello, uint8_t **key, size_t *bytes) {
-    size_t name = strlen(hello->engine);
-    *bytes = sizeof hello->incarnation + sizeof hello->rank + name;
-    *key = kvf_alloc(*bytes, 1);
-    if (!*key)
-        return kvf_nomem("a session");
-    memcpy(*key, &hello->incarnation, sizeof hello->incarnation);
-    memcpy(*key + sizeof hello->incarnation, &hello->rank, sizeof hello->rank);
-    memcpy(*key + sizeof hello->incarnation + sizeof hello->rank, hello->engine, name);
-    return KVF_OK;
-}
-
-/* The session of a client that greets: the one it has, or a new one. */
-static kvf_status session_of(kvf_agent *agent, const kvf_hello *hello, kvf_session **out) {
-    uint8_t *key;
-    size_t bytes;
-    kvf_status status = make_key(hello, &key, &bytes);
-    if (status)
-        return status;
-    kvf_session *session = NULL;
-    HASH_FIND(hh_client, agent->clients, key, bytes, session);
-    if (session) {
-        kvf_free(key);
-        *out = session;
-        return KVF_OK;
-    }
-    if (HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers) {
-        kvf_free(key);
-        return kvf_fail(KVF_E_LIMIT, "has %u peers, the most it takes", agent->options.max_peers);
-    }
-    session = make_session(agent, hello->engine, hello->rank);
-    if (!session) {
-        kvf_free(key);
-        return kvf_nomem("a session");
-    }
-    session->incoming = true;
-    session->state = KVF_SESSION_OPEN;
-    session->incarnation = hello->incarnation;
-    session->rank_count = hello->rank_count;
-    session->key = key;
-    randombytes_buf(session->id, sizeof session->id);
-    HASH_ADD_KEYPTR(hh_client, agent->clients, session->key, bytes, session);
-    if (session->hh_client.tbl)
-        HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
-    if (!session->hh_client.tbl || !session->hh.tbl) {
-        kvf_session_free(session);
-        return kvf_nomem("a session");
-    }
-    DL_APPEND(agent->all_sessions, session);
-    kvf_peer_met(session);
-    kvf_agent_due(agent, session->last_used + agent->options.idle_ns);
-    *out = session;
-    return KVF_OK;
-}
-
-static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
-    if (message->version != KVF_WIRE_VERSION) {
-        char words[96];
-        (void)snprintf(words, sizeof words, "speaks version %u of the protocol, not version %u",
-                       KVF_WIRE_VERSION, message->version);
-        refuse(agent, route, KVF_E_UNSUPPORTED, words);
-        return;
-    }
-    if (!agent->name) {
-        refuse(agent, route, KVF_E_AGAIN, "a directory that knows no engine yet");
-        return;
-    }
-    if (kvf_wire_read(message)) {
-        agent->stats.messages_malformed++;
-        return;
-    }
-    const kvf_hello *hello = &message->hello;
-    if (hello->wants_ranks) {
-        answer_ranks(agent, route, message->digest);
-        return;
-    }
-    if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0) {
-        refuse(agent, route, KVF_E_MISMATCH, "has other facts than those of the greeting");
-        return;
-    }
-    if (!agent->card) {
-        refuse(agent, route, KVF_E_AGAIN, "has no memory registered yet");
-        return;
-    }
-    kvf_session *session = NULL;
-    kvf_status status = session_of(agent, hello, &session);
-    if (status) {
-        refuse(agent, route, status == KVF_E_LIMIT ? status : KVF_E_AGAIN, kvf_error_detail());
-        return;
-    }
-    session->route = route;
-    session->last_heard = kvf_agent_now(agent);
-    kvf_message answer = {.kind = KVF_MESSAGE_WELCOME,
-                          .welcome = {.engine = agent->name,
-                                      .incarnation = agent->incarnation,
-                                      .rank = agent->rank,
-                                      .rank_count = agent->rank_count,
-                                      .clock_ns = session->last_heard,
-                                      .card = {agent->card, agent->card_bytes}}};
-    memcpy(answer.welcome.session, session->id, sizeof session->id);
-    memcpy(answer.digest, agent->digest, sizeof answer.digest);
-    send_message(agent, route, &answer);
+    kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs) {
@@ -374,7 +256,10 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     kvf_peer_met(session);
     session->joined = false;
     session->hello_pause = 0;
-    session->next_beat = kvf_agent_now(agent) + agent->options.heartbeat_ns;
+    session->heartbeat_ns = agent->options.heartbeat_ns;
+    if (welcome->lease_ns > 0) /* so long it keeps what we have without a sign of life */
+        session->heartbeat_ns = kvf_min_u64(session->heartbeat_ns, welcome->lease_ns / 6 + 1);
+    session->next_beat = kvf_agent_now(agent) + session->heartbeat_ns;
     kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* who waited for it goes on */
     kvf_calls_bind(session);
     return KVF_OK;
@@ -468,85 +353,152 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
     return session;
 }
 
+/* Whether a message that names a session is from the session's peer. */
+static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
+    if (!session->incoming)
+        return letter->route == session->route;
+    return letter->key ? session->keyed && memcmp(letter->key, session->peer_key, KVF_KEY_BYTES) == 0
+                       : !session->keyed;
+}
+
 static void heard(kvf_session *session, kvf_route route) {
     session->last_heard = kvf_agent_now(session->agent);
     kvf_peer_heard(session);
     session->broken_since = 0;
+    session->silent = session->unreachable = false;
     if (session->incoming)
-        session->route = route;
+        kvf_session_goes_by(session, route);
 }
 
-static void on_call(kvf_agent *agent, kvf_route route, kvf_message *message) {
-    const kvf_call_body *call = &message->call;
-    kvf_session *session = session_by_id(agent, call->session);
+/* The session a message is in; NULL where there is none, or it is not the sender's. */
+static kvf_session *session_for(kvf_agent *agent, const uint8_t *id, const kvf_letter *letter) {
+    kvf_session *session = session_by_id(agent, id);
+    if (session && is_from_peer(session, letter))
+        return session;
     if (!session) {
         agent->stats.messages_stale++;
-        kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
-                              .answer = {.number = call->number,
-                                         .kind = call->kind,
-                                         .status = KVF_E_PEER_LOST,
-                                         .detail = "no such session"}};
-        memcpy(answer.answer.session, call->session, sizeof call->session);
-        send_message(agent, route, &answer);
+        return NULL;
+    }
+    agent->stats.messages_foreign++;
+    kvf_claim_tell(agent, session->engine, session->rank, "somebody else spoke in its session");
+    return NULL;
+}
+
+static void answer_unknown(kvf_agent *agent, kvf_route route, const kvf_call_body *call) {
+    kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
+                          .answer = {.number = call->number,
+                                     .kind = call->kind,
+                                     .status = KVF_E_PEER_LOST,
+                                     .detail = "no such session"}};
+    memcpy(answer.answer.session, call->session, sizeof call->session);
+    kvf_message_send(agent, route, &answer);
+}
+
+static void greet_anew(kvf_session *session) {
+    session->state = KVF_SESSION_GREETING;
+    session->hello_pause = 0;
+    session->hello_first = 0;
+    session->seen_highest = 0;
+    kvf_session_hello(session, kvf_agent_now(session->agent));
+}
+
+void kvf_session_retire(kvf_session *session) {
+    hide(session, false);
+    session->agent->hooks->retire(session);
+    session->state = KVF_SESSION_LOST;
+    session->agent->due = 0;
+}
+
+/* Calls that we have not heard of lie between this one and those we have seen, more than we can remember: they would
+ * count as seen. Where both sides begin anew, all that is still wanted is asked again. */
+static bool jumps(const kvf_session *session, uint64_t number) {
+    return session->seen_highest > 0 && number > session->seen_highest &&
+           number - session->seen_highest >= KVF_WINDOW_CALLS;
+}
+
+static void on_jump(kvf_session *session, const kvf_letter *letter, const kvf_call_body *call) {
+    session->agent->stats.messages_stale++;
+    if (!session->incoming) {
+        greet_anew(session);
         return;
     }
-    heard(session, route);
+    answer_unknown(session->agent, letter->route, call);
+    kvf_session_retire(session);
+}
+
+static void on_call(kvf_agent *agent, const kvf_letter *letter, kvf_message *message) {
+    const kvf_call_body *call = &message->call;
+    kvf_session *session = session_for(agent, call->session, letter);
+    if (!session) {
+        answer_unknown(agent, letter->route, call);
+        return;
+    }
+    heard(session, letter->route);
     session->last_used = session->last_heard;
+    if (jumps(session, call->number)) {
+        on_jump(session, letter, call);
+        return;
+    }
     bool fresh = kvf_session_fresh(session, call->number);
     /* A consumer's session is incoming at the producer: what may be asked depends on who greeted whom. */
-    if ((call->kind == KVF_CALL_WRITTEN) == session->incoming) {
+    bool from_server = call->kind == KVF_CALL_WRITTEN || call->kind == KVF_CALL_PROBE;
+    if (from_server == session->incoming) {
         kvf_answer_status(session, call, KVF_E_INVALID, "this call goes the other way");
         return;
     }
     agent->hooks->serve[call->kind](session, call, fresh);
 }
 
-static void on_answer(kvf_agent *agent, kvf_route route, kvf_message *message) {
+static void on_answer(kvf_agent *agent, const kvf_letter *letter, kvf_message *message) {
     const kvf_answer *answer = &message->answer;
-    kvf_session *session = session_by_id(agent, answer->session);
-    if (!session) {
-        agent->stats.messages_stale++;
+    kvf_session *session = session_for(agent, answer->session, letter);
+    if (!session)
         return;
-    }
     if (answer->status != KVF_E_PEER_LOST) {
-        heard(session, route);
+        heard(session, letter->route);
         kvf_call_answered(session, answer);
     } else if (session->incoming) {
         kvf_session_lose(session, KVF_E_PEER_LOST, "the peer has forgotten the session");
     } else if (session->state == KVF_SESSION_OPEN) {
-        session->state = KVF_SESSION_GREETING; /* the server has evicted us, or is another process by now */
-        session->hello_pause = 0;
-        session->hello_first = 0;
-        kvf_session_hello(session, kvf_agent_now(agent));
+        greet_anew(session); /* the server has evicted us, or is another process by now */
     }
 }
 
-void kvf_on_message(void *context, kvf_route route, const void *data, size_t bytes) {
+/* Nobody who has no session here has anything long to say. */
+static bool is_too_large(const kvf_agent *agent, const kvf_letter *letter) {
+    kvf_session *known = NULL;
+    if (letter->bytes <= KVF_WIRE_STRANGER_BYTES || letter->called)
+        return false;
+    HASH_FIND(hh_route, agent->by_route, &letter->route, sizeof letter->route, known);
+    return !known;
+}
+
+void kvf_on_message(void *context, const kvf_letter *letter) {
     kvf_agent *agent = context;
     agent->stats.messages_received++;
     kvf_message message = {0};
-    if (kvf_wire_open((kvf_bytes){data, bytes}, &message)) {
+    if (is_too_large(agent, letter) || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
         agent->stats.messages_malformed++;
         return;
     }
     switch (message.kind) {
     case KVF_MESSAGE_HELLO:
-        on_hello(agent, route, &message);
+        agent->hooks->greeted(agent, letter, &message);
         break;
     case KVF_MESSAGE_WELCOME:
-        on_welcome(agent, route, &message);
+        on_welcome(agent, letter->route, &message);
         break;
     case KVF_MESSAGE_REFUSED:
-        on_refused(agent, route, &message);
+        on_refused(agent, letter->route, &message);
         break;
     case KVF_MESSAGE_CALL:
     case KVF_MESSAGE_ANSWER:
         if (kvf_wire_read(&message))
             agent->stats.messages_malformed++;
         else if (message.kind == KVF_MESSAGE_CALL)
-            on_call(agent, route, &message);
+            on_call(agent, letter, &message);
         else
-            on_answer(agent, route, &message);
+            on_answer(agent, letter, &message);
         break;
     }
     kvf_message_free(&message);

@@ -72,6 +72,15 @@ struct kvf_session {
     uint32_t rank, rank_count;
     uint64_t hello_first, hello_sent, hello_next, hello_pause;
 
+    bool keyed;                      /* incoming: opened under a key, */
+    uint8_t peer_key[KVF_KEY_BYTES]; /* this one */
+    struct kvf_party *party;         /* incoming: whose budget it uses */
+    uint64_t kept_bytes;             /* of it */
+    kvf_call *probe;                 /* incoming: asked whether it lives, for another wants its name */
+    uint64_t alive_until;            /* incoming: it said so, and is not asked again before */
+    bool silent;                     /* incoming: it did not answer */
+    bool unreachable;                /* incoming: its connection has ended */
+
     kvf_call *calls;
     uint64_t next_number;
     uint64_t seen_highest;
@@ -88,9 +97,11 @@ struct kvf_session {
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
-    uint64_t next_beat;
+    uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
 
     kvf_shard *shard;            /* incoming, joined */
+    uint64_t joined_generation;  /* incoming, joined: of its regions */
+    uint64_t joined_bytes;       /* of its budget, for them */
     struct kvf_push_plan *plans; /* incoming, joined: how we write to it */
     kvf_reader *readers;         /* incoming: leases it has */
     uint32_t reader_count;
@@ -105,13 +116,19 @@ struct kvf_session {
     char *failure;                /* what */
     char *way_told;               /* by which it is reached, as the log knows it */
     uint64_t bytes_received;      /* outgoing: that it wrote to us */
-    int64_t clock_offset;         /* of the peer's clock against ours */
-    uint64_t clock_error;         /* UINT64_MAX: not known */
-    uint8_t *key;                 /* incoming: incarnation, rank and engine */
-    UT_hash_handle hh;            /* agent->sessions, by id */
-    UT_hash_handle hh_client;     /* agent->clients, by key */
-    kvf_session *prev, *next;     /* agent->all_sessions */
+    int64_t clock_offset; /* of the peer's clock against ours */
+    uint64_t clock_error; /* UINT64_MAX: not known */
+    uint8_t *key;         /* incoming: incarnation, rank and engine */
+    size_t key_bytes;
+    UT_hash_handle hh;        /* agent->sessions, by id */
+    UT_hash_handle hh_client; /* agent->clients, by key */
+    UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
+    UT_hash_handle hh_route;  /* agent->by_route; incoming. Several may have one route */
+    kvf_session *prev, *next; /* agent->all_sessions */
 };
+
+/** A session in no table yet; NULL: no memory. */
+kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t rank);
 
 /** The outgoing session with a rank of a remote engine, made if there is none. */
 kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
@@ -122,11 +139,19 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 /** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
+/** Where messages to an incoming session's peer go from now on. */
+void kvf_session_goes_by(kvf_session *session, kvf_route route);
+
+/** A session takes no more calls, and its peer has to greet anew. The leases it has are not cut short, for its reads
+ * cannot be stopped from here: they run out. */
+void kvf_session_retire(kvf_session *session);
+
+void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message);
 void kvf_session_hello(kvf_session *session, uint64_t now);
 /** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
  * shall speak. */
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
-                    bool wants_card);
+                    uint32_t first_rank, bool wants_card);
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
@@ -134,7 +159,7 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
 void kvf_session_free(kvf_session *session);
 
-void kvf_on_message(void *context, kvf_route route, const void *data, size_t bytes);
+void kvf_on_message(void *context, const kvf_letter *letter);
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "agent/siblings.h"
 #include "agent/visit.h"
+#include "wire/gather.h"
 
 #define MILLISECOND 1000000ull
 #define FIRST_PAUSE (50 * MILLISECOND)
@@ -38,6 +39,7 @@ typedef struct visit {
     kvf_status status;             /* when it is over */
     char detail[KVF_DETAIL_BYTES]; /* why it failed, or has not succeeded so far */
     kvf_visited *found;
+    kvf_gathering gathering;
 } visit;
 
 static void end(visit *v, kvf_status status) {
@@ -54,6 +56,7 @@ static void greet(visit *v, uint64_t now) {
                                      .incarnation = v->incarnation,
                                      .rank_count = 1,
                                      .wants_ranks = true,
+                                     .first_rank = v->gathering.count,
                                      .clock_ns = now}};
     memcpy(message.digest, v->digest, sizeof message.digest);
     kvf_wire_buffer bytes;
@@ -65,9 +68,8 @@ static void greet(visit *v, uint64_t now) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static kvf_status take_facts(visit *v, const kvf_message *message) {
+static kvf_status take_facts(visit *v, const kvf_message *message, const char *told) {
     kvf_visited *found = v->found;
-    const char *told = message->welcome.facts;
     kvf_wire_digest(told, v->digest);
     if (memcmp(v->digest, message->digest, sizeof v->digest) != 0)
         return kvf_fail(KVF_E_PARSE, "its digest is not of its facts");
@@ -94,13 +96,12 @@ static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out
     return kvf_wire_decode_shard(model, bytes, out);
 }
 
-static kvf_status take_engine(visit *v, const kvf_message *message) {
+static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_welcome *welcome) {
     kvf_visited *found = v->found;
-    const kvf_welcome *welcome = &message->welcome;
     if (v->contact->engine && strcmp(welcome->engine, v->contact->engine) != 0)
         return kvf_fail(KVF_E_MISMATCH, "engine %s answers there, not %s", welcome->engine,
                         v->contact->engine);
-    kvf_status status = take_facts(v, message);
+    kvf_status status = take_facts(v, message, welcome->facts);
     if (status)
         return status;
     found->rank_count = welcome->introduction_count;
@@ -108,11 +109,22 @@ static kvf_status take_engine(visit *v, const kvf_message *message) {
                              &found->engine);
 }
 
-static void on_message(void *context, kvf_route route, const void *data, size_t bytes) {
+static void take_part(visit *v, const kvf_message *message) {
+    bool complete = false;
+    kvf_status status = kvf_gather(&v->gathering, message->digest, &message->welcome, &complete);
+    const kvf_welcome all = kvf_gathered(&v->gathering, &message->welcome);
+    if (status)
+        end(v, status);
+    else if (complete)
+        end(v, take_engine(v, message, &all));
+    else
+        v->next = v->pause = 0; /* the next part, at once */
+}
+
+static void on_message(void *context, const kvf_letter *letter) {
     visit *v = context;
     kvf_message message = {0};
-    (void)route;
-    if (v->over || kvf_wire_open((kvf_bytes){data, bytes}, &message))
+    if (v->over || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message))
         return;
     bool welcome = message.kind == KVF_MESSAGE_WELCOME;
     if (!welcome && message.kind != KVF_MESSAGE_REFUSED)
@@ -125,7 +137,7 @@ static void on_message(void *context, kvf_route route, const void *data, size_t 
     else if (!welcome)
         on_refused(v, &message);
     else if (message.welcome.introduction_count > 0)
-        end(v, take_engine(v, &message));
+        take_part(v, &message);
     kvf_message_free(&message);
 }
 
@@ -221,8 +233,10 @@ kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact
         run(v, options.timeout_ns ? options.timeout_ns : PATIENCE);
         status = v->status ? kvf_fail(v->status, "%s: %s", contact->endpoint, v->detail) : KVF_OK;
     }
-    if (v)
+    if (v) {
         kvf_link_close(v->link);
+        kvf_gather_free(&v->gathering);
+    }
     kvf_free(v);
     if (status)
         kvf_visited_free(found);

@@ -19,6 +19,17 @@ typedef struct kvf_link kvf_link;
 typedef uint64_t kvf_route; /* 0 names none */
 
 #define KVF_KEY_CHARACTERS 40u /* of a Z85 key */
+#define KVF_KEY_BYTES 32u      /* of the key itself */
+
+/** A message that came. All of it is valid during the call that brings it. */
+typedef struct kvf_letter {
+    kvf_route route;
+    /** KVF_KEY_BYTES of the public key that the sender has proved to hold; NULL: the link has no keys. */
+    const uint8_t *key;
+    bool called; /* it came over a connection that we made */
+    const void *data;
+    size_t bytes;
+} kvf_letter;
 
 typedef struct kvf_link_table kvf_link_table;
 
@@ -32,8 +43,8 @@ typedef struct kvf_link_options {
     uint32_t allowed_key_count;      /* 0: everyone who knows our public key */
     bool insecure;                   /* allows to listen beyond loopback without keys */
 
-    /** A message came. `data` is valid during the call. */
-    void (*on_message)(void *context, kvf_route route, const void *data, size_t bytes);
+    /** A message came. */
+    void (*on_message)(void *context, const kvf_letter *letter);
     /**
      * An outgoing connection broke, or could not be made (`detail` says why). It is tried again by itself,
      * with pauses that grow from 20 ms to 1 s, until kvf_link_disconnect(); each try that fails is told.
@@ -86,8 +97,8 @@ void kvf_link_disconnect(kvf_link *link, kvf_route route);
 /**
  * Sends. A message that cannot be sent now (no connection any more, a peer that takes none) is dropped.
  *
- * @return KVF_OK also when it was dropped; KVF_E_NOT_FOUND when there is no such outgoing route; KVF_E_RANGE
- *         (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
+ * @return KVF_OK also when it was dropped; KVF_E_NOT_FOUND when there is no such outgoing route, or the connection of
+ *         an incoming one has ended; KVF_E_RANGE (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
  */
 kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes);
 
@@ -144,6 +155,9 @@ struct kvf_link {
 };
 
 extern const kvf_link_table kvf_link_zmq;
+
+/** Reads a Z85 key; `name` is for the message. KVF_E_INVALID. */
+kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]);
 
 /** Makes a pair of Z85 keys, 40 characters and a zero byte each. */
 kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],

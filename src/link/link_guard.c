@@ -5,8 +5,8 @@
  *   asked     version | request id | domain | address | routing id | mechanism | public key
  *   answered  version | request id | status | its text | user | metadata
  *
- * The user is the key, as text: every message of the connection carries it, and tells whether its key is
- * still on the list.
+ * The user is the key, as text: every message of the connection carries it. It tells who has sent the message, and
+ * whether that key is still on the list. Without a list everyone is let in, but asked for all the same.
  */
 #include "link/link_inside.h"
 
@@ -15,8 +15,9 @@
 
 kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
     const int linger = 0;
-    if (options->allowed_key_count == 0)
+    if (!options->public_key)
         return KVF_OK;
+    link->open_to_all = options->allowed_key_count == 0;
     link->allowed = kvf_alloc(options->allowed_key_count, sizeof *link->allowed);
     if (!link->allowed)
         return kvf_nomem("allowed_keys");
@@ -53,15 +54,14 @@ static bool is_allowed(const kvf_zmq_link *link, const zmq_msg_t *frames, uint32
     if (count != ASKED_FRAMES || !holds(&frames[0], "1.0") || !holds(&frames[5], "CURVE") ||
         zmq_msg_size(key) != KVF_KEY_BYTES)
         return false;
-    return place_of(link, zmq_msg_data((zmq_msg_t *)key)) < link->allowed_count;
+    return link->open_to_all || place_of(link, zmq_msg_data((zmq_msg_t *)key)) < link->allowed_count;
 }
 
-bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message) {
-    uint8_t key[KVF_KEY_BYTES];
-    if (!link->withdrawn)
-        return true;
+bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message, uint8_t key[KVF_KEY_BYTES]) {
     const char *user = zmq_msg_gets(message, "User-Id");
-    return user && zmq_z85_decode(key, user) && place_of(link, key) < link->allowed_count;
+    if (!user || !zmq_z85_decode(key, user))
+        return false;
+    return !link->withdrawn || place_of(link, key) < link->allowed_count;
 }
 
 kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed) {
@@ -69,7 +69,7 @@ kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allo
     kvf_status status = kvf_link_read_key("public_key", public_key, key);
     if (status)
         return status;
-    if (!link->guard)
+    if (!link->guard || link->open_to_all)
         return kvf_fail(KVF_E_INVALID,
                         "no allowed_keys were given: everyone may connect who knows our public key");
     uint32_t place = place_of(link, key);

@@ -17,7 +17,6 @@
 #include "base/tables.h"
 #include <zmq.h>
 
-#define KVF_KEY_BYTES 32u
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
 #define KVF_CONNECT_MS 10000 /* after which a try to connect is given up */
@@ -45,6 +44,7 @@ typedef struct kvf_line {
     char *name;       /* "endpoint key": what was asked for */
     kvf_endpoint endpoint;
     char key[KVF_KEY_CHARACTERS + 1]; /* of the other end; "" without encryption */
+    uint8_t key_bytes[KVF_KEY_BYTES];
     uint32_t users;
     kvf_line_state state;
     char dialled[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has, while DIALLED or BROKEN */
@@ -59,17 +59,18 @@ typedef struct kvf_line {
 
 typedef struct kvf_zmq_link {
     kvf_link base;
-    void *zmq;      /* the context */
-    void *listener; /* ROUTER; NULL when it listens nowhere */
-    void *caller;   /* ROUTER */
-    void *monitor;  /* PAIR: what happens to the caller's connections */
-    void *guard;    /* REP: who may connect; NULL when everyone may */
+    void *zmq;        /* the context */
+    void *listener;   /* ROUTER; NULL when it listens nowhere */
+    void *caller;     /* ROUTER */
+    void *monitor;    /* PAIR: what happens to the caller's connections */
+    void *guard;      /* REP: who may connect, and by which key; NULL without encryption */
+    bool open_to_all; /* everyone who knows our key may */
     char endpoint[KVF_ENDPOINT_BYTES];
     bool encrypted;
     uint8_t (*allowed)[KVF_KEY_BYTES];
     uint32_t allowed_count;
     bool withdrawn; /* keys were: connections they have are still there */
-    void (*on_message)(void *context, kvf_route route, const void *data, size_t bytes);
+    void (*on_message)(void *context, const kvf_letter *letter);
     void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
     void *context;
 
@@ -90,9 +91,6 @@ static inline kvf_zmq_link *kvf_zmq_link_of(kvf_link *base) {
 }
 
 /* ---- link_socket.c --------------------------------------------------------------------------- */
-
-/** Reads a Z85 key; `name` is for the message. */
-kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]);
 
 /** Checks the keys of the options: both or none, and that they belong together. */
 kvf_status kvf_link_check_keys(const kvf_link_options *options);
@@ -161,8 +159,8 @@ kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options);
 /** Answers those who ask, at most a batch. */
 void kvf_guard_answer(kvf_zmq_link *link);
 
-/** Whether the key that a message came under is still allowed. */
-bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message);
+/** The key that a message came under; false: it has none, or one that is not allowed any more. */
+bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message, uint8_t key[KVF_KEY_BYTES]);
 
 /** See kvf_link_allow(). */
 kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed);

@@ -303,6 +303,8 @@ static kvf_status make_line(kvf_zmq_link *link, const kvf_endpoint *endpoint, co
     line->name = kvf_strdup(name);
     line->endpoint = *endpoint;
     (void)snprintf(line->key, sizeof line->key, "%s", key);
+    if (key[0])
+        (void)zmq_z85_decode(line->key_bytes, key); /* check_server_key() saw that it is one */
     line->route = ++link->last_route;
     line->pause_ns = PAUSE_NS;
     line->users = 1;

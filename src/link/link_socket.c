@@ -9,7 +9,9 @@
 
 /* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
  * KVF_WIRE_MAX_BYTES. */
-#define RECEIVE_LIMIT 64
+#define RECEIVE_LIMIT 16
+/* What encryption adds to a message. */
+#define SEALED_BYTES 256
 
 #define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
 #define RECONNECT_MS 20
@@ -100,7 +102,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
         {ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S},
         {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
     };
-    const int64_t longest = KVF_WIRE_MAX_BYTES;
+    const int64_t longest = KVF_WIRE_MAX_BYTES + SEALED_BYTES;
     void *router = zmq_socket(link->zmq, ZMQ_ROUTER);
     if (!router)
         return kvf_link_fail_zmq("zmq_socket");

@@ -125,6 +125,8 @@ static kvf_status send_incoming(kvf_zmq_link *link, kvf_route route, const void 
         return KVF_OK;
     memcpy(id + 1, &number, sizeof number);
     int error = kvf_link_transmit(link->listener, id, sizeof id, data, bytes);
+    if (error == EHOSTUNREACH)
+        return kvf_fail(KVF_E_NOT_FOUND, "the connection of route %llu has ended", (unsigned long long)route);
     return error == ENOMEM ? kvf_nomem("message") : KVF_OK;
 }
 
@@ -141,18 +143,29 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
 
 /* ---- taking in ------------------------------------------------------------------------------- */
 
-static kvf_route route_of(kvf_zmq_link *link, bool called, zmq_msg_t *id) {
+/* Who has sent a message over a connection that we made; false: one of the past. */
+static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
+    const kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
+    if (!line)
+        return false;
+    letter->route = line->route;
+    letter->called = true;
+    letter->key = link->encrypted ? line->key_bytes : NULL;
+    return true;
+}
+
+/* Who has sent a message over a connection that was made to us; false: nobody who may. */
+static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, uint8_t key[KVF_KEY_BYTES],
+                         kvf_letter *letter) {
     const uint8_t *bytes = zmq_msg_data(id);
     uint32_t number;
-    if (called) {
-        const kvf_line *line = kvf_line_of_id(link, bytes, zmq_msg_size(id));
-        return line ? line->route : 0;
-    }
     /* A client may choose a routing id, but ours do not. */
     if (zmq_msg_size(id) != INCOMING_ID_BYTES || bytes[0] != 0)
-        return 0;
+        return false;
     memcpy(&number, bytes + 1, sizeof number);
-    return KVF_ROUTE_INCOMING | number;
+    letter->route = KVF_ROUTE_INCOMING | number;
+    letter->key = link->encrypted ? key : NULL;
+    return !link->encrypted || kvf_guard_passes(link, message, key);
 }
 
 /* At most a batch; whether everything was taken in. */
@@ -162,9 +175,11 @@ static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
         (void)zmq_msg_init(&frames[0]);
         (void)zmq_msg_init(&frames[1]);
         uint32_t count = kvf_link_receive(socket, frames, 2);
-        kvf_route route = count == 2 ? route_of(link, called, &frames[0]) : 0;
-        if (route && (called || kvf_guard_passes(link, &frames[1])))
-            link->on_message(link->context, route, zmq_msg_data(&frames[1]), zmq_msg_size(&frames[1]));
+        uint8_t key[KVF_KEY_BYTES];
+        kvf_letter letter = {.data = zmq_msg_data(&frames[1]), .bytes = zmq_msg_size(&frames[1])};
+        if (count == 2 && (called ? see_called(link, &frames[0], &letter)
+                                  : see_incoming(link, &frames[0], &frames[1], key, &letter)))
+            link->on_message(link->context, &letter);
         (void)zmq_msg_close(&frames[0]);
         (void)zmq_msg_close(&frames[1]);
         if (count == 0)

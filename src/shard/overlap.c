@@ -9,10 +9,6 @@
 
 #include "shard/shard.h"
 
-/* Shards come from other machines too: what one makes us allocate here has an end. Far above what is of use;
- * 2^24 pieces would be K and V side by side of 64 layers, 128 heads and 1024 tokens a block. */
-#define MAX_INTERVALS (1ull << 24)
-
 /* Blocks, rows, units, and the pieces of a cell. */
 #define AXES 4
 
@@ -128,7 +124,9 @@ static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
     return n;
 }
 
-static kvf_status check_together(const extent *extents, size_t count) {
+/* `left` is how many intervals may still be looked at. */
+static kvf_status check_together(const extent *extents, size_t count, uint64_t *left) {
+    const uint64_t most = *left;
     uint64_t period = extents[0].period;
     uint64_t room = 0;
     for (size_t i = 0; i < count; i++) {
@@ -143,17 +141,18 @@ static kvf_status check_together(const extent *extents, size_t count) {
         /* Each may be cut in two where the block stride ends. */
         uint64_t intervals;
         if (!kvf_mul(joined.rows, joined.units, &intervals) ||
-            !kvf_mul(intervals, joined.pieces, &intervals) || intervals > MAX_INTERVALS)
+            !kvf_mul(intervals, joined.pieces, &intervals) || intervals > most)
             room = UINT64_MAX;
         else
             room += 2 * intervals;
-        if (room > 2 * MAX_INTERVALS)
+        if (room > 2 * most)
             return kvf_fail(
                 KVF_E_RANGE,
                 "layer %u part %s and others: their bytes are interleaved in more than %llu pieces "
                 "a block",
-                extents[i].layer, extents[i].part->name, MAX_INTERVALS);
+                extents[i].layer, extents[i].part->name, (unsigned long long)most);
     }
+    *left -= room / 2;
     if (period == 0)
         period = UINT64_MAX; /* a single block */
     interval *intervals = kvf_alloc(room, sizeof *intervals);
@@ -175,7 +174,7 @@ static kvf_status check_together(const extent *extents, size_t count) {
     return status;
 }
 
-kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group) {
+kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left) {
     const kvf_group_desc *desc = kvf_model_group(shard->model, group);
     const kvf_group_shard_desc *held = &shard->groups[group];
     kvf_range layers = shard->group_layers[group];
@@ -216,7 +215,7 @@ kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group) {
              j++)
             end = kvf_max_u64(end, extents[j].end);
         if (j - i > 1)
-            status = check_together(extents + i, j - i);
+            status = check_together(extents + i, j - i, left);
         i = j;
     }
     kvf_free(extents);

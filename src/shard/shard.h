@@ -39,15 +39,22 @@ kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers);
 /** What one rank of a tensor-parallel engine holds of a part. */
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size);
 
+/* Looking at 2^24 pieces takes some seconds: K and V side by side of 64 layers, 128 heads and 1024 tokens a block. A
+ * shard that comes from elsewhere is looked at while others wait: 2^18 take some 50 ms and 12 MiB. */
+#define KVF_OVERLAP_OWN (1ull << 24)
+#define KVF_OVERLAP_FOREIGN (1ull << 18)
+
 /**
  * kvf_shard_create(), and more to say.
  *
  * @param group_layers      what is held of each group, as indices into its layers, where that is less than what
  *                          desc->layers says; NULL: it is not
- * @param look_for_overlap  false for placements that kvferry computed or checked itself
+ * @param overlap_intervals  how many pieces a block may have, over all groups, that lie between those of others, for
+ *                           looking whether they overlap: KVF_OVERLAP_OWN or KVF_OVERLAP_FOREIGN; 0 for placements
+ *                           that kvferry computed or checked itself
  */
 kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
-                          bool look_for_overlap, kvf_shard **out);
+                          uint64_t overlap_intervals, kvf_shard **out);
 
 /**
  * The same shard in terms of another model: its groups, parts and layers are those of `match->ours`, and what is
@@ -63,7 +70,7 @@ kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_s
 kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kvf_engine **out);
 
 /** Checks that no two cells of a group of a shard share a byte. All cells must lie inside their regions. */
-kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group);
+kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left);
 
 /** Bytes of each piece of a cell of `part` under a placement, whose defaults are filled in. */
 static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_placement *placement) {

@@ -36,21 +36,24 @@ const char *kvf_call_kind_name(kvf_call_kind kind) {
         return "WITHDRAW";
     case KVF_CALL_CHECKSUM:
         return "CHECKSUM";
+    case KVF_CALL_PROBE:
+        return "PROBE";
     }
     return "unknown";
 }
 
 bool kvf_call_kind_is_known(uint64_t kind) {
-    return kind >= KVF_CALL_JOIN && kind <= KVF_CALL_CHECKSUM;
+    return kind >= KVF_CALL_JOIN && kind <= KVF_CALL_LAST;
 }
 
 static const kvf_wire_field call_fields[] = {
     KVF_FIELD(FIXED, kvf_call_body, session, .most = KVF_WIRE_SESSION_BYTES),
     KVF_FIELD(U64, kvf_call_body, number),
-    KVF_FIELD(U32, kvf_call_body, kind, .least = KVF_CALL_JOIN, .most = KVF_CALL_CHECKSUM),
+    KVF_FIELD(U32, kvf_call_body, kind, .least = KVF_CALL_JOIN, .most = KVF_CALL_LAST),
     KVF_FIELD(BYTES, kvf_call_body, request, .least = 1, .most = KVF_WIRE_MAX_REQUEST,
               .kinds = ACQUIRE | RELEASE | EXPECT | WRITTEN | WITHDRAW),
-    KVF_FIELD(U64, kvf_call_body, generation, .kinds = RELEASE | EXPECT | WRITTEN | WITHDRAW | CHECKSUM),
+    KVF_FIELD(U64, kvf_call_body, generation,
+              .kinds = JOIN | RELEASE | EXPECT | WRITTEN | WITHDRAW | CHECKSUM),
     KVF_FIELD(U64, kvf_call_body, time_ns, .kinds = ACQUIRE | EXPECT),
     KVF_FIELD(U64, kvf_call_body, earlier, .kinds = RELEASE | WITHDRAW),
     KVF_FIELD(U32, kvf_call_body, rank_count, .least = 1, .most = KVF_WIRE_MAX_RANKS,
@@ -76,6 +79,9 @@ static const kvf_wire_field call_fields[] = {
 
 static kvf_status check_call(const void *body, kvf_status bad) {
     const kvf_call_body *call = body;
+    if (call->earlier && call->earlier >= call->number)
+        return kvf_fail(bad, "earlier is %llu; it must be below number, which is %llu",
+                        (unsigned long long)call->earlier, (unsigned long long)call->number);
     if (call->kind != KVF_CALL_CHECKSUM)
         return KVF_OK;
     return kvf_wire_field_check_range("begin to end", call->begin, call->end, bad);
@@ -86,7 +92,7 @@ const kvf_body_form kvf_call_form = {call_fields, COUNT(call_fields), check_call
 static const kvf_wire_field answer_fields[] = {
     KVF_FIELD(FIXED, kvf_answer, session, .most = KVF_WIRE_SESSION_BYTES),
     KVF_FIELD(U64, kvf_answer, number),
-    KVF_FIELD(U32, kvf_answer, kind, .least = KVF_CALL_JOIN, .most = KVF_CALL_CHECKSUM),
+    KVF_FIELD(U32, kvf_answer, kind, .least = KVF_CALL_JOIN, .most = KVF_CALL_LAST),
     KVF_FIELD(STATUS, kvf_answer, status),
     KVF_FIELD(TEXT, kvf_answer, detail, .most = KVF_WIRE_MAX_DETAIL),
     KVF_FIELD(U64, kvf_answer, generation, .kinds = ACQUIRE),

@@ -387,7 +387,7 @@ kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_sh
     if (!status)
         status = read_groups(&map, model, &desc, &layers, &storage);
     if (!status)
-        status = kvf_shard_make(model, &desc, layers, true, out);
+        status = kvf_shard_make(model, &desc, layers, KVF_OVERLAP_FOREIGN, out);
     kvf_wire_discard(&storage);
     msgpack_zone_destroy(&zone);
     return status ? kvf_fail_in(status, "shard: ") : KVF_OK;

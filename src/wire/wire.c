@@ -74,10 +74,9 @@ static kvf_status pack_body(const kvf_message *message, kvf_wire_buffer *out) {
     uint32_t call;
     const void *body = body_of(message, &call);
     if (call == 0 && !has_digest(message->kind))
-        return kvf_fail(KVF_E_RANGE, "kind is 0; allowed is %d to %d", KVF_CALL_JOIN, KVF_CALL_CHECKSUM);
+        return kvf_fail(KVF_E_RANGE, "kind is 0; allowed is %d to %d", KVF_CALL_JOIN, KVF_CALL_LAST);
     if (call && !kvf_call_kind_is_known(call))
-        return kvf_fail(KVF_E_RANGE, "kind is %u; allowed is %d to %d", call, KVF_CALL_JOIN,
-                        KVF_CALL_CHECKSUM);
+        return kvf_fail(KVF_E_RANGE, "kind is %u; allowed is %d to %d", call, KVF_CALL_JOIN, KVF_CALL_LAST);
     kvf_packing packing;
     kvf_packing_start(&packing);
     kvf_wire_fields_write_map(&packing, form_of(message->kind), call, body);
@@ -187,7 +186,7 @@ static kvf_status read_kind(const msgpack_object *map, kvf_message_kind kind, ui
         return KVF_OK;
     kvf_status status = kvf_wire_field_find(map, "kind", &object);
     if (!status)
-        status = kvf_wire_field_number(object, "kind", KVF_CALL_JOIN, KVF_CALL_CHECKSUM, &number);
+        status = kvf_wire_field_number(object, "kind", KVF_CALL_JOIN, KVF_CALL_LAST, &number);
     if (!status)
         *out = (uint32_t)number;
     return status;

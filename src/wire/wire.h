@@ -29,15 +29,17 @@
 #include "model/match.h"
 
 #define KVF_WIRE_VERSION 2u
-#define KVF_WIRE_MAX_BYTES (64u << 20) /* of one message */
-#define KVF_WIRE_MAX_NAME 255u         /* engine names, endpoints, keys */
-#define KVF_WIRE_MAX_REQUEST 1024u     /* bytes of a request id */
+#define KVF_WIRE_MAX_BYTES (1u << 20)       /* of one message, */
+#define KVF_WIRE_STRANGER_BYTES (64u << 10) /* of one from somebody who has no session */
+#define KVF_WIRE_MAX_NAME 255u              /* engine names, endpoints, keys */
+#define KVF_WIRE_MAX_REQUEST 1024u          /* bytes of a request id */
 #define KVF_WIRE_MAX_RANKS 65536u
-#define KVF_WIRE_MAX_DETAIL 4096u      /* bytes of a detail text */
-#define KVF_WIRE_MAX_FACTS (1u << 20)  /* bytes of a text of facts */
-#define KVF_WIRE_MAX_BLOCKS (4u << 20) /* block ids in one message, over all groups */
+#define KVF_WIRE_MAX_DETAIL 4096u        /* bytes of a detail text */
+#define KVF_WIRE_MAX_FACTS (256u << 10)  /* bytes of a text of facts */
+#define KVF_WIRE_MAX_BLOCKS (512u << 10) /* block ids in one message, over all groups */
 #define KVF_WIRE_DIGEST_BYTES 32u
 #define KVF_WIRE_SESSION_BYTES 16u
+#define KVF_WIRE_SECRET_BYTES 16u /* what a process proves its incarnation with */
 
 /** Bytes that belong to somebody else. A request id is such bytes: any of them are allowed in it. */
 typedef struct kvf_bytes {
@@ -95,6 +97,12 @@ void kvf_facts_free(kvf_facts *facts);
  */
 kvf_status kvf_wire_match(const kvf_facts *ours, const char *theirs, const char *their_name, kvf_match **out);
 
+/**
+ * The incarnation that a secret proves: the first eight bytes, little endian, of the SHA-256 of the secret. Everybody
+ * may know an incarnation; only the process that chose it knows the secret.
+ */
+uint64_t kvf_wire_incarnation(const uint8_t secret[KVF_WIRE_SECRET_BYTES]);
+
 /** SHA-256 of the facts. */
 void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
 
@@ -140,7 +148,10 @@ typedef enum kvf_call_kind {
     KVF_CALL_WRITTEN,  /* producer: all is written, or will never be */
     KVF_CALL_WITHDRAW, /* consumer: write no more; answered when nothing can be written any more */
     KVF_CALL_CHECKSUM, /* consumer: checksums of cells under a lease */
+    KVF_CALL_PROBE,    /* producer: are you still there? another process wants your name */
 } kvf_call_kind;
+
+#define KVF_CALL_LAST KVF_CALL_PROBE
 
 /** One group of a request: a block table of the sender, and the steps it holds (or wants). */
 typedef kvf_group_steps kvf_wire_group;
@@ -161,8 +172,10 @@ typedef struct kvf_hello {
     const char *engine;
     uint64_t incarnation;
     uint32_t rank, rank_count;
-    bool wants_ranks; /* the introductions of all ranks the server knows of */
-    bool wants_card;  /* the server's own memory */
+    bool wants_ranks;    /* the introductions of all ranks the server knows of */
+    uint32_t first_rank; /* with wants_ranks: of this one and those after it, as many as fit */
+    bool wants_card;     /* the server's own memory */
+    uint8_t secret[KVF_WIRE_SECRET_BYTES]; /* with wants_card: proves the incarnation. Zeros otherwise */
     uint64_t clock_ns;
 } kvf_hello;
 
@@ -170,9 +183,11 @@ typedef struct kvf_welcome {
     uint8_t session[KVF_WIRE_SESSION_BYTES];
     const char *engine;
     uint64_t incarnation;
-    uint32_t rank, rank_count;      /* rank is UINT32_MAX of a directory, which holds no memory */
-    uint64_t clock_ns;              /* of the server */
-    kvf_bytes card;                 /* size 0: none was asked for */
+    uint32_t rank, rank_count; /* rank is UINT32_MAX of a directory, which holds no memory */
+    uint64_t clock_ns;         /* of the server */
+    uint64_t lease_ns;   /* how long it keeps what a client has without a sign of life; 0 without a session */
+    kvf_bytes card;      /* size 0: none was asked for */
+    uint32_t first_rank; /* of the first introduction; the others follow in order */
     const kvf_bytes *introductions; /* each of kvf_wire_encode_introduction() */
     uint32_t introduction_count;
     const char
@@ -194,12 +209,14 @@ typedef struct kvf_call_body {
     uint8_t session[KVF_WIRE_SESSION_BYTES];
     uint64_t number; /* of the caller's calls in this session: the answer repeats it */
     kvf_call_kind kind;
-    kvf_bytes request;   /* ACQUIRE, RELEASE, EXPECT, WRITTEN, WITHDRAW */
-    uint64_t generation; /* EXPECT, WRITTEN, WITHDRAW: of the expectation. RELEASE, CHECKSUM: of the lease */
+    kvf_bytes request; /* ACQUIRE, RELEASE, EXPECT, WRITTEN, WITHDRAW */
+    uint64_t
+        generation; /* EXPECT, WRITTEN, WITHDRAW: of the expectation. RELEASE, CHECKSUM: of the lease. JOIN: of the
+                            sender's regions, higher each time they change */
     uint64_t time_ns;    /* ACQUIRE: how long to wait for the request. EXPECT: until when writing is allowed,
                             on the receiver's clock */
     uint64_t earlier;    /* RELEASE, WITHDRAW: number of the ACQUIRE or EXPECT that this ends, 0: of none.
-                            Should that one come late, it is ignored */
+                            Should that one come late, it is ignored. Below `number` */
     uint32_t rank_count; /* ACQUIRE, RELEASE, EXPECT: how many ranks of the sender's engine say so here */
     kvf_status status;   /* RELEASE, WRITTEN: KVF_OK, or why not */
     const char *detail;  /* WRITTEN */

@@ -16,6 +16,8 @@
 typedef struct parcel {
     uint64_t due;
     kvf_route route;
+    bool keyed;
+    uint8_t key[KVF_KEY_BYTES]; /* the sender's */
     size_t bytes;
     struct parcel *prev, *next;
     uint8_t data[];
@@ -168,10 +170,14 @@ static void net_disconnect(kvf_link *base, kvf_route route) {
         connections[line->connection] = (connection){0};
 }
 
-static void put(net_link *to, kvf_route route, const void *data, size_t bytes) {
+/* The key of a link is believed: nothing is encrypted here. */
+static void put(net_link *to, kvf_route route, const net_link *from, const void *data, size_t bytes) {
     parcel *one = malloc(sizeof *one + bytes);
     assert_non_null(one);
     *one = (parcel){.due = time_now + NET_LATENCY_NS, .route = route, .bytes = bytes};
+    one->keyed = from->options.public_key != NULL;
+    if (one->keyed)
+        assert_ok(kvf_link_read_key("public_key", from->options.public_key, one->key));
     memcpy(one->data, data, bytes);
     DL_APPEND(to->inbox, one);
 }
@@ -179,15 +185,18 @@ static void put(net_link *to, kvf_route route, const void *data, size_t bytes) {
 static kvf_status net_send(kvf_link *base, kvf_route route, const void *data, size_t bytes) {
     if (route & INCOMING) {
         const connection *c = &connections[route & ~INCOMING];
-        if (c->client)
-            put(c->client, c->route, data, bytes);
+        if (!c->client)
+            return kvf_fail(KVF_E_NOT_FOUND, "connection %llu has ended",
+                            (unsigned long long)(route & ~INCOMING));
+        put(c->client, c->route, c->server, data, bytes);
         return KVF_OK;
     }
     const net_line *line = line_of((net_link *)base, route);
     if (!line)
         return kvf_fail(KVF_E_NOT_FOUND, "no route %llu", (unsigned long long)route);
     if (line->connection)
-        put(connections[line->connection].server, INCOMING | line->connection, data, bytes);
+        put(connections[line->connection].server, INCOMING | line->connection, (const net_link *)base, data,
+            bytes);
     return KVF_OK;
 }
 
@@ -227,7 +236,12 @@ static void net_progress(kvf_link *base, bool *more) {
         parcel *one = link->inbox;
         DL_DELETE(link->inbox, one);
         if ((one->route & INCOMING) || line_of(link, one->route))
-            link->options.on_message(link->options.context, one->route, one->data, one->bytes);
+            link->options.on_message(link->options.context,
+                                     &(const kvf_letter){.route = one->route,
+                                                         .key = one->keyed ? one->key : NULL,
+                                                         .called = !(one->route & INCOMING),
+                                                         .data = one->data,
+                                                         .bytes = one->bytes});
         free(one);
     }
     for (uint32_t i = 0; i < LINES; i++)

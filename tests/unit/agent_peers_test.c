@@ -184,12 +184,11 @@ typedef struct stranger {
     char detail[256];
 } stranger;
 
-static void on_message(void *context, kvf_route route, const void *data, size_t bytes) {
+static void on_message(void *context, const kvf_letter *letter) {
     stranger *s = context;
     kvf_message message = {0};
-    (void)route;
     s->answers++;
-    assert_ok(kvf_wire_open((kvf_bytes){data, bytes}, &message));
+    assert_ok(kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message));
     s->version = message.version;
     s->kind = message.kind;
     assert_ok(kvf_wire_read(&message));

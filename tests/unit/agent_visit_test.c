@@ -89,6 +89,49 @@ static void a_directory_is_visited_as_a_rank_is(void **state) {
     world_close(&w);
 }
 
+/* 4,096 ranks introduce themselves in some 2 MB; a message has 1 MiB. */
+static void an_engine_of_4096_ranks_is_met_in_parts(void **state) {
+    (void)state;
+    enum { RANKS = 4096 };
+    kvf_model *model = latent(2);
+    kvf_engine *engine = engine_of(model, ENGINE(.name = "P", .tp_size = RANKS, .all = {.block_count = 8}));
+    kvf_agent *directory = NULL;
+    assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &directory));
+    char *facts = NULL, endpoint[64];
+    assert_ok(kvf_wire_facts(model, NULL, &facts));
+    for (uint32_t r = 0; r < RANKS; r++) {
+        kvf_wire_buffer shard = {0}, bytes = {0};
+        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(engine, r), &shard));
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://10.0.%u.%u:5555", r / 256, r % 256);
+        kvf_introduction introduction = {.engine = "P",
+                                         .incarnation = r,
+                                         .rank = r,
+                                         .rank_count = RANKS,
+                                         .endpoint = endpoint,
+                                         .shard = {shard.data, shard.size},
+                                         .facts = facts};
+        kvf_wire_digest(facts, introduction.digest);
+        assert_ok(kvf_wire_encode_introduction(&introduction, &bytes));
+        assert_ok(kvf_agent_introduce(directory, bytes.data, bytes.size));
+        kvf_wire_buffer_free(&shard);
+        kvf_wire_buffer_free(&bytes);
+    }
+    const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(directory)};
+    kvf_visited *found = visit(&contact);
+    assert_int_equal(kvf_engine_rank_count(kvf_visited_engine(found)), RANKS);
+    for (uint32_t r = 0; r < RANKS; r += 7) {
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://10.0.%u.%u:5555", r / 256, r % 256);
+        assert_string_equal(kvf_visited_endpoint(found, r), endpoint);
+    }
+    kvf_agent_stats stats = world_stats(directory);
+    assert_in_range(stats.messages_sent, 3, 12); /* parts */
+    kvf_visited_free(found);
+    kvf_agent_close(directory);
+    kvf_free(facts);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
 /* A directory hands out what it was given. */
 static void a_shard_of_another_rank_is_refused(void **state) {
     (void)state;
@@ -191,6 +234,7 @@ int main(void) {
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
         cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
         cmocka_unit_test(a_shard_of_another_rank_is_refused),
+        cmocka_unit_test(an_engine_of_4096_ranks_is_met_in_parts),
         cmocka_unit_test(a_visit_leaves_no_session),
         cmocka_unit_test(a_visitor_that_greets_twice_leaves_no_session_either),
         cmocka_unit_test(visits_that_cannot_succeed_say_why),

@@ -19,7 +19,8 @@
 typedef struct end_message {
     kvf_route route;
     size_t bytes;
-    char text[KEPT_BYTES]; /* its beginning, as a text */
+    char text[KEPT_BYTES];      /* its beginning, as a text */
+    uint8_t key[KVF_KEY_BYTES]; /* that it came under; zeros: none */
 } end_message;
 
 typedef struct end {
@@ -35,19 +36,23 @@ typedef struct end {
     void (*on_broken)(struct end *end); /* NULL, or what the test does then */
 } end;
 
-static inline void keep_message(void *context, kvf_route route, const void *data, size_t bytes) {
+static inline void keep_message(void *context, const kvf_letter *letter) {
     end *self = context;
+    const kvf_route route = letter->route;
+    const size_t bytes = letter->bytes;
     if (self->message_count < KEPT_MESSAGES) {
         end_message *message = &self->messages[self->message_count];
         message->route = route;
         message->bytes = bytes;
         size_t kept = bytes < KEPT_BYTES ? bytes : KEPT_BYTES - 1;
-        memcpy(message->text, data, kept);
+        memcpy(message->text, letter->data, kept);
+        if (letter->key)
+            memcpy(message->key, letter->key, sizeof message->key);
         message->text[kept] = '\0';
     }
     self->message_count++;
     if (self->answers)
-        assert_ok(kvf_link_send(self->link, route, data, bytes));
+        assert_ok(kvf_link_send(self->link, route, letter->data, bytes));
 }
 
 static inline void keep_break(void *context, kvf_route route, kvf_status status, const char *detail) {

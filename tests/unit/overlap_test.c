@@ -2,6 +2,7 @@
  * Shards whose cells share bytes are refused; shards whose cells are merely interleaved are not.
  */
 #include "shapes.h"
+#include "shard/shard.h"
 
 /*
  * K and V of two heads, 8 bytes a cell, 2 tokens a block, 3 blocks, one region of 512 bytes. The layers are
@@ -275,10 +276,8 @@ static void a_part_without_units_overlaps_nothing(void **state) {
 }
 
 /* Sizes may be claims of another machine. */
-static void blocks_of_absurdly_many_interleaved_cells_are_refused(void **state) {
-    (void)state;
+static void try_interleaved(uint32_t tokens) {
     kvf_model *model = attention(1, 1, 4);
-    const uint32_t tokens = 1u << 31;
     const kvf_part_share parts[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
     const kvf_placement places[] = {PLACED(0, 0, 0, 16, 8), PLACED(0, 8, 0, 16, 8)};
     const uint64_t bytes = 16ull * tokens;
@@ -290,12 +289,24 @@ static void blocks_of_absurdly_many_interleaved_cells_are_refused(void **state) 
                            .region_count = 1,
                            .groups = &group};
     kvf_shard *shard = NULL;
-
-    assert_fails(kvf_shard_create(model, &desc, &shard), KVF_E_RANGE, "layer 0 part k", "interleaved",
-                 "16777216");
-
+    if (tokens > KVF_OVERLAP_OWN)
+        assert_fails(kvf_shard_create(model, &desc, &shard), KVF_E_RANGE, "layer 0 part k", "interleaved",
+                     "16777216");
+    /* As from a peer: refused before anything is allocated for it. */
+    kvf_status status = kvf_shard_make(model, &desc, NULL, KVF_OVERLAP_FOREIGN, &shard);
+    if (tokens > KVF_OVERLAP_FOREIGN)
+        assert_fails(status, KVF_E_RANGE, "layer 0 part k", "interleaved", "262144");
+    else
+        assert_ok(status);
     kvf_shard_free(shard);
     kvf_model_free(model);
+}
+
+static void blocks_of_absurdly_many_interleaved_cells_are_refused(void **state) {
+    (void)state;
+    try_interleaved(1u << 31);
+    try_interleaved(1u << 23);
+    try_interleaved(1u << 16);
 }
 
 int main(void) {

@@ -178,7 +178,7 @@ static void generations_of_an_id_are_requests_of_their_own(void **state) {
 static void generations_of_an_id_are_in_order(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
-    const kvf_request_key keys[] = {{"r", 1, 2}, {"r", 1, 3}, {"r", 1, 1}};
+    const kvf_request_key keys[] = {{{"r", 1}, 2}, {{"r", 1}, 3}, {{"r", 1}, 1}};
     kvf_worker_output output = sends(keys, 3);
 
     kvf_aggregate sum = step2(a, &output, &output);

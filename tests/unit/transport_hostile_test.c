@@ -2,6 +2,7 @@
  * The same-host transport against sides that do not keep to its protocol: raw sockets that play a consumer,
  * or an owner, badly.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -145,6 +146,58 @@ static void strangers_without_the_key_are_hung_up_on(void **state) {
         assert_true(hung_up(&owner, fd));
         (void)close(fd);
     }
+    check_served(&owner);
+    side_close(&owner);
+}
+
+static int count_descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder))
+        count++;
+    (void)closedir(folder);
+    return count;
+}
+
+/* Two descriptors with one message: once one of them stayed open in the owner, for each message. */
+static void raw_send_two(int socket, const void *message, size_t bytes, int passed) {
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+    } control = {.bytes = {0}};
+    struct iovec part = {(void *)message, bytes};
+    struct msghdr sent = {.msg_iov = &part,
+                          .msg_iovlen = 1,
+                          .msg_control = control.bytes,
+                          .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *item = CMSG_FIRSTHDR(&sent);
+    const int both[2] = {passed, passed};
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(sizeof both);
+    memcpy(CMSG_DATA(item), both, sizeof both);
+    assert_int_equal(sendmsg(socket, &sent, MSG_NOSIGNAL), (ssize_t)bytes);
+}
+
+static void descriptors_that_nobody_asked_for_are_closed(void **state) {
+    (void)state;
+    test_side owner;
+    side_open(&owner, &brought, 2);
+    kvf_shm_card card = socket_card(&owner);
+    int memory = make_memory(4096, F_SEAL_SHRINK);
+    drive_idle(&owner, NULL);
+    const int before = count_descriptors();
+    for (int i = 0; i < 100; i++) { /* a stranger, who knows no key */
+        static const kvf_shm_header nonsense = {SHM_MOVED, 0};
+        int fd = raw_connect(&card);
+        raw_send_two(fd, &nonsense, sizeof nonsense, memory);
+        assert_true(hung_up(&owner, fd));
+        (void)close(fd);
+    }
+    drive_idle(&owner, NULL);
+    assert_int_equal(count_descriptors(), before);
+    (void)close(memory);
     check_served(&owner);
     side_close(&owner);
 }
@@ -707,6 +760,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_that_say_nothing_keep_nobody_out),
         cmocka_unit_test(strangers_without_the_key_are_hung_up_on),
+        cmocka_unit_test(descriptors_that_nobody_asked_for_are_closed),
         cmocka_unit_test(garbage_is_hung_up_on),
         cmocka_unit_test(buffers_that_could_make_the_owner_fault_are_hung_up_on),
         cmocka_unit_test(pieces_outside_of_registered_memory_are_refused),

@@ -529,7 +529,7 @@ static void facts_above_the_size_limit_are_refused(void **state) {
     memset(extra, 'x', KVF_WIRE_MAX_FACTS);
     extra[KVF_WIRE_MAX_FACTS] = '\0';
     char *facts = NULL;
-    assert_fails(kvf_wire_facts(model, extra, &facts), KVF_E_RANGE, "1048576");
+    assert_fails(kvf_wire_facts(model, extra, &facts), KVF_E_RANGE, "262144");
     assert_null(facts);
     free(extra);
     kvf_model_free(model);

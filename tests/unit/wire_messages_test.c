@@ -191,8 +191,11 @@ static void numbers_out_of_their_range_are_not_sent(void **state) {
     kvf_call_body release = {
         .kind = KVF_CALL_RELEASE, .request = {"r", 1}, .rank_count = 1, .status = (kvf_status)99};
     assert_fails(try_call(release), KVF_E_RANGE, "status is 99");
+    release.status = KVF_OK;
+    release.number = release.earlier = 4;
+    assert_fails(try_call(release), KVF_E_RANGE, "earlier is 4", "below number", "4");
     assert_fails(try_call((kvf_call_body){0}), KVF_E_RANGE, "kind is 0");
-    assert_fails(try_call((kvf_call_body){.kind = (kvf_call_kind)9}), KVF_E_RANGE, "kind is 9");
+    assert_fails(try_call((kvf_call_body){.kind = (kvf_call_kind)10}), KVF_E_RANGE, "kind is 10");
 }
 
 static void a_count_without_its_array_is_not_sent(void **state) {
@@ -254,7 +257,7 @@ static void a_message_above_the_size_limit_is_not_sent(void **state) {
     static uint8_t most[KVF_WIRE_MAX_BYTES];
     kvf_welcome welcome = {.engine = "p", .rank = UINT32_MAX, .card = {most, sizeof most}};
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}), KVF_E_RANGE,
-                 "WELCOME", "more than 67108864 bytes");
+                 "WELCOME", "more than 1048576 bytes");
     welcome.card.size -= 1000;
     assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}));
 }

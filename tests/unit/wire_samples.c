@@ -95,6 +95,8 @@ static void fill_hello(wire_sample *out, kvf_hello *hello, uint64_t *seed) {
     hello->rank = below(seed, hello->rank_count);
     hello->wants_ranks = below(seed, 2);
     hello->wants_card = below(seed, 2);
+    hello->first_rank = (uint32_t)number(seed);
+    fill_bytes(hello->secret, sizeof hello->secret, seed);
     hello->clock_ns = number(seed);
 }
 
@@ -106,6 +108,8 @@ static void fill_welcome(wire_sample *out, kvf_welcome *welcome, uint64_t *seed)
     welcome->rank_count = directory ? 0 : 1 + below(seed, KVF_WIRE_MAX_RANKS);
     welcome->rank = directory ? UINT32_MAX : below(seed, welcome->rank_count);
     welcome->clock_ns = number(seed);
+    welcome->lease_ns = number(seed);
+    welcome->first_rank = (uint32_t)number(seed);
     if (below(seed, 2))
         welcome->card = bytes(out->bytes[0], seed);
     welcome->introduction_count = below(seed, COUNT_OF(out->list) + 1);
@@ -117,7 +121,7 @@ static void fill_welcome(wire_sample *out, kvf_welcome *welcome, uint64_t *seed)
 }
 
 static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
-    bool has[KVF_CALL_CHECKSUM + 1] = {false};
+    bool has[KVF_CALL_LAST + 1] = {false};
     has[call->kind] = true;
     fill_bytes(call->session, sizeof call->session, seed);
     call->number = number(seed);
@@ -136,12 +140,13 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
         call->units = range_of(seed);
         call->begin = number(seed) / 2;
         call->end = call->begin + number(seed) / 2;
-    } else
+    } else if (!has[KVF_CALL_PROBE])
         call->request = bytes(out->bytes[0], seed);
-    if (has[KVF_CALL_RELEASE] || has[KVF_CALL_EXPECT] || has[KVF_CALL_WRITTEN] || has[KVF_CALL_WITHDRAW])
+    if (has[KVF_CALL_JOIN] || has[KVF_CALL_RELEASE] || has[KVF_CALL_EXPECT] || has[KVF_CALL_WRITTEN] ||
+        has[KVF_CALL_WITHDRAW])
         call->generation = number(seed);
     if (has[KVF_CALL_RELEASE] || has[KVF_CALL_WITHDRAW])
-        call->earlier = number(seed);
+        call->earlier = call->number > 0 ? number(seed) % call->number : 0;
     if (has[KVF_CALL_ACQUIRE] || has[KVF_CALL_EXPECT])
         call->time_ns = number(seed);
     if (has[KVF_CALL_ACQUIRE] || has[KVF_CALL_EXPECT] || has[KVF_CALL_RELEASE])
@@ -257,6 +262,8 @@ static void same_hello(const kvf_hello *a, const kvf_hello *b) {
     assert_int_equal(a->rank_count, b->rank_count);
     assert_int_equal(a->wants_ranks, b->wants_ranks);
     assert_int_equal(a->wants_card, b->wants_card);
+    assert_int_equal(a->first_rank, b->first_rank);
+    assert_memory_equal(a->secret, b->secret, sizeof a->secret);
     assert_int_equal(a->clock_ns, b->clock_ns);
 }
 
@@ -267,6 +274,8 @@ static void same_welcome(const kvf_welcome *a, const kvf_welcome *b) {
     assert_int_equal(a->rank, b->rank);
     assert_int_equal(a->rank_count, b->rank_count);
     assert_int_equal(a->clock_ns, b->clock_ns);
+    assert_int_equal(a->lease_ns, b->lease_ns);
+    assert_int_equal(a->first_rank, b->first_rank);
     same_bytes(a->card, b->card);
     assert_int_equal(a->introduction_count, b->introduction_count);
     for (uint32_t i = 0; i < a->introduction_count; i++)

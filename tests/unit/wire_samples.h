@@ -34,7 +34,7 @@ void sample_message(wire_sample *out, kvf_message_kind kind, kvf_call_kind call,
 void sample_introduction(wire_sample *out, uint64_t seed);
 
 /** How many kinds there are, counting calls and answers one by one; which is the n-th. */
-#define SAMPLE_KINDS (3u + 2u * KVF_CALL_CHECKSUM)
+#define SAMPLE_KINDS (3u + 2u * KVF_CALL_LAST)
 void sample_kind(uint32_t n, kvf_message_kind *kind, kvf_call_kind *call);
 
 void assert_same_message(const kvf_message *a, const kvf_message *b);

@@ -52,12 +52,25 @@ kvf_status kvf_shm_send_two(int socket, const void *head, size_t head_bytes, con
     return send_parts(socket, parts, 2, -1);
 }
 
-static int take_descriptor(struct msghdr *message) {
+/* The descriptor that came with a message, or -1. Space for one has room for two, for it is aligned; further ones are
+ * closed, and `surplus` says that there were any. */
+static int take_descriptor(struct msghdr *message, bool *surplus) {
     int fd = -1;
-    for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item))
-        if (item->cmsg_level == SOL_SOCKET && item->cmsg_type == SCM_RIGHTS &&
-            item->cmsg_len >= CMSG_LEN(sizeof fd) && fd < 0)
-            memcpy(&fd, CMSG_DATA(item), sizeof fd);
+    *surplus = false;
+    for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item)) {
+        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t at = 0; CMSG_LEN(at + sizeof fd) <= item->cmsg_len; at += sizeof fd) {
+            int one;
+            memcpy(&one, CMSG_DATA(item) + at, sizeof one);
+            if (fd < 0) {
+                fd = one;
+            } else {
+                (void)close(one);
+                *surplus = true;
+            }
+        }
+    }
     return fd;
 }
 
@@ -78,15 +91,19 @@ kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet) {
         got = 0;
     if (got < 0)
         return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
-    packet->fd = take_descriptor(&message);
+    bool surplus;
+    packet->fd = take_descriptor(&message, &surplus);
     packet->bytes = (size_t)got;
-    if (packet->bytes >= sizeof(kvf_shm_header) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+    if (packet->bytes >= sizeof(kvf_shm_header) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
+        !surplus)
         return KVF_OK;
     if (packet->fd >= 0)
         (void)close(packet->fd);
     packet->fd = -1;
     if (got == 0)
         return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
+    if (surplus)
+        return kvf_fail(KVF_E_PARSE, "a message with more than one descriptor");
     return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed %zu to %u", got, sizeof(kvf_shm_header),
                     SHM_PACKET_MAX);
 }

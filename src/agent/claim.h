@@ -1,0 +1,43 @@
+/*
+ * Who may speak for whom: which keys for which engines, and which process for one rank of an engine.
+ *
+ * Holds are counted and pushes written by the name of a rank, so two processes must not speak under one name. The
+ * first that greets has it. Another one gets it when the first is gone: its connection has ended, or it does not
+ * answer a PROBE for the length of peer_timeout_ns.
+ */
+#ifndef KVF_AGENT_CLAIM_H
+#define KVF_AGENT_CLAIM_H
+
+#include "agent/session.h"
+
+/** Takes the keys and grants of the options. KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOMEM. */
+kvf_status kvf_grants_take(kvf_agent *agent);
+/** All keys that the options let connect; free with kvf_free(). `count` is how many. */
+kvf_status kvf_grants_keys(const kvf_agent_options *options, const char ***keys, uint32_t *count);
+void kvf_grants_free(kvf_agent *agent);
+
+/**
+ * Whether a process that greets may be who it says: it knows the secret of its incarnation, and its key was granted the
+ * name.
+ *
+ * @param key  of the sender, NULL without encryption
+ * @return KVF_OK, KVF_E_PERMISSION
+ */
+kvf_status kvf_claim_check(kvf_agent *agent, const uint8_t *key, const kvf_hello *hello);
+
+/**
+ * Whether the name is free for a process that is new here. Asks the one who has it whether it still lives.
+ *
+ * @return KVF_OK; KVF_E_AGAIN (not known yet); KVF_E_PERMISSION (another process has it, and lives)
+ */
+kvf_status kvf_claim_look(kvf_agent *agent, const kvf_hello *hello);
+
+/** Gives a session its name; the one that had it is retired. KVF_E_NOMEM. */
+kvf_status kvf_claim_take(kvf_session *session);
+void kvf_claim_drop(kvf_session *session);
+
+/** Tells the engine, by an event and in the log, that somebody spoke for a rank and was not heard: once for each rank
+ * and reason in a while, however often it happens. */
+void kvf_claim_tell(kvf_agent *agent, const char *engine, uint32_t rank, const char *detail);
+
+#endif

@@ -1,0 +1,243 @@
+"""Attacks, each a function that is called again and again until its time is over.
+
+`Target` is what an attacker knows: where the producer and the consumer listen, and what their introductions say. Each
+attack returns how much it has done, in its own unit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import zmq
+from protocol import ACQUIRE, ANSWER, EXPECTATION, HIGHEST, JOIN, OK, WITHDRAW, WRITTEN, Speaker, envelope
+
+
+@dataclass
+class Target:
+    producer: str
+    consumer: str
+    producer_key: str = ""
+    consumer_key: str = ""
+    keys: tuple[str, str] | None = None  # the attacker's own, which are allowed
+
+
+class Attacker:
+    """Connections to the two of the pair; attacks are its methods."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, 20000)
+        self.open: list[Speaker] = []
+
+    def close(self) -> None:
+        for speaker in self.open:
+            speaker.close()
+        self.context.destroy(0)
+
+    def speak(self, to_consumer: bool = False, name: str = "") -> Speaker:
+        t = self.target
+        speaker = Speaker(
+            self.context,
+            t.consumer if to_consumer else t.producer,
+            t.consumer_key if to_consumer else t.producer_key,
+            t.keys,
+            name,
+        )
+        self.open.append(speaker)
+        return speaker
+
+    def greeted(self, to_consumer: bool = False, name: str = "") -> Speaker:
+        speaker = self.speak(to_consumer, name)
+        if speaker.visit():
+            speaker.greet()
+        return speaker
+
+    def consumer_says(self) -> dict[str, Any]:
+        """The introduction of the consumer, which everybody may know."""
+        found = self.speak(True).visit()
+        assert found, "the consumer does not answer"
+        return found[1]
+
+    # ---- in another's place
+
+    def impersonate(self) -> Iterator[int]:
+        """Greets as the consumer, by all that its introduction says; joins, acquires, releases, withdraws."""
+        speaker = self.speak()
+        says = self.consumer_says()
+        speaker.visit()
+        speaker.name = says["engine"]
+        others = [{"incarnation": says["incarnation"]}, {}]
+        for n in range(1 << 40):
+            answer = speaker.greet(**others[n % 2])
+            assert answer is None or not answer[2].get("card"), "a stranger got a session as the consumer"
+            speaker.send(speaker.call(JOIN, introduction=msgpack.packb(says), card=b"card", generation=n + 1))
+            for i in range(20):
+                speaker.send(speaker.release(b"request %d" % (n + i)))
+            yield 1
+
+    def release_by_count(self) -> Iterator[int]:
+        """In a session of its own: releases and acquires what others are about to, with leases counted up."""
+        speaker = self.greeted()
+        for n in range(1 << 40):
+            for i in range(50):
+                speaker.send(speaker.release(b"request %d" % (n % 100000), generation=n * 50 + i + 1))
+            speaker.drain()
+            yield 50
+
+    def speak_for_the_producer(self) -> Iterator[int]:
+        """Tells the consumer that all is written, in sessions it guesses, and answers what it has not asked."""
+        speaker = self.greeted(True, "prefill-of-others")
+        for n in range(1 << 40):
+            session = speaker.session if n % 2 else os.urandom(16)
+            number = n % 5000 + 1
+            speaker.send(
+                speaker.call(
+                    WRITTEN,
+                    session=session,
+                    request=b"request %d" % n,
+                    generation=EXPECTATION | n % 50000,
+                    status=OK,
+                    detail="",
+                    bytes=4096,
+                )
+            )
+            answer = {"session": session, "number": number, "kind": WITHDRAW, "status": OK, "detail": ""}
+            speaker.send(envelope(ANSWER, answer))
+            speaker.drain()
+            yield 2
+
+    def jump_numbers(self) -> Iterator[int]:
+        """A BEAT with the highest number, in sessions of its own and of others."""
+        speaker = self.greeted()
+        for n in range(1 << 40):
+            session = None if n % 2 else os.urandom(16)
+            speaker.send(speaker.beat(session=session, number=HIGHEST))
+            speaker.drain()
+            if n % 100 == 0:
+                speaker.greet()
+            yield 1
+
+    # ---- filling
+
+    def expect_for_ever(self) -> Iterator[int]:
+        """Small EXPECTs of large tables, for ever."""
+        speaker = self.greeted()
+        for n in range(1 << 40):
+            speaker.send(speaker.expect(b"e%d" % n, 500_000))
+            if n % 10 == 9:
+                speaker.drain()
+                time.sleep(0.02)
+            yield 1
+
+    def wait_for_ever(self) -> Iterator[int]:
+        """ACQUIREs of what never comes; hangs up now and then, and comes back as another."""
+        speaker = self.greeted()
+        for n in range(1 << 40):
+            for i in range(100):
+                speaker.send(speaker.acquire(b"never %d" % (n * 100 + i)))
+            speaker.drain()
+            if n % 200 == 199:
+                speaker.close()
+                self.open.remove(speaker)
+                speaker = self.greeted()
+            time.sleep(0.005)
+            yield 100
+
+    def take_sessions(self) -> Iterator[int]:
+        """As many sessions over one connection as it gets."""
+        speaker = self.greeted()
+        for n in range(1 << 40):
+            one = Speaker.__new__(Speaker)
+            one.__dict__ |= speaker.__dict__ | {"name": f"s{n}", "secret": n.to_bytes(16, "little")}
+            one.incarnation = __import__("protocol").incarnation_of(one.secret)
+            speaker.send(one.hello(True))
+            if n % 50 == 49:
+                speaker.drain()
+                time.sleep(0.002)
+            yield 1
+
+    def connect_often(self) -> Iterator[int]:
+        """Opens connections and keeps them."""
+        for _ in range(1 << 40):
+            if len(self.open) < 300:
+                self.speak()
+                yield 1
+            else:
+                time.sleep(0.05)
+                yield 0
+
+    def large_messages(self) -> Iterator[int]:
+        """Messages as large as they may be, and larger."""
+        speakers = [self.greeted() for _ in range(4)]
+        small, large = os.urandom(900_000), os.urandom(4 << 20)
+        for n in range(1 << 40):
+            speaker = speakers[n % 4]
+            speaker.send(speaker.call(ACQUIRE, request=small, time_ns=1, rank_count=1))
+            if n % 50 == 0:
+                speaker.send(large)
+            time.sleep(0.01)
+            yield 1
+
+    def heavy_shards(self) -> Iterator[int]:
+        """JOINs with shards whose K and V interleave in as many pieces as they say."""
+        speaker = self.greeted()
+        says = self.consumer_says()
+        shard = msgpack.unpackb(says["shard"])
+        says |= {"engine": speaker.name, "incarnation": speaker.incarnation, "digest": speaker.digest}
+        group = shard["groups"][0]
+        pieces = 1 << 23
+        group |= {"tokens_per_block": pieces, "block_count": 1, "kernel_blocks_per_block": 1}
+        for part in group["parts"]:
+            for run in part["placements"]:
+                run[2:6] = [0, 1 << 40, 1024, 0]
+        shard["regions"] = [[1, 1 << 50]]
+        says["shard"] = msgpack.packb(shard)
+        for n in range(1 << 40):
+            speaker.ask(
+                speaker.call(JOIN, introduction=msgpack.packb(says), card=b"card %d" % n, generation=n + 1), 0.5
+            )
+            yield 1
+
+    def garbage(self) -> Iterator[int]:
+        """Bytes that are nothing, and messages that are nearly something."""
+        speaker = self.greeted()
+        good = [speaker.beat(), speaker.acquire(b"a"), speaker.expect(b"b", 5), speaker.hello(True)]
+        for n in range(1 << 40):
+            one = bytearray(good[n % 4])
+            one[int.from_bytes(os.urandom(2), "little") % len(one)] ^= 1 << n % 8
+            speaker.send(bytes(one) if n % 3 else os.urandom(100))
+            if n % 100 == 99:
+                speaker.drain()
+                time.sleep(0.001)
+            yield 1
+
+
+ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
+    name: getattr(Attacker, name)
+    for name in (
+        "impersonate",
+        "release_by_count",
+        "speak_for_the_producer",
+        "jump_numbers",
+        "expect_for_ever",
+        "wait_for_ever",
+        "take_sessions",
+        "connect_often",
+        "large_messages",
+        "heavy_shards",
+        "garbage",
+    )
+}
+
+
+def burn(_: Attacker) -> Iterator[int]:
+    """Attacks nobody, and takes the processor as an attacker does: what throughput is compared with."""
+    for n in range(1 << 40):
+        envelope(1, {"n": n, "more": "x" * 100})
+        yield 1

@@ -1,0 +1,213 @@
+"""Attacks an honest pair, one attack after the other or all at once, and says what became of the pair.
+
+For each attack, with and without keys: requests of the pair per second while it lasts, against those beside a program
+that only takes the processor; wrong and failed requests; the producer's memory and descriptors at their most, and
+after the attackers have gone; and the longest single call of progress, in CPU time. Ends with `N passed, N failed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from attacks import ATTACKS, Attacker, Target, burn
+
+MEBI = 1 << 20
+BUDGET = 256 * MEBI
+RECOVERY_S = 2.0  # until throughput is back
+SETTLED_S = 13.0  # until what was kept is gone: the length of the pair's lease, and what comes with it
+
+
+def key_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+@dataclass
+class Half:
+    """One process of the pair."""
+
+    process: subprocess.Popen[str]
+    endpoint: str
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line) | {"time": time.monotonic()})
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.lines[-1]
+
+    def since(self, begin: float) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["time"] >= begin]
+
+
+def start(program: str, role: str, options: list[str]) -> Half:
+    process = subprocess.Popen(
+        [program, role, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout
+    half = Half(process, process.stdout.readline().strip())
+    assert half.endpoint, f"{role} did not start"
+    threading.Thread(target=half.read, daemon=True).start()
+    return half
+
+
+@dataclass
+class Pair:
+    producer: Half
+    consumer: Half
+    target: Target
+
+    def rate(self, begin: float, end: float) -> float:
+        lines = [line for line in self.consumer.lines if begin <= line["time"] <= end]
+        if len(lines) < 2:
+            return 0.0
+        return (lines[-1]["done"] - lines[0]["done"]) / (lines[-1]["time"] - lines[0]["time"])
+
+    def close(self) -> int:
+        codes = []
+        for half in (self.consumer, self.producer):
+            assert half.process.stdin
+            half.process.stdin.close()
+            try:
+                codes.append(half.process.wait(60))
+            except subprocess.TimeoutExpired:
+                half.process.kill()
+                codes.append(-1)
+        return max(abs(code) for code in codes)
+
+
+def open_pair(program: str, secure: bool) -> Pair:
+    if not secure:
+        producer = start(program, "produce", [])
+        consumer = start(program, "consume", ["--peer", producer.endpoint])
+        return Pair(producer, consumer, Target(producer.endpoint, consumer.endpoint))
+    theirs, ours, attackers = key_pair(), key_pair(), key_pair()
+    allow = [option for keys in (theirs, ours, attackers) for option in ("--allow", keys[0])]
+    producer = start(program, "produce", ["--keys", ",".join(theirs), *allow])
+    peer = f"{producer.endpoint},{theirs[0]}"
+    consumer = start(program, "consume", ["--keys", ",".join(ours), "--peer", peer, *allow])
+    return Pair(producer, consumer, Target(producer.endpoint, consumer.endpoint, theirs[0], ours[0], attackers))
+
+
+def attack(name: str, target: Target, seconds: float, count: Any) -> None:
+    """The body of an attacking process."""
+    attacker = Attacker(target)
+    end = time.monotonic() + seconds
+    try:
+        for done in (ATTACKS | {"burn": burn})[name](attacker):
+            count.value += done
+            if time.monotonic() >= end:
+                break
+    finally:
+        attacker.close()
+
+
+def run_attackers(names: list[str], target: Target, seconds: float) -> int:
+    """Runs them at once; how much they did together. A negative number: one of them found what must not be."""
+    spawn = multiprocessing.get_context("spawn")
+    counts = [spawn.Value("q", 0) for _ in names]
+    processes = [spawn.Process(target=attack, args=(n, target, seconds, c)) for n, c in zip(names, counts, strict=True)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds + 60)
+        if process.is_alive():
+            process.terminate()
+    if any(process.exitcode for process in processes):
+        return -1
+    return sum(count.value for count in counts)
+
+
+def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[dict[str, Any], list[str]]:
+    """One attack, from a quiet pair to a quiet pair: figures, and what is wrong with them."""
+    before = dict(pair.producer.last), dict(pair.consumer.last)
+    burnt = time.monotonic()
+    run_attackers(["burn"] * len(names), pair.target, min(seconds, 3.0))
+    begin = time.monotonic()
+    beside = pair.rate(burnt + 0.7, begin)
+    done = run_attackers(names, pair.target, seconds)
+    end = time.monotonic()
+    time.sleep(RECOVERY_S + 2)
+    rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())
+    if settle:
+        time.sleep(SETTLED_S)
+    during = pair.producer.since(begin)
+    most = max(line["resident"] for line in during) - before[0]["resident"]
+    left = pair.producer.last["resident"] - before[0]["resident"]
+    figures = {
+        "attack": "+".join(names) if len(names) < 4 else f"all {len(names)}",
+        "done": done,
+        "requests/s": round(rate),
+        "of burning": round(rate / beside, 2) if beside else 0,
+        "after": round(after / beside, 2) if beside else 0,
+        "wrong": pair.consumer.last["wrong"] - before[1]["wrong"],
+        "failed": pair.consumer.last["failed"] - before[1]["failed"] + pair.producer.last["failed"] - before[0]["failed"],
+        "MiB more": round(most / MEBI, 1),
+        "MiB left": round(left / MEBI, 1),
+        "fds more": max(line["descriptors"] for line in during) - before[0]["descriptors"],
+        "fds left": pair.producer.last["descriptors"] - before[0]["descriptors"],
+        "ms of a call": max(line["busiest_ms"] for line in during),
+        "told": pair.producer.last["refused"] - before[0]["refused"],
+    }
+    faults = []
+    if done < 0:
+        faults.append("an attacker got what it must not get")
+    if figures["wrong"] or figures["failed"]:
+        faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
+    if rate <= 0 or after <= 0:
+        faults.append("the pair stood still")
+    if most > BUDGET:
+        faults.append(f"{figures['MiB more']} MiB more than before are above the budget")
+    return figures, faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="the honest one: build/release/tests/hostile/honest")
+    parser.add_argument("--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none")
+    parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
+    parser.add_argument("--settle", action="store_true", help="wait after each until what it left has run out")
+    parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="this attack; may be repeated")
+    parser.add_argument("--json", help="write the figures there too")
+    options = parser.parse_args()
+    names = options.only or list(ATTACKS)
+    rows, passed, failed = [], 0, 0
+    for secure in (False, True):
+        pair = open_pair(options.program, secure)
+        end = time.monotonic() + 30
+        while (not pair.consumer.lines or pair.consumer.last["done"] < 20) and time.monotonic() < end:
+            time.sleep(0.1)
+        plans = [([name], options.seconds) for name in names] if options.seconds else []
+        if options.together:
+            plans.append((names, options.together))
+        for attackers, seconds in plans:
+            figures, faults = judge(pair, attackers, seconds, options.settle)
+            rows.append({"keys": secure} | figures)
+            print(("ok     " if not faults else "FAILED ") + json.dumps(rows[-1]), *faults, flush=True)
+            passed, failed = passed + (not faults), failed + bool(faults)
+        if pair.close():
+            failed += 1
+            print("FAILED the pair did not end as it should")
+        else:
+            passed += 1
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
