@@ -14,7 +14,19 @@ from typing import Any
 
 import msgpack
 import zmq
-from protocol import ACQUIRE, ANSWER, EXPECTATION, HIGHEST, JOIN, OK, WITHDRAW, WRITTEN, Speaker, envelope
+from protocol import (
+    ACQUIRE,
+    ANSWER,
+    EXPECTATION,
+    HIGHEST,
+    JOIN,
+    OK,
+    WITHDRAW,
+    WRITTEN,
+    Speaker,
+    envelope,
+    incarnation_of,
+)
 
 
 @dataclass
@@ -155,7 +167,7 @@ class Attacker:
         for n in range(1 << 40):
             one = Speaker.__new__(Speaker)
             one.__dict__ |= speaker.__dict__ | {"name": f"s{n}", "secret": n.to_bytes(16, "little")}
-            one.incarnation = __import__("protocol").incarnation_of(one.secret)
+            one.incarnation = incarnation_of(one.secret)
             speaker.send(one.hello(True))
             if n % 50 == 49:
                 speaker.drain()
