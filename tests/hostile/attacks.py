@@ -1,7 +1,7 @@
 """Attacks, each a function that is called again and again until its time is over.
 
-`Target` is what an attacker knows: where the producer and the consumer listen, and what their introductions say. Each
-attack returns how much it has done, in its own unit.
+`Target` is what an attacker knows: where the producer and the consumer listen, and what their introductions
+say. Each attack returns how much it has done, in its own unit.
 """
 
 from __future__ import annotations
