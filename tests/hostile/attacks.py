@@ -197,7 +197,7 @@ class Attacker:
             yield 1
 
     def heavy_shards(self) -> Iterator[int]:
-        """JOINs with shards whose K and V interleave in as many pieces as they say."""
+        """JOINs with shards whose layers interleave in as many pieces as they say."""
         speaker = self.greeted()
         says = self.consumer_says()
         shard = msgpack.unpackb(says["shard"])
@@ -207,7 +207,9 @@ class Attacker:
         group |= {"tokens_per_block": pieces, "block_count": 1, "kernel_blocks_per_block": 1}
         for part in group["parts"]:
             for run in part["placements"]:
-                run[2:6] = [0, 1 << 40, 1024, 0]
+                # region, offset, strides of a block, a row and a unit: one layer 192 bytes after the other
+                run[1:6] = [0, 0, 1 << 40, 1024, 192]
+                run[8:10] = [0, 192]
         shard["regions"] = [[1, 1 << 50]]
         says["shard"] = msgpack.packb(shard)
         for n in range(1 << 40):
