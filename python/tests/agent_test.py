@@ -341,7 +341,7 @@ def test_a_name_is_for_the_keys_it_was_granted_to() -> None:
     model = small_model()
     known, stranger, own = make_keys(), make_keys(), make_keys()
     prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
-    grants = [KeyGrant(known.public_key, "decode", (0, 1)), stranger.public_key]
+    grants: list[str | KeyGrant] = [KeyGrant(known.public_key, "decode", (0, 1)), stranger.public_key]
     with Agent(prefill, keys=own, allowed_keys=grants) as producer:
         producer.register(producer.allocate_regions())
         producer.hold("r", HELD)
@@ -351,7 +351,7 @@ def test_a_name_is_for_the_keys_it_was_granted_to() -> None:
                 consumer.pull("r", producer.contact, WANTED, deadline=30)
                 event = consumer.wait_event(40)
                 assert event and event.kind in (kind, EventKind.PEER_LOST), event
-                assert kind is EventKind.DONE or "does not let this key speak for rank 0 of decode" in event.detail
+                assert kind is EventKind.DONE or "does not let this key speak" in event.detail
         refused = producer.wait_event(30)
         assert refused and refused.kind is EventKind.PEER_REFUSED and refused.engine == "decode", refused
         producer.allow_key(KeyGrant(stranger.public_key, "decode"))

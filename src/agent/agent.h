@@ -154,7 +154,8 @@ struct kvf_agent {
     kvf_session *sessions; /* open ones, by id */
     kvf_session *clients;  /* incoming, by identity */
     kvf_session *claims;   /* incoming, by the rank they speak for */
-    kvf_session *by_route; /* incoming */
+    kvf_session *servers;  /* outgoing, by incarnation */
+    kvf_session *by_route; /* both, by the connection that messages to them take */
     struct kvf_grant *grants;
     uint32_t grant_count;
     struct kvf_refusal *refusals; /* of which the engine was told */

@@ -61,8 +61,10 @@ static void hide(kvf_session *session, bool lost) {
     agent->last_number = kvf_max_u64(agent->last_number, session->next_number);
     if (session->hh.tbl)
         HASH_DELETE(hh, agent->sessions, session);
-    if (session->hh_client.tbl)
+    if (session->hh_client.tbl && session->incoming)
         HASH_DELETE(hh_client, agent->clients, session);
+    else if (session->hh_client.tbl)
+        HASH_DELETE(hh_client, agent->servers, session);
     kvf_claim_drop(session);
     forget_route(session);
     memset(&session->hh, 0, sizeof session->hh);
@@ -95,6 +97,18 @@ void kvf_session_free(kvf_session *session) {
     kvf_free(session);
 }
 
+/* So that it is found by its process and by its connection. Two of one connection, or of one incarnation, are a mistake
+ * of the other side: the former one is found. */
+static kvf_status list_outgoing(kvf_session *session) {
+    kvf_agent *agent = session->agent;
+    kvf_session *other = NULL;
+    HASH_FIND(hh_client, agent->servers, &session->incarnation, sizeof session->incarnation, other);
+    if (!other)
+        HASH_ADD(hh_client, agent->servers, incarnation, sizeof session->incarnation, session);
+    HASH_ADD(hh_route, agent->by_route, route, sizeof session->route, session);
+    return session->hh_route.tbl ? KVF_OK : kvf_nomem("a session");
+}
+
 kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) {
     kvf_remote_rank *there = &remote->ranks[rank];
     if (there->session) {
@@ -103,12 +117,10 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     }
     kvf_agent *agent = remote->agent;
     kvf_session *session;
-    DL_FOREACH(agent->all_sessions, session) { /* an engine met anew may have ranks we know */
-        if (!session->incoming && session->state != KVF_SESSION_LOST && session->rank == rank &&
-            session->incarnation == there->incarnation && strcmp(session->engine, remote->name) == 0) {
-            *out = there->session = session;
-            return KVF_OK;
-        }
+    HASH_FIND(hh_client, agent->servers, &there->incarnation, sizeof there->incarnation, session);
+    if (session && session->rank == rank && strcmp(session->engine, remote->name) == 0) {
+        *out = there->session = session; /* an engine met anew may have ranks we know */
+        return KVF_OK;
     }
     session = kvf_session_make(agent, remote->name, rank);
     if (!session)
@@ -128,6 +140,8 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     kvf_endpoint endpoint;
     session->same_host = kvf_endpoint_to_connect(there->endpoint, &endpoint) == KVF_OK && endpoint.loopback;
     kvf_status status = kvf_link_connect(agent->link, there->endpoint, there->public_key, &session->route);
+    if (!status)
+        status = list_outgoing(session);
     if (status) {
         kvf_session_free(session);
         return status;
@@ -209,12 +223,9 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
 }
 
 static kvf_session *greeting_on(kvf_agent *agent, kvf_route route) {
-    kvf_session *session;
-    DL_FOREACH(agent->all_sessions, session) {
-        if (!session->incoming && session->route == route && session->state != KVF_SESSION_LOST)
-            return session;
-    }
-    return NULL;
+    kvf_session *session = NULL;
+    HASH_FIND(hh_route, agent->by_route, &route, sizeof route, session);
+    return session && !session->incoming ? session : NULL;
 }
 
 static kvf_remote *meeting_on(kvf_agent *agent, kvf_route route) {

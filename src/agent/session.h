@@ -121,9 +121,9 @@ struct kvf_session {
     uint8_t *key;         /* incoming: incarnation, rank and engine */
     size_t key_bytes;
     UT_hash_handle hh;        /* agent->sessions, by id */
-    UT_hash_handle hh_client; /* agent->clients, by key */
+    UT_hash_handle hh_client; /* agent->clients, by key; or agent->servers */
     UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
-    UT_hash_handle hh_route;  /* agent->by_route; incoming. Several may have one route */
+    UT_hash_handle hh_route;  /* agent->by_route. Several may have one route */
     kvf_session *prev, *next; /* agent->all_sessions */
 };
 

@@ -12,7 +12,7 @@ uint32_t kvf_gather_end(const kvf_wire_buffer *introductions, uint32_t first, ui
 }
 
 void kvf_gather_free(kvf_gathering *gathering) {
-    for (uint32_t i = 0; i < gathering->count; i++)
+    for (uint32_t i = 0; gathering->introductions && i < gathering->count; i++)
         kvf_free((void *)gathering->introductions[i].data);
     kvf_free(gathering->introductions);
     kvf_free(gathering->facts);

@@ -1,7 +1,7 @@
 """Attacks, each a function that is called again and again until its time is over.
 
-`Target` is what an attacker knows: where the producer and the consumer listen, and what their introductions say. Each
-attack returns how much it has done, in its own unit.
+`Target` is what an attacker knows: where the producer and the consumer listen, and what their introductions
+say. Each attack returns how much it has done, in its own unit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from typing import Any
 
 import msgpack
 import zmq
-from protocol import ACQUIRE, ANSWER, EXPECTATION, HIGHEST, JOIN, OK, WITHDRAW, WRITTEN, Speaker, envelope
+from protocol import (
+    ACQUIRE,
+    ANSWER,
+    EXPECTATION,
+    HIGHEST,
+    JOIN,
+    OK,
+    WITHDRAW,
+    WRITTEN,
+    Speaker,
+    envelope,
+    incarnation_of,
+)
 
 
 @dataclass
@@ -155,7 +167,7 @@ class Attacker:
         for n in range(1 << 40):
             one = Speaker.__new__(Speaker)
             one.__dict__ |= speaker.__dict__ | {"name": f"s{n}", "secret": n.to_bytes(16, "little")}
-            one.incarnation = __import__("protocol").incarnation_of(one.secret)
+            one.incarnation = incarnation_of(one.secret)
             speaker.send(one.hello(True))
             if n % 50 == 49:
                 speaker.drain()
@@ -185,7 +197,7 @@ class Attacker:
             yield 1
 
     def heavy_shards(self) -> Iterator[int]:
-        """JOINs with shards whose K and V interleave in as many pieces as they say."""
+        """JOINs with shards whose layers interleave in as many pieces as they say."""
         speaker = self.greeted()
         says = self.consumer_says()
         shard = msgpack.unpackb(says["shard"])
@@ -195,7 +207,9 @@ class Attacker:
         group |= {"tokens_per_block": pieces, "block_count": 1, "kernel_blocks_per_block": 1}
         for part in group["parts"]:
             for run in part["placements"]:
-                run[2:6] = [0, 1 << 40, 1024, 0]
+                # region, offset, strides of a block, a row and a unit: one layer 192 bytes after the other
+                run[1:6] = [0, 0, 1 << 40, 1024, 192]
+                run[8:10] = [0, 192]
         shard["regions"] = [[1, 1 << 50]]
         says["shard"] = msgpack.packb(shard)
         for n in range(1 << 40):

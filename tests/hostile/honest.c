@@ -92,7 +92,8 @@ static void start(honest *h, slot *s) {
         *table = (content_table){.count = TOKENS / per_block, .end = TOKENS};
         for (uint32_t i = 0; i < table->count; i++)
             table->ids[i] = (uint32_t)(s - h->slots) * table->count + i;
-        content_fill(&h->rank, g, table, content_all(&h->rank, g, table), h->produces ? s->number : ~s->number);
+        content_fill(&h->rank, g, table, content_all(&h->rank, g, table),
+                     h->produces ? s->number : ~s->number);
         groups[g] = (kvf_group_steps){{table->ids, table->count, 0}, 0, TOKENS};
     }
     const kvf_agent_request request = {.struct_size = sizeof request,
@@ -145,13 +146,13 @@ static void take(honest *h, const kvf_event *event) {
 }
 
 static uint64_t resident(void) {
-    unsigned long long pages = 0;
+    char line[256];
     FILE *file = fopen("/proc/self/statm", "r");
-    if (!file || fscanf(file, "%*u %llu", &pages) != 1)
-        pages = 0;
+    const char *read = file ? fgets(line, sizeof line, file) : NULL;
+    const char *second = read ? strchr(read, ' ') : NULL;
     if (file)
         (void)fclose(file);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    return second ? strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
 static uint32_t descriptors(void) {
@@ -167,14 +168,15 @@ static uint32_t descriptors(void) {
 static void say(const honest *h) {
     kvf_agent_stats stats = {.struct_size = sizeof stats};
     TRY(kvf_agent_get_stats(h->agent, &stats));
-    (void)printf("{\"done\": %llu, \"failed\": %llu, \"wrong\": %llu, \"refused\": %llu, \"resident\": %llu, "
-                 "\"descriptors\": %u, \"kept\": %llu, \"over_budget\": %llu, \"foreign\": %llu, \"malformed\": %llu, "
-                 "\"peers\": %llu, \"busiest_ms\": %.1f}\n",
-                 (unsigned long long)h->done, (unsigned long long)h->failed, (unsigned long long)h->wrong,
-                 (unsigned long long)h->refused, (unsigned long long)resident(), descriptors(),
-                 (unsigned long long)stats.memory_now_bytes, (unsigned long long)stats.over_budget,
-                 (unsigned long long)stats.messages_foreign, (unsigned long long)stats.messages_malformed,
-                 (unsigned long long)stats.peers_now, h->busiest * 1e3);
+    (void)printf(
+        "{\"done\": %llu, \"failed\": %llu, \"wrong\": %llu, \"refused\": %llu, \"resident\": %llu, "
+        "\"descriptors\": %u, \"kept\": %llu, \"over_budget\": %llu, \"foreign\": %llu, \"malformed\": %llu, "
+        "\"peers\": %llu, \"busiest_ms\": %.1f}\n",
+        (unsigned long long)h->done, (unsigned long long)h->failed, (unsigned long long)h->wrong,
+        (unsigned long long)h->refused, (unsigned long long)resident(), descriptors(),
+        (unsigned long long)stats.memory_now_bytes, (unsigned long long)stats.over_budget,
+        (unsigned long long)stats.messages_foreign, (unsigned long long)stats.messages_malformed,
+        (unsigned long long)stats.peers_now, h->busiest * 1e3);
     (void)fflush(stdout);
 }
 
@@ -214,7 +216,8 @@ static char *after_comma(char *text) {
 int main(int argc, char **argv) {
     static honest h;
     const char *allowed[MAX_KEYS];
-    kvf_agent_options options = {.struct_size = sizeof options, .allowed_keys = allowed, .lease_ns = 10 * SECOND};
+    kvf_agent_options options = {
+        .struct_size = sizeof options, .allowed_keys = allowed, .lease_ns = 10 * SECOND};
     h.produces = argc > 1 && strcmp(argv[1], "produce") == 0;
     for (int i = 2; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--keys") == 0) {

@@ -45,7 +45,12 @@ class Speaker:
     """One connection, and what it says in a session."""
 
     def __init__(
-        self, context: Any, endpoint: str, server_key: str = "", keys: tuple[str, str] | None = None, name: str = ""
+        self,
+        context: Any,
+        endpoint: str,
+        server_key: str = "",
+        keys: tuple[str, str] | None = None,
+        name: str = "",
     ) -> None:
         self.name = name or "stranger-" + os.urandom(4).hex()
         self.secret = os.urandom(16)
@@ -108,7 +113,7 @@ class Speaker:
         return self.receive(seconds)
 
     def visit(self, seconds: float = 5.0) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Asks who is there: the WELCOME, and the first of its introductions. Learns the digest of its facts."""
+        """Asks who is there: the WELCOME, and the first introduction. Learns the digest of its facts."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answer = self.ask(self.hello(False), 0.5)
@@ -148,6 +153,4 @@ class Speaker:
         )
 
     def beat(self, *leases: int, **other: Any) -> bytes:
-        return self.call(
-            BEAT, leases=numbers(*leases), expectations=b"", clock_ns=time.monotonic_ns(), **other
-        )
+        return self.call(BEAT, leases=numbers(*leases), expectations=b"", clock_ns=time.monotonic_ns(), **other)

@@ -1,8 +1,9 @@
 """Attacks an honest pair, one attack after the other or all at once, and says what became of the pair.
 
-For each attack, with and without keys: requests of the pair per second while it lasts, against those beside a program
-that only takes the processor; wrong and failed requests; the producer's memory and descriptors at their most, and
-after the attackers have gone; and the longest single call of progress, in CPU time. Ends with `N passed, N failed`.
+For each attack, with and without keys: requests of the pair per second while it lasts, against those beside a
+program that only takes the processor; wrong and failed requests; the producer's memory and descriptors at their
+most, and after the attackers have gone; and the longest single call of progress, in CPU time. Ends with
+`N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ def run_attackers(names: list[str], target: Target, seconds: float) -> int:
     """Runs them at once; how much they did together. A negative number: one of them found what must not be."""
     spawn = multiprocessing.get_context("spawn")
     counts = [spawn.Value("q", 0) for _ in names]
-    processes = [spawn.Process(target=attack, args=(n, target, seconds, c)) for n, c in zip(names, counts, strict=True)]
+    processes = [
+        spawn.Process(target=attack, args=(n, target, seconds, c)) for n, c in zip(names, counts, strict=True)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -153,7 +156,10 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         "of burning": round(rate / beside, 2) if beside else 0,
         "after": round(after / beside, 2) if beside else 0,
         "wrong": pair.consumer.last["wrong"] - before[1]["wrong"],
-        "failed": pair.consumer.last["failed"] - before[1]["failed"] + pair.producer.last["failed"] - before[0]["failed"],
+        "failed": pair.consumer.last["failed"]
+        - before[1]["failed"]
+        + pair.producer.last["failed"]
+        - before[0]["failed"],
         "MiB more": round(most / MEBI, 1),
         "MiB left": round(left / MEBI, 1),
         "fds more": max(line["descriptors"] for line in during) - before[0]["descriptors"],
@@ -176,7 +182,9 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="the honest one: build/release/tests/hostile/honest")
-    parser.add_argument("--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none"
+    )
     parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
     parser.add_argument("--settle", action="store_true", help="wait after each until what it left has run out")
     parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="this attack; may be repeated")

@@ -39,6 +39,12 @@ static void with_keys_messages_go_there_and_back(void **state) {
     work_until(client.message_count == 1, &server, &client);
 
     assert_string_equal(client.messages[0].text, "question");
+    /* Each knows which key the other has, also where everyone may connect. */
+    uint8_t key[KVF_KEY_BYTES];
+    assert_ok(kvf_link_read_key("key", of_client.open, key));
+    assert_memory_equal(server.messages[0].key, key, sizeof key);
+    assert_ok(kvf_link_read_key("key", of_server.open, key));
+    assert_memory_equal(client.messages[0].key, key, sizeof key);
     kvf_link_close(client.link);
     kvf_link_close(server.link);
 }
