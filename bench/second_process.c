@@ -1,4 +1,5 @@
 #include "second_process.h"
+#include "agent/session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,7 +130,7 @@ static void offer(kvf_agent *agent, const bench_board *board, bool push) {
         const kvf_agent_request *request = bench_ask_of(&ask, number, number % BENCH_BLOCKS, "");
         if (push) {
             bench_must(kvf_agent_push(agent, request, &ticket));
-            bench_must(kvf_agent_push_ready(agent, ticket, 0, UINT64_MAX, UINT32_MAX));
+            bench_must(kvf_agent_push_ready(agent, ticket, NULL));
         } else {
             bench_must(kvf_agent_hold(agent, request, &ticket));
         }

@@ -14,6 +14,7 @@
 
 #include <zmq.h>
 
+#include "agent/session.h"
 #include "second_process.h"
 
 #define PEERS 1000u

@@ -12,8 +12,8 @@
  *   DONE: the blocks are free
  *
  *                                              kvf_agent_expect(request, blocks)
- *   kvf_agent_push(request, blocks) --------'                                      the producer writes,
- *   kvf_agent_push_ready(...) as layers and chunks become ready
+ *   kvf_agent_push(request, length) --------'                                      the producer writes,
+ *   kvf_agent_push_ready(blocks) as layers and chunks become ready
  *   DONE: the blocks are free                  DONE: the blocks are filled
  *
  * Every rank of either engine does this for its own part, with the same request id. Either side may come
@@ -209,6 +209,25 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
  * and is never used again. The steps of a group are tokens; in state groups, states.
  */
 
+/** What says that memory is ready to be read. */
+typedef enum kvf_ready_kind {
+    KVF_READY_NOW = 0, /**< it is */
+    KVF_READY_FD = 1,  /**< a file descriptor that becomes readable then, and stays so: an eventfd, a pipe */
+    KVF_READY_CUDA_EVENT = 2, /**< an event of a CUDA stream. Reserved: refused with KVF_E_UNSUPPORTED */
+} kvf_ready_kind;
+
+/**
+ * An event to wait for before blocks are read, for engines whose device writes them after the call. Copied during
+ * the call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it
+ * readable until the request's event. Waiting costs a descriptor.
+ */
+typedef struct kvf_ready_event {
+    size_t struct_size; /**< sizeof(kvf_ready_event) */
+    kvf_ready_kind kind;
+    int fd;             /**< KVF_READY_FD: anything that epoll takes; not a file on a disk */
+    void *device_event; /**< KVF_READY_CUDA_EVENT: a cudaEvent_t */
+} kvf_ready_event;
+
 typedef struct kvf_agent_request {
     size_t struct_size; /**< sizeof(kvf_agent_request) */
     kvf_request_id id;  /**< 1 to 1024 bytes, copied */
@@ -227,6 +246,21 @@ typedef struct kvf_agent_request {
      * nobody listens or nobody holds the request; 0: the deadline. Not used by others.
      */
     uint64_t patience_ns;
+    /**
+     * pull, push: which requests of this agent move first. A request of a lower priority starts no new bytes while
+     * one of a higher is moving and has not used up its cap; what was started before, at most 48 MiB for each rank,
+     * still moves. It is not forgotten: whenever it has waited for 100 ms, it moves 1 MiB. Equal ones share. Not
+     * used by others.
+     */
+    int32_t priority;
+    /**
+     * pull, push: the most bytes a second that this rank moves for the request, to all its peers together; 0: no cap.
+     * Over any second it is exceeded by at most 2%, and kept without a long stop: every 10 ms some bytes move. Heartbeats
+     * and the deadline go on meanwhile. Not used by others.
+     */
+    uint64_t bytes_per_second;
+    /** hold, push: no byte is read, and no consumer learns that the blocks are there, before it; NULL: at once. */
+    const kvf_ready_event *after;
 } kvf_agent_request;
 
 /**
@@ -234,11 +268,16 @@ typedef struct kvf_agent_request {
  * or nobody has asked for them or given a sign of life for the length of the lease. A consumer whose attempt
  * failed may try again until then.
  *
+ * With `after`, consumers wait as they do for a hold that is still to come. The lease begins when the event
+ * happens; where it does not within the length of the lease, the hold fails. Cancelling does not wait for it.
+ *
  * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out; or a consumer's time, when it
- * gave up) or KVF_E_CANCELLED (by this engine or by a consumer's).
+ * gave up), KVF_E_CANCELLED (by this engine or by a consumer's) or KVF_E_IO (the other end of the descriptor in
+ * `after` was closed before it was written to).
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
- *         that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
+ *         that does not exist, or a table that does not reach over the steps), KVF_E_UNSUPPORTED (a kind of
+ *         event), KVF_E_INVALID, KVF_E_IO (no more descriptors), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -268,23 +307,49 @@ KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const 
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
 /**
- * Producer: writes a request to those who expect it, as it becomes ready.
+ * Producer: opens the writing of a request to those who expect it. The groups say how long it will be: their
+ * `end` is its length. Their tables need not have all blocks yet, or any: kvf_agent_push_ready() brings them.
  *
- * Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
+ * Event: DONE (all consumers have it), or FAILED, with the reasons of kvf_agent_hold(); then the own blocks are
+ * free, those that chunks brought too. With `after`, nothing is written before it has happened, whatever is ready;
+ * the deadline counts from the call.
+ *
+ * @return KVF_OK, KVF_E_EXISTS (the id is being pushed already, or a block is being filled), KVF_E_RANGE (a block
+ *         that does not exist), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
+/** How much of a push is ready. Copied during the call. */
+typedef struct kvf_push_chunk {
+    size_t struct_size;  /**< sizeof(kvf_push_chunk) */
+    uint64_t begin, end; /**< tokens; an end after that of the push, as UINT64_MAX, is that of the push */
+    uint32_t layers;     /**< so many model layers are ready for them; more than there are: all */
+    /**
+     * Blocks that the push does not have yet, one table for each group of the model; NULL: none. A table's
+     * `first_block` says where in the sequence its blocks are, and need not follow those given before; entries that
+     * are known may be repeated as they were.
+     */
+    const kvf_block_table *tables;
+    uint32_t table_count;
+    const kvf_ready_event *after; /**< the chunk is ready when this has happened; NULL: it is */
+} kvf_push_chunk;
+
 /**
- * Says how much of a push is ready: all layers before token `chunk_begin`, and the model layers [0, layers)
- * for the tokens [chunk_begin, chunk_end). State groups are written with the last chunk. Chunks come in
- * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers.
+ * Says how much of a push is ready: all layers before token `begin`, and the model layers [0, layers) for the
+ * tokens [begin, end). State groups are written with the last chunk, which must bring their blocks. Chunks come in
+ * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers. A chunk with
+ * `after` waits for its event, and those that come behind it wait with it.
  *
- * kvf_agent_push_ready(agent, ticket, 0, UINT64_MAX, UINT32_MAX) says, at any time, that everything is ready.
+ * The blocks of a chunk are claimed by the call, and are free with the event of the push. After an error nothing
+ * has changed.
  *
- * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended), KVF_E_RANGE (out of order)
+ * @param chunk  NULL says, at any time, that everything is ready and all blocks have been given
+ * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended); KVF_E_RANGE (out of order; a block that does not exist;
+ *         tables that, with those given before, do not reach over the chunk: the detail names group and token);
+ *         KVF_E_EXISTS (a block is being filled by another request); KVF_E_INVALID (an entry that was given before
+ *         is another block now); KVF_E_UNSUPPORTED (a kind of event); KVF_E_IO; KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint64_t chunk_begin,
-                                        uint64_t chunk_end, uint32_t layers);
+KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, const kvf_push_chunk *chunk);
 
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;

@@ -18,6 +18,9 @@
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
  * function of the transport but kvf_transport_progress() and kvf_transport_close().
+ *
+ * After fork(), only the process that opened a transport may use it: in a child every function that returns a status
+ * says KVF_E_INVALID, and those that close or free do nothing.
  */
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H

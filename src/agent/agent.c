@@ -363,6 +363,7 @@ void kvf_agent_close(kvf_agent *agent) {
     kvf_wire_buffer_free(&agent->with_facts);
     for (size_t i = 0; i < sizeof agent->texts / sizeof *agent->texts; i++)
         kvf_free(agent->texts[i]);
+    kvf_free(agent->after_polls);
     kvf_free(agent->regions);
     kvf_free(agent->facts);
     kvf_facts_free(&agent->own_facts);

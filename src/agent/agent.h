@@ -9,10 +9,12 @@
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
+ *   after.h    what is waited for before memory is read          after.c
  *   hold.h     blocks others read            (producer)          hold.c
  *   push.h     writing to others             (producer)          push.c, flow.c
  *   pull.h     reading them                  (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
+ *   pace.h     which of what moves goes first, and how fast      pace.c
  *
  * Messages may be lost, repeated, late and out of order. So the caller repeats a *call* until it gets an
  * answer; the called side does a thing once however often it is asked; and whatever came from a session, a
@@ -59,6 +61,7 @@ typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_hashing kvf_hashing;
+typedef struct kvf_after kvf_after;
 typedef struct kvf_departed kvf_departed;
 typedef struct kvf_event_node kvf_event_node;
 typedef struct kvf_log_entry kvf_log_entry;
@@ -165,6 +168,11 @@ struct kvf_agent {
     kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;
+    bool paces;        /* something that moves has a priority or a cap */
+    uint64_t pace_due; /* it is to be looked at again then, at the latest */
+    kvf_after *afters; /* events that are waited for */
+    struct pollfd *after_polls;
+    uint32_t after_count, after_room;
     kvf_agent_stats stats;
 };
 

@@ -8,8 +8,10 @@
 #include <stdio.h>
 
 #include "agent/early.h"
+#include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/push.h"
+#include "transport/transfer.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
 struct kvf_push_plan {
@@ -201,26 +203,26 @@ typedef struct flow_part {
 
 /* What is ready and not yet written, or false. The flow is then as if it was written. */
 static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
-    const kvf_push *push = flow->push;
-    if (flow->layers == 0 && flow->tokens < push->ready_tokens) {
-        *part = (flow_part){flow->tokens, push->ready_tokens, {0, all}};
-        flow->tokens = push->ready_tokens;
+    const kvf_push_ready *ready = &flow->push->ready;
+    if (flow->layers == 0 && flow->tokens < ready->tokens) {
+        *part = (flow_part){flow->tokens, ready->tokens, {0, all}};
+        flow->tokens = ready->tokens;
         return true;
     }
     if (flow->layers == 0) {
-        if (push->ready_layers == 0)
+        if (ready->layers == 0)
             return false;
-        *part = (flow_part){flow->tokens, push->chunk_end, {0, push->ready_layers}};
-        flow->layers = push->ready_layers;
-        flow->chunk_end = push->chunk_end;
+        *part = (flow_part){flow->tokens, ready->chunk_end, {0, ready->layers}};
+        flow->layers = ready->layers;
+        flow->chunk_end = ready->chunk_end;
         return true;
     }
-    uint32_t ready = push->ready_tokens >= flow->chunk_end ? all : push->ready_layers;
-    if (ready <= flow->layers)
+    uint32_t layers = ready->tokens >= flow->chunk_end ? all : ready->layers;
+    if (layers <= flow->layers)
         return false;
-    *part = (flow_part){flow->tokens, flow->chunk_end, {flow->layers, ready}};
-    flow->layers = ready == all ? 0 : ready;
-    if (ready == all)
+    *part = (flow_part){flow->tokens, flow->chunk_end, {flow->layers, layers}};
+    flow->layers = layers == all ? 0 : layers;
+    if (layers == all)
         flow->tokens = flow->chunk_end;
     return true;
 }
@@ -273,7 +275,8 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
         status = kvf_request_set(flow->request, wanted, groups);
     kvf_free(wanted);
     if (!status)
-        status = kvf_transfer_push(flow->request, plan->source, peer, &flow->transfer);
+        status = kvf_transfer_push_held(flow->request, plan->source, peer, kvf_pace_start(&flow->push->base),
+                                        &flow->transfer);
     if (flow->transfer)
         DL_APPEND2(session->agent->moving_flows, flow, moving_prev, moving_next);
     if (status) {

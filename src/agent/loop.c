@@ -13,8 +13,10 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "agent/after.h"
 #include "agent/early.h"
 #include "agent/hashing.h"
+#include "agent/pace.h"
 #include "agent/pull.h"
 #include "agent/push.h"
 
@@ -32,7 +34,7 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
     (void)pthread_cond_init(&agent->turn, NULL);
     (void)pthread_cond_init(&agent->worked, NULL);
     agent->process = getpid();
-    agent->due = agent->armed = UINT64_MAX;
+    agent->due = agent->armed = agent->pace_due = UINT64_MAX;
     agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
     agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     kvf_status status =
@@ -132,9 +134,11 @@ static bool work(kvf_agent *agent) {
     if (agent->transport)
         busy = move_and_hash(agent);
     look_at_transfers(agent);
+    kvf_afters_look(agent);
     uint64_t now = kvf_agent_now(agent);
     if (now >= agent->due)
         tick(agent, now);
+    kvf_pace_round(agent, now);
     while (agent->over)
         kvf_ticket_free(agent->over);
     agent->again = agent->again || more || busy;

@@ -13,10 +13,12 @@
 #include <stdio.h>
 
 #include "agent/histogram.h"
+#include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "transport/transfer.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -217,7 +219,8 @@ static kvf_status start_transfer(kvf_pull *pull) {
     }
     pull->asker.posted = kvf_agent_now(pull->base.agent);
     if (!status)
-        status = kvf_transfer_start(pull->request, KVF_READ, peers, &pull->transfer);
+        status = kvf_transfer_start_held(pull->request, KVF_READ, peers, kvf_pace_start(&pull->base),
+                                         &pull->transfer);
     if (pull->transfer)
         DL_APPEND2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
     kvf_free(peers);
@@ -342,12 +345,13 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     kvf_ticket_tell(&pull->base, pull->transfer == NULL);
 }
 
-static void pull_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+static kvf_status pull_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
     kvf_pull *pull = pull_of(ticket);
     if (!request->patience_ns || !kvf_add(ticket->created, request->patience_ns, &pull->patience))
         pull->patience = ticket->deadline;
     pull->patience = kvf_min_u64(pull->patience, ticket->deadline);
     kvf_agent_due(ticket->agent, pull->patience);
+    return KVF_OK;
 }
 
 static void pull_free(kvf_ticket *ticket) {

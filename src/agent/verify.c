@@ -266,11 +266,11 @@ typedef struct asked {
     uint64_t number, generation; /* of the call, and of what it asks about */
 } asked;
 
-/* The blocks a consumer may ask about: those under its lease, or those that were pushed to it. */
+/* The blocks a consumer may ask about: those under its lease, or those that were pushed to it, when all were. */
 static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) {
     if (generation & KVF_EXPECTATION) {
         const kvf_flow *flow = kvf_flow_of(session, generation);
-        return flow && flow->push ? &flow->push->base : NULL;
+        return flow && flow->push && flow->over ? &flow->push->base : NULL;
     }
     kvf_reader *reader = NULL;
     HASH_FIND(hh, session->agent->leases, &generation, sizeof generation, reader);

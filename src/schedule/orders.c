@@ -92,6 +92,18 @@ void kvf_withdraw_order(kvf_schedule *s, order **slot) {
     *slot = NULL;
 }
 
+kvf_status kvf_cancel_part(kvf_schedule *s, const record *r, kvf_instruction_kind cancels,
+                           part_state *state) {
+    if (*state == PART_STOPPING)
+        return KVF_OK;
+    order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL, cancels, NULL);
+    if (!o)
+        return kvf_nomem("an instruction");
+    kvf_queue_order(s, o, NULL, NULL);
+    *state = PART_STOPPING;
+    return KVF_OK;
+}
+
 void kvf_free_orders(order **list) {
     while (*list) {
         order *o = *list;

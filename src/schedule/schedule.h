@@ -151,6 +151,9 @@ void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot);
 /** Takes an order out of the queue and frees it; a NULL in the slot is accepted. */
 void kvf_withdraw_order(kvf_schedule *s, order **slot);
 
+/** Orders an active part to be cancelled, unless that is under way: KVF_OK or KVF_E_NOMEM. */
+kvf_status kvf_cancel_part(kvf_schedule *s, const record *r, kvf_instruction_kind cancels, part_state *state);
+
 void kvf_free_orders(order **list);
 
 /* ---- ending a part (load.c, serve.c) */

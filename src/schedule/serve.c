@@ -66,19 +66,10 @@ kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
         kvf_withdraw_order(s, &r->serve.order);
         r->serve.state = gone ? PART_NONE : PART_WAITING;
         return KVF_OK;
-    case PART_ACTIVE: {
-        order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL,
-                                  r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, NULL);
-        if (!o)
-            return kvf_nomem("an instruction");
-        kvf_queue_order(s, o, NULL, NULL);
-        r->serve.state = PART_STOPPING;
-        *kept = true;
-        return KVF_OK;
-    }
+    case PART_ACTIVE:
     case PART_STOPPING:
         *kept = true;
-        return KVF_OK;
+        return kvf_cancel_part(s, r, r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, &r->serve.state);
     default:
         return KVF_OK;
     }

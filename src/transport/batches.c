@@ -129,6 +129,9 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
 }
 
 kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
+    kvf_status status = kvf_front_check_process(peer->transport, what);
+    if (status)
+        return status;
     if (peer->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
                         peer->lost_reason);
@@ -189,6 +192,9 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
 kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation) {
     if (!transport)
         return kvf_fail(KVF_E_INVALID, "cancel: transport is NULL");
+    kvf_status status = kvf_front_check_process(transport, "cancel");
+    if (status)
+        return status;
     kvf_front_batch *front = find(transport, operation);
     if (!front)
         return kvf_fail(KVF_E_NOT_FOUND, "cancel: operation %llu is not under way",

@@ -10,11 +10,19 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "transport/card.h"
 #include "transport/front.h"
 
 const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
+}
+
+kvf_status kvf_front_check_process(const kvf_transport *transport, const char *what) {
+    if (transport->forks == kvf_fork_count())
+        return KVF_OK;
+    return kvf_fail(KVF_E_INVALID, "%s: the transport belongs to process %ld, which forked this one", what,
+                    (long)transport->process);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -95,6 +103,8 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
     if (!transport)
         return kvf_nomem("a transport");
     transport->event_fd = transport->wake.fd = -1;
+    transport->process = getpid();
+    transport->forks = kvf_fork_count();
     kind = kind ? kind : "auto";
     transport->automatic = strcmp(kind, "auto") == 0;
     kvf_status status =
@@ -166,11 +176,11 @@ kvf_status kvf_transport_export(kvf_transport *transport, const void **card, siz
                         !transport ? "transport"
                         : !card    ? "card"
                                    : "bytes");
-    if (!transport->card.data) {
-        kvf_status status = make_card(transport);
-        if (status)
-            return status;
-    }
+    kvf_status status = kvf_front_check_process(transport, "export");
+    if (!status && !transport->card.data)
+        status = make_card(transport);
+    if (status)
+        return status;
     *card = transport->card.data;
     *bytes = transport->card.length;
     return KVF_OK;
@@ -248,7 +258,10 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
                         : !card    ? "card"
                                    : "out");
     kvf_card read = {0};
-    kvf_status status = kvf_card_read(card, bytes, &read);
+    kvf_status status = kvf_front_check_process(transport, "connect");
+    if (status)
+        return status;
+    status = kvf_card_read(card, bytes, &read);
     if (status)
         return kvf_fail_in(status, "connect: ");
     kvf_peer *peer = kvf_alloc0(1, sizeof *peer);
@@ -305,7 +318,7 @@ const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {
 }
 
 void kvf_peer_close(kvf_peer *peer) {
-    if (!peer || peer->closing)
+    if (!peer || peer->closing || peer->transport->forks != kvf_fork_count())
         return;
     kvf_transport *transport = peer->transport;
     peer->closing = true;
@@ -336,8 +349,10 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     if (!transport || transport->calling > 0)
         return kvf_fail(KVF_E_INVALID, "progress: %s",
                         transport ? "called from one of its own callbacks" : "transport is NULL");
+    kvf_status status = kvf_front_check_process(transport, "progress");
+    if (status)
+        return status;
     transport->calling++;
-    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         bool fabric_busy = false;
@@ -375,8 +390,8 @@ static void close_fabrics(kvf_transport *transport) {
 }
 
 void kvf_transport_close(kvf_transport *transport) {
-    if (!transport)
-        return;
+    if (!transport || transport->forks != kvf_fork_count())
+        return; /* in a child of fork() connections and shared memory are the parent's */
     while (transport->peers)
         kvf_peer_close(transport->peers);
     close_fabrics(transport);

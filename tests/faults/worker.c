@@ -187,13 +187,17 @@ static kvf_status start_request(const worker *w, task *t) {
                                  .group_count = o->start.later ? 0 : groups_of(w),
                                  .deadline_ns = o->start.deadline_ns,
                                  .consumers = o->start.consumers,
-                                 .contact = contact};
+                                 .contact = contact,
+                                 .priority = (int32_t)(o->start.seed % 3),
+                                 .bytes_per_second = o->start.seed % 5 ? 0 : 64u << 20};
     switch (o->start.kind) {
     case KVF_REQUEST_HOLD:
         return kvf_agent_hold(w->agent, &request, &t->ticket);
     case KVF_REQUEST_PULL:
         return kvf_agent_pull(w->agent, &request, &t->ticket);
     case KVF_REQUEST_PUSH:
+        for (uint32_t g = 0; g < groups_of(w); g++) /* blocks come with the chunks */
+            groups[g].table.count = o->start.seed % 2 ? groups[g].table.count : 0;
         return kvf_agent_push(w->agent, &request, &t->ticket);
     case KVF_REQUEST_CONNECT:
         return kvf_agent_connect(w->agent, &contact, o->start.deadline_ns, &t->ticket);
@@ -239,7 +243,17 @@ static void on_ready(worker *w, task *t, const order *o) {
             }
             content_fill(&w->rank, g, table, part, t->seed);
         }
-        status = kvf_agent_push_ready(w->agent, t->ticket, o->ready.begin, o->ready.end, o->ready.layers);
+        kvf_block_table tables[CONTENT_GROUPS];
+        make_groups(w, t, groups);
+        for (uint32_t g = 0; g < groups_of(w); g++)
+            tables[g] = groups[g].table;
+        const kvf_push_chunk chunk = {.struct_size = sizeof chunk,
+                                      .begin = o->ready.begin,
+                                      .end = o->ready.end,
+                                      .layers = o->ready.layers,
+                                      .tables = tables,
+                                      .table_count = groups_of(w)};
+        status = kvf_agent_push_ready(w->agent, t->ticket, &chunk);
     }
     if (status && status != KVF_E_NOT_FOUND)
         wrong(w, t, "what is ready was refused: %s", kvf_error_detail());

@@ -77,7 +77,7 @@ static void a_push_needs_no_call_but_those_that_the_descriptor_asks_for(void **s
     set_up(&x, NULL);
     assert_ok(kvf_agent_expect(x.w.d.agents[0], &x.wanted.request, &ticket));
     assert_ok(kvf_agent_push(x.w.p.agents[0], &x.held.request, &ticket));
-    assert_ok(kvf_agent_push_ready(x.w.p.agents[0], ticket, 0, UINT64_MAX, UINT32_MAX));
+    assert_ok(kvf_agent_push_ready(x.w.p.agents[0], ticket, NULL));
     (void)poll_until_done(&x);
     assert_int_equal(world_wrong_cells(&x.w, &x.w.d, &x.wanted, 1), 0);
     world_close(&x.w);

@@ -14,13 +14,17 @@ static void set_up(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
 
 /* ---- mistakes -------------------------------------------------------------------------------- */
 
-/* The four calls refuse the request, and the detail has both texts; afterwards nothing is claimed. */
+/* The calls refuse the request, and the detail has both texts; afterwards nothing is claimed. A push is refused when
+ * it is said to be ready: its blocks may come in between. */
 static void assert_all_refuse(scene *s, const char *one, const char *other) {
     uint64_t ticket;
     assert_fails(kvf_agent_pull(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
     assert_fails(kvf_agent_expect(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
     assert_fails(kvf_agent_hold(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
-    assert_fails(kvf_agent_push(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
+    assert_ok(kvf_agent_push(s->d, &s->wanted.request, &ticket));
+    assert_fails(kvf_agent_push_ready(s->d, ticket, NULL), KVF_E_RANGE, one, other);
+    assert_ok(kvf_agent_cancel(s->d, ticket));
+    assert_true(world_failed(&s->w, s->d, ticket, KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s->d, 0, 8), KVF_BLOCK_FREE);
 }
 

@@ -48,7 +48,7 @@ static void *ask(void *context) {
         else
             status = kvf_agent_hold(p, request, &ticket);
         if (!status && producer && is_push(i))
-            status = kvf_agent_push_ready(p, ticket, 0, UINT64_MAX, UINT32_MAX);
+            status = kvf_agent_push_ready(p, ticket, NULL);
         atomic_fetch_add(&s->wrong, status != KVF_OK);
     }
     return NULL;
@@ -156,7 +156,7 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
             assert_ok(is_push(i) ? kvf_agent_push(s.w.p.agents[0], &s.held[i].request, &ticket)
                                  : kvf_agent_hold(s.w.p.agents[0], &s.held[i].request, &ticket));
             if (is_push(i))
-                assert_ok(kvf_agent_push_ready(s.w.p.agents[0], ticket, 0, UINT64_MAX, UINT32_MAX));
+                assert_ok(kvf_agent_push_ready(s.w.p.agents[0], ticket, NULL));
             assert_ok(is_push(i) ? kvf_agent_expect(s.w.d.agents[0], &s.wanted[i].request, &ticket)
                                  : kvf_agent_pull(s.w.d.agents[0], &s.wanted[i].request, &ticket));
         }

@@ -10,6 +10,7 @@
 
 static const kvf_surroundings real;
 static const kvf_surroundings *around = &real;
+static const struct kvf_fabric *given_fabric;
 
 int world_is_simulated(void **state) {
     (void)state;
@@ -21,6 +22,10 @@ int world_is_real(void **state) {
     (void)state;
     around = &real;
     return 0;
+}
+
+void world_fabric(const struct kvf_fabric *fabric) {
+    given_fabric = fabric;
 }
 
 static bool is_simulated(void) {
@@ -40,7 +45,7 @@ uint64_t world_now(void) {
 static void open_in_world(world_engine *e, uint32_t r, const kvf_agent_options *options) {
     kvf_surroundings in = *around;
     in.link = letters_link(around->link);
-    in.fabric = faulty_fabric(options ? options->transport : NULL);
+    in.fabric = given_fabric ? given_fabric : faulty_fabric(options ? options->transport : NULL);
     assert_ok(kvf_agent_open_in(&in, e->engine, r, options, &e->agents[r]));
 }
 
@@ -184,7 +189,7 @@ void world_expect(world_engine *e, world_request *request, const world_engine *f
 
 void world_ready(world_engine *e, const uint64_t *tickets) {
     for (uint32_t r = 0; r < e->rank_count; r++)
-        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], 0, UINT64_MAX, UINT32_MAX));
+        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], NULL));
 }
 
 /* ---- cells ----------------------------------------------------------------------------------- */
