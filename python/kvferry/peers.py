@@ -30,7 +30,7 @@ class PeerState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class AgentPeer:
-    """One rank of another engine; see kvf_agent_peer in kvferry/agent.h. Times are nanoseconds since 1970, UTC."""
+    """One rank of another engine; see kvf_agent_peer in kvferry/agent.h. Times: nanoseconds since 1970, UTC."""
 
     role: PeerRole
     state: PeerState

@@ -365,7 +365,11 @@ class Peer:
             info = Arena().new("kvf_peer_info")
             call(lib.kvf_peer_get_info, pointer, info)
             return PeerInfo(
-                string(info.kind), string(info.way), string(info.passed_over), info.bytes_read, info.bytes_written
+                string(info.kind),
+                string(info.way),
+                string(info.passed_over),
+                info.bytes_read,
+                info.bytes_written,
             )
 
     @property

@@ -94,7 +94,10 @@ static kvf_status on_send(kvf_link *link, kvf_route route, const void *data, siz
 
 const kvf_link_table *letters_link(const kvf_link_table *from) {
     static kvf_link_table watched;
-    carrier = from ? from : &kvf_link_zmq;
+    from = from ? from : &kvf_link_zmq;
+    if (carrier == from && watched.send) /* the threads of agents that are open use it */
+        return &watched;
+    carrier = from;
     watched = *carrier;
     watched.send = on_send;
     return &watched;
