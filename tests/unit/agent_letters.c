@@ -94,9 +94,12 @@ static kvf_status on_send(kvf_link *link, kvf_route route, const void *data, siz
 
 const kvf_link_table *letters_link(const kvf_link_table *from) {
     static kvf_link_table watched;
-    carrier = from ? from : &kvf_link_zmq;
-    watched = *carrier;
-    watched.send = on_send;
+    const kvf_link_table *below = from ? from : &kvf_link_zmq;
+    if (below != carrier || !watched.send) { /* agents with threads of their own may be reading it */
+        carrier = below;
+        watched = *below;
+        watched.send = on_send;
+    }
     return &watched;
 }
 
