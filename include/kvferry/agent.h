@@ -56,7 +56,9 @@ typedef enum kvf_failure_policy {
 /** How important a line of the log is. The numbers are those of Python's logging. */
 typedef enum kvf_log_level {
     KVF_LOG_DEBUG = 10, /**< every rank, every piece */
-    KVF_LOG_INFO = 20,  /**< an engine was met: who reads what from whom, how, and how long it should take */
+    KVF_LOG_INFO =
+        20, /**< an engine was met: who reads what from whom, how, and how long it should take; what
+                             serves a peer, and why nothing better does; a peer that comes back */
     KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
 } kvf_log_level;
 
@@ -462,6 +464,49 @@ KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
  */
 KVF_API kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level level, char *text,
                                      size_t text_bytes, size_t *length);
+
+/** What a peer is to this agent. */
+typedef enum kvf_peer_role {
+    KVF_PEER_PRODUCER = 1, /**< this rank takes blocks from it */
+    KVF_PEER_CONSUMER = 2, /**< it takes blocks from this rank */
+} kvf_peer_role;
+
+typedef enum kvf_peer_state {
+    KVF_PEER_GREETING = 1, /**< it was greeted and has not answered yet */
+    KVF_PEER_OPEN = 2,
+    KVF_PEER_BROKEN = 3, /**< the connection to it broke, and may come back */
+    KVF_PEER_LOST = 4,   /**< it is gone; the latest of these are remembered until they come back */
+} kvf_peer_state;
+
+/** One rank of another engine, as an agent knows it. Texts are cut to fit; times are since 1970, UTC. */
+typedef struct kvf_agent_peer {
+    size_t struct_size; /**< sizeof(kvf_agent_peer) */
+    kvf_peer_role role;
+    kvf_peer_state state;
+    uint32_t rank, rank_count;
+    char engine[256];
+    char fabric[32]; /**< the transport that serves it, as "shm"; "" before anything moved between the two */
+    char way[128]; /**< how that reaches the peer's memory, as "mapped memory"; "" where that is not known */
+    char passed_over[256]; /**< better transports of both sides that cannot, and why; "": none */
+    uint64_t bytes_read; /**< by us from it. What it reads from us it does by itself: that is counted there */
+    uint64_t bytes_written;  /**< by us to it */
+    uint64_t bytes_received; /**< written by it to us, as it says */
+    uint64_t round_trip_ns;  /**< of a message, the smallest seen; 0: not measured */
+    uint64_t since_ns;       /**< when it was met; LOST: when it was lost */
+    uint64_t failed_ns;      /**< when something with it failed last; 0: never */
+    char failure[512];       /**< what that was; "": nothing */
+} kvf_agent_peer;
+
+/**
+ * Lists the peers: those there is a session with, and after them those that were lost lately.
+ *
+ * @param peers     an array of `capacity` elements; the first one's struct_size is set by the caller and is the size
+ *                  of each. NULL where capacity is 0
+ * @param count     receives how many there are, which may be more than fit
+ * @return KVF_OK, also where not all fit; KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_agent_peers(kvf_agent *agent, kvf_agent_peer *peers, uint32_t capacity,
+                                   uint32_t *count);
 
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */

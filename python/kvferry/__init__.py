@@ -67,6 +67,7 @@ from kvferry.model import (
     TpRule,
     builtin_models,
 )
+from kvferry.peers import AgentPeer, PeerRole, PeerState
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
 from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
 from kvferry.shard import (
@@ -80,7 +81,7 @@ from kvferry.shard import (
     TokenShare,
 )
 from kvferry.transfer import Transfer
-from kvferry.transport import Direction, Operation, Peer, Transport, transport_kinds
+from kvferry.transport import Direction, Operation, Peer, PeerInfo, Transport, transport_kinds
 
 __version__ = version()
 
@@ -89,6 +90,7 @@ __all__ = [
     "RUN_DTYPE",
     "AgainError",
     "Agent",
+    "AgentPeer",
     "AgentStats",
     "Agreement",
     "BlockClaim",
@@ -144,7 +146,10 @@ __all__ = [
     "Part",
     "PartShare",
     "Peer",
+    "PeerInfo",
     "PeerLostError",
+    "PeerRole",
+    "PeerState",
     "Placement",
     "Plan",
     "Prediction",

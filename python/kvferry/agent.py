@@ -37,6 +37,7 @@ from kvferry.events import (
     read_stats,
 )
 from kvferry.model import Agreement, GroupMatch
+from kvferry.peers import AgentPeer, read_peer
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
 from kvferry.transport import settings_of
@@ -682,6 +683,18 @@ class Agent:
             if length[0] <= size:
                 return string(text)
             size = length[0]
+
+    def peers(self) -> list[AgentPeer]:
+        """The peers: those there is a session with, and after them those that were lost lately."""
+        count, room = ffi.new("uint32_t *"), 8
+        with self._session.using() as pointer:
+            while True:  # there may be more, and more may come meanwhile
+                peers = ffi.new("kvf_agent_peer[]", room)
+                peers[0].struct_size = ffi.sizeof("kvf_agent_peer")
+                call(lib.kvf_agent_peers, pointer, peers, room, count)
+                if count[0] <= room:
+                    return [read_peer(peers[i]) for i in range(count[0])]
+                room = count[0]
 
     @property
     def stats(self) -> AgentStats:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,17 @@ from kvferry.transfer import Move, Transfer
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """What serves a peer; see kvf_peer_info in kvferry/transport.h."""
+
+    kind: str
+    way: str
+    passed_over: str
+    bytes_read: int
+    bytes_written: int
 
 
 class Direction(enum.IntEnum):
@@ -345,6 +357,16 @@ class Peer:
         """The kind of transport that serves this peer, such as "shm"."""
         with self._using() as pointer:
             return string(lib.kvf_peer_kind(pointer))
+
+    @property
+    def info(self) -> PeerInfo:
+        """What serves this peer, and what has moved."""
+        with self._using() as pointer:
+            info = Arena().new("kvf_peer_info")
+            call(lib.kvf_peer_get_info, pointer, info)
+            return PeerInfo(
+                string(info.kind), string(info.way), string(info.passed_over), info.bytes_read, info.bytes_written
+            )
 
     @property
     def region_bytes(self) -> list[int]:

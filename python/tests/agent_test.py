@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -46,6 +47,8 @@ from kvferry import (
     NotPermittedError,
     OutOfRangeError,
     ParseError,
+    PeerRole,
+    PeerState,
     RequestKind,
     Status,
     checksum_cells,
@@ -411,6 +414,40 @@ def test_a_task_that_waits_makes_an_agent_without_a_thread_work() -> None:
     assert asyncio.run(hand_over()) == [EventKind.DONE, EventKind.DONE]
     assert pair.wrong() == []
     pair.close()
+
+
+def test_a_loop_that_polls_is_woken_whenever_there_is_work() -> None:
+    pair = Pair(own_thread=False)
+    agents = [pair.producer, pair.consumer]
+    pair.producer.hold("r", HELD)
+    pair.consumer.pull("r", pair.producer.contact, WANTED)
+    ended = 0
+    while ended < len(agents):
+        readable, _, _ = select.select(agents, [], [], 30)
+        assert readable, "there is work left, and nobody was woken"
+        for agent in readable:
+            agent.progress()
+            ended += sum(event.kind == EventKind.DONE for event in agent.events())
+    assert pair.wrong() == []
+    pair.close()
+
+
+def test_peers_are_seen_with_what_serves_them(pair: Pair) -> None:
+    assert pair.consumer.peers() == []
+    pair.producer.hold("r", HELD)
+    pair.consumer.pull("r", pair.producer.contact, WANTED)
+    event = pair.consumer.wait_event(30)
+    assert event is not None and event.kind == EventKind.DONE
+    (producer,) = pair.consumer.peers()
+    assert (producer.role, producer.state) == (PeerRole.PRODUCER, PeerState.OPEN)
+    assert (producer.rank, producer.rank_count, producer.engine) == (0, 1, pair.prefill.name)
+    assert (producer.fabric, producer.way) == ("inproc", "memory of this process")
+    assert (producer.passed_over, producer.failure) == ("", "")
+    assert producer.bytes_read == event.bytes > 0
+    assert producer.round_trip_ns > 0
+    assert abs(producer.since_ns / 1e9 - time.time()) < 600
+    (consumer,) = pair.producer.peers()
+    assert (consumer.role, consumer.engine) == (PeerRole.CONSUMER, pair.decode.name)
 
 
 @pytest.mark.parametrize("own_thread", [True, False])

@@ -6,6 +6,7 @@
 
 #include "agent/early.h"
 #include "agent/ledger.h"
+#include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/ticket.h"
 #include "link/link_endpoint.h"
@@ -351,6 +352,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_remote_free(agent->all_remotes);
     while (agent->all_sessions)
         kvf_session_free(agent->all_sessions);
+    kvf_peers_forget(agent);
     kvf_transport_close(agent->transport);
     kvf_link_close(agent->link);
     kvf_events_free(agent);

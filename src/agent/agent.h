@@ -5,6 +5,7 @@
  * below call those above. Each of the others knows those before it:
  *
  *   hashing.h  checksums of our own cells                    hashing.c
+ *   peers.h    what users see of peers, and the log of them   peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
@@ -61,6 +62,7 @@ typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_hashing kvf_hashing;
 typedef struct kvf_after kvf_after;
+typedef struct kvf_departed kvf_departed;
 typedef struct kvf_event_node kvf_event_node;
 typedef struct kvf_log_entry kvf_log_entry;
 
@@ -144,6 +146,8 @@ struct kvf_agent {
     kvf_session *sessions; /* open ones, by id */
     kvf_session *clients;  /* incoming, by identity */
     kvf_session *all_sessions;
+    kvf_departed *departed; /* peers that were lost, the latest last */
+    uint32_t departed_count;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
     kvf_ticket *tickets;
@@ -229,6 +233,8 @@ void kvf_events_free(kvf_agent *agent);
 
 /** Whether lines of a level are wanted: only then are they made. */
 bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
+/** Nanoseconds since 1970, UTC, as in lines of the log. */
+uint64_t kvf_wall_clock(void);
 /** Logs each line of a text, where lines of the level are wanted. */
 void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 

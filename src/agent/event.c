@@ -3,6 +3,7 @@
  */
 #include <json.h>
 
+#include "agent/peers.h"
 #include "agent/ticket.h"
 
 struct kvf_event_node {
@@ -176,6 +177,8 @@ static const char *const kind_names[] = {"none", "hold", "pull", "push", "expect
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail) {
+    if (engine && detail) /* every failure passes here */
+        kvf_peers_failed(agent, engine, rank, detail);
     if (!kvf_agent_logs(agent, KVF_LOG_WARNING))
         return;
     struct json_object *line = json_object_new_object();

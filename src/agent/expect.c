@@ -174,6 +174,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     source->call = NULL;
     source->written = true;
     expect->base.bytes += call->bytes;
+    session->bytes_received += call->bytes;
     expect_check(expect);
 }
 

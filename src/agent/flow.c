@@ -9,6 +9,7 @@
 
 #include "agent/early.h"
 #include "agent/pace.h"
+#include "agent/peers.h"
 #include "agent/push.h"
 #include "transport/transfer.h"
 
@@ -292,6 +293,7 @@ static void end_part(kvf_flow *flow) {
     flow->bytes += bytes;
     flow->runs += runs;
     agent->stats.bytes_written += bytes;
+    kvf_peer_served(flow->session);
     agent->stats.runs += runs;
     kvf_transfer_free(flow->transfer);
     kvf_request_free(flow->request);

@@ -14,6 +14,7 @@
 
 #include "agent/histogram.h"
 #include "agent/pace.h"
+#include "agent/peers.h"
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
@@ -261,6 +262,8 @@ static void end_transfer(kvf_pull *pull) {
     pull->transfer = NULL;
     pull->base.agent->stats.bytes_read += pull->base.bytes;
     pull->base.agent->stats.runs += pull->base.runs;
+    for (uint32_t i = 0; i < pull->asker.source_count; i++)
+        kvf_peer_served(pull->asker.sources[i].session);
 }
 
 static void arrived(kvf_pull *pull) {

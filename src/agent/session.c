@@ -8,7 +8,7 @@
 #include <sodium.h>
 #include <stdio.h>
 
-#include "agent/explain.h"
+#include "agent/peers.h"
 #include "agent/remote.h"
 #include "link/link_endpoint.h"
 
@@ -30,6 +30,7 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
     /* The peer may still know the session we have lost, and which numbers it has seen in it. */
     session->next_number = agent->last_number;
     session->last_used = session->last_heard = kvf_agent_now(agent);
+    session->since_ns = kvf_wall_clock();
     if (!session->engine) {
         kvf_free(session);
         return NULL;
@@ -67,6 +68,8 @@ void kvf_session_free(kvf_session *session) {
     kvf_free(session->key);
     kvf_free(session->card);
     kvf_free(session->broken_detail);
+    kvf_free(session->failure);
+    kvf_free(session->way_told);
     kvf_free(session->engine);
     kvf_wire_buffer_free(&session->introduction);
     kvf_free(session);
@@ -123,7 +126,7 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
                                                   session->card_bytes, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
-        kvf_explain_way(session);
+        kvf_peer_served(session);
     }
     *out = session->peer;
     return KVF_OK;
@@ -251,6 +254,7 @@ static kvf_status session_of(kvf_agent *agent, const kvf_hello *hello, kvf_sessi
         return kvf_nomem("a session");
     }
     DL_APPEND(agent->all_sessions, session);
+    kvf_peer_met(session);
     kvf_agent_due(agent, session->last_used + agent->options.idle_ns);
     *out = session;
     return KVF_OK;
@@ -367,6 +371,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->card = card;
     session->card_bytes = welcome->card.size;
     session->state = KVF_SESSION_OPEN;
+    kvf_peer_met(session);
     session->joined = false;
     session->hello_pause = 0;
     session->next_beat = kvf_agent_now(agent) + agent->options.heartbeat_ns;
@@ -394,6 +399,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     }
     uint64_t now = kvf_agent_now(agent);
     session->last_heard = now;
+    kvf_peer_heard(session);
     session->broken_since = 0;
     if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
         kvf_session_lose(session, KVF_E_MISMATCH, "it caches other cells now");
@@ -464,6 +470,7 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
 
 static void heard(kvf_session *session, kvf_route route) {
     session->last_heard = kvf_agent_now(session->agent);
+    kvf_peer_heard(session);
     session->broken_since = 0;
     if (session->incoming)
         session->route = route;
@@ -587,6 +594,8 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     bool was_open = session->state == KVF_SESSION_OPEN;
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "%s rank %u: %s", session->engine, session->rank, why);
+    if (was_open || was_used)
+        kvf_peer_left(session, detail);
     session->state = KVF_SESSION_LOST;
     hide(session, true);
     agent->due = 0;                /* freed in the next tick */

@@ -1,19 +1,12 @@
 /* File descriptors: those a link needs, and those that a sleeper polls. */
-#include "base/wake.h"
+#include "base/descriptors.h"
 #include "link/link_inside.h"
 
 /* A context with a listener, a caller, a monitor and a guard opens a dozen at most. */
 #define DESCRIPTORS_OF_A_LINK 20
 
 kvf_status kvf_link_check_descriptors(void) {
-    kvf_wake opened[DESCRIPTORS_OF_A_LINK];
-    uint32_t count = 0;
-    kvf_status status = KVF_OK;
-    while (count < DESCRIPTORS_OF_A_LINK && !status)
-        status = kvf_wake_open(&opened[count++]);
-    while (count > 0)
-        kvf_wake_close(&opened[--count]);
-    return status ? kvf_fail_in(status, "a link needs %d file descriptors: ", DESCRIPTORS_OF_A_LINK) : status;
+    return kvf_descriptors_check("a link", DESCRIPTORS_OF_A_LINK);
 }
 
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {

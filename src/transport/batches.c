@@ -110,12 +110,14 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
 }
 
 /* Every run lies inside a registered region on both sides. Everything behind this uses plain arithmetic. */
-static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count) {
+static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
     const kvf_memory *local = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
+    *bytes = 0;
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
+        *bytes += run->bytes;
         uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
         uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
         if (here == 0 || run->local_offset > here || run->bytes > here - run->local_offset)
@@ -127,6 +129,9 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
 }
 
 kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
+    kvf_status status = kvf_front_check_process(peer->transport, what);
+    if (status)
+        return status;
     if (peer->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
                         peer->lost_reason);
@@ -136,7 +141,7 @@ kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
 }
 
 static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
-                               size_t count, kvf_done done) {
+                               size_t count, kvf_done done, uint64_t *bytes) {
     if (!peer || !done || (!runs && count > 0))
         return kvf_fail(KVF_E_INVALID, "submit: %s is NULL", !peer ? "peer" : !done ? "done" : "runs");
     if (direction != KVF_READ && direction != KVF_WRITE)
@@ -146,12 +151,13 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
         return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
                         direction == KVF_READ ? "read" : "write");
     kvf_status status = kvf_front_check_peer(peer, "submit");
-    return status ? status : check_runs(peer, runs, count);
+    return status ? status : check_runs(peer, runs, count, bytes);
 }
 
 kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
                                 kvf_done done, void *context, kvf_operation *out) {
-    kvf_status status = check_submit(peer, direction, runs, count, done);
+    uint64_t bytes = 0;
+    kvf_status status = check_submit(peer, direction, runs, count, done, &bytes);
     if (status)
         return status;
     kvf_transport *transport = peer->transport;
@@ -164,6 +170,7 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->direction = direction;
     batch->runs = runs;
     batch->count = count;
+    batch->bytes = bytes;
     batch->done = done;
     batch->context = context;
     KVF_QUEUE_ADD(peer->batches.first, peer->batches.last, batch);
@@ -185,6 +192,9 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
 kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation) {
     if (!transport)
         return kvf_fail(KVF_E_INVALID, "cancel: transport is NULL");
+    kvf_status status = kvf_front_check_process(transport, "cancel");
+    if (status)
+        return status;
     kvf_front_batch *front = find(transport, operation);
     if (!front)
         return kvf_fail(KVF_E_NOT_FOUND, "cancel: operation %llu is not under way",
@@ -273,6 +283,7 @@ static void describe_failure(const kvf_batch *batch, char *out, size_t size) {
 
 static void call_done(kvf_transport *transport, kvf_batch *batch) {
     kvf_status status = batch->failed;
+    batch->peer->moved[batch->direction] += status ? 0 : batch->bytes;
     kvf_done done = batch->done;
     void *context = batch->context;
     kvf_operation operation = batch->operation;

@@ -10,11 +10,19 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "transport/card.h"
 #include "transport/front.h"
 
 const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
+}
+
+kvf_status kvf_front_check_process(const kvf_transport *transport, const char *what) {
+    if (transport->forks == kvf_fork_count())
+        return KVF_OK;
+    return kvf_fail(KVF_E_INVALID, "%s: the transport belongs to process %ld, which forked this one", what,
+                    (long)transport->process);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -95,6 +103,8 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
     if (!transport)
         return kvf_nomem("a transport");
     transport->event_fd = transport->wake.fd = -1;
+    transport->process = getpid();
+    transport->forks = kvf_fork_count();
     kind = kind ? kind : "auto";
     transport->automatic = strcmp(kind, "auto") == 0;
     kvf_status status =
@@ -166,11 +176,11 @@ kvf_status kvf_transport_export(kvf_transport *transport, const void **card, siz
                         !transport ? "transport"
                         : !card    ? "card"
                                    : "bytes");
-    if (!transport->card.data) {
-        kvf_status status = make_card(transport);
-        if (status)
-            return status;
-    }
+    kvf_status status = kvf_front_check_process(transport, "export");
+    if (!status && !transport->card.data)
+        status = make_card(transport);
+    if (status)
+        return status;
     *card = transport->card.data;
     *bytes = transport->card.length;
     return KVF_OK;
@@ -194,13 +204,20 @@ static kvf_status nothing_in_common(const kvf_transport *transport, const kvf_ca
     return status;
 }
 
+/* Adds why a fabric cannot serve a peer, from the detail. */
+static void note_refusal(char *why, size_t size, const kvf_fabric *fabric) {
+    size_t used = strlen(why);
+    (void)snprintf(why + used, size - used, "%s%s: %s", used ? "; " : "", fabric->kind.name,
+                   kvf_error_detail());
+}
+
 /*
  * Tries the fabrics both sides have, best first. A way that is closed to us by permissions is like one that
  * is not there, as long as another is open.
  */
 static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_peer *peer) {
     kvf_status refusal = KVF_E_UNSUPPORTED;
-    char why[256] = "";
+    char why[256] = "", noteworthy[256] = "";
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         for (uint32_t p = 0; p < card->part_count && !front->disabled; p++) {
@@ -208,14 +225,17 @@ static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_pee
                 continue;
             kvf_status status = front->fabric->connect(front->endpoint, card->parts[p].data,
                                                        card->parts[p].bytes, peer, &peer->link);
-            if (!status)
+            if (!status) {
                 peer->fabric = front->fabric;
-            if (!status || (status != KVF_E_UNSUPPORTED && status != KVF_E_PERMISSION))
-                return status ? kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name) : KVF_OK;
+                peer->passed_over = kvf_strdup(noteworthy);
+                return KVF_OK;
+            }
+            if (status != KVF_E_UNSUPPORTED && status != KVF_E_PERMISSION)
+                return kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name);
             refusal = status == KVF_E_PERMISSION ? status : refusal;
-            size_t used = strlen(why);
-            (void)snprintf(why + used, sizeof why - used, "%s%s: %s", used ? "; " : "",
-                           front->fabric->kind.name, kvf_error_detail());
+            note_refusal(why, sizeof why, front->fabric);
+            if (front->fabric->kind.reach != KVF_REACH_PROCESS) /* engines are processes of their own */
+                note_refusal(noteworthy, sizeof noteworthy, front->fabric);
             break;
         }
     }
@@ -227,6 +247,7 @@ static void free_peer(kvf_peer *peer) {
         return;
     kvf_free(peer->region_bytes);
     kvf_free(peer->name);
+    kvf_free(peer->passed_over);
     kvf_free(peer);
 }
 
@@ -237,7 +258,10 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
                         : !card    ? "card"
                                    : "out");
     kvf_card read = {0};
-    kvf_status status = kvf_card_read(card, bytes, &read);
+    kvf_status status = kvf_front_check_process(transport, "connect");
+    if (status)
+        return status;
+    status = kvf_card_read(card, bytes, &read);
     if (status)
         return kvf_fail_in(status, "connect: ");
     kvf_peer *peer = kvf_alloc0(1, sizeof *peer);
@@ -264,6 +288,25 @@ const char *kvf_peer_kind(const kvf_peer *peer) {
     return peer ? peer->fabric->kind.name : "";
 }
 
+kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
+    if (!peer || !out || out->struct_size == 0)
+        return kvf_fail(KVF_E_INVALID, "peer: %s",
+                        !peer  ? "peer is NULL"
+                        : !out ? "info is NULL"
+                               : "struct_size is 0");
+    const kvf_fabric *fabric = peer->fabric;
+    kvf_peer_info info = {.struct_size = out->struct_size,
+                          .bytes_read = peer->moved[KVF_READ],
+                          .bytes_written = peer->moved[KVF_WRITE]};
+    (void)snprintf(info.kind, sizeof info.kind, "%s", fabric->kind.name);
+    (void)snprintf(info.way, sizeof info.way, "%s",
+                   fabric->way && !peer->lost ? fabric->way(peer->link) : "");
+    (void)snprintf(info.passed_over, sizeof info.passed_over, "%s",
+                   peer->passed_over ? peer->passed_over : "");
+    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    return KVF_OK;
+}
+
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
 }
@@ -275,7 +318,7 @@ const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {
 }
 
 void kvf_peer_close(kvf_peer *peer) {
-    if (!peer || peer->closing)
+    if (!peer || peer->closing || peer->transport->forks != kvf_fork_count())
         return;
     kvf_transport *transport = peer->transport;
     peer->closing = true;
@@ -306,8 +349,10 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     if (!transport || transport->calling > 0)
         return kvf_fail(KVF_E_INVALID, "progress: %s",
                         transport ? "called from one of its own callbacks" : "transport is NULL");
+    kvf_status status = kvf_front_check_process(transport, "progress");
+    if (status)
+        return status;
     transport->calling++;
-    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         bool fabric_busy = false;
@@ -345,8 +390,8 @@ static void close_fabrics(kvf_transport *transport) {
 }
 
 void kvf_transport_close(kvf_transport *transport) {
-    if (!transport)
-        return;
+    if (!transport || transport->forks != kvf_fork_count())
+        return; /* in a child of fork() connections and shared memory are the parent's */
     while (transport->peers)
         kvf_peer_close(transport->peers);
     close_fabrics(transport);

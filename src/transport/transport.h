@@ -30,6 +30,7 @@ typedef struct kvf_batch {
     kvf_direction direction;
     const kvf_run *runs; /**< all inside registered memory on both sides */
     size_t count;
+    uint64_t bytes; /**< of all runs */
     kvf_done done;
     void *context;
     bool cancelled;    /**< the owner wants it ended; the fabric ends it as soon as its memory is quiet */
@@ -104,6 +105,10 @@ typedef struct kvf_fabric {
     void (*cancel)(void *link, kvf_batch *batch);
 
     kvf_status (*notify)(void *link, const void *data, size_t bytes);
+
+    /** How the peer's memory is reached, in a few words that the fabric owns and that stay; "" before that is known.
+     * NULL: there is nothing to say beyond the fabric's name. */
+    const char *(*way)(const void *link);
 
     /** Ends the link, which may be lost already. No batch of this link may touch memory after it returns; the
      * front ends the batches. Called outside of progress(). */

@@ -175,6 +175,20 @@ static void generations_of_an_id_are_requests_of_their_own(void **state) {
     kvf_aggregator_free(a);
 }
 
+static void generations_of_an_id_are_in_order(void **state) {
+    (void)state;
+    kvf_aggregator *a = aggregator_of(2);
+    const kvf_request_key keys[] = {{"r", 1, 2}, {"r", 1, 3}, {"r", 1, 1}};
+    kvf_worker_output output = sends(keys, 3);
+
+    kvf_aggregate sum = step2(a, &output, &output);
+
+    assert_int_equal(sum.sent_count, 3);
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(sum.sent[i].generation, i + 1);
+    kvf_aggregator_free(a);
+}
+
 static void ids_are_any_bytes(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
@@ -551,6 +565,7 @@ int main(void) {
         cmocka_unit_test(a_worker_changes_how_many_are_expected_for_requests_not_reported_yet),
         cmocka_unit_test(more_workers_than_there_are_are_not_waited_for),
         cmocka_unit_test(generations_of_an_id_are_requests_of_their_own),
+        cmocka_unit_test(generations_of_an_id_are_in_order),
         cmocka_unit_test(ids_are_any_bytes),
         cmocka_unit_test(a_failed_request_is_named_when_it_is_over_on_all_workers),
         cmocka_unit_test(a_failure_does_not_stick_to_the_next_request_of_the_same_id),

@@ -121,10 +121,10 @@ static const kvf_instruction *take(const fixture *f, const int *kinds, size_t co
     assert_ok(kvf_schedule_take(f->s, &list, &got));
     bool same = got == count;
     for (size_t i = 0; i < count && same; i++)
-        same = (int)list[i].kind == kinds[i];
+        same = (int)list[i].kind == kinds[i] && (list[i].cancels != 0) == (kinds[i] == KVF_INSTRUCT_CANCEL);
     if (!same) {
         for (size_t i = 0; i < got; i++)
-            print_error("instruction %zu is %d\n", i, (int)list[i].kind);
+            print_error("instruction %zu is %d, of %d\n", i, (int)list[i].kind, (int)list[i].cancels);
         _fail(file, line);
     }
     return list;

@@ -249,6 +249,25 @@ static void a_failed_load_goes_on_from_the_first_invalid_block(void **state) {
     done(&f);
 }
 
+static void a_failed_load_names_the_blocks_of_every_group(void **state) {
+    (void)state;
+    fixture f = schedule_of(hybrid(2));
+    const uint32_t states[] = {1};
+    const kvf_block_table tables[] = {TABLE, {states, 1, 0}};
+    const kvf_group_block all[] = {{0, 3}, {0, 5}, {0, 7}, {1, 1}};
+    kvf_transfer_params source = there();
+    source.tokens = 9;
+    uint64_t generation = add_loading(&f, source);
+    assert_ok(kvf_schedule_allocated(f.s, &R, tables, 2, 0, 9, 0, NULL));
+    TAKE(&f, KVF_INSTRUCT_PULL);
+
+    kvf_schedule_news news = failed(&f, generation, NULL, 0);
+
+    assert_int_equal(news.loaded[0].invalid_count, 4);
+    assert_memory_equal(news.loaded[0].invalid, all, sizeof all);
+    done(&f);
+}
+
 static void tokens_that_were_cached_here_survive_a_failed_load(void **state) {
     (void)state;
     fixture f = simple();
@@ -624,6 +643,7 @@ int main(void) {
         cmocka_unit_test(a_state_needs_a_block),
         cmocka_unit_test(after_a_failure_with_states_nothing_of_the_load_counts),
         cmocka_unit_test(a_failed_load_goes_on_from_the_first_invalid_block),
+        cmocka_unit_test(a_failed_load_names_the_blocks_of_every_group),
         cmocka_unit_test(tokens_that_were_cached_here_survive_a_failed_load),
         cmocka_unit_test(a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named),
         cmocka_unit_test(invalid_blocks_count_also_before_the_load_is_over),

@@ -93,6 +93,7 @@ static bool take_pulled(decode_rank *self, const kvf_event *event) {
         return pull_more(self);
     self->round++;
     self->figures.end_ns = now_ns();
+    rank_note_kinds(&self->base);
     memcpy(self->figures.kind, self->base.kind, sizeof self->figures.kind);
     return rank_send(&self->base, MESSAGE_MOVED, &self->figures, sizeof self->figures);
 }

@@ -109,14 +109,21 @@ static bool register_regions(const live_rank *of) {
     return status ? rank_fail_status(of, status, "registering the caches") : true;
 }
 
-/* An agent says once for each kind of transport that it reads by it: "decode rank 0 reads from prefill rank 1 over shm". */
-static void note_kind(void *context, const kvf_log_line *line) {
-    live_rank *rank = context;
-    const char *over = strstr(line->text, " over ");
-    size_t length = strlen(rank->kind);
-    if (over && strstr(line->text, " reads from ") && !strchr(line->text, '\n') &&
-        !strstr(rank->kind, over + 6))
-        (void)snprintf(rank->kind + length, sizeof rank->kind - length, "%s%s", length ? "+" : "", over + 6);
+void rank_note_kinds(live_rank *of) {
+    uint32_t count = 0, room = 0;
+    (void)kvf_agent_peers(of->agent, NULL, 0, &room);
+    kvf_agent_peer *peers = calloc((size_t)room + 1, sizeof *peers);
+    if (!peers)
+        return; /* a name less in the table */
+    peers->struct_size = sizeof *peers;
+    (void)kvf_agent_peers(of->agent, peers, room + 1, &count);
+    for (uint32_t i = 0; i < count && i <= room; i++) {
+        size_t length = strlen(of->kind);
+        if (peers[i].role == KVF_PEER_PRODUCER && !strstr(of->kind, peers[i].fabric))
+            (void)snprintf(of->kind + length, sizeof of->kind - length, "%s%s", length ? "+" : "",
+                           peers[i].fabric);
+    }
+    free(peers);
 }
 
 uint64_t rank_patience_ns(const demo_job *job) {
@@ -132,9 +139,7 @@ static kvf_status open_agent(live_rank *out) {
                              .transport = job->asked->transport,
                              .settings = settings,
                              .lease_ns = rank_patience_ns(job),
-                             .peer_timeout_ns = 100 * 1000 * 1000,
-                             .log = note_kind,
-                             .log_context = out};
+                             .peer_timeout_ns = 100 * 1000 * 1000};
     if (job->asked->no_direct_read)
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
     if (job->asked->ucx_tls)

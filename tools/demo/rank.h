@@ -33,6 +33,9 @@ void rank_close(live_rank *closed);
 /** How long agents wait for each other: longer than the coordinator does, so that it names who is silent. */
 uint64_t rank_patience_ns(const demo_job *job);
 
+/** Notes by which kinds of transport it has read so far. */
+void rank_note_kinds(live_rank *of);
+
 /** Sends why this rank ends, and returns false. */
 bool rank_fail(const live_rank *failed, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

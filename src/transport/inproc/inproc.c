@@ -536,6 +536,11 @@ static kvf_status inproc_admit(void *self, const void *card, size_t bytes) {
     return status == KVF_E_NOT_FOUND ? KVF_OK : status;
 }
 
+static const char *inproc_way(const void *link) {
+    (void)link;
+    return "memory of this process";
+}
+
 extern const kvf_fabric kvf_fabric_inproc;
 
 const kvf_fabric kvf_fabric_inproc = {
@@ -560,6 +565,7 @@ const kvf_fabric kvf_fabric_inproc = {
     .submit = inproc_submit,
     .cancel = inproc_cancel,
     .notify = inproc_notify,
+    .way = inproc_way,
     .disconnect = inproc_disconnect,
     .fence = inproc_fence_out,
     .admit = inproc_admit,

@@ -189,7 +189,7 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
     link->peer = peer;
     link->watch = (kvf_shm_watch){SHM_WATCH_LINK, link};
     link->fd = link->process_fd = link->buffer_fd = -1;
-    link->no_direct = link->endpoint->no_direct_read;
+    link->no_direct = link->endpoint->no_direct_read ? "a shared buffer, for shm.direct is off" : NULL;
     status = make_tables(link);
     if (!status)
         status = reach(link, &card);
@@ -201,7 +201,8 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
         free_link(link);
         return status;
     }
-    link->no_direct = link->no_direct || link->pid <= 0;
+    if (!link->no_direct && link->pid <= 0)
+        link->no_direct = "a shared buffer, for its process is in another PID namespace";
     KVF_LIST_ADD(link->endpoint->links, link);
     *out = link;
     return KVF_OK;
@@ -349,6 +350,18 @@ kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes) {
     return status;
 }
 
+const char *kvf_shm_link_way(const void *self) {
+    const kvf_shm_link *link = self;
+    if (!link->ready)
+        return "";
+    if (!link->some_unmapped)
+        return "mapped memory";
+    if (link->no_direct)
+        return link->no_direct;
+    return link->endpoint->only_direct ? "process_vm_readv"
+                                       : "process_vm_readv or a shared buffer, whichever is faster";
+}
+
 /* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
 static bool same_way(const kvf_shm_link *link, kvf_slice *slice) {
     bool mapped = link->bases[(slice->count ? slice->runs : &slice->part)->remote_region] != NULL;
@@ -414,7 +427,7 @@ static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_sl
             kvf_shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, kvf_shm_now_ns() - begin);
         if (status != KVF_E_UNSUPPORTED)
             return status;
-        link->no_direct = true;
+        link->no_direct = SHM_FORBIDDEN;
     }
     kvf_status status = kvf_shm_slots_free(link);
     if (!status)
