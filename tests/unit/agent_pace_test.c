@@ -145,6 +145,7 @@ static uint64_t sample(scene *s, const kvf_agent *agent, double *least, double *
 static void assert_kept(scene *s, const kvf_agent *agent) {
     double least, most;
     uint64_t ns = sample(s, agent, &least, &most);
+    print_message("%.3f to %.3f of the cap in any second\n", least * 3, most * 3);
     assert_true(most * 3 <= 1.05);
     assert_true(least * 3 >= 0.95);
     assert_true(ns >= 2850 * MS && ns <= 3150 * MS);

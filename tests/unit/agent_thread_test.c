@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "agent_world.h"
 
@@ -19,6 +21,7 @@ typedef struct stage {
     atomic_uint done[2]; /* events of P, of D */
     atomic_uint wrong;
     atomic_bool stop;
+    kvf_ready_event event; /* that some holds and pushes wait for */
 } stage;
 
 typedef struct worker {
@@ -109,6 +112,9 @@ static void set_up(stage *s) {
         for (uint32_t b = 0; b < 3; b++)
             s->wanted[i].ids[0][b] = 3 * i + 2 - b;
         s->wanted[i].request.contact = s->w.p.contact;
+        s->held[i].request.priority = s->wanted[i].request.priority = (int32_t)(i % 3);
+        s->held[i].request.bytes_per_second = s->wanted[i].request.bytes_per_second = i % 4 ? 0 : 2000000;
+        s->held[i].request.after = i % 5 ? NULL : &s->event;
         world_fill(&s->w, &s->w.p, &s->held[i], i);
     }
 }
@@ -119,6 +125,8 @@ static void several_threads_use_agents_that_have_threads(void **state) {
     pthread_t askers[THREADS], takers[2], looker;
     worker workers[THREADS], sides[2];
     memset(&s, 0, sizeof s);
+    s.event = (kvf_ready_event){.struct_size = sizeof s.event, .kind = KVF_READY_FD};
+    assert_true((s.event.fd = eventfd(0, EFD_CLOEXEC)) >= 0);
     set_up(&s);
     for (uint32_t i = 0; i < 2; i++) {
         sides[i] = (worker){&s, i};
@@ -131,6 +139,8 @@ static void several_threads_use_agents_that_have_threads(void **state) {
     }
     for (uint32_t i = 0; i < THREADS; i++)
         (void)pthread_join(askers[i], NULL);
+    const uint64_t one = 1; /* some requests wait for it */
+    assert_int_equal(write(s.event.fd, &one, sizeof one), sizeof one);
     for (uint32_t i = 0; i < 2; i++)
         (void)pthread_join(takers[i], NULL);
     atomic_store(&s.stop, true);
@@ -143,6 +153,7 @@ static void several_threads_use_agents_that_have_threads(void **state) {
         assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted[i], i), 0);
     world_quiet(&s.w);
     world_close(&s.w);
+    (void)close(s.event.fd);
 }
 
 static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
@@ -151,6 +162,8 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
         static stage s;
         uint64_t ticket;
         memset(&s, 0, sizeof s);
+        s.event = (kvf_ready_event){.struct_size = sizeof s.event, .kind = KVF_READY_FD};
+        assert_true((s.event.fd = eventfd(0, EFD_CLOEXEC)) >= 0); /* and never becomes readable */
         set_up(&s);
         for (uint32_t i = 0; i < ALL; i++) {
             assert_ok(is_push(i) ? kvf_agent_push(s.w.p.agents[0], &s.held[i].request, &ticket)
@@ -164,6 +177,7 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
             (void)kvf_agent_wait(s.w.d.agents[0], n * 2 * MS);
         world_close_agents(n % 2 ? &s.w.p : &s.w.d);
         world_close(&s.w);
+        (void)close(s.event.fd);
     }
 }
 
