@@ -418,6 +418,41 @@ static void a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat(v
     tear_down(&s);
 }
 
+/* The hold's own lease is longer than the agent's: that a rank has read does not cut it short for the others. */
+static void a_rank_may_come_long_after_another_has_read(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}), LEASE(500 * MS));
+    s.held.request.deadline_ns = 10 * SECOND;
+    s.wanted.request.contact = s.w.p.contact;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    for (uint32_t r = 0; r < 2; r++) {
+        world_run_for(&s.w, 4 * SECOND);
+        assert_ok(kvf_agent_pull(s.w.d.agents[r], &s.wanted.request, &s.ours[r]));
+        (void)world_done(&s.w, s.w.d.agents[r], s.ours[r]);
+    }
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    tear_down(&s);
+}
+
+/* And the other way round: it is given the agent's lease anew, for the next. */
+static void a_rank_that_has_read_gives_the_others_a_lease_more(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}), LEASE(1 * SECOND));
+    s.held.request.deadline_ns = 1 * SECOND;
+    s.wanted.request.contact = s.w.p.contact;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    for (uint32_t r = 0; r < 2; r++) {
+        world_run_for(&s.w, 700 * MS); /* the second comes after 1.4 s */
+        assert_ok(kvf_agent_pull(s.w.d.agents[r], &s.wanted.request, &s.ours[r]));
+        (void)world_done(&s.w, s.w.d.agents[r], s.ours[r]);
+    }
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    tear_down(&s);
+}
+
 /* ---- heartbeats of expectations -------------------------------------------------------------- */
 
 /* Two expectations of one session wait for much longer than their lease. */
@@ -565,6 +600,8 @@ int main(void) {
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
         cmocka_unit_test(a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat),
+        cmocka_unit_test(a_rank_may_come_long_after_another_has_read),
+        cmocka_unit_test(a_rank_that_has_read_gives_the_others_a_lease_more),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
         cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),

@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_net.h"
 #include "agent_world.h"
@@ -172,6 +174,33 @@ static void more_requests_of_a_peer_than_allowed_are_refused(void **state) {
     world_close(&w);
 }
 
+/* The answer to an EXPECT says so at once, and that nothing will be written. */
+static void more_expectations_of_a_peer_than_allowed_are_refused(void **state) {
+    (void)state;
+    world w;
+    world_request wanted[3];
+    uint64_t tickets[3];
+    static const char *const ids[] = {"1", "2", "3"};
+    open_small(&w, ONE("P"), ONE("D"), OPTIONS(.max_requests_per_peer = 2));
+    for (uint32_t i = 0; i < 3; i++) {
+        world_request_make(&w, &w.d, ids[i], 16, i, 1, &wanted[i]);
+        world_expect(&w.d, &wanted[i], &w.p, &tickets[i]);
+        if (i == 1)
+            world_run_for(&w, 50 * MS);
+    }
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], tickets[2], KVF_E_AGAIN);
+    assert_non_null(strstr(failed->detail, "expects 2 requests"));
+    assert_true(failed->blocks_free);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_ok(kvf_agent_cancel(w.d.agents[0], tickets[i]));
+        (void)world_failed(&w, w.d.agents[0], tickets[i], KVF_E_CANCELLED);
+    }
+    world_run_for(&w, 20 * MS);
+    pull_goes_well(&w, "4");
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- nonsense -------------------------------------------------------------------------------- */
 
 typedef struct stranger {
@@ -257,6 +286,38 @@ static void another_version_of_the_protocol_is_refused_with_both_numbers(void **
     world_close(&w);
 }
 
+/* As an answer to a greeting that was repeated and came late: whoever is met already does not care. */
+static void a_refusal_of_a_greeting_does_not_end_a_session_that_is_open(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    open_small(&w, TWO("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.p, "a", 40, 10, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 20, 1, &wanted);
+    world_fill(&w, &w.p, &held, 3);
+    world_pull(&w.d, &wanted, &w.p, ours);
+    world_run_for(&w, 100 * MS); /* waits for its hold */
+    kvf_message refusal = {.kind = KVF_MESSAGE_REFUSED,
+                           .refused = {.status = KVF_E_MISMATCH, .detail = "does not know you"}};
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(&refusal, &bytes));
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_non_null(w.p.agents[r]->all_sessions);
+        assert_ok(
+            kvf_link_send(w.p.agents[r]->link, w.p.agents[r]->all_sessions->route, bytes.data, bytes.size));
+    }
+    kvf_wire_buffer_free(&bytes);
+    world_run_for(&w, 100 * MS);
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST), 0);
+    world_hold(&w.p, &held, theirs);
+    world_all_done(&w, &w.d, ours);
+    world_all_done(&w, &w.p, theirs);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 3), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void nonsense_is_counted_and_changes_nothing(void **state) {
     (void)state;
     world w;
@@ -334,7 +395,9 @@ int main(void) {
         cmocka_unit_test(idle_peers_are_forgotten_and_may_come_back),
         cmocka_unit_test(more_peers_than_allowed_wait_until_there_is_room),
         cmocka_unit_test(more_requests_of_a_peer_than_allowed_are_refused),
+        cmocka_unit_test(more_expectations_of_a_peer_than_allowed_are_refused),
         cmocka_unit_test(another_version_of_the_protocol_is_refused_with_both_numbers),
+        cmocka_unit_test(a_refusal_of_a_greeting_does_not_end_a_session_that_is_open),
         cmocka_unit_test(nonsense_is_counted_and_changes_nothing),
     };
     const struct CMUnitTest with_sockets[] = {
