@@ -132,7 +132,7 @@ static kvf_status open_agent(live_rank *out) {
                              .transport = job->asked->transport,
                              .settings = settings,
                              .lease_ns = rank_patience_ns(job),
-                             .peer_timeout_ns = 100 * 1000 * 1000,
+                             .peer_timeout_ns = UINT64_C(100) * 1000 * 1000,
                              .log = note_kind,
                              .log_context = out};
     if (job->asked->no_direct_read)
