@@ -92,11 +92,15 @@ static kvf_status on_send(kvf_link *link, kvf_route route, const void *data, siz
     return KVF_OK;
 }
 
+/* Agents with a thread of their own may be using it, so it is written only when no agent is of the table before. */
 const kvf_link_table *letters_link(const kvf_link_table *from) {
     static kvf_link_table watched;
-    carrier = from ? from : &kvf_link_zmq;
-    watched = *carrier;
-    watched.send = on_send;
+    const kvf_link_table *wanted = from ? from : &kvf_link_zmq;
+    if (carrier != wanted) {
+        carrier = wanted;
+        watched = *carrier;
+        watched.send = on_send;
+    }
     return &watched;
 }
 
