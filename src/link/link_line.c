@@ -129,8 +129,8 @@ void kvf_lines_redial(kvf_zmq_link *link) {
 
 /* ---- what happens to connections ------------------------------------------------------------- */
 
-static void tell(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
-                 const char *what) {
+static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
+                         const char *what) {
     char detail[KVF_ENDPOINT_BYTES + 128];
     (void)snprintf(detail, sizeof detail, "%s: %s", endpoint, what);
     if (link->on_broken)
@@ -170,7 +170,7 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
         return; /* hung up already */
     switch (event) {
     case ZMQ_EVENT_CONNECT_RETRIED:
-        tell(link, line->route, KVF_E_IO, line->endpoint.text, "no connection; trying again");
+        report_break(link, line->route, KVF_E_IO, line->endpoint.text, "no connection; trying again");
         break;
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         line->pause_ns = PAUSE_NS;
@@ -215,7 +215,7 @@ void kvf_lines_hang_up(kvf_zmq_link *link) {
         (void)zmq_disconnect(link->caller, line->dialled);
         forget_text(link, line);
         rest(link, line);
-        tell(link, route, status, endpoint, what); /* may free the line */
+        report_break(link, route, status, endpoint, what); /* may free the line */
     }
 }
 
