@@ -36,9 +36,9 @@ typedef struct kvf_visit_options {
  * @param options  NULL for the defaults
  * @param out      receives what was learnt, owned by the caller, see kvf_visited_free()
  * @return KVF_OK; KVF_E_TIMEOUT (the detail has the last reason), KVF_E_PERMISSION (our key is not allowed, or
- *         only one side encrypts), KVF_E_MISMATCH (another engine answers), KVF_E_UNSUPPORTED (another version
- *         of the protocol), KVF_E_PARSE (what came makes no sense), KVF_E_INVALID and KVF_E_RANGE (the contact
- *         or a key), KVF_E_IO, KVF_E_NOMEM
+ *         only one side encrypts), KVF_E_MISMATCH (another engine answers, or its ranks contradict each
+ *         other), KVF_E_UNSUPPORTED (another version of the protocol), KVF_E_PARSE (what came makes no sense),
+ *         KVF_E_INVALID and KVF_E_RANGE (the contact or a key), KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *options, kvf_visited **out);
 

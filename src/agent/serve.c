@@ -36,7 +36,7 @@ static void serve_checksum(kvf_session *session, const kvf_call_body *call, bool
     kvf_verify_answer(session, call);
 }
 
-static void hide(kvf_session *session, bool lost) {
+static void hide_session(kvf_session *session, bool lost) {
     kvf_remote *remote, *next;
     DL_FOREACH_SAFE(session->agent->all_remotes, remote, next) {
         kvf_remote_rank *rank = kvf_remote_rank_of(remote, session);
@@ -105,7 +105,7 @@ const kvf_hooks kvf_agent_hooks = {
             [KVF_CALL_PROBE] = serve_probe,
         },
     .beat = kvf_beat_tick,
-    .hide = hide,
+    .hide = hide_session,
     .lose = lose,
     .retire = kvf_early_forget,
     .free_session = free_session,

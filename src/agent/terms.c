@@ -158,7 +158,7 @@ static void tell_same(const kvf_group_desc *group, uint32_t i, kvf_group_match *
     (void)snprintf(out->name, sizeof out->name, "%s", group->name);
 }
 
-static void tell(const kvf_match_group *group, kvf_group_match *out) {
+static void tell_match(const kvf_match_group *group, kvf_group_match *out) {
     out->ours = group->ours;
     out->theirs = group->theirs;
     out->agreement = group->agreement;
@@ -179,7 +179,7 @@ static kvf_status find_match(kvf_agent *agent, const char *engine, uint32_t i, k
     if (i >= count)
         return kvf_fail(KVF_E_NOT_FOUND, "i is %u; engine \"%s\" and ours have %u groups", i, engine, count);
     if (remote->match)
-        tell(&remote->match->groups[i], out);
+        tell_match(&remote->match->groups[i], out);
     else
         tell_same(kvf_model_group(ours, i), i, out);
     return KVF_OK;

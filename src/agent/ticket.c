@@ -291,7 +291,7 @@ void kvf_ticket_detach(kvf_asker *ticket) {
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-static void over(kvf_ticket *ticket) {
+static void end_ticket(kvf_ticket *ticket) {
     kvf_ticket_unlist(ticket);
     ticket->state = KVF_TICKET_OVER;
     DL_APPEND2(ticket->agent->over, ticket, over_prev, over_next);
@@ -306,7 +306,7 @@ void kvf_ticket_done(kvf_ticket *ticket) {
     agent->stats.done[ticket->kind]++;
     kvf_event_ticket(ticket, ticket->kind == KVF_REQUEST_CONNECT ? KVF_EVENT_PEER_READY : KVF_EVENT_DONE,
                      true);
-    over(ticket);
+    end_ticket(ticket);
 }
 
 void kvf_ticket_failed(kvf_ticket *ticket, kvf_status status, const char *detail,
@@ -337,7 +337,7 @@ void kvf_ticket_tell(kvf_ticket *ticket, bool free) {
     kvf_event_ticket(ticket, KVF_EVENT_FAILED, free);
     ticket->silent = true;
     if (free)
-        over(ticket);
+        end_ticket(ticket);
     else
         ticket->state = KVF_TICKET_DOUBT;
 }
@@ -345,7 +345,7 @@ void kvf_ticket_tell(kvf_ticket *ticket, bool free) {
 void kvf_ticket_settle(kvf_ticket *ticket) {
     kvf_ticket_unclaim(ticket);
     kvf_event_ticket(ticket, KVF_EVENT_BLOCKS_FREE, true);
-    over(ticket);
+    end_ticket(ticket);
 }
 
 kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64_t *number) {

@@ -131,8 +131,8 @@ void kvf_lines_redial(kvf_zmq_link *link) {
 
 /* ---- what happens to connections ------------------------------------------------------------- */
 
-static void tell(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
-                 const char *what) {
+static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
+                         const char *what) {
     char detail[KVF_ENDPOINT_BYTES + 128];
     (void)snprintf(detail, sizeof detail, "%s: %s", endpoint, what);
     if (link->on_broken)
@@ -202,7 +202,7 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
         const char *why = why_none(link, line);
         line->closed = false;
         line->tried_ns = kvf_now(link->clock) + value * UINT64_C(1000000);
-        tell(link, line->route, KVF_E_IO, line->endpoint.text, why); /* may free the line */
+        report_break(link, line->route, KVF_E_IO, line->endpoint.text, why); /* may free the line */
         break;
     }
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
@@ -248,7 +248,7 @@ void kvf_lines_hang_up(kvf_zmq_link *link) {
         (void)zmq_disconnect(link->caller, line->dialled);
         forget_text(link, line);
         rest(link, line);
-        tell(link, route, status, endpoint, what); /* may free the line */
+        report_break(link, route, status, endpoint, what); /* may free the line */
     }
 }
 

@@ -92,6 +92,7 @@ static kvf_status on_send(kvf_link *link, kvf_route route, const void *data, siz
     return KVF_OK;
 }
 
+/* Agents with a thread of their own may be using it, so it is written only when no agent is of the table before. */
 const kvf_link_table *letters_link(const kvf_link_table *from) {
     static kvf_link_table watched;
     from = from ? from : &kvf_link_zmq;

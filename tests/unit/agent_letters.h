@@ -16,7 +16,7 @@ typedef enum letters_fate {
     LETTERS_TWICE, /**< sent two times */
 } letters_fate;
 
-/** Links by which messages are sent that can be looked at; NULL: of ZeroMQ. */
+/** Links by which messages are sent that can be looked at; NULL: of ZeroMQ. Of one kind while agents are open. */
 const kvf_link_table *letters_link(const kvf_link_table *from);
 
 /** Begins to look at messages: all of them pass. */

@@ -212,14 +212,10 @@ static bool belongs(const crew *of, uint32_t member, crew_part whom) {
     return (side_of(of->job, member) == SIDE_PREFILL ? CREW_PREFILL : CREW_DECODE) & whom;
 }
 
-void crew_send_one(crew *to, uint32_t member, message_type type, const void *data, size_t bytes) {
-    (void)channel_send(&to->members[member].to, type, data, bytes);
-}
-
 void crew_send(crew *to, crew_part whom, message_type type, const void *data, size_t bytes) {
     for (uint32_t i = 0; i < to->count; i++)
         if (belongs(to, i, whom))
-            crew_send_one(to, i, type, data, bytes);
+            (void)channel_send(&to->members[i].to, type, data, bytes);
 }
 
 static void show_progress(const crew *of, crew_part whom, const char *doing) {

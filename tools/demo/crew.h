@@ -39,8 +39,6 @@ typedef enum crew_part {
 /** Sends the same to several ranks. One that is gone is noticed when it is waited for. */
 void crew_send(crew *to, crew_part whom, message_type type, const void *data, size_t bytes);
 
-void crew_send_one(crew *to, uint32_t member, message_type type, const void *data, size_t bytes);
-
 /** Takes a message. `index` counts within the rank's side. False when the message is not as expected. */
 typedef bool (*crew_handler)(void *context, demo_side side, uint32_t index, const message *from);
 

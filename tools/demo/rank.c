@@ -139,7 +139,7 @@ static kvf_status open_agent(live_rank *out) {
                              .transport = job->asked->transport,
                              .settings = settings,
                              .lease_ns = rank_patience_ns(job),
-                             .peer_timeout_ns = 100 * 1000 * 1000};
+                             .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
     if (job->asked->no_direct_read)
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
     if (job->asked->ucx_tls)

@@ -207,8 +207,7 @@ bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void
 
 /* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
 
-kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
-                            void **out);
+kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out);
 kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memory);
 kvf_status kvf_ucx_unregister(void *self, uint32_t region);
 kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out);
