@@ -2,7 +2,7 @@
 
 #define SERVED_BYTES_MIN (64u << 10) /* for less the owner need not be woken */
 #define FIRST_BYTES (64u << 10)      /* asked of one that may be asleep */
-#define ASLEEP_NS 20000000u          /* without an answer */
+#define ASLEEP_NS 500000000u          /* without an answer */
 #define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
 #define LATE_NS 200000u              /* an answer where reads are slow */
 #define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
