@@ -74,6 +74,8 @@ from kvferry.shard import (
     GroupSpec,
     PartShare,
     Placement,
+    RegionAxis,
+    RegionView,
     Shard,
     TokenShare,
 )
@@ -145,6 +147,8 @@ __all__ = [
     "Plan",
     "Prediction",
     "ReplicaChoice",
+    "RegionAxis",
+    "RegionView",
     "Request",
     "RequestKind",
     "Shard",

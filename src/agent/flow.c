@@ -61,8 +61,10 @@ static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_pu
 
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     const kvf_agent *agent = session->agent;
-    if (session->shard)
-        return KVF_OK;
+    if (call->card.size == 0)
+        return kvf_fail(KVF_E_PARSE, "JOIN: card is empty");
+    if (session->shard) /* its memory may have changed */
+        return kvf_session_take_card(session, call->card.data, call->card.size);
     kvf_introduction intro;
     void *storage = NULL;
     kvf_shard *shard = NULL;
@@ -77,14 +79,11 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_free(storage);
     if (status)
         return status;
-    void *card = kvf_copy(call->card.data, call->card.size, 1);
-    if (!card || call->card.size == 0) {
-        kvf_free(card);
+    status = kvf_session_take_card(session, call->card.data, call->card.size);
+    if (status) {
         kvf_shard_free(shard);
-        return card ? kvf_fail(KVF_E_PARSE, "JOIN: card is empty") : kvf_nomem("a session");
+        return status;
     }
-    session->card = card;
-    session->card_bytes = call->card.size;
     session->shard = shard;
     return KVF_OK;
 }

@@ -348,22 +348,17 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     }
     if (session->state == KVF_SESSION_OPEN && memcmp(session->id, welcome->session, sizeof session->id) == 0)
         return KVF_OK; /* an answer to a HELLO repeated, or a sign of life */
-    void *card = kvf_copy(welcome->card.data, welcome->card.size, 1);
-    if (!card)
-        return kvf_nomem("a session");
+    kvf_status status = kvf_session_take_card(session, welcome->card.data, welcome->card.size);
+    if (status)
+        return status;
     kvf_agent *agent = session->agent;
     if (session->hh.tbl)
         HASH_DELETE(hh, agent->sessions, session);
     memset(&session->hh, 0, sizeof session->hh);
     memcpy(session->id, welcome->session, sizeof session->id);
     HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
-    if (!session->hh.tbl) {
-        kvf_free(card);
+    if (!session->hh.tbl)
         return kvf_nomem("a session");
-    }
-    kvf_free(session->card);
-    session->card = card;
-    session->card_bytes = welcome->card.size;
     session->state = KVF_SESSION_OPEN;
     session->joined = false;
     session->hello_pause = 0;
@@ -626,7 +621,8 @@ static void check_life(kvf_session *session, uint64_t now) {
 static void tick_session(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->peer_lost) {
-        kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
+        kvf_session_lose(session, KVF_E_PEER_LOST,
+                         session->broken_detail ? session->broken_detail : "its process is gone");
         return;
     }
     check_life(session, now);

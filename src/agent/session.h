@@ -115,6 +115,10 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
 /** The transport's connection to the peer of a session that is open and whose card we have. */
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 
+/** Takes the card of the peer's memory, copied; one that is not the card we had ends the transport's connection by
+ * that. */
+kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes);
+
 /** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
