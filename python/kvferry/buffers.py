@@ -262,6 +262,18 @@ def _refuse_overlaps(regions: Sequence[Region]) -> None:
             )
 
 
+def refuse_overlap(number: int, region: Region, others: Mapping[int, Region]) -> None:
+    """Raises OverlapError where a region shares memory with one of the others, by number."""
+    for other, known in others.items():
+        if (known.kind, known.device) != (region.kind, region.device):
+            continue
+        shared = min(known.address + known.bytes, region.address + region.bytes) - max(
+            known.address, region.address
+        )
+        if shared > 0:
+            raise OverlapError(f"regions {min(number, other)} and {max(number, other)} share {shared} bytes")
+
+
 def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer]:
     if shard is None:
         raise InvalidError("memory by layer needs the shard that says which region a layer is")
@@ -291,9 +303,9 @@ def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer
 def _cuts_across(region: Region, view: RegionView) -> bool:
     """Whether the axes of an array cut across those that a shard lays out.
 
-    An axis covers the bytes from its stride to the end of its last step. An array may join axes, as one of plain bytes
-    joins them all, and may split them; but no axis may end inside of one of the other's, and none may step where the
-    shard has a gap.
+    An axis covers the bytes from its stride to the end of its last step. An array may join axes, as one of
+    plain bytes joins them all, and may split them; but no axis may end inside of one of the other's, and none
+    may step where the shard has a gap.
     """
     axes = [(axis.stride, axis.stride * axis.length) for axis in view.axes]
     if any(inner > begin for (begin, _), (_, inner) in itertools.pairwise(axes)):
@@ -325,8 +337,8 @@ def _refuse_shape(number: int, region: Region, views: Sequence[RegionView]) -> N
         plural = "s" if len(view.layers) > 1 else ""
         raise InvalidError(
             f"region {number} (layer{plural} {', '.join(map(str, view.layers))} of {view.group}: "
-            f"{' '.join(view.parts)}) is an array of shape {region.shape}; the shard keeps {wanted} there, in this "
-            "order (or give it as plain bytes)"
+            f"{' '.join(view.parts)}) is an array of shape {region.shape}; the shard keeps {wanted} there, "
+            "in this order (or give it as plain bytes)"
         )
 
 
@@ -336,8 +348,8 @@ def _refuse_type(number: int, region: Region, views: Sequence[RegionView]) -> No
     fits = region.element_bits in bits if region.element[0] in "iu" else region.element in names
     if views and region.element_bits != 8 and not fits:
         raise InvalidError(
-            f"region {number} is an array of {region.element}; the shard keeps {', '.join(sorted(names))} there "
-            "(or give it as bytes)"
+            f"region {number} is an array of {region.element}; the shard keeps {', '.join(sorted(names))} "
+            "there (or give it as bytes)"
         )
 
 
@@ -353,20 +365,16 @@ def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     """The memory of a rank's regions, checked against what its shard says about them.
 
     `buffers` has one for each region, in the order of the shard, or one for each layer, by its number.
-    Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type. Where a
-    region is one regular array, an array of several axes may join and split the shard's axes, but not contradict them.
+    Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type.
+    Where a region is one regular array, an array of several axes may join and split the shard's axes, but not
+    contradict them.
 
-    Raises InvalidError (see region_of(); the wrong type or shape, the wrong number of regions), OutOfRangeError
-    (a region that is smaller than the shard's) or OverlapError (two regions share memory).
+    Raises InvalidError (see region_of(); the wrong type or shape, the wrong number of regions),
+    OutOfRangeError (a region that is smaller than the shard's) or OverlapError (two regions share memory).
     """
     if isinstance(buffers, Mapping):
         buffers = _by_layer(buffers, shard)
-    found = []
-    for i, buffer in enumerate(buffers):
-        try:
-            found.append(region_of(buffer))
-        except InvalidError as error:
-            raise InvalidError(f"region {i}: {error.detail}") from None
+    found = [region_for(i, buffer, None) for i, buffer in enumerate(buffers)]
     _refuse_overlaps(found)
     if shard is None:
         return found
@@ -376,6 +384,20 @@ def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     for i, (region, size, views) in enumerate(zip(found, sizes, shard.regions(), strict=True)):
         check_region(i, region, size, views)
     return found
+
+
+def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
+    """The memory of one region, checked as by regions_of()."""
+    try:
+        region = region_of(buffer)
+    except InvalidError as error:
+        raise InvalidError(f"region {number}: {error.detail}") from None
+    if shard is not None:
+        sizes = shard.region_bytes
+        if not 0 <= number < len(sizes):
+            raise OutOfRangeError(f"region is {number}; the shard has {len(sizes)}")
+        check_region(number, region, sizes[number], shard.regions()[number])
+    return region
 
 
 def memory_array(regions: Sequence[Region]) -> Any:

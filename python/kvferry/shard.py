@@ -53,8 +53,8 @@ class RegionAxis:
     """An axis of an array: so many steps, so many bytes from one to the next.
 
     Attributes:
-        name: as in GroupSpec.order: L, B (kernel blocks), P, H, N (rows); D: the elements of a cell, or its bytes where
-            elements are smaller
+        name: as in GroupSpec.order: L, B (kernel blocks), P, H, N (rows); D: the elements of a cell, or its
+            bytes where elements are smaller
     """
 
     name: str
@@ -301,7 +301,8 @@ class Shard(Handle):
     def regions(self) -> list[tuple[RegionView, ...]]:
         """What each memory region holds, in the order in which they are registered.
 
-        Mostly one view a region; several where groups share it, or where parts are unlike or at uneven distances.
+        Mostly one view a region; several where groups share it, or where parts are unlike or at uneven
+        distances.
         """
         resource = self._get()
         count = lib.kvf_shard_get(resource.pointer).region_count

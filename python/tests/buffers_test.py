@@ -153,7 +153,7 @@ def test_a_shard_says_what_its_regions_hold() -> None:
     assert view.order == "BPNHD"
 
 
-# Blocks of 24 tokens, K and V of 4 heads, 8 elements of f32 a cell: the shard keeps B 8 x P 2 x H 4 x N 24 x D 8.
+# Blocks of 24 tokens, K and V of 4 heads, cells of 8 f32: the shard keeps B 8 x P 2 x H 4 x N 24 x D 8.
 FITTING = [
     np.zeros((8, 2, 4, 24, 8), np.float32),
     np.zeros((9, 2, 4, 24, 8), np.float32),  # more blocks than it needs
@@ -169,7 +169,8 @@ FITTING = [
 ]
 CONTRADICTING = [
     np.zeros((8, 2, 24, 4, 8), np.float32),  # NHD
-    np.zeros((2, 8, 4, 24, 8), np.float32).transpose(1, 0, 2, 3, 4),  # as it is named, but K of all blocks first
+    # As it is named, but K of all blocks first.
+    np.zeros((2, 8, 4, 24, 8), np.float32).transpose(1, 0, 2, 3, 4),
     np.zeros((8, 24, 2, 4, 8), np.float32),
     np.zeros((8, 2, 24, 4, 8), np.uint32),
     np.zeros((8, 2, 24, 4, 32), np.uint8),
@@ -202,7 +203,7 @@ def test_pages_that_are_wider_than_their_content_are_seen() -> None:
     shard = Engine(model, GroupSpec(8, 24, "L|BPHN", page_bytes=8192), name="padded").shard(0)
     sizes = shard.region_bytes
     dense = np.zeros((sizes[0] // 6144 + 1, 2, 4, 24, 8), np.float32)
-    with pytest.raises(InvalidError, match="region 0 .*an array of shape"):
+    with pytest.raises(InvalidError, match=r"region 0 .*an array of shape"):
         regions_of([dense, np.zeros(sizes[1], np.uint8)], shard)
     pages = np.zeros((8, 2048), np.float32)
     assert len(regions_of([pages, np.zeros(sizes[1], np.uint8)], shard)) == 2
