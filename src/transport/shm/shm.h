@@ -6,8 +6,8 @@
  *   shm_link.c    the consumer's side: connecting, what the owner tells, and moving batches
  *   shm_direct.c  reading and writing another process's memory by process_vm_readv and process_vm_writev
  *   shm_gate.c    shutting a writer out
- *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden or slower
- *   shm_choice.c  which of the two it is
+ *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden or slow
+ *   shm_choice.c  who copies what, where both can
  *   shm_wire.c    messages and shared memory
  */
 #ifndef KVF_TRANSPORT_SHM_H

@@ -2,7 +2,7 @@
 
 #define SERVED_BYTES_MIN (64u << 10) /* for less the owner need not be woken */
 #define FIRST_BYTES (64u << 10)      /* asked of one that may be asleep */
-#define ASLEEP_NS 500000000u          /* without an answer */
+#define ASLEEP_NS 500000000u         /* without an answer */
 #define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
 #define LATE_NS 200000u              /* an answer where reads are slow */
 #define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
@@ -64,11 +64,11 @@ static bool should_ask(const kvf_shm_choice *choice, uint32_t class) {
     return (is_due(choice, class, other(way)) ? other(way) : way) == SHM_WAY_SERVED;
 }
 
-/* While the owner is at work. Where reads are so much slower that they would only keep us from the answers, they
- * begin when an answer is late. */
+/* While the owner is at work. Where reads are so much slower that they would only keep us from the answers of one that
+ * is awake, they begin when an answer is late. */
 static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t class, uint64_t now_ns) {
     float together = cost(choice, class, SHM_WAY_SERVED), alone = reading(choice, class);
-    if (alone > SLOWER * together) {
+    if (alone > SLOWER * together && choice->window > 0) {
         uint64_t late_ns = choice->since_ns + LATE_NS;
         if (now_ns < late_ns)
             return (kvf_shm_step){SHM_WAY_DIRECT, 0, late_ns};
@@ -85,8 +85,10 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
     uint32_t window = asleep ? 1 : choice->window + 1;
     window = window < load->slots ? window : load->slots;
     bool enough = load->waiting > 0 || slice->bytes >= SERVED_BYTES_MIN;
+    /* Of one that may be asleep never all: while we read the rest, it has had its time. */
+    uint64_t most = window == 1 ? kvf_min_u64(FIRST_BYTES, slice->bytes / 2) : SHM_SLOT_BYTES;
     if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, class))
-        return (kvf_shm_step){SHM_WAY_SERVED, window == 1 ? FIRST_BYTES : SHM_SLOT_BYTES, 0};
+        return (kvf_shm_step){SHM_WAY_SERVED, most, 0};
     if (load->waiting > 0)
         return meanwhile(choice, class, now_ns);
     return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
