@@ -37,16 +37,16 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t d
 
 /* ---- cards ----------------------------------------------------------------------------------- */
 
-kvf_status kvf_session_take_card(kvf_session *session, const void *data, size_t bytes) {
-    if (session->card && session->card_bytes == bytes && memcmp(session->card, data, bytes) == 0)
+kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes) {
+    if (session->card && session->card_bytes == bytes && memcmp(session->card, card, bytes) == 0)
         return KVF_OK;
-    void *card = kvf_copy(data, bytes, 1);
-    if (!card)
+    void *copy = kvf_copy(card, bytes, 1);
+    if (!copy)
         return kvf_nomem("a session");
     kvf_peer_close(session->peer);
     session->peer = NULL;
     kvf_free(session->card);
-    session->card = card;
+    session->card = copy;
     session->card_bytes = bytes;
     return KVF_OK;
 }
@@ -86,10 +86,14 @@ static void close_memory(kvf_agent *agent) {
         session->joined = false;
         if (!session->incoming || !session->hh.tbl)
             continue;
+        /* The analyser does not know that what has a table is in its list. */
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
         HASH_DELETE(hh, agent->sessions, session);
         memset(&session->hh, 0, sizeof session->hh);
         randombytes_buf(session->id, sizeof session->id);
         HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
+        if (!session->hh.tbl)
+            kvf_session_lose(session, KVF_E_NOMEM, "not enough memory for a session");
     }
 }
 

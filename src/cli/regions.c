@@ -1,7 +1,6 @@
 #include "regions.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "json.h"
 #include "text.h"
@@ -16,14 +15,21 @@ static bool view_of(const kvf_shard *shard, uint32_t region, uint32_t i, kvf_reg
     return kvf_shard_region_view(shard, region, i, out) == KVF_OK;
 }
 
+static bool same_axes(const kvf_region_view *a, const kvf_region_view *b) {
+    bool same = a->axis_count == b->axis_count;
+    for (uint32_t i = 0; i < a->axis_count && same; i++)
+        same = a->axes[i].letter == b->axes[i].letter && a->axes[i].length == b->axes[i].length &&
+               a->axes[i].stride == b->axes[i].stride;
+    return same;
+}
+
 /* Whether a view is that of the region before, for the layers after those. */
 static bool follows(const kvf_region_view *before, const kvf_region_view *view) {
     return view->region_bytes == before->region_bytes && view->group == before->group &&
            view->parts.begin == before->parts.begin && view->parts.end == before->parts.end &&
            view->layers.begin == before->layers.end && view->layer_count == before->layer_count &&
            view->dtype == before->dtype && view->offset == before->offset && view->regular &&
-           before->regular && view->axis_count == before->axis_count &&
-           memcmp(view->axes, before->axes, sizeof view->axes) == 0;
+           before->regular && same_axes(before, view);
 }
 
 static bool region_follows(const kvf_shard *shard, uint32_t region) {
