@@ -7,7 +7,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build debug demo check check-property check-vectors check-long check-python check-vllm wheel fuzz bench \
-	bench-vllm lint format abi-record install clean
+	bench-vllm lint format abi-record mutate install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
 	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB)'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
+	@echo 'make mutate           which changes of single operators no test notices; ARGS="--count 50 src/agent"'
 	@echo 'make abi-record       after a change of the public interface that is meant: record what make check compares with'
 	@echo 'make debug            build into build/debug'
 	@echo 'make install          install into $(DESTDIR)$(PREFIX); PREFIX and DESTDIR may be set'
@@ -99,6 +100,10 @@ lint:
 format:
 	@scripts/setup lint
 	@scripts/lint --fix-format
+
+mutate:
+	@scripts/setup build check
+	@scripts/mutate $(or $(ARGS),src/agent)
 
 abi-record:
 	@scripts/setup build check

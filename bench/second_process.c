@@ -1,4 +1,5 @@
 #include "second_process.h"
+#include "agent/session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,16 +40,19 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
 }
 
 kvf_agent *bench_agent(const kvf_engine *engine) {
-    return bench_agent_of(engine, false);
+    return bench_agent_in(NULL, engine, &(kvf_agent_options){0});
 }
 
-kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread) {
+kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
+                          const kvf_agent_options *more) {
     kvf_agent_options options = {.struct_size = sizeof options,
                                  .lease_ns = 20000 * KVF_SECOND,
                                  .heartbeat_ns = 5000 * KVF_SECOND,
-                                 .own_thread = own_thread};
+                                 .transport = more->transport,
+                                 .verify = more->verify,
+                                 .own_thread = more->own_thread};
     kvf_agent *agent = NULL;
-    bench_must(kvf_agent_open(engine, 0, &options, &agent));
+    bench_must(kvf_agent_open_in(&(const kvf_surroundings){.link = link}, engine, 0, &options, &agent));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, 0));
     kvf_memory *regions = bench_alloc(shard->region_count, sizeof *regions);
     for (uint32_t i = 0; i < shard->region_count; i++) {
@@ -64,14 +68,13 @@ kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread) {
 
 const kvf_agent_request *bench_ask_of(bench_ask *ask, uint32_t number, uint32_t block, const char *endpoint) {
     *ask = (bench_ask){.block = block, .id = number};
-    ask->group = (kvf_agent_group){{&ask->block, 1, 0}, 0, 16};
+    ask->group = (kvf_group_steps){{&ask->block, 1, 0}, 0, 16};
     ask->request = (kvf_agent_request){.struct_size = sizeof ask->request,
-                                       .id = &ask->id,
-                                       .id_bytes = sizeof ask->id,
+                                       .id = {&ask->id, sizeof ask->id},
                                        .groups = &ask->group,
                                        .group_count = 1,
                                        .deadline_ns = 3600 * KVF_SECOND,
-                                       .contact = {"P", endpoint, NULL}};
+                                       .contact = {.engine = "P", .endpoint = endpoint}};
     return &ask->request;
 }
 
@@ -127,7 +130,7 @@ static void offer(kvf_agent *agent, const bench_board *board, bool push) {
         const kvf_agent_request *request = bench_ask_of(&ask, number, number % BENCH_BLOCKS, "");
         if (push) {
             bench_must(kvf_agent_push(agent, request, &ticket));
-            bench_must(kvf_agent_push_ready(agent, ticket, 0, UINT64_MAX, UINT32_MAX));
+            bench_must(kvf_agent_push_ready(agent, ticket, NULL));
         } else {
             bench_must(kvf_agent_hold(agent, request, &ticket));
         }
@@ -143,7 +146,7 @@ static void be_producer(bench_board *board, uint32_t layers) {
     atomic_store(&board->order, BENCH_IDLE);
     for (int order = BENCH_IDLE; order != BENCH_END;) {
         (void)kvf_agent_wait(agent, KVF_MILLISECOND);
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         while (kvf_agent_next_event(agent, &event) == KVF_OK)
             bench_require(!event.ticket || event.kind == KVF_EVENT_DONE, "a request of the producer failed");
         order = atomic_load(&board->order);

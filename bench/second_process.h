@@ -38,11 +38,13 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
                          uint32_t blocks);
 /** Its agent with registered memory; leases and heartbeats take hours. */
 kvf_agent *bench_agent(const kvf_engine *engine);
-kvf_agent *bench_agent_of(const kvf_engine *engine, bool own_thread);
+/** The same over another link than ZeroMQ, where one is given, and with own_thread, verify and transport of `more`. */
+kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
+                          const kvf_agent_options *more);
 
 /** One request of one block, which is the 4 bytes of its number. */
 typedef struct bench_ask {
-    kvf_agent_group group;
+    kvf_group_steps group;
     uint32_t block, id;
     kvf_agent_request request;
 } bench_ask;

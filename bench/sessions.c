@@ -1,8 +1,9 @@
 /*
  * What sessions cost: meeting 1,000 peers, keeping 10,000 leases alive, and small requests between two
  * processes; each beside what ZeroMQ alone does, in the same run, with messages of the same sizes in the same
- * pattern. And how long calls wait for the agent's own thread.
+ * pattern. And how long calls wait for the agent's own thread, and pulls for loops of an engine's own.
  */
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 
 #include <zmq.h>
 
+#include "agent/session.h"
 #include "second_process.h"
 
 #define PEERS 1000u
@@ -22,7 +24,10 @@
 #define SINGLE 2000u /* requests one after the other */
 #define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way */
 #define CALLERS ((size_t)4)
-#define CALLS 5000u /* of each */
+#define CALLS 2000u /* of each, a round */
+#define CALL_ROUNDS 5u
+#define LOOP_ROUNDS 7u
+#define LOOP_PULLS 15u /* a round */
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
@@ -182,11 +187,10 @@ static void bench_meetings(bench_report *report) {
 
 static uint64_t sent_bytes, sent_count;
 
-static void count_sent(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                       kvf_link_send_function send) {
+static kvf_status count_sent(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
     sent_bytes = bytes;
     sent_count++;
-    send(link, route, data, bytes);
+    return kvf_link_zmq.send(link, route, data, bytes);
 }
 
 /* Nanoseconds of the call of progress in which a message is taken in. */
@@ -240,7 +244,10 @@ static double plain_trip(uint64_t bytes, uint64_t answer_bytes) {
 
 static void bench_beats_of(bench_report *report, bool expectations) {
     kvf_engine *of_p = bench_engine("P", 1, 1, 8, LEASES), *of_d = bench_engine("D", 1, 1, 8, LEASES);
-    kvf_agent *p = bench_agent(of_p), *d = bench_agent(of_d);
+    kvf_link_table counting = kvf_link_zmq;
+    counting.send = count_sent;
+    kvf_agent *p = bench_agent_in(&counting, of_p, &(kvf_agent_options){0});
+    kvf_agent *d = bench_agent_in(&counting, of_d, &(kvf_agent_options){0});
     bool busy;
     for (uint32_t i = 0; i < LEASES; i++) {
         bench_ask ask;
@@ -260,12 +267,10 @@ static void bench_beats_of(bench_report *report, bool expectations) {
         bench_must(kvf_agent_progress(p, &busy));
         bench_must(kvf_agent_progress(d, &busy));
     }
-    kvf_link_tamper = count_sent;
     double say_ns[BEATS], answer_ns[BEATS], take_ns[BEATS];
     uint64_t bytes = 0, answer_bytes = 0;
     for (uint32_t i = 0; i < BEATS; i++)
         beat(p, d, &say_ns[i], &answer_ns[i], &take_ns[i], &bytes, &answer_bytes);
-    kvf_link_tamper = NULL;
     bench_text(report, expectations ? "expectations" : "leases");
     bench_number(report, 2, bench_spread_of(say_ns, BEATS).median / 1e6);
     bench_number(report, 2, bench_spread_of(answer_ns, BEATS).median / 1e6);
@@ -309,7 +314,7 @@ static void start_one(consumer *c) {
 
 /* Takes what has ended; `latencies` may be NULL. */
 static void take_ended(consumer *c, double *latencies) {
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     (void)kvf_agent_wait(c->agent, 10 * KVF_SECOND);
     while (kvf_agent_next_event(c->agent, &event) == KVF_OK) {
         bench_require(event.kind == KVF_EVENT_DONE, "a request of the consumer failed");
@@ -415,18 +420,26 @@ static void bench_requests(bench_report *report) {
 
 /* ---- callers --------------------------------------------------------------------------------- */
 
+/* What four threads call: next to nothing in itself. A look needs the lock, a cancel the transport too. */
+typedef enum calling { LOOKS, CANCELS, CALLINGS } calling;
+
 typedef struct caller {
     kvf_agent *agent;
+    calling what;
     pthread_t thread;
     double *nanoseconds; /* [CALLS] */
 } caller;
 
-/* Calls that have next to nothing to do themselves, with a moment between two. */
+/* With a moment between two. */
 static void *call_often(void *context) {
     const caller *self = context;
     for (uint32_t i = 0; i < CALLS; i++) {
+        kvf_block_state state;
         uint64_t begun = bench_now_ns();
-        (void)kvf_agent_cancel(self->agent, UINT64_MAX);
+        if (self->what == LOOKS)
+            (void)kvf_agent_block(self->agent, 0, 0, &state, NULL);
+        else
+            (void)kvf_agent_cancel(self->agent, UINT64_MAX);
         self->nanoseconds[i] = (double)(bench_now_ns() - begun);
         (void)nanosleep(&(struct timespec){0, 20000}, NULL);
     }
@@ -445,45 +458,189 @@ static void *call_all(void *context) {
     return NULL;
 }
 
-static void bench_callers_of(bench_report *report, bool reading) {
-    static double all[CALLERS * CALLS];
-    kvf_engine *engine = bench_engine("D", 32, 8, 128, BENCH_BLOCKS);
-    bench_board *board = bench_second_start(32);
-    static consumer c;
-    c = (consumer){.agent = bench_agent_of(engine, true), .endpoint = board->endpoint};
-    while (c.block_count < BENCH_BLOCKS) {
-        c.blocks[c.block_count] = c.block_count;
-        c.block_count++;
+/* An agent with a thread of its own, and what its thread does beside the callers. */
+typedef struct callee {
+    const char *name;
+    bool reads, verifies;
+    consumer consumer;
+    bench_board *board;
+    double p50[CALL_ROUNDS], p99[CALL_ROUNDS], longest[CALL_ROUNDS], pulls[CALL_ROUNDS];
+} callee;
+
+static void start_callee(callee *c, const kvf_engine *engine) {
+    const kvf_agent_options more = {.own_thread = true, .verify = c->verifies};
+    c->board = bench_second_start(32);
+    c->consumer = (consumer){.agent = bench_agent_in(NULL, engine, &more), .endpoint = c->board->endpoint};
+    while (c->consumer.block_count < BENCH_BLOCKS) {
+        c->consumer.blocks[c->consumer.block_count] = c->consumer.block_count;
+        c->consumer.block_count++;
     }
-    (void)run(&c, board, 200, BENCH_BLOCKS, NULL); /* they meet */
+    (void)run(&c->consumer, c->board, 200, BENCH_BLOCKS, NULL); /* they meet */
+}
+
+static void call_it(callee *c, calling what, uint32_t round) {
+    static double all[CALLERS * CALLS];
     caller callers[CALLERS];
     pthread_t thread;
     for (uint32_t i = 0; i < CALLERS; i++)
-        callers[i] = (caller){.agent = c.agent, .nanoseconds = all + (size_t)i * CALLS};
+        callers[i] =
+            (caller){.agent = c->consumer.agent, .what = what, .nanoseconds = all + (size_t)i * CALLS};
     atomic_store(&callers_are_done, false);
     bench_require(pthread_create(&thread, NULL, call_all, callers) == 0, "no thread");
     uint32_t pulled = 0;
     uint64_t begun = bench_now_ns();
-    for (; reading && !atomic_load(&callers_are_done); pulled += BENCH_BLOCKS)
-        (void)run(&c, board, BENCH_BLOCKS, BENCH_BLOCKS, NULL);
+    for (; c->reads && !atomic_load(&callers_are_done); pulled += BENCH_BLOCKS)
+        (void)run(&c->consumer, c->board, BENCH_BLOCKS, BENCH_BLOCKS, NULL);
     double seconds = (double)(bench_now_ns() - begun) / 1e9;
     (void)pthread_join(thread, NULL);
-    bench_spread spread = bench_spread_of(all, CALLERS * CALLS);
-    bench_text(report, reading ? "reading 2 MiB blocks" : "idle");
-    bench_number(report, 2, spread.median / 1e3);
-    bench_number(report, 1, all[CALLERS * CALLS / 100 * 99] / 1e3);
-    bench_number(report, 1, all[CALLERS * CALLS - 1] / 1e3);
-    bench_number(report, 0, reading ? pulled / seconds : 0);
-    kvf_agent_close(c.agent);
-    bench_second_end(board);
-    kvf_engine_free(engine);
+    c->p50[round] = bench_spread_of(all, CALLERS * CALLS).median;
+    c->p99[round] = all[CALLERS * CALLS / 100 * 99];
+    c->longest[round] = all[CALLERS * CALLS - 1];
+    c->pulls[round] = pulled / seconds;
+}
+
+static void report_calls(bench_report *report, callee *c, calling what, double idle_p99) {
+    double p99 = bench_spread_of(c->p99, CALL_ROUNDS).median;
+    bench_text(report, c->name);
+    bench_text(report, what == LOOKS ? "look at a block" : "cancel");
+    bench_number(report, 2, bench_spread_of(c->p50, CALL_ROUNDS).median / 1e3);
+    bench_number(report, 1, p99 / 1e3);
+    bench_number(report, 1, bench_spread_of(c->longest, CALL_ROUNDS).median / 1e3);
+    bench_number(report, 1, p99 / idle_p99);
+    bench_number(report, 0, bench_spread_of(c->pulls, CALL_ROUNDS).median);
 }
 
 static void bench_callers(bench_report *report) {
+    static callee callees[] = {{.name = "idle"},
+                               {.name = "reading 2 MiB blocks", .reads = true},
+                               {.name = "and verifying", .reads = true, .verifies = true}};
+    const size_t count = sizeof callees / sizeof *callees;
+    kvf_engine *engine = bench_engine("D", 32, 8, 128, BENCH_BLOCKS);
     bench_table(report, "Four threads that call an agent with a thread of its own, at once",
-                (const char *[]){"its thread", "p50 us", "p99 us", "longest us", "pulls a second", NULL});
-    bench_callers_of(report, false);
-    bench_callers_of(report, true);
+                (const char *[]){"its thread", "call", "p50 us", "p99 us", "longest us", "p99 to idle",
+                                 "pulls a second", NULL});
+    for (size_t i = 0; i < count; i++)
+        start_callee(&callees[i], engine);
+    for (calling what = LOOKS; what < CALLINGS; what++) {
+        for (uint32_t round = 0; round < CALL_ROUNDS; round++)
+            for (size_t i = 0; i < count; i++)
+                call_it(&callees[i], what, round);
+        double idle_p99 = bench_spread_of(callees[0].p99, CALL_ROUNDS).median;
+        for (size_t i = 0; i < count; i++)
+            report_calls(report, &callees[i], what, idle_p99);
+    }
+    bench_note(report,
+               "Medians of rounds that take turns. The threads share the processors with those that move.");
+    for (size_t i = 0; i < count; i++) {
+        kvf_agent_close(callees[i].consumer.agent);
+        bench_second_end(callees[i].board);
+    }
+    kvf_engine_free(engine);
+}
+
+/* ---- loops of an engine's own ---------------------------------------------------------------- */
+
+/* How both sides of a pull are made to work. */
+typedef struct loop {
+    const char *name;
+    int poll_ms; /* 0: by threads of their own */
+    kvf_agent *p, *d;
+    pthread_t thread; /* that polls the producer */
+    uint64_t last;    /* ticket, whose event ends it */
+    uint32_t next;
+    double ns[LOOP_ROUNDS];
+} loop;
+
+/* One turn of an engine's loop around an agent; whether there was an event. */
+static bool turn_loop(kvf_agent *agent, int poll_ms, kvf_event *event) {
+    struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
+    (void)poll(&fd, 1, poll_ms);
+    bench_must(kvf_agent_progress(agent, NULL));
+    return kvf_agent_next_event(agent, event) == KVF_OK;
+}
+
+static void *loop_of_producer(void *context) {
+    const loop *l = context;
+    kvf_event event = {.struct_size = sizeof event};
+    for (bool over = false; !over;)
+        for (bool more = turn_loop(l->p, l->poll_ms, &event); more && !over;
+             more = kvf_agent_next_event(l->p, &event) == KVF_OK)
+            over = event.ticket == l->last;
+    return NULL;
+}
+
+static void start_loop(loop *l, const kvf_engine *of_p, const kvf_engine *of_d) {
+    const kvf_agent_options more = {.transport = "shm", .own_thread = l->poll_ms == 0};
+    bench_ask ask;
+    l->p = bench_agent_in(NULL, of_p, &more);
+    l->d = bench_agent_in(NULL, of_d, &more);
+    for (uint32_t i = 0; i <= LOOP_ROUNDS * LOOP_PULLS + 1; i++)
+        bench_must(kvf_agent_hold(l->p, bench_ask_of(&ask, i, i % BENCH_BLOCKS, ""), &l->last));
+    if (l->poll_ms)
+        bench_require(pthread_create(&l->thread, NULL, loop_of_producer, l) == 0, "no thread");
+}
+
+static double pull_in_loop(loop *l) {
+    bench_ask ask;
+    uint64_t ticket, begun = bench_now_ns();
+    kvf_event event = {.ticket = 0};
+    bench_must(kvf_agent_pull(l->d, bench_ask_of(&ask, l->next, 0, kvf_agent_endpoint(l->p)), &ticket));
+    l->next++;
+    while (event.ticket != ticket) {
+        if (l->poll_ms) {
+            (void)turn_loop(l->d, l->poll_ms, &event);
+        } else {
+            bench_must(kvf_agent_wait(l->d, 10 * KVF_SECOND));
+            (void)kvf_agent_next_event(l->d, &event);
+        }
+    }
+    bench_require(event.kind == KVF_EVENT_DONE, "a pull failed");
+    return (double)(bench_now_ns() - begun);
+}
+
+static void end_loop(loop *l) {
+    bench_must(kvf_agent_cancel(l->p, l->last));
+    if (l->poll_ms)
+        (void)pthread_join(l->thread, NULL);
+    kvf_agent_close(l->d);
+    kvf_agent_close(l->p);
+}
+
+static void bench_loops(bench_report *report) {
+    static loop loops[] = {{.name = "threads of their own"},
+                           {.name = "poll, 10 ms at most", .poll_ms = 10},
+                           {.name = "poll, 1 s at most", .poll_ms = 1000},
+                           {.name = "poll, 3 s at most", .poll_ms = 3000}};
+    const size_t count = sizeof loops / sizeof *loops;
+    kvf_engine *of_p = bench_engine("P", 32, 8, 128, BENCH_BLOCKS);
+    kvf_engine *of_d = bench_engine("D", 32, 8, 128, BENCH_BLOCKS);
+    bench_table(report, "A pull of 2 MiB on one host, by how both agents are made to work",
+                (const char *[]){"way", "p50 us", "low", "high", "to own threads", NULL});
+    for (size_t i = 0; i < count; i++) {
+        start_loop(&loops[i], of_p, of_d);
+        (void)pull_in_loop(&loops[i]); /* they meet */
+    }
+    for (uint32_t round = 0; round < LOOP_ROUNDS; round++)
+        for (size_t i = 0; i < count; i++) {
+            double ns[LOOP_PULLS];
+            for (uint32_t k = 0; k < LOOP_PULLS; k++)
+                ns[k] = pull_in_loop(&loops[i]);
+            loops[i].ns[round] = bench_spread_of(ns, LOOP_PULLS).median;
+        }
+    double own = bench_spread_of(loops[0].ns, LOOP_ROUNDS).median;
+    for (size_t i = 0; i < count; i++) {
+        bench_spread spread = bench_spread_of(loops[i].ns, LOOP_ROUNDS);
+        bench_text(report, loops[i].name);
+        bench_number(report, 1, spread.median / 1e3);
+        bench_number(report, 1, spread.low / 1e3);
+        bench_number(report, 1, spread.high / 1e3);
+        bench_number(report, 2, spread.median / own);
+        if (spread.median >= 2 * own)
+            bench_fail(report, "a pull by a loop of the engine's own takes twice what it takes by threads");
+        end_loop(&loops[i]);
+    }
+    kvf_engine_free(of_d);
+    kvf_engine_free(of_p);
 }
 
 int main(int argc, char **argv) {
@@ -494,6 +651,7 @@ int main(int argc, char **argv) {
     bench_report *report = bench_report_start("sessions", argc, argv);
     bench_requests(report);
     bench_callers(report);
+    bench_loops(report);
     bench_beats(report);
     bench_meetings(report);
     return bench_report_end(report);

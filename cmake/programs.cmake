@@ -1,6 +1,6 @@
 # Folders of small programs: tests, benchmarks, examples. Each .c file with a main() becomes one executable;
 # the other .c files of the folder are shared by all of its executables. Files that include a header of what is
-# not built (the transports, the sessions, the connector's names) are left out.
+# not built (the transports, one of the fabrics, the sessions, the connector's names) are left out.
 
 # kvf_add_programs(FOLDER KIND [PUBLIC] [NAMES variable] [NEEDS libraries...] [ALSO files...])
 #
@@ -28,6 +28,9 @@ function(kvf_add_programs folder kind)
   endif()
   if(NOT KVF_WITH_CONNECTOR)
     list(APPEND absent connector)
+  endif()
+  if(NOT KVF_USES_UCX)
+    list(APPEND absent transport/ucx)
   endif()
   list(JOIN absent "|" absent)
   foreach(source IN LISTS sources)

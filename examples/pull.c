@@ -54,7 +54,7 @@ int main(void) {
         return fail("connecting");
 
     /* Token 17, layer 0, K, head 3: in their NHD block 4 (the second of the table), row 1. */
-    kvf_cell_location from, to;
+    kvf_cell_location from = {.struct_size = sizeof from}, to = from;
     uint32_t theirs[] = {9, 4, 11}, ours[] = {6, 2};
     if (kvf_shard_locate(kvf_engine_shard(prefill, 0), 0, 0, 0, theirs[1], 1, 3, &from) ||
         kvf_shard_locate(kvf_engine_shard(decode, 0), 0, 0, 0, ours[0], 17, 3, &to))
@@ -65,7 +65,7 @@ int main(void) {
     kvf_group_request wanted = {.local = {ours, 2}, .remote = {theirs, 3}, .end = 40};
     if (kvf_request_set(request, &wanted, 1) || kvf_transfer_start(request, KVF_READ, &peer, &transfer))
         return fail("starting");
-    while (kvf_transfer_status(transfer) == KVF_E_AGAIN)
+    while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
         if (kvf_transport_progress(here, NULL))
             return fail("moving");
     if (kvf_transfer_status(transfer))

@@ -56,7 +56,16 @@ static void seed_owner(const char *name, uint32_t second_arena) {
     seed_write("shm", name, s.data, s.size);
 }
 
+/* An owner whose memory is not what the card says any more. */
+static void seed_refusal(void) {
+    script s = {{1}, 1};
+    const kvf_shm_refused_message refused = {{SHM_REFUSED, SHM_REFUSED_GENERATION}, 7};
+    add(&s, &refused, sizeof refused, 0);
+    seed_write("shm", "owner_refuses", s.data, s.size);
+}
+
 void seed_shm(void) {
+    seed_refusal();
     seed_consumer();
     seed_owner("owner_mapped", 0);
     seed_owner("owner_helps", SHM_NO_ARENA);

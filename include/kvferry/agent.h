@@ -12,8 +12,8 @@
  *   DONE: the blocks are free
  *
  *                                              kvf_agent_expect(request, blocks)
- *   kvf_agent_push(request, blocks) --------'                                      the producer writes,
- *   kvf_agent_push_ready(...) as layers and chunks become ready
+ *   kvf_agent_push(request, length) --------'                                      the producer writes,
+ *   kvf_agent_push_ready(blocks) as layers and chunks become ready
  *   DONE: the blocks are free                  DONE: the blocks are filled
  *
  * Every rank of either engine does this for its own part, with the same request id. Either side may come
@@ -56,7 +56,9 @@ typedef enum kvf_failure_policy {
 /** How important a line of the log is. The numbers are those of Python's logging. */
 typedef enum kvf_log_level {
     KVF_LOG_DEBUG = 10, /**< every rank, every piece */
-    KVF_LOG_INFO = 20,  /**< an engine was met: who reads what from whom, how, and how long it should take */
+    KVF_LOG_INFO =
+        20, /**< an engine was met: who reads what from whom, how, and how long it should take; what
+                             serves a peer, and why nothing better does; a peer that comes back */
     KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
 } kvf_log_level;
 
@@ -150,7 +152,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
 /**
  * Registers this rank's regions, see kvf_transport_register(); from here on peers are served. A call that failed may
  * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
- * until it is unregistered or the agent is closed.
+ * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
@@ -205,6 +207,7 @@ typedef struct kvf_contact {
     const char *engine; /**< its name; another engine answering there is an error */
     const char *endpoint;
     const char *public_key; /**< of the agent or directory there; NULL: no encryption */
+    uint64_t reserved[2];   /**< 0 */
 } kvf_contact;
 
 /**
@@ -233,15 +236,33 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
  * and is never used again. The steps of a group are tokens; in state groups, states.
  */
 
-/** One group of a request: pull and expect give the steps that are wanted, hold and push those that are
- * there. */
-typedef kvf_group_steps kvf_agent_group;
+/** What says that memory is ready to be read. */
+typedef enum kvf_ready_kind {
+    KVF_READY_NOW = 0, /**< it is */
+    KVF_READY_FD = 1,  /**< a file descriptor that becomes readable then, and stays so: an eventfd, a pipe */
+    KVF_READY_CUDA_EVENT = 2, /**< an event of a CUDA stream. Reserved: refused with KVF_E_UNSUPPORTED */
+} kvf_ready_kind;
+
+/**
+ * An event to wait for before blocks are read, for engines whose device writes them after the call. Copied during
+ * the call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it
+ * readable until the request's event. Waiting costs a descriptor.
+ */
+typedef struct kvf_ready_event {
+    size_t struct_size; /**< sizeof(kvf_ready_event) */
+    kvf_ready_kind kind;
+    int fd;             /**< KVF_READY_FD: anything that epoll takes; not a file on a disk */
+    void *device_event; /**< KVF_READY_CUDA_EVENT: a cudaEvent_t */
+} kvf_ready_event;
 
 typedef struct kvf_agent_request {
     size_t struct_size; /**< sizeof(kvf_agent_request) */
-    const void *id;
-    size_t id_bytes;
-    const kvf_agent_group *groups; /**< one for each group of the model; NULL: see the functions */
+    kvf_request_id id;  /**< 1 to 1024 bytes, copied */
+    /**
+     * One for each group of the model, copied with their tables; NULL: see the functions. Pull and expect give the
+     * steps that are wanted, hold and push those that are there.
+     */
+    const kvf_group_steps *groups;
     uint32_t group_count;
     uint64_t deadline_ns; /**< pull, expect, push: fails after so long; 0: 120 s. hold: the lease, 0: the
                              agent's */
@@ -252,6 +273,21 @@ typedef struct kvf_agent_request {
      * nobody listens or nobody holds the request; 0: the deadline. Not used by others.
      */
     uint64_t patience_ns;
+    /**
+     * pull, push: which requests of this agent move first. A request of a lower priority starts no new bytes while
+     * one of a higher is moving and has not used up its cap; what was started before, at most 48 MiB for each rank,
+     * still moves. It is not forgotten: whenever it has waited for 100 ms, it moves 1 MiB. Equal ones share. Not
+     * used by others.
+     */
+    int32_t priority;
+    /**
+     * pull, push: the most bytes a second that this rank moves for the request, to all its peers together; 0: no cap.
+     * Over any second it is exceeded by at most 2%, and kept without a long stop: every 10 ms some bytes move. Heartbeats
+     * and the deadline go on meanwhile. Not used by others.
+     */
+    uint64_t bytes_per_second;
+    /** hold, push: no byte is read, and no consumer learns that the blocks are there, before it; NULL: at once. */
+    const kvf_ready_event *after;
 } kvf_agent_request;
 
 /**
@@ -259,11 +295,16 @@ typedef struct kvf_agent_request {
  * or nobody has asked for them or given a sign of life for the length of the lease. A consumer whose attempt
  * failed may try again until then.
  *
+ * With `after`, consumers wait as they do for a hold that is still to come. The lease begins when the event
+ * happens; where it does not within the length of the lease, the hold fails. Cancelling does not wait for it.
+ *
  * Event: DONE (all have them), or FAILED with KVF_E_TIMEOUT (the lease ran out; or a consumer's time, when it
- * gave up) or KVF_E_CANCELLED (by this engine or by a consumer's).
+ * gave up), KVF_E_CANCELLED (by this engine or by a consumer's) or KVF_E_IO (the other end of the descriptor in
+ * `after` was closed before it was written to).
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
- *         that does not exist, or a table that does not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
+ *         that does not exist, or a table that does not reach over the steps), KVF_E_UNSUPPORTED (a kind of
+ *         event), KVF_E_INVALID, KVF_E_IO (no more descriptors), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -286,30 +327,56 @@ KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *req
 
 /** Names the destination of a pull that was started without one. KVF_E_NOT_FOUND when the ticket has ended.
  */
-KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_agent_group *groups,
+KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                        uint32_t group_count);
 
 /** Consumer: lets a producer write a request into own blocks. Events and errors as of kvf_agent_pull(). */
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
 /**
- * Producer: writes a request to those who expect it, as it becomes ready.
+ * Producer: opens the writing of a request to those who expect it. The groups say how long it will be: their
+ * `end` is its length. Their tables need not have all blocks yet, or any: kvf_agent_push_ready() brings them.
  *
- * Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
+ * Event: DONE (all consumers have it), or FAILED, with the reasons of kvf_agent_hold(); then the own blocks are
+ * free, those that chunks brought too. With `after`, nothing is written before it has happened, whatever is ready;
+ * the deadline counts from the call.
+ *
+ * @return KVF_OK, KVF_E_EXISTS (the id is being pushed already, or a block is being filled), KVF_E_RANGE (a block
+ *         that does not exist), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
+/** How much of a push is ready. Copied during the call. */
+typedef struct kvf_push_chunk {
+    size_t struct_size;  /**< sizeof(kvf_push_chunk) */
+    uint64_t begin, end; /**< tokens; an end after that of the push, as UINT64_MAX, is that of the push */
+    uint32_t layers;     /**< so many model layers are ready for them; more than there are: all */
+    /**
+     * Blocks that the push does not have yet, one table for each group of the model; NULL: none. A table's
+     * `first_block` says where in the sequence its blocks are, and need not follow those given before; entries that
+     * are known may be repeated as they were.
+     */
+    const kvf_block_table *tables;
+    uint32_t table_count;
+    const kvf_ready_event *after; /**< the chunk is ready when this has happened; NULL: it is */
+} kvf_push_chunk;
+
 /**
- * Says how much of a push is ready: all layers before token `chunk_begin`, and the model layers [0, layers)
- * for the tokens [chunk_begin, chunk_end). State groups are written with the last chunk. Chunks come in
- * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers.
+ * Says how much of a push is ready: all layers before token `begin`, and the model layers [0, layers) for the
+ * tokens [begin, end). State groups are written with the last chunk, which must bring their blocks. Chunks come in
+ * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers. A chunk with
+ * `after` waits for its event, and those that come behind it wait with it.
  *
- * kvf_agent_push_ready(agent, ticket, 0, UINT64_MAX, UINT32_MAX) says, at any time, that everything is ready.
+ * The blocks of a chunk are claimed by the call, and are free with the event of the push. After an error nothing
+ * has changed.
  *
- * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended), KVF_E_RANGE (out of order)
+ * @param chunk  NULL says, at any time, that everything is ready and all blocks have been given
+ * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended); KVF_E_RANGE (out of order; a block that does not exist;
+ *         tables that, with those given before, do not reach over the chunk: the detail names group and token);
+ *         KVF_E_EXISTS (a block is being filled by another request); KVF_E_INVALID (an entry that was given before
+ *         is another block now); KVF_E_UNSUPPORTED (a kind of event); KVF_E_IO; KVF_E_NOMEM
  */
-KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, uint64_t chunk_begin,
-                                        uint64_t chunk_end, uint32_t layers);
+KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, const kvf_push_chunk *chunk);
 
 /**
  * Stops a request at any point. Its event still comes: FAILED with KVF_E_CANCELLED, or DONE if it was done;
@@ -339,7 +406,10 @@ typedef enum kvf_request_kind {
     KVF_REQUEST_CONNECT = 5,
 } kvf_request_kind;
 
-/** Blocks of one group. */
+/** The length of arrays by kvf_request_kind, with room for kinds to come. */
+#define KVF_REQUEST_KINDS 16
+
+/** Blocks of one group. This struct stays as it is. */
 typedef struct kvf_block_list {
     const uint32_t *ids;
     uint32_t count;
@@ -347,11 +417,11 @@ typedef struct kvf_block_list {
 
 /** What happened. Pointers are valid until the next call of kvf_agent_next_event(). */
 typedef struct kvf_event {
+    size_t struct_size; /**< sizeof(kvf_event), set by the caller */
     kvf_event_kind kind;
     kvf_request_kind request_kind;
     uint64_t ticket; /**< 0: of no request */
-    const void *id;
-    size_t id_bytes;
+    kvf_request_id id;
     kvf_status status;             /**< KVF_OK unless FAILED */
     const char *detail;            /**< a sentence; "" when there is nothing to say */
     const char *engine;            /**< the peer's; "" when it is not about one */
@@ -363,7 +433,12 @@ typedef struct kvf_event {
     uint64_t bytes, runs; /**< moved */
 } kvf_event;
 
-/** Takes the next event. KVF_E_AGAIN when there is none. */
+/**
+ * Takes the next event.
+ *
+ * @param out  struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_EMPTY (there is none), KVF_E_INVALID
+ */
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
 /**
@@ -417,6 +492,49 @@ KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 KVF_API kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level level, char *text,
                                      size_t text_bytes, size_t *length);
 
+/** What a peer is to this agent. */
+typedef enum kvf_peer_role {
+    KVF_PEER_PRODUCER = 1, /**< this rank takes blocks from it */
+    KVF_PEER_CONSUMER = 2, /**< it takes blocks from this rank */
+} kvf_peer_role;
+
+typedef enum kvf_peer_state {
+    KVF_PEER_GREETING = 1, /**< it was greeted and has not answered yet */
+    KVF_PEER_OPEN = 2,
+    KVF_PEER_BROKEN = 3, /**< the connection to it broke, and may come back */
+    KVF_PEER_LOST = 4,   /**< it is gone; the latest of these are remembered until they come back */
+} kvf_peer_state;
+
+/** One rank of another engine, as an agent knows it. Texts are cut to fit; times are since 1970, UTC. */
+typedef struct kvf_agent_peer {
+    size_t struct_size; /**< sizeof(kvf_agent_peer) */
+    kvf_peer_role role;
+    kvf_peer_state state;
+    uint32_t rank, rank_count;
+    char engine[256];
+    char fabric[32]; /**< the transport that serves it, as "shm"; "" before anything moved between the two */
+    char way[128]; /**< how that reaches the peer's memory, as "mapped memory"; "" where that is not known */
+    char passed_over[256]; /**< better transports of both sides that cannot, and why; "": none */
+    uint64_t bytes_read; /**< by us from it. What it reads from us it does by itself: that is counted there */
+    uint64_t bytes_written;  /**< by us to it */
+    uint64_t bytes_received; /**< written by it to us, as it says */
+    uint64_t round_trip_ns;  /**< of a message, the smallest seen; 0: not measured */
+    uint64_t since_ns;       /**< when it was met; LOST: when it was lost */
+    uint64_t failed_ns;      /**< when something with it failed last; 0: never */
+    char failure[512];       /**< what that was; "": nothing */
+} kvf_agent_peer;
+
+/**
+ * Lists the peers: those there is a session with, and after them those that were lost lately.
+ *
+ * @param peers     an array of `capacity` elements; the first one's struct_size is set by the caller and is the size
+ *                  of each. NULL where capacity is 0
+ * @param count     receives how many there are, which may be more than fit
+ * @return KVF_OK, also where not all fit; KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_agent_peers(kvf_agent *agent, kvf_agent_peer *peers, uint32_t capacity,
+                                   uint32_t *count);
+
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */
     KVF_BLOCK_HELD = 1,    /**< promised to readers, none is known to be reading */
@@ -432,7 +550,9 @@ KVF_API kvf_status kvf_agent_block(kvf_agent *agent, uint32_t group, uint32_t bl
 
 #define KVF_HISTOGRAM_BUCKETS 48
 
-/** Durations in nanoseconds: bucket i counts those in [2^i, 2^(i+1)), bucket 0 also 0. */
+/**
+ * Durations in nanoseconds: bucket i counts those in [2^i, 2^(i+1)), bucket 0 also 0. This struct stays as it is.
+ */
 typedef struct kvf_histogram {
     uint64_t count, sum_ns, min_ns, max_ns;
     uint64_t buckets[KVF_HISTOGRAM_BUCKETS];
@@ -445,18 +565,18 @@ KVF_API uint64_t kvf_histogram_quantile(const kvf_histogram *histogram, double q
 typedef struct kvf_agent_stats {
     size_t struct_size; /**< sizeof(kvf_agent_stats); set by the caller */
     uint64_t bytes_read, bytes_written, runs;
-    uint64_t done[6];                /**< by kvf_request_kind */
-    uint64_t failed[6];              /**< by kvf_request_kind */
-    uint64_t failures_by_status[32]; /**< by kvf_status */
+    uint64_t done[KVF_REQUEST_KINDS];          /**< by kvf_request_kind */
+    uint64_t failed[KVF_REQUEST_KINDS];        /**< by kvf_request_kind */
+    uint64_t failures_by_status[KVF_STATUSES]; /**< by kvf_status */
     uint64_t leases_expired;
     uint64_t messages_sent, messages_received, messages_repeated;
     uint64_t messages_stale; /**< of an older generation, session or incarnation: dropped */
     uint64_t messages_malformed;
     uint64_t peers_refused, peers_evicted, peers_lost, peers_replaced;
     uint64_t checksums_wrong;
-    uint64_t peers_now;       /**< sessions, in both directions */
-    uint64_t requests_now[6]; /**< by kvf_request_kind */
-    uint64_t leases_now;      /**< granted to readers */
+    uint64_t peers_now;                       /**< sessions, in both directions */
+    uint64_t requests_now[KVF_REQUEST_KINDS]; /**< by kvf_request_kind */
+    uint64_t leases_now;                      /**< granted to readers */
     uint64_t blocks_held_now, blocks_filling_now, blocks_in_doubt_now;
     uint64_t memory_now_bytes; /**< kept for peers: sessions, shards, plans, leases */
     kvf_histogram transfer;    /**< from the first run posted to the last byte there */

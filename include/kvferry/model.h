@@ -32,7 +32,7 @@
 extern "C" {
 #endif
 
-/** Half open: begin <= i < end. */
+/** Half open: begin <= i < end. This struct stays as it is. */
 typedef struct kvf_range {
     uint32_t begin;
     uint32_t end;
@@ -79,7 +79,7 @@ typedef enum kvf_tp_rule {
     KVF_TP_REPLICATE = 1, /**< every rank keeps all units (a latent) */
 } kvf_tp_rule;
 
-/** One part of a layer's cache. Zeroed fields mean what their comment says. */
+/** One part of a layer's cache. Zeroed fields mean what their comment says; names are copied with the model. */
 typedef struct kvf_part_desc {
     const char *name;       /**< unique in its group: "k", "v", "latent", "indexer", "conv.x", "ssm" ... */
     kvf_dtype dtype;        /**< of one element */
@@ -89,6 +89,7 @@ typedef struct kvf_part_desc {
     uint32_t rows_per_step; /**< rows for each token or state (0 means 1) */
     uint32_t tensor; /**< parts of one tensor number share a buffer (conv.x, conv.B, conv.C); see layouts */
     kvf_tp_rule tp_rule;
+    uint64_t reserved[2]; /**< 0 */
 } kvf_part_desc;
 
 /** A set of layers that share one block table. */
@@ -101,6 +102,7 @@ typedef struct kvf_group_desc {
     uint32_t layer_count;
     const kvf_part_desc *parts;
     uint32_t part_count;
+    uint64_t reserved[4]; /**< 0 */
 } kvf_group_desc;
 
 typedef struct kvf_model_desc {

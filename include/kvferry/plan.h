@@ -31,7 +31,6 @@ typedef enum kvf_replica_choice {
 typedef struct kvf_plan_options {
     size_t struct_size; /**< sizeof(kvf_plan_options) */
     kvf_replica_choice replicas;
-    bool keep_layers_apart; /**< never fuse cells of two layers: needed to move layer by layer */
     kvf_range layers;       /**< of the model: fill only these of the local shard's layers; empty: all. Plans
                                of neighbouring ranges together move what one plan of all layers does */
     const uint32_t *groups; /**< fill only these groups of the local shard's model; NULL: all. Not kept */
@@ -104,14 +103,14 @@ KVF_API kvf_status kvf_plan_verify(const kvf_plan *plan);
 
 /* ---- copy rules: how cells move -------------------------------------------------------------- */
 
-/** Strides of one side of a rule, in bytes. */
+/** Strides of one side of a rule, in bytes. This struct stays as it is. */
 typedef struct kvf_strides {
     uint64_t block; /**< between kernel blocks */
     uint64_t row;
     uint64_t unit;
 } kvf_strides;
 
-/** One pair of starting points of a rule; all lanes of a rule share its loop nest. */
+/** One pair of starting points of a rule; all lanes of a rule share its loop nest. This struct stays as it is. */
 typedef struct kvf_copy_lane {
     uint64_t local_offset; /**< in bytes from the region's start, of row 0 of kernel block 0 */
     uint64_t remote_offset;
@@ -156,9 +155,11 @@ typedef struct kvf_cost_model {
     double ns_per_run;
     double ns_per_byte;
     double ns_per_source; /**< once for each remote rank of a request */
+    double reserved[5];   /**< 0 */
 } kvf_cost_model;
 
 typedef struct kvf_prediction {
+    size_t struct_size; /**< sizeof(kvf_prediction), set by the caller */
     uint64_t bytes;
     uint64_t runs; /**< when no two blocks are neighbours in memory */
     double ns;
@@ -168,7 +169,8 @@ typedef struct kvf_prediction {
  * Predicts one request of `tokens` tokens (and one state for each state group) from one source, blocks
  * scattered.
  *
- * @return KVF_OK, or KVF_E_RANGE when there is no such source
+ * @param out  struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,
                                     const kvf_cost_model *cost, kvf_prediction *out);

@@ -22,10 +22,16 @@
 extern "C" {
 #endif
 
+/** What a request is called: any bytes. This struct stays as it is. */
+typedef struct kvf_request_id {
+    const void *data; /**< may be NULL where size is 0 */
+    size_t size;
+} kvf_request_id;
+
 /** A table entry without memory behind it: a block before the sliding window. */
 #define KVF_NO_BLOCK UINT32_MAX
 
-/** The blocks of one sequence in one group on one side. */
+/** The blocks of one sequence in one group on one side. This struct stays as it is. */
 typedef struct kvf_block_table {
     const uint32_t *ids; /**< logical block ids, in sequence order; KVF_NO_BLOCK where there is none */
     uint32_t count;
@@ -42,7 +48,10 @@ typedef struct kvf_block_table {
 KVF_API kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uint64_t tokens,
                                         uint32_t tokens_per_block, kvf_block_table *out);
 
-/** The blocks of one sequence in one group on one side, and which steps they hold or shall receive. */
+/**
+ * The blocks of one sequence in one group on one side, and which steps they hold or shall receive: tokens; in state
+ * groups, states. This struct stays as it is.
+ */
 typedef struct kvf_group_steps {
     kvf_block_table table;
     uint64_t begin; /**< the first step */
@@ -53,7 +62,8 @@ typedef struct kvf_group_steps {
  * One group of a request. Steps are tokens; in state groups, states.
  *
  * `begin == end` moves nothing (everything is cached here already). Steps before the group's sliding window
- * or attention chunk are left out by kvf_request_set(), so tables need not have blocks for them.
+ * or attention chunk are left out by kvf_request_set(), so tables need not have blocks for them. This struct stays
+ * as it is.
  */
 typedef struct kvf_group_request {
     kvf_block_table local;
@@ -98,7 +108,10 @@ KVF_API uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source);
 /** Runs the request has for one source, after merging. Walks them: O(runs). */
 KVF_API uint64_t kvf_request_run_count(const kvf_request *request, uint32_t source);
 
-/** A piece of memory that is contiguous on both sides. Offsets count from the start of the regions. */
+/**
+ * A piece of memory that is contiguous on both sides. Offsets count from the start of the regions. This struct stays as
+ * it is.
+ */
 typedef struct kvf_run {
     uint64_t local_offset;
     uint64_t remote_offset;
@@ -109,11 +122,7 @@ typedef struct kvf_run {
 
 /** A place in the sequence of a source's runs. Plain memory: copy it to remember a place; nothing to free. */
 typedef struct kvf_run_cursor {
-    const kvf_request *request;
-    uint32_t rule, rule_end;
-    uint32_t lane, lane_in_page;
-    uint32_t piece;
-    uint64_t run; /* within the piece */
+    uint64_t opaque[8];
 } kvf_run_cursor;
 
 /** Puts a cursor before the first run of a source; a source that does not exist has no runs. */

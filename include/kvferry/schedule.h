@@ -32,14 +32,13 @@ extern "C" {
 /** The longest id of a request here; ids between engines have room for a suffix. */
 #define KVF_REQUEST_ID_BYTES 960u
 
-/** A request in one life. */
+/** A request in one life. This struct stays as it is. */
 typedef struct kvf_request_key {
-    const void *data; /**< the id; may be NULL when size is 0 */
-    size_t size;
+    kvf_request_id id;
     uint64_t generation; /**< 0: of an engine that does not count them */
 } kvf_request_key;
 
-/** A logical block of one group. */
+/** A logical block of one group. This struct stays as it is. */
 typedef struct kvf_group_block {
     uint32_t group;
     uint32_t block;
@@ -113,6 +112,7 @@ KVF_API void kvf_aggregator_free(kvf_aggregator *aggregator);
 
 /** What a step adds up to. Everything is owned by the aggregator and valid until its next call. */
 typedef struct kvf_aggregate {
+    size_t struct_size; /**< sizeof(kvf_aggregate), set by the caller */
     uint32_t output; /**< the worker whose output stands for all; KVF_NO_WORKER: it has none in this step. The
                           rest of this struct counts all the same */
     uint32_t expected; /**< after this step */
@@ -155,7 +155,7 @@ KVF_API size_t kvf_aggregator_pending(const kvf_aggregator *aggregator);
  * How much of an id is left without the suffix that front ends add to make it unique: a hyphen and eight
  * hexadecimal digits at its very end. The id a proxy gave is the same on both engines; the suffix is not.
  */
-KVF_API size_t kvf_base_request_bytes(const void *id, size_t id_bytes);
+KVF_API size_t kvf_base_request_bytes(kvf_request_id id);
 
 /**
  * The tokens of a prompt that a producer computes and hands over. A state cannot be stepped back, so with
@@ -174,7 +174,7 @@ KVF_API uint64_t kvf_prefill_token_count(uint64_t prompt_tokens, bool has_state,
 KVF_API bool kvf_lease_expired(uint64_t now_ns, uint64_t expiry_ns, int64_t clock_offset_ns,
                                uint64_t margin_ns);
 
-/** One look at another clock. */
+/** One look at another clock. This struct stays as it is. */
 typedef struct kvf_clock_probe {
     int64_t sent_ns, received_ns; /**< our clock */
     int64_t remote_ns;            /**< the other one, in between */
@@ -223,11 +223,10 @@ typedef struct kvf_transfer_params {
     const char *engine;     /**< the producer: see kvf_contact of kvferry/agent.h */
     const char *endpoint;   /**< NULL or "": known by other means */
     const char *public_key; /**< NULL or "": no encryption */
-    const void *id;         /**< what both engines call the transfer, up to 1024 bytes */
-    size_t id_bytes;
-    uint64_t tokens;    /**< that the producer has; 0: all that kvf_prefill_token_count() says */
-    uint64_t expiry_ns; /**< on the producer's clock; 0: not known */
-    bool push;          /**< the producer writes; otherwise the consumer reads */
+    kvf_request_id id;      /**< what both engines call the transfer, up to 1024 bytes */
+    uint64_t tokens;        /**< that the producer has; 0: all that kvf_prefill_token_count() says */
+    uint64_t expiry_ns;     /**< on the producer's clock; 0: not known */
+    bool push;              /**< the producer writes; otherwise the consumer reads */
 } kvf_transfer_params;
 
 /** Durations are in nanoseconds; 0 means the default in brackets. */
@@ -264,16 +263,14 @@ KVF_API void kvf_schedule_free(kvf_schedule *schedule);
 
 typedef struct kvf_schedule_request {
     size_t struct_size; /**< sizeof(kvf_schedule_request) */
-    const void *id;
-    size_t id_bytes; /**< 1 to KVF_REQUEST_ID_BYTES */
+    kvf_request_id id;  /**< 1 to KVF_REQUEST_ID_BYTES bytes. Copied */
     uint64_t prompt_tokens;
     const kvf_transfer_params *source; /**< where its cache is; NULL: nowhere, it will be computed. Copied */
     int64_t clock_offset_ns;           /**< what the source's clock shows more than ours */
     bool serves;                       /**< other engines will want its cache, see kvf_schedule_finished() */
     uint32_t consumers;                /**< how many; 0: 1 */
     bool push;                         /**< we write it to them, rather than wait until they read */
-    const void *push_id;               /**< what they call the transfer; NULL: the base of `id`. Copied */
-    size_t push_id_bytes;
+    kvf_request_id push_id; /**< what they call the transfer; data NULL: the base of `id`. Copied */
 } kvf_schedule_request;
 
 /**
@@ -281,7 +278,7 @@ typedef struct kvf_schedule_request {
  *
  * @param generation  receives the number that names this life of the id, never used again; may be NULL
  * @return KVF_OK; KVF_E_EXISTS (a request of this id has not ended); KVF_E_RANGE (ids; a source whose state
- *         is after more tokens than a consumer can use: add the request without it); KVF_E_AGAIN
+ *         is after more tokens than a consumer can use: add the request without it); KVF_E_LIMIT
  *         (max_requests); KVF_E_INVALID; KVF_E_NOMEM
  *
  * In the functions below a key's generation of 0 means the newest life of the id. All of them return
@@ -320,7 +317,9 @@ KVF_API kvf_status kvf_schedule_allocated(kvf_schedule *schedule, const kvf_requ
 
 /**
  * Lets workers push a request before it has finished: all of its prompt's blocks are known, computed or not.
- * The workers themselves say to their agents which layers and chunks are ready.
+ * The workers open the push with these blocks, and say to their agents which layers and chunks are ready, each with
+ * an event to wait for where a device computes it (kvf_push_chunk); chunks bring no blocks then. An engine that
+ * allocates chunk by chunk calls this when it has allocated the last.
  *
  * @return KVF_OK, KVF_E_INVALID (not a request that is pushed, or it was said before), KVF_E_RANGE,
  *         KVF_E_NOT_FOUND, KVF_E_NOMEM
@@ -331,9 +330,10 @@ KVF_API kvf_status kvf_schedule_push(kvf_schedule *schedule, const kvf_request_k
 /* -- a request ends */
 
 typedef struct kvf_schedule_end {
-    bool keep; /**< the blocks are not free yet: kvf_schedule_update() will name the request */
-    bool has_params;
-    kvf_transfer_params params; /**< for the consumer; owned by the schedule, valid until its next call */
+    size_t struct_size; /**< sizeof(kvf_schedule_end), set by the caller */
+    bool keep;          /**< the blocks are not free yet: kvf_schedule_update() will name the request */
+    /** For the consumer; owned by the schedule, valid until its next call. NULL: there is nothing for one. */
+    const kvf_transfer_params *params;
 } kvf_schedule_end;
 
 /**
@@ -380,12 +380,6 @@ typedef enum kvf_instruction_kind {
     KVF_INSTRUCT_CANCEL = 7, /**< stop what `cancels` says; report as that would, except for RESERVE */
 } kvf_instruction_kind;
 
-/** One group of an instruction: the steps [begin, end) in the blocks of `table`; tokens, or the one state. */
-typedef struct kvf_instruction_group {
-    kvf_block_table table;
-    uint64_t begin, end; /**< equal: nothing */
-} kvf_instruction_group;
-
 /**
  * Something every worker does; owned by the schedule until the next kvf_schedule_take(). With an agent:
  *
@@ -401,17 +395,17 @@ typedef struct kvf_instruction_group {
  */
 typedef struct kvf_instruction {
     kvf_instruction_kind kind;
-    kvf_instruction_kind cancels; /**< CANCEL only */
-    kvf_request_key request;      /**< what reports have to say */
-    const void *transfer_id;      /**< what agents have to call it */
-    size_t transfer_id_bytes;
-    const kvf_instruction_group *groups; /**< PULL, EXPECT, HOLD, PUSH; NULL otherwise */
+    kvf_instruction_kind cancels;  /**< CANCEL only */
+    kvf_request_key request;       /**< what reports have to say */
+    kvf_request_id transfer_id;    /**< what agents have to call it */
+    const kvf_group_steps *groups; /**< PULL, EXPECT, HOLD, PUSH, one for each group; NULL otherwise */
     uint32_t group_count;
     const char *engine, *endpoint, *public_key; /**< of the producer, for consumers; "" when there is none */
     uint64_t deadline_ns; /**< PULL, EXPECT, RESERVE, PUSH: fails after so long. HOLD: the lease */
     uint32_t consumers;   /**< HOLD, PUSH */
     bool reserved;        /**< PULL, NOTIFY: a RESERVE went before; continue it */
     bool push;            /**< NOTIFY: the producer would have written */
+    uint64_t unused[6];   /**< room for fields to come */
 } kvf_instruction;
 
 /**
@@ -437,9 +431,13 @@ typedef struct kvf_loaded {
                         within (states, tokens before a sliding window): those that were cached here before */
     const kvf_group_block *invalid; /**< its blocks that do not have what was asked for */
     size_t invalid_count;
+    uint64_t unused[2]; /**< room for fields to come */
 } kvf_loaded;
 
-/** A request whose blocks were kept after it was finished, aborted or preempted, and are free now. */
+/**
+ * A request whose blocks were kept after it was finished, aborted or preempted, and are free now. This struct stays as
+ * it is.
+ */
 typedef struct kvf_freed {
     kvf_request_key request;
     bool of_load; /**< blocks that it was loading into; otherwise blocks that consumers were reading */
@@ -447,6 +445,7 @@ typedef struct kvf_freed {
 
 /** Owned by the schedule, valid until its next call. */
 typedef struct kvf_schedule_news {
+    size_t struct_size;       /**< sizeof(kvf_schedule_news), set by the caller */
     const kvf_loaded *loaded; /**< requests that waited and need not any more; their blocks are theirs */
     size_t loaded_count;
     const kvf_freed *freed;
@@ -468,8 +467,8 @@ KVF_API kvf_status kvf_schedule_update(kvf_schedule *schedule, const kvf_aggrega
 /** A request that waits in the queue, and whose producer must be kept from freeing it. */
 typedef struct kvf_heartbeat {
     const char *engine, *endpoint, *public_key;
-    const void *transfer_id;
-    size_t transfer_id_bytes;
+    kvf_request_id transfer_id;
+    uint64_t unused[2]; /**< room for fields to come */
 } kvf_heartbeat;
 
 /**
@@ -484,6 +483,7 @@ KVF_API kvf_status kvf_schedule_heartbeats(kvf_schedule *schedule, uint64_t now_
 /* -- looking in */
 
 typedef struct kvf_schedule_counts {
+    size_t struct_size;  /**< sizeof(kvf_schedule_counts), set by the caller */
     size_t requests;     /**< known, in whatever state */
     size_t waiting;      /**< could load, have no blocks */
     size_t loading;      /**< planned or under way */
@@ -492,7 +492,8 @@ typedef struct kvf_schedule_counts {
     size_t instructions; /**< to be taken */
 } kvf_schedule_counts;
 
-KVF_API void kvf_schedule_count(const kvf_schedule *schedule, kvf_schedule_counts *out);
+/** @return KVF_OK, KVF_E_INVALID */
+KVF_API kvf_status kvf_schedule_count(const kvf_schedule *schedule, kvf_schedule_counts *out);
 
 #ifdef __cplusplus
 }

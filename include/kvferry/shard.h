@@ -32,7 +32,7 @@ extern "C" {
 
 /**
  * Which tokens a rank keeps (decode context parallelism): token t when (t / width) % count == index. It
- * stores them densely, in order. A zeroed struct means all tokens.
+ * stores them densely, in order. A zeroed struct means all tokens. This struct stays as it is.
  */
 typedef struct kvf_token_share {
     uint32_t index; /**< less than count */
@@ -44,7 +44,7 @@ typedef struct kvf_token_share {
  * Where a rank keeps the cells of one (layer, part). Strides are in bytes.
  *
  * A cell is kept in `pieces` pieces of as many elements each, in order: piece i begins i * piece_stride after
- * the first. A piece must fill whole bytes.
+ * the first. A piece must fill whole bytes. This struct stays as it is.
  */
 typedef struct kvf_placement {
     uint32_t region;       /**< index into the shard's regions */
@@ -56,7 +56,7 @@ typedef struct kvf_placement {
     uint32_t pieces;       /**< divides the cell's elements; 0 means 1: cells are whole */
 } kvf_placement;
 
-/** What a rank holds of one part, in every layer of the group. */
+/** What a rank holds of one part, in every layer of the group. This struct stays as it is. */
 typedef struct kvf_part_share {
     kvf_range units;        /**< of the whole model's units; empty: none */
     uint32_t replica;       /**< which of the ranks with the same units and tokens this is */
@@ -77,6 +77,7 @@ typedef struct kvf_group_shard_desc {
     kvf_token_share tokens;
     const kvf_part_share *parts;     /**< one for each part of the model's group */
     const kvf_placement *placements; /**< [held layer of this group][part], layers ascending */
+    uint64_t reserved[4];            /**< 0 */
 } kvf_group_shard_desc;
 
 typedef struct kvf_shard_desc {
@@ -163,6 +164,7 @@ KVF_API kvf_status kvf_shard_region_view(const kvf_shard *shard, uint32_t region
 
 /** The region and byte offset of one cell, and the pieces it is kept in. */
 typedef struct kvf_cell_location {
+    size_t struct_size; /**< sizeof(kvf_cell_location), set by the caller */
     uint32_t region;
     uint64_t offset;       /**< of the first piece */
     uint64_t bytes;        /**< of the whole cell; each piece has bytes / pieces */
@@ -177,7 +179,8 @@ typedef struct kvf_cell_location {
  * @param block  logical block
  * @param row    row in the logical block: token * rows_per_step + row of the step
  * @param unit   unit of the whole model
- * @return KVF_OK, or KVF_E_RANGE when this rank does not hold it
+ * @param out    struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_RANGE (this rank does not hold it), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t layer, uint32_t part,
                                     uint64_t block, uint32_t row, uint32_t unit, kvf_cell_location *out);
@@ -206,8 +209,9 @@ typedef struct kvf_group_spec {
     uint32_t kernel_blocks_per_block; /**< 0: 1 */
     uint64_t block_count;             /**< logical blocks in the cache; at least 1 */
     const char *order;                /**< NULL: "L|BPHN" */
-    uint64_t page_bytes; /**< stride of the B axis; 0: as small as its content. Per kernel block */
-    uint64_t page_align; /**< rounds the stride of the B axis up to a multiple; 0: 1 */
+    uint64_t page_bytes;  /**< stride of the B axis; 0: as small as its content. Per kernel block */
+    uint64_t page_align;  /**< rounds the stride of the B axis up to a multiple; 0: 1 */
+    uint64_t reserved[4]; /**< 0 */
 } kvf_group_spec;
 
 typedef struct kvf_engine_spec {

@@ -40,9 +40,15 @@ typedef enum kvf_status {
     KVF_E_NOT_REGISTERED = 15, /**< memory that no registration covers */
     KVF_E_PEER_LOST = 16,      /**< the peer died, closed, or was replaced */
     KVF_E_CANCELLED = 17,      /**< cancelled by its owner */
-    KVF_E_AGAIN = 18,          /**< not now: a queue is full; progress, then call again */
+    KVF_E_AGAIN = 18,          /**< not now; make progress, then call again: nothing has been changed */
     KVF_E_TIMEOUT = 19,        /**< a deadline the caller gave has passed */
+    KVF_E_EMPTY = 20,          /**< nothing is there to be taken */
+    KVF_E_LIMIT = 21,     /**< as many as an option allows are there already; the detail names the limit */
+    KVF_IN_PROGRESS = 22, /**< no failure: what was asked about has not ended yet */
 } kvf_status;
+
+/** The length of arrays by kvf_status, with room for statuses to come. */
+#define KVF_STATUSES 64
 
 /** The name of a status, such as "KVF_E_RANGE"; "unknown status" for any other number. Any thread. */
 KVF_API const char *kvf_status_name(kvf_status status);

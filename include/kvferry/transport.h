@@ -18,6 +18,9 @@
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
  * function of the transport but kvf_transport_progress() and kvf_transport_close().
+ *
+ * After fork(), only the process that opened a transport may use it: in a child every function that returns a status
+ * says KVF_E_INVALID, and those that close or free do nothing.
  */
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H
@@ -207,6 +210,18 @@ KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *c
 /** The kind that serves this peer, such as "shm"; owned by the library. */
 KVF_API const char *kvf_peer_kind(const kvf_peer *peer);
 
+/** What serves a peer, and what has moved. Its texts are cut to fit. */
+typedef struct kvf_peer_info {
+    size_t struct_size;    /**< sizeof(kvf_peer_info); set by the caller */
+    char kind[32];         /**< of the fabric that serves it */
+    char way[128];         /**< how that reaches its memory, as "mapped memory"; "" before that is known */
+    char passed_over[256]; /**< better fabrics of both sides that cannot, and why, as "shm: ..."; "": none */
+    uint64_t bytes_read, bytes_written; /**< by this side, in operations that ended well */
+} kvf_peer_info;
+
+/** @return KVF_OK, KVF_E_INVALID */
+KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
+
 /** Sizes of the peer's regions, by region, 0 for one that was unregistered; owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
@@ -322,7 +337,7 @@ KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source
 /**
  * How a transfer stands. It moves while its transport progresses.
  *
- * @return KVF_OK when every byte is there, KVF_E_AGAIN while it moves (kvf_error_detail() then stays as it
+ * @return KVF_OK when every byte is there, KVF_IN_PROGRESS while it moves (kvf_error_detail() then stays as it
  *         is), otherwise the first failure, with its sentence in kvf_error_detail(); by then nothing touches
  *         its memory any more
  */

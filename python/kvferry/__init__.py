@@ -22,10 +22,12 @@ from kvferry.errors import (
     ClosedError,
     ConfigWarning,
     DeadlineError,
+    EmptyError,
     ExistsError,
     InputOutputError,
     InvalidError,
     KvferryError,
+    LimitError,
     MismatchError,
     NotExpressibleError,
     NotFoundError,
@@ -65,6 +67,7 @@ from kvferry.model import (
     TpRule,
     builtin_models,
 )
+from kvferry.peers import AgentPeer, PeerRole, PeerState
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
 from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
 from kvferry.shard import (
@@ -80,7 +83,7 @@ from kvferry.shard import (
     TokenShare,
 )
 from kvferry.transfer import Transfer
-from kvferry.transport import Direction, Operation, Peer, Transport, transport_kinds
+from kvferry.transport import Direction, Operation, Peer, PeerInfo, Transport, transport_kinds
 
 __version__ = version()
 
@@ -89,6 +92,7 @@ __all__ = [
     "RUN_DTYPE",
     "AgainError",
     "Agent",
+    "AgentPeer",
     "AgentStats",
     "Agreement",
     "BlockClaim",
@@ -108,6 +112,7 @@ __all__ = [
     "DeadlineError",
     "Direction",
     "Dtype",
+    "EmptyError",
     "Engine",
     "Event",
     "EventKind",
@@ -125,6 +130,7 @@ __all__ = [
     "InvalidError",
     "KeyPair",
     "KvferryError",
+    "LimitError",
     "LogLevel",
     "LogLine",
     "MemoryKind",
@@ -142,7 +148,10 @@ __all__ = [
     "Part",
     "PartShare",
     "Peer",
+    "PeerInfo",
     "PeerLostError",
+    "PeerRole",
+    "PeerState",
     "Placement",
     "Plan",
     "Prediction",

@@ -165,10 +165,7 @@ class Arena:
 
     def new(self, type_name: str, **fields: Any) -> Any:
         """A pointer to a zeroed struct with these fields set, and its struct_size where it has one."""
-        value = ffi.new(f"{type_name} *")
-        members = dict(ffi.typeof(type_name).fields)
-        if "struct_size" in members:
-            value.struct_size = ffi.sizeof(type_name)
+        value = _zeroed(type_name)
         fill(value, **fields)
         return self.keep(value)
 
@@ -180,6 +177,14 @@ class Arena:
         for i, item in enumerate(items):
             fill(value[i], **item)
         return self.keep(value)
+
+
+def _zeroed(type_name: str) -> Any:
+    """A pointer to a zeroed value; a struct that has a struct_size says it."""
+    value, kind = ffi.new(f"{type_name} *"), ffi.typeof(type_name)
+    if kind.kind == "struct" and "struct_size" in dict(kind.fields or ()):
+        value.struct_size = ffi.sizeof(type_name)
+    return value
 
 
 def fill(struct: Any, **fields: Any) -> None:
@@ -204,7 +209,7 @@ def call(function: Any, *arguments: Any) -> None:
 
 def take(function: Any, type_name: str, *arguments: Any) -> Any:
     """Calls a function whose last argument receives a value, and returns that value."""
-    out = ffi.new(f"{type_name} *")
+    out = _zeroed(type_name)
     call(function, *arguments, out)
     return out[0]
 
@@ -217,6 +222,17 @@ def string(pointer: Any) -> str:
 def data_at(pointer: Any, size: int) -> bytes:
     """A copy of bytes owned by the library."""
     return bytes(ffi.buffer(pointer, size)) if size else b""
+
+
+def id_fields(name: bytes | str, arena: Arena) -> dict[str, Any]:
+    """The fields of a kvf_request_id; text stands for its UTF-8."""
+    data = id_bytes(name)
+    return {"data": arena.data(data), "size": len(data)}
+
+
+def id_out(name: Any) -> bytes:
+    """A copy of a kvf_request_id."""
+    return data_at(name.data, name.size)
 
 
 def span(value: Span) -> Any:

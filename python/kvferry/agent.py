@@ -13,13 +13,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Resource, call, data_at, fill, id_bytes, nanoseconds, string, take
+from kvferry._native import Arena, Resource, call, data_at, fill, id_fields, nanoseconds, string, take
 from kvferry.buffers import (
     Allocations,
     Buffer,
@@ -33,7 +33,7 @@ from kvferry.buffers import (
     regions_of,
 )
 from kvferry.contact import Contact, KeyPair, contact_fields
-from kvferry.errors import ClosedError, InvalidError, Status, check
+from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
 from kvferry.events import (
     AgentStats,
     BlockClaim,
@@ -48,7 +48,8 @@ from kvferry.events import (
     read_stats,
 )
 from kvferry.model import Agreement, GroupMatch
-from kvferry.request import GroupSteps, groups_in
+from kvferry.peers import AgentPeer, read_peer
+from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
 from kvferry.transport import settings_of
 
@@ -57,6 +58,25 @@ __all__ = ["Agent", "Contact", "KeyPair"]
 # A thread that waits looks up so often whether the agent is being closed, and for signals.
 WAIT_SECONDS = 0.05
 ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
+
+
+class HasFileno(Protocol):
+    """What has a file descriptor: a file, a socket, a pipe's end."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+
+# A file descriptor that becomes readable when memory is ready to be read, and stays so.
+Readable = int | HasFileno
+
+
+def _ready_event(after: Readable | None, arena: Arena) -> Any:
+    """A kvf_ready_event; NULL for None."""
+    if after is None:
+        return ffi.NULL
+    descriptor = after if isinstance(after, int) else after.fileno()
+    return arena.new("kvf_ready_event", kind=lib.KVF_READY_FD, fd=descriptor)
 
 
 def _read_match(match: Any) -> GroupMatch:
@@ -430,18 +450,26 @@ class Agent:
         consumers: int = 0,
         contact: Contact | None = None,
         patience: float | None = None,
+        priority: int = 0,
+        bytes_per_second: int | None = None,
+        after: Readable | None = None,
     ) -> int:
+        if bytes_per_second is not None and bytes_per_second <= 0:
+            raise OutOfRangeError(
+                f"bytes_per_second is {bytes_per_second}; allowed from 1 on, and None: no cap"
+            )
         arena = Arena()
-        name = id_bytes(request_id)
         request = arena.new(
             "kvf_agent_request",
-            id=arena.data(name),
-            id_bytes=len(name),
+            id=id_fields(request_id, arena),
             groups=groups_in(groups, arena),
             group_count=0 if groups is None else len(groups),
             deadline_ns=nanoseconds(deadline),
             consumers=consumers,
             patience_ns=nanoseconds(patience),
+            priority=priority,
+            bytes_per_second=bytes_per_second or 0,
+            after=_ready_event(after, arena),
         )
         if contact is not None:
             fill(request.contact, **contact_fields(contact, arena))
@@ -455,6 +483,7 @@ class Agent:
         *,
         consumers: int = 1,
         lease: float | None = None,
+        after: Readable | None = None,
     ) -> int:
         """Producer: keeps blocks for consumers to read; returns a ticket.
 
@@ -463,11 +492,14 @@ class Agent:
             groups: one for each group of the model: the steps that are there
             consumers: engines that will take it
             lease: seconds without a sign of life after which the blocks are free; None: the agent's
+            after: a file descriptor that is readable when the blocks are written, such as an eventfd; not
+                before that are they read, or does a consumer learn of them, and then the lease begins. It is
+                duplicated, so it may be closed; nobody may read it before the request's event
 
         Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
         Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
         """
-        return self._submit(lib.kvf_agent_hold, request_id, groups, lease, consumers)
+        return self._submit(lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after)
 
     def pull(
         self,
@@ -477,6 +509,8 @@ class Agent:
         *,
         deadline: float | None = None,
         patience: float | None = None,
+        priority: int = 0,
+        bytes_per_second: int | None = None,
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
 
@@ -488,11 +522,15 @@ class Agent:
             groups: one for each group of the model: the steps that are wanted
             deadline: seconds; None: 120 s
             patience: seconds within which the producer has to be met and to lend its blocks; None: the deadline
+            priority: requests of higher ones move first; a lower one still moves 1 MiB every 100 ms
+            bytes_per_second: the most that this rank moves of it; None: no cap
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
         Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
         """
-        return self._submit(lib.kvf_agent_pull, request_id, groups, deadline, 0, contact, patience)
+        return self._submit(
+            lib.kvf_agent_pull, request_id, groups, deadline, 0, contact, patience, priority, bytes_per_second
+        )
 
     def pull_into(self, ticket: int, groups: Sequence[GroupSteps]) -> None:
         """Names the destination of a pull that was started without one. NotFoundError: the ticket has ended."""
@@ -518,26 +556,66 @@ class Agent:
         *,
         consumers: int = 1,
         deadline: float | None = None,
+        priority: int = 0,
+        bytes_per_second: int | None = None,
+        after: Readable | None = None,
     ) -> int:
-        """Producer: writes a request to those who expect it, as push_ready() says that it is ready.
+        """Producer: opens the writing of a request to those who expect it; push_ready() says what is ready.
+
+        Args:
+            groups: one for each group of the model. Their `end` says how long the request will be; blocks that
+                their tables do not have yet come with push_ready()
+            priority, bytes_per_second: as of pull()
+            after: as of hold(): nothing is written before
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
+        Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
+        InvalidError.
         """
-        return self._submit(lib.kvf_agent_push, request_id, groups, deadline, consumers)
+        return self._submit(
+            lib.kvf_agent_push,
+            request_id,
+            groups,
+            deadline,
+            consumers,
+            priority=priority,
+            bytes_per_second=bytes_per_second,
+            after=after,
+        )
 
     def push_ready(
-        self, ticket: int, chunk: tuple[int, int] = (0, ALL_TOKENS), layers: int = ALL_LAYERS
+        self,
+        ticket: int,
+        chunk: tuple[int, int] = (0, ALL_TOKENS),
+        layers: int = ALL_LAYERS,
+        *,
+        blocks: Sequence[Blocks] | None = None,
+        after: Readable | None = None,
     ) -> None:
-        """Says how much of a push is ready; with the ticket alone, as the first word about it, all of it.
+        """Says how much of a push is ready; with the ticket alone, all of it.
 
         Args:
             chunk: the tokens (begin, end) that are being computed; all layers of those before are ready
             layers: so many model layers are ready for the tokens of the chunk
+            blocks: those that the push does not have yet, one table for each group of the model, each with its
+                place in the sequence: BlockTable(ids, first_block). They are claimed by this call
+            after: as of hold(): the chunk is ready then, and what is said later waits behind it
 
-        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order).
+        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, or blocks that do not reach
+        over the chunk), ExistsError (a block is being filled).
         """
+        arena = Arena()
         with self._session.using() as pointer:
-            call(lib.kvf_agent_push_ready, pointer, ticket, chunk[0], chunk[1], layers)
+            said = arena.new(
+                "kvf_push_chunk",
+                begin=chunk[0],
+                end=chunk[1],
+                layers=layers,
+                tables=tables_in(blocks, arena),
+                table_count=0 if blocks is None else len(blocks),
+                after=_ready_event(after, arena),
+            )
+            call(lib.kvf_agent_push_ready, pointer, ticket, said)
 
     def cancel(self, ticket: int) -> None:
         """Stops a request; its event still comes. Raises NotFoundError when the ticket has ended."""
@@ -549,9 +627,9 @@ class Agent:
     def next_event(self) -> Event | None:
         """Takes the next event; None when there is none."""
         with self._session.using() as pointer, self._session.events:
-            event = ffi.new("kvf_event *")
+            event = Arena().new("kvf_event")
             status = lib.kvf_agent_next_event(pointer, event)
-            if status == Status.AGAIN:
+            if status == Status.EMPTY:
                 return None
             check(status)
             return read_event(event)
@@ -662,6 +740,18 @@ class Agent:
             if length[0] <= size:
                 return string(text)
             size = length[0]
+
+    def peers(self) -> list[AgentPeer]:
+        """The peers: those there is a session with, and after them those that were lost lately."""
+        count, room = ffi.new("uint32_t *"), 8
+        with self._session.using() as pointer:
+            while True:  # there may be more, and more may come meanwhile
+                peers = ffi.new("kvf_agent_peer[]", room)
+                peers[0].struct_size = ffi.sizeof("kvf_agent_peer")
+                call(lib.kvf_agent_peers, pointer, peers, room, count)
+                if count[0] <= room:
+                    return [read_peer(peers[i]) for i in range(count[0])]
+                room = count[0]
 
     @property
     def stats(self) -> AgentStats:

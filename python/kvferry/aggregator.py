@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, call, data_at, id_bytes, take
+from kvferry._native import Arena, Handle, call, id_bytes, id_fields, id_out, take
 from kvferry.request import Blocks, table_fields
 
 NO_WORKER = int(lib.KVF_NO_WORKER)
@@ -34,7 +34,7 @@ KeyLike = RequestKey | bytes | str
 
 
 @dataclass(frozen=True, order=True)
-class EngineBlock:
+class GroupBlock:
     """A logical block of one group."""
 
     group: int
@@ -72,7 +72,7 @@ class WorkerOutput:
     sent: Sequence[KeyLike] = ()
     received: Sequence[KeyLike] = ()
     failed: Sequence[KeyLike] = ()
-    invalid: Sequence[EngineBlock] = ()
+    invalid: Sequence[GroupBlock] = ()
     expected: int = 0
     riders: int = 0
 
@@ -97,7 +97,7 @@ class Aggregate:
     received: tuple[RequestKey, ...] = ()
     failed: tuple[RequestKey, ...] = ()
     forgotten: tuple[RequestKey, ...] = ()
-    invalid: tuple[EngineBlock, ...] = ()
+    invalid: tuple[GroupBlock, ...] = ()
     with_stats: tuple[int, ...] = ()
     with_meta: tuple[int, ...] = ()
     with_events: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ def key_fields(key: KeyLike, arena: Arena) -> dict[str, Any]:
     """The fields of a kvf_request_key."""
     if not isinstance(key, RequestKey):
         key = RequestKey(id_bytes(key))
-    return {"data": arena.data(key.id), "size": len(key.id), "generation": key.generation}
+    return {"id": id_fields(key.id, arena), "generation": key.generation}
 
 
 def key_in(key: KeyLike, arena: Arena) -> Any:
@@ -120,14 +120,14 @@ def keys_in(keys: Sequence[KeyLike], arena: Arena) -> Any:
     return arena.array("kvf_request_key", [key_fields(key, arena) for key in keys])
 
 
-def blocks_in(blocks: Sequence[EngineBlock], arena: Arena) -> Any:
+def blocks_in(blocks: Sequence[GroupBlock], arena: Arena) -> Any:
     """A kvf_group_block[]."""
     return arena.array("kvf_group_block", [vars(block) for block in blocks])
 
 
 def key_out(key: Any) -> RequestKey:
     """A copy of a kvf_request_key."""
-    return RequestKey(data_at(key.data, key.size), key.generation)
+    return RequestKey(id_out(key.id), key.generation)
 
 
 def keys_out(keys: Any, count: int) -> tuple[RequestKey, ...]:
@@ -135,9 +135,9 @@ def keys_out(keys: Any, count: int) -> tuple[RequestKey, ...]:
     return tuple(key_out(keys[i]) for i in range(count))
 
 
-def blocks_out(blocks: Any, count: int) -> tuple[EngineBlock, ...]:
+def blocks_out(blocks: Any, count: int) -> tuple[GroupBlock, ...]:
     """Copies of a kvf_group_block[]."""
-    return tuple(EngineBlock(blocks[i].group, blocks[i].block) for i in range(count))
+    return tuple(GroupBlock(blocks[i].group, blocks[i].block) for i in range(count))
 
 
 class Aggregator(Handle):
@@ -269,7 +269,7 @@ def step_requests(
     arena = Arena()
     given = [*fresh, *cached]
     items = arena.array("kvf_step_request", [_step_request_fields(request, arena) for request in given])
-    names = [{"data": arena.data(name), "size": len(name)} for name in map(id_bytes, resumed)]
+    names = [id_fields(name, arena) for name in resumed]
     step = arena.new(
         "kvf_step",
         fresh=items,
@@ -287,10 +287,8 @@ def step_requests(
 
 def _step_request_fields(request: StepRequest, arena: Arena) -> dict[str, Any]:
     tables = [table_fields(blocks, arena) for blocks in request.groups or ()]
-    name = id_bytes(request.id)
     return {
-        "id": arena.data(name),
-        "id_bytes": len(name),
+        "id": id_fields(request.id, arena),
         "groups": arena.array("kvf_block_table", tables),
         "group_count": len(tables),
     }

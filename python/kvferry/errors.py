@@ -34,6 +34,9 @@ class Status(enum.IntEnum):
     CANCELLED = lib.KVF_E_CANCELLED
     AGAIN = lib.KVF_E_AGAIN
     TIMEOUT = lib.KVF_E_TIMEOUT
+    EMPTY = lib.KVF_E_EMPTY
+    LIMIT = lib.KVF_E_LIMIT
+    IN_PROGRESS = lib.KVF_IN_PROGRESS
 
 
 class ConfigWarning(UserWarning):
@@ -166,7 +169,7 @@ class CancelledError(KvferryError):
 
 
 class AgainError(KvferryError):
-    """Not now: a queue is full; make progress, then call again."""
+    """Not now; make progress, then call again: nothing has been changed."""
 
     status = Status.AGAIN
 
@@ -175,6 +178,18 @@ class DeadlineError(KvferryError):
     """A deadline the caller gave has passed."""
 
     status = Status.TIMEOUT
+
+
+class EmptyError(KvferryError):
+    """Nothing is there to be taken."""
+
+    status = Status.EMPTY
+
+
+class LimitError(KvferryError):
+    """As many as an option allows are there already; the detail names the limit."""
+
+    status = Status.LIMIT
 
 
 CLASSES: dict[int, type[KvferryError]] = {
@@ -199,6 +214,8 @@ CLASSES: dict[int, type[KvferryError]] = {
         CancelledError,
         AgainError,
         DeadlineError,
+        EmptyError,
+        LimitError,
     )
 }
 

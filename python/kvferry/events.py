@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
-from kvferry._native import data_at, string
+from kvferry._native import id_out, string
 from kvferry.errors import KvferryError, Status, error_of
 
 NO_RANK = 0xFFFFFFFF
@@ -129,7 +129,7 @@ def read_event(event: Any) -> Event:
         kind=EventKind(event.kind),
         request_kind=RequestKind(event.request_kind),
         ticket=event.ticket,
-        request_id=data_at(event.id, event.id_bytes),
+        request_id=id_out(event.id),
         status=Status(event.status),
         detail=string(event.detail),
         engine=string(event.engine),

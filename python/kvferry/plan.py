@@ -92,7 +92,6 @@ class Plan(Handle):
 
     Args:
         replicas: which of several ranks with the same cells to read
-        keep_layers_apart: never fuse cells of two layers: needed to move layer by layer
         layers: of the model: fill only these; None: all
         groups: of the local model: fill only these; None: all
 
@@ -109,12 +108,11 @@ class Plan(Handle):
         remote: Engine,
         *,
         replicas: ReplicaChoice = ReplicaChoice.SPREAD,
-        keep_layers_apart: bool = False,
         layers: Span | None = None,
         groups: Sequence[int] | None = None,
     ) -> None:
         arena = Arena()
-        options = arena.new("kvf_plan_options", replicas=replicas, keep_layers_apart=keep_layers_apart)
+        options = arena.new("kvf_plan_options", replicas=replicas)
         if layers is not None:
             options.layers = span(layers)
         if groups is not None:

@@ -80,6 +80,13 @@ class GroupSteps:
     end: int = 0
 
 
+def tables_in(tables: Sequence[Blocks] | None, arena: Arena) -> Any:
+    """A kvf_block_table[]; NULL for None."""
+    return (
+        ffi.NULL if tables is None else arena.array("kvf_block_table", [table_fields(t, arena) for t in tables])
+    )
+
+
 def groups_in(groups: Sequence[GroupSteps] | None, arena: Arena) -> Any:
     """A kvf_group_steps[]; NULL for None."""
     if groups is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, id_bytes, take
+from kvferry._native import Arena, call, id_bytes, id_fields, take
 from kvferry.errors import InvalidError
 from kvferry.events import ClockOffset
 
@@ -15,7 +15,7 @@ def base_request_id(request_id: bytes | str) -> bytes:
     """An id without the suffix that front ends add to make it unique: a hyphen and eight hexadecimal digits."""
     name = id_bytes(request_id)
     arena = Arena()
-    return name[: lib.kvf_base_request_bytes(arena.data(name), len(name))]
+    return name[: lib.kvf_base_request_bytes(id_fields(name, arena))]
 
 
 def prefill_token_count(prompt_tokens: int, has_state: bool = False, lookahead_tokens: int = 0) -> int:

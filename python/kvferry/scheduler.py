@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, call, data_at, id_bytes, nanoseconds, string, take
+from kvferry._native import Arena, Handle, call, data_at, id_bytes, id_fields, id_out, nanoseconds, string, take
 from kvferry.aggregator import (
     NO_WORKER,
     Aggregate,
-    EngineBlock,
+    GroupBlock,
     KeyLike,
     RequestKey,
     blocks_in,
@@ -133,7 +133,7 @@ class Loaded:
     request: RequestKey
     outcome: LoadOutcome
     tokens: int
-    invalid: tuple[EngineBlock, ...]
+    invalid: tuple[GroupBlock, ...]
 
 
 @dataclass(frozen=True)
@@ -259,26 +259,24 @@ class Schedule(Handle):
             push: we write it to them, rather than wait until they read
             push_id: what they call the transfer; None: base_request_id() of the id
 
-        Raises ExistsError (a request of this id has not ended), AgainError (max_requests), OutOfRangeError (a
+        Raises ExistsError (a request of this id has not ended), LimitError (max_requests), OutOfRangeError (a
         source whose state is after more tokens than a consumer can use: add the request without it).
         """
-        resource, arena, name = self._get(), Arena(), id_bytes(request_id)
+        resource, arena = self._get(), Arena()
         request = arena.new(
             "kvf_schedule_request",
-            id=arena.data(name),
-            id_bytes=len(name),
+            id=id_fields(request_id, arena),
             prompt_tokens=prompt_tokens,
             source=ffi.NULL if source is None else _params_in(source, arena),
             clock_offset_ns=clock_offset_ns,
             serves=serves,
             consumers=consumers,
             push=push,
-            push_id=ffi.NULL if push_id is None else arena.data(push_id),
-            push_id_bytes=0 if push_id is None else len(push_id),
+            **({} if push_id is None else {"push_id": id_fields(push_id, arena)}),
         )
         with self._lock:
             generation = take(lib.kvf_schedule_add, "uint64_t", resource.pointer, request, now_ns)
-        return RequestKey(name, generation)
+        return RequestKey(id_bytes(request_id), generation)
 
     def match(self, request: KeyLike, computed_tokens: int, *, now_ns: int) -> int:
         """How many tokens beyond those that are cached here can be loaded; 0: nothing, or no longer."""
@@ -349,7 +347,7 @@ class Schedule(Handle):
                 tokens,
                 now_ns,
             )
-            return ScheduleEnd(end.keep, _params_out(end.params) if end.has_params else None)
+            return ScheduleEnd(end.keep, None if end.params == ffi.NULL else _params_out(end.params))
 
     def abort(self, request: KeyLike) -> bool:
         """The request is aborted. Returns whether its blocks are free now; otherwise update() will name it."""
@@ -409,7 +407,7 @@ class Schedule(Handle):
                     string(beat.engine),
                     string(beat.endpoint),
                     string(beat.public_key),
-                    data_at(beat.transfer_id, beat.transfer_id_bytes),
+                    id_out(beat.transfer_id),
                 )
                 for beat in (beats[0][i] for i in range(count[0]))
             ]
@@ -418,9 +416,8 @@ class Schedule(Handle):
     def counts(self) -> ScheduleCounts:
         """How many requests are in which state."""
         resource = self._get()
-        found = ffi.new("kvf_schedule_counts *")
         with self._lock:
-            lib.kvf_schedule_count(resource.pointer, found)
+            found = take(lib.kvf_schedule_count, "kvf_schedule_counts", resource.pointer)
         return ScheduleCounts(**{name: getattr(found, name) for name in ScheduleCounts.__dataclass_fields__})
 
 
@@ -430,8 +427,7 @@ def _params_in(params: TransferParams, arena: Arena) -> Any:
         engine=arena.text(params.engine),
         endpoint=arena.text(params.endpoint),
         public_key=arena.text(params.public_key),
-        id=arena.data(params.id),
-        id_bytes=len(params.id),
+        id=id_fields(params.id, arena),
         tokens=params.tokens,
         expiry_ns=params.expiry_ns,
         push=params.push,
@@ -441,7 +437,7 @@ def _params_in(params: TransferParams, arena: Arena) -> Any:
 def _params_out(params: Any) -> TransferParams:
     return TransferParams(
         engine=string(params.engine),
-        id=data_at(params.id, params.id_bytes),
+        id=id_out(params.id),
         endpoint=string(params.endpoint),
         public_key=string(params.public_key),
         tokens=params.tokens,
@@ -465,7 +461,7 @@ def _instruction_out(item: Any) -> Instruction:
         kind=kind,
         cancels=InstructionKind(item.cancels) if kind == InstructionKind.CANCEL else None,
         request=key_out(item.request),
-        transfer_id=data_at(item.transfer_id, item.transfer_id_bytes),
+        transfer_id=id_out(item.transfer_id),
         groups=tuple(groups),
         engine=string(item.engine),
         endpoint=string(item.endpoint),

@@ -25,7 +25,7 @@ class Move:
         self.pointer: Any = pointer
         self._request = request
         self._kept = request._get()
-        self._last: tuple[Status, int, int] = (Status.AGAIN, 0, 0)
+        self._last: tuple[Status, int, int] = (Status.IN_PROGRESS, 0, 0)
         self._detail = ""
         request._moving += 1
         endpoint.moves.add(self)
@@ -53,7 +53,7 @@ class Move:
             if self.pointer is None:
                 return
             status, size, runs = self.look()
-            self._last = (Status.CANCELLED if status == Status.AGAIN else status, size, runs)
+            self._last = (Status.CANCELLED if status == Status.IN_PROGRESS else status, size, runs)
             self._detail = self.detail
             lib.kvf_transfer_free(self.pointer)
             self.pointer = None
@@ -77,7 +77,7 @@ class Transfer:
 
     @property
     def status(self) -> Status:
-        """OK when every byte is there, AGAIN while it moves, otherwise the first failure."""
+        """OK when every byte is there, IN_PROGRESS while it moves, otherwise the first failure."""
         return self._move.look()[0]
 
     @property
@@ -101,7 +101,7 @@ class Transfer:
         Raises what it failed with.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        while (status := self.status) == Status.AGAIN:
+        while (status := self.status) == Status.IN_PROGRESS:
             left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
             if left <= 0:
                 return False

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,17 @@ from kvferry.transfer import Move, Transfer
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """What serves a peer; see kvf_peer_info in kvferry/transport.h."""
+
+    kind: str
+    way: str
+    passed_over: str
+    bytes_read: int
+    bytes_written: int
 
 
 class Direction(enum.IntEnum):
@@ -399,6 +411,16 @@ class Peer:
             return string(lib.kvf_peer_kind(pointer))
 
     @property
+    def info(self) -> PeerInfo:
+        """What serves this peer, and what has moved."""
+        with self._using() as pointer:
+            info = Arena().new("kvf_peer_info")
+            call(lib.kvf_peer_get_info, pointer, info)
+            return PeerInfo(
+                string(info.kind), string(info.way), string(info.passed_over), info.bytes_read, info.bytes_written
+            )
+
+    @property
     def region_bytes(self) -> list[int]:
         """Sizes of the peer's regions."""
         with self._using() as pointer:
@@ -465,8 +487,8 @@ class Operation:
         self._on_done = on_done
         self._number = 0
         self._context = ffi.new_handle(self)
-        self.status = Status.AGAIN
-        """AGAIN while it moves; OK when its bytes are there."""
+        self.status = Status.IN_PROGRESS
+        """IN_PROGRESS while it moves; OK when its bytes are there."""
         self.detail = ""
         """One sentence about a failure: the kind of transport, the peer, how far it came, and why."""
 
@@ -480,5 +502,5 @@ class Operation:
     def cancel(self) -> None:
         """Stops it: its status becomes CANCELLED once nothing can touch its memory any more, or OK."""
         with self._endpoint.lock:
-            if self._endpoint.pointer is not None and self.status == Status.AGAIN:
+            if self._endpoint.pointer is not None and self.status == Status.IN_PROGRESS:
                 call(lib.kvf_transport_cancel, self._endpoint.pointer, self._number)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
 import subprocess
 import sys
 import threading
@@ -31,6 +33,7 @@ from kvferry import (
     Agent,
     Agreement,
     BlockState,
+    BlockTable,
     ClosedError,
     Contact,
     Event,
@@ -47,6 +50,8 @@ from kvferry import (
     OutOfRangeError,
     OverlapError,
     ParseError,
+    PeerRole,
+    PeerState,
     RequestKind,
     Status,
     UnsupportedError,
@@ -237,6 +242,70 @@ def test_a_push_is_written_as_it_becomes_ready(pair: Pair) -> None:
     assert pair.wrong() == []
 
 
+def test_blocks_of_a_push_may_come_with_its_chunks(pair: Pair) -> None:
+    pair.consumer.expect("r", pair.producer.contact, WANTED)
+    ticket = pair.producer.push("r", [GroupSteps((), 0, TOKENS)])
+    with pytest.raises(OutOfRangeError, match="group full"):
+        pair.producer.push_ready(ticket)
+    assert pair.producer.block(0, PREFILL_TABLE[0]).state is BlockState.FREE
+    pair.producer.push_ready(ticket, (0, 16), blocks=[PREFILL_TABLE[:1]])
+    assert pair.producer.block(0, PREFILL_TABLE[0]).state is BlockState.HELD
+    assert pair.producer.block(0, PREFILL_TABLE[1]).state is BlockState.FREE
+    with pytest.raises(InvalidError, match="block 0 of the sequence"):
+        pair.producer.push_ready(ticket, (16, TOKENS), blocks=[PREFILL_TABLE[1:]])
+    pair.producer.push_ready(ticket, (16, TOKENS), blocks=[BlockTable(PREFILL_TABLE[1:], 1)])
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+    assert pair.wrong() == []
+    assert pair.producer.block(0, PREFILL_TABLE[0]).state is BlockState.FREE
+
+
+@pytest.mark.parametrize("what", ["hold", "push", "chunk"])
+def test_memory_is_read_when_its_event_has_happened(pair: Pair, what: str) -> None:
+    for region in pair.theirs:
+        region[...] = 0
+    reading, writing = os.pipe()
+    with open(reading, "rb") as ready:
+        if what == "hold":
+            pair.producer.hold("r", HELD, after=ready)
+        else:
+            ticket = pair.producer.push("r", HELD, after=ready if what == "push" else None)
+            pair.producer.push_ready(ticket, after=ready.fileno() if what == "chunk" else None)
+    load = pair.consumer.pull if what == "hold" else pair.consumer.expect
+    load("r", pair.producer.contact, WANTED)
+    assert pair.consumer.wait_event(0.1) is None
+    fill(pair.prefill.shard(0), pair.theirs, PREFILL_TABLE)
+    os.write(writing, b"1")
+    os.close(writing)
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+    assert pair.wrong() == []
+
+
+def test_what_cannot_be_waited_for_is_refused(pair: Pair) -> None:
+    with open(__file__) as file, pytest.raises(InvalidError, match="cannot be waited for"):
+        pair.producer.hold("r", HELD, after=file)
+    pair.producer.hold("r", HELD)  # nothing was begun
+
+
+def test_requests_have_priorities_and_caps(pair: Pair) -> None:
+    with pytest.raises(OutOfRangeError, match="bytes_per_second is 0"):
+        pair.consumer.pull("r", pair.producer.contact, WANTED, bytes_per_second=0)
+    pair.producer.hold("r", HELD)
+    pair.consumer.pull("r", pair.producer.contact, WANTED, priority=-1, bytes_per_second=1_000_000)
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+    assert pair.wrong() == []
+    pair.consumer.expect("s", pair.producer.contact, WANTED)
+    pair.producer.push_ready(pair.producer.push("s", HELD, priority=2, bytes_per_second=1_000_000))
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+
+
 def test_blocks_may_be_named_after_the_pull_was_begun(pair: Pair) -> None:
     pair.producer.hold("r", HELD)
     ticket = pair.consumer.pull("r", pair.producer.contact, None)
@@ -407,6 +476,40 @@ def test_a_task_that_waits_makes_an_agent_without_a_thread_work() -> None:
     assert asyncio.run(hand_over()) == [EventKind.DONE, EventKind.DONE]
     assert pair.wrong() == []
     pair.close()
+
+
+def test_a_loop_that_polls_is_woken_whenever_there_is_work() -> None:
+    pair = Pair(own_thread=False)
+    agents = [pair.producer, pair.consumer]
+    pair.producer.hold("r", HELD)
+    pair.consumer.pull("r", pair.producer.contact, WANTED)
+    ended = 0
+    while ended < len(agents):
+        readable, _, _ = select.select(agents, [], [], 30)
+        assert readable, "there is work left, and nobody was woken"
+        for agent in readable:
+            agent.progress()
+            ended += sum(event.kind == EventKind.DONE for event in agent.events())
+    assert pair.wrong() == []
+    pair.close()
+
+
+def test_peers_are_seen_with_what_serves_them(pair: Pair) -> None:
+    assert pair.consumer.peers() == []
+    pair.producer.hold("r", HELD)
+    pair.consumer.pull("r", pair.producer.contact, WANTED)
+    event = pair.consumer.wait_event(30)
+    assert event is not None and event.kind == EventKind.DONE
+    (producer,) = pair.consumer.peers()
+    assert (producer.role, producer.state) == (PeerRole.PRODUCER, PeerState.OPEN)
+    assert (producer.rank, producer.rank_count, producer.engine) == (0, 1, pair.prefill.name)
+    assert (producer.fabric, producer.way) == ("inproc", "memory of this process")
+    assert (producer.passed_over, producer.failure) == ("", "")
+    assert producer.bytes_read == event.bytes > 0
+    assert producer.round_trip_ns > 0
+    assert abs(producer.since_ns / 1e9 - time.time()) < 600
+    (consumer,) = pair.producer.peers()
+    assert (consumer.role, consumer.engine) == (PeerRole.CONSUMER, pair.decode.name)
 
 
 @pytest.mark.parametrize("own_thread", [True, False])

@@ -7,11 +7,11 @@ import pytest
 
 from coordinates import small_model
 from kvferry import (
-    AgainError,
     BlockTable,
     ClosedError,
     ExistsError,
     InvalidError,
+    LimitError,
     NotFoundError,
     OutOfRangeError,
 )
@@ -19,7 +19,7 @@ from kvferry.aggregator import (
     Aggregate,
     Aggregator,
     CountRule,
-    EngineBlock,
+    GroupBlock,
     RequestKey,
     Rider,
     StepRequest,
@@ -93,9 +93,9 @@ def test_a_request_passes_from_one_scheduler_to_another() -> None:
 def test_a_load_that_failed_in_part_names_its_blocks() -> None:
     schedule = consumer()
     key = loading(schedule)
-    aggregate = Aggregate(0, 1, received=(key,), invalid=(EngineBlock(0, 1),))
+    aggregate = Aggregate(0, 1, received=(key,), invalid=(GroupBlock(0, 1),))
     (loaded,) = schedule.update(aggregate).loaded
-    assert (loaded.outcome, loaded.tokens, loaded.invalid) == (LoadOutcome.IN_PART, 24, (EngineBlock(0, 1),))
+    assert (loaded.outcome, loaded.tokens, loaded.invalid) == (LoadOutcome.IN_PART, 24, (GroupBlock(0, 1),))
 
 
 def test_an_aborted_load_keeps_its_blocks_until_the_workers_have_stopped() -> None:
@@ -122,7 +122,7 @@ def test_bad_calls_are_refused() -> None:
     schedule.add("r", 40, now_ns=SECOND)
     with pytest.raises(ExistsError):
         schedule.add("r", 40, now_ns=SECOND)
-    with pytest.raises(AgainError):
+    with pytest.raises(LimitError):
         schedule.add("s", 40, now_ns=SECOND)
     with pytest.raises(NotFoundError):
         schedule.match("nobody", 0, now_ns=SECOND)
@@ -141,8 +141,8 @@ def test_bad_calls_are_refused() -> None:
 
 def test_reports_may_be_counted_as_the_public_aggregator_does() -> None:
     workers = Aggregator(2, rule=CountRule.REPORTS)
-    twice = WorkerOutput(sent=["a"], failed=[], invalid=[EngineBlock(0, 3), EngineBlock(0, 1)])
-    assert workers.step([twice, WorkerOutput()]).invalid == (EngineBlock(0, 1), EngineBlock(0, 3))
+    twice = WorkerOutput(sent=["a"], failed=[], invalid=[GroupBlock(0, 3), GroupBlock(0, 1)])
+    assert workers.step([twice, WorkerOutput()]).invalid == (GroupBlock(0, 1), GroupBlock(0, 3))
     with pytest.raises(InvalidError, match="worker 1 has no output"):
         workers.step([twice, None])
     assert workers.step([twice, WorkerOutput()]).sent == (RequestKey(b"a"),)

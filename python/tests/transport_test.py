@@ -112,7 +112,7 @@ def test_each_source_pushes_its_part() -> None:
     card = pair.here.card
     for source, (transport, _) in enumerate(pair.theirs):
         with transport.push(pair.request, source, transport.connect(card)) as transfer:
-            until(lambda: transfer.status != Status.AGAIN, *pair.all)
+            until(lambda: transfer.status != Status.IN_PROGRESS, *pair.all)
             assert transfer.wait()
     assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
     pair.close()
@@ -124,7 +124,7 @@ def test_a_batch_of_runs_is_read_and_reported_once() -> None:
     runs = pair.request.runs(0)
     operation = pair.peers[0].submit(Direction.READ, runs, done.append)
     runs["bytes"] = 2**60  # the batch was copied
-    until(lambda: operation.status != Status.AGAIN, pair.here)
+    until(lambda: operation.status != Status.IN_PROGRESS, pair.here)
     assert done == [operation] and operation.status is Status.OK
     operation.cancel()
     pair.close()
@@ -208,7 +208,7 @@ def test_a_cancelled_transfer_says_so() -> None:
     pair = Pair("inproc")
     transfer = pair.here.pull(pair.request, pair.peers)
     transfer.cancel()
-    until(lambda: transfer.status != Status.AGAIN, pair.here)
+    until(lambda: transfer.status != Status.IN_PROGRESS, pair.here)
     if transfer.status != Status.OK:
         with pytest.raises(CancelledError):
             transfer.wait(1)
@@ -323,7 +323,7 @@ def test_threads_may_share_a_transport() -> None:
     for thread in threads:
         thread.start()
     with pair.here.pull(pair.request, pair.peers) as transfer:
-        until(lambda: transfer.status != Status.AGAIN, *pair.all)
+        until(lambda: transfer.status != Status.IN_PROGRESS, *pair.all)
     for thread in threads:
         thread.join()
     assert errors == []

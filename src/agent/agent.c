@@ -6,15 +6,19 @@
 
 #include "agent/early.h"
 #include "agent/ledger.h"
+#include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/ticket.h"
 #include "link/link_endpoint.h"
+
+#include "transport/transport.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
     (void)transport;
+    kvf_turn_take(agent); /* told while bytes are moved, without the lock */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
@@ -25,17 +29,20 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
             agent->due = 0;
         }
     }
+    (void)pthread_mutex_unlock(&agent->lock);
 }
 
 kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
-    if (!agent || !out)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "out");
-    kvf_status status = kvf_agent_lock(agent);
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_event");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     bool found = kvf_event_take(agent, out);
     kvf_agent_unlock(agent);
-    return found ? KVF_OK : kvf_fail(KVF_E_AGAIN, "no event is there");
+    return found ? KVF_OK : kvf_fail(KVF_E_EMPTY, "no event is there");
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -102,7 +109,8 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                   : KVF_OK;
 }
 
-static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32_t rank) {
+static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, const kvf_engine *engine,
+                              uint32_t rank) {
     const kvf_agent_options *o = &agent->options;
     agent->engine = engine;
     agent->rank = rank;
@@ -130,7 +138,7 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_engine *engine, uint32
                                      .setting_count = o->setting_count,
                                      .on_peer_lost = on_peer_lost,
                                      .context = agent};
-    return kvf_transport_open(o->transport, &options, &agent->transport);
+    return kvf_transport_open_over(around->fabric, o->transport, &options, &agent->transport);
 }
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
@@ -158,7 +166,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
         status = open_link(agent, surroundings);
     }
     if (!status && engine)
-        status = open_engine(agent, engine, rank);
+        status = open_engine(agent, surroundings, engine, rank);
     if (!status)
         status = kvf_loop_start(agent);
     if (status) {
@@ -199,12 +207,14 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent); /* what moves is stopped */
     kvf_ticket *ticket = NULL;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, ticket);
     if (!ticket || ticket->state == KVF_TICKET_OVER || ticket->silent)
         status = kvf_fail(KVF_E_NOT_FOUND, "no request has ticket %llu", (unsigned long long)number);
     else
         kvf_ticket_fail(ticket, KVF_E_CANCELLED, "cancelled by its engine", NULL);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }
@@ -235,6 +245,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_remote_free(agent->all_remotes);
     while (agent->all_sessions)
         kvf_session_free(agent->all_sessions);
+    kvf_peers_forget(agent);
     kvf_transport_close(agent->transport);
     kvf_link_close(agent->link);
     kvf_events_free(agent);
@@ -245,6 +256,7 @@ void kvf_agent_close(kvf_agent *agent) {
     kvf_wire_buffer_free(&agent->with_facts);
     for (size_t i = 0; i < sizeof agent->texts / sizeof *agent->texts; i++)
         kvf_free(agent->texts[i]);
+    kvf_free(agent->after_polls);
     kvf_free(agent->regions);
     kvf_free(agent->facts);
     kvf_facts_free(&agent->own_facts);

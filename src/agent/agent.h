@@ -4,13 +4,17 @@
  * This header is what all files know: the agent, its lock and its loop, and the table of hooks by which those
  * below call those above. Each of the others knows those before it:
  *
+ *   hashing.h  checksums of our own cells                    hashing.c
+ *   peers.h    what users see of peers, and the log of them   peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
+ *   after.h    what is waited for before memory is read          after.c
  *   hold.h     blocks others read            (producer)          hold.c
  *   push.h     writing to others             (producer)          push.c, flow.c
  *   pull.h     reading them                  (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
+ *   pace.h     which of what moves goes first, and how fast      pace.c
  *
  * Messages may be lost, repeated, late and out of order. So the caller repeats a *call* until it gets an
  * answer; the called side does a thing once however often it is asked; and whatever came from a session, a
@@ -18,6 +22,10 @@
  * ends things.
  *
  * Everything here runs under the agent's lock. Functions that end a ticket or a session may free it.
+ *
+ * Bytes are copied and hashed without the lock: by whichever thread has *the work*, which is a second lock around
+ * the first. Only who has the work touches the transport, its peers and its transfers, ends a session, or frees a
+ * ticket that was started. So what is copied or hashed stays where it is, while other threads hold, pull, take events and look in.
  */
 #ifndef KVF_AGENT_ROOM_H
 #define KVF_AGENT_ROOM_H
@@ -30,6 +38,7 @@
 
 #include "agent/ledger.h"
 #include "base/tables.h"
+#include "base/wake.h"
 #include "link/link.h"
 #include "wire/wire.h"
 
@@ -51,6 +60,9 @@ typedef struct kvf_flow kvf_flow;
 typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
+typedef struct kvf_hashing kvf_hashing;
+typedef struct kvf_after kvf_after;
+typedef struct kvf_departed kvf_departed;
 typedef struct kvf_event_node kvf_event_node;
 typedef struct kvf_log_entry kvf_log_entry;
 
@@ -87,22 +99,26 @@ extern const kvf_hooks kvf_agent_hooks;
 struct kvf_agent {
     const kvf_hooks *hooks;
 
-    /* loop.c; all but `arrived` under the lock, too */
+    /* lock.c and loop.c; all but `arrived` under the lock, too */
     pthread_mutex_t lock;
     pthread_cond_t turn;      /* somebody has entered, or left while we stop */
     _Atomic uint64_t arrived; /* threads that have asked for the lock */
     uint64_t entered;         /* and have got it */
     uint64_t gives_way_to;    /* so many have to have entered before a thread that gives way goes on */
-    uint32_t users;           /* calls of the engine under way */
-    pid_t process;            /* that opened it */
+    pthread_cond_t worked;    /* somebody has given up the work */
+    uint64_t work_asked,
+        work_given;   /* how often it was asked for, and given up: who comes first has it first */
+    pthread_t worker; /* who has it, if anybody has */
+    uint32_t users;   /* calls of the engine under way */
+    pid_t process;    /* that opened it */
     pthread_t thread;
     bool thread_runs, stopping;
-    int poll_fd; /* epoll: readable while there is work, and without own_thread while there are events */
-    int wake_fd, timer_fd; /* in it: for work that no other descriptor shows, and for a time that has come */
-    bool awake;            /* wake_fd is readable */
-    uint64_t armed;        /* what timer_fd is set to; UINT64_MAX: nothing */
-    kvf_log_entry *lines;  /* to be logged */
-    bool logging;          /* a thread does it */
+    int poll_fd;    /* epoll: readable while there is work, and without own_thread while there are events */
+    kvf_wake wake;  /* in it: for work that no other descriptor shows */
+    int timer_fd;   /* in it: for a time that has come */
+    uint64_t armed; /* what timer_fd is set to; UINT64_MAX: nothing */
+    kvf_log_entry *lines; /* to be logged */
+    bool logging;         /* a thread does it */
 
     kvf_agent_options options; /* defaults filled in */
     char *texts[4];            /* copies of its texts that are used later */
@@ -130,6 +146,8 @@ struct kvf_agent {
     kvf_session *sessions; /* open ones, by id */
     kvf_session *clients;  /* incoming, by identity */
     kvf_session *all_sessions;
+    kvf_departed *departed; /* peers that were lost, the latest last */
+    uint32_t departed_count;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
     kvf_ticket *tickets;
@@ -143,12 +161,18 @@ struct kvf_agent {
     kvf_ledger *ledger;
 
     kvf_event_node *events, *told; /* waiting; the one taken last */
-    int event_fd;
-    uint64_t due; /* nothing is to be done by the clock before */
-    bool again;   /* more can be done at once */
+    kvf_wake told_wake;            /* readable while there are any, and for good once we stop */
+    uint64_t due;                  /* nothing is to be done by the clock before */
+    bool again;                    /* more can be done at once */
+    kvf_hashing *hashing;          /* checksums being taken */
     kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;
+    bool paces;        /* something that moves has a priority or a cap */
+    uint64_t pace_due; /* it is to be looked at again then, at the latest */
+    kvf_after *afters; /* events that are waited for */
+    struct pollfd *after_polls;
+    uint32_t after_count, after_room;
     kvf_agent_stats stats;
 };
 
@@ -160,6 +184,7 @@ kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard 
 typedef struct kvf_surroundings {
     const kvf_clock *clock; /* outlives the agent */
     const kvf_link_table *link;
+    const struct kvf_fabric *fabric; /* what its transport opens over, see kvf_transport_open_over() */
 } kvf_surroundings;
 
 /** kvf_agent_open() in other surroundings. With a clock that is not the machine's, nobody is woken by time:
@@ -169,8 +194,13 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
 
 /* ---- lock.c ---------------------------------------------------------------------------------- */
 
-void kvf_fd_raise(int fd); /**< an eventfd becomes readable */
-void kvf_fd_lower(int fd);
+/**
+ * Has the lock, and waits for the work, leaving the lock meanwhile: what was looked up before may be gone. At most
+ * one slice of copies or hashes is waited for, and those who came before.
+ */
+void kvf_work_take(kvf_agent *agent);
+void kvf_work_give(kvf_agent *agent);          /**< has the lock and the work, and keeps the lock */
+bool kvf_work_is_ours(const kvf_agent *agent); /**< for assertions: this thread has the work */
 
 void kvf_turn_take(kvf_agent *agent);   /**< takes the lock */
 void kvf_turn_give(kvf_agent *agent);   /**< has the lock, and lets those go first who have come meanwhile */
@@ -203,6 +233,8 @@ void kvf_events_free(kvf_agent *agent);
 
 /** Whether lines of a level are wanted: only then are they made. */
 bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
+/** Nanoseconds since 1970, UTC, as in lines of the log. */
+uint64_t kvf_wall_clock(void);
 /** Logs each line of a text, where lines of the level are wanted. */
 void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 

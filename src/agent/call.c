@@ -94,31 +94,16 @@ void kvf_call_answered(kvf_session *session, const kvf_answer *answer) {
 }
 
 /* A call made before the session was open, or in one that the peer has forgotten, gets the session's id. */
-static kvf_status bind_call(kvf_call *call) {
-    kvf_message message = {0};
-    kvf_wire_buffer bytes = {0};
-    kvf_status status = kvf_wire_open((kvf_bytes){call->bytes.data, call->bytes.size}, &message);
-    if (!status)
-        status = kvf_wire_read(&message);
-    if (!status) {
-        memcpy(message.call.session, call->session->id, sizeof message.call.session);
-        status = kvf_wire_encode(&message, &bytes);
-    }
-    kvf_message_free(&message);
-    if (status)
-        return status;
-    kvf_wire_buffer_free(&call->bytes);
-    call->bytes = bytes;
+static void bind_call(kvf_call *call) {
+    kvf_wire_set_session(&call->bytes, call->session->id);
     call->bound = true;
-    return KVF_OK;
 }
 
 void kvf_calls_bind(kvf_session *session) {
     uint64_t now = kvf_agent_now(session->agent);
     kvf_call *call, *next;
     HASH_ITER(hh, session->calls, call, next) {
-        if (bind_call(call))
-            continue; /* out of memory: tried again in the next tick */
+        bind_call(call);
         call->pause = FIRST_PAUSE;
         send_call(call, now);
     }
@@ -139,8 +124,8 @@ void kvf_calls_tick(kvf_session *session, uint64_t now) {
         kvf_agent_due(session->agent, call->deadline);
         if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
             continue;
-        if (!call->bound && bind_call(call))
-            continue;
+        if (!call->bound)
+            bind_call(call);
         if (now >= call->next_send)
             send_call(call, now);
         else

@@ -88,7 +88,7 @@ kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint6
     kvf_early *early = kvf_early_find(session, call);
     if (!early) {
         if (session->early_count >= agent->options.max_requests_per_peer)
-            return kvf_fail(KVF_E_AGAIN, "%u calls of this peer wait already, the most allowed",
+            return kvf_fail(KVF_E_LIMIT, "%u calls of this peer wait already, the most allowed",
                             session->early_count);
         early = kvf_alloc0(1, sizeof *early);
         kvf_waiting *waiting = early ? make_waiting(agent, call->request.data, call->request.size) : NULL;

@@ -1,12 +1,9 @@
 /*
  * Events: what the engine is told, kept until it takes it; and the log line of a failure.
  */
-#include <errno.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <json.h>
 
+#include "agent/peers.h"
 #include "agent/ticket.h"
 
 struct kvf_event_node {
@@ -52,9 +49,7 @@ static void put_invalid(const kvf_ticket *ticket, kvf_block_list *lists, uint32_
 
 static void append(kvf_agent *agent, kvf_event_node *node) {
     DL_APPEND(agent->events, node);
-    uint64_t one = 1;
-    while (write(agent->event_fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    kvf_wake_set(&agent->told_wake, true);
 }
 
 void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, uint32_t rank,
@@ -119,8 +114,7 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
             node->event.group_count = ticket->group_count;
             at += ids * sizeof(uint32_t);
         }
-        node->event.id = at;
-        node->event.id_bytes = ticket->id_bytes;
+        node->event.id = (kvf_request_id){at, ticket->id_bytes};
         if (ticket->id_bytes > 0)
             memcpy(at, ticket->id, ticket->id_bytes);
         at += ticket->id_bytes;
@@ -155,12 +149,9 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
         return false;
     DL_DELETE(agent->events, node);
     agent->told = node;
-    *out = node->event;
-    if (!agent->events && !agent->stopping) { /* those who wait are to see that it ends */
-        uint64_t count;
-        while (read(agent->event_fd, &count, sizeof count) < 0 && errno == EINTR)
-            ;
-    }
+    kvf_fill_out(out, &node->event, sizeof node->event);
+    if (!agent->events && !agent->stopping) /* those who wait are to see that it ends */
+        kvf_wake_set(&agent->told_wake, false);
     return true;
 }
 
@@ -186,6 +177,8 @@ static const char *const kind_names[] = {"none", "hold", "pull", "push", "expect
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail) {
+    if (engine && detail) /* every failure passes here */
+        kvf_peers_failed(agent, engine, rank, detail);
     if (!kvf_agent_logs(agent, KVF_LOG_WARNING))
         return;
     struct json_object *line = json_object_new_object();

@@ -174,6 +174,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     source->call = NULL;
     source->written = true;
     expect->base.bytes += call->bytes;
+    session->bytes_received += call->bytes;
     expect_check(expect);
 }
 
@@ -220,6 +221,7 @@ static void withdraw(kvf_source *source) {
  */
 static bool is_shut_out(const kvf_source *source) {
     kvf_transport *transport = source->ticket->base.agent->transport;
+    KVF_ASSERT(kvf_work_is_ours(source->ticket->base.agent));
     if (!source->card)
         return true;
     if (kvf_transport_fence(transport, source->card, source->card_bytes) == KVF_E_AGAIN)

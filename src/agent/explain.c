@@ -28,26 +28,6 @@ static const char *kind_expected(const kvf_remote *remote) {
     return known ? known : remote->agent->options.transport;
 }
 
-void kvf_explain_way(const kvf_session *session) {
-    kvf_agent *agent = session->agent;
-    if (!kvf_agent_logs(agent, KVF_LOG_INFO))
-        return;
-    const char *kind = kvf_peer_kind(session->peer);
-    bool first = true;
-    const kvf_session *other;
-    DL_FOREACH(agent->all_sessions, other) {
-        if (other != session && other->peer && other->incoming == session->incoming &&
-            strcmp(other->engine, session->engine) == 0 && strcmp(kvf_peer_kind(other->peer), kind) == 0)
-            first = false;
-    }
-    kvf_text text = {0};
-    kvf_text_add(&text, "%s rank %u %s %s rank %u over %s", agent->name, agent->rank,
-                 session->incoming ? "writes to" : "reads from", session->engine, session->rank, kind);
-    if (!text.failed)
-        kvf_agent_log(agent, first ? KVF_LOG_INFO : KVF_LOG_DEBUG, text.data);
-    kvf_text_free(&text);
-}
-
 /* ---- an engine we read from ------------------------------------------------------------------ */
 
 static uint32_t count_lines(const kvf_text *text) {

@@ -8,7 +8,5 @@
 
 /** A remote engine was met: logs who reads what from whom. */
 void kvf_explain_meeting(const kvf_remote *remote);
-/** The transport has just been connected to a session's peer: logs the way, once for an engine. */
-void kvf_explain_way(const kvf_session *session);
 
 #endif

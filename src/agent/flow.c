@@ -8,7 +8,10 @@
 #include <stdio.h>
 
 #include "agent/early.h"
+#include "agent/pace.h"
+#include "agent/peers.h"
 #include "agent/push.h"
+#include "transport/transfer.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
 struct kvf_push_plan {
@@ -136,7 +139,7 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
     kvf_agent *agent = session->agent;
     if (session->flow_count >= agent->options.max_requests_per_peer)
-        return kvf_fail(KVF_E_AGAIN, "this peer expects %u requests, the most allowed", session->flow_count);
+        return kvf_fail(KVF_E_LIMIT, "this peer expects %u requests, the most allowed", session->flow_count);
     kvf_flow *flow = kvf_alloc0(1, sizeof *flow);
     void *id = kvf_copy(call->request.data, call->request.size, 1);
     kvf_group_steps *groups = call->group_count ? kvf_steps_copy(call->groups, call->group_count) : NULL;
@@ -199,26 +202,26 @@ typedef struct flow_part {
 
 /* What is ready and not yet written, or false. The flow is then as if it was written. */
 static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
-    const kvf_push *push = flow->push;
-    if (flow->layers == 0 && flow->tokens < push->ready_tokens) {
-        *part = (flow_part){flow->tokens, push->ready_tokens, {0, all}};
-        flow->tokens = push->ready_tokens;
+    const kvf_push_ready *ready = &flow->push->ready;
+    if (flow->layers == 0 && flow->tokens < ready->tokens) {
+        *part = (flow_part){flow->tokens, ready->tokens, {0, all}};
+        flow->tokens = ready->tokens;
         return true;
     }
     if (flow->layers == 0) {
-        if (push->ready_layers == 0)
+        if (ready->layers == 0)
             return false;
-        *part = (flow_part){flow->tokens, push->chunk_end, {0, push->ready_layers}};
-        flow->layers = push->ready_layers;
-        flow->chunk_end = push->chunk_end;
+        *part = (flow_part){flow->tokens, ready->chunk_end, {0, ready->layers}};
+        flow->layers = ready->layers;
+        flow->chunk_end = ready->chunk_end;
         return true;
     }
-    uint32_t ready = push->ready_tokens >= flow->chunk_end ? all : push->ready_layers;
-    if (ready <= flow->layers)
+    uint32_t layers = ready->tokens >= flow->chunk_end ? all : ready->layers;
+    if (layers <= flow->layers)
         return false;
-    *part = (flow_part){flow->tokens, flow->chunk_end, {flow->layers, ready}};
-    flow->layers = ready == all ? 0 : ready;
-    if (ready == all)
+    *part = (flow_part){flow->tokens, flow->chunk_end, {flow->layers, layers}};
+    flow->layers = layers == all ? 0 : layers;
+    if (layers == all)
         flow->tokens = flow->chunk_end;
     return true;
 }
@@ -271,7 +274,8 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
         status = kvf_request_set(flow->request, wanted, groups);
     kvf_free(wanted);
     if (!status)
-        status = kvf_transfer_push(flow->request, plan->source, peer, &flow->transfer);
+        status = kvf_transfer_push_held(flow->request, plan->source, peer, kvf_pace_start(&flow->push->base),
+                                        &flow->transfer);
     if (flow->transfer)
         DL_APPEND2(session->agent->moving_flows, flow, moving_prev, moving_next);
     if (status) {
@@ -288,6 +292,7 @@ static void end_part(kvf_flow *flow) {
     flow->bytes += bytes;
     flow->runs += runs;
     agent->stats.bytes_written += bytes;
+    kvf_peer_served(flow->session);
     agent->stats.runs += runs;
     kvf_transfer_free(flow->transfer);
     kvf_request_free(flow->request);
@@ -356,7 +361,7 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
     flow->status = status;
     flow->detail = kvf_strdup(detail);
     kvf_transfer_cancel(flow->transfer);
-    if (flow->transfer && kvf_transfer_status(flow->transfer) != KVF_E_AGAIN)
+    if (flow->transfer && kvf_transfer_status(flow->transfer) != KVF_IN_PROGRESS)
         end_part(flow);
     if (!flow->transfer)
         tell(flow);
@@ -374,7 +379,7 @@ void kvf_flow_move(kvf_flow *flow) {
     if (!flow->transfer)
         return;
     kvf_status status = kvf_transfer_status(flow->transfer);
-    if (status == KVF_E_AGAIN)
+    if (status == KVF_IN_PROGRESS)
         return;
     char why[512];
     (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(flow->transfer));

@@ -2,10 +2,12 @@
  * Holds: blocks that others read.
  *
  * A hold ends when all ranks of all its consumers have released it, or when its own lease and those of all
- * readers have run out. What consumers say before there is a hold is kept for it, for a while.
+ * readers have run out. What consumers say before there is a hold is kept for it, for a while; and so are their
+ * questions while its blocks are not ready.
  */
 #include <stdio.h>
 
+#include "agent/after.h"
 #include "agent/early.h"
 #include "agent/hold.h"
 
@@ -44,7 +46,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
                              kvf_reader **out) {
     kvf_agent *agent = hold->base.agent;
     if (session->reader_count >= agent->options.max_requests_per_peer)
-        return kvf_fail(KVF_E_AGAIN, "this peer has %u leases, the most allowed", session->reader_count);
+        return kvf_fail(KVF_E_LIMIT, "this peer has %u leases, the most allowed", session->reader_count);
     if (hold->base.state != KVF_TICKET_HELD)
         return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
     kvf_reader *reader = kvf_alloc0(1, sizeof *reader);
@@ -99,7 +101,7 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_hold *hold = find_hold(agent, call->request);
     if (!fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
         return; /* late: the caller has had its answer, or has given up */
-    if (hold) {
+    if (hold && hold->base.state != KVF_TICKET_WAITING) {
         grant(hold, session, call);
         return;
     }
@@ -110,6 +112,11 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
 
 /* ---- releases -------------------------------------------------------------------------------- */
 
+/* Ready or not: it has neither ended nor begun to. */
+static bool is_there(const kvf_hold *hold) {
+    return hold->base.state == KVF_TICKET_HELD || hold->base.state == KVF_TICKET_WAITING;
+}
+
 /* Not while somebody may read: where a consumer was replaced, the former one may still have its lease. */
 static void end_if_complete(kvf_hold *hold) {
     if (hold->readers)
@@ -118,7 +125,7 @@ static void end_if_complete(kvf_hold *hold) {
         kvf_ticket_tell(&hold->base, true);
         return;
     }
-    if (hold->base.state != KVF_TICKET_HELD || !kvf_tally_complete(&hold->tally))
+    if (!is_there(hold) || !kvf_tally_complete(&hold->tally))
         return;
     uint32_t rank = 0;
     const char *deserter = kvf_tally_deserter(&hold->tally, &rank);
@@ -200,11 +207,17 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* Those who want nothing say so to a hold whose blocks are not ready, too. */
+static kvf_early *first_to_serve(const kvf_hold *hold) {
+    kvf_early *early = kvf_early_first(hold->base.agent, &hold->base);
+    while (early && early->kind == KVF_CALL_ACQUIRE && hold->base.state == KVF_TICKET_WAITING)
+        early = early->same_next;
+    return early;
+}
+
 /* Serves what came early. */
-static void hold_start(kvf_hold *hold) {
-    kvf_agent *agent = hold->base.agent;
-    for (kvf_early *early;
-         hold->base.state == KVF_TICKET_HELD && (early = kvf_early_first(agent, &hold->base));) {
+static void serve_early(kvf_hold *hold) {
+    for (kvf_early *early; is_there(hold) && (early = first_to_serve(hold));) {
         kvf_call_body call = {.number = early->number, .kind = early->kind, .rank_count = early->of};
         kvf_session *session = early->session;
         kvf_early_free(early);
@@ -215,17 +228,37 @@ static void hold_start(kvf_hold *hold) {
     }
 }
 
+static void stop_waiting(kvf_hold *hold) {
+    kvf_after_drop(hold->after);
+    hold->after = NULL;
+}
+
 /* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads
  * cannot be stopped from here. Their next heartbeat is told that the request is given up. */
 static void hold_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
     kvf_hold *hold = hold_of(ticket);
     (void)session;
-    if (hold->base.state != KVF_TICKET_HELD)
+    if (!is_there(hold))
         return;
     kvf_ticket_failed(&hold->base, status, detail, NULL);
     kvf_ticket_unlist(&hold->base);
     hold->base.state = KVF_TICKET_CLOSING;
+    stop_waiting(hold);
     end_if_complete(hold);
+}
+
+static void hold_ready(kvf_ticket *ticket, kvf_after *after) {
+    kvf_hold *hold = hold_of(ticket);
+    (void)after;
+    stop_waiting(hold);
+    if (hold->base.state != KVF_TICKET_WAITING)
+        return;
+    uint64_t lease = hold->base.deadline - hold->base.created;
+    hold->base.state = KVF_TICKET_HELD;
+    if (!kvf_add(kvf_agent_now(hold->base.agent), lease, &hold->lease_until))
+        hold->lease_until = UINT64_MAX;
+    kvf_agent_due(hold->base.agent, hold->lease_until);
+    serve_early(hold);
 }
 
 static void hold_tick(kvf_ticket *ticket, uint64_t now) {
@@ -247,26 +280,30 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
         }
     }
     end_if_complete(hold);
-    if (hold->base.state == KVF_TICKET_HELD && now >= until) {
+    if (is_there(hold) && now >= until) {
         char detail[160];
-        (void)snprintf(detail, sizeof detail, "the lease ran out before all consumers had the blocks%s%s",
+        (void)snprintf(detail, sizeof detail, "the lease ran out before %s%s%s",
+                       hold->after ? "the event to wait for happened" : "all consumers had the blocks",
                        hold->reader_failed ? "; a reader's attempt failed with " : "",
                        hold->reader_failed ? kvf_status_name(hold->reader_failed) : "");
         agent->stats.leases_expired++;
         hold_fail(&hold->base, KVF_E_TIMEOUT, detail, NULL);
     }
-    if (hold->base.state == KVF_TICKET_HELD)
+    if (is_there(hold))
         kvf_agent_due(agent, until);
 }
 
-static void hold_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
-    hold_of(ticket)->tally.wanted = request->consumers ? request->consumers : 1;
+static kvf_status hold_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+    kvf_hold *hold = hold_of(ticket);
+    hold->tally.wanted = request->consumers ? request->consumers : 1;
+    return kvf_after_take(ticket, request->after, &hold->after);
 }
 
 static void hold_free(kvf_ticket *ticket) {
     kvf_hold *hold = hold_of(ticket);
     while (hold->readers)
         kvf_reader_drop(hold->readers);
+    stop_waiting(hold);
     kvf_tally_free(&hold->tally);
 }
 
@@ -278,31 +315,36 @@ static const kvf_ticket_ops hold_ops = {
     .lends = true,
     .tick = hold_tick,
     .fail = hold_fail,
+    .ready = hold_ready,
 };
 
 bool kvf_hold_is_read(const kvf_ticket *ticket) {
     return ticket->ops == &hold_ops && ((const kvf_hold *)ticket)->readers;
 }
 
-kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+static kvf_status start_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
+    kvf_ticket *made = NULL;
+    if (request && request->id.data && find_hold(agent, (kvf_bytes){request->id.data, request->id.size}))
+        return kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
+    kvf_status status = kvf_ticket_make(agent, &hold_ops, request, &made);
+    if (!status)
+        status = kvf_ticket_list(made, &agent->holds);
+    if (status)
+        return status;
+    kvf_hold *hold = hold_of(made);
+    if (out)
+        *out = made->number;
+    hold->base.state = hold->after ? KVF_TICKET_WAITING : KVF_TICKET_HELD;
+    hold->lease_until = hold->base.deadline;
+    serve_early(hold);
+    return KVF_OK;
+}
+
+kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_ticket *made = NULL;
-    if (request && request->id && find_hold(agent, (kvf_bytes){request->id, request->id_bytes}))
-        status = kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
-    if (!status)
-        status = kvf_ticket_make(agent, &hold_ops, request, &made);
-    if (!status)
-        status = kvf_ticket_list(made, &agent->holds);
-    if (!status) {
-        kvf_hold *hold = hold_of(made);
-        if (out)
-            *out = made->number;
-        hold->base.state = KVF_TICKET_HELD;
-        hold->lease_until = hold->base.deadline;
-        hold_start(hold);
-    }
+    status = start_hold(agent, request, ticket);
     kvf_agent_unlock(agent);
     return status;
 }

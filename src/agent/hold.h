@@ -11,6 +11,7 @@ struct kvf_hold {
     kvf_ticket base;
     kvf_tally tally;
     kvf_reader *readers;
+    kvf_after *after;         /* its blocks are ready when this has happened; NULL: they are */
     uint64_t lease_until;     /* of the hold itself */
     kvf_status reader_failed; /* what a reader said last that did not get it */
 };

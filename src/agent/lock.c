@@ -1,12 +1,12 @@
 /*
  * The agent's lock: whose turn it is, what a sleeper is shown, and what is logged outside of it.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "transport/transport.h"
 
 struct kvf_log_entry {
     kvf_log_entry *prev, *next;
@@ -14,20 +14,6 @@ struct kvf_log_entry {
     uint64_t time_ns;
     char text[];
 };
-
-/* ---- descriptors ----------------------------------------------------------------------------- */
-
-void kvf_fd_raise(int fd) {
-    const uint64_t one = 1;
-    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-}
-
-void kvf_fd_lower(int fd) {
-    uint64_t count;
-    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {
-    }
-}
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
@@ -51,6 +37,30 @@ void kvf_turn_give(kvf_agent *agent) {
         (void)pthread_cond_wait(&agent->turn, &agent->lock);
     }
 }
+
+/* ---- the work ---------------------------------------------------------------------------------- */
+
+void kvf_work_take(kvf_agent *agent) {
+    uint64_t turn = agent->work_asked++;
+    if (agent->work_given != turn && agent->transport)
+        kvf_transport_hurry(agent->transport);
+    while (agent->work_given != turn)
+        (void)pthread_cond_wait(&agent->worked, &agent->lock);
+    agent->worker = pthread_self();
+}
+
+void kvf_work_give(kvf_agent *agent) {
+    KVF_ASSERT(kvf_work_is_ours(agent));
+    agent->work_given++;
+    if (agent->work_given != agent->work_asked)
+        (void)pthread_cond_broadcast(&agent->worked);
+}
+
+bool kvf_work_is_ours(const kvf_agent *agent) {
+    return agent->work_given != agent->work_asked && pthread_equal(agent->worker, pthread_self());
+}
+
+/* ---- the log ----------------------------------------------------------------------------------- */
 
 /* Leaves the lock while a line is logged: the function may call the agent. One thread at a time does this, so
  * that lines come in order; what others, or the function itself, add meanwhile is its to log too. */
@@ -84,6 +94,8 @@ void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, c
     DL_APPEND(agent->lines, line);
 }
 
+/* ---- sleepers ---------------------------------------------------------------------------------- */
+
 static void arm_timer(kvf_agent *agent, uint64_t when) {
     struct itimerspec spec = {{0, 0}, {0, 0}};
     agent->armed = when;
@@ -95,7 +107,7 @@ static void arm_timer(kvf_agent *agent, uint64_t when) {
 }
 
 uint64_t kvf_next_due(const kvf_agent *agent) {
-    return kvf_min_u64(agent->due, kvf_link_due(agent->link));
+    return kvf_min_u64(kvf_min_u64(agent->due, agent->pace_due), kvf_link_due(agent->link));
 }
 
 /* Makes the descriptor readable if, and only if, there is work. A timer that is set for too early is left: it
@@ -103,9 +115,7 @@ uint64_t kvf_next_due(const kvf_agent *agent) {
 void kvf_work_show(kvf_agent *agent) {
     uint64_t due = kvf_next_due(agent), now = kvf_agent_now(agent);
     bool waits = agent->stopping || agent->again || due <= now || kvf_link_pending(agent->link);
-    if (waits != agent->awake)
-        (waits ? kvf_fd_raise : kvf_fd_lower)(agent->wake_fd);
-    agent->awake = waits;
+    kvf_wake_set(&agent->wake, waits);
     if (!waits && (due < agent->armed || agent->armed <= now) && agent->clock.now == kvf_monotonic.now)
         arm_timer(agent, due);
 }

@@ -63,12 +63,11 @@ static uint64_t kept_for_peers(const kvf_agent *agent) {
 }
 
 kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
-    if (!agent || !out || out->struct_size == 0)
-        return kvf_fail(KVF_E_INVALID, "%s",
-                        !agent ? "agent is NULL"
-                        : !out ? "stats is NULL"
-                               : "struct_size is 0");
-    kvf_status status = kvf_agent_lock(agent);
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_agent_stats");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     kvf_agent_stats stats = agent->stats;
@@ -84,8 +83,7 @@ kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
     }
     stats.memory_now_bytes = kept_for_peers(agent);
     kvf_agent_unlock(agent);
-    stats.struct_size = out->struct_size;
-    memcpy(out, &stats, out->struct_size < sizeof stats ? out->struct_size : sizeof stats);
+    kvf_fill_out(out, &stats, sizeof stats);
     return KVF_OK;
 }
 

@@ -2,7 +2,7 @@
  * Making progress: one round after the other, and sleeping until there is something to do.
  *
  * An agent sleeps on one epoll descriptor that is readable whenever there is work: messages, operations that
- * ended, a time that has come, or something that no descriptor of others shows and that `wake_fd` stands for.
+ * ended, a time that has come, or something that no descriptor of others shows and that `wake` stands for.
  * Whoever gives up the lock sees to the latter two, so that a sleeper never misses what another thread began.
  */
 #include <errno.h>
@@ -10,11 +10,13 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "agent/after.h"
 #include "agent/early.h"
+#include "agent/hashing.h"
+#include "agent/pace.h"
 #include "agent/pull.h"
 #include "agent/push.h"
 
@@ -30,15 +32,16 @@ static kvf_status watch(const kvf_agent *agent, int fd) {
 kvf_status kvf_loop_open(kvf_agent *agent) {
     (void)pthread_mutex_init(&agent->lock, NULL);
     (void)pthread_cond_init(&agent->turn, NULL);
+    (void)pthread_cond_init(&agent->worked, NULL);
     agent->process = getpid();
-    agent->due = agent->armed = UINT64_MAX;
-    agent->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    agent->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    agent->due = agent->armed = agent->pace_due = UINT64_MAX;
+    agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
     agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    agent->poll_fd = -1;
-    if (agent->event_fd < 0 || agent->wake_fd < 0 || agent->timer_fd < 0)
-        return kvf_fail(KVF_E_IO, "an agent needs file descriptors: %s", strerror(errno));
-    return KVF_OK;
+    kvf_status status =
+        agent->timer_fd < 0 ? kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno)) : KVF_OK;
+    if (!status)
+        status = kvf_wake_open(&agent->told_wake);
+    return status ? status : kvf_wake_open(&agent->wake);
 }
 
 /*
@@ -46,7 +49,7 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
  * its own. Linux allows five, one in the other: so what we wait for beside it goes into it too.
  */
 static kvf_status watch_all(kvf_agent *agent) {
-    int fds[KVF_LINK_FDS + 3] = {agent->wake_fd, agent->timer_fd};
+    int fds[KVF_LINK_FDS + 3] = {agent->wake.fd, agent->timer_fd};
     uint32_t count = 2;
     agent->poll_fd =
         agent->transport ? kvf_transport_event_fd(agent->transport) : epoll_create1(EPOLL_CLOEXEC);
@@ -54,7 +57,7 @@ static kvf_status watch_all(kvf_agent *agent) {
         return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
     count += kvf_link_fds(agent->link, fds + count);
     if (!agent->options.own_thread) /* its engine waits for work and for events by one descriptor */
-        fds[count++] = agent->event_fd;
+        fds[count++] = agent->told_wake.fd;
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < count && !status; i++)
         status = watch(agent, fds[i]);
@@ -62,11 +65,13 @@ static kvf_status watch_all(kvf_agent *agent) {
 }
 
 void kvf_loop_close(kvf_agent *agent) {
-    const int own_poll_fd = agent->transport ? -1 : agent->poll_fd;
-    const int fds[] = {agent->event_fd, agent->wake_fd, agent->timer_fd, own_poll_fd};
+    const int fds[] = {agent->timer_fd, agent->transport ? -1 : agent->poll_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0)
             (void)close(fds[i]);
+    kvf_wake_close(&agent->wake);
+    kvf_wake_close(&agent->told_wake);
+    (void)pthread_cond_destroy(&agent->worked);
     (void)pthread_cond_destroy(&agent->turn);
     (void)pthread_mutex_destroy(&agent->lock);
 }
@@ -106,21 +111,38 @@ static void look_at_transfers(kvf_agent *agent) {
     }
 }
 
+/* What takes its time, without the lock. */
+static bool move_and_hash(kvf_agent *agent) {
+    kvf_hashing *hashing = kvf_hashing_next(agent);
+    bool busy = false;
+    (void)pthread_mutex_unlock(&agent->lock);
+    (void)kvf_transport_progress(agent->transport, &busy);
+    kvf_status status = hashing ? kvf_hashing_slice(hashing) : KVF_OK;
+    kvf_turn_take(agent);
+    if (hashing)
+        kvf_hashing_sliced(hashing, status);
+    return busy || agent->hashing;
+}
+
 /* One round; true when another would find something to do. */
 static bool work(kvf_agent *agent) {
     bool more = false, busy = false;
+    kvf_work_take(agent);
     agent->again = false;
     stop_late_flows(agent, kvf_agent_now(agent));
     kvf_link_progress(agent->link, &more);
     if (agent->transport)
-        (void)kvf_transport_progress(agent->transport, &busy);
+        busy = move_and_hash(agent);
     look_at_transfers(agent);
+    kvf_afters_look(agent);
     uint64_t now = kvf_agent_now(agent);
     if (now >= agent->due)
         tick(agent, now);
+    kvf_pace_round(agent, now);
     while (agent->over)
         kvf_ticket_free(agent->over);
     agent->again = agent->again || more || busy;
+    kvf_work_give(agent);
     return agent->again || kvf_next_due(agent) <= now || kvf_link_pending(agent->link);
 }
 
@@ -179,15 +201,15 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
 void kvf_loop_stop(kvf_agent *agent) {
     kvf_turn_take(agent);
     agent->stopping = true;
-    kvf_fd_raise(agent->wake_fd);
-    kvf_fd_raise(agent->event_fd);
-    agent->awake = true;
+    kvf_wake_set(&agent->wake, true);
+    kvf_wake_set(&agent->told_wake, true);
     (void)pthread_mutex_unlock(&agent->lock);
     if (agent->thread_runs)
         (void)pthread_join(agent->thread, NULL);
     kvf_turn_take(agent);
     while (agent->users > 0 || agent->entered < atomic_load(&agent->arrived))
         (void)pthread_cond_wait(&agent->turn, &agent->lock);
+    kvf_work_take(agent); /* for good: closing is work */
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
@@ -200,7 +222,7 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
         end = UINT64_MAX;
     while (!agent->events && !agent->stopping && kvf_agent_now(agent) < end) {
         if (agent->thread_runs) {
-            sleep_on(agent, agent->event_fd, end);
+            sleep_on(agent, agent->told_wake.fd, end);
         } else if (work(agent)) {
             kvf_log_deliver(agent);
             kvf_turn_give(agent);
@@ -230,5 +252,5 @@ uint64_t kvf_agent_timeout(kvf_agent *agent) {
 }
 
 int kvf_agent_event_fd(kvf_agent *agent) {
-    return !agent ? -1 : agent->options.own_thread ? agent->event_fd : agent->poll_fd;
+    return !agent ? -1 : agent->options.own_thread ? agent->told_wake.fd : agent->poll_fd;
 }

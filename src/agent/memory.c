@@ -19,10 +19,19 @@ kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
     return agent->transport ? KVF_OK : kvf_fail(KVF_E_INVALID, "the agent is a directory: it has no memory");
 }
 
-/* Enters an agent that has memory. */
+/* Enters an agent that has memory, and has its work: nothing moves meanwhile. */
 static kvf_status enter(kvf_agent *agent) {
     kvf_status status = kvf_agent_needs_memory(agent);
-    return status ? status : kvf_agent_lock(agent);
+    if (!status)
+        status = kvf_agent_lock(agent);
+    if (!status)
+        kvf_work_take(agent);
+    return status;
+}
+
+static void leave(kvf_agent *agent) {
+    kvf_work_give(agent);
+    kvf_agent_unlock(agent);
 }
 
 kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
@@ -31,7 +40,7 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t d
     if (status)
         return status;
     status = kvf_transport_allocate(agent->transport, kind, device, bytes, out);
-    kvf_agent_unlock(agent);
+    leave(agent);
     return status;
 }
 
@@ -139,7 +148,8 @@ static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory
 
 /* All or none, where none is there. */
 static kvf_status add_all(kvf_agent *agent, const kvf_memory *regions) {
-    kvf_status status = kvf_transport_register(agent->transport, regions, agent->region_count);
+    kvf_status status =
+        agent->region_count ? kvf_transport_register(agent->transport, regions, agent->region_count) : KVF_OK;
     for (uint32_t i = 0; i < agent->region_count && !status; i++)
         note(agent, i, kvf_memory_at(regions, i));
     return status;
@@ -170,7 +180,7 @@ static kvf_status add_or_compare(kvf_agent *agent, uint32_t region, const kvf_me
 }
 
 static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {
-    if (!regions || count != shard->region_count)
+    if ((count && !regions) || count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
     kvf_status status = kvf_memory_check(regions, count, "register");
@@ -197,7 +207,7 @@ kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint3
     if (status)
         return status;
     status = register_all(agent, regions, count);
-    kvf_agent_unlock(agent);
+    leave(agent);
     return status;
 }
 
@@ -226,7 +236,7 @@ kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, const kv
     if (status)
         return status;
     status = register_one(agent, region, memory);
-    kvf_agent_unlock(agent);
+    leave(agent);
     return status;
 }
 
@@ -275,6 +285,6 @@ kvf_status kvf_agent_unregister_region(kvf_agent *agent, uint32_t region) {
     if (status)
         return status;
     status = unregister(agent, region);
-    kvf_agent_unlock(agent);
+    leave(agent);
     return status;
 }

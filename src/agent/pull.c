@@ -13,9 +13,12 @@
 #include <stdio.h>
 
 #include "agent/histogram.h"
+#include "agent/pace.h"
+#include "agent/peers.h"
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "transport/transfer.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -216,7 +219,8 @@ static kvf_status start_transfer(kvf_pull *pull) {
     }
     pull->asker.posted = kvf_agent_now(pull->base.agent);
     if (!status)
-        status = kvf_transfer_start(pull->request, KVF_READ, peers, &pull->transfer);
+        status = kvf_transfer_start_held(pull->request, KVF_READ, peers, kvf_pace_start(&pull->base),
+                                         &pull->transfer);
     if (pull->transfer)
         DL_APPEND2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
     kvf_free(peers);
@@ -258,6 +262,8 @@ static void end_transfer(kvf_pull *pull) {
     pull->transfer = NULL;
     pull->base.agent->stats.bytes_read += pull->base.bytes;
     pull->base.agent->stats.runs += pull->base.runs;
+    for (uint32_t i = 0; i < pull->asker.source_count; i++)
+        kvf_peer_served(pull->asker.sources[i].session);
 }
 
 static void arrived(kvf_pull *pull) {
@@ -282,7 +288,7 @@ static void pull_verified(kvf_ticket *ticket) {
 
 void kvf_pull_look(kvf_pull *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
-    if (status == KVF_E_AGAIN)
+    if (status == KVF_IN_PROGRESS)
         return;
     char why[512], detail[1024];
     (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
@@ -334,17 +340,18 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     release_all(pull, status);
     kvf_ticket_detach(&pull->asker);
     kvf_transfer_cancel(pull->transfer);
-    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_E_AGAIN)
+    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_IN_PROGRESS)
         end_transfer(pull);
     kvf_ticket_tell(&pull->base, pull->transfer == NULL);
 }
 
-static void pull_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+static kvf_status pull_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
     kvf_pull *pull = pull_of(ticket);
     if (!request->patience_ns || !kvf_add(ticket->created, request->patience_ns, &pull->patience))
         pull->patience = ticket->deadline;
     pull->patience = kvf_min_u64(pull->patience, ticket->deadline);
     kvf_agent_due(ticket->agent, pull->patience);
+    return KVF_OK;
 }
 
 static void pull_free(kvf_ticket *ticket) {
@@ -389,13 +396,14 @@ kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agent_group *groups,
+kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_group_steps *groups,
                                uint32_t group_count) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     kvf_pull *pull = pull_of(kvf_ticket_find(agent, number, &pull_ops));
     if (!pull || pull->base.silent || pull->base.state == KVF_TICKET_OVER)
         status = kvf_fail(KVF_E_NOT_FOUND, "no pull has ticket %llu", (unsigned long long)number);
@@ -405,6 +413,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_agen
         status = kvf_ticket_claim(&pull->base, groups, group_count);
     if (!status && pull->base.state == KVF_TICKET_RESERVED)
         pull_move(pull);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

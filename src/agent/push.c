@@ -3,9 +3,13 @@
  *
  * A push has a flow for each rank that expects something of us (flow.c). It is done when every rank of all
  * its consumers has been served, has withdrawn, or never wanted anything.
+ *
+ * What the engine says is ready may wait for an event, and all that it says later then waits behind: these words
+ * are kept in order, and flows see only what has become true.
  */
 #include <stdio.h>
 
+#include "agent/after.h"
 #include "agent/early.h"
 #include "agent/push.h"
 
@@ -105,6 +109,63 @@ static void start(kvf_push *push) {
     settle(push);
 }
 
+/* ---- what is ready --------------------------------------------------------------------------- */
+
+static void drop_word(kvf_push *push, kvf_push_word *word) {
+    kvf_after_drop(word->after);
+    /* The analyser does not know that a list's first element always has a last one before it. */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
+    DL_DELETE(push->words, word);
+    kvf_free(word);
+}
+
+static void drop_words(kvf_push *push) {
+    while (push->words)
+        drop_word(push, push->words);
+}
+
+/* A word that waits for an event, or only behind others. */
+static kvf_status make_word(kvf_push *push, const kvf_ready_event *event, kvf_push_word **out) {
+    kvf_push_word *word = kvf_alloc0(1, sizeof *word);
+    kvf_status status =
+        word ? kvf_after_take(&push->base, event, &word->after) : kvf_nomem("what is ready of a push");
+    if (status) {
+        kvf_free(word);
+        return status;
+    }
+    DL_APPEND(push->words, word);
+    *out = word;
+    return KVF_OK;
+}
+
+/* Takes the words that wait for nothing any more. */
+static void hear_words(kvf_push *push) {
+    bool news = false;
+    for (; push->words && !push->words->after; news = true) {
+        push->ready = push->words->ready;
+        drop_word(push, push->words);
+    }
+    kvf_flow *flow, *next;
+    if (news)
+        DL_FOREACH_SAFE(push->flows, flow, next) {
+            kvf_flow_pump(flow);
+        }
+}
+
+static void push_ready(kvf_ticket *ticket, kvf_after *after) {
+    kvf_push *push = push_of(ticket);
+    kvf_push_word *word;
+    DL_FOREACH(push->words, word) {
+        if (word->after == after)
+            word->after = NULL;
+    }
+    kvf_after_drop(after);
+    if (push->base.state == KVF_TICKET_MOVING)
+        hear_words(push);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
 static void push_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
     kvf_push *push = push_of(ticket);
     (void)session;
@@ -113,6 +174,7 @@ static void push_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     kvf_ticket_failed(&push->base, status, detail, NULL);
     kvf_ticket_unlist(&push->base);
     push->base.state = KVF_TICKET_CLOSING;
+    drop_words(push);
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE(push->flows, flow, next) {
         kvf_flow_stop(flow, status, push->base.detail ? push->base.detail : "");
@@ -127,12 +189,12 @@ static void push_tick(kvf_ticket *ticket, uint64_t now) {
         kvf_flow_tick(flow, now);
     }
     if (push->base.state == KVF_TICKET_MOVING && now >= push->base.deadline) {
-        char detail[160];
+        char detail[256];
         (void)snprintf(
             detail, sizeof detail,
-            "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready",
-            push->tally.done, push->tally.wanted, (unsigned long long)push->ready_tokens,
-            (unsigned long long)push->total_tokens);
+            "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready%s",
+            push->tally.done, push->tally.wanted, (unsigned long long)push->ready.tokens,
+            (unsigned long long)push->total_tokens, push->words ? "; the others wait for an event" : "");
         push_fail(&push->base, KVF_E_TIMEOUT, detail, NULL);
     } else if (push->base.state == KVF_TICKET_MOVING) {
         kvf_agent_due(push->base.agent, push->base.deadline);
@@ -140,14 +202,18 @@ static void push_tick(kvf_ticket *ticket, uint64_t now) {
     settle(push);
 }
 
-static void push_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
-    push_of(ticket)->tally.wanted = request->consumers ? request->consumers : 1;
+static kvf_status push_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+    kvf_push *push = push_of(ticket);
+    kvf_push_word *nothing; /* is ready when it is heard; but all waits behind it */
+    push->tally.wanted = request->consumers ? request->consumers : 1;
+    return request->after ? make_word(push, request->after, &nothing) : KVF_OK;
 }
 
 static void push_free(kvf_ticket *ticket) {
     kvf_push *push = push_of(ticket);
     while (push->flows)
         kvf_flow_free(push->flows);
+    drop_words(push);
     kvf_tally_free(&push->tally);
 }
 
@@ -157,14 +223,16 @@ static const kvf_ticket_ops push_ops = {
     .begin = push_begin,
     .free = push_free,
     .lends = true,
+    .grows = true,
     .tick = push_tick,
     .fail = push_fail,
+    .ready = push_ready,
 };
 
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
-    if (request && request->id && find_push(agent, request->id, request->id_bytes))
+    if (request && request->id.data && find_push(agent, request->id.data, request->id.size))
         return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
     kvf_ticket *made;
     kvf_status status = kvf_ticket_make(agent, &push_ops, request, &made);
@@ -187,50 +255,100 @@ kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-static kvf_status advance(kvf_push *push, uint64_t begin, uint64_t end, uint32_t layers) {
+/* What will be ready with a chunk, after all that was said before; KVF_E_RANGE: it is out of order. */
+static kvf_status say(const kvf_push *push, const kvf_push_chunk *chunk, kvf_push_ready *out) {
+    const kvf_push_ready *said = &push->said;
     uint32_t all = kvf_model_layer_count(kvf_engine_model(push->base.agent->engine));
-    layers = layers < all ? layers : all;
-    end = kvf_min_u64(end, push->total_tokens);
-    if (begin == 0 && end == push->total_tokens &&
-        layers == all) { /* everything, whatever was ready before */
-        push->ready_tokens = end;
-        push->ready_layers = 0;
-        push->chunk_end = end;
-        return KVF_OK;
-    }
-    if (begin < push->ready_tokens || begin >= end)
+    uint32_t layers = chunk->layers < all ? chunk->layers : all;
+    uint64_t begin = chunk->begin, end = kvf_min_u64(chunk->end, push->total_tokens);
+    *out = (kvf_push_ready){layers == all ? end : begin, end, layers == all ? 0 : layers};
+    if (begin == 0 && end == push->total_tokens && layers == all)
+        return KVF_OK; /* everything, whatever was ready before */
+    if (begin < said->tokens || begin >= end)
         return kvf_fail(KVF_E_RANGE, "the chunk is [%llu, %llu); %llu tokens are ready already, of %llu",
-                        (unsigned long long)begin, (unsigned long long)end,
-                        (unsigned long long)push->ready_tokens, (unsigned long long)push->total_tokens);
-    if (push->ready_layers > 0 && (begin != push->ready_tokens || end != push->chunk_end))
+                        (unsigned long long)begin, (unsigned long long)end, (unsigned long long)said->tokens,
+                        (unsigned long long)push->total_tokens);
+    if (said->layers > 0 && (begin != said->tokens || end != said->chunk_end))
         return kvf_fail(KVF_E_RANGE, "the chunk is [%llu, %llu); [%llu, %llu) has %u of %u layers yet",
-                        (unsigned long long)begin, (unsigned long long)end,
-                        (unsigned long long)push->ready_tokens, (unsigned long long)push->chunk_end,
-                        push->ready_layers, all);
-    if (layers < push->ready_layers)
-        return kvf_fail(KVF_E_RANGE, "layers is %u; %u are ready already", layers, push->ready_layers);
-    push->ready_tokens = layers == all ? end : begin;
-    push->ready_layers = layers == all ? 0 : layers;
-    push->chunk_end = end;
+                        (unsigned long long)begin, (unsigned long long)end, (unsigned long long)said->tokens,
+                        (unsigned long long)said->chunk_end, said->layers, all);
+    if (layers < said->layers)
+        return kvf_fail(KVF_E_RANGE, "layers is %u; %u are ready already", layers, said->layers);
     return KVF_OK;
 }
 
-kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, uint64_t chunk_begin, uint64_t chunk_end,
-                                uint32_t layers) {
-    kvf_status status = kvf_agent_lock(agent);
+/* Whether there are blocks for all that a chunk adds: tokens as they come, states at the end. */
+static kvf_status check_blocks(const kvf_push *push, const kvf_group_steps *groups, uint64_t end) {
+    const kvf_agent *agent = push->base.agent;
+    kvf_status status = KVF_OK;
+    for (uint32_t g = 0; g < push->base.group_count && !status; g++) {
+        if (kvf_model_group(kvf_engine_model(agent->engine), g)->kind == KVF_GROUP_TOKENS)
+            status = kvf_check_reach(agent->shard, g, &groups[g], push->said.tokens, end);
+        else if (end == push->total_tokens)
+            status = kvf_check_reach(agent->shard, g, &groups[g], 0, UINT64_MAX);
+    }
+    return status;
+}
+
+/* Claims the blocks that a chunk brings. */
+static kvf_status add_blocks(kvf_push *push, const kvf_push_chunk *chunk, uint64_t end) {
+    kvf_ticket *base = &push->base;
+    if (!chunk->tables)
+        return check_blocks(push, base->groups, end);
+    kvf_group_steps *merged = NULL;
+    kvf_status status = kvf_check_tables(base->agent->shard, base->groups, chunk->tables, chunk->table_count);
+    if (!status)
+        status = kvf_steps_merge(base->groups, chunk->tables, base->group_count, &merged);
+    if (!status)
+        status = check_blocks(push, merged, end);
+    if (!status)
+        status = kvf_ticket_grow(base, merged);
+    if (status)
+        kvf_free(merged);
+    return status;
+}
+
+static kvf_status advance(kvf_push *push, const kvf_push_chunk *chunk) {
+    kvf_push_ready next;
+    kvf_push_word *word = NULL;
+    kvf_status status = say(push, chunk, &next);
+    if (!status)
+        status = make_word(push, chunk->after, &word);
+    if (!status)
+        status = add_blocks(push, chunk, next.chunk_end);
+    if (status) {
+        if (word)
+            drop_word(push, word);
+        return status;
+    }
+    word->ready = push->said = next;
+    hear_words(push);
+    return KVF_OK;
+}
+
+static kvf_status take_chunk(const kvf_push_chunk *given, kvf_push_chunk *out) {
+    kvf_status status = kvf_take_options(out, sizeof *out, given, "kvf_push_chunk");
+    if (!given) {
+        out->end = UINT64_MAX;
+        out->layers = UINT32_MAX;
+    }
+    return status;
+}
+
+kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t number, const kvf_push_chunk *chunk) {
+    kvf_push_chunk taken = {0};
+    kvf_status status = take_chunk(chunk, &taken);
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
+    kvf_work_take(agent);
     kvf_push *push = push_of(kvf_ticket_find(agent, number, &push_ops));
     if (!push || push->base.state != KVF_TICKET_MOVING)
         status = kvf_fail(KVF_E_NOT_FOUND, "no push has ticket %llu", (unsigned long long)number);
     else
-        status = advance(push, chunk_begin, chunk_end, layers);
-    if (!status) {
-        kvf_flow *flow, *next;
-        DL_FOREACH_SAFE(push->flows, flow, next) {
-            kvf_flow_pump(flow);
-        }
-    }
+        status = advance(push, &taken);
+    kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;
 }

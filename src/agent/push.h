@@ -7,13 +7,26 @@
 #include "agent/tally.h"
 #include "agent/ticket.h"
 
+/** How much of a push is ready: everything before `tokens`, and the layers [0, layers) up to chunk_end. */
+typedef struct kvf_push_ready {
+    uint64_t tokens, chunk_end;
+    uint32_t layers;
+} kvf_push_ready;
+
+/** What the engine has said is ready, when an event has happened, or what it waits behind has become so. */
+typedef struct kvf_push_word {
+    kvf_push_ready ready;
+    kvf_after *after;
+    struct kvf_push_word *prev, *next; /* push->words */
+} kvf_push_word;
+
 struct kvf_push {
     kvf_ticket base;
     kvf_tally tally;
     kvf_flow *flows;
-    uint64_t ready_tokens,
-        chunk_end;         /* everything before ready_tokens is ready, and layers [0, ready_layers) */
-    uint32_t ready_layers; /* up to chunk_end */
+    kvf_push_ready said; /* by the engine */
+    kvf_push_ready ready;
+    kvf_push_word *words; /* what makes the one the other, as events happen */
     uint64_t total_tokens;
 };
 

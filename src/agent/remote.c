@@ -14,15 +14,6 @@ static const char *text_or_empty(const char *text) {
     return text ? text : "";
 }
 
-static void free_ranks(kvf_remote *remote) {
-    for (uint32_t i = 0; remote->ranks && i < remote->rank_count; i++) {
-        kvf_free(remote->ranks[i].endpoint);
-        kvf_free(remote->ranks[i].public_key);
-    }
-    kvf_free(remote->ranks);
-    remote->ranks = NULL;
-}
-
 void kvf_remote_free(kvf_remote *remote) {
     kvf_agent *agent = remote->agent;
     kvf_remote_stale(remote);
@@ -35,7 +26,7 @@ void kvf_remote_free(kvf_remote *remote) {
     kvf_engine_free(remote->engine);
     kvf_match_free(remote->match);
     kvf_wire_buffer_free(&remote->introduction);
-    free_ranks(remote);
+    kvf_siblings_free(remote->ranks, remote->rank_count);
     kvf_free(remote->targets);
     kvf_free(remote->name);
     kvf_free(remote->endpoint);
@@ -138,37 +129,8 @@ void kvf_remote_drop(kvf_remote *remote) {
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
-static kvf_status take_introduction(kvf_remote *remote, kvf_bytes bytes, kvf_shard **shards) {
-    kvf_introduction intro;
-    void *storage = NULL;
-    kvf_status status = kvf_wire_decode_introduction(bytes, &intro, &storage);
-    if (status)
-        return status;
-    if (strcmp(intro.engine, remote->name) != 0)
-        status =
-            kvf_fail(KVF_E_MISMATCH, "an introduction is of engine %s, not %s", intro.engine, remote->name);
-    else if (memcmp(intro.digest, remote->digest, sizeof remote->digest) != 0)
-        status = kvf_fail(KVF_E_MISMATCH, "rank %u caches other cells than its siblings", intro.rank);
-    else if (intro.rank_count != remote->rank_count || intro.rank >= remote->rank_count)
-        status = kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, and there are %u", intro.rank,
-                          intro.rank_count, remote->rank_count);
-    else if (shards[intro.rank])
-        status = kvf_fail(KVF_E_MISMATCH, "rank %u is introduced twice", intro.rank);
-    if (!status)
-        status = kvf_terms_shard(remote, intro.shard, &shards[intro.rank]);
-    if (!status && kvf_shard_get(shards[intro.rank])->rank != intro.rank)
-        status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", intro.rank,
-                          kvf_shard_get(shards[intro.rank])->rank);
-    if (!status) {
-        kvf_remote_rank *rank = &remote->ranks[intro.rank];
-        rank->endpoint = kvf_strdup(intro.endpoint);
-        rank->public_key = kvf_strdup(intro.public_key);
-        rank->incarnation = intro.incarnation;
-        if (!rank->endpoint || !rank->public_key)
-            status = kvf_nomem("a remote engine");
-    }
-    kvf_free(storage);
-    return status;
+static kvf_status read_shard(const void *remote, kvf_bytes bytes, kvf_shard **out) {
+    return kvf_terms_shard(remote, bytes, out);
 }
 
 static kvf_status take_engine(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
@@ -179,19 +141,8 @@ static kvf_status take_engine(kvf_remote *remote, const uint8_t *digest, const k
     if (status)
         return status;
     remote->rank_count = welcome->introduction_count;
-    remote->ranks = kvf_alloc0(remote->rank_count, sizeof *remote->ranks);
-    kvf_shard **shards = kvf_alloc0(remote->rank_count, sizeof *shards);
-    status = remote->ranks && shards ? KVF_OK : kvf_nomem("a remote engine");
-    for (uint32_t i = 0; i < remote->rank_count && !status; i++)
-        status = take_introduction(remote, welcome->introductions[i], shards);
-    if (!status)
-        status = kvf_engine_from_shards(kvf_engine_model(remote->agent->engine), remote->name, shards,
-                                        remote->rank_count, &remote->engine);
-    if (status)
-        for (uint32_t i = 0; shards && i < remote->rank_count; i++)
-            kvf_shard_free(shards[i]);
-    kvf_free(shards);
-    return status;
+    return kvf_siblings_take(welcome, remote->digest, kvf_engine_model(remote->agent->engine), read_shard,
+                             remote, &remote->ranks, &remote->engine);
 }
 
 /*
@@ -207,7 +158,7 @@ static kvf_status choose_targets(kvf_remote *remote) {
     for (uint32_t d = 0; d < ours && !status; d++) {
         kvf_plan *plan = remote->plan;
         if (d != agent->rank)
-            status = kvf_terms_plan(remote, kvf_engine_shard(agent->engine, d), &plan);
+            status = kvf_terms_cover(remote, kvf_engine_shard(agent->engine, d), &plan);
         for (uint32_t s = 0; !status && s < kvf_plan_source_count(plan); s++)
             readers[kvf_plan_source_rank(plan, s)]++;
         if (!status && d != agent->rank)

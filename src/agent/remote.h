@@ -5,6 +5,7 @@
 #define KVF_AGENT_REMOTE_H
 
 #include "agent/session.h"
+#include "agent/siblings.h"
 
 /** A rank that we read from, or only notify. */
 typedef struct kvf_target {
@@ -12,12 +13,6 @@ typedef struct kvf_target {
     uint32_t source; /* index in the plan; UINT32_MAX: only notified */
     uint32_t of;     /* so many ranks of our engine notify it */
 } kvf_target;
-
-typedef struct kvf_remote_rank {
-    char *endpoint, *public_key;
-    uint64_t incarnation;
-    kvf_session *session;
-} kvf_remote_rank;
 
 struct kvf_remote {
     kvf_agent *agent;

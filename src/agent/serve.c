@@ -63,6 +63,12 @@ static void lose(kvf_session *session, kvf_status status, const char *detail) {
     while (session->readers)
         kvf_reader_drop(session->readers);
     kvf_early_forget(session);
+    kvf_verify_forget(session);
+}
+
+static void free_session(kvf_session *session) {
+    kvf_verify_forget(session);
+    kvf_push_plans_free(session);
 }
 
 static void met(kvf_remote *remote) {
@@ -98,7 +104,7 @@ const kvf_hooks kvf_agent_hooks = {
     .beat = kvf_beat_tick,
     .hide = hide,
     .lose = lose,
-    .free_session = kvf_push_plans_free,
+    .free_session = free_session,
     .welcome = kvf_remote_welcome,
     .refuse = kvf_remote_fail,
     .met = met,

@@ -8,7 +8,7 @@
 #include <sodium.h>
 #include <stdio.h>
 
-#include "agent/explain.h"
+#include "agent/peers.h"
 #include "agent/remote.h"
 #include "link/link_endpoint.h"
 
@@ -30,6 +30,7 @@ static kvf_session *make_session(kvf_agent *agent, const char *engine, uint32_t 
     /* The peer may still know the session we have lost, and which numbers it has seen in it. */
     session->next_number = agent->last_number;
     session->last_used = session->last_heard = kvf_agent_now(agent);
+    session->since_ns = kvf_wall_clock();
     if (!session->engine) {
         kvf_free(session);
         return NULL;
@@ -67,6 +68,8 @@ void kvf_session_free(kvf_session *session) {
     kvf_free(session->key);
     kvf_free(session->card);
     kvf_free(session->broken_detail);
+    kvf_free(session->failure);
+    kvf_free(session->way_told);
     kvf_free(session->engine);
     kvf_wire_buffer_free(&session->introduction);
     kvf_free(session);
@@ -117,12 +120,13 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
 }
 
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
+    KVF_ASSERT(kvf_work_is_ours(session->agent));
     if (!session->peer) {
         kvf_status status = kvf_transport_connect(session->agent->transport, session->card,
                                                   session->card_bytes, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
-        kvf_explain_way(session);
+        kvf_peer_served(session);
     }
     *out = session->peer;
     return KVF_OK;
@@ -168,7 +172,7 @@ static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const c
     kvf_message message = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = status, .detail = detail}};
     memcpy(message.digest, agent->digest, sizeof message.digest);
     send_message(agent, route, &message);
-    if (status != KVF_E_AGAIN)
+    if (!kvf_refused_for_now(status))
         agent->stats.peers_refused++;
 }
 
@@ -229,7 +233,7 @@ static kvf_status session_of(kvf_agent *agent, const kvf_hello *hello, kvf_sessi
     }
     if (HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers) {
         kvf_free(key);
-        return kvf_fail(KVF_E_AGAIN, "has %u peers, the most it takes", agent->options.max_peers);
+        return kvf_fail(KVF_E_LIMIT, "has %u peers, the most it takes", agent->options.max_peers);
     }
     session = make_session(agent, hello->engine, hello->rank);
     if (!session) {
@@ -250,6 +254,7 @@ static kvf_status session_of(kvf_agent *agent, const kvf_hello *hello, kvf_sessi
         return kvf_nomem("a session");
     }
     DL_APPEND(agent->all_sessions, session);
+    kvf_peer_met(session);
     kvf_agent_due(agent, session->last_used + agent->options.idle_ns);
     *out = session;
     return KVF_OK;
@@ -285,8 +290,9 @@ static void on_hello(kvf_agent *agent, kvf_route route, kvf_message *message) {
         return;
     }
     kvf_session *session = NULL;
-    if (session_of(agent, hello, &session)) {
-        refuse(agent, route, KVF_E_AGAIN, kvf_error_detail());
+    kvf_status status = session_of(agent, hello, &session);
+    if (status) {
+        refuse(agent, route, status == KVF_E_LIMIT ? status : KVF_E_AGAIN, kvf_error_detail());
         return;
     }
     session->route = route;
@@ -360,6 +366,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     if (!session->hh.tbl)
         return kvf_nomem("a session");
     session->state = KVF_SESSION_OPEN;
+    kvf_peer_met(session);
     session->joined = false;
     session->hello_pause = 0;
     session->next_beat = kvf_agent_now(agent) + agent->options.heartbeat_ns;
@@ -387,6 +394,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     }
     uint64_t now = kvf_agent_now(agent);
     session->last_heard = now;
+    kvf_peer_heard(session);
     session->broken_since = 0;
     if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
         kvf_session_lose(session, KVF_E_MISMATCH, "it caches other cells now");
@@ -418,9 +426,9 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
     else
         status = kvf_fail(message->refused.status ? message->refused.status : KVF_E_AGAIN, "%s %s", who,
                           message->refused.detail);
-    if (status == KVF_E_AGAIN && remote) {
+    if (kvf_refused_for_now(status) && remote) {
         (void)snprintf(remote->detail, sizeof remote->detail, "%s", kvf_error_detail());
-    } else if (status == KVF_E_AGAIN) {
+    } else if (kvf_refused_for_now(status)) {
         kvf_free(session->broken_detail);
         session->broken_detail = kvf_strdup(kvf_error_detail());
     } else if (remote) {
@@ -457,6 +465,7 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
 
 static void heard(kvf_session *session, kvf_route route) {
     session->last_heard = kvf_agent_now(session->agent);
+    kvf_peer_heard(session);
     session->broken_since = 0;
     if (session->incoming)
         session->route = route;
@@ -575,10 +584,13 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     if (session->state == KVF_SESSION_LOST)
         return;
     kvf_agent *agent = session->agent;
+    KVF_ASSERT(kvf_work_is_ours(agent));
     bool was_used = session->sources || session->flows;
     bool was_open = session->state == KVF_SESSION_OPEN;
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "%s rank %u: %s", session->engine, session->rank, why);
+    if (was_open || was_used)
+        kvf_peer_left(session, detail);
     session->state = KVF_SESSION_LOST;
     hide(session, true);
     agent->due = 0;                /* freed in the next tick */

@@ -101,12 +101,16 @@ struct kvf_session {
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
-    int64_t clock_offset;     /* of the peer's clock against ours */
-    uint64_t clock_error;     /* UINT64_MAX: not known */
-    uint8_t *key;             /* incoming: incarnation, rank and engine */
-    UT_hash_handle hh;        /* agent->sessions, by id */
-    UT_hash_handle hh_client; /* agent->clients, by key */
-    kvf_session *prev, *next; /* agent->all_sessions */
+    uint64_t since_ns, failed_ns; /* wall clock: when it was made, and when something with it failed last */
+    char *failure;                /* what */
+    char *way_told;               /* by which it is reached, as the log knows it */
+    uint64_t bytes_received;      /* outgoing: that it wrote to us */
+    int64_t clock_offset;         /* of the peer's clock against ours */
+    uint64_t clock_error;         /* UINT64_MAX: not known */
+    uint8_t *key;                 /* incoming: incarnation, rank and engine */
+    UT_hash_handle hh;            /* agent->sessions, by id */
+    UT_hash_handle hh_client;     /* agent->clients, by key */
+    kvf_session *prev, *next;     /* agent->all_sessions */
 };
 
 /** The outgoing session with a rank of a remote engine, made if there is none. */

@@ -4,6 +4,7 @@
 #include "agent/steps.h"
 
 #include "plan/walk.h"
+#include "request/request.h"
 #include "shard/shard.h"
 
 kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
@@ -25,14 +26,7 @@ kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
     return copy;
 }
 
-static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
-    const kvf_block_table *table = &group->table;
-    if (group->begin > group->end)
-        return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
-                        (unsigned long long)group->begin, (unsigned long long)group->end);
-    if (group->end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)group->end,
-                        (unsigned long long)(UINT64_MAX / 4));
+static kvf_status check_table(const kvf_group_shard_desc *held, const kvf_block_table *table) {
     if (table->count > 0 && !table->ids)
         return kvf_fail(KVF_E_INVALID, "table.ids is NULL");
     for (uint32_t i = 0; i < table->count; i++)
@@ -42,31 +36,39 @@ static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_
     return KVF_OK;
 }
 
-/* Which blocks of the sequence the steps of a group are in that are needed of it. */
+static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
+    kvf_status status = kvf_check_steps(group->begin, group->end);
+    return status ? status : check_table(held, &group->table);
+}
+
+/* Which blocks of the sequence those steps of a group are in that are needed of it and lie in a part. */
 static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
-                          uint64_t *from, uint64_t *to) {
+                          uint64_t part_begin, uint64_t part_end, uint64_t *from, uint64_t *to) {
     const kvf_group_shard_desc *held = &shard->groups[group];
     uint64_t first = kvf_group_first_needed(kvf_model_group(shard->model, group), steps->end);
-    first = kvf_max_u64(first, steps->begin);
+    first = kvf_max_u64(kvf_max_u64(first, steps->begin), part_begin);
+    uint64_t last = kvf_min_u64(steps->end, part_end);
     kvf_walk_side side = {held->tokens_per_block, held->tokens};
-    uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, steps->end);
+    uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, last);
     *from = *to = 0;
-    if (steps->begin >= steps->end || begin >= end)
+    if (first >= last || begin >= end)
         return;
     *from = begin / held->tokens_per_block;
     *to = (end - 1) / held->tokens_per_block + 1;
 }
 
 /* Without this it would be seen when the peer has been met, and be told by an event. */
-static kvf_status check_reach(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps) {
+static kvf_status check_reach(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
+                              uint64_t begin, uint64_t end) {
     const kvf_block_table *table = &steps->table;
     uint64_t from, to, low = table->first_block, high = low + table->count;
-    needed_blocks(shard, group, steps, &from, &to);
+    needed_blocks(shard, group, steps, begin, end, &from, &to);
     if (from < to && (from < low || to > high))
         return kvf_fail(
             KVF_E_RANGE,
             "steps [%llu, %llu) are in blocks [%llu, %llu) of the sequence; the table has [%llu, %llu)",
-            (unsigned long long)steps->begin, (unsigned long long)steps->end, (unsigned long long)from,
+            (unsigned long long)kvf_max_u64(steps->begin, begin),
+            (unsigned long long)kvf_min_u64(steps->end, end), (unsigned long long)from,
             (unsigned long long)to, (unsigned long long)low, (unsigned long long)high);
     for (uint64_t i = from; i < to; i++)
         if (table->ids[i - low] == KVF_NO_BLOCK)
@@ -75,23 +77,113 @@ static kvf_status check_reach(const kvf_shard *shard, uint32_t group, const kvf_
     return KVF_OK;
 }
 
-kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count) {
+kvf_status kvf_check_reach(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
+                           uint64_t begin, uint64_t end) {
+    kvf_status status = check_reach(shard, group, steps, begin, end);
+    return status ? kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, group)->name) : KVF_OK;
+}
+
+static kvf_status check_count(const kvf_shard *shard, const char *name, uint32_t count) {
     uint32_t wanted = kvf_model_group_count(shard->model);
     if (count != wanted)
-        return kvf_fail(KVF_E_INVALID, "group_count is %u; the model has %u groups", count, wanted);
-    for (uint32_t g = 0; g < count; g++) {
-        kvf_status status = check_group(&shard->groups[g], &groups[g]);
-        if (!status)
-            status = check_reach(shard, g, &groups[g]);
+        return kvf_fail(KVF_E_INVALID, "%s is %u; the model has %u groups", name, count, wanted);
+    return KVF_OK;
+}
+
+kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count,
+                            bool grow) {
+    kvf_status status = check_count(shard, "group_count", count);
+    for (uint32_t g = 0; g < count && !status; g++) {
+        status = check_group(&shard->groups[g], &groups[g]);
+        if (!status && !grow)
+            status = check_reach(shard, g, &groups[g], 0, UINT64_MAX);
         if (status)
             return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
+    }
+    return status;
+}
+
+kvf_status kvf_check_tables(const kvf_shard *shard, const kvf_group_steps *groups,
+                            const kvf_block_table *tables, uint32_t count) {
+    kvf_status status = check_count(shard, "table_count", count);
+    for (uint32_t g = 0; g < count && !status; g++) {
+        const kvf_group_shard_desc *held = &shard->groups[g];
+        kvf_walk_side side = {held->tokens_per_block, held->tokens};
+        uint64_t last = kvf_walk_position(&side, groups[g].end) / held->tokens_per_block;
+        status = check_table(held, &tables[g]);
+        if (!status && tables[g].count > 0 && tables[g].first_block > last)
+            status =
+                kvf_fail(KVF_E_RANGE, "first_block is %u; step %llu, the end, is in block %llu",
+                         tables[g].first_block, (unsigned long long)groups[g].end, (unsigned long long)last);
+        if (status)
+            return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
+    }
+    return status;
+}
+
+/* ---- more blocks ----------------------------------------------------------------------------- */
+
+/* Where a table begins and ends that has the entries of both. */
+static kvf_status span(const kvf_block_table *a, const kvf_block_table *b, uint64_t *begin, uint64_t *end) {
+    uint64_t a_end = (uint64_t)a->first_block + a->count, b_end = (uint64_t)b->first_block + b->count;
+    *begin = a->count == 0   ? b->first_block
+             : b->count == 0 ? a->first_block
+                             : kvf_min_u64(a->first_block, b->first_block);
+    *end = a->count == 0 ? b_end : b->count == 0 ? a_end : kvf_max_u64(a_end, b_end);
+    if (*end > UINT32_MAX)
+        return kvf_fail(KVF_E_RANGE, "a table ends at block %llu of the sequence; allowed is up to %u",
+                        (unsigned long long)*end, UINT32_MAX);
+    return KVF_OK;
+}
+
+static kvf_status put_entries(const kvf_block_table *from, uint64_t begin, uint32_t *ids) {
+    for (uint32_t i = 0; i < from->count; i++) {
+        uint32_t *id = &ids[from->first_block - begin + i];
+        if (*id != KVF_NO_BLOCK && from->ids[i] != KVF_NO_BLOCK && *id != from->ids[i])
+            return kvf_fail(KVF_E_INVALID, "block %llu of the sequence was given as %u, and now as %u",
+                            (unsigned long long)from->first_block + i, *id, from->ids[i]);
+        if (from->ids[i] != KVF_NO_BLOCK)
+            *id = from->ids[i];
     }
     return KVF_OK;
 }
 
+kvf_status kvf_steps_merge(const kvf_group_steps *groups, const kvf_block_table *tables, uint32_t count,
+                           kvf_group_steps **out) {
+    uint64_t total = 0, begin, end;
+    kvf_status status = KVF_OK;
+    for (uint32_t g = 0; g < count && !status; g++) {
+        status = span(&groups[g].table, &tables[g], &begin, &end);
+        total += status ? 0 : end - begin;
+    }
+    kvf_group_steps *merged =
+        status ? NULL : kvf_alloc(1, count * sizeof *merged + (size_t)total * sizeof(uint32_t));
+    if (!merged)
+        return status ? status : kvf_nomem("a request");
+    uint32_t *ids = (uint32_t *)(void *)(merged + count);
+    for (uint32_t g = 0; g < count && !status; g++) {
+        (void)span(&groups[g].table, &tables[g], &begin, &end);
+        uint32_t n = (uint32_t)(end - begin);
+        for (uint32_t i = 0; i < n; i++)
+            ids[i] = KVF_NO_BLOCK;
+        merged[g] = (kvf_group_steps){{ids, n, (uint32_t)begin}, groups[g].begin, groups[g].end};
+        status = put_entries(&groups[g].table, begin, ids);
+        if (!status)
+            status = put_entries(&tables[g], begin, ids);
+        if (status)
+            status = kvf_fail_in(status, "group %u: ", g);
+        ids += n;
+    }
+    if (status)
+        kvf_free(merged);
+    else
+        *out = merged;
+    return status;
+}
+
 kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps) {
     uint64_t from, to;
-    needed_blocks(shard, group, steps, &from, &to);
+    needed_blocks(shard, group, steps, 0, UINT64_MAX, &from, &to);
     if (from == to)
         return (kvf_range){0, 0};
     uint64_t low = steps->table.first_block, high = low + steps->table.count;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "agent/terms.h"
+#include "plan/plan.h"
 #include "shard/shard.h"
 
 /* ---- meeting --------------------------------------------------------------------------------- */
@@ -58,10 +59,14 @@ static kvf_range all_layers(const kvf_match *match, uint32_t group) {
     return (kvf_range){0, kvf_model_group(match->ours, group)->layer_count};
 }
 
-kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out) {
+typedef kvf_status (*plan_builder)(const kvf_shard *local, const kvf_engine *remote,
+                                   const kvf_plan_options *options, kvf_plan **out);
+
+static kvf_status build_plan(const kvf_remote *remote, const kvf_shard *shard, plan_builder build,
+                             kvf_plan **out) {
     const kvf_match *match = remote->match;
     if (!match)
-        return kvf_plan_build(shard, remote->engine, NULL, out);
+        return build(shard, remote->engine, NULL, out);
     uint32_t *groups = kvf_alloc(match->our_count, sizeof *groups), count = 0;
     if (!groups)
         return kvf_nomem("a plan");
@@ -69,9 +74,17 @@ kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_
         if (kvf_match_check(match, g, all_layers(match, g)) == KVF_OK)
             groups[count++] = g;
     kvf_plan_options options = {.struct_size = sizeof options, .groups = groups, .group_count = count};
-    kvf_status status = kvf_plan_build(shard, remote->engine, &options, out);
+    kvf_status status = build(shard, remote->engine, &options, out);
     kvf_free(groups);
     return status;
+}
+
+kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out) {
+    return build_plan(remote, shard, kvf_plan_build, out);
+}
+
+kvf_status kvf_terms_cover(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out) {
+    return build_plan(remote, shard, kvf_plan_build_cover, out);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -173,19 +186,17 @@ static kvf_status find_match(kvf_agent *agent, const char *engine, uint32_t i, k
 }
 
 kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_t i, kvf_group_match *match) {
-    if (!agent || !engine || !match || match->struct_size == 0)
-        return kvf_fail(KVF_E_INVALID, "%s",
-                        !agent    ? "agent is NULL"
-                        : !engine ? "engine is NULL"
-                        : !match  ? "match is NULL"
-                                  : "struct_size is 0");
-    kvf_group_match found = {.struct_size = match->struct_size};
-    kvf_status status = kvf_agent_lock(agent);
+    if (!agent || !engine)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", agent ? "engine" : "agent");
+    kvf_group_match found = {.struct_size = sizeof found};
+    kvf_status status = kvf_check_out(match, "kvf_group_match");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     status = find_match(agent, engine, i, &found);
     kvf_agent_unlock(agent);
     if (!status)
-        memcpy(match, &found, match->struct_size < sizeof found ? match->struct_size : sizeof found);
+        kvf_fill_out(match, &found, sizeof found);
     return status;
 }

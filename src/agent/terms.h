@@ -12,8 +12,9 @@ kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char 
 /** A shard of the engine, as bytes in its terms, as a shard of our model. */
 kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out);
 
-/** The plan that fills a shard of our engine, of all groups that can be filled. */
+/** The plan that fills a shard of our engine, of all groups that can be filled; or of a plan who is read only. */
 kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out);
+kvf_status kvf_terms_cover(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out);
 
 /** Whether the engine can fill all groups that are not empty; the detail names the first that it cannot. `groups`
  * may be NULL. */

@@ -30,7 +30,7 @@ static kvf_block_table *claimed_tables(const kvf_ticket *ticket, const kvf_group
 
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t count) {
     kvf_agent *agent = ticket->agent;
-    kvf_status status = kvf_check_groups(agent->shard, groups, count);
+    kvf_status status = kvf_check_groups(agent->shard, groups, count, ticket->ops->grows);
     if (status)
         return status;
     kvf_group_steps *copy = kvf_steps_copy(groups, count);
@@ -55,6 +55,44 @@ kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, u
     return KVF_OK;
 }
 
+/* The entries that only the second of two tables has; `ids` is room for them, and for KVF_NO_BLOCK elsewhere. */
+static kvf_block_table only_new(const kvf_block_table *known, const kvf_block_table *more, uint32_t *ids) {
+    for (uint32_t i = 0; i < more->count; i++) {
+        uint64_t place = (uint64_t)more->first_block + i;
+        bool was = place >= known->first_block && place - known->first_block < known->count &&
+                   known->ids[place - known->first_block] != KVF_NO_BLOCK;
+        ids[i] = was ? KVF_NO_BLOCK : more->ids[i];
+    }
+    return (kvf_block_table){ids, more->count, more->first_block};
+}
+
+kvf_status kvf_ticket_grow(kvf_ticket *ticket, kvf_group_steps *groups) {
+    const uint32_t count = ticket->group_count;
+    size_t ids = 0;
+    for (uint32_t g = 0; g < count; g++)
+        ids += groups[g].table.count;
+    kvf_block_table *claims = claimed_tables(ticket, groups, count);
+    kvf_block_table *fresh = kvf_alloc(1, count * sizeof *fresh + ids * sizeof(uint32_t));
+    kvf_status status = claims && fresh ? KVF_OK : kvf_nomem("blocks of a request");
+    uint32_t *room = (uint32_t *)(void *)(fresh + count);
+    for (uint32_t g = 0; g < count && !status; g++) {
+        fresh[g] = only_new(&ticket->groups[g].table, &groups[g].table, room);
+        room += groups[g].table.count;
+    }
+    if (!status)
+        status = kvf_ledger_take_readers(ticket->agent->ledger, fresh, count);
+    kvf_free(fresh);
+    if (status) {
+        kvf_free(claims);
+        return status;
+    }
+    kvf_free(ticket->claims);
+    kvf_free(ticket->groups);
+    ticket->claims = claims;
+    ticket->groups = groups;
+    return KVF_OK;
+}
+
 void kvf_ticket_unclaim(kvf_ticket *ticket) {
     if (!ticket->claims)
         return;
@@ -72,9 +110,12 @@ static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
                                 const kvf_agent_request *request) {
     if (!agent->card)
         return kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
-    if (request->id_bytes == 0 || request->id_bytes > KVF_WIRE_MAX_REQUEST || !request->id)
-        return kvf_fail(KVF_E_RANGE, "id_bytes is %zu; allowed is 1 to %u", request->id_bytes,
+    if (request->id.size == 0 || request->id.size > KVF_WIRE_MAX_REQUEST || !request->id.data)
+        return kvf_fail(KVF_E_RANGE, "id has %zu bytes; allowed is 1 to %u", request->id.size,
                         KVF_WIRE_MAX_REQUEST);
+    kvf_status status = kvf_check_reserved(request->contact.reserved, 2, "kvf_contact");
+    if (status)
+        return status;
     if (!request->groups && kind != KVF_REQUEST_PULL)
         return kvf_fail(KVF_E_INVALID, "groups is NULL");
     return KVF_OK;
@@ -87,11 +128,14 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
         wait = ticket->kind == KVF_REQUEST_HOLD ? agent->options.lease_ns : DEFAULT_DEADLINE;
     if (!kvf_add(ticket->created, wait, &ticket->deadline))
         ticket->deadline = UINT64_MAX;
-    if (ticket->ops->begin)
-        ticket->ops->begin(ticket, request);
-    ticket->id_bytes = request->id_bytes;
-    if (request->id_bytes > 0) {
-        ticket->id = kvf_copy(request->id, request->id_bytes, 1);
+    ticket->pace = (kvf_pace){
+        .priority = request->priority, .cap = request->bytes_per_second, .counted = ticket->created};
+    kvf_status status = ticket->ops->begin ? ticket->ops->begin(ticket, request) : KVF_OK;
+    if (status)
+        return status;
+    ticket->id_bytes = request->id.size;
+    if (request->id.size > 0) {
+        ticket->id = kvf_copy(request->id.data, request->id.size, 1);
         if (!ticket->id)
             return kvf_nomem("a request");
     }

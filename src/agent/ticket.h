@@ -14,6 +14,7 @@ typedef enum kvf_ticket_state {
     KVF_TICKET_RESERVED,    /* pull: all leases are there, the destination is not */
     KVF_TICKET_MOVING,      /* pull: reading. expect, push: data flows */
     KVF_TICKET_VERIFYING,
+    KVF_TICKET_WAITING, /* hold: its blocks are not ready yet */
     KVF_TICKET_HELD,    /* hold */
     KVF_TICKET_CLOSING, /* hold: nobody new, the readers there are finish */
     KVF_TICKET_DOUBT,   /* the result was told, the blocks are not free yet */
@@ -25,9 +26,10 @@ typedef struct kvf_ticket_ops {
     kvf_request_kind kind;
     size_t size; /* of its struct, which begins with a kvf_ticket */
     bool lends;  /* its blocks are read, and not written */
+    bool grows;  /* its tables need not reach over its steps: blocks come later */
     bool asks;   /* it begins with a kvf_asker */
     /** Takes from the request what is its own; NULL: nothing. */
-    void (*begin)(kvf_ticket *ticket, const kvf_agent_request *request);
+    kvf_status (*begin)(kvf_ticket *ticket, const kvf_agent_request *request);
     /** Looks at the clock. */
     void (*tick)(kvf_ticket *ticket, uint64_t now);
     /** Something has failed. `session`: whose fault it is, or NULL. Not called once the result was told. */
@@ -36,9 +38,21 @@ typedef struct kvf_ticket_ops {
     void (*met)(kvf_ticket *ticket);
     /** What it received has the checksums of its sources. NULL: it receives nothing. */
     void (*verified)(kvf_ticket *ticket);
+    /** An event has happened that it waits for; drops it. NULL: it never does. */
+    void (*ready)(kvf_ticket *ticket, kvf_after *after);
     /** What else is its own is given back; NULL: nothing. */
     void (*free)(kvf_ticket *ticket);
 } kvf_ticket_ops;
+
+/** How fast a pull or a push may move its bytes (pace.c). */
+typedef struct kvf_pace {
+    int32_t priority;
+    uint64_t cap;            /* bytes a second; 0: none */
+    uint64_t saved, counted; /* bytes that the cap lets move now, and when that was worked out */
+    uint64_t moved;          /* when its last bytes were let go */
+    uint64_t budget;         /* in this round; UINT64_MAX: as many as there are */
+    uint32_t transfers;      /* that share it */
+} kvf_pace;
 
 struct kvf_ticket {
     const kvf_ticket_ops *ops;
@@ -56,6 +70,7 @@ struct kvf_ticket {
     kvf_event_node *result_event, *free_event; /* reserved, so that telling cannot fail */
     uint64_t created, deadline;
     uint64_t bytes, runs;
+    kvf_pace pace;
     kvf_status status; /* why it failed */
     char *detail;
     char *peer_engine; /* for the event */
@@ -114,6 +129,9 @@ kvf_ticket *kvf_ticket_find(const kvf_agent *agent, uint64_t number, const kvf_t
 kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table);
 /** Claims the blocks of `groups` for a ticket, whose own they become (a copy). */
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t group_count);
+/** Gives a ticket that lends groups with more blocks than it has, from kvf_steps_merge(), and claims those that are
+ * new. They become its own where it succeeds. */
+kvf_status kvf_ticket_grow(kvf_ticket *ticket, kvf_group_steps *groups);
 void kvf_ticket_unclaim(kvf_ticket *ticket);
 /** Attaches a pull, expect or connect to the sessions of its remote's targets. */
 kvf_status kvf_ticket_attach(kvf_asker *ticket);

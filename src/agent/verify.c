@@ -6,18 +6,19 @@
  */
 #include <stdio.h>
 
-#include <kvferry/checksum.h>
-
 #include "agent/expect.h"
+#include "agent/hashing.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
-#include "plan/walk.h"
 
 #define STEPS_AT_ONCE 8192u
+#define MOST_ASKED 1024u /* by one session at once; what is beyond it asks again */
 
 struct kvf_check {
+    kvf_hashing ours; /* of the steps asked for */
+    bool hashing;
     kvf_asker *ticket;
     kvf_source *source;
     uint32_t cut;
@@ -25,7 +26,7 @@ struct kvf_check {
     bool narrowing;          /* one step is known to differ */
     kvf_range layers, units; /* asked for */
     kvf_range suspect_layers, suspect_units;
-    uint64_t *ours;
+    uint64_t *theirs; /* by step */
 };
 
 static void ask_next(struct kvf_check *check);
@@ -39,7 +40,9 @@ void kvf_verify_stop(kvf_asker *ticket) {
         kvf_call_drop(check->source->call);
         check->source->call = NULL;
     }
-    kvf_free(check->ours);
+    if (check->hashing)
+        kvf_hashing_stop(&check->ours);
+    kvf_free(check->theirs);
     kvf_free(check);
 }
 
@@ -136,27 +139,15 @@ static bool has_steps(struct kvf_check *check) {
     }
 }
 
-static void compare(struct kvf_check *check, const kvf_answer *answer) {
+static void compare(struct kvf_check *check) {
     kvf_asker *ticket = check->ticket;
     const kvf_agent *agent = ticket->base.agent;
     const kvf_plan_cut *cut = kvf_plan_get_cut(ticket->remote->plan, check->cut);
     uint64_t steps = check->end - check->begin;
-    if (answer->sum_count != steps) {
-        fail(check, kvf_fail(KVF_E_PARSE, "%u checksums came for %llu steps", answer->sum_count,
-                             (unsigned long long)steps));
-        return;
-    }
-    kvf_status status =
-        kvf_checksum_steps(agent->shard, agent->regions, cut->group, cut->part, check->layers, check->units,
-                           &ticket->base.groups[cut->group].table, check->begin, check->end, check->ours);
-    if (status) {
-        fail(check, status);
-        return;
-    }
     const kvf_token_share own = kvf_shard_get(agent->shard)->groups[cut->group].tokens;
     for (uint64_t i = 0; i < steps; i++) {
         uint64_t step = check->begin + i;
-        if (check->ours[i] == answer->sums[i] || !is_kept(own, step) || !is_kept(cut->tokens, step))
+        if (check->ours.sums[i] == check->theirs[i] || !is_kept(own, step) || !is_kept(cut->tokens, step))
             continue;
         if (!check->narrowing) {
             check->begin = step;
@@ -176,6 +167,45 @@ static void compare(struct kvf_check *check, const kvf_answer *answer) {
     }
 }
 
+static const kvf_block_table *own_blocks(kvf_hashing *ours) {
+    const struct kvf_check *check = (const struct kvf_check *)ours;
+    return &check->ticket->base.groups[ours->group].table;
+}
+
+static void on_ours(kvf_hashing *ours, kvf_status status) {
+    struct kvf_check *check = (struct kvf_check *)ours;
+    check->hashing = false;
+    if (status)
+        fail(check, status);
+    else
+        compare(check);
+}
+
+/* Their checksums have come: takes ours of the same cells. */
+static void hash_ours(struct kvf_check *check, const kvf_answer *answer) {
+    const kvf_plan_cut *cut = kvf_plan_get_cut(check->ticket->remote->plan, check->cut);
+    uint64_t steps = check->end - check->begin;
+    if (answer->sum_count != steps) {
+        fail(check, kvf_fail(KVF_E_PARSE, "%u checksums came for %llu steps", answer->sum_count,
+                             (unsigned long long)steps));
+        return;
+    }
+    memcpy(check->theirs, answer->sums, steps * sizeof *check->theirs);
+    check->ours = (kvf_hashing){.agent = check->ticket->base.agent,
+                                .group = cut->group,
+                                .part = cut->part,
+                                .layers = check->layers,
+                                .units = check->units,
+                                .begin = check->begin,
+                                .end = check->end,
+                                .table = own_blocks,
+                                .done = on_ours};
+    kvf_status status = kvf_hashing_start(&check->ours);
+    check->hashing = !status;
+    if (status)
+        fail(check, status);
+}
+
 static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     struct kvf_check *check = call->context;
     check->source->call = NULL;
@@ -184,7 +214,7 @@ static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer)
     if (status)
         fail(check, status);
     else
-        compare(check, answer);
+        hash_ours(check, answer);
 }
 
 static void ask_next(struct kvf_check *check) {
@@ -211,15 +241,15 @@ static void ask_next(struct kvf_check *check) {
 void kvf_verify_start(kvf_asker *ticket) {
     ticket->base.state = KVF_TICKET_VERIFYING;
     struct kvf_check *check = kvf_alloc0(1, sizeof *check);
-    uint64_t *ours = kvf_alloc(STEPS_AT_ONCE, sizeof *ours);
-    if (!check || !ours) {
+    uint64_t *theirs = kvf_alloc(STEPS_AT_ONCE, sizeof *theirs);
+    if (!check || !theirs) {
         kvf_free(check);
-        kvf_free(ours);
+        kvf_free(theirs);
         kvf_ticket_fail(&ticket->base, KVF_E_NOMEM, "out of memory for checksums", NULL);
         return;
     }
     check->ticket = ticket;
-    check->ours = ours;
+    check->theirs = theirs;
     ticket->check = check;
     if (has_steps(check))
         ask_next(check);
@@ -229,40 +259,110 @@ void kvf_verify_start(kvf_asker *ticket) {
 
 /* ---- the producer's side --------------------------------------------------------------------- */
 
-/* The blocks a consumer may ask about: those under its lease, or those that were pushed to it. */
+/* A call of a peer, until it is answered. */
+typedef struct asked {
+    kvf_hashing hashing;
+    kvf_session *session;
+    uint64_t number, generation; /* of the call, and of what it asks about */
+} asked;
+
+/* The blocks a consumer may ask about: those under its lease, or those that were pushed to it, when all were. */
 static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) {
     if (generation & KVF_EXPECTATION) {
         const kvf_flow *flow = kvf_flow_of(session, generation);
-        return flow && flow->push ? &flow->push->base : NULL;
+        return flow && flow->push && flow->over ? &flow->push->base : NULL;
     }
     kvf_reader *reader = NULL;
     HASH_FIND(hh, session->agent->leases, &generation, sizeof generation, reader);
     return reader && reader->session == session ? &reader->hold->base : NULL;
 }
 
-static kvf_status take_sums(kvf_session *session, const kvf_call_body *call, uint64_t *sums) {
-    const kvf_agent *agent = session->agent;
-    const kvf_ticket *ticket = asked_about(session, call->generation);
-    if (!ticket)
-        return kvf_fail(KVF_E_NOT_FOUND, "CHECKSUM: generation %llu is no lease of this peer",
-                        (unsigned long long)call->generation);
-    if (call->group >= ticket->group_count)
-        return kvf_fail(KVF_E_RANGE, "CHECKSUM: group is %u; the model has %u", call->group,
-                        ticket->group_count);
-    return kvf_checksum_steps(agent->shard, agent->regions, call->group, call->part, call->layers,
-                              call->units, &ticket->groups[call->group].table, call->begin, call->end, sums);
+static const kvf_block_table *lent_blocks(kvf_hashing *hashing) {
+    const asked *question = (const asked *)hashing;
+    const kvf_ticket *ticket = asked_about(question->session, question->generation);
+    if (ticket && hashing->group < ticket->group_count)
+        return &ticket->groups[hashing->group].table;
+    if (ticket)
+        (void)kvf_fail(KVF_E_NOT_FOUND, "CHECKSUM: group is %u; the model has %u", hashing->group,
+                       ticket->group_count);
+    else
+        (void)kvf_fail(KVF_E_NOT_FOUND, "CHECKSUM: generation %llu is no lease of this peer",
+                       (unsigned long long)question->generation);
+    return NULL;
+}
+
+static void answer_sums(kvf_hashing *hashing, kvf_status status) {
+    asked *question = (asked *)hashing;
+    const kvf_call_body call = {.number = question->number, .kind = KVF_CALL_CHECKSUM};
+    kvf_answer answer = {.status = status, .sums = hashing->sums};
+    answer.sum_count = status ? 0 : (uint32_t)(hashing->end - hashing->begin);
+    answer.detail = status ? kvf_error_detail() : "";
+    kvf_answer_send(question->session, &call, &answer);
+    kvf_free(question);
+}
+
+static asked *asked_of(kvf_hashing *hashing) {
+    return hashing->done == answer_sums ? (asked *)hashing : NULL;
+}
+
+void kvf_verify_forget(kvf_session *session) {
+    kvf_hashing *hashing, *next;
+    DL_FOREACH_SAFE(session->agent->hashing, hashing, next) {
+        asked *question = asked_of(hashing);
+        if (!question || question->session != session)
+            continue;
+        kvf_hashing_stop(hashing);
+        kvf_free(question);
+    }
+}
+
+/* Is it a call that is being answered, or one too many? */
+static bool has_to_wait(const kvf_session *session, const kvf_call_body *call) {
+    uint32_t count = 0;
+    kvf_hashing *hashing;
+    DL_FOREACH(session->agent->hashing, hashing) {
+        const asked *question = asked_of(hashing);
+        if (!question || question->session != session)
+            continue;
+        if (question->number == call->number)
+            return true;
+        count++;
+    }
+    return count >= MOST_ASKED;
+}
+
+static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) {
+    asked *question = kvf_alloc0(1, sizeof *question);
+    if (!question)
+        return kvf_nomem("checksums");
+    *question = (asked){.hashing = {.agent = session->agent,
+                                    .group = call->group,
+                                    .part = call->part,
+                                    .layers = call->layers,
+                                    .units = call->units,
+                                    .begin = call->begin,
+                                    .end = call->end,
+                                    .table = lent_blocks,
+                                    .done = answer_sums},
+                        .session = session,
+                        .number = call->number,
+                        .generation = call->generation};
+    kvf_status status = lent_blocks(&question->hashing) ? KVF_OK : KVF_E_NOT_FOUND;
+    if (!status)
+        status = kvf_hashing_start(&question->hashing);
+    if (status)
+        kvf_free(question);
+    return status;
 }
 
 void kvf_verify_answer(kvf_session *session, const kvf_call_body *call) {
-    if (call->begin >= call->end || call->end - call->begin > STEPS_AT_ONCE) {
-        kvf_answer_status(session, call, KVF_E_RANGE, "CHECKSUM: begin to end; allowed are 1 to 8192 steps");
+    if (has_to_wait(session, call))
         return;
-    }
-    uint32_t count = (uint32_t)(call->end - call->begin);
-    uint64_t *sums = kvf_alloc(count, sizeof *sums);
-    kvf_status status = sums ? take_sums(session, call, sums) : kvf_nomem("checksums");
-    kvf_answer answer = {.status = status, .sums = sums, .sum_count = status ? 0 : count};
-    answer.detail = status ? kvf_error_detail() : "";
-    kvf_answer_send(session, call, &answer);
-    kvf_free(sums);
+    kvf_status status = KVF_OK;
+    if (call->begin >= call->end || call->end - call->begin > STEPS_AT_ONCE)
+        status = kvf_fail(KVF_E_RANGE, "CHECKSUM: begin to end; allowed are 1 to %u steps", STEPS_AT_ONCE);
+    if (!status)
+        status = start_answer(session, call);
+    if (status)
+        kvf_answer_status(session, call, status, kvf_error_detail());
 }

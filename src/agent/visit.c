@@ -10,24 +10,19 @@
 #include <sodium.h>
 #include <stdio.h>
 
-#include <kvferry/visit.h>
-
-#include "link/link.h"
+#include "agent/siblings.h"
+#include "agent/visit.h"
 
 #define MILLISECOND 1000000ull
 #define FIRST_PAUSE (50 * MILLISECOND)
 #define LONGEST_PAUSE (1000 * MILLISECOND)
 #define PATIENCE (5000 * MILLISECOND)
 
-typedef struct visited_rank {
-    char *endpoint, *public_key;
-} visited_rank;
-
 struct kvf_visited {
     kvf_engine *engine;
     kvf_model *model;
     char *facts;
-    visited_rank *ranks;
+    kvf_remote_rank *ranks;
     uint32_t rank_count;
 };
 
@@ -89,37 +84,14 @@ static void on_refused(visit *v, const kvf_message *message) {
     const kvf_refused *refused = &message->refused;
     kvf_status status = refused->status ? refused->status : KVF_E_AGAIN;
     (void)kvf_fail(status, "%s", refused->detail);
-    if (status != KVF_E_AGAIN)
+    if (!kvf_refused_for_now(status))
         end(v, status);
     else
         (void)snprintf(v->detail, sizeof v->detail, "it %s", refused->detail);
 }
 
-static kvf_status take_introduction(visit *v, const kvf_welcome *welcome, kvf_bytes bytes,
-                                    kvf_shard **shards) {
-    kvf_visited *found = v->found;
-    kvf_introduction intro;
-    void *storage = NULL;
-    kvf_status status = kvf_wire_decode_introduction(bytes, &intro, &storage);
-    if (status)
-        return status;
-    if (strcmp(intro.engine, welcome->engine) != 0 || intro.rank_count != found->rank_count ||
-        intro.rank >= found->rank_count || shards[intro.rank])
-        status = kvf_fail(KVF_E_PARSE, "it introduces rank %u of %u of %s among the %u ranks of %s",
-                          intro.rank, intro.rank_count, intro.engine, found->rank_count, welcome->engine);
-    else if (memcmp(intro.digest, v->digest, sizeof v->digest) != 0)
-        status = kvf_fail(KVF_E_PARSE, "rank %u caches other cells than its siblings", intro.rank);
-    if (!status)
-        status = kvf_wire_decode_shard(found->model, intro.shard, &shards[intro.rank]);
-    if (!status) {
-        visited_rank *there = &found->ranks[intro.rank];
-        there->endpoint = kvf_strdup(intro.endpoint);
-        there->public_key = kvf_strdup(intro.public_key);
-        if (!there->endpoint || !there->public_key)
-            status = kvf_nomem("a visit");
-    }
-    kvf_free(storage);
-    return status;
+static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
+    return kvf_wire_decode_shard(model, bytes, out);
 }
 
 static kvf_status take_engine(visit *v, const kvf_message *message) {
@@ -132,18 +104,8 @@ static kvf_status take_engine(visit *v, const kvf_message *message) {
     if (status)
         return status;
     found->rank_count = welcome->introduction_count;
-    found->ranks = kvf_alloc0(found->rank_count, sizeof *found->ranks);
-    kvf_shard **shards = kvf_alloc0(found->rank_count, sizeof *shards);
-    status = found->ranks && shards ? KVF_OK : kvf_nomem("a visit");
-    for (uint32_t i = 0; i < found->rank_count && !status; i++)
-        status = take_introduction(v, welcome, welcome->introductions[i], shards);
-    if (!status)
-        status =
-            kvf_engine_from_shards(found->model, welcome->engine, shards, found->rank_count, &found->engine);
-    for (uint32_t i = 0; status && shards && i < found->rank_count; i++)
-        kvf_shard_free(shards[i]);
-    kvf_free(shards);
-    return status;
+    return kvf_siblings_take(welcome, v->digest, found->model, read_shard, found->model, &found->ranks,
+                             &found->engine);
 }
 
 static void on_message(void *context, kvf_route route, const void *data, size_t bytes) {
@@ -212,8 +174,9 @@ static void run(visit *v, uint64_t timeout_ns) {
     }
 }
 
-static kvf_status connect_to(visit *v, const kvf_visit_options *options) {
-    const kvf_link_options link = {.listen = "",
+static kvf_status connect_to(visit *v, const kvf_link_table *table, const kvf_visit_options *options) {
+    const kvf_link_options link = {.table = table,
+                                   .listen = "",
                                    .public_key = options->public_key,
                                    .secret_key = options->secret_key,
                                    .on_message = on_message,
@@ -226,6 +189,11 @@ static kvf_status connect_to(visit *v, const kvf_visit_options *options) {
 }
 
 kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given, kvf_visited **out) {
+    return kvf_visit_over(NULL, contact, given, out);
+}
+
+kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact,
+                          const kvf_visit_options *given, kvf_visited **out) {
     if (!contact || !contact->endpoint || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL",
                         !contact             ? "contact"
@@ -233,6 +201,9 @@ kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given,
                                              : "out");
     kvf_visit_options options;
     kvf_status status = kvf_take_options(&options, sizeof options, given, "kvf_visit_options");
+    if (status)
+        return status;
+    status = kvf_check_reserved(contact->reserved, 2, "kvf_contact");
     if (status)
         return status;
     if (sodium_init() < 0)
@@ -244,7 +215,7 @@ kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given,
         v->contact = contact;
         v->found = found;
         randombytes_buf(&v->incarnation, sizeof v->incarnation);
-        status = connect_to(v, &options);
+        status = connect_to(v, link, &options);
     }
     if (!status) {
         run(v, options.timeout_ns ? options.timeout_ns : PATIENCE);
@@ -265,11 +236,7 @@ kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *given,
 void kvf_visited_free(kvf_visited *visited) {
     if (!visited)
         return;
-    for (uint32_t i = 0; visited->ranks && i < visited->rank_count; i++) {
-        kvf_free(visited->ranks[i].endpoint);
-        kvf_free(visited->ranks[i].public_key);
-    }
-    kvf_free(visited->ranks);
+    kvf_siblings_free(visited->ranks, visited->rank_count);
     kvf_engine_free(visited->engine);
     kvf_model_free(visited->model);
     kvf_free(visited->facts);

@@ -32,3 +32,29 @@ kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, co
     memcpy(out, options, given < out_bytes ? given : out_bytes);
     return KVF_OK;
 }
+
+kvf_status kvf_check_out(const void *out, const char *name) {
+    if (!out)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", name);
+    size_t given;
+    memcpy(&given, out, sizeof given);
+    if (given < sizeof given)
+        return kvf_fail(KVF_E_INVALID, "%s.struct_size is %zu; set it to sizeof(%s)", name, given, name);
+    return KVF_OK;
+}
+
+void kvf_fill_out(void *out, const void *found, size_t found_bytes) {
+    size_t given;
+    memcpy(&given, out, sizeof given);
+    memset(out, 0, given);
+    memcpy(out, found, given < found_bytes ? given : found_bytes);
+    memcpy(out, &given, sizeof given);
+}
+
+kvf_status kvf_check_reserved(const uint64_t *reserved, size_t count, const char *name) {
+    for (size_t i = 0; i < count; i++)
+        if (reserved[i])
+            return kvf_fail(KVF_E_INVALID, "%s.reserved[%zu] is %llu; this library knows 0 only", name, i,
+                            (unsigned long long)reserved[i]);
+    return KVF_OK;
+}

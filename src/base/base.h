@@ -116,4 +116,16 @@ kvf_status kvf_text_give(kvf_text *text, char *out, size_t out_bytes, size_t *le
  */
 kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name);
 
+/** KVF_E_INVALID unless `out`, a struct of the caller that is to be filled in, is there and says its size. */
+kvf_status kvf_check_out(const void *out, const char *name);
+
+/**
+ * Fills a struct of the caller that passed kvf_check_out(), whichever of the two is newer: fields this library
+ * does not know become zero. Its struct_size stays.
+ */
+void kvf_fill_out(void *out, const void *found, size_t found_bytes);
+
+/** KVF_E_INVALID unless all `count` numbers that are reserved in a struct are 0. `name` is the struct's. */
+kvf_status kvf_check_reserved(const uint64_t *reserved, size_t count, const char *name);
+
 #endif

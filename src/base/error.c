@@ -74,6 +74,9 @@ const char *kvf_status_name(kvf_status status) {
         NAME(KVF_E_CANCELLED)
         NAME(KVF_E_AGAIN)
         NAME(KVF_E_TIMEOUT)
+        NAME(KVF_E_EMPTY)
+        NAME(KVF_E_LIMIT)
+        NAME(KVF_IN_PROGRESS)
 #undef NAME
     }
     return "unknown status";

@@ -39,8 +39,8 @@ typedef struct command {
     const char *name;
     const char *operands; /* as its usage names them; "" for none */
     const char *summary;
-    uint32_t bit; /* marks the options that it takes, see options.c */
-    int (*run)(int argc, char **argv);
+    uint32_t bit;                      /* marks the options that it takes, see options.c */
+    int (*run)(int argc, char **argv); /* NULL: this build has not what it needs */
 } command;
 
 enum {

@@ -7,15 +7,21 @@
 
 #include "cli.h"
 
+/* What speaks with agents: NULL in a build that has none. */
+#ifdef KVF_WITHOUT_AGENT
+#define WITH_AGENT(run) NULL
+#else
+#define WITH_AGENT(run) run
+#endif
+
 static const command commands[] = {
     {"plan", "", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
-    {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO, run_demo},
-    {"bench", "", "measure planning, run generation and transfer", COMMAND_BENCH, run_bench},
+    {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO,
+     WITH_AGENT(run_demo)},
+    {"bench", "", "measure planning, run generation and transfer", COMMAND_BENCH, WITH_AGENT(run_bench)},
     {"models", "", "list the models that come with the library", COMMAND_MODELS, run_models},
-#ifndef KVF_WITHOUT_AGENT
     {"explain", " ENDPOINT[,KEY] [ENDPOINT[,KEY]]",
-     "say who running engines are, and who reads what from whom", COMMAND_EXPLAIN, run_explain},
-#endif
+     "say who running engines are, and who reads what from whom", COMMAND_EXPLAIN, WITH_AGENT(run_explain)},
 };
 
 static const size_t command_count = sizeof commands / sizeof *commands;
@@ -129,6 +135,8 @@ int main(int argc, char **argv) {
         return unknown(name);
     if (argc > 2 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0))
         return print_help_about(name);
+    if (!chosen->run)
+        return failure("%s needs agents, and this build has none: it was made with KVF_WITH_AGENT=OFF", name);
     int result = chosen->run(argc - 1, argv + 1);
     if (fflush(stdout) != 0 || ferror(stdout))
         return failure("writing to standard output failed");

@@ -79,7 +79,7 @@ static const option_row rows[] = {
      COMMAND_EXPLAIN},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED, MOVING},
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
-     OPTION_REPLICAS, PLANNING},
+     OPTION_REPLICAS, COMMAND_PLAN | COMMAND_EXPLAIN},
     {"json", NULL, "print JSON instead of text", OPTION_JSON,
      COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_EXPLAIN},
     {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},

@@ -139,10 +139,10 @@ static void add_totals(report_totals *sum, const kvf_plan *plan, const kvf_predi
 }
 
 static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
-    kvf_prediction whole = {0};
+    kvf_prediction whole = {.struct_size = sizeof whole};
     struct json_object *sources = to->ranks ? json_object_new_array() : NULL;
     for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {
-        kvf_prediction cost = {0};
+        kvf_prediction cost = {.struct_size = sizeof cost};
         kvf_status status = kvf_plan_predict(plan, source, to->asked->tokens, &to->cost, &cost);
         if (status) {
             json_object_put(sources);

@@ -12,14 +12,19 @@ static int compare_ids(const void *a, const void *b) {
     return left->size ? memcmp(left->data, right->data, left->size) : 0;
 }
 
+static kvf_status check_id(kvf_request_id id, const char *what, size_t i) {
+    if (id.size && !id.data)
+        return kvf_fail(KVF_E_INVALID, "%s %zu: the id is NULL and has %zu bytes", what, i, id.size);
+    return KVF_OK;
+}
+
 static kvf_status check_requests(const kvf_step_request *requests, size_t count, const char *what) {
     if (count && !requests)
         return kvf_fail(KVF_E_INVALID, "%s is NULL and has a count of %zu", what, count);
-    for (size_t i = 0; i < count; i++)
-        if (requests[i].id_bytes && !requests[i].id)
-            return kvf_fail(KVF_E_INVALID, "%s %zu: the id is NULL and has %zu bytes", what, i,
-                            requests[i].id_bytes);
-    return KVF_OK;
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < count && !status; i++)
+        status = check_id(requests[i].id, what, i);
+    return status;
 }
 
 static kvf_status check_step(const kvf_step *step) {
@@ -30,11 +35,9 @@ static kvf_status check_step(const kvf_step *step) {
         return status;
     if (step->resumed_count && !step->resumed)
         return kvf_fail(KVF_E_INVALID, "resumed is NULL and has a count of %zu", step->resumed_count);
-    for (size_t i = 0; i < step->resumed_count; i++)
-        if (step->resumed[i].size && !step->resumed[i].data)
-            return kvf_fail(KVF_E_INVALID, "resumed %zu: the id is NULL and has %zu bytes", i,
-                            step->resumed[i].size);
-    return KVF_OK;
+    for (size_t i = 0; i < step->resumed_count && !status; i++)
+        status = check_id(step->resumed[i], "resumed", i);
+    return status;
 }
 
 kvf_status kvf_step_requests(const kvf_step *step, kvf_step_request *items) {
@@ -54,8 +57,8 @@ kvf_status kvf_step_requests(const kvf_step *step, kvf_step_request *items) {
     for (size_t i = 0; i < step->cached_count; i++) {
         kvf_step_request *item = &items[step->fresh_count + i];
         *item = step->cached[i];
-        kvf_request_id id = {item->id, item->id_bytes};
-        item->resumed = bsearch(&id, resumed, step->resumed_count, sizeof id, compare_ids) != NULL;
+        item->resumed =
+            bsearch(&item->id, resumed, step->resumed_count, sizeof item->id, compare_ids) != NULL;
     }
     kvf_free(resumed);
     return KVF_OK;

@@ -3,9 +3,6 @@
 
 #include "base/base.h"
 
-void (*kvf_link_tamper)(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                        kvf_link_send_function send) = NULL;
-
 kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out) {
     kvf_link_options taken = *options;
     if (!options->on_message)
@@ -35,17 +32,9 @@ void kvf_link_disconnect(kvf_link *link, kvf_route route) {
     link->table->disconnect(link, route);
 }
 
-static void send_on(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
-    (void)link->table->send(link, route, data, bytes);
-}
-
 kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
     if (bytes > KVF_WIRE_MAX_BYTES)
         return kvf_fail(KVF_E_RANGE, "a message has %zu bytes; allowed 0 to %u", bytes, KVF_WIRE_MAX_BYTES);
-    if (kvf_link_tamper) {
-        kvf_link_tamper(link, route, data, bytes, send_on);
-        return KVF_OK;
-    }
     return link->table->send(link, route, data, bytes);
 }
 

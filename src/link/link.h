@@ -149,12 +149,4 @@ extern const kvf_link_table kvf_link_zmq;
 kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
                               char secret_key[KVF_KEY_CHARACTERS + 1]);
 
-/**
- * What tests put between an agent and its messages: called for each message about to be sent, it may send it
- * on by `send` never, once, several times or later. NULL, as it always is outside tests, sends it.
- */
-typedef void (*kvf_link_send_function)(kvf_link *link, kvf_route route, const void *data, size_t bytes);
-extern void (*kvf_link_tamper)(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                               kvf_link_send_function send);
-
 #endif

@@ -1,29 +1,12 @@
 /* File descriptors: those a link needs, and those that a sleeper polls. */
-#include <errno.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
+#include "base/descriptors.h"
 #include "link/link_inside.h"
 
 /* A context with a listener, a caller, a monitor and a guard opens a dozen at most. */
 #define DESCRIPTORS_OF_A_LINK 20
 
 kvf_status kvf_link_check_descriptors(void) {
-    int opened[DESCRIPTORS_OF_A_LINK];
-    int count = 0;
-    int error = 0;
-    while (count < DESCRIPTORS_OF_A_LINK && !error) {
-        opened[count] = eventfd(0, EFD_CLOEXEC);
-        if (opened[count] < 0)
-            error = errno;
-        else
-            count++;
-    }
-    while (count > 0)
-        (void)close(opened[--count]);
-    return error ? kvf_fail(KVF_E_IO, "a link needs %d file descriptors: %s", DESCRIPTORS_OF_A_LINK,
-                            zmq_strerror(error))
-                 : KVF_OK;
+    return kvf_descriptors_check("a link", DESCRIPTORS_OF_A_LINK);
 }
 
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {

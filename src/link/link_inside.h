@@ -20,6 +20,7 @@
 #define KVF_KEY_BYTES 32u
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
+#define KVF_CONNECT_MS 10000 /* after which a try to connect is given up */
 
 /* How much one round of progress takes in from one socket. */
 #define KVF_LINK_BATCH 64u
@@ -49,6 +50,8 @@ typedef struct kvf_line {
     char dialled[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has, while DIALLED or BROKEN */
     kvf_status why;                   /* what the handshake failed for; KVF_OK: it did not */
     const char *what;                 /* words for it */
+    bool closed;                      /* the try that is under way had a socket, which was closed */
+    uint64_t tried_ns;                /* when that try began */
     uint64_t pause_ns, due_ns;
     UT_hash_handle by_route, by_name, by_dialled;
     struct kvf_line *next, *prev; /* in the list of its state, of broken or resting ones */

@@ -4,7 +4,7 @@
  *              zmq_connect                 DISCONNECTED, or gone when sent to
  *   connect ───────────────► DIALLED ───────────────────────────────────────► BROKEN
  *                              ▲  ▲ └─┐ CONNECT_RETRIED: told, ZeroMQ goes on     │ all read: zmq_disconnect,
- *                              │  └───┘                                           │ told
+ *                              │  └───┘ and why                                   │ told
  *                              └──────────────────────── RESTING ◄────────────────┘
  *                                         pause over
  *
@@ -24,7 +24,7 @@
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \
-    (ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |                    \
+    (ZMQ_EVENT_CLOSED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | \
      ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |                            \
      ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -86,6 +86,8 @@ static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
         return kvf_nomem("connection");
     line->attempt++; /* ZeroMQ aborts when a routing id is used again before its old pipe is gone */
     line->why = KVF_OK;
+    line->closed = false;
+    line->tried_ns = kvf_now(link->clock);
     line_id id = id_of(line);
     bool good = zmq_setsockopt(link->caller, ZMQ_IPV6, &ipv6, sizeof ipv6) == 0 &&
                 zmq_setsockopt(link->caller, ZMQ_CONNECT_ROUTING_ID, &id, sizeof id) == 0;
@@ -163,15 +165,46 @@ static void note_failed_handshake(const kvf_zmq_link *link, kvf_line *line, uint
     }
 }
 
+/* tcp://name:port, rather than with a numeric address. */
+static bool has_name(const kvf_endpoint *endpoint) {
+    static const char scheme[] = "tcp://";
+    const char *host = endpoint->text + sizeof scheme - 1;
+    bool dotted = host[strspn(host, "0123456789.")] == ':';
+    return endpoint->port_at && !endpoint->ipv6 && !dotted;
+}
+
+/*
+ * Why there is no connection. ZeroMQ's events bring no reason, but their order tells some: it has a socket, and
+ * closes it, only once it knows an address to connect to.
+ */
+static const char *why_none(const kvf_zmq_link *link, const kvf_line *line) {
+    if (!line->closed && has_name(&line->endpoint))
+        return "no connection: the host name could not be looked up; trying again";
+    if (!line->closed)
+        return "no connection: no socket could be made for it; trying again";
+    if (line->endpoint.loopback)
+        return "no connection: it was refused, for nobody listens there; trying again";
+    if (kvf_now(link->clock) - line->tried_ns >= KVF_CONNECT_MS * UINT64_C(1000000))
+        return "no connection: the host did not answer; trying again";
+    return "no connection: it was refused, or no way leads to the host; trying again";
+}
+
 static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
     kvf_line *line;
     HASH_FIND(by_dialled, link->lines_by_dialled, text, bytes, line);
     if (!line)
         return; /* hung up already */
     switch (event) {
-    case ZMQ_EVENT_CONNECT_RETRIED:
-        tell(link, line->route, KVF_E_IO, line->endpoint.text, "no connection; trying again");
+    case ZMQ_EVENT_CLOSED:
+        line->closed = true;
         break;
+    case ZMQ_EVENT_CONNECT_RETRIED: {
+        const char *why = why_none(link, line);
+        line->closed = false;
+        line->tried_ns = kvf_now(link->clock) + value * UINT64_C(1000000);
+        tell(link, line->route, KVF_E_IO, line->endpoint.text, why); /* may free the line */
+        break;
+    }
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         line->pause_ns = PAUSE_NS;
         break;

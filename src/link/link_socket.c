@@ -12,7 +12,6 @@
 #define RECEIVE_LIMIT 64
 
 #define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
-#define CONNECT_MS 10000
 #define RECONNECT_MS 20
 #define RECONNECT_MAX_MS 1000
 #define BACKLOG 4096
@@ -93,7 +92,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
         {ZMQ_SNDHWM, send_limit},
         {ZMQ_BACKLOG, BACKLOG},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
-        {ZMQ_CONNECT_TIMEOUT, CONNECT_MS},
+        {ZMQ_CONNECT_TIMEOUT, KVF_CONNECT_MS},
         {ZMQ_RECONNECT_IVL, RECONNECT_MS},
         {ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS},
         {ZMQ_TCP_KEEPALIVE, 1},

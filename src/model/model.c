@@ -100,6 +100,8 @@ static kvf_status check_part(const kvf_part_desc *parts, uint32_t i) {
     status = check_part_cells(&parts[i]);
     if (!status)
         status = check_tensor(parts, i);
+    if (!status)
+        status = kvf_check_reserved(parts[i].reserved, 2, "kvf_part_desc");
     return status ? kvf_fail_in(status, "part %u (%s): ", i, parts[i].name) : KVF_OK;
 }
 
@@ -161,7 +163,9 @@ static kvf_status check_step_bytes(const kvf_group_desc *group) {
 }
 
 static kvf_status check_group_content(const kvf_group_desc *group, uint32_t layer_count) {
-    kvf_status status = check_visibility(group);
+    kvf_status status = kvf_check_reserved(group->reserved, 4, "kvf_group_desc");
+    if (!status)
+        status = check_visibility(group);
     if (!status)
         status = check_layers(group, layer_count);
     if (!status)

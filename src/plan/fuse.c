@@ -358,16 +358,12 @@ static void sort_lanes(const fusion *f, int (*compare)(const void *, const void 
     }
 }
 
-static bool may_join(const fusion *f, const lane *a, const lane *b) {
-    return !f->plan->options.keep_layers_apart || a->place.layers.begin == b->place.layers.begin;
-}
-
 static bool same_regions(const lane *a, const lane *b) {
     return a->place.local_region == b->place.local_region && a->place.remote_region == b->place.remote_region;
 }
 
-static bool touch(const fusion *f, const lane *a, const lane *b) {
-    return may_join(f, a, b) && a->nest == b->nest && same_regions(a, b) &&
+static bool touch(const lane *a, const lane *b) {
+    return a->nest == b->nest && same_regions(a, b) &&
            a->place.local_offset + a->cell_bytes == b->place.local_offset &&
            a->place.remote_offset + a->cell_bytes == b->place.remote_offset;
 }
@@ -378,7 +374,7 @@ static bool join(fusion *f) {
     for (uint32_t i = 0; i < f->lane_count; i++) {
         lane *last = n ? &f->lanes[n - 1] : NULL;
         const lane *s = &f->lanes[i];
-        if (last && touch(f, last, s)) {
+        if (last && touch(last, s)) {
             kvf_range *layers = &last->place.layers;
             last->cell_bytes += s->cell_bytes;
             layers->begin = layers->begin < s->place.layers.begin ? layers->begin : s->place.layers.begin;
@@ -493,7 +489,7 @@ static uint32_t lanes_of_page(const fusion *f, uint32_t first) {
     for (; i < f->lane_count; i++) {
         const lane *a = &f->lanes[i - 1], *b = &f->lanes[i];
         uint64_t distance = b->place.local_offset - a->place.local_offset;
-        if (!same_rule(a, b) || !may_join(f, a, b) || !same_regions(a, b) ||
+        if (!same_rule(a, b) || !same_regions(a, b) ||
             distance != b->place.remote_offset - a->place.remote_offset || distance >= n->local.block ||
             distance >= n->remote.block)
             break;

@@ -70,8 +70,8 @@ kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group) {
     return (kvf_range){begin, end > begin ? end : begin};
 }
 
-kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, const kvf_plan_options *options,
-                          kvf_plan **out) {
+static kvf_status make_plan(const kvf_shard *local, const kvf_engine *remote, const kvf_plan_options *options,
+                            bool with_rules, kvf_plan **out) {
     kvf_status status = check_arguments(local, remote, out);
     if (status)
         return status;
@@ -88,7 +88,7 @@ kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, cons
         status = meet(plan, remote);
     if (!status)
         status = kvf_plan_cover(plan);
-    if (!status)
+    if (!status && with_rules)
         status = kvf_plan_fuse(plan);
     if (status) {
         kvf_plan_free(plan);
@@ -96,6 +96,16 @@ kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, cons
     }
     *out = plan;
     return KVF_OK;
+}
+
+kvf_status kvf_plan_build(const kvf_shard *local, const kvf_engine *remote, const kvf_plan_options *options,
+                          kvf_plan **out) {
+    return make_plan(local, remote, options, true, out);
+}
+
+kvf_status kvf_plan_build_cover(const kvf_shard *local, const kvf_engine *remote,
+                                const kvf_plan_options *options, kvf_plan **out) {
+    return make_plan(local, remote, options, false, out);
 }
 
 void kvf_plan_free(kvf_plan *plan) {

@@ -59,6 +59,12 @@ struct kvf_plan {
 kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group);
 
 /**
+ * kvf_plan_build() without rules: the plan says who is read for what, and moves nothing. For those who only ask that.
+ */
+kvf_status kvf_plan_build_cover(const kvf_shard *local, const kvf_engine *remote,
+                                const kvf_plan_options *options, kvf_plan **out);
+
+/**
  * Chooses who is read for every wanted unit, layer and token: fills cuts and sources.
  * After an error the plan's fields are whatever they are; kvf_plan_free() takes care of them.
  */

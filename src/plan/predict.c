@@ -92,19 +92,14 @@ typedef struct forecast {
     const kvf_plan *plan;
     uint64_t tokens, bytes, runs;
     run_edge last;
-    uint32_t last_group, last_layer;
 } forecast;
 
-/* As in kvf_run_cursor_next(), runs merge over pages and rules, but over layers only where they may. */
-static void add_page(forecast *f, const kvf_copy_rule *rule, const kvf_copy_lane *lanes, const tally *t) {
-    bool same_layer = f->last_group == rule->group && f->last_layer == lanes->layers.begin;
-    bool merges =
-        f->runs && (same_layer || !f->plan->options.keep_layers_apart) && same_edge(&f->last, &t->begin);
+/* As in kvf_run_cursor_next(), runs merge over pages and rules. */
+static void add_page(forecast *f, const tally *t) {
+    bool merges = f->runs && same_edge(&f->last, &t->begin);
     KVF_ASSERT(t->runs > 0);
     f->runs += t->runs - merges;
     f->last = t->end;
-    f->last_group = rule->group;
-    f->last_layer = lanes->layers.begin;
 }
 
 static void add_rule(forecast *f, uint32_t index) {
@@ -120,7 +115,7 @@ static void add_rule(forecast *f, uint32_t index) {
         }
         if (t.runs == 0)
             return;
-        add_page(f, rule, lanes, &t);
+        add_page(f, &t);
     }
     f->bytes += t.rows * rule->units * rule->cell_bytes * rule->lane_count;
 }
@@ -129,12 +124,15 @@ kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t toke
                             const kvf_cost_model *cost, kvf_prediction *out) {
     if (source >= plan->source_count)
         return kvf_fail(KVF_E_RANGE, "source is %u; the plan has %u", source, plan->source_count);
+    kvf_status status = kvf_check_out(out, "kvf_prediction");
+    if (status)
+        return status;
     forecast f = {.plan = plan, .tokens = tokens};
     for (uint32_t i = plan->source_rules[source].begin; i < plan->source_rules[source].end; i++)
         add_rule(&f, i);
-    kvf_prediction p = {.bytes = f.bytes, .runs = f.runs};
+    kvf_prediction p = {.struct_size = sizeof p, .bytes = f.bytes, .runs = f.runs};
     if (cost)
         p.ns = cost->ns_per_source + cost->ns_per_run * (double)p.runs + cost->ns_per_byte * (double)p.bytes;
-    *out = p;
+    kvf_fill_out(out, &p, sizeof p);
     return KVF_OK;
 }

@@ -77,7 +77,7 @@ static kvf_status check_answer(proof *p, uint32_t index, const kvf_copy_lane *la
     const kvf_part_desc *part = &kvf_model_group(plan->local->model, p->group)->parts[p->part];
     uint32_t rank = plan->source_ranks[rule->source];
     const kvf_shard *shard = plan->remote->shards[rank];
-    kvf_cell_location there;
+    kvf_cell_location there = {.struct_size = sizeof there};
     if (kvf_shard_locate(shard, p->group, p->layer, p->part, 0, p->row, p->unit, &there) ||
         shard->groups[p->group].tokens.index != rule->remote_tokens.index)
         return cell_fault(p, KVF_E_MISMATCH, "it is read from a rank that does not hold it", rank);
@@ -200,7 +200,9 @@ kvf_status kvf_plan_verify(const kvf_plan *plan) {
     for (uint32_t g = 0; g < groups; g++)
         if (plan->remote->groups[g].share_count > shares)
             shares = plan->remote->groups[g].share_count;
-    proof p = {.plan = plan, .answers = kvf_alloc(shares, sizeof *p.answers)};
+    proof p = {.plan = plan,
+               .local = {.struct_size = sizeof p.local},
+               .answers = kvf_alloc(shares, sizeof *p.answers)};
     if (!p.answers)
         return kvf_nomem("a proof");
     kvf_status status = KVF_OK;

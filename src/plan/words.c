@@ -181,7 +181,7 @@ static void say_all_sources(said *s) {
 
 static void say_total(said *s) {
     const kvf_cost_model *cost = &s->how->cost;
-    kvf_prediction all = {0};
+    kvf_prediction all = {.struct_size = sizeof all};
     for (uint32_t source = 0; source < s->plan->source_count; source++) {
         all.bytes += s->costs[source].bytes;
         all.runs += s->costs[source].runs;
@@ -224,8 +224,10 @@ kvf_status kvf_say_plan(kvf_text *text, const kvf_plan *plan, const kvf_plan_wor
     s.first = kvf_alloc0((size_t)plan->source_count + 1, sizeof *s.first);
     s.costs = kvf_alloc0(plan->source_count, sizeof *s.costs);
     kvf_status status = s.cuts && s.first && s.costs ? KVF_OK : kvf_nomem("a plan in words");
-    for (uint32_t source = 0; source < plan->source_count && !status; source++)
+    for (uint32_t source = 0; source < plan->source_count && !status; source++) {
+        s.costs[source].struct_size = sizeof *s.costs;
         status = kvf_plan_predict(plan, source, how->tokens, &how->cost, &s.costs[source]);
+    }
     if (!status) {
         sort_cuts(&s);
         say_all_sources(&s);

@@ -135,13 +135,20 @@ static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *loca
     return KVF_OK;
 }
 
-static kvf_status check_group_request(const kvf_group_request *group) {
-    if (group->begin > group->end)
+kvf_status kvf_check_steps(uint64_t begin, uint64_t end) {
+    if (begin > end)
         return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
-                        (unsigned long long)group->begin, (unsigned long long)group->end);
-    if (group->end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)group->end,
+                        (unsigned long long)begin, (unsigned long long)end);
+    if (end > UINT64_MAX / 4)
+        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)end,
                         (unsigned long long)(UINT64_MAX / 4));
+    return KVF_OK;
+}
+
+static kvf_status check_group_request(const kvf_group_request *group) {
+    kvf_status status = kvf_check_steps(group->begin, group->end);
+    if (status)
+        return status;
     if ((group->local.count && !group->local.ids) || (group->remote.count && !group->remote.ids))
         return kvf_fail(KVF_E_INVALID, "%s table: ids is NULL",
                         group->local.count && !group->local.ids ? "local" : "remote");

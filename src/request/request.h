@@ -32,4 +32,7 @@ struct kvf_request {
     uint64_t *begin, *end;  /* by group: the steps moved */
 };
 
+/** Whether a range of steps can be asked for: KVF_OK, KVF_E_INVALID or KVF_E_RANGE. */
+kvf_status kvf_check_steps(uint64_t begin, uint64_t end);
+
 #endif

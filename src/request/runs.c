@@ -6,17 +6,27 @@
  */
 #include "request/request.h"
 
+/* What a kvf_run_cursor has inside. */
+typedef struct place {
+    const kvf_request *request;
+    uint32_t rule, rule_end;
+    uint32_t lane, lane_in_page;
+    uint32_t piece;
+    uint64_t run; /* within the piece */
+} place;
+
+_Static_assert(sizeof(place) <= sizeof(kvf_run_cursor), "a place must fit into a cursor");
+
 void kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source) {
     kvf_range rules = kvf_plan_source_rules(request->plan, source);
-    *cursor = (kvf_run_cursor){.request = request, .rule = rules.begin, .rule_end = rules.end};
+    const place start = {.request = request, .rule = rules.begin, .rule_end = rules.end};
+    memcpy(cursor, &start, sizeof start);
 }
 
-/* Where runs go. The first `closed` of them are not added to any more. */
+/* Where runs go. */
 typedef struct emitter {
     kvf_run *runs;
     size_t count, capacity;
-    size_t closed;
-    uint32_t group, layer; /* of the last lanes, where layers are kept apart */
 } emitter;
 
 /* The first byte of a piece on one side. No overflow: the last cell of the last block lies in a region. */
@@ -43,7 +53,7 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
         first_byte(lane->remote_offset, piece->remote_block, piece->remote_step, &rule->remote, rule);
     uint64_t i = *at;
     KVF_ASSERT(i < s.outer_count * s.inner_count);
-    if (i == 0 && out->count > out->closed && touches(&out->runs[out->count - 1], local, remote, lane)) {
+    if (i == 0 && out->count > 0 && touches(&out->runs[out->count - 1], local, remote, lane)) {
         out->runs[out->count - 1].bytes += s.bytes;
         i = 1;
     }
@@ -97,7 +107,7 @@ static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule
     const kvf_run *const full = out->runs + out->capacity;
     /* Where the last run ends, kept at hand; in a region that does not exist when there is none. */
     uint64_t local_end = 0, remote_end = 0, regions_end = UINT64_MAX;
-    if (out->count > out->closed) {
+    if (out->count > 0) {
         local_end = run[-1].local_offset + run[-1].bytes;
         remote_end = run[-1].remote_offset + run[-1].bytes;
         regions_end = regions_of(run[-1].local_region, run[-1].remote_region);
@@ -169,25 +179,13 @@ static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, co
         emit_pages(rule, false, 1, &first, walk, piece, lane, out);
 }
 
-/* Where layers are kept apart, lanes of a page are of one layer: what the lanes before gave is closed, unless
- * they are of the same one. */
-static void close_layer(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, emitter *out) {
-    if (rule->group != out->group || lanes->layers.begin != out->layer)
-        out->closed = out->count;
-    out->group = rule->group;
-    out->layer = lanes->layers.begin;
-}
-
 /* The lanes of one page go together through all pieces, page after page. False when the array is full first.
  */
-static bool emit_rule(kvf_run_cursor *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk,
-                      emitter *out) {
+static bool emit_rule(place *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk, emitter *out) {
     for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0) {
         const kvf_copy_lane *lanes = rule->lanes + c->lane;
         KVF_ASSERT(c->lane + rule->lanes_per_page <= rule->lane_count &&
                    c->lane_in_page < rule->lanes_per_page);
-        if (c->request->plan->options.keep_layers_apart)
-            close_layer(rule, lanes, out);
         while (c->piece < walk->count) {
             if (c->run == 0)
                 emit_whole(rule, lanes, walk, &c->piece, &c->lane_in_page, out);
@@ -204,11 +202,14 @@ static bool emit_rule(kvf_run_cursor *c, const kvf_copy_rule *rule, const kvf_wa
     return true;
 }
 
-size_t kvf_run_cursor_next(kvf_run_cursor *c, kvf_run *runs, size_t capacity) {
-    const kvf_plan *plan = c->request->plan;
+size_t kvf_run_cursor_next(kvf_run_cursor *cursor, kvf_run *runs, size_t capacity) {
+    place at;
+    memcpy(&at, cursor, sizeof at);
+    const kvf_plan *plan = at.request->plan;
     emitter out = {.runs = runs, .capacity = capacity};
-    for (; c->rule < c->rule_end; c->rule++, c->lane = 0)
-        if (!emit_rule(c, &plan->rules[c->rule], &c->request->walks[plan->rule_walks[c->rule]], &out))
+    for (; at.rule < at.rule_end; at.rule++, at.lane = 0)
+        if (!emit_rule(&at, &plan->rules[at.rule], &at.request->walks[plan->rule_walks[at.rule]], &out))
             break;
+    memcpy(cursor, &at, sizeof at);
     return out.count;
 }

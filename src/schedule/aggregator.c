@@ -115,9 +115,9 @@ void kvf_aggregator_free(kvf_aggregator *a) {
 /* Generation and id as the bytes that the tables compare. */
 static unsigned pack(const kvf_request_key *key, unsigned char *packed) {
     memcpy(packed, &key->generation, sizeof key->generation);
-    if (key->size)
-        memcpy(packed + sizeof key->generation, key->data, key->size);
-    return (unsigned)(sizeof key->generation + key->size);
+    if (key->id.size)
+        memcpy(packed + sizeof key->generation, key->id.data, key->id.size);
+    return (unsigned)(sizeof key->generation + key->id.size);
 }
 
 static entry *find(entry *table, const kvf_request_key *key) {
@@ -133,12 +133,12 @@ static bool ensure(kvf_aggregator *a, entry **table, const kvf_request_key *key)
     if (find(*table, key))
         return true;
     size_t bitmap_bytes = a->words * sizeof(uint64_t);
-    entry *e = kvf_alloc0(1, sizeof *e + bitmap_bytes + sizeof key->generation + key->size);
+    entry *e = kvf_alloc0(1, sizeof *e + bitmap_bytes + sizeof key->generation + key->id.size);
     if (!e)
         return false;
     unsigned char *packed = (unsigned char *)e->workers + bitmap_bytes;
     unsigned size = pack(key, packed);
-    e->key = (kvf_request_key){packed + sizeof key->generation, key->size, key->generation};
+    e->key = (kvf_request_key){{packed + sizeof key->generation, key->id.size}, key->generation};
     HASH_ADD_KEYPTR(hh, *table, packed, size, e);
     if (!e->hh.tbl) {
         kvf_free(e);
@@ -175,7 +175,7 @@ static kvf_status check_keys(const kvf_request_key *keys, size_t count, const ch
     if (count && !keys)
         return kvf_fail(KVF_E_INVALID, "%s is NULL and has a count of %zu", what, count);
     for (size_t i = 0; i < count; i++) {
-        kvf_status status = kvf_check_request_id(keys[i].data, keys[i].size, what, i);
+        kvf_status status = kvf_check_request_id(keys[i].id, what, i);
         if (status)
             return status;
     }
@@ -344,12 +344,14 @@ static void finish(kvf_aggregator *a, kvf_aggregate *out) {
 kvf_status kvf_aggregator_step(kvf_aggregator *a, const kvf_worker_output *const *outputs, uint32_t count,
                                uint32_t selected, kvf_aggregate *out) {
     totals t = {0};
-    if (!a || !out)
-        return kvf_fail(KVF_E_INVALID, "kvf_aggregator_step: aggregator or out is NULL");
-    kvf_status status = check_outputs(a, outputs, count, selected, &t);
+    if (!a)
+        return kvf_fail(KVF_E_INVALID, "kvf_aggregator_step: aggregator is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_aggregate");
+    if (!status)
+        status = check_outputs(a, outputs, count, selected, &t);
     if (status)
         return status;
-    kvf_aggregate sum = {.output = outputs[selected] ? selected : KVF_NO_WORKER};
+    kvf_aggregate sum = {.struct_size = sizeof sum, .output = outputs[selected] ? selected : KVF_NO_WORKER};
     bool dropped = a->drops_steps && !outputs[selected];
     free_list(&a->old);
     if (!dropped) {
@@ -363,12 +365,12 @@ kvf_status kvf_aggregator_step(kvf_aggregator *a, const kvf_worker_output *const
     if (status)
         return status;
     finish(a, &sum);
-    *out = sum;
+    kvf_fill_out(out, &sum, sizeof sum);
     return KVF_OK;
 }
 
 void kvf_aggregator_forget(kvf_aggregator *a, const kvf_request_key *request) {
-    if (!a || !request || request->size > KVF_REQUEST_ID_BYTES || (request->size && !request->data))
+    if (!a || !request || request->id.size > KVF_REQUEST_ID_BYTES || (request->id.size && !request->id.data))
         return;
     entry *e = find(a->sent, request);
     if (e)

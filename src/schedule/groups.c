@@ -1,13 +1,13 @@
 /* The groups of an instruction: block tables, and which steps are in them. */
 #include "schedule/schedule.h"
 
-kvf_instruction_group *kvf_copy_groups(const kvf_instruction_group *groups, uint32_t count) {
+kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count) {
     uint64_t ids = 0, bytes;
     for (uint32_t g = 0; g < count; g++)
         ids += groups[g].table.count; /* 2^32 tables of 2^32 do not fit in memory */
     if (!kvf_mul_add(ids, sizeof(uint32_t), (uint64_t)count * sizeof *groups, &bytes) || bytes > SIZE_MAX)
         return NULL;
-    kvf_instruction_group *copy = kvf_alloc((size_t)bytes, 1);
+    kvf_group_steps *copy = kvf_alloc((size_t)bytes, 1);
     if (!copy)
         return NULL;
     uint32_t *next = (uint32_t *)(copy + count);
@@ -21,21 +21,20 @@ kvf_instruction_group *kvf_copy_groups(const kvf_instruction_group *groups, uint
     return copy;
 }
 
-static kvf_status state_group(const char *group_name, const kvf_block_table *table,
-                              kvf_instruction_group *out) {
+static kvf_status state_group(const char *group_name, const kvf_block_table *table, kvf_group_steps *out) {
     if (table->count == 0 || table->ids[table->count - 1] == KVF_NO_BLOCK)
         return kvf_fail(KVF_E_RANGE, "group %s: there is no block for the state", group_name);
-    *out = (kvf_instruction_group){
-        .table = {.ids = &table->ids[table->count - 1], .count = 1}, .begin = 0, .end = 1};
+    *out =
+        (kvf_group_steps){.table = {.ids = &table->ids[table->count - 1], .count = 1}, .begin = 0, .end = 1};
     return KVF_OK;
 }
 
 static kvf_status token_group(const kvf_group_desc *group, uint32_t tokens_per_block,
                               const kvf_block_table *table, uint64_t begin, uint64_t end,
-                              kvf_instruction_group *out) {
+                              kvf_group_steps *out) {
     uint64_t needed = kvf_group_first_needed(group, end);
-    *out = (kvf_instruction_group){
-        .table = *table, .begin = kvf_min_u64(kvf_max_u64(begin, needed), end), .end = end};
+    *out =
+        (kvf_group_steps){.table = *table, .begin = kvf_min_u64(kvf_max_u64(begin, needed), end), .end = end};
     if (out->begin == out->end)
         return KVF_OK;
     uint64_t first = out->begin / tokens_per_block, last = (end - 1) / tokens_per_block;
@@ -57,11 +56,11 @@ static kvf_status token_group(const kvf_group_desc *group, uint32_t tokens_per_b
 }
 
 kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables, uint32_t count,
-                           uint64_t begin, uint64_t end, kvf_instruction_group **out) {
+                           uint64_t begin, uint64_t end, kvf_group_steps **out) {
     if (!tables || count != s->group_count)
         return kvf_fail(KVF_E_INVALID, "tables of %u groups; the model has %u", tables ? count : 0,
                         s->group_count);
-    kvf_instruction_group *groups = kvf_alloc(count, sizeof *groups);
+    kvf_group_steps *groups = kvf_alloc(count, sizeof *groups);
     if (!groups)
         return kvf_nomem("the groups of an instruction");
     kvf_status status = KVF_OK;

@@ -11,9 +11,8 @@ static int compare_beats(const void *a, const void *b) {
     if (!difference)
         difference = strcmp(left->public_key, right->public_key);
     return difference ? difference
-                      : kvf_compare_request_keys(
-                            &(kvf_request_key){left->transfer_id, left->transfer_id_bytes, 0},
-                            &(kvf_request_key){right->transfer_id, right->transfer_id_bytes, 0});
+                      : kvf_compare_request_keys(&(kvf_request_key){left->transfer_id, 0},
+                                                 &(kvf_request_key){right->transfer_id, 0});
 }
 
 kvf_status kvf_schedule_heartbeats(kvf_schedule *s, uint64_t now_ns, const kvf_heartbeat **beats,
@@ -31,7 +30,10 @@ kvf_status kvf_schedule_heartbeats(kvf_schedule *s, uint64_t now_ns, const kvf_h
         if (!s->options.heartbeats || load->state != PART_WAITING || load->push ||
             load->next_beat_ns > now_ns)
             continue;
-        list[n++] = (kvf_heartbeat){load->engine, load->endpoint, load->public_key, load->id, load->id_bytes};
+        list[n++] = (kvf_heartbeat){.engine = load->engine,
+                                    .endpoint = load->endpoint,
+                                    .public_key = load->public_key,
+                                    .transfer_id = load->id};
         load->alive = true;
         if (!kvf_add(now_ns, s->options.heartbeat_ns, &load->next_beat_ns))
             load->next_beat_ns = UINT64_MAX;

@@ -9,12 +9,12 @@
 #include "base/tables.h"
 
 /** KVF_E_RANGE or KVF_E_INVALID when these bytes cannot be an id; `what` and `index` are for the words. */
-kvf_status kvf_check_request_id(const void *data, size_t size, const char *what, size_t index);
+kvf_status kvf_check_request_id(kvf_request_id id, const char *what, size_t index);
 
 #define KVF_ID_TEXT_BYTES 64u
 
 /** An id for a message: its first bytes, those that cannot be printed as question marks. */
-void kvf_request_id_text(const void *data, size_t size, char text[KVF_ID_TEXT_BYTES]);
+void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]);
 
 /** By the bytes of the id, then by generation: less than, equal to or greater than 0. */
 int kvf_compare_request_keys(const void *a, const void *b);

@@ -75,7 +75,7 @@ static kvf_status check_load(const kvf_schedule *s, const record *r, uint64_t co
 
 static kvf_status plan_load(kvf_schedule *s, record *r, const kvf_block_table *tables, uint32_t group_count,
                             uint64_t computed, uint64_t load) {
-    kvf_instruction_group *groups = NULL;
+    kvf_group_steps *groups = NULL;
     kvf_status status = check_load(s, r, computed, load);
     if (!status)
         status = kvf_make_groups(s, tables, group_count, computed, computed + load, &groups);
@@ -154,19 +154,10 @@ kvf_status kvf_stop_load(kvf_schedule *s, record *r, bool gone, bool *kept) {
         return leave_queue(s, r, gone);
     case PART_PLANNED:
         return unplan(s, r, gone);
-    case PART_ACTIVE: {
-        order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL,
-                                  r->load.push ? KVF_INSTRUCT_EXPECT : KVF_INSTRUCT_PULL, NULL);
-        if (!o)
-            return kvf_nomem("an instruction");
-        kvf_queue_order(s, o, NULL, NULL);
-        r->load.state = PART_STOPPING;
-        *kept = true;
-        return KVF_OK;
-    }
+    case PART_ACTIVE:
     case PART_STOPPING:
         *kept = true;
-        return KVF_OK;
+        return kvf_cancel_part(s, r, r->load.push ? KVF_INSTRUCT_EXPECT : KVF_INSTRUCT_PULL, &r->load.state);
     default:
         return KVF_OK;
     }

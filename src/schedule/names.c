@@ -3,31 +3,31 @@
 
 #include "schedule/keys.h"
 
-kvf_status kvf_check_request_id(const void *data, size_t size, const char *what, size_t index) {
-    if (size > KVF_REQUEST_ID_BYTES)
-        return kvf_fail(KVF_E_RANGE, "%s %zu: the id has %zu bytes; allowed: up to %u", what, index, size,
+kvf_status kvf_check_request_id(kvf_request_id id, const char *what, size_t index) {
+    if (id.size > KVF_REQUEST_ID_BYTES)
+        return kvf_fail(KVF_E_RANGE, "%s %zu: the id has %zu bytes; allowed: up to %u", what, index, id.size,
                         KVF_REQUEST_ID_BYTES);
-    if (size && !data)
-        return kvf_fail(KVF_E_INVALID, "%s %zu: the id is NULL and has %zu bytes", what, index, size);
+    if (id.size && !id.data)
+        return kvf_fail(KVF_E_INVALID, "%s %zu: the id is NULL and has %zu bytes", what, index, id.size);
     return KVF_OK;
 }
 
-void kvf_request_id_text(const void *data, size_t size, char text[KVF_ID_TEXT_BYTES]) {
-    const unsigned char *bytes = data;
-    size_t shown = bytes ? kvf_min_u64(size, KVF_ID_TEXT_BYTES - 4) : 0;
+void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]) {
+    const unsigned char *bytes = id.data;
+    size_t shown = bytes ? kvf_min_u64(id.size, KVF_ID_TEXT_BYTES - 4) : 0;
     for (size_t i = 0; i < shown; i++)
         text[i] = (char)(bytes[i] >= ' ' && bytes[i] < 0x7f ? bytes[i] : '?');
-    memcpy(text + shown, shown < size ? "..." : "", shown < size ? 4 : 1);
+    memcpy(text + shown, shown < id.size ? "..." : "", shown < id.size ? 4 : 1);
 }
 
 int kvf_compare_request_keys(const void *a, const void *b) {
     const kvf_request_key *left = a, *right = b;
-    size_t common = left->size < right->size ? left->size : right->size;
-    int order = common ? memcmp(left->data, right->data, common) : 0;
+    size_t common = left->id.size < right->id.size ? left->id.size : right->id.size;
+    int order = common ? memcmp(left->id.data, right->id.data, common) : 0;
     if (order)
         return order;
-    if (left->size != right->size)
-        return left->size < right->size ? -1 : 1;
+    if (left->id.size != right->id.size)
+        return left->id.size < right->id.size ? -1 : 1;
     return (left->generation > right->generation) - (left->generation < right->generation);
 }
 

@@ -11,6 +11,10 @@ static const void *append(order *o, size_t *used, const void *bytes, size_t size
     return at;
 }
 
+static kvf_request_id append_id(order *o, size_t *used, kvf_request_id id) {
+    return (kvf_request_id){append(o, used, id.data, id.size), id.size};
+}
+
 static uint64_t deadline_of(const kvf_schedule *s, kvf_instruction_kind kind) {
     switch (kind) {
     case KVF_INSTRUCT_HOLD:
@@ -31,38 +35,36 @@ static bool is_about_serving(kvf_instruction_kind kind, kvf_instruction_kind can
 }
 
 order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_kind kind,
-                      kvf_instruction_kind cancels, const kvf_instruction_group *groups) {
+                      kvf_instruction_kind cancels, const kvf_group_steps *groups) {
     bool serves = is_about_serving(kind, cancels);
-    const void *id = serves ? r->serve.id : r->load.id;
-    size_t id_bytes = serves ? r->serve.id_bytes : r->load.id_bytes;
+    kvf_request_id id = serves ? r->serve.id : r->load.id;
     const char *texts[] = {serves ? "" : r->load.engine, serves ? "" : r->load.endpoint,
                            serves ? "" : r->load.public_key};
-    size_t bytes = r->key.size + 1 + id_bytes + 1, used = 0; /* ids are short, and texts are in memory */
+    size_t bytes = r->key.id.size + 1 + id.size + 1, used = 0; /* ids are short, and texts are in memory */
     for (unsigned i = 0; i < 3; i++)
         bytes += strlen(texts[i]) + 1;
     order *o = kvf_alloc0(1, sizeof *o + bytes);
-    kvf_instruction_group *copy = groups ? kvf_copy_groups(groups, s->group_count) : NULL;
+    kvf_group_steps *copy = groups ? kvf_copy_groups(groups, s->group_count) : NULL;
     if (!o || (groups && !copy)) {
         kvf_free(o);
         kvf_free(copy);
         return NULL;
     }
     bool consumes = !serves && kind != KVF_INSTRUCT_CANCEL;
-    o->instruction = (kvf_instruction){
-        .kind = kind,
-        .cancels = cancels,
-        .request = {append(o, &used, r->key.data, r->key.size), r->key.size, r->key.generation},
-        .transfer_id = append(o, &used, id, id_bytes),
-        .transfer_id_bytes = id_bytes,
-        .groups = copy,
-        .group_count = groups ? s->group_count : 0,
-        .engine = append(o, &used, texts[0], strlen(texts[0])),
-        .endpoint = append(o, &used, texts[1], strlen(texts[1])),
-        .public_key = append(o, &used, texts[2], strlen(texts[2])),
-        .deadline_ns = deadline_of(s, kind),
-        .consumers = serves && kind != KVF_INSTRUCT_CANCEL ? r->serve.consumers : 0,
-        .reserved = consumes && kind != KVF_INSTRUCT_RESERVE && r->load.reserved,
-        .push = serves ? r->serve.push : r->load.push};
+    o->instruction =
+        (kvf_instruction){.kind = kind,
+                          .cancels = cancels,
+                          .request = {append_id(o, &used, r->key.id), r->key.generation},
+                          .transfer_id = append_id(o, &used, id),
+                          .groups = copy,
+                          .group_count = groups ? s->group_count : 0,
+                          .engine = append(o, &used, texts[0], strlen(texts[0])),
+                          .endpoint = append(o, &used, texts[1], strlen(texts[1])),
+                          .public_key = append(o, &used, texts[2], strlen(texts[2])),
+                          .deadline_ns = deadline_of(s, kind),
+                          .consumers = serves && kind != KVF_INSTRUCT_CANCEL ? r->serve.consumers : 0,
+                          .reserved = consumes && kind != KVF_INSTRUCT_RESERVE && r->load.reserved,
+                          .push = serves ? r->serve.push : r->load.push};
     return o;
 }
 
@@ -88,6 +90,18 @@ void kvf_withdraw_order(kvf_schedule *s, order **slot) {
     s->queue_length--;
     free_order(*slot);
     *slot = NULL;
+}
+
+kvf_status kvf_cancel_part(kvf_schedule *s, const record *r, kvf_instruction_kind cancels,
+                           part_state *state) {
+    if (*state == PART_STOPPING)
+        return KVF_OK;
+    order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL, cancels, NULL);
+    if (!o)
+        return kvf_nomem("an instruction");
+    kvf_queue_order(s, o, NULL, NULL);
+    *state = PART_STOPPING;
+    return KVF_OK;
 }
 
 void kvf_free_orders(order **list) {

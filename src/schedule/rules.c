@@ -5,15 +5,15 @@ static bool is_hexadecimal(unsigned char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-size_t kvf_base_request_bytes(const void *id, size_t id_bytes) {
+size_t kvf_base_request_bytes(kvf_request_id id) {
     enum { DIGITS = 8 };
-    const unsigned char *bytes = id;
-    if (!bytes || id_bytes < DIGITS + 1 || bytes[id_bytes - DIGITS - 1] != '-')
-        return id_bytes;
-    for (size_t i = id_bytes - DIGITS; i < id_bytes; i++)
+    const unsigned char *bytes = id.data;
+    if (!bytes || id.size < DIGITS + 1 || bytes[id.size - DIGITS - 1] != '-')
+        return id.size;
+    for (size_t i = id.size - DIGITS; i < id.size; i++)
         if (!is_hexadecimal(bytes[i]))
-            return id_bytes;
-    return id_bytes - DIGITS - 1;
+            return id.size;
+    return id.size - DIGITS - 1;
 }
 
 uint64_t kvf_prefill_token_count(uint64_t prompt_tokens, bool has_state, uint32_t lookahead_tokens) {

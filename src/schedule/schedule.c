@@ -68,10 +68,10 @@ static void free_record(record *r) {
     kvf_free(r->load.engine);
     kvf_free(r->load.endpoint);
     kvf_free(r->load.public_key);
-    kvf_free(r->load.id);
+    kvf_free((void *)r->load.id.data);
     kvf_free(r->load.groups);
     kvf_free(r->load.invalid);
-    kvf_free(r->serve.id);
+    kvf_free((void *)r->serve.id.data);
     kvf_free(r);
 }
 
@@ -113,21 +113,21 @@ void kvf_schedule_release_results(kvf_schedule *s) {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static name *find_name(const kvf_schedule *s, const void *id, size_t id_bytes) {
+static name *find_name(const kvf_schedule *s, kvf_request_id id) {
     static const unsigned char nothing[1];
     name *found = NULL;
-    if (id_bytes <= KVF_REQUEST_ID_BYTES && (id || id_bytes == 0))
-        HASH_FIND(hh, s->names, id_bytes ? id : nothing, (unsigned)id_bytes, found);
+    if (id.size <= KVF_REQUEST_ID_BYTES && (id.data || id.size == 0))
+        HASH_FIND(hh, s->names, id.size ? id.data : nothing, (unsigned)id.size, found);
     return found;
 }
 
-static name *make_name(kvf_schedule *s, const void *id, size_t id_bytes) {
-    name *n = kvf_alloc0(1, sizeof *n + id_bytes);
+static name *make_name(kvf_schedule *s, kvf_request_id id) {
+    name *n = kvf_alloc0(1, sizeof *n + id.size);
     if (!n)
         return NULL;
-    n->size = id_bytes;
-    memcpy(n->bytes, id, id_bytes);
-    HASH_ADD_KEYPTR(hh, s->names, n->bytes, (unsigned)id_bytes, n);
+    n->size = id.size;
+    memcpy(n->bytes, id.data, id.size);
+    HASH_ADD_KEYPTR(hh, s->names, n->bytes, (unsigned)id.size, n);
     if (n->hh.tbl)
         return n;
     kvf_free(n);
@@ -135,7 +135,7 @@ static name *make_name(kvf_schedule *s, const void *id, size_t id_bytes) {
 }
 
 record *kvf_find_record(const kvf_schedule *s, const kvf_request_key *key) {
-    name *n = find_name(s, key->data, key->size);
+    name *n = find_name(s, key->id);
     record *r = n ? n->newest : NULL;
     while (r && key->generation && r->key.generation != key->generation)
         r = r->older;
@@ -144,7 +144,7 @@ record *kvf_find_record(const kvf_schedule *s, const kvf_request_key *key) {
 
 kvf_status kvf_unknown_request(const kvf_request_key *key, const record *r) {
     char text[KVF_ID_TEXT_BYTES];
-    kvf_request_id_text(key->data, key->size, text);
+    kvf_request_id_text(key->id, text);
     return kvf_fail(KVF_E_NOT_FOUND, "request %s, generation %llu, %s", text,
                     (unsigned long long)key->generation, r ? "has ended" : "is not known");
 }
@@ -183,8 +183,8 @@ void kvf_settle_record(kvf_schedule *s, record *r) {
 }
 
 static kvf_status check_source(const kvf_transfer_params *p) {
-    if (!p->id || p->id_bytes == 0 || p->id_bytes > KVF_TRANSFER_ID_BYTES)
-        return kvf_fail(KVF_E_RANGE, "source.id has %zu bytes; allowed: 1 to %u", p->id ? p->id_bytes : 0,
+    if (!p->id.data || p->id.size == 0 || p->id.size > KVF_TRANSFER_ID_BYTES)
+        return kvf_fail(KVF_E_RANGE, "source.id has %zu bytes; allowed: 1 to %u", p->id.data ? p->id.size : 0,
                         KVF_TRANSFER_ID_BYTES);
     if (!p->engine || !*p->engine)
         return kvf_fail(KVF_E_INVALID, "source.engine is empty; it must name the producer");
@@ -192,12 +192,12 @@ static kvf_status check_source(const kvf_transfer_params *p) {
 }
 
 static kvf_status check_request(const kvf_schedule_request *q) {
-    if (q->id_bytes == 0)
+    if (q->id.size == 0)
         return kvf_fail(KVF_E_RANGE, "the request's id is empty; allowed: 1 to %u bytes",
                         KVF_REQUEST_ID_BYTES);
-    kvf_status status = kvf_check_request_id(q->id, q->id_bytes, "request", 0);
-    if (!status && q->push_id && (q->push_id_bytes == 0 || q->push_id_bytes > KVF_TRANSFER_ID_BYTES))
-        status = kvf_fail(KVF_E_RANGE, "push_id has %zu bytes; allowed: 1 to %u", q->push_id_bytes,
+    kvf_status status = kvf_check_request_id(q->id, "request", 0);
+    if (!status && q->push_id.data && (q->push_id.size == 0 || q->push_id.size > KVF_TRANSFER_ID_BYTES))
+        status = kvf_fail(KVF_E_RANGE, "push_id has %zu bytes; allowed: 1 to %u", q->push_id.size,
                           KVF_TRANSFER_ID_BYTES);
     return status;
 }
@@ -230,13 +230,13 @@ static kvf_status take_source(const kvf_schedule *s, const kvf_schedule_request 
     load->engine = kvf_strdup(p.engine);
     load->endpoint = kvf_strdup(p.endpoint ? p.endpoint : "");
     load->public_key = kvf_strdup(p.public_key ? p.public_key : "");
-    load->id = kvf_copy(p.id, p.id_bytes, 1);
-    load->id_bytes = p.id_bytes;
+    load->id = (kvf_request_id){kvf_copy(p.id.data, p.id.size, 1), p.id.size};
     load->expiry_ns = p.expiry_ns;
     load->clock_offset_ns = q->clock_offset_ns;
     load->push = p.push;
     load->state = PART_WAITING;
-    return load->engine && load->endpoint && load->public_key && load->id ? KVF_OK : kvf_nomem("a source");
+    return load->engine && load->endpoint && load->public_key && load->id.data ? KVF_OK
+                                                                               : kvf_nomem("a source");
 }
 
 /* What is pushed is called by the name that both engines know: the id without what a front end added. */
@@ -248,18 +248,19 @@ static kvf_status take_serving(const kvf_schedule_request *q, serve_part *serve)
     serve->push = q->push;
     if (!q->push)
         return KVF_OK;
-    size_t base = kvf_base_request_bytes(q->id, q->id_bytes);
-    serve->id_bytes = q->push_id ? q->push_id_bytes : base ? base : q->id_bytes;
-    serve->id = kvf_copy(q->push_id ? q->push_id : q->id, serve->id_bytes, 1);
-    return serve->id ? KVF_OK : kvf_nomem("the name of a push");
+    kvf_request_id called = q->push_id.data ? q->push_id : q->id;
+    size_t base = q->push_id.data ? 0 : kvf_base_request_bytes(q->id);
+    called.size = base ? base : called.size;
+    serve->id = (kvf_request_id){kvf_copy(called.data, called.size, 1), called.size};
+    return serve->id.data ? KVF_OK : kvf_nomem("the name of a push");
 }
 
 static kvf_status make_record(kvf_schedule *s, const kvf_schedule_request *q, record **out) {
-    record *r = kvf_alloc0(1, sizeof *r + q->id_bytes);
+    record *r = kvf_alloc0(1, sizeof *r + q->id.size);
     if (!r)
         return kvf_nomem("a request");
-    memcpy(r->id, q->id, q->id_bytes);
-    r->key = (kvf_request_key){r->id, q->id_bytes, s->last_generation + 1};
+    memcpy(r->id, q->id.data, q->id.size);
+    r->key = (kvf_request_key){{r->id, q->id.size}, s->last_generation + 1};
     kvf_status status = take_source(s, q, &r->load);
     if (!status)
         status = take_serving(q, &r->serve);
@@ -285,18 +286,18 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
         return status;
     if (q.serves && !*s->options.engine)
         return kvf_fail(KVF_E_INVALID, "a request that serves, but kvf_schedule_options.engine is empty");
-    name *n = find_name(s, q.id, q.id_bytes);
+    name *n = find_name(s, q.id);
     if (n && !n->newest->ended) {
         char text[KVF_ID_TEXT_BYTES];
-        kvf_request_id_text(q.id, q.id_bytes, text);
+        kvf_request_id_text(q.id, text);
         return kvf_fail(KVF_E_EXISTS, "request %s has not ended", text);
     }
     if (s->record_count >= s->options.max_requests)
-        return kvf_fail(KVF_E_AGAIN, "there are %zu requests; allowed: %u", s->record_count,
+        return kvf_fail(KVF_E_LIMIT, "there are %zu requests; allowed: %u", s->record_count,
                         s->options.max_requests);
     bool is_new_name = !n;
     status = make_record(s, &q, &r);
-    if (!status && is_new_name && !(n = make_name(s, q.id, q.id_bytes)))
+    if (!status && is_new_name && !(n = make_name(s, q.id)))
         status = kvf_nomem("a request");
     bool over = false;
     if (!status)
@@ -326,13 +327,20 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
 
 /* ---- looking in ------------------------------------------------------------------------------ */
 
-void kvf_schedule_count(const kvf_schedule *s, kvf_schedule_counts *out) {
-    *out = (kvf_schedule_counts){.requests = s->record_count, .instructions = s->queue_length};
+kvf_status kvf_schedule_count(const kvf_schedule *s, kvf_schedule_counts *out) {
+    if (!s)
+        return kvf_fail(KVF_E_INVALID, "kvf_schedule_count: schedule is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_schedule_counts");
+    if (status)
+        return status;
+    kvf_schedule_counts counts = {.requests = s->record_count, .instructions = s->queue_length};
     for (const record *r = s->records; r; r = r->next) {
         part_state load = r->load.state, serve = r->serve.state;
-        out->waiting += load == PART_WAITING;
-        out->loading += load == PART_PLANNED || load == PART_ACTIVE;
-        out->serving += serve == PART_PLANNED || serve == PART_ACTIVE;
-        out->stopping += (load == PART_STOPPING) + (size_t)(serve == PART_STOPPING);
+        counts.waiting += load == PART_WAITING;
+        counts.loading += load == PART_PLANNED || load == PART_ACTIVE;
+        counts.serving += serve == PART_PLANNED || serve == PART_ACTIVE;
+        counts.stopping += (load == PART_STOPPING) + (size_t)(serve == PART_STOPPING);
     }
+    kvf_fill_out(out, &counts, sizeof counts);
+    return KVF_OK;
 }

@@ -31,8 +31,7 @@ typedef struct load_part {
     part_state state;
     order *order;
     char *engine, *endpoint, *public_key; /* owned, never NULL while there is a source */
-    void *id;
-    size_t id_bytes;
+    kvf_request_id id;                    /* owned */
     uint64_t expiry_ns;
     int64_t clock_offset_ns;
     uint64_t tokens; /* that can be loaded, from the first of the prompt */
@@ -40,9 +39,9 @@ typedef struct load_part {
     bool reserved; /* workers keep the source alive */
     bool alive;    /* a sign of life has been sent: expiry_ns means nothing any more */
     uint64_t next_beat_ns;
-    uint64_t computed, end;        /* tokens cached here before; with those to be loaded */
-    kvf_instruction_group *groups; /* what is loaded into which blocks; of kvf_copy_groups() */
-    kvf_group_block *invalid;     /* of its blocks, sorted, each once */
+    uint64_t computed, end;   /* tokens cached here before; with those to be loaded */
+    kvf_group_steps *groups;  /* what is loaded into which blocks; of kvf_copy_groups() */
+    kvf_group_block *invalid; /* of its blocks, sorted, each once */
     size_t invalid_count;
 } load_part;
 
@@ -52,8 +51,7 @@ typedef struct serve_part {
     order *order;
     uint32_t consumers;
     bool push;
-    void *id; /* owned */
-    size_t id_bytes;
+    kvf_request_id id; /* owned */
 } serve_part;
 
 /** All lives of one id, the newest first. */
@@ -94,6 +92,7 @@ struct kvf_schedule {
     order *queue, *taken;
     size_t queue_length;
     kvf_instruction *instructions; /* of what was taken */
+    kvf_transfer_params params;    /* of the request that finished last; its id is in the bytes below */
     unsigned char params_id[KVF_TRANSFER_ID_BYTES];
     /* results */
     kvf_loaded *loaded;
@@ -125,14 +124,14 @@ static inline bool kvf_part_is_pending(part_state state) {
 /* ---- tables (groups.c) */
 
 /** Copies groups and their tables into one piece of memory, free with kvf_free(). NULL: no memory. */
-kvf_instruction_group *kvf_copy_groups(const kvf_instruction_group *groups, uint32_t count);
+kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count);
 
 /**
  * Makes the groups of an instruction: of each token group the tokens [begin, end) as far as they are needed
  * after `end`, of each state group the state in the last block.
  */
 kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables, uint32_t count,
-                           uint64_t begin, uint64_t end, kvf_instruction_group **out);
+                           uint64_t begin, uint64_t end, kvf_group_steps **out);
 
 /* ---- orders (orders.c) */
 
@@ -144,13 +143,16 @@ kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables,
  * @return NULL: no memory
  */
 order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_kind kind,
-                      kvf_instruction_kind cancels, const kvf_instruction_group *groups);
+                      kvf_instruction_kind cancels, const kvf_group_steps *groups);
 
 /** Appends an order; `slot` (of a part, may be NULL) then points to it until it is taken or withdrawn. */
 void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot);
 
 /** Takes an order out of the queue and frees it; a NULL in the slot is accepted. */
 void kvf_withdraw_order(kvf_schedule *s, order **slot);
+
+/** Orders an active part to be cancelled, unless that is under way: KVF_OK or KVF_E_NOMEM. */
+kvf_status kvf_cancel_part(kvf_schedule *s, const record *r, kvf_instruction_kind cancels, part_state *state);
 
 void kvf_free_orders(order **list);
 

@@ -10,23 +10,22 @@
  */
 static kvf_status name_transfer(const kvf_schedule *s, record *r) {
     char suffix[48];
-    if (r->serve.id)
+    if (r->serve.id.data)
         return KVF_OK;
     size_t length = (size_t)snprintf(suffix, sizeof suffix, "~%" PRIx64 ".%" PRIu64, s->options.incarnation,
                                      r->key.generation);
-    char *id = kvf_alloc(r->key.size + length, 1);
+    char *id = kvf_alloc(r->key.id.size + length, 1);
     if (!id)
         return kvf_nomem("the name of a transfer");
-    memcpy(id, r->key.data, r->key.size);
-    memcpy(id + r->key.size, suffix, length);
-    r->serve.id = id;
-    r->serve.id_bytes = r->key.size + length;
+    memcpy(id, r->key.id.data, r->key.id.size);
+    memcpy(id + r->key.id.size, suffix, length);
+    r->serve.id = (kvf_request_id){id, r->key.id.size + length};
     return KVF_OK;
 }
 
 static kvf_status plan_serving(kvf_schedule *s, record *r, const kvf_block_table *tables,
                                uint32_t group_count, uint64_t tokens) {
-    kvf_instruction_group *groups = NULL;
+    kvf_group_steps *groups = NULL;
     kvf_status status = name_transfer(s, r);
     if (!status)
         status = kvf_make_groups(s, tables, group_count, 0, tokens, &groups);
@@ -67,19 +66,10 @@ kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
         kvf_withdraw_order(s, &r->serve.order);
         r->serve.state = gone ? PART_NONE : PART_WAITING;
         return KVF_OK;
-    case PART_ACTIVE: {
-        order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL,
-                                  r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, NULL);
-        if (!o)
-            return kvf_nomem("an instruction");
-        kvf_queue_order(s, o, NULL, NULL);
-        r->serve.state = PART_STOPPING;
-        *kept = true;
-        return KVF_OK;
-    }
+    case PART_ACTIVE:
     case PART_STOPPING:
         *kept = true;
-        return KVF_OK;
+        return kvf_cancel_part(s, r, r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, &r->serve.state);
     default:
         return KVF_OK;
     }
@@ -87,31 +77,30 @@ kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
 
 /* ---- requests end ---------------------------------------------------------------------------- */
 
-static void tell_params(kvf_schedule *s, const record *r, uint64_t tokens, uint64_t now_ns,
-                        kvf_schedule_end *out) {
+static const kvf_transfer_params *tell_params(kvf_schedule *s, const record *r, uint64_t tokens,
+                                              uint64_t now_ns) {
     uint64_t expiry;
     if (!kvf_add(now_ns, s->options.lease_ns, &expiry))
         expiry = UINT64_MAX;
-    memcpy(s->params_id, r->serve.id, r->serve.id_bytes); /* the record may leave before it is read */
-    out->has_params = true;
-    out->params = (kvf_transfer_params){.struct_size = sizeof out->params,
-                                        .engine = s->options.engine,
-                                        .endpoint = s->options.endpoint,
-                                        .public_key = s->options.public_key,
-                                        .id = s->params_id,
-                                        .id_bytes = r->serve.id_bytes,
-                                        .tokens = tokens,
-                                        .expiry_ns = expiry,
-                                        .push = r->serve.push};
+    memcpy(s->params_id, r->serve.id.data, r->serve.id.size); /* the record may leave before it is read */
+    s->params = (kvf_transfer_params){.struct_size = sizeof s->params,
+                                      .engine = s->options.engine,
+                                      .endpoint = s->options.endpoint,
+                                      .public_key = s->options.public_key,
+                                      .id = {s->params_id, r->serve.id.size},
+                                      .tokens = tokens,
+                                      .expiry_ns = expiry,
+                                      .push = r->serve.push};
+    return &s->params;
 }
 
 kvf_status kvf_schedule_finished(kvf_schedule *s, const kvf_request_key *request,
                                  const kvf_block_table *tables, uint32_t group_count, uint64_t tokens,
                                  uint64_t now_ns, kvf_schedule_end *out) {
     record *r;
-    if (!out)
-        return kvf_fail(KVF_E_INVALID, "kvf_schedule_finished: out is NULL");
-    kvf_status status = kvf_live_record(s, request, &r);
+    kvf_status status = kvf_check_out(out, "kvf_schedule_end");
+    if (!status)
+        status = kvf_live_record(s, request, &r);
     if (status)
         return status;
     bool kept = false, plans = r->serve.state == PART_WAITING && tokens > 0;
@@ -132,9 +121,10 @@ kvf_status kvf_schedule_finished(kvf_schedule *s, const kvf_request_key *request
         return status;
     }
     bool serves = r->serve.state == PART_PLANNED || r->serve.state == PART_ACTIVE;
-    *out = (kvf_schedule_end){.keep = kept || serves};
+    kvf_schedule_end end = {.keep = kept || serves};
     if (serves || r->serve.state == PART_DONE)
-        tell_params(s, r, tokens, now_ns, out);
+        end.params = tell_params(s, r, tokens, now_ns);
+    kvf_fill_out(out, &end, sizeof end);
     r->ended = true;
     kvf_settle_record(s, r);
     return KVF_OK;

@@ -18,7 +18,7 @@ static bool is_listed(const kvf_aggregate *a, uint32_t group, uint32_t block) {
 
 /* The entries of a group's table that the load fills: [first, end). */
 static kvf_range loaded_entries(const kvf_schedule *s, const load_part *load, uint32_t group) {
-    const kvf_instruction_group *g = &load->groups[group];
+    const kvf_group_steps *g = &load->groups[group];
     if (g->begin == g->end)
         return (kvf_range){0, 0};
     if (kvf_model_group(s->model, group)->kind == KVF_GROUP_STATE)
@@ -70,7 +70,7 @@ static kvf_status mark_all_invalid(kvf_schedule *s, const kvf_aggregate *a) {
 static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
     uint64_t valid = load->end;
     for (uint32_t g = 0; g < s->group_count; g++) {
-        const kvf_instruction_group *group = &load->groups[g];
+        const kvf_group_steps *group = &load->groups[g];
         bool is_state = kvf_model_group(s->model, g)->kind == KVF_GROUP_STATE;
         /* What a window leaves out, and a state before the last, are nowhere: only the start is left. */
         if (is_state || (group->begin > load->computed && group->begin < group->end))
@@ -141,21 +141,27 @@ static bool make_room(kvf_schedule *s, const kvf_aggregate *a) {
 }
 
 kvf_status kvf_schedule_update(kvf_schedule *s, const kvf_aggregate *aggregate, kvf_schedule_news *out) {
-    if (!s || !aggregate || !out)
-        return kvf_fail(KVF_E_INVALID, "kvf_schedule_update: schedule, aggregate or out is NULL");
-    kvf_schedule_release_results(s);
-    kvf_status status = check_aggregate(aggregate);
+    kvf_aggregate sum;
+    if (!s || !aggregate)
+        return kvf_fail(KVF_E_INVALID, "kvf_schedule_update: schedule or aggregate is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_schedule_news");
     if (!status)
-        status = make_room(s, aggregate) ? mark_all_invalid(s, aggregate) : kvf_nomem("news");
+        status = kvf_take_options(&sum, sizeof sum, aggregate, "kvf_aggregate");
     if (status)
         return status;
-    kvf_schedule_news news = {0};
-    for (size_t i = 0; i < aggregate->received_count; i++)
-        received(s, &aggregate->received[i], &news);
-    for (size_t i = 0; i < aggregate->sent_count; i++)
-        sent(s, &aggregate->sent[i], &news);
+    kvf_schedule_release_results(s);
+    status = check_aggregate(&sum);
+    if (!status)
+        status = make_room(s, &sum) ? mark_all_invalid(s, &sum) : kvf_nomem("news");
+    if (status)
+        return status;
+    kvf_schedule_news news = {.struct_size = sizeof news};
+    for (size_t i = 0; i < sum.received_count; i++)
+        received(s, &sum.received[i], &news);
+    for (size_t i = 0; i < sum.sent_count; i++)
+        sent(s, &sum.sent[i], &news);
     news.loaded = s->loaded;
     news.freed = s->freed;
-    *out = news;
+    kvf_fill_out(out, &news, sizeof news);
     return KVF_OK;
 }

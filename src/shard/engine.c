@@ -184,6 +184,13 @@ static kvf_status check_spec(const kvf_model *model, kvf_engine_spec *spec) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (*sizes[i] == 0)
             *sizes[i] = 1;
+    kvf_status status = kvf_check_reserved(spec->all.reserved, 4, "kvf_engine_spec.all");
+    if (!status)
+        status = kvf_check_reserved(spec->state.reserved, 4, "kvf_engine_spec.state");
+    for (uint32_t g = 0; spec->groups && g < kvf_model_group_count(model) && !status; g++)
+        status = kvf_check_reserved(spec->groups[g].reserved, 4, "kvf_engine_spec.groups");
+    if (status)
+        return status;
     uint32_t layers = kvf_model_layer_count(model);
     if ((uint64_t)spec->tp_size * spec->pp_size > 65536)
         return kvf_fail(KVF_E_RANGE, "tp_size %u x pp_size %u: allowed are up to 65536 ranks", spec->tp_size,

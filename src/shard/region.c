@@ -80,18 +80,17 @@ static bool find_view(const kvf_shard *shard, uint32_t region, uint32_t i, kvf_r
 }
 
 kvf_status kvf_shard_region_view(const kvf_shard *shard, uint32_t region, uint32_t i, kvf_region_view *out) {
-    if (!shard || !out || out->struct_size < sizeof out->struct_size)
-        return kvf_fail(KVF_E_INVALID, "%s",
-                        !shard ? "shard is NULL"
-                        : !out ? "out is NULL"
-                               : "struct_size is not set");
+    if (!shard)
+        return kvf_fail(KVF_E_INVALID, "shard is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_region_view");
+    if (status)
+        return status;
     if (region >= shard->desc.region_count)
         return kvf_fail(KVF_E_RANGE, "region is %u; the shard of rank %u has %u", region, shard->desc.rank,
                         shard->desc.region_count);
     kvf_region_view view = {.struct_size = sizeof view, .region_bytes = shard->desc.region_bytes[region]};
     if (!find_view(shard, region, i, &view))
         return kvf_fail(KVF_E_NOT_FOUND, "region %u has fewer than %u views", region, i + 1);
-    view.struct_size = out->struct_size;
-    memcpy(out, &view, out->struct_size < sizeof view ? out->struct_size : sizeof view);
+    kvf_fill_out(out, &view, sizeof view);
     return KVF_OK;
 }

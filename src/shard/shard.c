@@ -21,6 +21,9 @@ kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers) {
 }
 
 static kvf_status check_blocks(const kvf_group_desc *group, const kvf_group_shard_desc *shard) {
+    kvf_status status = kvf_check_reserved(shard->reserved, 4, "kvf_group_shard_desc");
+    if (status)
+        return status;
     if (shard->tokens_per_block == 0)
         return kvf_fail(KVF_E_INVALID, "tokens_per_block is 0; allowed is 1 to %u", UINT32_MAX);
     if (group->kind == KVF_GROUP_STATE && shard->tokens_per_block != 1)
@@ -267,6 +270,9 @@ const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group,
 
 kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t layer, uint32_t part,
                             uint64_t block, uint32_t row, uint32_t unit, kvf_cell_location *out) {
+    kvf_status status = kvf_check_out(out, "kvf_cell_location");
+    if (status)
+        return status;
     const kvf_placement *placement = kvf_shard_placement(shard, group, layer, part);
     if (!placement)
         return kvf_fail(KVF_E_RANGE, "rank %u does not hold layer %u of group %u, part %u", shard->desc.rank,
@@ -284,12 +290,15 @@ kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t lay
                         units.begin, units.end);
     uint64_t kernel_block = block * held->kernel_blocks_per_block + row / rows;
     /* No overflow: check_placement() bounded the last cell. */
-    out->region = placement->region;
-    out->offset = placement->offset + kernel_block * placement->block_stride +
+    const kvf_cell_location found = {
+        .region = placement->region,
+        .offset = placement->offset + kernel_block * placement->block_stride +
                   row % rows * placement->row_stride +
-                  (uint64_t)(unit - units.begin) * placement->unit_stride;
-    out->bytes = kvf_part_cell_bytes(desc);
-    out->piece_stride = placement->piece_stride;
-    out->pieces = placement->pieces;
+                  (uint64_t)(unit - units.begin) * placement->unit_stride,
+        .bytes = kvf_part_cell_bytes(desc),
+        .piece_stride = placement->piece_stride,
+        .pieces = placement->pieces,
+    };
+    kvf_fill_out(out, &found, sizeof found);
     return KVF_OK;
 }

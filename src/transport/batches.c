@@ -5,32 +5,7 @@
 #include <unistd.h>
 
 #include "transport/front.h"
-
-/* ---- lists ----------------------------------------------------------------------------------- */
-
-static void list_add(kvf_batch_list *list, kvf_batch *batch) {
-    KVF_ASSERT(!list->first == !list->last && (!list->last || !list->last->following));
-    batch->previous = list->last;
-    batch->following = NULL;
-    if (list->last)
-        list->last->following = batch;
-    else
-        list->first = batch;
-    list->last = batch;
-}
-
-static void list_remove(kvf_batch_list *list, kvf_batch *batch) {
-    KVF_ASSERT(batch->previous ? batch->previous->following == batch : list->first == batch);
-    KVF_ASSERT(batch->following ? batch->following->previous == batch : list->last == batch);
-    if (batch->previous)
-        batch->previous->following = batch->following;
-    else
-        list->first = batch->following;
-    if (batch->following)
-        batch->following->previous = batch->previous;
-    else
-        list->last = batch->previous;
-}
+#include "transport/notices.h"
 
 static kvf_front_batch *front_of(kvf_batch *batch) {
     return (kvf_front_batch *)batch;
@@ -135,12 +110,14 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
 }
 
 /* Every run lies inside a registered region on both sides. Everything behind this uses plain arithmetic. */
-static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count) {
+static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
     const kvf_memory *local = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
+    *bytes = 0;
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
+        *bytes += run->bytes;
         uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
         uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
         if (here == 0 || run->local_offset > here || run->bytes > here - run->local_offset)
@@ -152,6 +129,9 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
 }
 
 kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
+    kvf_status status = kvf_front_check_process(peer->transport, what);
+    if (status)
+        return status;
     if (peer->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
                         peer->lost_reason);
@@ -161,7 +141,7 @@ kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
 }
 
 static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
-                               size_t count, kvf_done done) {
+                               size_t count, kvf_done done, uint64_t *bytes) {
     if (!peer || !done || (!runs && count > 0))
         return kvf_fail(KVF_E_INVALID, "submit: %s is NULL", !peer ? "peer" : !done ? "done" : "runs");
     if (direction != KVF_READ && direction != KVF_WRITE)
@@ -171,12 +151,13 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
         return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
                         direction == KVF_READ ? "read" : "write");
     kvf_status status = kvf_front_check_peer(peer, "submit");
-    return status ? status : check_runs(peer, runs, count);
+    return status ? status : check_runs(peer, runs, count, bytes);
 }
 
 kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
                                 kvf_done done, void *context, kvf_operation *out) {
-    kvf_status status = check_submit(peer, direction, runs, count, done);
+    uint64_t bytes = 0;
+    kvf_status status = check_submit(peer, direction, runs, count, done, &bytes);
     if (status)
         return status;
     kvf_transport *transport = peer->transport;
@@ -189,15 +170,16 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->direction = direction;
     batch->runs = runs;
     batch->count = count;
+    batch->bytes = bytes;
     batch->done = done;
     batch->context = context;
-    list_add(&peer->batches, batch);
+    KVF_QUEUE_ADD(peer->batches.first, peer->batches.last, batch);
     if (count == 0) /* nothing for a fabric to do */
         kvf_batch_end(batch);
     else
         status = peer->fabric->submit(peer->link, batch);
     if (status) {
-        list_remove(&peer->batches, batch);
+        KVF_QUEUE_REMOVE(peer->batches.first, peer->batches.last, batch);
         give_back(transport, front);
         return status;
     }
@@ -210,6 +192,9 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
 kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation) {
     if (!transport)
         return kvf_fail(KVF_E_INVALID, "cancel: transport is NULL");
+    kvf_status status = kvf_front_check_process(transport, "cancel");
+    if (status)
+        return status;
     kvf_front_batch *front = find(transport, operation);
     if (!front)
         return kvf_fail(KVF_E_NOT_FOUND, "cancel: operation %llu is not under way",
@@ -247,13 +232,13 @@ void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
 void kvf_batch_end(kvf_batch *batch) {
     kvf_front_batch *front = front_of(batch);
     KVF_ASSERT(!front->ended);
-    list_remove(&batch->peer->batches, batch);
+    KVF_QUEUE_REMOVE(batch->peer->batches.first, batch->peer->batches.last, batch);
     front->ended = true;
     if (batch->failed && batch->cancelled && batch->failed != KVF_E_CANCELLED) {
         batch->failed = KVF_OK;
         kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
     }
-    list_add(&batch->peer->transport->ended, batch);
+    KVF_QUEUE_ADD(batch->peer->transport->ended.first, batch->peer->transport->ended.last, batch);
 }
 
 void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason) {
@@ -263,31 +248,12 @@ void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason
     }
 }
 
-/* What stands before each notification, its sender's name, and its bytes. */
-typedef struct notice_head {
-    uint32_t sender_bytes; /* with the NUL */
-    uint32_t bytes;
-} notice_head;
-
-size_t kvf_notice_room(const char *sender, size_t bytes) {
-    return sizeof(notice_head) + strnlen(sender, KVF_SENDER_MAX) + 1 + bytes;
-}
-
 kvf_status kvf_deliver_room(kvf_transport *transport, size_t room) {
     return kvf_buffer_room(&transport->notices, room);
 }
 
 kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes) {
-    size_t length = strnlen(sender, KVF_SENDER_MAX);
-    notice_head head = {(uint32_t)length + 1, (uint32_t)bytes};
-    kvf_buffer *notices = &transport->notices;
-    kvf_status status = kvf_buffer_room(notices, kvf_notice_room(sender, bytes));
-    if (status)
-        return status;
-    (void)kvf_buffer_add(notices, &head, sizeof head);
-    (void)kvf_buffer_add(notices, sender, length);
-    (void)kvf_buffer_add(notices, "", 1);
-    return kvf_buffer_add(notices, data, bytes);
+    return kvf_notices_add(&transport->notices, sender, data, bytes);
 }
 
 void kvf_peer_lost(kvf_peer *peer, const char *reason) {
@@ -317,12 +283,13 @@ static void describe_failure(const kvf_batch *batch, char *out, size_t size) {
 
 static void call_done(kvf_transport *transport, kvf_batch *batch) {
     kvf_status status = batch->failed;
+    batch->peer->moved[batch->direction] += status ? 0 : batch->bytes;
     kvf_done done = batch->done;
     void *context = batch->context;
     kvf_operation operation = batch->operation;
     char detail[KVF_REASON_BYTES + KVF_SENDER_MAX + 128];
     describe_failure(batch, detail, sizeof detail);
-    list_remove(&transport->ended, batch);
+    KVF_QUEUE_REMOVE(transport->ended.first, transport->ended.last, batch);
     give_back(transport, front_of(batch));
     KVF_ASSERT(done);
     transport->calling++;
@@ -349,18 +316,11 @@ static void tell_notices(kvf_transport *transport) {
     kvf_buffer told = transport->notices;
     transport->notices = transport->delivering;
     transport->delivering = told;
-    for (size_t at = 0; at < told.length;) {
-        notice_head head;
-        memcpy(&head, told.data + at, sizeof head);
-        at += sizeof head;
-        const char *sender = (const char *)told.data + at;
-        at += head.sender_bytes;
-        KVF_ASSERT(at <= told.length && head.bytes <= told.length - at);
+    kvf_notice notice;
+    for (size_t at = 0; kvf_notices_next(&told, &at, &notice);)
         if (transport->options.on_notify)
-            transport->options.on_notify(transport->options.context, transport, sender, told.data + at,
-                                         head.bytes);
-        at += head.bytes;
-    }
+            transport->options.on_notify(transport->options.context, transport, notice.sender, notice.data,
+                                         notice.bytes);
     transport->delivering.length = 0;
 }
 

@@ -190,17 +190,15 @@ const char *kvf_transport_kind_name(uint32_t i) {
 
 kvf_status kvf_transport_describe(uint32_t i, kvf_transport_kind *out) {
     static const char *const no_settings[] = {NULL};
-    if (!out || out->struct_size < sizeof out->struct_size)
-        return kvf_fail(KVF_E_INVALID, "describe: %s", out ? "struct_size is not set" : "out is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_transport_kind");
+    if (status)
+        return status;
     const kvf_fabric *fabric = kvf_fabric_at(i);
     if (!fabric)
         return kvf_fail(KVF_E_NOT_FOUND, "describe: kind %u; this build has %u", i, FABRICS);
     kvf_transport_kind known = fabric->kind;
-    known.struct_size = out->struct_size;
     known.settings = known.settings ? known.settings : no_settings;
-    size_t bytes = out->struct_size < sizeof known ? out->struct_size : sizeof known;
-    memset(out, 0, out->struct_size);
-    memcpy(out, &known, bytes);
+    kvf_fill_out(out, &known, sizeof known);
     return KVF_OK;
 }
 

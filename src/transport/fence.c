@@ -36,7 +36,9 @@ each_in_common(kvf_transport *transport, const void *data, size_t bytes, const c
     if (!transport || !data)
         return kvf_fail(KVF_E_INVALID, "%s: %s is NULL", what, !transport ? "transport" : "card");
     kvf_card card = {0};
-    kvf_status status = kvf_card_read(data, bytes, &card);
+    kvf_status status = kvf_front_check_process(transport, what);
+    if (!status)
+        status = kvf_card_read(data, bytes, &card);
     for (uint32_t i = 0; i < transport->fabric_count && !status; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         for (uint32_t p = 0; p < card.part_count && !front->disabled && !status; p++)

@@ -9,6 +9,9 @@
 #ifndef KVF_TRANSPORT_FRONT_H
 #define KVF_TRANSPORT_FRONT_H
 
+#include <stdatomic.h>
+#include <sys/types.h>
+
 #include "base/wake.h"
 #include "transport/transport.h"
 
@@ -32,6 +35,8 @@ struct kvf_peer {
     uint64_t *region_bytes;
     uint32_t region_count;
     uint64_t generation;    /* of its memory, as the card says */
+    char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
+    uint64_t moved[2];      /* bytes, by direction */
     kvf_batch_list batches; /* those the fabric has */
     bool lost;
     char lost_reason[KVF_REASON_BYTES];
@@ -52,6 +57,8 @@ typedef struct kvf_front_fabric {
 struct kvf_transport {
     kvf_transport_options options;
     char *name;
+    pid_t process;  /* that opened it; no other may use it */
+    uint32_t forks; /* kvf_fork_count() there */
     bool automatic;
     kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
@@ -64,6 +71,7 @@ struct kvf_transport {
     int event_fd;     /* an epoll of the fabrics' descriptors, of `wake`, and of what an agent adds to it */
     kvf_wake wake;    /* readable while callbacks are due */
     uint32_t calling; /* callbacks under way, or progress() */
+    _Atomic bool hurried; /* another thread waits for the end of progress() */
     kvf_peer *peers;
 
     /* batches.c */
@@ -88,6 +96,9 @@ kvf_status kvf_front_check_kind(const char *kind);
 
 /** Whether all keys are known, also those of `in_front` (may be NULL). */
 kvf_status kvf_front_check_settings(const kvf_transport_options *options, const kvf_fabric *in_front);
+
+/** Whether a transport (not NULL) is this process's own: KVF_E_INVALID in a child of fork(). */
+kvf_status kvf_front_check_process(const kvf_transport *transport, const char *what);
 
 /** Whether a peer can be used: KVF_E_PEER_LOST, with `what` and why, when it cannot. */
 kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what);

@@ -83,7 +83,10 @@ kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind
         return kvf_fail(KVF_E_INVALID, "allocate: %s is NULL", !transport ? "transport" : "out");
     if (bytes == 0)
         return kvf_fail(KVF_E_INVALID, "allocate: 0 bytes");
-    kvf_status status = check_kind(kind, device);
+    kvf_status status = kvf_front_check_process(transport, "allocate");
+    if (status)
+        return status;
+    status = check_kind(kind, device);
     if (status)
         return kvf_fail_in(status, "allocate: ");
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
@@ -252,7 +255,9 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     for (uint32_t i = 0; i < transport->region_count; i++)
         if (is_registered(transport, i))
             return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", i);
-    kvf_status status = kvf_memory_check(regions, count, "register");
+    kvf_status status = kvf_front_check_process(transport, "register");
+    if (!status)
+        status = kvf_memory_check(regions, count, "register");
     uint32_t added = 0;
     while (!status && added < count && !(status = add(transport, added, kvf_memory_at(regions, added))))
         added++;
@@ -276,7 +281,9 @@ kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t regi
                         transport->region_count);
     if (is_registered(transport, region))
         return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", region);
-    kvf_status status = kvf_memory_check(memory, 1, "register");
+    kvf_status status = kvf_front_check_process(transport, "register");
+    if (!status)
+        status = kvf_memory_check(memory, 1, "register");
     if (!status)
         status = add(transport, region, memory);
     if (!status)
@@ -301,9 +308,12 @@ kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t re
         return kvf_fail(KVF_E_NOT_REGISTERED, "unregister: region %u is not registered", region);
     if (is_in_use(transport, region))
         return kvf_fail(KVF_E_AGAIN, "unregister: operations of this endpoint use region %u", region);
+    kvf_status status = kvf_front_check_process(transport, "unregister");
+    if (status)
+        return status;
     forget_card(transport);
     transport->oldest = transport->generation;
-    kvf_status status = take_from_fabrics(transport, region);
+    status = take_from_fabrics(transport, region);
     if (status)
         return status;
     transport->regions[region] = (kvf_memory){0};

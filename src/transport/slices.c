@@ -59,6 +59,17 @@ void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf
         out->bytes += first[out->count++].bytes;
 }
 
+bool kvf_slices_next(const kvf_slices *slices, const kvf_transport *transport, uint64_t moved,
+                     uint64_t budget, kvf_slice *out) {
+    const kvf_batch *batch = slices->current;
+    if (!batch || moved >= budget || (moved > 0 && kvf_transport_hurried(transport)))
+        return false;
+    if (moved > 0 && slices->offset == 0 && batch->runs[batch->next].bytes > budget - moved)
+        return false;
+    kvf_slices_peek(slices, kvf_min_u64(budget - moved, KVF_COPY_BYTES), KVF_SLICE_RUNS, out);
+    return true;
+}
+
 bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice) {
     kvf_batch *batch = slices->current;
     if (slice->count > 0) {

@@ -10,6 +10,8 @@
 /** Bytes one progress() may copy, and runs it may look at. */
 #define KVF_SLICE_BYTES (4u << 20)
 #define KVF_SLICE_RUNS 8192u
+/** Bytes that are copied in one go; after them one who is in a hurry is let go first. */
+#define KVF_COPY_BYTES (1u << 20)
 
 typedef struct kvf_slices {
     kvf_batch *current; /**< the first batch with runs not yet started */
@@ -39,6 +41,15 @@ void kvf_slices_reap(kvf_slices *slices);
 
 /** Looks at what comes next: at most `runs` whole runs and `budget` bytes. Needs a current batch. */
 void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf_slice *out);
+
+/**
+ * The same for one copy of a progress() that has moved `moved` of its `budget` so far.
+ *
+ * @return false when there is nothing left for this progress(): no batch, no budget, somebody is in a hurry, or the
+ *         next run is a long one, which is rather moved as a whole next time
+ */
+bool kvf_slices_next(const kvf_slices *slices, const kvf_transport *transport, uint64_t moved,
+                     uint64_t budget, kvf_slice *out);
 
 /** Counts a slice as started; true when that was the last of its batch, which then is not the current one. */
 bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice);

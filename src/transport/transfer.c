@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "transport/front.h"
+#include "transport/transfer.h"
 
 #define BATCHES 3u /* of one source, submitted at once: while one ends, others keep its fabric busy */
 #define BATCH_RUNS 1024u
@@ -19,6 +20,7 @@ typedef struct transfer_batch {
     kvf_operation operation;
     bool submitted;
     size_t count;
+    size_t whole; /* runs that end in it */
     uint64_t bytes;
     kvf_run runs[BATCH_RUNS];
 } transfer_batch;
@@ -27,13 +29,17 @@ struct transfer_source {
     kvf_transfer *transfer;
     kvf_peer *peer;
     kvf_run_cursor cursor;
-    bool exhausted;
+    kvf_run ahead[PULL_RUNS]; /* of a transfer that is held: taken from the cursor and not submitted yet */
+    size_t ahead_at, ahead_count;
+    bool exhausted; /* the cursor */
     transfer_batch *batches;
 };
 
 struct kvf_transfer {
     kvf_transport *transport;
     kvf_direction direction;
+    bool held;         /* submits only what kvf_transfer_advance() says */
+    uint32_t turn;     /* the source that it lets go first */
     bool swapped;      /* pushed by the plan's remote side: its runs name our memory as the remote one */
     kvf_status failed; /* the first failure, or KVF_E_CANCELLED */
     char detail[DETAIL_BYTES];
@@ -67,9 +73,8 @@ static void swap_sides(kvf_run *run) {
         (kvf_run){run->remote_offset, run->local_offset, run->bytes, run->remote_region, run->local_region};
 }
 
+/* Takes whole runs: for a transfer that goes as fast as it can. */
 static void fill(transfer_source *source, transfer_batch *batch) {
-    batch->count = 0;
-    batch->bytes = 0;
     while (batch->count < BATCH_RUNS && batch->bytes < BATCH_BYTES && !source->exhausted) {
         size_t room = BATCH_RUNS - batch->count < PULL_RUNS ? BATCH_RUNS - batch->count : PULL_RUNS;
         size_t got = kvf_run_cursor_next(&source->cursor, batch->runs + batch->count, room);
@@ -80,29 +85,86 @@ static void fill(transfer_source *source, transfer_batch *batch) {
         }
         source->exhausted = got == 0;
     }
+    batch->whole = batch->count;
+}
+
+/* The next run, or what is left of it; NULL: there is none. */
+static kvf_run *look_ahead(transfer_source *source) {
+    if (source->ahead_at == source->ahead_count && !source->exhausted) {
+        source->ahead_at = 0;
+        source->ahead_count = kvf_run_cursor_next(&source->cursor, source->ahead, PULL_RUNS);
+        source->exhausted = source->ahead_count == 0;
+        for (size_t i = 0; i < source->ahead_count && source->transfer->swapped; i++)
+            swap_sides(&source->ahead[i]);
+    }
+    return source->ahead_at < source->ahead_count ? &source->ahead[source->ahead_at] : NULL;
+}
+
+/* Takes `most` bytes at the most, and so cuts the run in which they end. */
+static void fill_up_to(transfer_source *source, transfer_batch *batch, uint64_t most) {
+    kvf_run *left;
+    while (batch->count < BATCH_RUNS && batch->bytes < most && (left = look_ahead(source))) {
+        kvf_run *run = &batch->runs[batch->count++];
+        *run = *left;
+        run->bytes = kvf_min_u64(left->bytes, most - batch->bytes);
+        batch->bytes += run->bytes;
+        left->local_offset += run->bytes;
+        left->remote_offset += run->bytes;
+        left->bytes -= run->bytes;
+        if (left->bytes == 0) {
+            batch->whole++;
+            source->ahead_at++;
+        }
+    }
+}
+
+/* Whether something was not submitted yet. Of one that is held this is known exactly: see look_ahead(). */
+static bool has_more(const kvf_transfer *transfer) {
+    for (uint32_t i = 0; i < transfer->source_count; i++)
+        if (!transfer->sources[i].exhausted ||
+            transfer->sources[i].ahead_at < transfer->sources[i].ahead_count)
+            return true;
+    return false;
+}
+
+static bool is_over(const kvf_transfer *transfer) {
+    return transfer->in_flight == 0 && (transfer->failed || !has_more(transfer));
 }
 
 static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
-/* Keeps a source's batches under way. */
-static void pump(transfer_source *source) {
+static bool submit(transfer_source *source, transfer_batch *batch) {
     kvf_transfer *transfer = source->transfer;
-    for (uint32_t i = 0; i < BATCHES && !transfer->failed && !source->exhausted; i++) {
+    kvf_status status = kvf_transport_submit(source->peer, transfer->direction, batch->runs, batch->count,
+                                             on_done, batch, &batch->operation);
+    if (status) {
+        fail(transfer, status, kvf_error_detail());
+        return false;
+    }
+    batch->submitted = true;
+    transfer->in_flight++;
+    return true;
+}
+
+/* Fills and submits those of a source's batches that are free, with `most` bytes in all; UINT64_MAX: as many as
+ * fit. Returns how many it has submitted. */
+static uint64_t pump(transfer_source *source, uint64_t most) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < BATCHES && bytes < most && !source->transfer->failed; i++) {
         transfer_batch *batch = &source->batches[i];
         if (batch->submitted)
             continue;
-        fill(source, batch);
-        if (batch->count == 0)
-            return;
-        kvf_status status = kvf_transport_submit(source->peer, transfer->direction, batch->runs, batch->count,
-                                                 on_done, batch, &batch->operation);
-        if (status) {
-            fail(transfer, status, kvf_error_detail());
-            return;
-        }
-        batch->submitted = true;
-        transfer->in_flight++;
+        batch->count = batch->whole = 0;
+        batch->bytes = 0;
+        if (most == UINT64_MAX && source->ahead_at == source->ahead_count)
+            fill(source, batch);
+        else
+            fill_up_to(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
+        if (batch->count == 0 || !submit(source, batch))
+            break;
+        bytes += batch->bytes;
     }
+    return bytes;
 }
 
 static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
@@ -115,11 +177,34 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
         fail(transfer, status, detail);
     } else {
         transfer->bytes += batch->bytes;
-        transfer->runs += batch->count;
-        pump(batch->source);
+        transfer->runs += batch->whole;
+        if (!transfer->held)
+            (void)pump(batch->source, UINT64_MAX);
     }
     if (transfer->abandoned && transfer->in_flight == 0)
         free_transfer(transfer);
+}
+
+void kvf_transfer_hold(kvf_transfer *transfer, bool held) {
+    if (transfer->held == held)
+        return;
+    transfer->held = held;
+    for (uint32_t i = 0; i < transfer->source_count; i++)
+        if (held)
+            (void)look_ahead(&transfer->sources[i]);
+        else
+            (void)pump(&transfer->sources[i], UINT64_MAX);
+}
+
+uint64_t kvf_transfer_advance(kvf_transfer *transfer, uint64_t bytes) {
+    uint64_t done = 0;
+    for (uint32_t i = 0; i < transfer->source_count && done < bytes; i++) {
+        transfer_source *source = &transfer->sources[(transfer->turn + i) % transfer->source_count];
+        done += pump(source, bytes - done);
+        (void)look_ahead(source);
+    }
+    transfer->turn = transfer->source_count ? (transfer->turn + 1) % transfer->source_count : 0;
+    return done;
 }
 
 static kvf_status check_peers(kvf_peer *const *peers, uint32_t count) {
@@ -170,7 +255,10 @@ static void place_source(kvf_transfer *transfer, uint32_t i, const kvf_request *
 /* Gets a placed transfer under way; it is freed if nothing of it is. */
 static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
     for (uint32_t i = 0; i < transfer->source_count && !transfer->failed; i++)
-        pump(&transfer->sources[i]);
+        if (transfer->held)
+            (void)look_ahead(&transfer->sources[i]);
+        else
+            (void)pump(&transfer->sources[i], UINT64_MAX);
     if (transfer->failed && transfer->in_flight == 0) {
         kvf_status status = kvf_fail(transfer->failed, "transfer: %s", transfer->detail);
         free_transfer(transfer);
@@ -180,8 +268,8 @@ static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
     return KVF_OK;
 }
 
-kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction, kvf_peer *const *peers,
-                              kvf_transfer **out) {
+kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction direction,
+                                   kvf_peer *const *peers, bool held, kvf_transfer **out) {
     if (!request || !out)
         return kvf_fail(KVF_E_INVALID, "transfer: %s is NULL", !request ? "request" : "out");
     if (direction != KVF_READ && direction != KVF_WRITE)
@@ -196,13 +284,19 @@ kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction directio
         return status;
     transfer->transport = sources > 0 ? peers[0]->transport : NULL;
     transfer->direction = direction;
+    transfer->held = held;
     for (uint32_t i = 0; i < sources; i++)
         place_source(transfer, i, request, i, peers[i]);
     return launch(transfer, out);
 }
 
-kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
-                             kvf_transfer **out) {
+kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction, kvf_peer *const *peers,
+                              kvf_transfer **out) {
+    return kvf_transfer_start_held(request, direction, peers, false, out);
+}
+
+kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
+                                  kvf_transfer **out) {
     if (!request || !peer || !out)
         return kvf_fail(KVF_E_INVALID, "push: %s is NULL", !request ? "request" : !peer ? "peer" : "out");
     uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
@@ -217,15 +311,21 @@ kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_pe
     transfer->transport = peer->transport;
     transfer->direction = KVF_WRITE;
     transfer->swapped = true;
+    transfer->held = held;
     place_source(transfer, 0, request, source, peer);
     return launch(transfer, out);
+}
+
+kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                             kvf_transfer **out) {
+    return kvf_transfer_push_held(request, source, peer, false, out);
 }
 
 kvf_status kvf_transfer_status(const kvf_transfer *transfer) {
     if (!transfer)
         return kvf_fail(KVF_E_INVALID, "transfer: transfer is NULL");
-    if (transfer->in_flight > 0)
-        return KVF_E_AGAIN;
+    if (!is_over(transfer))
+        return KVF_IN_PROGRESS;
     return transfer->failed ? kvf_fail(transfer->failed, "%s", transfer->detail) : KVF_OK;
 }
 
@@ -241,7 +341,7 @@ void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, uint64_t
 }
 
 void kvf_transfer_cancel(kvf_transfer *transfer) {
-    if (transfer && transfer->in_flight > 0)
+    if (transfer && !is_over(transfer))
         fail(transfer, KVF_E_CANCELLED, "the transfer was cancelled by its owner");
 }
 

@@ -10,13 +10,19 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "transport/card.h"
 #include "transport/front.h"
 
-const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
-
 const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
+}
+
+kvf_status kvf_front_check_process(const kvf_transport *transport, const char *what) {
+    if (transport->forks == kvf_fork_count())
+        return KVF_OK;
+    return kvf_fail(KVF_E_INVALID, "%s: the transport belongs to process %ld, which forked this one", what,
+                    (long)transport->process);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -70,8 +76,7 @@ static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric
     return watch(transport, fabric->event_fd(opened.endpoint));
 }
 
-static kvf_status open_fabrics(kvf_transport *transport, const char *kind) {
-    const kvf_fabric *in_front = kvf_fabric_in_front ? kvf_fabric_in_front(kind) : NULL;
+static kvf_status open_fabrics(kvf_transport *transport, const kvf_fabric *in_front, const char *kind) {
     kvf_status status = kvf_front_check_settings(&transport->options, in_front);
     if (!status && !in_front && !transport->automatic)
         status = kvf_front_check_kind(kind);
@@ -87,12 +92,19 @@ static kvf_status open_fabrics(kvf_transport *transport, const char *kind) {
 }
 
 kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *options, kvf_transport **out) {
+    return kvf_transport_open_over(NULL, kind, options, out);
+}
+
+kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
+                                   const kvf_transport_options *options, kvf_transport **out) {
     if (!out)
         return kvf_fail(KVF_E_INVALID, "transport: out is NULL");
     kvf_transport *transport = kvf_alloc0(1, sizeof *transport);
     if (!transport)
         return kvf_nomem("a transport");
     transport->event_fd = transport->wake.fd = -1;
+    transport->process = getpid();
+    transport->forks = kvf_fork_count();
     kind = kind ? kind : "auto";
     transport->automatic = strcmp(kind, "auto") == 0;
     kvf_status status =
@@ -102,7 +114,7 @@ kvf_status kvf_transport_open(const char *kind, const kvf_transport_options *opt
     if (!status)
         status = open_descriptors(transport);
     if (!status)
-        status = open_fabrics(transport, kind);
+        status = open_fabrics(transport, in_front, kind);
     transport->options.settings = NULL; /* the caller's: read while opening */
     transport->options.setting_count = 0;
     if (status) {
@@ -164,11 +176,11 @@ kvf_status kvf_transport_export(kvf_transport *transport, const void **card, siz
                         !transport ? "transport"
                         : !card    ? "card"
                                    : "bytes");
-    if (!transport->card.data) {
-        kvf_status status = make_card(transport);
-        if (status)
-            return status;
-    }
+    kvf_status status = kvf_front_check_process(transport, "export");
+    if (!status && !transport->card.data)
+        status = make_card(transport);
+    if (status)
+        return status;
     *card = transport->card.data;
     *bytes = transport->card.length;
     return KVF_OK;
@@ -192,13 +204,20 @@ static kvf_status nothing_in_common(const kvf_transport *transport, const kvf_ca
     return status;
 }
 
+/* Adds why a fabric cannot serve a peer, from the detail. */
+static void note_refusal(char *why, size_t size, const kvf_fabric *fabric) {
+    size_t used = strlen(why);
+    (void)snprintf(why + used, size - used, "%s%s: %s", used ? "; " : "", fabric->kind.name,
+                   kvf_error_detail());
+}
+
 /*
  * Tries the fabrics both sides have, best first. A way that is closed to us by permissions is like one that
  * is not there, as long as another is open.
  */
 static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_peer *peer) {
     kvf_status refusal = KVF_E_UNSUPPORTED;
-    char why[256] = "";
+    char why[256] = "", noteworthy[256] = "";
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         for (uint32_t p = 0; p < card->part_count && !front->disabled; p++) {
@@ -206,14 +225,17 @@ static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_pee
                 continue;
             kvf_status status = front->fabric->connect(front->endpoint, card->parts[p].data,
                                                        card->parts[p].bytes, peer, &peer->link);
-            if (!status)
+            if (!status) {
                 peer->fabric = front->fabric;
-            if (!status || (status != KVF_E_UNSUPPORTED && status != KVF_E_PERMISSION))
-                return status ? kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name) : KVF_OK;
+                peer->passed_over = kvf_strdup(noteworthy);
+                return KVF_OK;
+            }
+            if (status != KVF_E_UNSUPPORTED && status != KVF_E_PERMISSION)
+                return kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name);
             refusal = status == KVF_E_PERMISSION ? status : refusal;
-            size_t used = strlen(why);
-            (void)snprintf(why + used, sizeof why - used, "%s%s: %s", used ? "; " : "",
-                           front->fabric->kind.name, kvf_error_detail());
+            note_refusal(why, sizeof why, front->fabric);
+            if (front->fabric->kind.reach != KVF_REACH_PROCESS) /* engines are processes of their own */
+                note_refusal(noteworthy, sizeof noteworthy, front->fabric);
             break;
         }
     }
@@ -225,6 +247,7 @@ static void free_peer(kvf_peer *peer) {
         return;
     kvf_free(peer->region_bytes);
     kvf_free(peer->name);
+    kvf_free(peer->passed_over);
     kvf_free(peer);
 }
 
@@ -235,7 +258,10 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
                         : !card    ? "card"
                                    : "out");
     kvf_card read = {0};
-    kvf_status status = kvf_card_read(card, bytes, &read);
+    kvf_status status = kvf_front_check_process(transport, "connect");
+    if (status)
+        return status;
+    status = kvf_card_read(card, bytes, &read);
     if (status)
         return kvf_fail_in(status, "connect: ");
     kvf_peer *peer = kvf_alloc0(1, sizeof *peer);
@@ -253,16 +279,32 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
         free_peer(peer);
         return status;
     }
-    peer->following = transport->peers;
-    if (transport->peers)
-        transport->peers->previous = peer;
-    transport->peers = peer;
+    KVF_LIST_ADD(transport->peers, peer);
     *out = peer;
     return KVF_OK;
 }
 
 const char *kvf_peer_kind(const kvf_peer *peer) {
     return peer ? peer->fabric->kind.name : "";
+}
+
+kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
+    if (!peer || !out || out->struct_size == 0)
+        return kvf_fail(KVF_E_INVALID, "peer: %s",
+                        !peer  ? "peer is NULL"
+                        : !out ? "info is NULL"
+                               : "struct_size is 0");
+    const kvf_fabric *fabric = peer->fabric;
+    kvf_peer_info info = {.struct_size = out->struct_size,
+                          .bytes_read = peer->moved[KVF_READ],
+                          .bytes_written = peer->moved[KVF_WRITE]};
+    (void)snprintf(info.kind, sizeof info.kind, "%s", fabric->kind.name);
+    (void)snprintf(info.way, sizeof info.way, "%s",
+                   fabric->way && !peer->lost ? fabric->way(peer->link) : "");
+    (void)snprintf(info.passed_over, sizeof info.passed_over, "%s",
+                   peer->passed_over ? peer->passed_over : "");
+    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    return KVF_OK;
 }
 
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
@@ -276,7 +318,7 @@ const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {
 }
 
 void kvf_peer_close(kvf_peer *peer) {
-    if (!peer || peer->closing)
+    if (!peer || peer->closing || peer->transport->forks != kvf_fork_count())
         return;
     kvf_transport *transport = peer->transport;
     peer->closing = true;
@@ -285,17 +327,20 @@ void kvf_peer_close(kvf_peer *peer) {
     kvf_front_dispatch_peer(transport, peer);
     if (peer->lost_untold)
         transport->lost_untold--;
-    if (peer->previous)
-        peer->previous->following = peer->following;
-    else
-        transport->peers = peer->following;
-    if (peer->following)
-        peer->following->previous = peer->previous;
+    KVF_LIST_REMOVE(transport->peers, peer);
     free_peer(peer);
     kvf_front_update_wake(transport);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
+
+void kvf_transport_hurry(kvf_transport *transport) {
+    atomic_store_explicit(&transport->hurried, true, memory_order_relaxed);
+}
+
+bool kvf_transport_hurried(const kvf_transport *transport) {
+    return atomic_load_explicit(&transport->hurried, memory_order_relaxed);
+}
 
 kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     bool more = false;
@@ -304,8 +349,10 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     if (!transport || transport->calling > 0)
         return kvf_fail(KVF_E_INVALID, "progress: %s",
                         transport ? "called from one of its own callbacks" : "transport is NULL");
+    kvf_status status = kvf_front_check_process(transport, "progress");
+    if (status)
+        return status;
     transport->calling++;
-    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
         bool fabric_busy = false;
@@ -317,6 +364,7 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
     kvf_front_dispatch(transport);
     kvf_front_update_wake(transport);
     transport->calling--;
+    atomic_store_explicit(&transport->hurried, false, memory_order_relaxed);
     if (busy)
         *busy = more || transport->wake.on;
     return status;
@@ -342,8 +390,8 @@ static void close_fabrics(kvf_transport *transport) {
 }
 
 void kvf_transport_close(kvf_transport *transport) {
-    if (!transport)
-        return;
+    if (!transport || transport->forks != kvf_fork_count())
+        return; /* in a child of fork() connections and shared memory are the parent's */
     while (transport->peers)
         kvf_peer_close(transport->peers);
     close_fabrics(transport);

@@ -15,6 +15,7 @@
 #include <kvferry/transport.h>
 
 #include "base/base.h"
+#include "base/list.h"
 
 /** A fabric's reason for a failure is cut to this. */
 #define KVF_REASON_BYTES 256
@@ -29,6 +30,7 @@ typedef struct kvf_batch {
     kvf_direction direction;
     const kvf_run *runs; /**< all inside registered memory on both sides */
     size_t count;
+    uint64_t bytes; /**< of all runs */
     kvf_done done;
     void *context;
     bool cancelled;    /**< the owner wants it ended; the fabric ends it as soon as its memory is quiet */
@@ -103,6 +105,10 @@ typedef struct kvf_fabric {
     void (*cancel)(void *link, kvf_batch *batch);
 
     kvf_status (*notify)(void *link, const void *data, size_t bytes);
+
+    /** How the peer's memory is reached, in a few words that the fabric owns and that stay; "" before that is known.
+     * NULL: there is nothing to say beyond the fabric's name. */
+    const char *(*way)(const void *link);
 
     /** Ends the link, which may be lost already. No batch of this link may touch memory after it returns; the
      * front ends the batches. Called outside of progress(). */
@@ -187,14 +193,25 @@ uint64_t kvf_transport_oldest(const kvf_transport *transport);
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 
+/**
+ * Another thread waits until progress(), which is under way or about to be, is over: it is to end with the copy it is
+ * at. The only function of a transport that any thread may call at any time.
+ */
+void kvf_transport_hurry(kvf_transport *transport);
+
+/** Whether somebody waits so; until the end of progress(). */
+bool kvf_transport_hurried(const kvf_transport *transport);
+
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);
 
 /**
- * What tests put in front of the fabrics: called when an endpoint is opened, it may give a fabric to use
- * instead of those of that kind, or for a kind that is not in the list; NULL leaves it as it is. NULL itself, as it always is outside tests.
+ * kvf_transport_open() over a fabric of the caller's instead of those of this build, whatever the kind: for tests.
+ *
+ * @param in_front  NULL: those of this build
  */
-extern const kvf_fabric *(*kvf_fabric_in_front)(const char *kind);
+kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
+                                   const kvf_transport_options *options, kvf_transport **out);
 
 /** The value that the options give to a key; NULL when they do not. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);

@@ -20,7 +20,7 @@ kvf_status kvf_wire_field_check_size(const char *key, const char *unit, uint64_t
 }
 
 kvf_status kvf_wire_field_check_status(const char *key, uint64_t value, kvf_status bad) {
-    if (value <= INT32_MAX && strcmp(kvf_status_name((kvf_status)value), "unknown status") != 0)
+    if (value < KVF_IN_PROGRESS && strcmp(kvf_status_name((kvf_status)value), "unknown status") != 0)
         return KVF_OK;
     return kvf_fail(bad, "%s is %llu, which is no status", key, (unsigned long long)value);
 }

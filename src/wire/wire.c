@@ -107,6 +107,15 @@ kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out) {
     return status ? kvf_fail_in(status, "%s: ", kvf_message_kind_name(message->kind)) : KVF_OK;
 }
 
+/* The session is the first field of both bodies: a short text, and bytes whose number fits in one. */
+void kvf_wire_set_session(kvf_wire_buffer *message, const uint8_t session[KVF_WIRE_SESSION_BYTES]) {
+    static const uint8_t key[] = {0xa7, 's', 'e', 's', 's', 'i', 'o', 'n', 0xc4, KVF_WIRE_SESSION_BYTES};
+    uint8_t *at = memmem(message->data, message->size, key, sizeof key);
+    KVF_ASSERT(at && at + sizeof key + KVF_WIRE_SESSION_BYTES <= message->data + message->size);
+    if (at)
+        memcpy(at + sizeof key, session, KVF_WIRE_SESSION_BYTES);
+}
+
 /* ---- decoding -------------------------------------------------------------------------------- */
 
 static kvf_status take_digest(const msgpack_object *field, kvf_message *out) {

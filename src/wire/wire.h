@@ -184,6 +184,11 @@ typedef struct kvf_refused {
     const char *detail;
 } kvf_refused;
 
+/** Whether a refusal holds for now only, so that the client asks again. */
+static inline bool kvf_refused_for_now(kvf_status status) {
+    return status == KVF_E_AGAIN || status == KVF_E_LIMIT;
+}
+
 /** One call. Which fields mean something depends on `kind`; the others are zero. */
 typedef struct kvf_call_body {
     uint8_t session[KVF_WIRE_SESSION_BYTES];
@@ -252,6 +257,9 @@ typedef struct kvf_message {
 
 /** Encodes a message whole; `version` and `body` are filled in by this function. */
 kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out);
+
+/** Writes another session into a call, or an answer, as kvf_wire_encode() made it: all sessions are equally long. */
+void kvf_wire_set_session(kvf_wire_buffer *message, const uint8_t session[KVF_WIRE_SESSION_BYTES]);
 
 /**
  * First step: the envelope. Succeeds for other versions of the protocol too; look at `version` and `digest`.

@@ -110,7 +110,7 @@ static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uin
     if (block == KVF_NO_BLOCK)
         return;
     for (walk->unit = units.begin; walk->unit < units.end; walk->unit++) {
-        kvf_cell_location cell;
+        kvf_cell_location cell = {.struct_size = sizeof cell};
         if (kvf_shard_locate(rank->shard, walk->group, layer_index, walk->part, block, row, walk->unit,
                              &cell))
             continue;

@@ -76,7 +76,6 @@ struct faulty_endpoint {
 
 /* What the endpoint that is being opened shall have behind it. */
 static _Thread_local const char *opening_kind;
-static _Thread_local bool opening_inner;
 
 static void wake(faulty_endpoint *endpoint, bool on) {
     uint64_t count = 1;
@@ -136,9 +135,7 @@ static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_opti
     endpoint->outer = transport;
     endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    opening_inner = true;
     kvf_status status = kvf_transport_open(opening_kind, &inner, &endpoint->inner);
-    opening_inner = false;
     if (!status &&
         (!watch(endpoint, endpoint->wake_fd) || !watch(endpoint, kvf_transport_event_fd(endpoint->inner))))
         status = kvf_fail(KVF_E_IO, "the descriptors of a faulty endpoint");
@@ -390,9 +387,9 @@ static const kvf_fabric faulty = {
 
 /* ---- installing ------------------------------------------------------------------------------ */
 
-static const kvf_fabric *in_front(const char *kind) {
+const kvf_fabric *faulty_fabric(const char *kind) {
     opening_kind = kind;
-    return opening_inner ? NULL : &faulty;
+    return atomic_load(&schedule.installed) ? &faulty : NULL;
 }
 
 void faulty_install(const faulty_options *options) {
@@ -401,11 +398,9 @@ void faulty_install(const faulty_options *options) {
     for (int i = 0; i < FAULTY_FAULTS; i++)
         atomic_store(&schedule.counts[i], 0);
     atomic_store(&schedule.installed, true);
-    kvf_fabric_in_front = in_front;
 }
 
 void faulty_remove(void) {
-    kvf_fabric_in_front = NULL;
     atomic_store(&schedule.installed, false);
 }
 

@@ -1,7 +1,7 @@
 /*
  * A faulty transport in front of a real one, for tests.
  *
- * While it is installed, every transport that opens is served by one fabric, "faulty", which has a transport
+ * While it is installed, every transport that opens over it is served by one fabric, "faulty", which has a transport
  * of the wanted kind of its own behind it and passes on what it is given: late, half, or not at all, as a
  * seeded schedule says. Whatever it does, it keeps the promises of a fabric: a batch ends once, bytes have
  * moved if it ends well, and nothing touches its memory after it has ended.
@@ -14,7 +14,7 @@
 #ifndef KVF_TEST_FAULTY_FABRIC_H
 #define KVF_TEST_FAULTY_FABRIC_H
 
-#include <stdint.h>
+#include "transport/transport.h"
 
 /** What can happen to an operation, and other faults. */
 typedef enum faulty_fault {
@@ -38,8 +38,16 @@ typedef struct faulty_options {
     uint32_t turns;                    /**< what is late waits for up to so many calls of progress(); 0: 1 */
 } faulty_options;
 
-/** Installs it for transports that open from now on. Not while others open one. */
+/** Sets the schedule. Not while others open a transport. */
 void faulty_install(const faulty_options *options);
+
+/**
+ * What the next transport that this thread opens is to open over, see kvf_transport_open_over(); NULL while it is not
+ * installed.
+ *
+ * @param kind  of the transport behind it; NULL: "auto"
+ */
+const kvf_fabric *faulty_fabric(const char *kind);
 
 /** Removes it; transports that are open keep what they have, but have no more faults. */
 void faulty_remove(void);

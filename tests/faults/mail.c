@@ -14,7 +14,6 @@
 typedef struct letter {
     kvf_link *link;
     kvf_route route;
-    kvf_link_send_function send;
     void *data;
     size_t bytes;
     uint64_t due; /* 0: after the next one */
@@ -54,16 +53,15 @@ static void deliver(bool after_another) {
             continue;
         }
         mail.late[i] = mail.late[--mail.late_count];
-        l.send(l.link, l.route, l.data, l.bytes);
+        (void)kvf_link_zmq.send(l.link, l.route, l.data, l.bytes);
         free(l.data);
     }
 }
 
-static void tamper(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                   kvf_link_send_function send) {
-    letter l = {.link = link, .route = route, .send = send, .bytes = bytes};
+static kvf_status tamper(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+    letter l = {.link = link, .route = route, .bytes = bytes};
     if (happens(MAIL_LOST))
-        return;
+        return KVF_OK;
     if (happens(MAIL_LATE)) {
         l.due =
             kvf_now(&kvf_monotonic) + chance_between(&mail.chance, 1, mail.options.late_ms) * KVF_MILLISECOND;
@@ -71,18 +69,22 @@ static void tamper(kvf_link *link, kvf_route route, const void *data, size_t byt
     } else if (happens(MAIL_OVERTAKEN)) {
         keep(l, data);
     } else {
-        send(link, route, data, bytes);
+        (void)kvf_link_zmq.send(link, route, data, bytes);
         if (happens(MAIL_REPEATED))
-            send(link, route, data, bytes);
+            (void)kvf_link_zmq.send(link, route, data, bytes);
         deliver(true);
     }
+    return KVF_OK;
 }
 
-void mail_install(const mail_options *options) {
+const kvf_link_table *mail_install(const mail_options *options) {
+    static kvf_link_table tampered;
     mail.options = *options;
     mail.options.late_ms = options->late_ms ? options->late_ms : 1;
     mail.chance.state = options->seed;
-    kvf_link_tamper = tamper;
+    tampered = kvf_link_zmq;
+    tampered.send = tamper;
+    return &tampered;
 }
 
 void mail_calm(void) {

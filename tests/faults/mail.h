@@ -4,7 +4,7 @@
 #ifndef KVF_FAULTS_MAIL_H
 #define KVF_FAULTS_MAIL_H
 
-#include <stdint.h>
+#include "link/link.h"
 
 typedef enum mail_fault { MAIL_LOST, MAIL_REPEATED, MAIL_LATE, MAIL_OVERTAKEN, MAIL_FAULTS } mail_fault;
 
@@ -14,8 +14,8 @@ typedef struct mail_options {
     uint32_t late_ms; /* at most */
 } mail_options;
 
-/** Puts it between this process's agent and its link. */
-void mail_install(const mail_options *options);
+/** The link for this process's agent, with that on its way. */
+const kvf_link_table *mail_install(const mail_options *options);
 /** Nothing happens to messages from here on. */
 void mail_calm(void);
 /** Sends what was late until now. One thread at a time may do so or use the agent. */

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <kvferry/agent.h>
+#include "agent/agent.h"
 
 #include "chance.h"
 
@@ -32,6 +32,7 @@ typedef struct worker {
     kvf_model *model;
     kvf_engine *engine;
     kvf_agent *agent;
+    const kvf_link_table *mail;
     content_rank rank;
     task *tasks;
     chance chance;
@@ -82,7 +83,8 @@ static kvf_status open_agent(worker *w, const char *listen, const char *public_k
                                  .own_thread = s->own_thread,
                                  .public_key = public_key,
                                  .secret_key = secret_key};
-    return kvf_agent_open(w->engine, w->place->rank, &options, &w->agent);
+    const kvf_surroundings around = {.link = w->mail, .fabric = faulty_fabric(s->transport)};
+    return kvf_agent_open_in(&around, w->engine, w->place->rank, &options, &w->agent);
 }
 
 static void open_memory(worker *w) {
@@ -141,11 +143,11 @@ static uint32_t groups_of(const worker *w) {
     return kvf_model_group_count(w->model);
 }
 
-static void make_groups(const worker *w, const task *t, kvf_agent_group *groups) {
+static void make_groups(const worker *w, const task *t, kvf_group_steps *groups) {
     for (uint32_t g = 0; g < groups_of(w); g++) {
         const content_table *table = &t->start.start.groups[g];
         groups[g] =
-            (kvf_agent_group){{table->ids, table->count, table->first_block}, table->begin, table->end};
+            (kvf_group_steps){{table->ids, table->count, table->first_block}, table->begin, table->end};
     }
 }
 
@@ -173,25 +175,30 @@ static void prepare_memory(const worker *w, task *t) {
 }
 
 static kvf_status start_request(const worker *w, task *t) {
-    kvf_agent_group groups[CONTENT_GROUPS];
+    kvf_group_steps groups[CONTENT_GROUPS];
     make_groups(w, t, groups);
     const order *o = &t->start;
-    kvf_contact contact = {o->start.engine, o->start.endpoint,
-                           w->setting->encrypted && o->start.public_key[0] ? o->start.public_key : NULL};
+    kvf_contact contact = {.engine = o->start.engine,
+                           .endpoint = o->start.endpoint,
+                           .public_key =
+                               w->setting->encrypted && o->start.public_key[0] ? o->start.public_key : NULL};
     kvf_agent_request request = {.struct_size = sizeof request,
-                                 .id = &o->start.id,
-                                 .id_bytes = sizeof o->start.id,
+                                 .id = {&o->start.id, sizeof o->start.id},
                                  .groups = o->start.later ? NULL : groups,
                                  .group_count = o->start.later ? 0 : groups_of(w),
                                  .deadline_ns = o->start.deadline_ns,
                                  .consumers = o->start.consumers,
-                                 .contact = contact};
+                                 .contact = contact,
+                                 .priority = (int32_t)(o->start.seed % 3),
+                                 .bytes_per_second = o->start.seed % 5 ? 0 : 64u << 20};
     switch (o->start.kind) {
     case KVF_REQUEST_HOLD:
         return kvf_agent_hold(w->agent, &request, &t->ticket);
     case KVF_REQUEST_PULL:
         return kvf_agent_pull(w->agent, &request, &t->ticket);
     case KVF_REQUEST_PUSH:
+        for (uint32_t g = 0; g < groups_of(w); g++) /* blocks come with the chunks */
+            groups[g].table.count = o->start.seed % 2 ? groups[g].table.count : 0;
         return kvf_agent_push(w->agent, &request, &t->ticket);
     case KVF_REQUEST_CONNECT:
         return kvf_agent_connect(w->agent, &contact, o->start.deadline_ns, &t->ticket);
@@ -218,7 +225,7 @@ static void on_start(worker *w, const order *o) {
 
 /* The part of a push that is ready, or the destination of a pull that had none. */
 static void on_ready(worker *w, task *t, const order *o) {
-    kvf_agent_group groups[CONTENT_GROUPS];
+    kvf_group_steps groups[CONTENT_GROUPS];
     kvf_status status;
     if (t->start.start.kind == KVF_REQUEST_PULL) {
         make_groups(w, t, groups);
@@ -237,7 +244,17 @@ static void on_ready(worker *w, task *t, const order *o) {
             }
             content_fill(&w->rank, g, table, part, t->seed);
         }
-        status = kvf_agent_push_ready(w->agent, t->ticket, o->ready.begin, o->ready.end, o->ready.layers);
+        kvf_block_table tables[CONTENT_GROUPS];
+        make_groups(w, t, groups);
+        for (uint32_t g = 0; g < groups_of(w); g++)
+            tables[g] = groups[g].table;
+        const kvf_push_chunk chunk = {.struct_size = sizeof chunk,
+                                      .begin = o->ready.begin,
+                                      .end = o->ready.end,
+                                      .layers = o->ready.layers,
+                                      .tables = tables,
+                                      .table_count = groups_of(w)};
+        status = kvf_agent_push_ready(w->agent, t->ticket, &chunk);
     }
     if (status && status != KVF_E_NOT_FOUND)
         wrong(w, t, "what is ready was refused: %s", kvf_error_detail());
@@ -354,8 +371,8 @@ static void check_event(const worker *w, task *t, const kvf_event *event) {
     if (t->results > 1 || t->frees > 1 || (!result && event->kind != KVF_EVENT_BLOCKS_FREE))
         wrong(w, t, "event %d: %u results and %u times blocks_free", (int)event->kind, t->results, t->frees);
     size_t id_bytes = connects ? 0 : sizeof t->start.start.id;
-    if (event->request_kind != t->start.start.kind || event->id_bytes != id_bytes ||
-        memcmp(event->id, &t->start.start.id, id_bytes) != 0)
+    if (event->request_kind != t->start.start.kind || event->id.size != id_bytes ||
+        memcmp(event->id.data, &t->start.start.id, id_bytes) != 0)
         wrong(w, t, "event %d is of another request", (int)event->kind);
     if (done && (event->status || !event->blocks_free))
         wrong(w, t, "DONE with status %d, blocks_free %d", (int)event->status, event->blocks_free);
@@ -375,7 +392,7 @@ static void check_event(const worker *w, task *t, const kvf_event *event) {
 }
 
 static void take_events(worker *w) {
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     while (kvf_agent_next_event(w->agent, &event) == KVF_OK) {
         if (event.ticket == 0)
             continue; /* of a peer */
@@ -505,7 +522,7 @@ void worker_run(const worker_setting *setting, const worker_place *place) {
     worker w = {.setting = setting, .place = place, .chance = {seed}};
     mail_options mail = setting->mail;
     mail.seed = chance_mix(seed);
-    mail_install(&mail);
+    w.mail = mail_install(&mail);
     if (setting->faulty_fabric) {
         faulty_options fabric = setting->fabric;
         fabric.seed = chance_mix(mail.seed);

@@ -24,12 +24,12 @@ for room in "${rooms[@]}"; do
     check "$room" "$allowed"
 done
 check connector "base|kernel|connector"
-if grep -nE '^ *# *include *<kvferry/connector/' -r "${rooms[@]}" cli --include='*.[ch]'; then
+if grep -nE '^ *# *include *<kvferry/connector/' -r "${rooms[@]}" cli ../tools --include='*.[ch]'; then
     echo "only connector may include <kvferry/connector/...>"
     bad=1
 fi
-if [ -d cli ] && grep -nE '^ *# *include *"[^"]*/' -r cli --include='*.[ch]'; then
-    echo "the command may include its own headers and public ones only"
+if [ -d cli ] && grep -nE '^ *# *include *"[^"]*/' -r cli ../tools --include='*.[ch]'; then
+    echo "the command and its demo may include their own headers and public ones only"
     bad=1
 fi
 exit "$bad"

@@ -27,7 +27,9 @@ moves "blocks first on one side and layers first on the other" \
     --tokens 70 --prefill tp=2,order=blocks-first --decode tp=2,block=24,order=layers-first
 moves "padded pages" --tokens 70 --prefill tp=2,page=40000 --decode tp=4,block=24,page-align=4096,order=hnd
 moves "equal shapes" --tokens 70 --prefill tp=2,block=16 --decode tp=2,block=16
-moves "the lowest replica when that is asked for" --tokens 20 --prefill tp=16 --decode tp=4 --replicas first
+moves "ranks that share heads serve fewer ranks" --tokens 20 --prefill tp=16 --decode tp=4
+moves "a stage without a layer that is cached meets and parts like any other" \
+    --model nemotron-3-nano-30b --tokens 20 --requests 2 --memory-limit 512m --prefill pp=52 --decode tp=2
 moves "a single token" --tokens 1 --prefill tp=2 --decode tp=1,block=5
 moves "tokens dealt out to ranks on the prefill side" \
     --model deepseek-v3 --tokens 200 --prefill tp=4,dcp=4 --decode tp=2,block=64

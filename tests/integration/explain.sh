@@ -5,12 +5,6 @@ set -euo pipefail
 . "$(dirname "$0")/cases.bash"
 
 standing=$KVF_BIN_DIR/tests/integration/standing
-if [ ! -x "$standing" ]; then
-    echo "built without agents: there is nothing to explain"
-    finish
-    exit
-fi
-
 folder=$(mktemp -d)
 LIMIT=30
 

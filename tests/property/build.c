@@ -19,33 +19,43 @@ const char *what_went_wrong(void) {
     return wrong_text;
 }
 
-static bool check_model(const recipe *r, const kvf_model *model, const kvf_model_desc *desc) {
-    if (kvf_model_group_count(model) != r->group_count || kvf_model_layer_count(model) != r->layer_count)
+static bool check_model(const world *w, uint32_t side, const kvf_model *model, const kvf_model_desc *desc) {
+    const model_world *wanted = &w->models[side];
+    if (kvf_model_group_count(model) != wanted->group_count ||
+        kvf_model_layer_count(model) != wanted->layer_count)
         return wrong("the model has other groups or layers than its description");
-    for (uint32_t g = 0; g < r->group_count; g++) {
-        const kvf_group_desc *group = kvf_model_group(model, g);
+    for (uint32_t i = 0; i < wanted->group_count; i++) {
+        const kvf_group_desc *group = kvf_model_group(model, i);
+        const group_recipe *cells = &wanted->groups[wanted->group_order[i]];
         uint64_t bytes = 0;
-        for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
-            const part_recipe *part = &r->groups[g].parts[p];
-            bytes += (uint64_t)part->units * part->rows * cell_bytes_of(part);
-        }
-        if (group->layer_count != desc->groups[g].layer_count ||
-            group->part_count != desc->groups[g].part_count || kvf_group_step_bytes(group) != bytes)
-            return wrong("group %u of the model is not as described", g);
+        for (uint32_t p = 0; p < cells->part_count; p++)
+            bytes += (uint64_t)cells->parts[p].units * cells->parts[p].rows * cell_bytes_of(&cells->parts[p]);
+        if (group->layer_count != desc->groups[i].layer_count ||
+            group->part_count != desc->groups[i].part_count || kvf_group_step_bytes(group) != bytes)
+            return wrong("group %u of the model is not as described", wanted->group_order[i]);
     }
     return true;
 }
 
 /* ---- a shard against the world --------------------------------------------------------------- */
 
-static bool check_layer(const kvf_shard *shard, const engine_world *e, const rank_world *rank, uint32_t group,
-                        uint32_t layer, uint32_t p, const part_recipe *part) {
+/* A group and a part as the world numbers them, and as the shard's model does. */
+typedef struct shard_part {
+    uint32_t group, part;
+    uint32_t their_group, their_part;
+} shard_part;
+
+static bool check_layer(const kvf_shard *shard, const world *w, uint32_t side, const rank_world *rank,
+                        const shard_part *at, uint32_t layer) {
+    const engine_world *e = &w->engines[side];
+    uint32_t group = at->group, p = at->part;
+    const part_recipe *part = &w->models[side].groups[group].parts[p];
     const rank_group *held = &rank->groups[group];
     const rank_part *own = &held->parts[p];
     uint32_t index = held->layers_begin + layer, bytes = cell_bytes_of(part);
     uint32_t kernel = e->kernel_blocks[group], rows = kernel_tokens_of(e, group) * part->rows;
     uint32_t blocks = held->block_count * kernel;
-    const kvf_placement *s = kvf_shard_placement(shard, group, index, p);
+    const kvf_placement *s = kvf_shard_placement(shard, at->their_group, index, at->their_part);
     if (!s)
         return wrong("group %u, layer %u, part %u: no placement", group, index, p);
     const place *cell = own->cells + (size_t)layer * blocks * rows * units_of(own) * own->pieces;
@@ -55,10 +65,10 @@ static bool check_layer(const kvf_shard *shard, const engine_world *e, const ran
                 uint32_t unit = i / own->pieces, piece = i % own->pieces;
                 uint64_t offset = s->offset + block * s->block_stride + row * s->row_stride +
                                   unit * s->unit_stride + piece * s->piece_stride;
-                kvf_cell_location found;
+                kvf_cell_location found = {.struct_size = sizeof found};
                 kvf_status status =
-                    kvf_shard_locate(shard, group, index, p, block / kernel, block % kernel * rows + row,
-                                     own->units_begin + unit, &found);
+                    kvf_shard_locate(shard, at->their_group, index, at->their_part, block / kernel,
+                                     block % kernel * rows + row, own->units_begin + unit, &found);
                 if (s->region != cell->region || offset != cell->offset)
                     return wrong("group %u, layer %u, part %u, kernel block %u, row %u, unit %u: placed in "
                                  "region %u at %llu; counting gives region %u at %u",
@@ -74,20 +84,24 @@ static bool check_layer(const kvf_shard *shard, const engine_world *e, const ran
             }
         }
     }
-    kvf_cell_location found;
-    if (!kvf_shard_locate(shard, group, index, p, held->block_count, 0, own->units_begin, &found) ||
-        !kvf_shard_locate(shard, group, index, p, 0, rows * kernel, own->units_begin, &found) ||
-        !kvf_shard_locate(shard, group, index, p, 0, 0, own->units_end, &found))
+    kvf_cell_location found = {.struct_size = sizeof found};
+    if (!kvf_shard_locate(shard, at->their_group, index, at->their_part, held->block_count, 0,
+                          own->units_begin, &found) ||
+        !kvf_shard_locate(shard, at->their_group, index, at->their_part, 0, rows * kernel, own->units_begin,
+                          &found) ||
+        !kvf_shard_locate(shard, at->their_group, index, at->their_part, 0, 0, own->units_end, &found))
         return wrong("group %u, layer %u, part %u: kvf_shard_locate() finds a cell that is not there", group,
                      index, p);
     return true;
 }
 
-static bool check_group(const recipe *r, const kvf_shard *shard, const engine_world *e,
-                        const rank_world *rank, uint32_t group) {
-    const kvf_group_shard_desc *got = &kvf_shard_get(shard)->groups[group];
+static bool check_group(const kvf_shard *shard, const world *w, uint32_t side, const rank_world *rank,
+                        uint32_t i) {
+    const engine_world *e = &w->engines[side];
+    uint32_t group = w->models[side].group_order[i];
+    const kvf_group_shard_desc *got = &kvf_shard_get(shard)->groups[i];
     const rank_group *held = &rank->groups[group];
-    kvf_range layers = kvf_shard_group_layers(shard, group);
+    kvf_range layers = kvf_shard_group_layers(shard, i);
     if (layers.end - layers.begin != layers_of(held) ||
         (layers_of(held) && layers.begin != held->layers_begin))
         return wrong("group %u: layers [%u, %u); expected [%u, %u)", group, layers.begin, layers.end,
@@ -102,8 +116,9 @@ static bool check_group(const recipe *r, const kvf_shard *shard, const engine_wo
         return wrong("group %u: token share %u of %u, width %u; expected %u of %u, width %u", group,
                      got->tokens.index, got->tokens.count, got->tokens.width, held->share_index,
                      held->share_count, held->share_width);
-    for (uint32_t p = 0; p < r->groups[group].part_count; p++) {
-        const kvf_part_share *share = &got->parts[p];
+    for (uint32_t k = 0; k < w->models[side].groups[group].part_count; k++) {
+        uint32_t p = w->models[side].part_order[group][k];
+        const kvf_part_share *share = &got->parts[k];
         const rank_part *own = &held->parts[p];
         if (share->units.begin != own->units_begin || share->units.end != own->units_end ||
             share->replica != own->replica || share->replica_count != own->replica_count)
@@ -111,14 +126,13 @@ static bool check_group(const recipe *r, const kvf_shard *shard, const engine_wo
                          group, p, share->units.begin, share->units.end, share->replica, share->replica_count,
                          own->units_begin, own->units_end, own->replica, own->replica_count);
         for (uint32_t layer = 0; layer < layers_of(held) && units_of(own); layer++)
-            if (!check_layer(shard, e, rank, group, layer, p, &r->groups[group].parts[p]))
+            if (!check_layer(shard, w, side, rank, &(shard_part){group, p, i, k}, layer))
                 return false;
     }
     return true;
 }
 
-static bool check_shard(const recipe *r, const world *w, uint32_t side, uint32_t rank,
-                        const kvf_shard *shard) {
+static bool check_shard(const world *w, uint32_t side, uint32_t rank, const kvf_shard *shard) {
     const engine_world *e = &w->engines[side];
     const rank_world *own = &e->ranks[rank];
     const kvf_shard_desc *got = kvf_shard_get(shard);
@@ -132,9 +146,10 @@ static bool check_shard(const recipe *r, const world *w, uint32_t side, uint32_t
         if (got->region_bytes[i] != own->region_bytes[i])
             good = wrong("region %u has %llu bytes; counting gives %u", i,
                          (unsigned long long)got->region_bytes[i], own->region_bytes[i]);
-    for (uint32_t g = 0; g < r->group_count && good; g++) {
-        good = check_group(r, shard, e, own, g);
-        const char *overlap = good ? find_overlap(r, e, own, g) : NULL;
+    for (uint32_t i = 0; i < w->models[side].group_count && good; i++) {
+        uint32_t g = w->models[side].group_order[i];
+        good = check_group(shard, w, side, own, i);
+        const char *overlap = good ? find_overlap(w, side, own, g) : NULL;
         if (overlap)
             good = wrong("group %u: %s", g, overlap);
     }
@@ -164,7 +179,7 @@ static bool make_built(const recipe *r, const world *w, uint32_t side, built *b)
     kvf_engine **engine = side == LOCAL ? &b->local_engine : &b->remote;
     engine_form form;
     fill_engine_form(r, w, side, &form);
-    kvf_status status = kvf_engine_build(b->model, &form.spec, engine);
+    kvf_status status = kvf_engine_build(b->models[side], &form.spec, engine);
     if (e->illegal)
         return refused_rightly(b, side == LOCAL ? "the local engine" : "the remote engine", e->illegal,
                                status);
@@ -175,7 +190,7 @@ static bool make_built(const recipe *r, const world *w, uint32_t side, built *b)
         return wrong("%u ranks; expected %u", kvf_engine_rank_count(*engine), e->rank_count);
     for (uint32_t i = 0; i < e->rank_count; i++) {
         const kvf_shard *shard = kvf_engine_shard(*engine, i);
-        if (!check_shard(r, w, side, i, shard))
+        if (!check_shard(w, side, i, shard))
             return false;
         if (side == LOCAL)
             b->local[i] = shard;
@@ -183,7 +198,7 @@ static bool make_built(const recipe *r, const world *w, uint32_t side, built *b)
     return true;
 }
 
-static bool make_hand_made(const recipe *r, const world *w, uint32_t side, built *b) {
+static bool make_hand_made(const world *w, uint32_t side, built *b) {
     const engine_world *e = &w->engines[side];
     shard_form *form = arena_take(1, sizeof *form);
     kvf_shard *shards[MAX_RANKS] = {NULL};
@@ -192,8 +207,8 @@ static bool make_hand_made(const recipe *r, const world *w, uint32_t side, built
         bool illegal = e->illegal && e->illegal_rank != UINT32_MAX;
         if (illegal && e->illegal_rank != i)
             continue;
-        fill_shard_form(r, w, side, i, form);
-        kvf_status status = kvf_shard_create(b->model, &form->desc, &shards[i]);
+        fill_shard_form(w, side, i, form);
+        kvf_status status = kvf_shard_create(b->models[side], &form->desc, &shards[i]);
         if (illegal)
             good = refused_rightly(b, "a shard", e->illegal, status);
         else if (status && e->ranks[i].may_be_refused)
@@ -202,10 +217,11 @@ static bool make_hand_made(const recipe *r, const world *w, uint32_t side, built
             good = wrong("%s rank %u is refused: %s: %s", side == LOCAL ? "local" : "remote", i,
                          kvf_status_name(status), kvf_error_detail());
         else
-            good = check_shard(r, w, side, i, shards[i]);
+            good = check_shard(w, side, i, shards[i]);
     }
     if (good && !b->refused && side == REMOTE) {
-        kvf_status status = kvf_engine_from_shards(b->model, "remote", shards, e->rank_count, &b->remote);
+        kvf_status status =
+            kvf_engine_from_shards(b->models[side], "remote", shards, e->rank_count, &b->remote);
         if (e->illegal)
             good = refused_rightly(b, "the remote engine", e->illegal, status);
         else if (status)
@@ -222,14 +238,16 @@ static bool make_hand_made(const recipe *r, const world *w, uint32_t side, built
 
 bool build_objects(const recipe *r, const world *w, built *out) {
     memset(out, 0, sizeof *out);
-    model_form model;
-    fill_model_form(r, w, &model);
-    kvf_status status = kvf_model_create(&model.desc, &out->model);
-    if (status)
-        return wrong("the model is refused: %s: %s", kvf_status_name(status), kvf_error_detail());
-    bool good = check_model(r, out->model, &model.desc);
+    bool good = true;
+    for (uint32_t side = 0; side < SIDES && good; side++) {
+        model_form model;
+        fill_model_form(w, side, &model);
+        kvf_status status = kvf_model_create(&model.desc, &out->models[side]);
+        good = status ? wrong("the model is refused: %s: %s", kvf_status_name(status), kvf_error_detail())
+                      : check_model(w, side, out->models[side], &model.desc);
+    }
     for (uint32_t side = 0; side < SIDES && good && !out->refused; side++)
-        good = r->engines[side].by_hand ? make_hand_made(r, w, side, out) : make_built(r, w, side, out);
+        good = r->engines[side].by_hand ? make_hand_made(w, side, out) : make_built(r, w, side, out);
     return good;
 }
 
@@ -239,5 +257,6 @@ void free_objects(const recipe *r, built *b) {
     kvf_engine_free(b->remote);
     for (uint32_t i = 0; i < MAX_RANKS; i++)
         kvf_shard_free(b->hand_made[i]);
-    kvf_model_free(b->model);
+    for (uint32_t side = 0; side < SIDES; side++)
+        kvf_model_free(b->models[side]);
 }

@@ -15,7 +15,7 @@ bool wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *what_went_wrong(void);
 
 typedef struct built {
-    kvf_model *model;
+    kvf_model *models[SIDES];
     kvf_engine *local_engine; /* NULL where the local shards are made by hand */
     kvf_engine *remote;
     kvf_shard *hand_made[MAX_RANKS];

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "unlike.h"
+
 static const char *const names[KIND_COUNT] = {
     [KIND_STATE] = "state groups",
     [KIND_MIXED] = "token and state groups together",
@@ -38,13 +40,23 @@ static const char *const names[KIND_COUNT] = {
     [KIND_HAND_REMOTE] = "remote shards by hand",
     [KIND_CUT_ONE] = "cells in pieces on one side",
     [KIND_CUT_BOTH] = "cells in pieces on both sides",
+    [KIND_CHANNEL_WISE] = "cells in pieces of one element beside whole ones",
+    [KIND_UNLIKE_GROUP_ORDER] = "models with groups in another order",
+    [KIND_UNLIKE_PART_ORDER] = "models with parts in another order",
+    [KIND_UNLIKE_GROUPS] = "models of which one lacks a group",
+    [KIND_UNLIKE_DRAFT_LOCAL] = "draft layers here and not there",
+    [KIND_UNLIKE_DRAFT_REMOTE] = "draft layers there and not here",
+    [KIND_UNLIKE_LAYERS] = "models of which one lacks layers of a group",
+    [KIND_UNLIKE_CELLS] = "models with other cells in a group",
+    [KIND_ASKED_LAYERS] = "plans for a range of layers",
     [KIND_ENGINE_REFUSED] = "engines refused",
     [KIND_SHARD_REFUSED] = "shards refused",
-    [KIND_LAYERS_APART] = "layers kept apart",
     [KIND_FIRST_REPLICA] = "first replica",
     [KIND_RANK] = "local ranks",
     [KIND_RANK_EMPTY] = "ranks that want nothing",
     [KIND_UNCOVERED] = "plans refused: uncovered",
+    [KIND_UNLIKE_REFUSED] = "plans refused: what the other model is or lacks",
+    [KIND_ASKED_LESS] = "the same, asked for less",
     [KIND_MOVED] = "transfers compared",
     [KIND_PREFIX_UNALIGNED] = "prefix hits inside a block",
     [KIND_CACHED_BESIDE] = "a cached group beside one to move",
@@ -179,7 +191,60 @@ static bool shares_even_pages(const world *w, uint32_t side) {
     return even;
 }
 
+/* A part that some rank keeps element by element, and a rank of the other side as whole cells. */
+static bool is_channel_wise(const world *w) {
+    bool one[SIDES] = {false}, whole[SIDES] = {false};
+    for (uint32_t g = 0; g < w->recipe->group_count && has_group(w, LOCAL, g) && has_group(w, REMOTE, g);
+         g++) {
+        for (uint32_t side = 0; side < SIDES; side++) {
+            for (uint32_t i = 0; i < w->engines[side].rank_count; i++) {
+                const rank_group *held = &w->engines[side].ranks[i].groups[g];
+                if (layers_of(held) == 0)
+                    continue;
+                uint32_t elements = w->models[side].groups[g].parts[0].cell_elements;
+                one[side] |= elements > 1 && held->parts[0].pieces == elements;
+                whole[side] |= elements > 1 && held->parts[0].pieces == 1;
+            }
+        }
+        if ((one[LOCAL] && whole[REMOTE]) || (one[REMOTE] && whole[LOCAL]))
+            return true;
+    }
+    return false;
+}
+
+static bool in_order(const uint32_t *values, uint32_t count) {
+    for (uint32_t i = 1; i < count; i++)
+        if (values[i] < values[i - 1])
+            return false;
+    return true;
+}
+
+static void note_models(const world *w) {
+    const model_world *local = &w->models[LOCAL], *remote = &w->models[REMOTE];
+    const recipe *r = w->recipe;
+    bool groups = false, parts = false, layers = false;
+    for (uint32_t g = 0; g < r->group_count; g++) {
+        bool both = has_group(w, LOCAL, g) && has_group(w, REMOTE, g);
+        groups |= has_group(w, LOCAL, g) != has_group(w, REMOTE, g);
+        layers |= both && memcmp(local->layers[g], remote->layers[g], sizeof local->layers[g]) != 0;
+        parts |= both && in_order(local->part_order[g], local->groups[g].part_count) !=
+                             in_order(remote->part_order[g], remote->groups[g].part_count);
+    }
+    note_if(KIND_UNLIKE_GROUP_ORDER, in_order(local->group_order, local->group_count) !=
+                                         in_order(remote->group_order, remote->group_count));
+    note_if(KIND_UNLIKE_PART_ORDER, parts);
+    note_if(KIND_UNLIKE_GROUPS, groups);
+    note_if(KIND_UNLIKE_LAYERS, layers);
+    note_if(KIND_UNLIKE_DRAFT_LOCAL, local->layer_count > remote->layer_count);
+    note_if(KIND_UNLIKE_DRAFT_REMOTE, local->layer_count < remote->layer_count);
+    note_if(KIND_UNLIKE_CELLS, r->engines[LOCAL].unlike.differs || r->engines[REMOTE].unlike.differs);
+    asked all = ask_all(r, w);
+    note_if(KIND_ASKED_LAYERS, all.layers_begin < all.layers_end);
+}
+
 void note_world(const world *w) {
+    note_models(w);
+    note_if(KIND_CHANNEL_WISE, is_channel_wise(w));
     note_if(KIND_SHARED_PAGES_EVEN, shares_even_pages(w, LOCAL) || shares_even_pages(w, REMOTE));
 }
 
@@ -261,7 +326,6 @@ void note_recipe(const recipe *r) {
     note_if(KIND_HAND_REMOTE, remote->by_hand);
     note_if(KIND_CUT_ONE, cuts_cells(local) != cuts_cells(remote));
     note_if(KIND_CUT_BOTH, cuts_cells(local) && cuts_cells(remote));
-    note_if(KIND_LAYERS_APART, r->layers_apart);
     note_if(KIND_FIRST_REPLICA, r->first_replica);
 }
 

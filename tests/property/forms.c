@@ -2,29 +2,32 @@
 
 #include <string.h>
 
-void fill_model_form(const recipe *r, const world *w, model_form *out) {
+void fill_model_form(const world *w, uint32_t side, model_form *out) {
     static const char *const group_names[MAX_GROUPS] = {"g0", "g1", "g2", "g3"};
     static const char *const part_names[MAX_PARTS] = {"p0", "p1", "p2", "p3"};
+    const model_world *model = &w->models[side];
     *out = (model_form){.desc = {.struct_size = sizeof out->desc,
                                  .name = "random",
-                                 .layer_count = r->layer_count,
+                                 .layer_count = model->layer_count,
                                  .groups = out->groups,
-                                 .group_count = r->group_count}};
-    for (uint32_t g = 0; g < r->group_count; g++) {
-        const group_recipe *group = &r->groups[g];
-        out->groups[g] = (kvf_group_desc){.name = group_names[g],
+                                 .group_count = model->group_count}};
+    for (uint32_t i = 0; i < model->group_count; i++) {
+        uint32_t g = model->group_order[i];
+        const group_recipe *group = &model->groups[g];
+        out->groups[i] = (kvf_group_desc){.name = group_names[g],
                                           .kind = group->is_state ? KVF_GROUP_STATE : KVF_GROUP_TOKENS,
                                           .window_tokens = group->window,
                                           .chunk_tokens = group->chunk,
-                                          .layers = w->layers[g],
-                                          .layer_count = w->layer_counts[g],
-                                          .parts = out->parts[g],
+                                          .layers = model->layers[g],
+                                          .layer_count = model->layer_counts[g],
+                                          .parts = out->parts[i],
                                           .part_count = group->part_count};
         uint32_t tensor = 0;
-        for (uint32_t p = 0; p < group->part_count; p++) {
+        for (uint32_t k = 0; k < group->part_count; k++) {
+            uint32_t p = model->part_order[g][k];
             const part_recipe *part = &group->parts[p];
-            tensor += p > 0 && part->new_tensor;
-            out->parts[g][p] = (kvf_part_desc){.name = part_names[p],
+            tensor += k > 0 && part->new_tensor;
+            out->parts[i][k] = (kvf_part_desc){.name = part_names[p],
                                                .dtype = (kvf_dtype)part->dtype,
                                                .units = part->units,
                                                .granule_units = part->granule,
@@ -59,12 +62,14 @@ void fill_engine_form(const recipe *r, const world *w, uint32_t side, engine_for
                                   .dcp_size = engine->dcp,
                                   .dcp_width = engine->width,
                                   .share_pages = engine->share_pages};
-    for (uint32_t g = 0; g < r->group_count; g++) {
-        out->groups[g] = group_spec(r, w, side, g, out);
+    const model_world *model = &w->models[side];
+    for (uint32_t i = 0; i < model->group_count; i++) {
+        uint32_t g = model->group_order[i];
+        out->groups[i] = group_spec(r, w, side, g, out);
         if (r->groups[g].is_state)
-            out->spec.state = out->groups[g];
+            out->spec.state = out->groups[i];
         else
-            out->spec.all = out->groups[g];
+            out->spec.all = out->groups[i];
     }
     if (engine->per_group) {
         memset(&out->spec.all, 0, sizeof out->spec.all);
@@ -73,7 +78,7 @@ void fill_engine_form(const recipe *r, const world *w, uint32_t side, engine_for
     }
 }
 
-void fill_shard_form(const recipe *r, const world *w, uint32_t side, uint32_t rank, shard_form *out) {
+void fill_shard_form(const world *w, uint32_t side, uint32_t rank, shard_form *out) {
     const engine_world *e = &w->engines[side];
     const rank_world *own = &e->ranks[rank];
     *out = (shard_form){.desc = {.struct_size = sizeof out->desc,
@@ -84,37 +89,43 @@ void fill_shard_form(const recipe *r, const world *w, uint32_t side, uint32_t ra
                                  .groups = out->groups}};
     for (uint32_t region = 0; region < own->region_count; region++)
         out->region_bytes[region] = own->region_bytes[region];
-    for (uint32_t g = 0; g < r->group_count; g++) {
+    const model_world *model = &w->models[side];
+    for (uint32_t i = 0; i < model->group_count; i++) {
+        uint32_t g = model->group_order[i];
+        const uint32_t *parts = model->part_order[g], part_count = model->groups[g].part_count;
         const rank_group *held = &own->groups[g];
-        out->groups[g] =
+        out->groups[i] =
             (kvf_group_shard_desc){.tokens_per_block = e->tokens[g],
                                    .kernel_blocks_per_block = e->kernel_blocks[g],
                                    .block_count = held->block_count,
                                    .tokens = {held->share_index, held->share_count, held->share_width},
-                                   .parts = out->shares[g],
-                                   .placements = out->placements[g]};
+                                   .parts = out->shares[i],
+                                   .placements = out->placements[i]};
         uint32_t n = 0;
-        for (uint32_t p = 0; p < r->groups[g].part_count; p++)
-            out->shares[g][p] = (kvf_part_share){{held->parts[p].units_begin, held->parts[p].units_end},
-                                                 held->parts[p].replica,
-                                                 held->parts[p].replica_count};
+        for (uint32_t k = 0; k < part_count; k++) {
+            const rank_part *part = &held->parts[parts[k]];
+            out->shares[i][k] =
+                (kvf_part_share){{part->units_begin, part->units_end}, part->replica, part->replica_count};
+        }
         for (uint32_t layer = 0; layer < layers_of(held); layer++) {
-            for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
-                const strides *s = &held->parts[p].placements[layer];
-                out->placements[g][n++] = (kvf_placement){
-                    s->region, s->offset, s->block, s->row, s->unit, s->piece, held->parts[p].pieces};
+            for (uint32_t k = 0; k < part_count; k++) {
+                const rank_part *part = &held->parts[parts[k]];
+                const strides *s = &part->placements[layer];
+                out->placements[i][n++] =
+                    (kvf_placement){s->region, s->offset, s->block, s->row, s->unit, s->piece, part->pieces};
             }
         }
     }
 }
 
-void fill_request_form(const recipe *r, const world *w, kvf_group_request out[MAX_GROUPS]) {
-    for (uint32_t g = 0; g < r->group_count; g++) {
+void fill_request_form(const world *w, const asked *ask, kvf_group_request out[MAX_GROUPS]) {
+    for (uint32_t i = 0; i < w->models[LOCAL].group_count; i++) {
+        uint32_t g = w->models[LOCAL].group_order[i];
         const group_tables *tables = &w->tables[g];
         const table_world *local = &tables->side[LOCAL], *remote = &tables->side[REMOTE];
-        out[g] = (kvf_group_request){.local = {local->ids, local->count, local->first_block},
+        out[i] = (kvf_group_request){.local = {local->ids, local->count, local->first_block},
                                      .remote = {remote->ids, remote->count, remote->first_block},
-                                     .begin = tables->begin,
+                                     .begin = ask->groups[g] ? tables->begin : tables->end,
                                      .end = tables->end};
     }
 }

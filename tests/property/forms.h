@@ -6,7 +6,7 @@
 
 #include <kvferry/request.h>
 
-#include "world.h"
+#include "unlike.h"
 
 typedef struct model_form {
     kvf_model_desc desc;
@@ -28,10 +28,12 @@ typedef struct shard_form {
     uint64_t region_bytes[MAX_REGIONS];
 } shard_form;
 
-/** The forms point into themselves and into recipe and world: do not copy them. */
-void fill_model_form(const recipe *r, const world *w, model_form *out);
+/** The forms point into themselves and into recipe and world: do not copy them. Groups and parts are in the order
+ * of the side's model. */
+void fill_model_form(const world *w, uint32_t side, model_form *out);
 void fill_engine_form(const recipe *r, const world *w, uint32_t side, engine_form *out);
-void fill_shard_form(const recipe *r, const world *w, uint32_t side, uint32_t rank, shard_form *out);
-void fill_request_form(const recipe *r, const world *w, kvf_group_request out[MAX_GROUPS]);
+void fill_shard_form(const world *w, uint32_t side, uint32_t rank, shard_form *out);
+/** A request of the groups that are asked for; the others stay empty. */
+void fill_request_form(const world *w, const asked *ask, kvf_group_request out[MAX_GROUPS]);
 
 #endif

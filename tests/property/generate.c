@@ -102,6 +102,25 @@ static bool is_mixed(const recipe *r) {
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
+/* A model of its own: what both have in another order, less of it, or something that differs. */
+static void make_unlike(rng *random, const recipe *r, unlike_recipe *out) {
+    if (rng_chance(random, 60))
+        out->group_order = rng_below(random, 24);
+    if (rng_chance(random, 60))
+        out->part_order = rng_below(random, 24);
+    if (r->layer_count > 1 && rng_chance(random, 30))
+        out->fewer_layers = rng_between(random, 1, r->layer_count - 1 < 2 ? 1 : 2);
+    uint32_t g = rng_below(random, r->group_count);
+    if (r->group_count > 1 && rng_chance(random, 40))
+        out->lacks_groups = 1u << g;
+    if (rng_chance(random, 20))
+        out->lacks_layers[rng_below(random, r->group_count)] = 1u << rng_below(random, r->layer_count);
+    if (rng_chance(random, 30)) {
+        out->differs = 1 + rng_below(random, r->group_count);
+        out->field = rng_below(random, UNLIKE_FIELDS);
+    }
+}
+
 static void make_order(rng *random, layout_recipe *out) {
     if (rng_chance(random, 20))
         return;
@@ -143,12 +162,12 @@ static void make_layout(rng *random, bool is_state, uint32_t other_tokens, layou
     out->spare_blocks = rng_below(random, 4);
 }
 
-static void make_stages(rng *random, const recipe *r, engine_recipe *out) {
+static void make_stages(rng *random, uint32_t layers, engine_recipe *out) {
     out->pp = PICK(random, 1, 1, 1, 1, 1, 2, 2, 3);
-    if (out->pp > r->layer_count && !rng_chance(random, 5))
-        out->pp = r->layer_count;
+    if (out->pp > layers && !rng_chance(random, 5))
+        out->pp = layers;
     out->uneven = rng_chance(random, 50);
-    uint32_t left = r->layer_count;
+    uint32_t left = layers;
     for (uint32_t stage = 0; stage < out->pp; stage++) {
         uint32_t later = out->pp - 1 - stage;
         out->stages[stage] = later && left > later ? rng_between(random, 1, left - later) : left;
@@ -234,6 +253,7 @@ static void make_hand_rank(rng *random, hand_rank *out) {
 }
 
 static void make_by_hand(rng *random, const recipe *r, uint32_t side, engine_recipe *out) {
+    uint32_t layers = r->layer_count - out->unlike.fewer_layers;
     out->by_hand = 1;
     out->dcp = rng_chance(random, 30) ? rng_between(random, 2, 3) : 1;
     out->width = rng_between(random, 1, 3);
@@ -242,15 +262,15 @@ static void make_by_hand(rng *random, const recipe *r, uint32_t side, engine_rec
         for (uint32_t i = 0; i < out->hand_count; i++) {
             hand_rank *hand = &out->hands[i];
             make_hand_rank(random, hand);
-            hand->layers_begin = rng_below(random, r->layer_count);
-            hand->layers_end = rng_between(random, hand->layers_begin, r->layer_count);
+            hand->layers_begin = rng_below(random, layers);
+            hand->layers_end = rng_between(random, hand->layers_begin, layers);
             hand->share_index = rng_below(random, out->dcp);
             make_units(random, r, 0, 0, hand);
         }
         return;
     }
-    uint32_t stages = r->layer_count > 1 ? rng_between(random, 1, 2) : 1, pieces = rng_between(random, 1, 3);
-    uint32_t cut = rng_between(random, 1, r->layer_count);
+    uint32_t stages = layers > 1 ? rng_between(random, 1, 2) : 1, pieces = rng_between(random, 1, 3);
+    uint32_t cut = rng_between(random, 1, layers);
     while (stages * pieces * out->dcp > MAX_HAND_RANKS)
         pieces--;
     for (uint32_t i = 0; i < stages * pieces * out->dcp; i++) {
@@ -258,7 +278,7 @@ static void make_by_hand(rng *random, const recipe *r, uint32_t side, engine_rec
         make_hand_rank(random, hand);
         uint32_t stage = i / (pieces * out->dcp);
         hand->layers_begin = stage ? cut : 0;
-        hand->layers_end = stage || stages == 1 ? r->layer_count : cut;
+        hand->layers_end = stage || stages == 1 ? layers : cut;
         if (hand->layers_begin && rng_chance(random, 25))
             hand->layers_begin--;
         hand->share_index = i % out->dcp;
@@ -274,7 +294,9 @@ static void make_engine(rng *random, const recipe *r, uint32_t side, engine_reci
     const engine_recipe *other = side == REMOTE ? &r->engines[LOCAL] : NULL;
     memset(out, 0, sizeof *out);
     out->tp = PICK(random, 1, 1, 1, 2, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9);
-    make_stages(random, r, out);
+    if (rng_chance(random, 20))
+        make_unlike(random, r, &out->unlike);
+    make_stages(random, r->layer_count - out->unlike.fewer_layers, out);
     share_tokens(random, r, other, out);
     if (rng_chance(random, 15))
         make_by_hand(random, r, side, out);
@@ -339,7 +361,10 @@ static void make_case(rng *random, recipe *out) {
     make_requests(random, out);
     out->ids_seed = (uint32_t)rng_next(random);
     out->first_replica = rng_chance(random, 30);
-    out->layers_apart = rng_chance(random, 30);
+    if (rng_chance(random, 15)) {
+        out->ask_begin = rng_below(random, out->layer_count);
+        out->ask_end = rng_between(random, out->ask_begin + 1, out->layer_count);
+    }
 }
 
 /* Most engines that a die makes are illegal, by the order of their axes; most of these are made again. */
@@ -392,7 +417,9 @@ bool recipe_usable(const recipe *r) {
     }
     for (uint32_t side = 0; side < SIDES && good; side++) {
         const engine_recipe *engine = &r->engines[side];
-        good = engine->tp >= 1 && engine->tp <= 9 && engine->pp >= 1 && engine->pp <= MAX_STAGES &&
+        good = engine->unlike.fewer_layers < r->layer_count && engine->unlike.differs <= r->group_count &&
+               engine->unlike.field < UNLIKE_FIELDS;
+        good = good && engine->tp >= 1 && engine->tp <= 9 && engine->pp >= 1 && engine->pp <= MAX_STAGES &&
                engine->dcp >= 1 && engine->dcp <= 9 && engine->width >= 1 && engine->width <= 8;
         if (engine->by_hand)
             good = good && engine->hand_count >= 1 && engine->hand_count <= MAX_HAND_RANKS;

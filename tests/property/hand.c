@@ -14,7 +14,7 @@ typedef struct item {
 } item;
 
 typedef struct hand_layout {
-    const recipe *r;
+    const group_recipe *cells;
     const engine_world *e;
     rank_world *rank;
     const hand_rank *hand;
@@ -29,7 +29,7 @@ static uint32_t count_of(const hand_layout *l, uint32_t part, uint32_t axis) {
     if (axis == BLOCK)
         return held->block_count * l->e->kernel_blocks[l->group];
     if (axis == ROW)
-        return kernel_tokens_of(l->e, l->group) * l->r->groups[l->group].parts[part].rows;
+        return kernel_tokens_of(l->e, l->group) * l->cells->parts[part].rows;
     if (axis == PIECE)
         return held->parts[part].pieces;
     return units_of(&held->parts[part]);
@@ -38,7 +38,7 @@ static uint32_t count_of(const hand_layout *l, uint32_t part, uint32_t axis) {
 /* Strides of the given axes, the first one innermost; returns the bytes from the first cell to the last. */
 static uint32_t nest(const hand_layout *l, const item *it, const uint32_t *axes, uint32_t axis_count,
                      uint32_t stride_of[AXES]) {
-    uint32_t cell = cell_bytes_of(&l->r->groups[l->group].parts[it->part]) / count_of(l, it->part, PIECE);
+    uint32_t cell = cell_bytes_of(&l->cells->parts[it->part]) / count_of(l, it->part, PIECE);
     rng pads = {mix64(it->number)};
     uint32_t step = cell + rng_below(&pads, l->hand->pad + 1), extent = cell;
     for (uint32_t i = 0; i < axis_count; i++) {
@@ -137,8 +137,8 @@ static void list_cells(const hand_layout *l, uint32_t part) {
 
 /* How many pieces a cell of each part is in: a number that divides its elements, in whole bytes. */
 static void cut_cells(const hand_layout *l) {
-    for (uint32_t p = 0; p < l->r->groups[l->group].part_count; p++) {
-        const part_recipe *part = &l->r->groups[l->group].parts[p];
+    for (uint32_t p = 0; p < l->cells->part_count; p++) {
+        const part_recipe *part = &l->cells->parts[p];
         uint32_t bits = 8 * cell_bytes_of(part) / part->cell_elements, possible[64] = {1}, count = 0;
         for (uint32_t pieces = 1; pieces <= part->cell_elements; pieces++)
             if (part->cell_elements % pieces == 0 && part->cell_elements / pieces * bits % 8 == 0)
@@ -154,7 +154,7 @@ static void place_group(const hand_layout *l) {
     item items[MAX_LAYERS * MAX_PARTS];
     uint32_t order[MAX_LAYERS * MAX_PARTS], count = 0;
     for (uint32_t layer = 0; layer < layers_of(held); layer++) {
-        for (uint32_t part = 0; part < l->r->groups[l->group].part_count; part++) {
+        for (uint32_t part = 0; part < l->cells->part_count; part++) {
             if (units_of(&held->parts[part]) == 0)
                 continue;
             /* Mostly all layers are alike. */
@@ -176,7 +176,7 @@ static void place_group(const hand_layout *l) {
         place_alone(l, &ordered[i]);
     if (l->hand->damage && l->group == 0 && count)
         damage(l, &ordered[l->hand->damage % count]);
-    for (uint32_t part = 0; part < l->r->groups[l->group].part_count; part++)
+    for (uint32_t part = 0; part < l->cells->part_count; part++)
         list_cells(l, part);
 }
 
@@ -188,7 +188,8 @@ void place_by_hand(const recipe *r, uint32_t side, world *w) {
         uint32_t cursors[MAX_REGIONS] = {0};
         rank->region_count = hand->regions;
         for (uint32_t g = 0; g < r->group_count; g++) {
-            place_group(&(hand_layout){r, e, rank, hand, g, cursors});
+            if (has_group(w, side, g))
+                place_group(&(hand_layout){&w->models[side].groups[g], e, rank, hand, g, cursors});
             for (uint32_t region = 0; region < hand->regions; region++) {
                 if (cursors[region] > rank->region_bytes[region])
                     rank->region_bytes[region] = cursors[region];
@@ -197,7 +198,7 @@ void place_by_hand(const recipe *r, uint32_t side, world *w) {
             }
         }
         for (uint32_t g = 0; g < r->group_count && !e->illegal; g++) {
-            e->illegal = find_overlap(r, e, rank, g);
+            e->illegal = find_overlap(w, side, rank, g);
             e->illegal_rank = i;
         }
     }

@@ -95,6 +95,7 @@ typedef struct counting {
     uint32_t group_index;
     axes axes;
     uint32_t page_bytes, page_align;
+    const uint32_t *parts; /* in the model's order: parts below are places in it */
     uint32_t tensor_of[MAX_PARTS];
     bool store; /* otherwise only sizes are found */
     uint32_t layer, block, unit, row;
@@ -104,7 +105,7 @@ typedef struct counting {
 } counting;
 
 static uint32_t rows_of(const counting *c, uint32_t part) {
-    return kernel_tokens_of(c->engine, c->group_index) * c->group->parts[part].rows;
+    return kernel_tokens_of(c->engine, c->group_index) * c->group->parts[c->parts[part]].rows;
 }
 
 static uint32_t steps_of(const counting *c, char letter, uint32_t part) {
@@ -114,7 +115,7 @@ static uint32_t steps_of(const counting *c, char letter, uint32_t part) {
     case 'B':
         return c->held->block_count * c->engine->kernel_blocks[c->group_index];
     case 'H':
-        return units_of(&c->held->parts[part]);
+        return units_of(&c->held->parts[c->parts[part]]);
     default:
         return rows_of(c, part);
     }
@@ -123,12 +124,12 @@ static uint32_t steps_of(const counting *c, char letter, uint32_t part) {
 static void count_axis(counting *c, uint32_t axis, uint32_t begin, uint32_t end);
 
 static void count_cell(counting *c, uint32_t part) {
-    rank_part *p = &c->held->parts[part];
+    rank_part *p = &c->held->parts[c->parts[part]];
     uint32_t blocks = steps_of(c, 'B', part), rows = rows_of(c, part), units = units_of(p);
     if (c->store)
         p->cells[((c->layer * blocks + c->block) * rows + c->row) * units + c->unit] =
             (place){c->region, (uint32_t)c->offset};
-    c->offset += cell_bytes_of(&c->group->parts[part]);
+    c->offset += cell_bytes_of(&c->group->parts[c->parts[part]]);
 }
 
 /* The end of a page: what is left of its stride stays free. */
@@ -194,11 +195,13 @@ static void count_axis(counting *c, uint32_t axis, uint32_t begin, uint32_t end)
     }
 }
 
-static void count_group(const recipe *r, uint32_t side, engine_world *e, rank_world *rank, uint32_t group,
+static void count_group(const world *w, uint32_t side, engine_world *e, rank_world *rank, uint32_t group,
                         const char **fault, bool store) {
+    const recipe *r = w->recipe;
     const layout_recipe *layout = &r->engines[side].layouts[layout_of(r, side, group)];
     counting c = {.r = r,
-                  .group = &r->groups[group],
+                  .group = &w->models[side].groups[group],
+                  .parts = w->models[side].part_order[group],
                   .engine = e,
                   .rank = rank,
                   .held = &rank->groups[group],
@@ -211,11 +214,11 @@ static void count_group(const recipe *r, uint32_t side, engine_world *e, rank_wo
         return;
     c.region = r->engines[side].share_pages ? 0 : rank->region_count;
     for (uint32_t p = 1; p < c.group->part_count; p++)
-        c.tensor_of[p] = c.tensor_of[p - 1] + (c.group->parts[p].new_tensor != 0);
+        c.tensor_of[p] = c.tensor_of[p - 1] + (c.group->parts[c.parts[p]].new_tensor != 0);
     for (uint32_t p = 0; p < c.group->part_count && store; p++)
-        c.held->parts[p].cells = arena_take((size_t)layers_of(c.held) * steps_of(&c, 'B', p) *
-                                                rows_of(&c, p) * units_of(&c.held->parts[p]),
-                                            sizeof(place));
+        c.held->parts[c.parts[p]].cells = arena_take((size_t)layers_of(c.held) * steps_of(&c, 'B', p) *
+                                                         rows_of(&c, p) * steps_of(&c, 'H', p),
+                                                     sizeof(place));
     count_axis(&c, 0, 0, c.group->part_count);
     *fault = c.fault;
     if (store && c.region > rank->region_count)
@@ -275,6 +278,7 @@ static void choose_pages(const recipe *r, uint32_t side, engine_world *e) {
 
 void place_by_order(const recipe *r, uint32_t side, world *w) {
     engine_world *e = &w->engines[side];
+    const model_world *model = &w->models[side];
     bool pages = r->engines[side].even_pages != 0;
     for (uint32_t g = 0; g < r->group_count; g++) {
         const layout_recipe *layout = &r->engines[side].layouts[layout_of(r, side, g)];
@@ -283,9 +287,9 @@ void place_by_order(const recipe *r, uint32_t side, world *w) {
     }
     for (uint32_t pass = pages ? 0 : 1; pass < 2; pass++) {
         for (uint32_t i = 0; i < e->rank_count; i++) {
-            for (uint32_t g = 0; g < r->group_count; g++) {
+            for (uint32_t g = 0; g < model->group_count; g++) {
                 const char *fault;
-                count_group(r, side, e, &e->ranks[i], g, &fault, pass == 1);
+                count_group(w, side, e, &e->ranks[i], model->group_order[g], &fault, pass == 1);
                 if (fault && !e->illegal)
                     e->illegal = fault;
             }

@@ -6,18 +6,19 @@
 static const char *const dtypes[] = {"INVALID", "F64", "F32", "F16",     "BF16", "F8_E4M3",
                                      "F8_E5M2", "I8",  "U8",  "F4_E2M1", "I4"};
 
-static void print_ids(FILE *to, const char *name, uint32_t group, const uint32_t *ids, uint32_t count) {
-    fprintf(to, "static const uint32_t %s_%u[] = {", name, group);
+static void print_ids(FILE *to, const char *side, const char *name, uint32_t group, const uint32_t *ids,
+                      uint32_t count) {
+    fprintf(to, "static const uint32_t %s_%s_%u[] = {", side, name, group);
     for (uint32_t i = 0; i < count; i++)
         fprintf(to, ids[i] == NO_ID ? "%sKVF_NO_BLOCK" : "%s%u", i ? ", " : "", ids[i]);
     fprintf(to, count ? "};\n" : "0}; /* none */\n");
 }
 
-static void print_model(FILE *to, const model_form *m) {
+static void print_model(FILE *to, const char *side, const model_form *m) {
     for (uint32_t g = 0; g < m->desc.group_count; g++) {
         const kvf_group_desc *group = &m->groups[g];
-        print_ids(to, "layers", g, group->layers, group->layer_count);
-        fprintf(to, "static const kvf_part_desc parts_%u[] = {\n", g);
+        print_ids(to, side, "layers", g, group->layers, group->layer_count);
+        fprintf(to, "static const kvf_part_desc %s_parts_%u[] = {\n", side, g);
         for (uint32_t p = 0; p < group->part_count; p++) {
             const kvf_part_desc *part = &group->parts[p];
             fprintf(to,
@@ -29,21 +30,21 @@ static void print_model(FILE *to, const model_form *m) {
         }
         fprintf(to, "};\n");
     }
-    fprintf(to, "static const kvf_group_desc groups[] = {\n");
+    fprintf(to, "static const kvf_group_desc %s_model_groups[] = {\n", side);
     for (uint32_t g = 0; g < m->desc.group_count; g++) {
         const kvf_group_desc *group = &m->groups[g];
-        fprintf(
-            to,
-            "    {.name = \"%s\", .kind = %s, .window_tokens = %u, .chunk_tokens = %u, .layers = layers_%u, "
-            ".layer_count = %u, .parts = parts_%u, .part_count = %u},\n",
-            group->name, group->kind == KVF_GROUP_STATE ? "KVF_GROUP_STATE" : "KVF_GROUP_TOKENS",
-            group->window_tokens, group->chunk_tokens, g, group->layer_count, g, group->part_count);
+        fprintf(to,
+                "    {.name = \"%s\", .kind = %s, .window_tokens = %u, .chunk_tokens = %u, .layers = "
+                "%s_layers_%u, "
+                ".layer_count = %u, .parts = %s_parts_%u, .part_count = %u},\n",
+                group->name, group->kind == KVF_GROUP_STATE ? "KVF_GROUP_STATE" : "KVF_GROUP_TOKENS",
+                group->window_tokens, group->chunk_tokens, side, g, group->layer_count, side, g,
+                group->part_count);
     }
-    fprintf(
-        to,
-        "};\nstatic const kvf_model_desc model_desc = {.struct_size = sizeof model_desc, .layer_count = %u, "
-        ".groups = groups, .group_count = %u};\n",
-        m->desc.layer_count, m->desc.group_count);
+    fprintf(to,
+            "};\nstatic const kvf_model_desc %s_model = {.struct_size = sizeof %s_model, .layer_count = %u, "
+            ".groups = %s_model_groups, .group_count = %u};\n",
+            side, side, m->desc.layer_count, side, m->desc.group_count);
 }
 
 static void print_group_spec(FILE *to, const kvf_group_spec *spec) {
@@ -68,7 +69,7 @@ static void print_engine(FILE *to, const recipe *r, const world *w, uint32_t sid
     }
     if (spec->groups) {
         fprintf(to, "static const kvf_group_spec %s_groups[] = {\n", name);
-        for (uint32_t g = 0; g < r->group_count; g++) {
+        for (uint32_t g = 0; g < w->models[side].group_count; g++) {
             fprintf(to, "    ");
             print_group_spec(to, &spec->groups[g]);
             fprintf(to, ",\n");
@@ -94,11 +95,10 @@ static void print_engine(FILE *to, const recipe *r, const world *w, uint32_t sid
     fprintf(to, "};\n");
 }
 
-static void print_shard_group(FILE *to, const recipe *r, const shard_form *form, const char *name, uint32_t g,
+static void print_shard_group(FILE *to, const shard_form *form, const char *name, uint32_t g, uint32_t parts,
                               uint32_t placements) {
-    const kvf_group_shard_desc *group = &form->groups[g];
     fprintf(to, "static const kvf_part_share %s_shares_%u[] = {", name, g);
-    for (uint32_t p = 0; p < r->groups[g].part_count; p++)
+    for (uint32_t p = 0; p < parts; p++)
         fprintf(to, "%s{{%u, %u}, %u, %u}", p ? ", " : "", form->shares[g][p].units.begin,
                 form->shares[g][p].units.end, form->shares[g][p].replica, form->shares[g][p].replica_count);
     fprintf(to, "};\nstatic const kvf_placement %s_placements_%u[] = {%s", name, g, placements ? "" : "{0}");
@@ -110,22 +110,24 @@ static void print_shard_group(FILE *to, const recipe *r, const shard_form *form,
                 (unsigned long long)s->piece_stride, s->pieces);
     }
     fprintf(to, "};\n");
-    (void)group;
 }
 
-static void print_shard(FILE *to, const recipe *r, const world *w, uint32_t side, uint32_t rank) {
+static void print_shard(FILE *to, const world *w, uint32_t side, uint32_t rank) {
     static shard_form form;
-    fill_shard_form(r, w, side, rank, &form);
+    const model_world *model = &w->models[side];
+    fill_shard_form(w, side, rank, &form);
     char name[32];
     (void)snprintf(name, sizeof name, "%s%u", side == LOCAL ? "local" : "remote", rank);
-    for (uint32_t g = 0; g < r->group_count; g++)
-        print_shard_group(to, r, &form, name, g,
-                          layers_of(&w->engines[side].ranks[rank].groups[g]) * r->groups[g].part_count);
+    for (uint32_t i = 0; i < model->group_count; i++) {
+        uint32_t g = model->group_order[i], parts = model->groups[g].part_count;
+        print_shard_group(to, &form, name, i, parts,
+                          layers_of(&w->engines[side].ranks[rank].groups[g]) * parts);
+    }
     fprintf(to, "static const uint64_t %s_regions[] = {", name);
     for (uint32_t i = 0; i < form.desc.region_count; i++)
         fprintf(to, "%s%llu", i ? ", " : "", (unsigned long long)form.region_bytes[i]);
     fprintf(to, "};\nstatic const kvf_group_shard_desc %s_groups[] = {\n", name);
-    for (uint32_t g = 0; g < r->group_count; g++) {
+    for (uint32_t g = 0; g < model->group_count; g++) {
         const kvf_group_shard_desc *group = &form.groups[g];
         fprintf(to, "    {%u, %u, %llu, {%u, %u, %u}, %s_shares_%u, %s_placements_%u},\n",
                 group->tokens_per_block, group->kernel_blocks_per_block,
@@ -145,13 +147,13 @@ void recipe_print(FILE *to, const recipe *r, uint32_t local_rank) {
     arena_reset();
     if (!world_make(r, &w))
         return;
-    fill_model_form(r, &w, &model);
-    print_model(to, &model);
     for (uint32_t side = 0; side < SIDES; side++) {
+        fill_model_form(&w, side, &model);
+        print_model(to, side == LOCAL ? "local" : "remote", &model);
         if (!r->engines[side].by_hand)
             print_engine(to, r, &w, side);
         for (uint32_t i = 0; i < w.engines[side].rank_count && r->engines[side].by_hand; i++)
-            print_shard(to, r, &w, side, i);
+            print_shard(to, &w, side, i);
         if (w.engines[side].illegal)
             fprintf(to, "/* The %s engine must be refused: %s. */\n", side == LOCAL ? "local" : "remote",
                     w.engines[side].illegal);
@@ -159,13 +161,15 @@ void recipe_print(FILE *to, const recipe *r, uint32_t local_rank) {
     if (w.engines[LOCAL].illegal || w.engines[REMOTE].illegal)
         return;
     kvf_group_request request[MAX_GROUPS];
-    fill_request_form(r, &w, request);
-    for (uint32_t g = 0; g < r->group_count; g++) {
-        print_ids(to, "local_ids", g, request[g].local.ids, request[g].local.count);
-        print_ids(to, "remote_ids", g, request[g].remote.ids, request[g].remote.count);
+    asked all = ask_all(r, &w);
+    fill_request_form(&w, &all, request);
+    const uint32_t groups = w.models[LOCAL].group_count;
+    for (uint32_t g = 0; g < groups; g++) {
+        print_ids(to, "local", "ids", g, request[g].local.ids, request[g].local.count);
+        print_ids(to, "remote", "ids", g, request[g].remote.ids, request[g].remote.count);
     }
     fprintf(to, "static const kvf_group_request request[] = {\n");
-    for (uint32_t g = 0; g < r->group_count; g++)
+    for (uint32_t g = 0; g < groups; g++)
         fprintf(to,
                 "    {.local = {local_ids_%u, %u, %u}, .remote = {remote_ids_%u, %u, %u}, .begin = %llu, "
                 ".end = %llu},\n",
@@ -174,8 +178,8 @@ void recipe_print(FILE *to, const recipe *r, uint32_t local_rank) {
                 (unsigned long long)request[g].end);
     fprintf(to,
             "};\nstatic const kvf_plan_options options = {.struct_size = sizeof options, .replicas = %s, "
-            ".keep_layers_apart = %s};\n/* local rank %u */\n",
-            r->first_replica ? "KVF_REPLICA_FIRST" : "KVF_REPLICA_SPREAD", r->layers_apart ? "true" : "false",
+            ".layers = {%u, %u}};\n/* local rank %u */\n",
+            r->first_replica ? "KVF_REPLICA_FIRST" : "KVF_REPLICA_SPREAD", all.layers_begin, all.layers_end,
             local_rank);
     if (r->fault)
         fprintf(to, "/* a second request: fault %u in group %u, %s side, at %u */\n", r->fault,

@@ -78,7 +78,29 @@ typedef struct hand_rank {
     uint32_t damage; /* 0: none; otherwise one number of one placement is replaced */
 } hand_rank;
 
+/* How an engine's model is unlike the recipe's: all zero where it is the same. */
+typedef struct unlike_recipe {
+    uint32_t group_order, part_order; /* which permutation; 0: as they are */
+    uint32_t lacks_groups;            /* a bit for each group */
+    uint32_t lacks_layers[MAX_GROUPS];
+    uint32_t
+        fewer_layers; /* so many layers at the end of the model are missing: the other side's draft model */
+    uint32_t differs; /* 0: no group; otherwise `field` of group differs - 1 has another value */
+    uint32_t field;   /* an unlike_field */
+} unlike_recipe;
+
+enum unlike_field {
+    UNLIKE_DTYPE,
+    UNLIKE_CELL,
+    UNLIKE_ROWS,
+    UNLIKE_UNITS,
+    UNLIKE_WINDOW,
+    UNLIKE_PART, /* the last is missing */
+    UNLIKE_FIELDS
+};
+
 typedef struct engine_recipe {
+    unlike_recipe unlike;
     uint32_t by_hand;
     uint32_t tp, pp;
     uint32_t uneven; /* the stages have the sizes below */
@@ -125,7 +147,8 @@ typedef struct recipe {
     group_request_recipe requests[MAX_GROUPS];
     uint32_t ids_seed;
     uint32_t first_replica; /* KVF_REPLICA_FIRST */
-    uint32_t layers_apart;
+    uint32_t ask_begin,
+        ask_end;    /* layers that a plan is for; all, unless they are a range of the local model */
     uint32_t fault; /* of a second request, which must be refused */
     uint32_t fault_group, fault_side, fault_at;
 } recipe;

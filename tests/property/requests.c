@@ -10,14 +10,15 @@ typedef struct lost_blocks {
 } lost_blocks;
 
 /* Counts through the steps: does the rank want one that lies in a lost block of that side? */
-static bool is_touched(const recipe *r, const world *w, uint32_t local_rank, uint32_t group, uint32_t side,
+static bool is_touched(const world *w, const asked *ask, uint32_t local_rank, uint32_t group, uint32_t side,
                        lost_blocks lost) {
     const group_tables *tables = &w->tables[group];
     const rank_group *held = &w->engines[LOCAL].ranks[local_rank].groups[group];
     const rank_group *remote = remote_shares(w, group);
+    layer_span layers = wanted_layers(w, ask, local_rank, group);
     bool wants = false;
-    for (uint32_t p = 0; p < r->groups[group].part_count; p++)
-        wants |= units_of(&held->parts[p]) > 0 && layers_of(held) > 0;
+    for (uint32_t p = 0; p < w->models[LOCAL].groups[group].part_count; p++)
+        wants |= units_of(&held->parts[p]) > 0 && layers.begin < layers.end;
     uint32_t position[SIDES][MAX_SHARES] = {{0}};
     for (uint32_t step = 0; step < tables->end && wants; step++) {
         rank_group share = remote ? *remote : (rank_group){.share_count = 1, .share_width = 1};
@@ -43,26 +44,38 @@ static uint32_t beyond(const world *w, uint32_t local_rank, uint32_t group, uint
     return least;
 }
 
-bool make_faulty(const recipe *r, const world *w, uint32_t local_rank, faulty_request *out) {
+/* A group that the plan leaves out is asked for, or any range runs backwards, or there are too many. */
+static bool make_invalid(const world *w, const asked *ask, uint32_t at, faulty_request *out) {
+    const recipe *r = w->recipe;
+    uint32_t group = w->models[LOCAL].group_order[at];
+    out->expected = KVF_E_INVALID;
+    (void)snprintf(out->named, sizeof out->named, r->fault == FAULT_COUNT ? "group_count" : "group g%u",
+                   group);
+    if (r->fault == FAULT_COUNT)
+        out->group_count += r->fault_at % 2 ? 1 : UINT32_MAX;
+    else if (r->fault == FAULT_BACKWARDS)
+        out->groups[at].begin = out->groups[at].end + 1 + r->fault_at % 3;
+    else if (!ask->groups[group])
+        out->groups[at].end = out->groups[at].begin + 1 + r->fault_at % 3;
+    else
+        return false;
+    return true;
+}
+
+bool make_faulty(const world *w, const asked *ask, uint32_t local_rank, faulty_request *out) {
+    const recipe *r = w->recipe;
     if (r->fault == FAULT_NONE)
         return false;
-    fill_request_form(r, w, out->groups);
-    out->group_count = r->group_count;
-    out->expected = KVF_E_INVALID;
-    uint32_t group = r->fault_group % r->group_count;
-    if (r->fault == FAULT_COUNT) {
-        out->group_count += r->fault_at % 2 ? 1 : UINT32_MAX;
+    fill_request_form(w, ask, out->groups);
+    out->group_count = w->models[LOCAL].group_count;
+    uint32_t at = r->fault_group % out->group_count, group = w->models[LOCAL].group_order[at];
+    if (make_invalid(w, ask, at, out))
         return true;
-    }
-    if (r->fault == FAULT_BACKWARDS) {
-        out->groups[group].begin = out->groups[group].end + 1 + r->fault_at % 3;
-        return true;
-    }
     const table_world *t = &w->tables[group].side[r->fault_side];
     uint32_t needed = t->needed_end - t->needed_begin;
     if (t->count == 0 || needed == 0)
         return false;
-    kvf_block_table *table = r->fault_side == LOCAL ? &out->groups[group].local : &out->groups[group].remote;
+    kvf_block_table *table = r->fault_side == LOCAL ? &out->groups[at].local : &out->groups[at].remote;
     uint32_t *ids = arena_take(t->count, sizeof *ids);
     memcpy(ids, t->ids, t->count * sizeof *ids);
     uint32_t block = t->needed_begin + r->fault_at % needed;
@@ -83,6 +96,6 @@ bool make_faulty(const recipe *r, const world *w, uint32_t local_rank, faulty_re
             r->fault_at % 2 ? UINT32_MAX - 1 : beyond(w, local_rank, group, r->fault_side);
     }
     table->ids = ids;
-    out->expected = is_touched(r, w, local_rank, group, r->fault_side, lost) ? KVF_E_RANGE : KVF_OK;
+    out->expected = is_touched(w, ask, local_rank, group, r->fault_side, lost) ? KVF_E_RANGE : KVF_OK;
     return true;
 }

@@ -41,13 +41,13 @@ static void illegal(engine_world *e, uint32_t rank, const char *why) {
 }
 
 /* The group's layers that lie in the rank's window. */
-static void hold_layers(const world *w, uint32_t group, rank_world *rank) {
+static void hold_layers(const model_world *model, uint32_t group, rank_world *rank) {
     rank_group *g = &rank->groups[group];
     g->layers_begin = g->layers_end = 0;
-    for (uint32_t p = 0; p < w->recipe->groups[group].part_count; p++)
+    for (uint32_t p = 0; p < model->groups[group].part_count; p++)
         g->parts[p].pieces = 1; /* unless they are cut by hand */
-    for (uint32_t i = 0; i < w->layer_counts[group]; i++) {
-        uint32_t layer = w->layers[group][i];
+    for (uint32_t i = 0; i < model->layer_counts[group]; i++) {
+        uint32_t layer = model->layers[group][i];
         if (layer < rank->layers_begin)
             g->layers_begin = i + 1;
         if (layer < rank->layers_end)
@@ -86,10 +86,11 @@ static void count_replicas(const engine_world *e, uint32_t tp, uint32_t rank, ui
 }
 
 /* Every token share must have the same number of holders of each unit. */
-static bool shares_are_whole(const recipe *r, const engine_world *e, uint32_t side, uint32_t group) {
-    const engine_recipe *engine = &r->engines[side];
-    for (uint32_t p = 0; p < r->groups[group].part_count; p++) {
-        for (uint32_t unit = 0; unit < r->groups[group].parts[p].units; unit++) {
+static bool shares_are_whole(const world *w, const engine_world *e, uint32_t side, uint32_t group) {
+    const engine_recipe *engine = &w->recipe->engines[side];
+    const group_recipe *cells = &w->models[side].groups[group];
+    for (uint32_t p = 0; p < cells->part_count; p++) {
+        for (uint32_t unit = 0; unit < cells->parts[p].units; unit++) {
             uint32_t holders[MAX_RANKS] = {0};
             for (uint32_t i = 0; i < engine->tp; i++) {
                 const rank_group *g = &e->ranks[i].groups[group];
@@ -104,9 +105,9 @@ static bool shares_are_whole(const recipe *r, const engine_world *e, uint32_t si
     return true;
 }
 
-static void set_window(const recipe *r, const engine_recipe *engine, rank_world *rank) {
-    rank->layers_begin = rank->pp_rank * r->layer_count / engine->pp;
-    rank->layers_end = (rank->pp_rank + 1) * r->layer_count / engine->pp;
+static void set_window(uint32_t layers, const engine_recipe *engine, rank_world *rank) {
+    rank->layers_begin = rank->pp_rank * layers / engine->pp;
+    rank->layers_end = (rank->pp_rank + 1) * layers / engine->pp;
     if (!engine->uneven)
         return;
     rank->layers_begin = 0;
@@ -115,8 +116,8 @@ static void set_window(const recipe *r, const engine_recipe *engine, rank_world 
     rank->layers_end = rank->layers_begin + engine->stages[rank->pp_rank];
 }
 
-static void check_stages(const recipe *r, const engine_recipe *engine, engine_world *e) {
-    if (engine->pp > r->layer_count)
+static void check_stages(uint32_t layers, const engine_recipe *engine, engine_world *e) {
+    if (engine->pp > layers)
         illegal(e, 0, "more stages than layers");
     uint32_t sum = 0;
     for (uint32_t stage = 0; engine->uneven && stage < engine->pp; stage++) {
@@ -124,7 +125,7 @@ static void check_stages(const recipe *r, const engine_recipe *engine, engine_wo
         if (engine->stages[stage] == 0)
             illegal(e, 0, "a stage without layers");
     }
-    if (engine->uneven && sum != r->layer_count)
+    if (engine->uneven && sum != layers)
         illegal(e, 0, "stages do not sum to the layers");
     if (engine->tp % engine->dcp != 0)
         illegal(e, 0, "dcp does not divide tp");
@@ -132,8 +133,9 @@ static void check_stages(const recipe *r, const engine_recipe *engine, engine_wo
 
 static void shape_built(const recipe *r, uint32_t side, world *w) {
     const engine_recipe *engine = &r->engines[side];
+    const model_world *model = &w->models[side];
     engine_world *e = &w->engines[side];
-    check_stages(r, engine, e);
+    check_stages(model->layer_count, engine, e);
     if (e->illegal)
         return;
     e->rank_count = engine->tp * engine->pp;
@@ -141,25 +143,25 @@ static void shape_built(const recipe *r, uint32_t side, world *w) {
         rank_world *rank = &e->ranks[i];
         rank->tp_rank = i % engine->tp;
         rank->pp_rank = i / engine->tp;
-        set_window(r, engine, rank);
+        set_window(model->layer_count, engine, rank);
         for (uint32_t g = 0; g < r->group_count; g++) {
             rank_group *held = &rank->groups[g];
-            hold_layers(w, g, rank);
+            hold_layers(&w->models[side], g, rank);
             held->share_count = held->share_width = 1;
             if (!r->groups[g].is_state) {
                 held->share_index = rank->tp_rank % engine->dcp;
                 held->share_count = engine->dcp;
                 held->share_width = engine->width;
             }
-            for (uint32_t p = 0; p < r->groups[g].part_count; p++)
-                share_units(&r->groups[g].parts[p], engine->tp, rank->tp_rank, &held->parts[p]);
+            for (uint32_t p = 0; p < model->groups[g].part_count; p++)
+                share_units(&model->groups[g].parts[p], engine->tp, rank->tp_rank, &held->parts[p]);
         }
     }
     for (uint32_t g = 0; g < r->group_count; g++) {
-        if (!r->groups[g].is_state && !shares_are_whole(r, e, side, g))
+        if (has_group(w, side, g) && !r->groups[g].is_state && !shares_are_whole(w, e, side, g))
             illegal(e, 0, "units are not held by whole sets of token shares");
         for (uint32_t i = 0; i < e->rank_count; i++)
-            for (uint32_t p = 0; p < r->groups[g].part_count; p++)
+            for (uint32_t p = 0; p < model->groups[g].part_count; p++)
                 count_replicas(e, engine->tp, i, g, p, &e->ranks[i].groups[g].parts[p]);
     }
 }
@@ -188,14 +190,14 @@ static void shape_hand(const recipe *r, uint32_t side, world *w) {
         rank_world *rank = &e->ranks[i];
         rank->layers_begin = hand->layers_begin;
         rank->layers_end = hand->layers_end;
-        if (hand->layers_begin > hand->layers_end || hand->layers_end > r->layer_count)
+        if (hand->layers_begin > hand->layers_end || hand->layers_end > w->models[side].layer_count)
             illegal(e, i, "layers outside the model");
         uint32_t replicas = hand->replica_count ? hand->replica_count : 1;
         if (hand->replica >= replicas)
             illegal(e, i, "a replica beyond their number");
         for (uint32_t g = 0; g < r->group_count; g++) {
             rank_group *held = &rank->groups[g];
-            hold_layers(w, g, rank);
+            hold_layers(&w->models[side], g, rank);
             held->share_count = held->share_width = 1;
             if (!r->groups[g].is_state) {
                 held->share_index = hand->share_index;
@@ -204,13 +206,14 @@ static void shape_hand(const recipe *r, uint32_t side, world *w) {
                 if (hand->share_index >= engine->dcp)
                     illegal(e, i, "a token share beyond their number");
             }
-            for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
+            const group_recipe *cells = &w->models[side].groups[g];
+            for (uint32_t p = 0; p < cells->part_count; p++) {
                 held->parts[p].units_begin = hand->units_begin[g][p];
                 held->parts[p].units_end = hand->units_end[g][p];
                 held->parts[p].replica = hand->replica;
                 held->parts[p].replica_count = replicas;
-                if (hand->units_begin[g][p] > hand->units_end[g][p] ||
-                    hand->units_end[g][p] > r->groups[g].parts[p].units)
+                if (has_group(w, side, g) && (hand->units_begin[g][p] > hand->units_end[g][p] ||
+                                              hand->units_end[g][p] > cells->parts[p].units))
                     illegal(e, i, "units outside the model");
             }
         }
@@ -226,6 +229,8 @@ void shape_engine(const recipe *r, uint32_t side, world *w) {
         bool state = r->groups[g].is_state;
         e->tokens[g] = layout->tokens ? layout->tokens : state || r->engines[side].by_hand ? 1 : 16;
         e->kernel_blocks[g] = layout->kernel_blocks ? layout->kernel_blocks : 1;
+        if (!has_group(w, side, g))
+            continue;
         if (e->tokens[g] % e->kernel_blocks[g] != 0)
             illegal(e, 0, "kernel blocks do not divide the tokens of a block");
         if (state && e->tokens[g] != 1)

@@ -39,8 +39,16 @@ static void drop_group(recipe *r, uint32_t g) {
     remove_item(r->requests, MAX_GROUPS, g, sizeof r->requests[0]);
     for (uint32_t side = 0; side < SIDES; side++) {
         engine_recipe *engine = &r->engines[side];
+        unlike_recipe *unlike = &engine->unlike;
+        uint32_t below = (1u << g) - 1;
         if (engine->per_group)
             remove_item(engine->layouts, MAX_GROUPS, g, sizeof engine->layouts[0]);
+        remove_item(unlike->lacks_layers, MAX_GROUPS, g, sizeof unlike->lacks_layers[0]);
+        unlike->lacks_groups = (unlike->lacks_groups & below) | (unlike->lacks_groups >> 1 & ~below);
+        if (unlike->differs == g + 1)
+            unlike->differs = 0;
+        else if (unlike->differs > g)
+            unlike->differs--;
         for (uint32_t i = 0; i < MAX_HAND_RANKS; i++) {
             remove_item(engine->hands[i].units_begin, MAX_GROUPS, g, sizeof engine->hands[i].units_begin[0]);
             remove_item(engine->hands[i].units_end, MAX_GROUPS, g, sizeof engine->hands[i].units_end[0]);

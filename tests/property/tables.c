@@ -64,7 +64,7 @@ void measure_tables(const recipe *r, world *w) {
         group_tables *tables = &w->tables[g];
         tables->begin = r->requests[g].begin;
         tables->end = r->requests[g].end;
-        tables->first = first_needed(&r->groups[g], tables->end);
+        tables->first = first_needed(&w->models[LOCAL].groups[g], tables->end);
         if (tables->first < tables->begin)
             tables->first = tables->begin;
         for (uint32_t side = 0; side < SIDES; side++)
@@ -131,16 +131,19 @@ static void claims_make(const engine_world *e, bool shared, claims *out) {
 }
 
 /* Looks at (or takes) every byte of every cell of one logical block on all ranks. */
-static bool claim_block(const recipe *r, const engine_world *e, uint32_t group, uint32_t id, bool take,
-                        claims *c) {
+static bool claim_block(const world *w, uint32_t side, uint32_t group, uint32_t id, bool take, claims *c) {
+    const engine_world *e = &w->engines[side];
+    const group_recipe *cells_of = &w->models[side].groups[group];
     uint32_t kernel = e->kernel_blocks[group];
     for (uint32_t i = 0; i < e->rank_count; i++) {
         const rank_group *held = &e->ranks[i].groups[group];
-        for (uint32_t p = 0; p < r->groups[group].part_count; p++) {
+        for (uint32_t p = 0; p < cells_of->part_count; p++) {
             const rank_part *part = &held->parts[p];
-            uint32_t bytes = cell_bytes_of(&r->groups[group].parts[p]) / part->pieces;
+            if (layers_of(held) == 0)
+                continue;
+            uint32_t bytes = cell_bytes_of(&cells_of->parts[p]) / part->pieces;
             uint32_t cells =
-                kernel_tokens_of(e, group) * r->groups[group].parts[p].rows * units_of(part) * part->pieces;
+                kernel_tokens_of(e, group) * cells_of->parts[p].rows * units_of(part) * part->pieces;
             for (uint32_t layer = 0; layer < layers_of(held); layer++) {
                 const place *cell =
                     part->cells + (size_t)(layer * held->block_count * kernel + id * kernel) * cells;
@@ -170,7 +173,7 @@ static bool number_table(const recipe *r, world *w, uint32_t side, uint32_t grou
         if (wanted->lead_empty && t->first_block + i < t->needed_begin)
             continue;
         bool shared = groups_overlap(r, side);
-        while (next < n && shared && !claim_block(r, e, group, candidates[next], false, taken))
+        while (next < n && shared && !claim_block(w, side, group, candidates[next], false, taken))
             next++;
         if (next == n)
             return false;
@@ -179,7 +182,7 @@ static bool number_table(const recipe *r, world *w, uint32_t side, uint32_t grou
     /* Only now: blocks of one group may lie side by side in a page of another. */
     for (uint32_t i = 0; i < t->count && groups_overlap(r, side); i++)
         if (t->ids[i] != NO_ID)
-            (void)claim_block(r, e, group, t->ids[i], true, taken);
+            (void)claim_block(w, side, group, t->ids[i], true, taken);
     return true;
 }
 

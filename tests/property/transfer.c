@@ -55,6 +55,8 @@ typedef struct transfer {
     uint32_t rank;
     const rank_world *own;
     const kvf_plan *plan;
+    asked ask;
+    layer_span wanted[MAX_GROUPS]; /* of this rank's layers */
     const choices *choices;
     const memory *remote; /* by rank */
     memory local, expected, written;
@@ -64,9 +66,10 @@ typedef struct transfer {
 
 static bool expect_cell(const cell_visit *cell, void *context) {
     transfer *t = context;
+    if (cell->layer < t->wanted[cell->group].begin || cell->layer >= t->wanted[cell->group].end)
+        return true;
     cell_content(cell, t->expected.regions[cell->at.region] + cell->at.offset);
-    memset(t->layers.regions[cell->at.region] + cell->at.offset,
-           (int)t->w->layers[cell->group][cell->layer] + 1, cell->bytes);
+    memset(t->layers.regions[cell->at.region] + cell->at.offset, (int)cell->model_layer + 1, cell->bytes);
     const rank_group *remote = remote_shares(t->w, cell->group);
     uint32_t share = cell->step / remote->share_width % remote->share_count;
     uint32_t rank = t->choices->rank[cell->group][cell->layer][cell->part][cell->unit][share];
@@ -167,21 +170,14 @@ static bool copy_run(transfer *t, source_runs *s, const kvf_run *run) {
     if (s->count && last->local_region == run->local_region && last->remote_region == run->remote_region &&
         last->local_offset + last->bytes == run->local_offset &&
         last->remote_offset + last->bytes == run->remote_offset && !may_touch(t->r, LOCAL, t->rank) &&
-        !may_touch(t->r, REMOTE, s->rank) &&
-        (!t->r->layers_apart || t->layers.regions[run->local_region][run->local_offset] ==
-                                    t->layers.regions[run->local_region][run->local_offset - 1]))
+        !may_touch(t->r, REMOTE, s->rank))
         return wrong("source %u, run %llu touches the one before it", s->source,
                      (unsigned long long)s->count);
     unsigned char *to = t->local.regions[run->local_region] + run->local_offset;
     unsigned char *written = t->written.regions[run->local_region] + run->local_offset;
-    const unsigned char *layers = t->layers.regions[run->local_region] + run->local_offset;
     if (memchr(written, 1, run->bytes))
         return wrong("source %u, run %llu writes what was written before", s->source,
                      (unsigned long long)s->count);
-    for (uint64_t i = 1; i < run->bytes && t->r->layers_apart; i++)
-        if (layers[i] != layers[0])
-            return wrong("source %u, run %llu spans two layers, which are to be kept apart", s->source,
-                         (unsigned long long)s->count);
     memset(written, 1, run->bytes);
     memcpy(to, t->remote[s->rank].regions[run->remote_region] + run->remote_offset, run->bytes);
     s->last = *run;
@@ -226,6 +222,8 @@ static bool is_predictable(const transfer *t, uint32_t *tokens) {
     *tokens = NO_ID;
     for (uint32_t g = 0; g < t->r->group_count; g++) {
         uint32_t end = t->w->tables[g].end;
+        if (!t->ask.groups[g])
+            continue;
         if (t->r->groups[g].is_state ? end != 1 : *tokens != NO_ID && end != *tokens)
             return false;
         if (!t->r->groups[g].is_state)
@@ -236,7 +234,7 @@ static bool is_predictable(const transfer *t, uint32_t *tokens) {
 
 static bool check_prediction(const transfer *t, const source_runs *s, uint32_t tokens) {
     kvf_cost_model cost = {.ns_per_run = 3, .ns_per_byte = 0.5, .ns_per_source = 1000};
-    kvf_prediction p;
+    kvf_prediction p = {.struct_size = sizeof p};
     kvf_status status = kvf_plan_predict(t->plan, s->source, tokens, &cost, &p);
     if (status)
         return wrong("source %u: kvf_plan_predict() gives %s", s->source, kvf_status_name(status));
@@ -255,10 +253,11 @@ static bool check_prediction(const transfer *t, const source_runs *s, uint32_t t
 
 /* A table that ends with the sequence is what kvf_block_table_tail() makes of its ids. */
 static bool check_tails(const transfer *t, const kvf_group_request *groups) {
-    for (uint32_t g = 0; g < t->r->group_count; g++) {
+    for (uint32_t i = 0; i < t->w->models[LOCAL].group_count; i++) {
+        uint32_t g = t->w->models[LOCAL].group_order[i];
         for (uint32_t side = 0; side < SIDES; side++) {
             const engine_world *e = &t->w->engines[side];
-            const kvf_block_table *table = side == LOCAL ? &groups[g].local : &groups[g].remote;
+            const kvf_block_table *table = side == LOCAL ? &groups[i].local : &groups[i].remote;
             const table_recipe *wanted = &t->r->requests[g].tables[side];
             if (table->count == 0 || wanted->trail || e->ranks[0].groups[g].share_count > 1)
                 continue;
@@ -275,15 +274,18 @@ static bool check_tails(const transfer *t, const kvf_group_request *groups) {
 }
 
 static bool set_request(const transfer *t, kvf_request *request, const kvf_group_request *groups) {
-    kvf_status status = kvf_request_set(request, groups, t->r->group_count);
+    const model_world *model = &t->w->models[LOCAL];
+    kvf_status status = kvf_request_set(request, groups, model->group_count);
     if (status)
         return wrong("kvf_request_set() gives %s: %s", kvf_status_name(status), kvf_error_detail());
-    for (uint32_t g = 0; g < t->r->group_count; g++) {
+    for (uint32_t i = 0; i < model->group_count; i++) {
+        uint32_t g = model->group_order[i];
+        uint32_t first = t->ask.groups[g] ? t->w->tables[g].first : t->w->tables[g].end;
         uint64_t begin, end;
-        kvf_request_steps(request, g, &begin, &end);
-        if (begin != t->w->tables[g].first || end != t->w->tables[g].end)
+        kvf_request_steps(request, i, &begin, &end);
+        if (begin != first || end != t->w->tables[g].end)
             return wrong("group %u: steps [%llu, %llu); expected [%u, %u)", g, (unsigned long long)begin,
-                         (unsigned long long)end, t->w->tables[g].first, t->w->tables[g].end);
+                         (unsigned long long)end, first, t->w->tables[g].end);
     }
     return true;
 }
@@ -292,13 +294,16 @@ static bool set_request(const transfer *t, kvf_request *request, const kvf_group
 static bool try_faulty(const transfer *t, kvf_request *request, bool *refused) {
     faulty_request faulty;
     *refused = false;
-    if (!make_faulty(t->r, t->w, t->rank, &faulty))
+    if (!make_faulty(t->w, &t->ask, t->rank, &faulty))
         return true;
     kvf_status status = kvf_request_set(request, faulty.groups, faulty.group_count);
     if (status != faulty.expected)
         return wrong("a request with fault %u gives %s (%s); expected is %s", t->r->fault,
                      kvf_status_name(status), status ? kvf_error_detail() : "",
                      kvf_status_name(faulty.expected));
+    if (status && !strstr(kvf_error_detail(), faulty.named))
+        return wrong("a request with fault %u does not say \"%s\", but: %s", t->r->fault, faulty.named,
+                     kvf_error_detail());
     *refused = status != KVF_OK;
     note(*refused ? KIND_REQUEST_REFUSED : KIND_FAULT_ELSEWHERE);
     return true;
@@ -313,7 +318,7 @@ static bool is_empty(const transfer *t, const kvf_request *request) {
 
 static bool set_and_refuse(const transfer *t, kvf_request *request) {
     kvf_group_request groups[MAX_GROUPS];
-    fill_request_form(t->r, t->w, groups);
+    fill_request_form(t->w, &t->ask, groups);
     bool refused, first = t->r->fault_at / 2 % 2;
     if (first && (!try_faulty(t, request, &refused) || (refused && !is_empty(t, request))))
         return false;
@@ -347,21 +352,12 @@ static bool move_request(transfer *t, kvf_request *request) {
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-static bool check_lanes(const transfer *t) {
-    for (uint32_t i = 0; i < kvf_plan_rule_count(t->plan); i++) {
-        const kvf_copy_rule *rule = kvf_plan_get_rule(t->plan, i);
-        for (uint32_t l = 0; l < rule->lane_count && t->r->layers_apart; l++)
-            if (rule->lanes[l].layers.end != rule->lanes[l].layers.begin + 1)
-                return wrong("rule %u, lane %u moves layers [%u, %u), which are to be kept apart", i, l,
-                             rule->lanes[l].layers.begin, rule->lanes[l].layers.end);
-    }
-    return true;
-}
-
 static void note_request(const transfer *t) {
     bool unaligned = false, cached = false, moved = false, later = false, holes = false;
     for (uint32_t g = 0; g < t->r->group_count; g++) {
         const group_tables *tables = &t->w->tables[g];
+        if (!t->ask.groups[g])
+            continue;
         cached |= tables->begin == tables->end;
         moved |= tables->begin < tables->end;
         for (uint32_t side = 0; side < SIDES && tables->first < tables->end; side++) {
@@ -382,7 +378,7 @@ static bool use_plan(transfer *t, choices *out) {
     kvf_status status = kvf_plan_verify(t->plan);
     if (status)
         return wrong("kvf_plan_verify() gives %s: %s", kvf_status_name(status), kvf_error_detail());
-    if (!check_cuts(t->r, t->w, t->plan, t->rank, out) || !check_lanes(t))
+    if (!check_cuts(t->w, &t->ask, t->plan, t->rank, out))
         return false;
     kvf_request *request;
     status = kvf_request_create(t->plan, &request);
@@ -396,34 +392,71 @@ static bool use_plan(transfer *t, choices *out) {
     return good;
 }
 
+static bool must_be_uncovered(kvf_status status, kvf_plan *plan) {
+    note(KIND_UNCOVERED);
+    if (status == KVF_E_UNCOVERED)
+        return true;
+    kvf_plan_free(plan);
+    return wrong("kvf_plan_build() gives %s, but some cells are held by nobody", kvf_status_name(status));
+}
+
+/* Builds the plan of what is asked for, and of less as long as the library rightly refuses. NULL, where it refuses to the
+ * end, as it must; false, after wrong(), where it does not do as it should. */
+static bool build_plan(const recipe *r, const world *w, const built *b, uint32_t rank, asked *ask,
+                       kvf_plan **out) {
+    const model_world *local = &w->models[LOCAL];
+    for (bool less = false;; less = true) {
+        uint32_t groups[MAX_GROUPS], count = 0;
+        for (uint32_t i = 0; i < local->group_count; i++)
+            if (ask->groups[local->group_order[i]])
+                groups[count++] = i;
+        kvf_plan_options options = {.struct_size = sizeof options,
+                                    .replicas = r->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD,
+                                    .layers = {ask->layers_begin, ask->layers_end},
+                                    .groups = less ? groups : NULL,
+                                    .group_count = less ? count : 0};
+        bool defaults = !r->first_replica && rank % 2 && !less && ask->layers_begin == ask->layers_end;
+        *out = NULL;
+        kvf_status status = kvf_plan_build(b->local[rank], b->remote, defaults ? NULL : &options, out);
+        refusal why;
+        if (!must_refuse(w, ask, rank, &why)) {
+            note_if(KIND_ASKED_LESS, less && count);
+            return is_uncovered(w, ask, rank) ? must_be_uncovered(status, *out)
+                   : status
+                       ? wrong("kvf_plan_build() gives %s: %s", kvf_status_name(status), kvf_error_detail())
+                       : true;
+        }
+        if (status != why.status || !strstr(kvf_error_detail(), why.named)) {
+            kvf_plan_free(*out);
+            return wrong("kvf_plan_build() gives %s (%s); expected is %s and \"%s\"", kvf_status_name(status),
+                         status ? kvf_error_detail() : "", kvf_status_name(why.status), why.named);
+        }
+        note(KIND_UNLIKE_REFUSED);
+        ask_less(w, &why, ask);
+    }
+}
+
 static bool transfer_rank(const recipe *r, const world *w, const built *b, const memory *remote,
                           uint32_t rank, choices *out, bool *all_covered) {
-    kvf_plan_options options = {.struct_size = sizeof options,
-                                .replicas = r->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD,
-                                .keep_layers_apart = r->layers_apart};
-    bool defaults = !r->first_replica && !r->layers_apart && rank % 2;
-    kvf_plan *plan;
-    kvf_status status = kvf_plan_build(b->local[rank], b->remote, defaults ? NULL : &options, &plan);
-    note(KIND_RANK);
-    if (is_uncovered(r, w, rank)) {
-        *all_covered = false;
-        note(KIND_UNCOVERED);
-        if (status == KVF_E_UNCOVERED)
-            return true;
-        if (status == KVF_OK)
-            kvf_plan_free(plan);
-        return wrong("kvf_plan_build() gives %s, but some cells are held by nobody", kvf_status_name(status));
-    }
-    if (status)
-        return wrong("kvf_plan_build() gives %s: %s", kvf_status_name(status), kvf_error_detail());
     transfer *t = arena_take(1, sizeof *t);
     memset(t, 0, sizeof *t);
     t->r = r;
     t->w = w;
     t->rank = rank;
     t->own = &w->engines[LOCAL].ranks[rank];
-    t->plan = plan;
     t->remote = remote;
+    const asked all = t->ask = ask_all(r, w);
+    kvf_plan *plan;
+    note(KIND_RANK);
+    if (!build_plan(r, w, b, rank, &t->ask, &plan))
+        return false;
+    if (!plan || memcmp(&all, &t->ask, sizeof all) != 0)
+        *all_covered = false;
+    if (!plan)
+        return true;
+    t->plan = plan;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        t->wanted[g] = wanted_layers(w, &t->ask, rank, g);
     bool good = use_plan(t, out);
     kvf_plan_free(plan);
     return good;
@@ -434,7 +467,7 @@ bool transfer_case(const recipe *r, const world *w, const built *b, uint32_t *lo
     uint32_t ranks = w->engines[LOCAL].rank_count;
     choices *by_rank = arena_take(ranks, sizeof *by_rank);
     fill_remote(r, w, remote);
-    bool all_covered = true;
+    bool all_covered = true; /* in every layer and group */
     for (*local_rank = 0; *local_rank < ranks; (*local_rank)++)
         if (!transfer_rank(r, w, b, remote, *local_rank, &by_rank[*local_rank], &all_covered))
             return false;

@@ -5,6 +5,7 @@
 #define KVF_PROPERTY_TRANSFER_H
 
 #include "build.h"
+#include "unlike.h"
 #include "world.h"
 
 typedef struct memory {
@@ -12,7 +13,7 @@ typedef struct memory {
 } memory;
 
 /* For each (group, layer, part, unit, remote token share): the remote rank that is read, or NOBODY. */
-enum { MAX_UNITS = 16, MAX_SHARES = 9 };
+enum { MAX_UNITS = 24, MAX_SHARES = 9 };
 #define NOBODY UINT32_MAX
 
 typedef struct choices {
@@ -29,10 +30,10 @@ bool transfer_case(const recipe *r, const world *w, const built *b, uint32_t *lo
 const rank_group *remote_shares(const world *w, uint32_t group);
 
 /** Whether some cell that the local rank wants is held by no remote rank. */
-bool is_uncovered(const recipe *r, const world *w, uint32_t local_rank);
+bool is_uncovered(const world *w, const asked *ask, uint32_t local_rank);
 
 /** Checks the cuts of a plan, and lists whom they read. */
-bool check_cuts(const recipe *r, const world *w, const kvf_plan *plan, uint32_t local_rank, choices *out);
+bool check_cuts(const world *w, const asked *ask, const kvf_plan *plan, uint32_t local_rank, choices *out);
 
 /** Checks that local ranks which want the same cells share their holders evenly. */
 bool check_spread(const recipe *r, const world *w, const choices *by_local_rank);

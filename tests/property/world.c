@@ -35,20 +35,15 @@ void *arena_take(size_t count, size_t bytes) {
 
 /* ---- deriving -------------------------------------------------------------------------------- */
 
-static void list_layers(const recipe *r, world *w) {
-    for (uint32_t g = 0; g < r->group_count; g++)
-        for (uint32_t layer = 0; layer < r->layer_count; layer++)
-            if (r->groups[g].layer_mask >> layer & 1)
-                w->layers[g][w->layer_counts[g]++] = layer;
-}
-
-static bool small_enough(const recipe *r, uint32_t side, const engine_world *e) {
+static bool small_enough(const recipe *r, const world *w, uint32_t side) {
+    const engine_world *e = &w->engines[side];
     uint64_t cells = 0, bytes = 0;
     for (uint32_t i = 0; i < e->rank_count; i++) {
         for (uint32_t g = 0; g < r->group_count; g++) {
             const rank_group *held = &e->ranks[i].groups[g];
-            for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
-                const part_recipe *part = &r->groups[g].parts[p];
+            const group_recipe *group = &w->models[side].groups[g];
+            for (uint32_t p = 0; p < group->part_count; p++) {
+                const part_recipe *part = &group->parts[p];
                 if (held->parts[p].units_end <= held->parts[p].units_begin)
                     continue;
                 uint64_t own = (uint64_t)layers_of(held) * held->block_count * e->tokens[g] * part->rows *
@@ -65,13 +60,14 @@ static bool small_enough(const recipe *r, uint32_t side, const engine_world *e) 
 bool world_make(const recipe *r, world *out) {
     memset(out, 0, sizeof *out);
     out->recipe = r;
-    list_layers(r, out);
+    if (!make_models(r, out))
+        return false;
     for (uint32_t side = 0; side < SIDES; side++)
         shape_engine(r, side, out);
     measure_tables(r, out);
     for (uint32_t side = 0; side < SIDES; side++) {
         engine_world *e = &out->engines[side];
-        if (!small_enough(r, side, e))
+        if (!small_enough(r, out, side))
             return false;
         if (e->illegal && e->illegal_rank != UINT32_MAX) {
             for (uint32_t g = 0; g < r->group_count; g++)
@@ -88,18 +84,20 @@ bool world_make(const recipe *r, world *out) {
     return true;
 }
 
-const char *find_overlap(const recipe *r, const engine_world *e, const rank_world *rank, uint32_t group) {
+const char *find_overlap(const world *w, uint32_t side, const rank_world *rank, uint32_t group) {
+    const engine_world *e = &w->engines[side];
+    const group_recipe *cells_of = &w->models[side].groups[group];
     const rank_group *held = &rank->groups[group];
     unsigned char *used[MAX_REGIONS];
     for (uint32_t region = 0; region < rank->region_count; region++) {
         used[region] = arena_take(rank->region_bytes[region] + 1u, 1);
         memset(used[region], 0, rank->region_bytes[region]);
     }
-    for (uint32_t p = 0; p < r->groups[group].part_count; p++) {
+    for (uint32_t p = 0; p < cells_of->part_count; p++) {
         const rank_part *part = &held->parts[p];
-        uint32_t bytes = cell_bytes_of(&r->groups[group].parts[p]) / part->pieces;
+        uint32_t bytes = cell_bytes_of(&cells_of->parts[p]) / part->pieces;
         size_t cells = (size_t)layers_of(held) * held->block_count * e->tokens[group] *
-                       r->groups[group].parts[p].rows * units_of(part) * part->pieces;
+                       cells_of->parts[p].rows * units_of(part) * part->pieces;
         for (size_t i = 0; i < cells; i++) {
             place at = part->cells[i];
             if (at.region >= rank->region_count ||
@@ -115,16 +113,19 @@ const char *find_overlap(const recipe *r, const engine_world *e, const rank_worl
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-static bool visit_step(const world *w, const engine_world *e, const rank_group *held, uint32_t id,
+static bool visit_step(const world *w, uint32_t side, const rank_group *held, uint32_t id,
                        uint32_t step_in_block, cell_visit *cell, bool (*visit)(const cell_visit *, void *),
                        void *context) {
+    const engine_world *e = &w->engines[side];
+    const model_world *model = &w->models[side];
     uint32_t group = cell->group, kernel_tokens = kernel_tokens_of(e, group);
     uint32_t block = id * e->kernel_blocks[group] + step_in_block / kernel_tokens;
     uint32_t blocks = held->block_count * e->kernel_blocks[group];
     for (uint32_t layer = 0; layer < layers_of(held); layer++) {
         cell->layer = held->layers_begin + layer;
-        for (cell->part = 0; cell->part < w->recipe->groups[group].part_count; cell->part++) {
-            const part_recipe *part = &w->recipe->groups[group].parts[cell->part];
+        cell->model_layer = model->layers[group][cell->layer];
+        for (cell->part = 0; cell->part < model->groups[group].part_count; cell->part++) {
+            const part_recipe *part = &model->groups[group].parts[cell->part];
             const rank_part *own = &held->parts[cell->part];
             cell->bytes = cell_bytes_of(part) / own->pieces;
             for (cell->row = 0; cell->row < part->rows; cell->row++) {
@@ -151,7 +152,7 @@ bool visit_cells(const world *w, uint32_t side, uint32_t rank, uint32_t group, u
     const rank_group *held = &e->ranks[rank].groups[group];
     const table_world *t = &w->tables[group].side[side];
     uint32_t position = 0;
-    for (uint32_t step = 0; step < end; step++) {
+    for (uint32_t step = 0; step < end && layers_of(held); step++) {
         if (!keeps(held, step))
             continue;
         uint32_t at = position++, block = at / e->tokens[group];
@@ -161,14 +162,14 @@ bool visit_cells(const world *w, uint32_t side, uint32_t rank, uint32_t group, u
         if (id == NO_ID)
             continue;
         cell_visit cell = {.group = group, .step = step};
-        if (!visit_step(w, e, held, id, at % e->tokens[group], &cell, visit, context))
+        if (!visit_step(w, side, held, id, at % e->tokens[group], &cell, visit, context))
             return false;
     }
     return true;
 }
 
 void cell_content(const cell_visit *cell, unsigned char *out) {
-    uint64_t coordinates = cell->group | (uint64_t)cell->layer << 4 | (uint64_t)cell->part << 12 |
+    uint64_t coordinates = cell->group | (uint64_t)cell->model_layer << 4 | (uint64_t)cell->part << 12 |
                            (uint64_t)cell->row << 16 | (uint64_t)cell->unit << 24 |
                            (uint64_t)cell->step << 40;
     uint64_t hash = 0;

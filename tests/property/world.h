@@ -73,9 +73,18 @@ typedef struct group_tables {
     table_world side[SIDES];
 } group_tables;
 
+/* The model of one side. Groups and parts keep the recipe's numbers; the library's are places in the orders. */
+typedef struct model_world {
+    group_recipe groups[MAX_GROUPS];
+    uint32_t layer_count, group_count;
+    uint32_t layers[MAX_GROUPS][MAX_LAYERS], layer_counts[MAX_GROUPS]; /* none: it lacks the group */
+    uint32_t group_order[MAX_GROUPS];
+    uint32_t part_order[MAX_GROUPS][MAX_PARTS];
+} model_world;
+
 typedef struct world {
     const recipe *recipe;
-    uint32_t layers[MAX_GROUPS][MAX_LAYERS], layer_counts[MAX_GROUPS];
+    model_world models[SIDES];
     engine_world engines[SIDES];
     group_tables tables[MAX_GROUPS];
     bool scattered; /* no two blocks of any table are neighbours, and every request begins at 0 */
@@ -92,6 +101,14 @@ void *arena_take(size_t count, size_t bytes);
 /* ---- small questions ------------------------------------------------------------------------- */
 
 uint32_t cell_bytes_of(const part_recipe *part);
+
+/** Whether the model of this side has the group. */
+static inline bool has_group(const world *w, uint32_t side, uint32_t group) {
+    return w->models[side].layer_counts[group] > 0;
+}
+
+/** The index that the remote model gives to a layer of the local one; NO_ID where it lacks it. */
+uint32_t remote_layer(const world *w, uint32_t group, uint32_t local_layer);
 
 /** Whether groups of this engine may lie on top of each other. */
 bool groups_overlap(const recipe *r, uint32_t side);
@@ -119,6 +136,9 @@ bool shares_meet(const rank_group *a, const rank_group *b);
 
 /* ---- the files that derive it ---------------------------------------------------------------- */
 
+/** What the models of both sides have. False where one would have no group. */
+bool make_models(const recipe *r, world *w);
+
 /** Ranks, layers, units, token shares; sizes of blocks. */
 void shape_engine(const recipe *r, uint32_t side, world *w);
 
@@ -135,7 +155,7 @@ void place_by_order(const recipe *r, uint32_t side, world *w);
 void place_by_hand(const recipe *r, uint32_t side, world *w);
 
 /** Whether a byte of this rank's group belongs to two cells, or lies outside its region. */
-const char *find_overlap(const recipe *r, const engine_world *e, const rank_world *rank, uint32_t group);
+const char *find_overlap(const world *w, uint32_t side, const rank_world *rank, uint32_t group);
 
 /** Table lengths and the blocks each cache needs; then ids, when the addresses are known. */
 void measure_tables(const recipe *r, world *w);
@@ -146,6 +166,7 @@ void number_blocks(const recipe *r, world *w);
 /* A piece of a cell. */
 typedef struct cell_visit {
     uint32_t group, layer, part, step, row, unit; /* layer: index into the group's layers */
+    uint32_t model_layer;                         /* its number in the model */
     uint32_t first;                               /* byte of the cell */
     place at;
     uint32_t bytes;

@@ -198,8 +198,7 @@ static void a_failure_is_a_line_of_json_and_is_counted(void **state) {
                                           .log = on_line,
                                           .log_context = &all,
                                           .log_level = KVF_LOG_WARNING});
-    s.wanted.request.id = "a\"\\\n\0z";
-    s.wanted.request.id_bytes = 6;
+    s.wanted.request.id = (kvf_request_id){"a\"\\\n\0z", 6};
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, 50 * MS);
     assert_int_equal(all.count, 0);

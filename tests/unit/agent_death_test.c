@@ -24,7 +24,7 @@ static void produce(const char *transport, int out) {
     world_open_agents(&w.p, &options);
     world_request_make(&w, &w.p, "a", TOKENS, 0, 1, &held);
     assert_ok(kvf_agent_push(w.p.agents[0], &held.request, &ticket));
-    assert_ok(kvf_agent_push_ready(w.p.agents[0], ticket, 0, TOKENS, 1));
+    assert_ok(kvf_agent_push_ready(w.p.agents[0], ticket, CHUNK(0, TOKENS, 1)));
     char endpoint[64] = "";
     (void)snprintf(endpoint, sizeof endpoint, "%s", w.p.contact.endpoint);
     assert_int_equal(write(out, endpoint, sizeof endpoint), sizeof endpoint);

@@ -184,7 +184,7 @@ static void a_meeting_is_told_once_and_again_after_a_restart(void **state) {
     assert_int_equal(count(log.text, "D rank 1 of 2 reads from P"), 1);
     /* The way is told for the first rank of an engine; the others go the same. */
     assert_int_equal(count(log.text, "20 D rank 0 reads from P rank "), 1);
-    assert_int_equal(count(log.text, " over inproc\n"), 2);
+    assert_int_equal(count(log.text, " over inproc, by memory of this process\n"), 2);
 
     world_close_agents(&w.p);
     world_open_agents(&w.p, OPTIONS(.transport = "inproc"));

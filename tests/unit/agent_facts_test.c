@@ -50,7 +50,7 @@ static void open_unlike(world *w, kvf_model *p, const kvf_engine_spec *p_spec, k
 }
 
 static void leave_out(world_request *request, uint32_t group) {
-    request->groups[group] = (kvf_agent_group){0};
+    request->groups[group] = (kvf_group_steps){0};
 }
 
 /* Moves a request both ways; `skip` (or UINT32_MAX) is the group of D that it does not name. */
@@ -94,6 +94,56 @@ static void a_producer_with_a_draft_model_gives_what_both_have(void **state) {
     open_unlike(&w, with_draft(KVF_DTYPE_BF16), ONE("P"), plain(), TWO("D"), OPTIONS(.verify = true));
     moves_well(&w, "pulled", UINT32_MAX, false, 3);
     moves_well(&w, "pushed", UINT32_MAX, true, 4);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* As plain(), but the draft model's layer is in the group of the others, as engines put it that do not tell it apart. */
+static kvf_model *with_draft_inside(void) {
+    static const uint32_t full[] = {0, 2, 4}, odd[] = {1, 3};
+    kvf_part_desc kv[] = {PART(.name = "k", .units = 2, .cell_elements = 4),
+                          PART(.name = "v", .units = 2, .cell_elements = 4)};
+    kvf_part_desc state[4];
+    fill_state_parts(state);
+    kvf_group_desc groups[] = {
+        {.name = "full", .layers = full, .layer_count = 3, .parts = kv, .part_count = 2},
+        {.name = "ssm",
+         .kind = KVF_GROUP_STATE,
+         .layers = odd,
+         .layer_count = 2,
+         .parts = state,
+         .part_count = 4}};
+    return model_of(5, groups, 2);
+}
+
+static void a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, with_draft_inside(), ONE("P"), plain(), TWO("D"), OPTIONS(.verify = true));
+    moves_well(&w, "pulled", UINT32_MAX, false, 3);
+    moves_well(&w, "pushed", UINT32_MAX, true, 4);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* A group is filled or not: its consumer would take the draft's layer for filled, too. */
+static void a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, plain(), ONE("P"), with_draft_inside(), ONE("D"), NULL);
+    world_request wanted;
+    uint64_t ours[WORLD_MAX_RANKS];
+    for (uint32_t push = 0; push < 2; push++) {
+        world_request_make(&w, &w.d, push ? "pushed" : "pulled", 40, 20, 1, &wanted);
+        if (push)
+            world_expect(&w.d, &wanted, &w.p, ours);
+        else
+            world_pull(&w.d, &wanted, &w.p, ours);
+        const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_MISMATCH);
+        assert_non_null(strstr(failed->detail, "full.layers 4 are missing there"));
+        assert_true(failed->blocks_free);
+    }
+    moves_well(&w, "state", PLAIN_FULL, false, 5);
     world_quiet(&w);
     world_close(&w);
 }
@@ -222,6 +272,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_consumer_with_a_draft_model_gets_what_both_have),
         cmocka_unit_test(a_producer_with_a_draft_model_gives_what_both_have),
+        cmocka_unit_test(a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have),
+        cmocka_unit_test(a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing),
         cmocka_unit_test(a_request_that_names_what_is_missing_is_refused_by_name),
         cmocka_unit_test(a_group_of_another_type_is_refused_by_name_and_the_others_move),
         cmocka_unit_test(what_the_meeting_found_can_be_read),

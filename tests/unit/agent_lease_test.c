@@ -1,6 +1,6 @@
 /* Whose block is it, and until when: leases, generations, doubt, cancelling, and messages that go astray. */
 #include "agent_letters.h"
-#include "agent_world.h"
+#include "agent_scene.h"
 #include "faulty_fabric.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
@@ -9,28 +9,15 @@
     (&(const kvf_agent_options){                                                                             \
         .struct_size = sizeof(kvf_agent_options), .lease_ns = (ns), .peer_timeout_ns = 100 * MS})
 
-typedef struct scene {
-    world w;
-    world_request held, wanted;
-    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
-    kvf_agent *p, *d; /* rank 0 of either engine */
-} scene;
-
 static void set_up(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
                    const kvf_agent_options *options) {
-    world_open_model(&s->w, attention(4, 8, 8), p, d, options);
-    world_request_make(&s->w, &s->w.p, "a", 50, 0, 1, &s->held);
-    world_request_make(&s->w, &s->w.d, "a", 50, 8, 1, &s->wanted);
-    world_fill(&s->w, &s->w.p, &s->held, 1);
-    s->p = s->w.p.agents[0];
-    s->d = s->w.d.agents[0];
+    scene_open(s, attention(4, 8, 8), p, d, options);
     letters_begin();
 }
 
 static void tear_down(scene *s) {
     letters_end();
-    world_quiet(&s->w);
-    world_close(&s->w);
+    scene_close(s);
 }
 
 /* Lets a push and its expectation find each other; nothing is ready yet. */
@@ -77,7 +64,7 @@ static void heartbeats_extend_leases_while_a_consumer_waits(void **state) {
     scene s;
     set_up(&s, TP2, ONE("D"), LEASE(400 * MS));
     world_hold(&s.w.p, &s.held, s.theirs);
-    const kvf_agent_group *groups = s.wanted.request.groups;
+    const kvf_group_steps *groups = s.wanted.request.groups;
     s.wanted.request.groups = NULL;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, 1600 * MS);
@@ -415,6 +402,83 @@ static void holds_that_the_producer_gave_up_fail_at_the_next_heartbeat(void **st
     tear_down(&s);
 }
 
+static void a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    letters_rule(LETTERS_PASS, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.groups = NULL;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_met() >= 1);
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    assert_non_null(strstr(failed->detail, "given the request up")); /* and not that its lease ran out */
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    tear_down(&s);
+}
+
+/* ---- heartbeats of expectations -------------------------------------------------------------- */
+
+/* Two expectations of one session wait for much longer than their lease. */
+static void expect_two_for(scene *s, world_request *held, world_request *wanted, uint64_t theirs[],
+                           uint64_t ours[], uint64_t ns) {
+    set_up(s, ONE("P"), ONE("D"), LEASE(500 * MS));
+    world_request_make(&s->w, &s->w.p, "b", 50, 30, 1, held);
+    world_request_make(&s->w, &s->w.d, "b", 50, 40, 1, wanted);
+    world_fill(&s->w, &s->w.p, held, 5);
+    let_them_meet(s);
+    world_push(&s->w.p, held, theirs);
+    world_expect(&s->w.d, wanted, &s->w.p, ours);
+    world_run_for(&s->w, ns);
+}
+
+static void expectations_are_written_long_after_their_first_lease(void **state) {
+    (void)state;
+    scene s;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    expect_two_for(&s, &held, &wanted, theirs, ours, 5 * SECOND);
+    world_ready(&s.w.p, s.theirs);
+    world_ready(&s.w.p, theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.d, ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.p, theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 5), 0);
+    tear_down(&s);
+}
+
+/* Its blocks are free by then: a heartbeat has given the writer one lease more, and not for ever. */
+static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void **state) {
+    (void)state;
+    scene s;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    expect_two_for(&s, &held, &wanted, theirs, ours, 5 * SECOND);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0);
+    kvf_agent *stopped = stop(&s.w.p.agents[0]); /* it does not see how time goes by */
+    world_run_for(&s.w, 1 * SECOND);
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+    world_fill(&s.w, &s.w.d, &wanted, 8);
+    s.w.p.agents[0] = stopped;
+    world_ready(&s.w.p, s.theirs);
+    world_ready(&s.w.p, theirs);
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 8), 0);
+    letters_end();
+    for (uint32_t i = 0; i < 2; i++) {
+        (void)kvf_agent_cancel(s.d, i ? ours[0] : s.ours[0]);
+        (void)kvf_agent_cancel(s.p, i ? theirs[0] : s.theirs[0]);
+        (void)world_next(&s.w, s.d, i ? ours[0] : s.ours[0]);
+        (void)world_next(&s.w, s.p, i ? theirs[0] : s.theirs[0]);
+    }
+    world_run_for(&s.w, 2 * SECOND);
+    world_close(&s.w);
+}
+
 /* ---- astray ---------------------------------------------------------------------------------- */
 
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
@@ -500,6 +564,9 @@ int main(void) {
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
+        cmocka_unit_test(a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat),
+        cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
+        cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };

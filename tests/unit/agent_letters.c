@@ -8,7 +8,6 @@ typedef struct letter {
     kvf_route route;
     void *data;
     size_t bytes;
-    kvf_link_send_function send;
 } letter;
 
 typedef struct rule {
@@ -21,6 +20,8 @@ typedef struct rule {
 static letter kept[4096];
 static uint32_t kept_count, met, rule_count;
 static rule rules[16];
+static const kvf_link_table *carrier; /* whose links they are */
+static bool watching;
 static uint64_t random_state;
 static uint32_t lost_percent, twice_percent, late_percent;
 
@@ -42,7 +43,7 @@ static void keep(letter one) {
 
 static void send_kept(uint32_t i, bool copy) {
     letter one = kept[i];
-    one.send(one.link, one.route, one.data, one.bytes);
+    (void)carrier->send(one.link, one.route, one.data, one.bytes);
     if (copy)
         return;
     kept_count--;
@@ -75,27 +76,37 @@ static letters_fate fate_by_dice(void) {
     return n < lost_percent + twice_percent + late_percent ? LETTERS_KEEP : LETTERS_PASS;
 }
 
-static void on_send(kvf_link *link, kvf_route route, const void *data, size_t bytes,
-                    kvf_link_send_function send) {
-    letter one = {link, route, (void *)data, bytes, send};
+static kvf_status on_send(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+    if (!watching)
+        return carrier->send(link, route, data, bytes);
+    letter one = {link, route, (void *)data, bytes};
     letters_fate fate = random_state ? fate_by_dice() : fate_by_rule(&one);
     if (fate == LETTERS_KEEP)
         keep(one);
     if (fate == LETTERS_PASS || fate == LETTERS_TWICE)
-        send(link, route, data, bytes);
+        (void)carrier->send(link, route, data, bytes);
     if (fate == LETTERS_TWICE)
-        send(link, route, data, bytes);
+        (void)carrier->send(link, route, data, bytes);
     while (random_state && kept_count > 0 && dice() < 40)
         send_kept(dice() % kept_count, false);
+    return KVF_OK;
+}
+
+const kvf_link_table *letters_link(const kvf_link_table *from) {
+    static kvf_link_table watched;
+    carrier = from ? from : &kvf_link_zmq;
+    watched = *carrier;
+    watched.send = on_send;
+    return &watched;
 }
 
 void letters_begin(void) {
     letters_end();
-    kvf_link_tamper = on_send;
+    watching = true;
 }
 
 void letters_end(void) {
-    kvf_link_tamper = NULL;
+    watching = false;
     while (kept_count > 0)
         free(kept[--kept_count].data);
     random_state = 0;

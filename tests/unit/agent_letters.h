@@ -7,7 +7,7 @@
 
 #include <kvferry/agent.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 
 typedef enum letters_fate {
     LETTERS_PASS = 0,
@@ -15,6 +15,9 @@ typedef enum letters_fate {
     LETTERS_KEEP,  /**< until letters_deliver() */
     LETTERS_TWICE, /**< sent two times */
 } letters_fate;
+
+/** Links by which messages are sent that can be looked at; NULL: of ZeroMQ. */
+const kvf_link_table *letters_link(const kvf_link_table *from);
 
 /** Begins to look at messages: all of them pass. */
 void letters_begin(void);

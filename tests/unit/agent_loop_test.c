@@ -44,7 +44,7 @@ static uint32_t poll_until_done(exchange *x) {
         if (poll(fds, 2, LONG_MS) <= 0)
             fail_msg("nothing was readable, and the exchange is not over");
         for (int i = 0; i < 2; i++) {
-            kvf_event event;
+            kvf_event event = {.struct_size = sizeof event};
             if (!fds[i].revents)
                 continue;
             assert_ok(kvf_agent_progress(agents[i], NULL));
@@ -77,7 +77,7 @@ static void a_push_needs_no_call_but_those_that_the_descriptor_asks_for(void **s
     set_up(&x, NULL);
     assert_ok(kvf_agent_expect(x.w.d.agents[0], &x.wanted.request, &ticket));
     assert_ok(kvf_agent_push(x.w.p.agents[0], &x.held.request, &ticket));
-    assert_ok(kvf_agent_push_ready(x.w.p.agents[0], ticket, 0, UINT64_MAX, UINT32_MAX));
+    assert_ok(kvf_agent_push_ready(x.w.p.agents[0], ticket, NULL));
     (void)poll_until_done(&x);
     assert_int_equal(world_wrong_cells(&x.w, &x.w.d, &x.wanted, 1), 0);
     world_close(&x.w);
@@ -97,7 +97,7 @@ static void the_descriptor_is_silent_where_there_is_nothing_to_do(void **state) 
         kvf_agent *agent = i ? x.w.d.agents[0] : x.w.p.agents[0];
         struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
         uint32_t rounds = 0;
-        for (kvf_event event; poll(&fd, 1, 0) > 0; rounds++) {
+        for (kvf_event event = {.struct_size = sizeof event}; poll(&fd, 1, 0) > 0; rounds++) {
             assert_true(rounds < 10000);
             assert_ok(kvf_agent_progress(agent, NULL));
             while (kvf_agent_next_event(agent, &event) == KVF_OK) {
@@ -112,14 +112,14 @@ static void an_event_makes_the_descriptor_readable_until_it_is_taken(void **stat
     for (int own = 0; own < 2; own++) {
         exchange x;
         uint64_t ticket;
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         set_up(&x, own ? OWN_THREAD : NULL);
         kvf_agent *p = x.w.p.agents[0];
         struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
         world_hold(&x.w.p, &x.held, &ticket);
         assert_ok(kvf_agent_cancel(p, ticket));
         assert_int_equal(poll(&fd, 1, LONG_MS), 1);
-        while (kvf_agent_next_event(p, &event) == KVF_E_AGAIN)
+        while (kvf_agent_next_event(p, &event) == KVF_E_EMPTY)
             assert_ok(kvf_agent_progress(p, NULL));
         assert_int_equal(event.status, KVF_E_CANCELLED);
         for (uint32_t rounds = 0; poll(&fd, 1, 0) > 0; rounds++) {
@@ -134,13 +134,13 @@ static void a_time_that_has_come_makes_the_descriptor_readable(void **state) {
     (void)state;
     exchange x;
     uint64_t ticket;
-    kvf_event event;
+    kvf_event event = {.struct_size = sizeof event};
     set_up(&x, NULL);
     kvf_agent *p = x.w.p.agents[0];
     struct pollfd fd = {kvf_agent_event_fd(p), POLLIN, 0};
     x.held.request.deadline_ns = 5 * MS;
     assert_ok(kvf_agent_hold(p, &x.held.request, &ticket));
-    while (kvf_agent_next_event(p, &event) == KVF_E_AGAIN) {
+    while (kvf_agent_next_event(p, &event) == KVF_E_EMPTY) {
         assert_int_equal(poll(&fd, 1, LONG_MS), 1);
         assert_ok(kvf_agent_progress(p, NULL));
     }
@@ -165,6 +165,31 @@ static void the_time_out_is_that_of_the_next_thing_to_do(void **state) {
     assert_true(kvf_agent_timeout(p) == 0); /* the request is to be freed */
     assert_true(kvf_agent_timeout(NULL) == UINT64_MAX);
     world_close(&x.w);
+}
+
+/* The event of a request that met nobody says what the link knows of it. */
+static void an_unmet_producer_is_explained_by_its_link(void **state) {
+    (void)state;
+    char nowhere[96]; /* a name that cannot be: its label is too long */
+    (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
+    const struct {
+        const char *endpoint, *reason;
+    } cases[] = {{nowhere, "the host name could not be looked up"},
+                 {"tcp://127.0.0.1:1", "it was refused, for nobody listens there"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        exchange x;
+        kvf_event event = {.struct_size = sizeof event};
+        set_up(&x, OWN_THREAD);
+        x.wanted.request.contact.endpoint = cases[i].endpoint;
+        x.wanted.request.deadline_ns = 200 * MS;
+        assert_ok(kvf_agent_pull(x.w.d.agents[0], &x.wanted.request, NULL));
+        assert_ok(kvf_agent_wait(x.w.d.agents[0], WORLD_PATIENCE_S * SECOND));
+        assert_ok(kvf_agent_next_event(x.w.d.agents[0], &event));
+        assert_int_equal(event.status, KVF_E_TIMEOUT);
+        assert_non_null(strstr(event.detail, cases[i].reason));
+        assert_non_null(strstr(event.detail, cases[i].endpoint));
+        world_close(&x.w);
+    }
 }
 
 static void an_agent_with_a_thread_waits_for_no_call(void **state) {
@@ -237,7 +262,7 @@ static void *wait_and_take(void *context) {
     const one *self = context;
     crowd *c = self->crowd;
     while (atomic_load(&c->done) < 2 * REQUESTS) {
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         (void)kvf_agent_wait(self->agent, 20 * MS);
         (void)pthread_mutex_lock(&c->taking); /* an event is valid until another is taken */
         while (kvf_agent_next_event(self->agent, &event) == KVF_OK) {
@@ -432,6 +457,7 @@ int main(void) {
         cmocka_unit_test(an_event_makes_the_descriptor_readable_until_it_is_taken),
         cmocka_unit_test(a_time_that_has_come_makes_the_descriptor_readable),
         cmocka_unit_test(the_time_out_is_that_of_the_next_thing_to_do),
+        cmocka_unit_test(an_unmet_producer_is_explained_by_its_link),
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),

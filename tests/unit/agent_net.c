@@ -206,7 +206,8 @@ static void take_care_of(net_link *link, net_line *line) {
     if (line->users > 0 && !line->connection && time_now >= line->next_try) {
         dial(link, line);
         if (!line->connection)
-            tell(link, line, KVF_E_IO, "no connection; trying again");
+            tell(link, line, KVF_E_IO,
+                 "no connection: it was refused, for nobody listens there; trying again");
     }
 }
 
@@ -264,4 +265,4 @@ static const kvf_link_table net_table = {
     .due = net_due,
 };
 
-const kvf_surroundings net_surroundings = {&net_clock, &net_table};
+const kvf_surroundings net_surroundings = {.clock = &net_clock, .link = &net_table};

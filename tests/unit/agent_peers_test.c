@@ -160,7 +160,7 @@ static void more_requests_of_a_peer_than_allowed_are_refused(void **state) {
         world_request_make(&w, &w.d, ids[i], 16, i, 1, &wanted[i]);
         world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
     }
-    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[2], KVF_E_AGAIN);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[2], KVF_E_LIMIT);
     assert_non_null(strstr(failed->detail, "2 calls"));
     for (uint32_t i = 0; i < 2; i++) {
         assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[i]));

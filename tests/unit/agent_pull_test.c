@@ -79,8 +79,7 @@ static void request_ids_are_any_bytes(void **state) {
         held.request.groups = held.groups;
         wanted.request.groups = wanted.groups;
         held.groups[0].table.ids = held.ids[0];
-        held.request.id = wanted.request.id = ids[i].id;
-        held.request.id_bytes = wanted.request.id_bytes = ids[i].bytes;
+        held.request.id = wanted.request.id = (kvf_request_id){ids[i].id, ids[i].bytes};
         world_fill(&w, &w.p, &held, i);
         world_hold(&w.p, &held, &holds[i]);
         world_pull(&w.d, &wanted, &w.p, &pulls[i]);

@@ -1,4 +1,6 @@
 /* Pushes: a producer writes to those who expect it, between agents of one process. */
+#include <stdio.h>
+
 #include "agent_world.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
@@ -32,7 +34,7 @@ static void finish_way(way *v) {
 
 static void ready(way *v, uint64_t begin, uint64_t end, uint32_t layers) {
     for (uint32_t r = 0; r < v->w.p.rank_count; r++)
-        assert_ok(kvf_agent_push_ready(v->w.p.agents[r], v->pushes[r], begin, end, layers));
+        assert_ok(kvf_agent_push_ready(v->w.p.agents[r], v->pushes[r], CHUNK(begin, end, layers)));
 }
 
 static void everything_is_pushed_at_once(void **state) {
@@ -59,6 +61,32 @@ static void a_push_goes_by_chunks_and_layers(void **state) {
                 assert_int_equal(world_count(&v.w, v.w.p.agents[0], KVF_EVENT_DONE), 0);
         }
     finish_way(&v);
+}
+
+/* Plans are kept for ranges of layers: one that begins or ends alike is another. */
+static void each_range_of_layers_is_written_by_its_own_plan(void **state) {
+    (void)state;
+    static const uint32_t ready_first[] = {1, LAYERS, 3, LAYERS, 1, 5};
+    way v;
+    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    for (uint32_t i = 0; i < sizeof ready_first / sizeof *ready_first; i++) {
+        char id[16];
+        (void)snprintf(id, sizeof id, "push %u", i);
+        world_request_make(&v.w, &v.w.p, id, TOKENS, 3, 2, &v.given);
+        world_request_make(&v.w, &v.w.d, id, TOKENS, 7, 3, &v.wanted);
+        world_fill(&v.w, &v.w.p, &v.given, 20 + i); /* what was there before does not do */
+        world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+        world_push(&v.w.p, &v.given, v.pushes);
+        ready(&v, 0, TOKENS, ready_first[i]);
+        world_run_for(&v.w, 10 * MS);
+        if (ready_first[i] < LAYERS)
+            ready(&v, 0, TOKENS, LAYERS);
+        world_all_done(&v.w, &v.w.d, v.expects);
+        world_all_done(&v.w, &v.w.p, v.pushes);
+        assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 20 + i), 0);
+    }
+    world_quiet(&v.w);
+    world_close(&v.w);
 }
 
 static void a_late_expectation_gets_what_was_ready_and_the_rest(void **state) {
@@ -97,15 +125,15 @@ static void chunks_and_layers_out_of_order_are_refused(void **state) {
     kvf_agent *p = v.w.p.agents[0];
 
     ready(&v, 0, 40, 3);
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 0, 40, 2), KVF_E_RANGE, "layers is 2", "3");
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 0, 50, 4), KVF_E_RANGE, "[0, 50)");
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 40, 80, 1), KVF_E_RANGE, "[40, 80)", "3 of 6");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(0, 40, 2)), KVF_E_RANGE, "layers is 2", "3");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(0, 50, 4)), KVF_E_RANGE, "[0, 50)");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(40, 80, 1)), KVF_E_RANGE, "[40, 80)", "3 of 6");
     ready(&v, 0, 40, LAYERS);
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 30, 60, 1), KVF_E_RANGE, "40 tokens");
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 60, 60, 1), KVF_E_RANGE, "[60, 60)");
-    assert_fails(kvf_agent_push_ready(p, v.expects[0] + 77, 40, 60, 1), KVF_E_NOT_FOUND, "ticket");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(30, 60, 1)), KVF_E_RANGE, "40 tokens");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(60, 60, 1)), KVF_E_RANGE, "[60, 60)");
+    assert_fails(kvf_agent_push_ready(p, v.expects[0] + 77, CHUNK(40, 60, 1)), KVF_E_NOT_FOUND, "ticket");
     ready(&v, 50, 60, 1); /* and with it everything before 50 */
-    assert_fails(kvf_agent_push_ready(p, v.pushes[0], 40, 60, 1), KVF_E_RANGE, "50 tokens");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(40, 60, 1)), KVF_E_RANGE, "50 tokens");
     ready(&v, 50, 60, LAYERS);
     ready(&v, 60, TOKENS, LAYERS);
     finish_way(&v);
@@ -254,6 +282,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_is_pushed_at_once),
         cmocka_unit_test(a_push_goes_by_chunks_and_layers),
+        cmocka_unit_test(each_range_of_layers_is_written_by_its_own_plan),
         cmocka_unit_test(a_late_expectation_gets_what_was_ready_and_the_rest),
         cmocka_unit_test(what_was_computed_after_it_was_expected_is_what_arrives),
         cmocka_unit_test(chunks_and_layers_out_of_order_are_refused),

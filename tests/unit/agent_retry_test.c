@@ -1,5 +1,5 @@
 /* Attempts that fail: what the call refuses, what may be tried again, and what a hold hears of it. */
-#include "agent_world.h"
+#include "agent_scene.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
 #define TP2(engine_name) ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = 64})
@@ -7,45 +7,24 @@
     (&(const kvf_agent_options){                                                                             \
         .struct_size = sizeof(kvf_agent_options), .lease_ns = (ns), .peer_timeout_ns = 50 * MS})
 
-typedef struct scene {
-    world w;
-    world_request held, wanted;
-    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
-    kvf_agent *p, *d; /* rank 0 of either engine */
-} scene;
-
 static void set_up(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
                    const kvf_agent_options *options) {
-    memset(s, 0, sizeof *s);
-    world_open_model(&s->w, attention(2, 4, 8), p, d, options);
-    world_request_make(&s->w, &s->w.p, "a", 50, 0, 1, &s->held);
-    world_request_make(&s->w, &s->w.d, "a", 50, 8, 1, &s->wanted);
-    world_fill(&s->w, &s->w.p, &s->held, 1);
-    s->wanted.request.contact = s->w.p.contact;
-    s->p = s->w.p.agents[0];
-    s->d = s->w.d.agents[0];
-}
-
-static void tear_down(scene *s) {
-    world_quiet(&s->w);
-    world_close(&s->w);
-}
-
-static void pull_everything(scene *s) {
-    world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
-    world_all_done(&s->w, &s->w.d, s->ours);
-    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
+    scene_open(s, attention(2, 4, 8), p, d, options);
 }
 
 /* ---- mistakes -------------------------------------------------------------------------------- */
 
-/* The four calls refuse the request, and the detail has both texts; afterwards nothing is claimed. */
+/* The calls refuse the request, and the detail has both texts; afterwards nothing is claimed. A push is refused when
+ * it is said to be ready: its blocks may come in between. */
 static void assert_all_refuse(scene *s, const char *one, const char *other) {
     uint64_t ticket;
     assert_fails(kvf_agent_pull(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
     assert_fails(kvf_agent_expect(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
     assert_fails(kvf_agent_hold(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
-    assert_fails(kvf_agent_push(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
+    assert_ok(kvf_agent_push(s->d, &s->wanted.request, &ticket));
+    assert_fails(kvf_agent_push_ready(s->d, ticket, NULL), KVF_E_RANGE, one, other);
+    assert_ok(kvf_agent_cancel(s->d, ticket));
+    assert_true(world_failed(&s->w, s->d, ticket, KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s->d, 0, 8), KVF_BLOCK_FREE);
 }
 
@@ -57,9 +36,9 @@ static void a_table_that_is_too_short_is_refused_by_the_call(void **state) {
     assert_all_refuse(&s, "[0, 4)", "[0, 3)");
     s.wanted.groups[0].end = 48;
     world_hold(&s.w.p, &s.held, s.theirs);
-    pull_everything(&s);
+    scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void a_table_that_begins_too_late_is_refused_by_the_call(void **state) {
@@ -70,7 +49,7 @@ static void a_table_that_begins_too_late_is_refused_by_the_call(void **state) {
     s.wanted.groups[0].begin = 15;
     s.wanted.groups[0].end = 64;
     assert_all_refuse(&s, "[0, 4)", "[1, 5)");
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void a_table_without_a_block_where_one_is_needed_is_refused_by_the_call(void **state) {
@@ -81,9 +60,9 @@ static void a_table_without_a_block_where_one_is_needed_is_refused_by_the_call(v
     assert_all_refuse(&s, "block 2 of the sequence", "none");
     s.wanted.groups[0].begin = 48; /* only the last block is */
     world_hold(&s.w.p, &s.held, s.theirs);
-    pull_everything(&s);
+    scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void blocks_outside_of_a_window_need_not_be_there(void **state) {
@@ -97,16 +76,16 @@ static void blocks_outside_of_a_window_need_not_be_there(void **state) {
     world_fill(&s.w, &s.w.p, &s.held, 1);
     s.held.ids[0][0] = s.wanted.ids[0][0] = KVF_NO_BLOCK;
     world_hold(&s.w.p, &s.held, s.theirs);
-    pull_everything(&s);
+    scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void the_destination_that_is_named_later_is_checked_in_the_same_way(void **state) {
     (void)state;
     scene s;
     set_up(&s, ONE("P"), ONE("D"), NULL);
-    const kvf_agent_group *groups = s.wanted.request.groups;
+    const kvf_group_steps *groups = s.wanted.request.groups;
     s.wanted.request.groups = NULL;
     world_hold(&s.w.p, &s.held, s.theirs);
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
@@ -117,7 +96,7 @@ static void the_destination_that_is_named_later_is_checked_in_the_same_way(void 
     assert_ok(kvf_agent_pull_into(s.d, s.ours[0], groups, 1));
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 /* ---- trying again ---------------------------------------------------------------------------- */
@@ -131,9 +110,9 @@ static void a_pull_that_wanted_too_much_is_repeated_with_less(void **state) {
     world_hold(&s.w.p, &s.held, s.theirs);
     world_pull(&s.w.d, &more, &s.w.p, s.ours);
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_RANGE);
-    pull_everything(&s);
+    scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void a_rank_that_was_cancelled_pulls_again_while_its_siblings_are_at_work(void **state) {
@@ -144,9 +123,9 @@ static void a_rank_that_was_cancelled_pulls_again_while_its_siblings_are_at_work
     assert_ok(kvf_agent_pull(s.d, &s.wanted.request, &s.ours[0]));
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
-    pull_everything(&s);
+    scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void what_was_read_is_not_lent_to_the_same_rank_again(void **state) {
@@ -161,7 +140,7 @@ static void what_was_read_is_not_lent_to_the_same_rank_again(void **state) {
     assert_ok(kvf_agent_pull(s.w.d.agents[1], &s.wanted.request, &s.ours[1]));
     (void)world_done(&s.w, s.w.d.agents[1], s.ours[1]);
     world_all_done(&s.w, &s.w.p, s.theirs);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 /* ---- what a hold hears ----------------------------------------------------------------------- */
@@ -178,7 +157,7 @@ static void a_hold_whose_reader_was_cancelled_is_free_and_not_done(void **state)
     const world_outcome *end = world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
     assert_true(end->blocks_free);
     assert_non_null(strstr(end->detail, "D rank 0"));
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void a_hold_whose_reader_failed_says_so_when_its_lease_is_over(void **state) {
@@ -192,7 +171,7 @@ static void a_hold_whose_reader_failed_says_so_when_its_lease_is_over(void **sta
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_RANGE);
     const world_outcome *end = world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
     assert_non_null(strstr(end->detail, "KVF_E_RANGE"));
-    tear_down(&s);
+    scene_close(&s);
 }
 
 static void a_cancelled_hold_ends_though_its_reader_lives(void **state) {
@@ -206,7 +185,7 @@ static void a_cancelled_hold_ends_though_its_reader_lives(void **state) {
     assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
     assert_true(world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED)->blocks_free);
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -223,7 +202,7 @@ static void a_pull_waits_for_its_hold_longer_than_a_lease(void **state) {
     world_all_done(&s.w, &s.w.p, s.theirs);
     assert_int_equal(world_count(&s.w, s.d, KVF_EVENT_PEER_LOST), 0);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
-    tear_down(&s);
+    scene_close(&s);
 }
 
 int main(void) {

@@ -1,9 +1,12 @@
 /*
  * Everything at once, by a seed: pulls and pushes, cancelled or never met, messages lost, repeated and late,
- * agents that stop for longer than a lease, and agents that are replaced. What must hold: each request has
- * one result and frees its blocks once, what is done has its bytes, and in the end nothing is left.
+ * agents that stop for longer than a lease, and agents that are replaced; with priorities and caps, with blocks that
+ * come by chunks, and with memory that is written after the call, when an event says so. What must hold: each request
+ * has one result and frees its blocks once, what is done has its bytes, and in the end nothing is left.
  */
 #include <stdio.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "agent_letters.h"
 #include "agent_world.h"
@@ -21,7 +24,10 @@ typedef struct side {
 
 typedef struct slot {
     char id[16];
-    bool push;
+    bool push, in_chunks;
+    bool written; /* the producer's memory is */
+    int fd;       /* readable when it is */
+    kvf_ready_event event;
     uint32_t seed;
     world_request held, wanted;
     side p, d;
@@ -57,9 +63,47 @@ static void make_slot(storm *s, uint32_t i) {
     o->held.request.deadline_ns = o->push ? 1500 * MS : 0;
     o->wanted.request.deadline_ns = 1500 * MS;
     o->wanted.request.contact = s->w.p.contact;
-    world_fill(&s->w, &s->w.p, &o->held, o->seed);
+    o->held.request.priority = o->wanted.request.priority = (int32_t)draw(s, 3) - 1;
+    o->held.request.bytes_per_second = o->wanted.request.bytes_per_second = draw(s, 3) ? 0 : 40000;
+    o->in_chunks = draw(s, 2);
+    o->written = draw(s, 2);
+    o->event = (kvf_ready_event){.struct_size = sizeof o->event, .kind = KVF_READY_FD, .fd = o->fd};
+    o->held.request.after = o->written ? NULL : &o->event;
+    world_fill(&s->w, &s->w.p, &o->held, o->written ? o->seed : ~o->seed);
+    uint64_t count; /* of the one before */
+    while (read(o->fd, &count, sizeof count) > 0) {
+    }
     o->p = (side){.wanted = draw(s, 16) != 0};
     o->d = (side){.wanted = draw(s, 16) != 0};
+}
+
+static void write_memory(storm *s, slot *o) {
+    const uint64_t one = 1;
+    world_fill(&s->w, &s->w.p, &o->held, o->seed);
+    assert_int_equal(write(o->fd, &one, sizeof one), sizeof one);
+    o->written = true;
+}
+
+/* A push, with blocks at once or as they are ready. */
+static kvf_status push(const slot *o, kvf_agent *agent, uint64_t *ticket) {
+    kvf_agent_request request = o->held.request;
+    kvf_group_steps without = o->held.groups[0];
+    without.table.count = 0;
+    request.groups = o->in_chunks ? &without : request.groups;
+    kvf_status status = kvf_agent_push(agent, &request, ticket);
+    if (status || !o->in_chunks)
+        return status ? status : kvf_agent_push_ready(agent, *ticket, NULL);
+    kvf_block_table first = {o->held.ids[0], 2, 0}, rest = {o->held.ids[0] + 2, 2, 2};
+    kvf_push_chunk chunk = *CHUNK(0, 20, 2);
+    chunk.tables = &first;
+    chunk.table_count = 1;
+    assert_ok(kvf_agent_push_ready(agent, *ticket, &chunk));
+    chunk = *CHUNK(0, 20, UINT32_MAX);
+    assert_ok(kvf_agent_push_ready(agent, *ticket, &chunk));
+    chunk = *CHUNK(20, TOKENS, UINT32_MAX);
+    chunk.tables = &rest;
+    chunk.table_count = 1;
+    return kvf_agent_push_ready(agent, *ticket, &chunk);
 }
 
 /* Asks on all ranks of a side. An id or a block that another one still has is another turn's business. */
@@ -70,14 +114,13 @@ static void ask(storm *s, slot *o, bool producer) {
         kvf_agent *agent = e->agents[r] ? e->agents[r] : s->stopped[producer ? r : 1];
         const kvf_agent_request *request = producer ? &o->held.request : &o->wanted.request;
         kvf_status status =
-            producer ? (o->push ? kvf_agent_push : kvf_agent_hold)(agent, request, &at->ticket[r])
-                     : (o->push ? kvf_agent_expect : kvf_agent_pull)(agent, request, &at->ticket[r]);
+            producer
+                ? (o->push ? push(o, agent, &at->ticket[r]) : kvf_agent_hold(agent, request, &at->ticket[r]))
+                : (o->push ? kvf_agent_expect : kvf_agent_pull)(agent, request, &at->ticket[r]);
         if (status == KVF_E_EXISTS)
             continue;
         assert_ok(status);
         at->open |= 1u << r;
-        if (producer && o->push)
-            assert_ok(kvf_agent_push_ready(agent, at->ticket[r], 0, UINT64_MAX, UINT32_MAX));
     }
     at->wanted = false;
 }
@@ -160,6 +203,8 @@ static void run(uint64_t seed, uint32_t loss) {
     s.random = seed * 0x9E3779B97F4A7C15u | 1;
     world_open_model(&s.w, attention(3, 4, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
                      ENGINE(.name = "D", .all = {.block_count = 64, .order = "BLHNP"}), &hasty);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        assert_true((s.slots[i].fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) >= 0);
     letters_begin();
     letters_scramble(seed, loss, loss, loss);
     for (uint32_t turn = 0; turn < TURNS; turn++) {
@@ -171,6 +216,8 @@ static void run(uint64_t seed, uint32_t loss) {
                 ask(&s, o, true);
             if (o->d.wanted && draw(&s, 3) == 0)
                 ask(&s, o, false);
+            if (!o->written && draw(&s, 6) == 0)
+                write_memory(&s, o);
             if (draw(&s, 50) == 0)
                 cancel_some(&s, o);
         }
@@ -200,6 +247,8 @@ static void run(uint64_t seed, uint32_t loss) {
                   s.failed);
     assert_true(s.done + s.failed > 0);
     world_close(&s.w);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        (void)close(s.slots[i].fd);
 }
 
 static void nothing_is_left_after_a_storm(void **state) {

@@ -48,7 +48,7 @@ static void *ask(void *context) {
         else
             status = kvf_agent_hold(p, request, &ticket);
         if (!status && producer && is_push(i))
-            status = kvf_agent_push_ready(p, ticket, 0, UINT64_MAX, UINT32_MAX);
+            status = kvf_agent_push_ready(p, ticket, NULL);
         atomic_fetch_add(&s->wrong, status != KVF_OK);
     }
     return NULL;
@@ -87,7 +87,7 @@ static void *take(void *context) {
             (void)kvf_agent_wait(agent, 100 * MS);
         else
             (void)poll(&fd, 1, 100);
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         while (kvf_agent_next_event(agent, &event) == KVF_OK) {
             if (event.kind != KVF_EVENT_DONE) {
                 (void)fprintf(stderr, "event %d: %s\n", (int)event.kind, event.detail);
@@ -156,7 +156,7 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
             assert_ok(is_push(i) ? kvf_agent_push(s.w.p.agents[0], &s.held[i].request, &ticket)
                                  : kvf_agent_hold(s.w.p.agents[0], &s.held[i].request, &ticket));
             if (is_push(i))
-                assert_ok(kvf_agent_push_ready(s.w.p.agents[0], ticket, 0, UINT64_MAX, UINT32_MAX));
+                assert_ok(kvf_agent_push_ready(s.w.p.agents[0], ticket, NULL));
             assert_ok(is_push(i) ? kvf_agent_expect(s.w.d.agents[0], &s.wanted[i].request, &ticket)
                                  : kvf_agent_pull(s.w.d.agents[0], &s.wanted[i].request, &ticket));
         }
@@ -174,11 +174,11 @@ static void waiting_ends_with_its_time(void **state) {
         world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
                          ENGINE(.name = "D", .all = {.block_count = 16}), own ? OWN_THREAD : NULL);
         uint64_t begun = world_now();
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         assert_int_equal(kvf_agent_wait(w.d.agents[0], 50 * MS), KVF_E_TIMEOUT);
         assert_true(world_now() - begun >= 50 * MS);
         assert_int_equal(kvf_agent_wait(w.d.agents[0], 0), KVF_E_TIMEOUT);
-        assert_int_equal(kvf_agent_next_event(w.d.agents[0], &event), KVF_E_AGAIN);
+        assert_int_equal(kvf_agent_next_event(w.d.agents[0], &event), KVF_E_EMPTY);
         struct pollfd fd = {.fd = kvf_agent_event_fd(w.d.agents[0]), .events = POLLIN};
         assert_int_equal(poll(&fd, 1, 0), 0);
         world_close(&w);

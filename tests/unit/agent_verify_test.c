@@ -65,7 +65,7 @@ static void flip(scene *s, uint32_t rank, uint32_t group, uint32_t layer, uint32
     const kvf_shard *shard = kvf_engine_shard(s->w.p.engine, rank);
     uint32_t per_block = kvf_shard_get(shard)->groups[group].tokens_per_block;
     uint32_t rows = kvf_model_group(s->w.model, group)->parts[part].rows_per_step;
-    kvf_cell_location cell;
+    kvf_cell_location cell = {.struct_size = sizeof cell};
     assert_ok(kvf_shard_locate(shard, group, layer, part, s->given.ids[group][step / per_block],
                                (uint32_t)(step % per_block) * rows + row, unit, &cell));
     ((uint8_t *)s->w.p.memory[rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;

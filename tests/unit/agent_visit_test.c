@@ -1,9 +1,9 @@
 /* Visits: what somebody who is no engine learns of one, and what is left of it there. */
 #include <stdio.h>
 
-#include <kvferry/visit.h>
-
+#include "agent/visit.h"
 #include "agent_world.h"
+#include "wire/wire.h"
 
 #define OPTIONS(...)                                                                                         \
     (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true, __VA_ARGS__})
@@ -59,7 +59,7 @@ static void two_visits_give_the_plan_of_the_pair(void **state) {
     assert_ok(kvf_plan_build(kvf_engine_shard(w.d.engine, 0), w.p.engine, NULL, &own));
     assert_ok(kvf_plan_verify(seen));
     for (uint32_t s = 0; s < 2; s++) {
-        kvf_prediction a, b;
+        kvf_prediction a = {.struct_size = sizeof a}, b = a;
         assert_ok(kvf_plan_predict(seen, s, 100, NULL, &a));
         assert_ok(kvf_plan_predict(own, s, 100, NULL, &b));
         assert_int_equal(a.bytes, b.bytes);
@@ -89,19 +89,69 @@ static void a_directory_is_visited_as_a_rank_is(void **state) {
     world_close(&w);
 }
 
-/* ---- what is left there ---------------------------------------------------------------------- */
-
-static void a_visit_leaves_no_session(void **state) {
+/* A directory hands out what it was given. */
+static void a_shard_of_another_rank_is_refused(void **state) {
     (void)state;
     world w;
     open_pair(&w, latent(2), OPTIONS());
-    kvf_visited_free(visit(&w.p.contact));
+    w.e.rank_count = 1;
+    assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &w.e.agents[0]));
+    kvf_introduction intro[2];
+    void *storage[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        const void *bytes;
+        size_t size;
+        assert_ok(kvf_agent_introduction(w.p.agents[r], &bytes, &size));
+        assert_ok(kvf_wire_decode_introduction((kvf_bytes){bytes, size}, &intro[r], &storage[r]));
+    }
+    intro[1].shard = intro[0].shard;
+    for (uint32_t r = 0; r < 2; r++) {
+        kvf_wire_buffer bytes = {0};
+        assert_ok(kvf_wire_encode_introduction(&intro[r], &bytes));
+        assert_ok(kvf_agent_introduce(w.e.agents[0], bytes.data, bytes.size));
+        kvf_wire_buffer_free(&bytes);
+        kvf_free(storage[r]);
+    }
+    const kvf_contact contact = {.endpoint = kvf_agent_endpoint(w.e.agents[0])};
+    kvf_visited *found = NULL;
+    assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH,
+                 "the shard of rank 1 says it is of rank 0");
+    assert_null(found);
+    world_close(&w);
+}
+
+/* ---- what is left there ---------------------------------------------------------------------- */
+
+static void visit_over(const kvf_link_table *link) {
+    world w;
+    open_pair(&w, latent(2), OPTIONS());
+    kvf_visited *found = NULL;
+    assert_ok(kvf_visit_over(link, &w.p.contact, NULL, &found));
+    kvf_visited_free(found);
     kvf_agent_stats stats = world_stats(w.p.agents[0]);
     assert_int_equal(stats.peers_now, 0);
     assert_int_equal(stats.memory_now_bytes, 0);
     assert_int_equal(stats.messages_malformed, 0);
     assert_int_equal(stats.peers_refused, 0);
     world_close(&w);
+}
+
+static void a_visit_leaves_no_session(void **state) {
+    (void)state;
+    visit_over(NULL);
+}
+
+static kvf_status say_twice(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+    (void)kvf_link_zmq.send(link, route, data, bytes);
+    return kvf_link_zmq.send(link, route, data, bytes);
+}
+
+/* As when an answer takes longer than the visitor's first pause. */
+static void a_visitor_that_greets_twice_leaves_no_session_either(void **state) {
+    (void)state;
+    kvf_link_table twice = kvf_link_zmq;
+    twice.send = say_twice;
+    visit_over(&twice);
 }
 
 /* ---- what goes wrong ------------------------------------------------------------------------- */
@@ -115,7 +165,12 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH, "engine P answers there, not Q");
     contact.endpoint = "tcp://127.0.0.1:1";
     assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT, "127.0.0.1:1",
-                 "no answer within 0.1 s");
+                 "no answer within 0.1 s", "nobody listens there");
+    char nowhere[96]; /* a name that cannot be: its label is too long */
+    (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
+    contact.endpoint = nowhere;
+    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT,
+                 "the host name could not be looked up");
     contact.endpoint = "nonsense";
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "nonsense");
     contact.endpoint = NULL;
@@ -135,7 +190,9 @@ int main(void) {
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
         cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
+        cmocka_unit_test(a_shard_of_another_rank_is_refused),
         cmocka_unit_test(a_visit_leaves_no_session),
+        cmocka_unit_test(a_visitor_that_greets_twice_leaves_no_session_either),
         cmocka_unit_test(visits_that_cannot_succeed_say_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,10 +4,13 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "agent_letters.h"
 #include "agent_net.h"
+#include "faulty_fabric.h"
 
 static const kvf_surroundings real;
 static const kvf_surroundings *around = &real;
+static const struct kvf_fabric *given_fabric;
 
 int world_is_simulated(void **state) {
     (void)state;
@@ -19,6 +22,10 @@ int world_is_real(void **state) {
     (void)state;
     around = &real;
     return 0;
+}
+
+void world_fabric(const struct kvf_fabric *fabric) {
+    given_fabric = fabric;
 }
 
 static bool is_simulated(void) {
@@ -35,8 +42,15 @@ uint64_t world_now(void) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static void open_in_world(world_engine *e, uint32_t r, const kvf_agent_options *options) {
+    kvf_surroundings in = *around;
+    in.link = letters_link(around->link);
+    in.fabric = given_fabric ? given_fabric : faulty_fabric(options ? options->transport : NULL);
+    assert_ok(kvf_agent_open_in(&in, e->engine, r, options, &e->agents[r]));
+}
+
 void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
-    assert_ok(kvf_agent_open_in(around, e->engine, r, options, &e->agents[r]));
+    open_in_world(e, r, options);
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
     kvf_memory regions[WORLD_MAX_REGIONS];
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
@@ -51,7 +65,7 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
 
 void world_open_directory(world_engine *e) {
     e->rank_count = 1;
-    assert_ok(kvf_agent_open_in(around, NULL, 0, NULL, &e->agents[0]));
+    open_in_world(e, 0, NULL);
 }
 
 void world_introduce(world_engine *e, kvf_agent *to) {
@@ -135,11 +149,10 @@ void world_request_make(const world *w, const world_engine *engine, const char *
         assert_true(blocks <= COUNT_OF(out->ids[g]));
         for (uint32_t b = 0; b < blocks; b++)
             out->ids[g][b] = first + b * stride;
-        out->groups[g] = (kvf_agent_group){{out->ids[g], blocks, 0}, 0, steps};
+        out->groups[g] = (kvf_group_steps){{out->ids[g], blocks, 0}, 0, steps};
     }
     out->request = (kvf_agent_request){.struct_size = sizeof out->request,
-                                       .id = id,
-                                       .id_bytes = strlen(id),
+                                       .id = {id, strlen(id)},
                                        .groups = out->groups,
                                        .group_count = out->group_count,
                                        .deadline_ns = WORLD_PATIENCE_S * SECOND};
@@ -177,7 +190,7 @@ void world_expect(world_engine *e, world_request *request, const world_engine *f
 
 void world_ready(world_engine *e, const uint64_t *tickets) {
     for (uint32_t r = 0; r < e->rank_count; r++)
-        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], 0, UINT64_MAX, UINT32_MAX));
+        assert_ok(kvf_agent_push_ready(e->agents[r], tickets[r], NULL));
 }
 
 /* ---- cells ----------------------------------------------------------------------------------- */
@@ -205,7 +218,7 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
     for (uint32_t g = 0; g < request->group_count; g++) {
         const kvf_group_desc *group = kvf_model_group(kvf_engine_model(e->engine), g);
         const kvf_group_shard_desc *held = &kvf_shard_get(shard)->groups[g];
-        const kvf_agent_group *steps = &request->groups[g];
+        const kvf_group_steps *steps = &request->groups[g];
         kvf_range layers = kvf_shard_group_layers(shard, g);
         uint64_t first = kvf_group_first_needed(group, steps->end);
         first = first > steps->begin && !fill ? first : steps->begin;
@@ -232,7 +245,7 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
                             uint32_t block =
                                 steps->table
                                     .ids[position / held->tokens_per_block - steps->table.first_block];
-                            kvf_cell_location cell;
+                            kvf_cell_location cell = {.struct_size = sizeof cell};
                             assert_ok(kvf_shard_locate(shard, g, l, p, block, row, u, &cell));
                             uint8_t *bytes = (uint8_t *)e->memory[rank][cell.region] + cell.offset;
                             uint64_t bad = 0;
@@ -282,14 +295,14 @@ static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
                          .request_kind = event->request_kind,
                          .ticket = event->ticket,
                          .status = event->status,
-                         .id_bytes = event->id_bytes,
+                         .id_bytes = event->id.size,
                          .rank = event->rank,
                          .blocks_free = event->blocks_free,
                          .recompute = event->recompute,
                          .group_count = event->group_count,
                          .bytes = event->bytes};
-    memcpy(o->id, event->id ? event->id : "",
-           event->id_bytes < sizeof o->id ? event->id_bytes : sizeof o->id);
+    memcpy(o->id, event->id.data ? event->id.data : "",
+           event->id.size < sizeof o->id ? event->id.size : sizeof o->id);
     (void)snprintf(o->detail, sizeof o->detail, "%s", event->detail);
     (void)snprintf(o->engine, sizeof o->engine, "%s", event->engine);
     for (uint32_t g = 0; g < event->group_count; g++) {
@@ -329,7 +342,7 @@ void world_work(world *w) {
     for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
         kvf_agent *agent = agent_of(w, i);
         bool busy = false;
-        kvf_event event;
+        kvf_event event = {.struct_size = sizeof event};
         if (!agent)
             continue;
         assert_ok(kvf_agent_progress(agent, &busy));

@@ -13,6 +13,8 @@
 
 #include "shapes.h"
 
+struct kvf_fabric;
+
 #define WORLD_MAX_RANKS 8u
 #define WORLD_MAX_GROUPS 8u
 #define WORLD_MAX_REGIONS 64u
@@ -58,6 +60,8 @@ typedef struct world {
 int world_is_simulated(void **state);
 /** As at the beginning: by ZeroMQ, in real time. */
 int world_is_real(void **state);
+/** Agents that are opened from now on move by this fabric; NULL: by the library's own. */
+void world_fabric(const struct kvf_fabric *fabric);
 
 /** Opens both engines. `options` (may be NULL) are those of every agent. */
 void world_open(world *w, const char *name, const kvf_engine_spec *p, const kvf_engine_spec *d,
@@ -81,7 +85,7 @@ void world_close_agents(world_engine *engine);
 
 /** Blocks and groups of a request of `tokens` tokens: block i of the sequence is block first + i * stride. */
 typedef struct world_request {
-    kvf_agent_group groups[WORLD_MAX_GROUPS];
+    kvf_group_steps groups[WORLD_MAX_GROUPS];
     uint32_t ids[WORLD_MAX_GROUPS][512];
     uint32_t group_count;
     kvf_agent_request request;
@@ -99,6 +103,10 @@ void world_pull(world_engine *engine, world_request *request, const world_engine
 void world_push(world_engine *engine, const world_request *request, uint64_t *tickets);
 void world_expect(world_engine *engine, world_request *request, const world_engine *from, uint64_t *tickets);
 void world_ready(world_engine *engine, const uint64_t *tickets); /**< everything of a push */
+/** A chunk of a push that brings no blocks. */
+#define CHUNK(begin_, end_, layers_)                                                                         \
+    (&(kvf_push_chunk){                                                                                      \
+        .struct_size = sizeof(kvf_push_chunk), .begin = (begin_), .end = (end_), .layers = (layers_)})
 
 /** Fills what a request names on every rank with bytes that follow from the coordinates and `seed`. */
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed);

@@ -131,7 +131,7 @@ static void visit_step(const cell_rank *rank, cell_place at, uint64_t position, 
         for (at.row = 0; at.row < rows; at.row++)
             for (at.unit = held->parts[at.part].units.begin; at.unit < held->parts[at.part].units.end;
                  at.unit++) {
-                kvf_cell_location cell;
+                kvf_cell_location cell = {.struct_size = sizeof cell};
                 assert_ok(kvf_shard_locate(rank->shard, at.group, at.layer, at.part, table->ids[block],
                                            step * rows + at.row, at.unit, &cell));
                 visit(context, rank, at, cell);

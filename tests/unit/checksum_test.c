@@ -349,7 +349,7 @@ static void cells_that_changed_places_are_noticed(void **state) {
         unsigned char *cells[2], kept[8];
         for (int k = 0; k < 2; k++) {
             const cell_place *at = &pairs[i][k];
-            kvf_cell_location place;
+            kvf_cell_location place = {.struct_size = sizeof place};
             assert_ok(kvf_shard_locate(rank->shard, 0, at->layer, 0, w.sequence.tables[0].ids[at->step / 4],
                                        (uint32_t)(at->step % 4), at->unit, &place));
             assert_int_equal(place.bytes, sizeof kept);

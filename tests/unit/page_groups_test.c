@@ -1,35 +1,7 @@
 /* The per-group plan: cell by cell, what it names moves the right cells; and what it refuses. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
 #include <kvferry/connector/page_groups.h>
 
-#define IDS(...)                                                                                             \
-    (kvf_ids) {                                                                                              \
-        .at = (uint64_t[]){__VA_ARGS__}, .count = sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)       \
-    }
-
-static void assert_refused(kvf_status status, kvf_status expected, kvf_refusal refusal) {
-    assert_int_equal(status, expected);
-    assert_int_equal(kvf_topology_refusal(), refusal);
-    assert_string_not_equal(kvf_error_detail(), "");
-}
-
-static kvf_range share(uint32_t tp_size, uint32_t heads, uint32_t rank) {
-    kvf_range range;
-    assert_int_equal(kvf_physical_head_range(tp_size, heads, rank, &range), KVF_OK);
-    return range;
-}
-
-/* Block, head of the model, and token of a cell. */
-typedef struct cell {
-    uint64_t block, head, token;
-} cell;
+#include "topology_shapes.h"
 
 /* One group on both sides: cells are [head][token] in a page. */
 typedef struct page_case {
@@ -57,7 +29,7 @@ static void check_page_read(const page_case *p, const kvf_page_plan *plan, kvf_r
     uint64_t per_piece = cells / plan->local_to_remote_page_ratio;
     for (size_t s = 0; s < plan->all_source_ranks.count; s++) {
         uint64_t source = plan->all_source_ranks.at[s];
-        kvf_range heads = share(p->remote_tp, p->heads, (uint32_t)source);
+        kvf_range heads = heads_of_rank(p->remote_tp, p->heads, (uint32_t)source);
         kvf_block_lists a, b;
         assert_int_equal(kvf_page_plan_read(plan, p->prompt, &local, &remote, source, &a, &b), KVF_OK);
         assert_int_equal(a.groups[0].count, b.groups[0].count);
@@ -83,7 +55,8 @@ static void check_page_read(const page_case *p, const kvf_page_plan *plan, kvf_r
 }
 
 static bool check_page_case(const page_case *p) {
-    kvf_range local_heads = share(p->tp, p->heads, p->rank), remote_heads = share(p->remote_tp, p->heads, 0);
+    kvf_range local_heads = heads_of_rank(p->tp, p->heads, p->rank),
+              remote_heads = heads_of_rank(p->remote_tp, p->heads, 0);
     kvf_page_group group = {p->heads, p->local_tokens, p->remote_tokens};
     kvf_page_plan_desc desc = {
         .struct_size = sizeof desc,

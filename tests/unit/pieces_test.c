@@ -119,7 +119,7 @@ static void any_numbers_of_pieces_fill_each_other(void **state) {
 static uint64_t runs_of(const kvf_engine *to, const kvf_engine *from) {
     kvf_plan *plan = NULL;
     assert_ok(kvf_plan_build(kvf_engine_shard(to, 0), from, NULL, &plan));
-    kvf_prediction p;
+    kvf_prediction p = {.struct_size = sizeof p};
     assert_ok(kvf_plan_predict(plan, 0, 32, &(kvf_cost_model){0}, &p));
     assert_int_equal(p.bytes, 32ull * LAYERS * HEADS * CHANNELS * 2 * 2);
     kvf_plan_free(plan);

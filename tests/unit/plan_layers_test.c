@@ -95,9 +95,8 @@ static void world_close(world *w) {
     free_pair(&w->engines);
 }
 
-static kvf_plan *layers_plan(const world *w, uint32_t begin, uint32_t end, bool apart) {
-    kvf_plan_options options = {
-        .struct_size = sizeof options, .keep_layers_apart = apart, .layers = {begin, end}};
+static kvf_plan *layers_plan(const world *w, uint32_t begin, uint32_t end) {
+    kvf_plan_options options = {.struct_size = sizeof options, .layers = {begin, end}};
     kvf_plan *plan = NULL;
     assert_ok(kvf_plan_build(w->here.shard, w->engines.remote, &options, &plan));
     return plan;
@@ -130,7 +129,7 @@ static uint64_t move(const world *w, const kvf_plan *plan) {
 static uint64_t predicted(const kvf_plan *plan) {
     uint64_t bytes = 0;
     for (uint32_t s = 0; s < kvf_plan_source_count(plan); s++) {
-        kvf_prediction p;
+        kvf_prediction p = {.struct_size = sizeof p};
         assert_ok(kvf_plan_predict(plan, s, TOKENS, NULL, &p));
         bytes += p.bytes;
     }
@@ -140,8 +139,7 @@ static uint64_t predicted(const kvf_plan *plan) {
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 /* Every rank of every case, cut before every layer. */
-static void each_cut(bool apart,
-                     void (*check)(const world *w, const cell_rank *before, uint32_t k, bool apart)) {
+static void each_cut(void (*check)(const world *w, const cell_rank *before, uint32_t k)) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         uint32_t ranks = (cases[i].local.tp_size ? cases[i].local.tp_size : 1) *
                          (cases[i].local.pp_size ? cases[i].local.pp_size : 1);
@@ -151,7 +149,7 @@ static void each_cut(bool apart,
             world_open(&w, &cases[i], rank);
             rank_copy(&before, &w.here);
             for (uint32_t k = 1; k < kvf_model_layer_count(w.engines.model); k++) {
-                check(&w, &before, k, apart);
+                check(&w, &before, k);
                 for (uint32_t r = 0; r < before.region_count; r++)
                     memcpy(w.here.regions[r].address, before.regions[r].address, before.regions[r].bytes);
             }
@@ -161,10 +159,10 @@ static void each_cut(bool apart,
     }
 }
 
-static void check_halves(const world *w, const cell_rank *before, uint32_t k, bool apart) {
+static void check_halves(const world *w, const cell_rank *before, uint32_t k) {
     uint32_t layers = kvf_model_layer_count(w->engines.model);
-    kvf_plan *whole = layers_plan(w, 0, 0, apart);
-    kvf_plan *low = layers_plan(w, 0, k, apart), *high = layers_plan(w, k, layers, apart);
+    kvf_plan *whole = layers_plan(w, 0, 0);
+    kvf_plan *low = layers_plan(w, 0, k), *high = layers_plan(w, k, layers);
     assert_ok(kvf_plan_verify(low));
     assert_ok(kvf_plan_verify(high));
     assert_int_equal(predicted(low) + predicted(high), predicted(whole));
@@ -189,12 +187,11 @@ static void check_halves(const world *w, const cell_rank *before, uint32_t k, bo
 
 static void plans_of_two_halves_move_what_the_whole_plan_moves(void **state) {
     (void)state;
-    each_cut(false, check_halves);
-    each_cut(true, check_halves);
+    each_cut(check_halves);
 }
 
-static void check_one_layer(const world *w, const cell_rank *before, uint32_t k, bool apart) {
-    kvf_plan *plan = layers_plan(w, k, k + 1, apart);
+static void check_one_layer(const world *w, const cell_rank *before, uint32_t k) {
+    kvf_plan *plan = layers_plan(w, k, k + 1);
     assert_ok(kvf_plan_verify(plan));
     cell_rank wanted;
     rank_copy(&wanted, before);
@@ -207,7 +204,7 @@ static void check_one_layer(const world *w, const cell_rank *before, uint32_t k,
 
 static void a_plan_of_one_layer_writes_no_other(void **state) {
     (void)state;
-    each_cut(false, check_one_layer);
+    each_cut(check_one_layer);
 }
 
 static void a_published_hybrid_moves_layer_range_by_layer_range(void **state) {
@@ -252,13 +249,13 @@ static void a_range_without_cached_layers_has_no_source(void **state) {
     (void)state;
     world w;
     world_open(&w, &cases[5], 0);
-    kvf_plan *plan = layers_plan(&w, 4, 5, false);
+    kvf_plan *plan = layers_plan(&w, 4, 5);
     assert_int_equal(kvf_plan_source_count(plan), 0);
     assert_int_equal(kvf_plan_cut_count(plan), 0);
     assert_int_equal(kvf_plan_rule_count(plan), 0);
     assert_ok(kvf_plan_verify(plan));
     assert_int_equal(move(&w, plan), 0);
-    kvf_prediction none;
+    kvf_prediction none = {.struct_size = sizeof none};
     assert_fails(kvf_plan_predict(plan, 0, TOKENS, NULL, &none), KVF_E_RANGE, "source is 0", "has 0");
     kvf_plan_free(plan);
     world_close(&w);
@@ -305,7 +302,7 @@ static void an_empty_range_means_all_layers(void **state) {
     (void)state;
     world w;
     world_open(&w, &cases[0], 0);
-    kvf_plan *whole = plan_of(&w.engines, 0), *empty = layers_plan(&w, 3, 3, false);
+    kvf_plan *whole = plan_of(&w.engines, 0), *empty = layers_plan(&w, 3, 3);
     assert_int_equal(predicted(empty), predicted(whole));
     assert_true(predicted(whole) > 0);
     kvf_plan_free(whole);
@@ -345,7 +342,7 @@ static void the_proof_is_of_exactly_the_wanted_layers(void **state) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         world w;
         world_open(&w, &cases[i], 0);
-        kvf_plan *plan = layers_plan(&w, 0, 2, false);
+        kvf_plan *plan = layers_plan(&w, 0, 2);
         plan->options.layers = range(0, 1); /* as if the rules wrote a layer too many */
         assert_int_equal(kvf_plan_verify(plan), KVF_E_OVERLAP);
         plan->options.layers = range(0, 3); /* and one too few */

@@ -80,7 +80,7 @@ static uint32_t visit(const memory *m, const char *name, kvf_range model_layers,
                 for (uint32_t token = 0; token < TOKENS; token++)
                     for (uint32_t unit = held->parts[p].units.begin; unit < held->parts[p].units.end;
                          unit++) {
-                        kvf_cell_location cell;
+                        kvf_cell_location cell = {.struct_size = sizeof cell};
                         assert_ok(kvf_shard_locate(m->shard, g, layer, p, 1 + token / held->tokens_per_block,
                                                    token % held->tokens_per_block, unit, &cell));
                         for (uint64_t i = 0; i < cell.bytes; i++) {

@@ -111,18 +111,6 @@ static void blocks_of_different_sizes_merge_where_both_sides_go_on(void **state)
     free_asked(&m);
 }
 
-static void layers_that_are_kept_apart_do_not_merge(void **state) {
-    (void)state;
-    kvf_plan_options options = {.struct_size = sizeof options, .keep_layers_apart = true};
-    asked_request m = asked_with(attention(2, 2, 4), ENGINE(.all = BLOCKS("LBPHN")),
-                                 ENGINE(.all = BLOCKS("LBPHN")), 0, &options);
-    const kvf_block_table all = TABLE(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    set(&m, all, all, 0, 64);
-    assert_runs(m.request, 0, {0, 0, 2048, 0, 0}, {2048, 2048, 2048, 0, 0});
-    assert_capacity_does_not_matter(m.request);
-    free_asked(&m);
-}
-
 /* ---- what does not --------------------------------------------------------------------------- */
 
 static void blocks_that_are_neighbours_on_one_side_only_stay_apart(void **state) {
@@ -332,15 +320,14 @@ static asked_request move_cells(void) {
 static void runs_are_the_same_however_many_fit_at_a_time(void **state) {
     (void)state;
     static const char *const orders[] = {"L|BPHN", "L|BPNH", "LP|BNH", "L|BHNP", "LBPHN", "BLHNP", "BNLPH"};
-    static const kvf_plan_options apart = {.struct_size = sizeof apart, .keep_layers_apart = true};
     /* Neighbours, gaps, and neighbours the other way round. */
     const kvf_block_table local = TABLE(0, 1, 2, 9, 8, 4), remote = TABLE(3, 4, 5, 6, 9, 8, 10, 11);
     for (size_t i = 0; i < COUNT_OF(orders) * COUNT_OF(orders); i++) {
         kvf_group_spec there = {.tokens_per_block = 3, .block_count = 16};
         there.order = orders[i / COUNT_OF(orders)];
         asked_request m =
-            asked_with(attention(3, 4, 4), ENGINE(.all = BLOCKS(orders[i % COUNT_OF(orders)])),
-                       ENGINE(.tp_size = 1 + (uint32_t)(i % 3), .all = there), 0, i % 2 ? &apart : NULL);
+            asked_between(attention(3, 4, 4), ENGINE(.all = BLOCKS(orders[i % COUNT_OF(orders)])),
+                          ENGINE(.tp_size = 1 + (uint32_t)(i % 3), .all = there), 0);
         set(&m, local, remote, 0, 24);
         assert_capacity_does_not_matter(m.request);
         set(&m, local, remote, 5, 22);
@@ -424,7 +411,6 @@ int main(void) {
         cmocka_unit_test(the_layers_of_a_block_merge_where_blocks_are_scattered),
         cmocka_unit_test(the_parts_of_a_block_merge_where_blocks_are_scattered),
         cmocka_unit_test(blocks_of_different_sizes_merge_where_both_sides_go_on),
-        cmocka_unit_test(layers_that_are_kept_apart_do_not_merge),
         cmocka_unit_test(blocks_that_are_neighbours_on_one_side_only_stay_apart),
         cmocka_unit_test(blocks_in_descending_order_stay_apart),
         cmocka_unit_test(the_same_block_twice_is_two_runs),

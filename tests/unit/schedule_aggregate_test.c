@@ -8,7 +8,7 @@
 #include "schedule/keys.h"
 
 #define KEY(text)                                                                                            \
-    { text, sizeof(text) - 1, 0 }
+    { {text, sizeof(text) - 1}, 0 }
 #define SIZE(...) (sizeof(__VA_ARGS__) / sizeof *(__VA_ARGS__))
 #define KEYS(...) (const kvf_request_key[]){__VA_ARGS__}, SIZE((kvf_request_key[]){__VA_ARGS__})
 
@@ -46,7 +46,7 @@ static kvf_worker_output receives(const kvf_request_key *keys, size_t count) {
 /* One step of two workers; NULL where a worker has no output. */
 static kvf_aggregate step2(kvf_aggregator *a, const kvf_worker_output *first,
                            const kvf_worker_output *second) {
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
     const kvf_worker_output *outputs[] = {first, second};
     assert_int_equal(kvf_aggregator_step(a, outputs, 2, 0, &sum), KVF_OK);
     return sum;
@@ -56,8 +56,8 @@ static void assert_keys(const kvf_request_key *keys, size_t count, const char *c
                         size_t name_count) {
     assert_int_equal(count, name_count);
     for (size_t i = 0; i < count; i++) {
-        assert_int_equal(keys[i].size, strlen(names[i]));
-        assert_memory_equal(keys[i].data, names[i], keys[i].size);
+        assert_int_equal(keys[i].id.size, strlen(names[i]));
+        assert_memory_equal(keys[i].id.data, names[i], keys[i].id.size);
     }
 }
 
@@ -164,7 +164,7 @@ static void more_workers_than_there_are_are_not_waited_for(void **state) {
 static void generations_of_an_id_are_requests_of_their_own(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
-    kvf_request_key first = {"r", 1, 1}, second = {"r", 1, 2};
+    kvf_request_key first = {{"r", 1}, 1}, second = {{"r", 1}, 2};
     kvf_worker_output of_first = sends(&first, 1), of_second = sends(&second, 1);
 
     assert_int_equal(step2(a, &of_first, &of_second).sent_count, 0);
@@ -175,12 +175,27 @@ static void generations_of_an_id_are_requests_of_their_own(void **state) {
     kvf_aggregator_free(a);
 }
 
+static void generations_of_an_id_are_in_order(void **state) {
+    (void)state;
+    kvf_aggregator *a = aggregator_of(2);
+    const kvf_request_key keys[] = {{"r", 1, 2}, {"r", 1, 3}, {"r", 1, 1}};
+    kvf_worker_output output = sends(keys, 3);
+
+    kvf_aggregate sum = step2(a, &output, &output);
+
+    assert_int_equal(sum.sent_count, 3);
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(sum.sent[i].generation, i + 1);
+    kvf_aggregator_free(a);
+}
+
 static void ids_are_any_bytes(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
     static char longest[KVF_REQUEST_ID_BYTES];
-    kvf_request_key ids[] = {KEY("x,y"),  KEY("x"),    KEY("y"), KEY("HB"),    KEY("a:1"),
-                             KEY("a\0b"), KEY("a\0c"), KEY("a"), {NULL, 0, 0}, {longest, sizeof longest, 0}};
+    kvf_request_key ids[] = {
+        KEY("x,y"),  KEY("x"),    KEY("y"), KEY("HB"),      KEY("a:1"),
+        KEY("a\0b"), KEY("a\0c"), KEY("a"), {{NULL, 0}, 0}, {{longest, sizeof longest}, 0}};
     kvf_worker_output all = sends(ids, SIZE(ids)), some = sends(ids + 5, 1);
 
     assert_int_equal(step2(a, &all, &some).sent_count, 1);
@@ -231,7 +246,7 @@ static void a_request_that_begins_anew_in_the_step_in_which_it_is_over_starts_cl
     kvf_aggregator *a = aggregator_with((kvf_aggregator_options){.worker_count = 3, .expected = 2});
     kvf_worker_output quiet = silent(), good = receives(KEYS(KEY("r"))), bad = good;
     const kvf_worker_output *first[] = {&bad, &good, &good}, *second[] = {&good, &quiet, &quiet};
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
     bad.failed = good.received;
     bad.failed_count = 1;
 
@@ -312,7 +327,7 @@ static void a_missing_output_beside_a_selected_one_is_an_error_and_counts_nothin
     kvf_aggregator *a = aggregator_of(2);
     kvf_worker_output once = sends(KEYS(KEY("r")));
     const kvf_worker_output *outputs[] = {&once, NULL};
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
 
     assert_int_equal(kvf_aggregator_step(a, outputs, 2, 0, &sum), KVF_E_INVALID);
     assert_non_null(strstr(kvf_error_detail(), "worker 1"));
@@ -328,7 +343,7 @@ static void riders_are_named_by_worker(void **state) {
     stats.riders = KVF_RIDER_STATS;
     all.riders = KVF_RIDER_STATS | KVF_RIDER_META | KVF_RIDER_EVENTS;
     const kvf_worker_output *outputs[] = {&stats, &none, &all};
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
 
     assert_int_equal(kvf_aggregator_step(a, outputs, 3, 2, &sum), KVF_OK);
 
@@ -375,7 +390,7 @@ static void the_oldest_requests_are_forgotten_beyond_the_limit_and_named(void **
 static void assert_refused(kvf_aggregator *a, const kvf_worker_output *output, kvf_status status) {
     kvf_worker_output good = sends(KEYS(KEY("good")));
     const kvf_worker_output *outputs[] = {&good, output};
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
     assert_int_equal(kvf_aggregator_step(a, outputs, 2, 0, &sum), status);
     assert_int_equal(kvf_aggregator_pending(a), 0);
 }
@@ -384,7 +399,8 @@ static void bad_outputs_are_refused_and_change_nothing(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
     static char huge[KVF_REQUEST_ID_BYTES + 1];
-    kvf_request_key too_long = {huge, sizeof huge, 0}, missing = {NULL, 3, 0}, endless = {huge, SIZE_MAX, 0};
+    kvf_request_key too_long = {{huge, sizeof huge}, 0}, missing = {{NULL, 3}, 0},
+                    endless = {{huge, SIZE_MAX}, 0};
     kvf_worker_output output = sends(&too_long, 1);
     assert_refused(a, &output, KVF_E_RANGE);
     output = receives(&missing, 1);
@@ -407,7 +423,7 @@ static void workers_that_do_not_exist_are_refused(void **state) {
     kvf_aggregator *a = aggregator_of(2);
     kvf_worker_output once = sends(KEYS(KEY("r")));
     const kvf_worker_output *outputs[] = {&once, &once, &once};
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
 
     assert_int_equal(kvf_aggregator_step(a, outputs, 2, 2, &sum), KVF_E_RANGE);
     assert_int_equal(kvf_aggregator_step(a, outputs, 3, 0, &sum), KVF_E_INVALID);
@@ -464,7 +480,7 @@ static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **st
         kvf_worker_output first = sends(KEYS(KEY("r"), KEY("s"))),
                           second = receives(KEYS(KEY("r"), KEY("t")));
         const kvf_worker_output *outputs[] = {&first, &second};
-        kvf_aggregate sum;
+        kvf_aggregate sum = {.struct_size = sizeof sum};
         allocations_left = limit;
         kvf_status status = kvf_aggregator_step(a, outputs, 2, 0, &sum);
         if (status) {
@@ -484,13 +500,13 @@ static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **st
 
 static void the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id(void **state) {
     (void)state;
-    assert_int_equal(kvf_base_request_bytes("abc-0123aBcD", 12), 3);
-    assert_int_equal(kvf_base_request_bytes("-deadbeef", 9), 0);
-    assert_int_equal(kvf_base_request_bytes("deadbeef", 8), 8);
-    assert_int_equal(kvf_base_request_bytes("a-deadbeeg", 10), 10);
-    assert_int_equal(kvf_base_request_bytes("a-deadbeef\n", 11), 11);
-    assert_int_equal(kvf_base_request_bytes("a\0-deadbeef", 11), 2);
-    assert_int_equal(kvf_base_request_bytes(NULL, 0), 0);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"abc-0123aBcD", 12}), 3);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"-deadbeef", 9}), 0);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"deadbeef", 8}), 8);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"a-deadbeeg", 10}), 10);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"a-deadbeef\n", 11}), 11);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"a\0-deadbeef", 11}), 2);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){NULL, 0}), 0);
 }
 
 static void the_tokens_that_a_state_cannot_be_stepped_back_over_are_left_to_the_consumer(void **state) {
@@ -549,6 +565,7 @@ int main(void) {
         cmocka_unit_test(a_worker_changes_how_many_are_expected_for_requests_not_reported_yet),
         cmocka_unit_test(more_workers_than_there_are_are_not_waited_for),
         cmocka_unit_test(generations_of_an_id_are_requests_of_their_own),
+        cmocka_unit_test(generations_of_an_id_are_in_order),
         cmocka_unit_test(ids_are_any_bytes),
         cmocka_unit_test(a_failed_request_is_named_when_it_is_over_on_all_workers),
         cmocka_unit_test(a_failure_does_not_stick_to_the_next_request_of_the_same_id),

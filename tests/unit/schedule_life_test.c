@@ -39,7 +39,7 @@ static uint64_t draw(world *w, uint64_t below) {
 }
 
 static kvf_request_key key_of(const world *w, uint64_t generation) {
-    return (kvf_request_key){&w->ids[generation], 1, generation};
+    return (kvf_request_key){{&w->ids[generation], 1}, generation};
 }
 
 static bool anybody_at(const world *w, uint64_t generation, bool load) {
@@ -57,7 +57,7 @@ static void arrive(world *w, int n) {
     kvf_transfer_params source = there();
     kvf_schedule_request r = request();
     char id = (char)n; /* zero among them */
-    r.id = &id;
+    r.id = (kvf_request_id){&id, 1};
     if (draw(w, 3))
         r.source = &source;
     r.serves = draw(w, 2);
@@ -107,7 +107,7 @@ static void lose(world *w, int n, bool aborts) {
 static void finish_request(world *w, int n) {
     uint64_t generation = w->generations[n];
     kvf_request_key key = key_of(w, generation);
-    kvf_schedule_end end;
+    kvf_schedule_end end = {.struct_size = sizeof end};
     assert_ok(kvf_schedule_finished(w->s, &key, &TABLE, 1, 10, 0, &end));
     w->phases[n] = NOWHERE;
     blocks_are(w, generation, !end.keep);
@@ -205,7 +205,7 @@ static void hear(world *w, const kvf_schedule_news *news) {
     for (size_t i = 0; i < news->loaded_count; i++) {
         const kvf_loaded *l = &news->loaded[i];
         uint64_t g = l->request.generation;
-        int n = *(const unsigned char *)l->request.data;
+        int n = *(const unsigned char *)l->request.id.data;
         assert_int_equal(w->generations[n], g);
         assert_int_equal(w->phases[n], LOADING);
         assert_false(anybody_at(w, g, true) || w->loaded[g]);
@@ -234,8 +234,8 @@ static void work(world *w, uint64_t newest, bool all) {
         bool missing = silent && ((uint32_t)worker == selected || draw(w, 2));
         outputs[worker] = missing ? NULL : report_of(w, worker, &reports[worker], newest, all);
     }
-    kvf_aggregate sum;
-    kvf_schedule_news news;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
+    kvf_schedule_news news = {.struct_size = sizeof news};
     assert_ok(kvf_aggregator_step(w->a, outputs, WORKERS, selected, &sum));
     assert_ok(kvf_schedule_update(w->s, &sum, &news));
     hear(w, &news);

@@ -14,16 +14,16 @@ static void a_finished_request_is_held_for_its_consumer(void **state) {
     kvf_schedule_end end = finish(&f, 10);
 
     assert_true(end.keep);
-    assert_true(end.has_params);
-    assert_string_equal(end.params.engine, "here");
-    assert_string_equal(end.params.endpoint, "tcp://here:1");
-    assert_int_equal(end.params.tokens, 10);
-    assert_int_equal(end.params.expiry_ns, 130 * S);
-    assert_false(end.params.push);
-    assert_bytes(end.params.id, end.params.id_bytes, "r~ab.1");
+    assert_non_null(end.params);
+    assert_string_equal(end.params->engine, "here");
+    assert_string_equal(end.params->endpoint, "tcp://here:1");
+    assert_int_equal(end.params->tokens, 10);
+    assert_int_equal(end.params->expiry_ns, 130 * S);
+    assert_false(end.params->push);
+    assert_bytes(end.params->id.data, end.params->id.size, "r~ab.1");
     const kvf_instruction *hold = TAKE(&f, KVF_INSTRUCT_HOLD);
     assert_group(hold, 0, 0, 10, IDS, 3);
-    assert_bytes(hold->transfer_id, hold->transfer_id_bytes, "r~ab.1");
+    assert_bytes(hold->transfer_id.data, hold->transfer_id.size, "r~ab.1");
     assert_int_equal(hold->deadline_ns, 30 * S);
     assert_int_equal(hold->consumers, 1);
     assert_int_equal(counts(&f).serving, 1);
@@ -43,7 +43,7 @@ static void no_two_lives_of_an_id_are_held_under_one_name(void **state) {
     finish(&f, 10);
     uint64_t second = add_serving(&f, false);
     kvf_schedule_end end = finish(&f, 10);
-    assert_bytes(end.params.id, end.params.id_bytes, "r~ab.2");
+    assert_bytes(end.params->id.data, end.params->id.size, "r~ab.2");
     TAKE(&f, KVF_INSTRUCT_HOLD, KVF_INSTRUCT_HOLD);
 
     kvf_schedule_news news = sent(&f, second);
@@ -58,7 +58,7 @@ static void of_windows_and_states_only_what_is_needed_is_held(void **state) {
     fixture f = schedule_of(hybrid(2));
     const uint32_t states[] = {1, 2, 9};
     const kvf_block_table tables[] = {TABLE, {states, 3, 0}};
-    kvf_schedule_end end;
+    kvf_schedule_end end = {.struct_size = sizeof end};
     add_serving(&f, false);
 
     assert_ok(kvf_schedule_finished(f.s, &R, tables, 2, 9, 0, &end));
@@ -77,7 +77,7 @@ static void a_request_that_nobody_wants_or_that_computed_nothing_is_not_held(voi
     assert_false(finish(&f, 10).keep);
     add_serving(&f, false);
     kvf_schedule_end end = finish(&f, 0);
-    assert_false(end.keep || end.has_params);
+    assert_false(end.keep || end.params);
     TAKE_NOTHING(&f);
     assert_int_equal(counts(&f).requests, 0);
     done(&f);
@@ -87,7 +87,7 @@ static void a_finished_request_with_a_bad_table_goes_on_as_before(void **state) 
     (void)state;
     fixture f = simple();
     const kvf_block_table small = {IDS, 2, 0};
-    kvf_schedule_end end;
+    kvf_schedule_end end = {.struct_size = sizeof end};
     add_serving(&f, false);
 
     assert_fails(kvf_schedule_finished(f.s, &R, &small, 1, 10, 0, &end), KVF_E_RANGE, "mla");
@@ -142,7 +142,7 @@ static void a_push_that_is_over_first_leaves_nothing_to_keep(void **state) {
     assert_ok(kvf_schedule_push(f.s, &R, &TABLE, 1, 10));
     assert_fails(kvf_schedule_push(f.s, &R, &TABLE, 1, 10), KVF_E_INVALID, "already");
     const kvf_instruction *push = TAKE(&f, KVF_INSTRUCT_PUSH);
-    assert_bytes(push->transfer_id, push->transfer_id_bytes, "r");
+    assert_bytes(push->transfer_id.data, push->transfer_id.size, "r");
     assert_group(push, 0, 0, 10, IDS, 3);
     assert_int_equal(push->deadline_ns, 120 * S);
 
@@ -150,7 +150,7 @@ static void a_push_that_is_over_first_leaves_nothing_to_keep(void **state) {
     kvf_schedule_end end = finish(&f, 10);
 
     assert_false(end.keep);
-    assert_true(end.has_params && end.params.push);
+    assert_true(end.params && end.params->push);
     TAKE_NOTHING(&f);
     done(&f);
 }
@@ -173,19 +173,18 @@ static void a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished(
     (void)state;
     fixture f = simple();
     kvf_schedule_request r = request();
-    r.id = "proxy-deadbeef";
-    r.id_bytes = 14;
+    r.id = (kvf_request_id){"proxy-deadbeef", 14};
     r.serves = r.push = true;
     r.consumers = 2;
     assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
-    kvf_request_key key = {r.id, r.id_bytes, 0};
-    kvf_schedule_end end;
+    kvf_request_key key = {r.id, 0};
+    kvf_schedule_end end = {.struct_size = sizeof end};
 
     assert_ok(kvf_schedule_finished(f.s, &key, &TABLE, 1, 10, 0, &end));
 
     assert_true(end.keep);
     const kvf_instruction *push = TAKE(&f, KVF_INSTRUCT_PUSH);
-    assert_bytes(push->transfer_id, push->transfer_id_bytes, "proxy"); /* what both engines know */
+    assert_bytes(push->transfer_id.data, push->transfer_id.size, "proxy"); /* what both engines know */
     assert_int_equal(push->consumers, 2);
     done(&f);
 }
@@ -243,7 +242,7 @@ static void a_request_can_load_and_serve(void **state) {
     assert_int_equal(match(&f, 4, 0), 4);
     assert_true(allocate(&f, 4, 4));
     TAKE(&f, KVF_INSTRUCT_PULL);
-    kvf_schedule_end end;
+    kvf_schedule_end end = {.struct_size = sizeof end};
     assert_fails(kvf_schedule_finished(f.s, &R, &TABLE, 1, 10, 0, &end), KVF_E_INVALID, "loaded");
     assert_int_equal(received(&f, generation).loaded_count, 1);
 
@@ -285,30 +284,25 @@ static void ids_are_any_bytes_up_to_the_limit(void **state) {
     (void)state;
     fixture f = simple();
     static char longest[KVF_REQUEST_ID_BYTES + 1];
-    const struct {
-        const void *data;
-        size_t size;
-    } ids[] = {{"a,b", 3}, {"a:1", 3}, {"a\0b", 3}, {"a\0c", 3}, {"\n", 1}, {longest, KVF_REQUEST_ID_BYTES}};
+    const kvf_request_id ids[] = {{"a,b", 3},  {"a:1", 3}, {"a\0b", 3},
+                                  {"a\0c", 3}, {"\n", 1},  {longest, KVF_REQUEST_ID_BYTES}};
     kvf_schedule_request r = request();
-    kvf_schedule_end end;
+    kvf_schedule_end end = {.struct_size = sizeof end};
     r.serves = true;
     for (size_t i = 0; i < COUNT_OF(ids); i++) {
-        r.id = ids[i].data;
-        r.id_bytes = ids[i].size;
+        r.id = ids[i];
         assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
-        kvf_request_key key = {r.id, r.id_bytes, 0};
+        kvf_request_key key = {r.id, 0};
         assert_ok(kvf_schedule_finished(f.s, &key, &TABLE, 1, 10, 0, &end));
-        assert_memory_equal(end.params.id, r.id, r.id_bytes);
-        assert_true(end.params.id_bytes <= 1024);
+        assert_memory_equal(end.params->id.data, r.id.data, r.id.size);
+        assert_true(end.params->id.size <= 1024);
     }
     assert_int_equal(counts(&f).serving, COUNT_OF(ids));
-    r.id = longest;
-    r.id_bytes = sizeof longest;
+    r.id = (kvf_request_id){longest, sizeof longest};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "961", "960");
-    r.id_bytes = 0;
+    r.id.size = 0;
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "empty");
-    r.id = NULL;
-    r.id_bytes = 3;
+    r.id = (kvf_request_id){NULL, 3};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "NULL");
     done(&f);
 }
@@ -323,17 +317,15 @@ static void sources_that_name_nothing_are_refused(void **state) {
     source.engine = "";
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "source.engine");
     source = there();
-    source.id_bytes = 0;
+    source.id.size = 0;
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "source.id");
-    source.id = huge;
-    source.id_bytes = sizeof huge;
+    source.id = (kvf_request_id){huge, sizeof huge};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "2000", "1024");
     source = there();
     source.struct_size = 0;
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "kvf_transfer_params");
     r = request();
-    r.push_id = huge;
-    r.push_id_bytes = sizeof huge;
+    r.push_id = (kvf_request_id){huge, sizeof huge};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "push_id");
     assert_int_equal(counts(&f).requests + counts(&f).instructions, 0);
     done(&f);
@@ -343,11 +335,11 @@ static void there_are_not_more_requests_than_allowed(void **state) {
     (void)state;
     fixture f = schedule_with(latent(1), (kvf_schedule_options){.max_requests = 1});
     kvf_schedule_request r = request();
-    r.id = "q";
+    r.id = (kvf_request_id){"q", 1};
     uint64_t generation = begin_load(&f, 0);
-    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_AGAIN, "1");
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "1");
     assert_false(aborted(&f)); /* its blocks are not free, so it still counts */
-    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_AGAIN, "1");
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "1");
     received(&f, generation);
     assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
     done(&f);
@@ -357,9 +349,9 @@ static void unknown_requests_and_missing_arguments_are_errors(void **state) {
     (void)state;
     fixture f = simple();
     uint64_t tokens;
-    kvf_schedule_end end;
-    kvf_aggregate hollow = {.received_count = 1};
-    kvf_schedule_news news;
+    kvf_schedule_end end = {.struct_size = sizeof end};
+    kvf_aggregate hollow = {.struct_size = sizeof hollow, .received_count = 1};
+    kvf_schedule_news news = {.struct_size = sizeof news};
     assert_fails(kvf_schedule_match(f.s, &R, 0, 0, &tokens), KVF_E_NOT_FOUND, "r", "not known");
     assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, 0, 1, 0, NULL), KVF_E_NOT_FOUND, "r");
     assert_fails(kvf_schedule_finished(f.s, &R, &TABLE, 1, 1, 0, &end), KVF_E_NOT_FOUND, "r");
@@ -419,8 +411,8 @@ static void every_call_can_be_made_again_when_there_was_no_memory(void **state) 
     const kvf_heartbeat *beats;
     kvf_transfer_params source = there();
     kvf_schedule_request r = request();
-    kvf_schedule_news news;
-    kvf_schedule_end end;
+    kvf_schedule_news news = {.struct_size = sizeof news};
+    kvf_schedule_end end = {.struct_size = sizeof end};
     uint64_t generation;
     size_t count;
     r.source = &source;
@@ -430,8 +422,12 @@ static void every_call_can_be_made_again_when_there_was_no_memory(void **state) 
     fixture f = simple();
 
     UNTIL_ENOUGH(&f, &memory, kvf_schedule_add(f.s, &r, 0, &generation));
-    kvf_request_key key = {"r", 1, generation};
-    kvf_aggregate over = {.received = &key, .received_count = 1, .invalid = &bad, .invalid_count = 1};
+    kvf_request_key key = {{"r", 1}, generation};
+    kvf_aggregate over = {.struct_size = sizeof over,
+                          .received = &key,
+                          .received_count = 1,
+                          .invalid = &bad,
+                          .invalid_count = 1};
     UNTIL_ENOUGH(&f, &memory, kvf_schedule_allocated(f.s, &R, &TABLE, 1, 0, 10, 0, NULL));
     UNTIL_ENOUGH(&f, &memory, kvf_schedule_preempted(f.s, &R, NULL));
     UNTIL_ENOUGH(&f, &memory, kvf_schedule_heartbeats(f.s, 0, &beats, &count));

@@ -44,20 +44,19 @@ static inline void done(const fixture *f) {
     kvf_model_free(f->model);
 }
 
-static const kvf_request_key R = {"r", 1, 0};
+static const kvf_request_key R = {{"r", 1}, 0};
 
 static inline kvf_transfer_params there(void) {
     return (kvf_transfer_params){.struct_size = sizeof(kvf_transfer_params),
                                  .engine = "there",
                                  .endpoint = "tcp://there:2",
-                                 .id = "x",
-                                 .id_bytes = 1,
+                                 .id = {"x", 1},
                                  .tokens = 10};
 }
 
 static inline kvf_schedule_request request(void) {
     return (kvf_schedule_request){
-        .struct_size = sizeof(kvf_schedule_request), .id = "r", .id_bytes = 1, .prompt_tokens = 10};
+        .struct_size = sizeof(kvf_schedule_request), .id = {"r", 1}, .prompt_tokens = 10};
 }
 
 static inline uint64_t add_loading(const fixture *f, kvf_transfer_params source) {
@@ -93,7 +92,7 @@ static inline bool allocate(const fixture *f, uint64_t computed, uint64_t load) 
 }
 
 static inline kvf_schedule_end finish(const fixture *f, uint64_t tokens) {
-    kvf_schedule_end end;
+    kvf_schedule_end end = {.struct_size = sizeof end};
     assert_ok(kvf_schedule_finished(f->s, &R, &TABLE, 1, tokens, 100 * S, &end));
     return end;
 }
@@ -122,35 +121,36 @@ static const kvf_instruction *take(const fixture *f, const int *kinds, size_t co
     assert_ok(kvf_schedule_take(f->s, &list, &got));
     bool same = got == count;
     for (size_t i = 0; i < count && same; i++)
-        same = (int)list[i].kind == kinds[i];
+        same = (int)list[i].kind == kinds[i] && (list[i].cancels != 0) == (kinds[i] == KVF_INSTRUCT_CANCEL);
     if (!same) {
         for (size_t i = 0; i < got; i++)
-            print_error("instruction %zu is %d\n", i, (int)list[i].kind);
+            print_error("instruction %zu is %d, of %d\n", i, (int)list[i].kind, (int)list[i].cancels);
         _fail(file, line);
     }
     return list;
 }
 
 static inline kvf_schedule_news update(const fixture *f, kvf_aggregate aggregate) {
-    kvf_schedule_news news;
+    aggregate.struct_size = sizeof aggregate;
+    kvf_schedule_news news = {.struct_size = sizeof news};
     assert_ok(kvf_schedule_update(f->s, &aggregate, &news));
     return news;
 }
 
 static inline kvf_schedule_news received(const fixture *f, uint64_t generation) {
-    kvf_request_key key = {"r", 1, generation};
+    kvf_request_key key = {{"r", 1}, generation};
     return update(f, (kvf_aggregate){.received = &key, .received_count = 1});
 }
 
 static inline kvf_schedule_news sent(const fixture *f, uint64_t generation) {
-    kvf_request_key key = {"r", 1, generation};
+    kvf_request_key key = {{"r", 1}, generation};
     return update(f, (kvf_aggregate){.sent = &key, .sent_count = 1});
 }
 
 /* Received, but not well: with the blocks named, or as a whole. */
 static inline kvf_schedule_news failed(const fixture *f, uint64_t generation, const kvf_group_block *blocks,
                                        size_t count) {
-    kvf_request_key key = {"r", 1, generation};
+    kvf_request_key key = {{"r", 1}, generation};
     return update(f, (kvf_aggregate){.received = &key,
                                      .received_count = 1,
                                      .failed = &key,
@@ -160,7 +160,7 @@ static inline kvf_schedule_news failed(const fixture *f, uint64_t generation, co
 }
 
 static inline kvf_schedule_counts counts(const fixture *f) {
-    kvf_schedule_counts c;
+    kvf_schedule_counts c = {.struct_size = sizeof c};
     kvf_schedule_count(f->s, &c);
     return c;
 }
@@ -168,7 +168,7 @@ static inline kvf_schedule_counts counts(const fixture *f) {
 static inline void assert_group(const kvf_instruction *i, uint32_t group, uint64_t begin, uint64_t end,
                                 const uint32_t *ids, uint32_t count) {
     assert_true(group < i->group_count);
-    const kvf_instruction_group *g = &i->groups[group];
+    const kvf_group_steps *g = &i->groups[group];
     assert_int_equal(g->begin, begin);
     assert_int_equal(g->end, end);
     assert_int_equal(g->table.count, count);

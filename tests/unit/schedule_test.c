@@ -16,9 +16,9 @@ static void a_request_waits_until_its_cache_is_loaded(void **state) {
     assert_true(allocate(&f, 0, 10));
     const kvf_instruction *pull = TAKE(&f, KVF_INSTRUCT_PULL); /* and no RESERVE: it was not needed */
 
-    assert_bytes(pull->request.data, pull->request.size, "r");
+    assert_bytes(pull->request.id.data, pull->request.id.size, "r");
     assert_int_equal(pull->request.generation, generation);
-    assert_bytes(pull->transfer_id, pull->transfer_id_bytes, "x");
+    assert_bytes(pull->transfer_id.data, pull->transfer_id.size, "x");
     assert_string_equal(pull->engine, "there");
     assert_string_equal(pull->endpoint, "tcp://there:2");
     assert_string_equal(pull->public_key, "");
@@ -77,7 +77,7 @@ static void a_full_hit_only_notifies_the_producer(void **state) {
     assert_false(allocate(&f, 10, 0));
 
     const kvf_instruction *notify = TAKE(&f, KVF_INSTRUCT_NOTIFY);
-    assert_bytes(notify->transfer_id, notify->transfer_id_bytes, "x");
+    assert_bytes(notify->transfer_id.data, notify->transfer_id.size, "x");
     assert_null(notify->groups);
     assert_int_equal(match(&f, 0, 0), 0);
     assert_false(allocate(&f, 10, 0));
@@ -91,7 +91,7 @@ static void a_request_in_the_queue_has_its_source_reserved_once(void **state) {
     add_loading(&f, there());
 
     const kvf_instruction *reserve = TAKE(&f, KVF_INSTRUCT_RESERVE);
-    assert_bytes(reserve->transfer_id, reserve->transfer_id_bytes, "x");
+    assert_bytes(reserve->transfer_id.data, reserve->transfer_id.size, "x");
     assert_int_equal(counts(&f).waiting, 1);
     assert_int_equal(match(&f, 0, 0), 10);
     TAKE_NOTHING(&f);
@@ -249,6 +249,25 @@ static void a_failed_load_goes_on_from_the_first_invalid_block(void **state) {
     done(&f);
 }
 
+static void a_failed_load_names_the_blocks_of_every_group(void **state) {
+    (void)state;
+    fixture f = schedule_of(hybrid(2));
+    const uint32_t states[] = {1};
+    const kvf_block_table tables[] = {TABLE, {states, 1, 0}};
+    const kvf_group_block all[] = {{0, 3}, {0, 5}, {0, 7}, {1, 1}};
+    kvf_transfer_params source = there();
+    source.tokens = 9;
+    uint64_t generation = add_loading(&f, source);
+    assert_ok(kvf_schedule_allocated(f.s, &R, tables, 2, 0, 9, 0, NULL));
+    TAKE(&f, KVF_INSTRUCT_PULL);
+
+    kvf_schedule_news news = failed(&f, generation, NULL, 0);
+
+    assert_int_equal(news.loaded[0].invalid_count, 4);
+    assert_memory_equal(news.loaded[0].invalid, all, sizeof all);
+    done(&f);
+}
+
 static void tokens_that_were_cached_here_survive_a_failed_load(void **state) {
     (void)state;
     fixture f = simple();
@@ -266,7 +285,7 @@ static void a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_na
     fixture f = simple();
     uint64_t generation = begin_load(&f, 0);
     const kvf_group_block bad = {0, 5};
-    kvf_request_key key = {"r", 1, generation};
+    kvf_request_key key = {{"r", 1}, generation};
 
     kvf_schedule_news news =
         update(&f, (kvf_aggregate){.received = &key,
@@ -323,8 +342,11 @@ static void reports_about_nobody_are_passed_over(void **state) {
     fixture f = simple();
     uint64_t generation = begin_load(&f, 0);
     static char long_id[5000];
-    const kvf_request_key strangers[] = {
-        {"q", 1, 1}, {"r", 1, generation + 1}, {"r\0", 2, 0}, {NULL, 0, 0}, {long_id, sizeof long_id, 0}};
+    const kvf_request_key strangers[] = {{{"q", 1}, 1},
+                                         {{"r", 1}, generation + 1},
+                                         {{"r\0", 2}, 0},
+                                         {{NULL, 0}, 0},
+                                         {{long_id, sizeof long_id}, 0}};
     kvf_aggregate aggregate = {.received = strangers,
                                .received_count = 5,
                                .sent = strangers,
@@ -389,7 +411,7 @@ static void aborted_in_flight_blocks_are_kept_until_the_workers_report(void **st
     assert_false(aborted(&f));
     const kvf_instruction *cancel = TAKE(&f, KVF_INSTRUCT_CANCEL);
     assert_int_equal(cancel->cancels, KVF_INSTRUCT_PULL);
-    assert_bytes(cancel->transfer_id, cancel->transfer_id_bytes, "x");
+    assert_bytes(cancel->transfer_id.data, cancel->transfer_id.size, "x");
     assert_int_equal(counts(&f).stopping, 1);
     assert_false(aborted(&f)); /* saying it again changes nothing */
     TAKE_NOTHING(&f);
@@ -398,7 +420,7 @@ static void aborted_in_flight_blocks_are_kept_until_the_workers_report(void **st
     assert_int_equal(news.loaded_count, 0);
     assert_int_equal(news.freed_count, 1);
     assert_true(news.freed[0].of_load);
-    assert_bytes(news.freed[0].request.data, news.freed[0].request.size, "r");
+    assert_bytes(news.freed[0].request.id.data, news.freed[0].request.id.size, "r");
     assert_int_equal(counts(&f).requests, 0);
     assert_fails(kvf_schedule_abort(f.s, &R, NULL), KVF_E_NOT_FOUND, "r");
     done(&f);
@@ -439,7 +461,7 @@ static void finished_while_loading_is_as_aborted(void **state) {
     kvf_schedule_end end = finish(&f, 0);
 
     assert_true(end.keep);
-    assert_false(end.has_params);
+    assert_false(end.params);
     TAKE(&f, KVF_INSTRUCT_CANCEL);
     assert_int_equal(received(&f, generation).freed_count, 1);
     done(&f);
@@ -572,12 +594,10 @@ static void a_source_that_is_kept_alive_does_not_expire(void **state) {
 static void add_named(const fixture *f, const char *id, const char *engine, const char *transfer) {
     kvf_schedule_request r = request();
     kvf_transfer_params source = there();
-    r.id = id;
-    r.id_bytes = strlen(id);
+    r.id = (kvf_request_id){id, strlen(id)};
     r.source = &source;
     source.engine = engine;
-    source.id = transfer;
-    source.id_bytes = strlen(transfer);
+    source.id = (kvf_request_id){transfer, strlen(transfer)};
     source.expiry_ns = 30 * S;
     assert_ok(kvf_schedule_add(f->s, &r, 0, NULL));
 }
@@ -595,8 +615,8 @@ static void an_engine_that_sends_signs_of_life_itself_gets_the_list(void **state
     assert_ok(kvf_schedule_heartbeats(f.s, 0, &beats, &count));
     assert_int_equal(count, 3);
     assert_string_equal(beats[0].engine, "a");
-    assert_bytes(beats[1].transfer_id, beats[1].transfer_id_bytes, "a:1");
-    assert_bytes(beats[2].transfer_id, beats[2].transfer_id_bytes, "x,y");
+    assert_bytes(beats[1].transfer_id.data, beats[1].transfer_id.size, "a:1");
+    assert_bytes(beats[2].transfer_id.data, beats[2].transfer_id.size, "x,y");
     assert_ok(kvf_schedule_heartbeats(f.s, 5 * S - 1, &beats, &count));
     assert_int_equal(count, 0);
 
@@ -623,6 +643,7 @@ int main(void) {
         cmocka_unit_test(a_state_needs_a_block),
         cmocka_unit_test(after_a_failure_with_states_nothing_of_the_load_counts),
         cmocka_unit_test(a_failed_load_goes_on_from_the_first_invalid_block),
+        cmocka_unit_test(a_failed_load_names_the_blocks_of_every_group),
         cmocka_unit_test(tokens_that_were_cached_here_survive_a_failed_load),
         cmocka_unit_test(a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named),
         cmocka_unit_test(invalid_blocks_count_also_before_the_load_is_over),

@@ -194,7 +194,7 @@ static void a_rank_may_hold_no_layers_and_no_memory(void **state) {
 
 static void a_cell_is_found_by_block_row_and_unit(void **state) {
     kvf_shard *shard = made(*state);
-    kvf_cell_location at;
+    kvf_cell_location at = {.struct_size = sizeof at};
 
     assert_ok(kvf_shard_locate(shard, 0, 1, 1, 2, 1, 1, &at));
 
@@ -208,7 +208,7 @@ static void units_are_counted_over_the_whole_model(void **state) {
     sample *s = *state;
     s->parts[0].units = s->parts[1].units = range(1, 2);
     kvf_shard *shard = made(s);
-    kvf_cell_location at;
+    kvf_cell_location at = {.struct_size = sizeof at};
 
     assert_ok(kvf_shard_locate(shard, 0, 0, 0, 0, 0, 1, &at));
 
@@ -224,7 +224,7 @@ static void a_logical_block_is_several_kernel_blocks(void **state) {
     s->group.kernel_blocks_per_block = 2;
     s->region_bytes[0] = s->region_bytes[1] = 384;
     kvf_shard *shard = made(s);
-    kvf_cell_location at;
+    kvf_cell_location at = {.struct_size = sizeof at};
 
     assert_ok(kvf_shard_locate(shard, 0, 0, 0, 1, 3, 0, &at));
 
@@ -237,7 +237,7 @@ static void the_rows_of_a_token_count_as_rows_of_its_block(void **state) {
     (void)state;
     kvf_model *model = state_model(1);
     kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 2}, .state = {.order = "L|BTNPH"}));
-    kvf_cell_location at;
+    kvf_cell_location at = {.struct_size = sizeof at};
 
     /* Step 2 of conv.C, channel 1, state 1: pages of 112 bytes, steps of 16, conv.C from byte 12 on. */
     assert_ok(kvf_shard_locate(kvf_engine_shard(engine, 0), 0, 0, 2, 1, 2, 1, &at));
@@ -250,7 +250,7 @@ static void the_rows_of_a_token_count_as_rows_of_its_block(void **state) {
 
 static void a_cell_outside_the_cache_is_not_found(void **state) {
     kvf_shard *shard = made(*state);
-    kvf_cell_location at = {.region = 7, .offset = 7, .bytes = 7};
+    kvf_cell_location at = {.struct_size = sizeof at, .region = 7, .offset = 7, .bytes = 7};
 
     assert_fails(kvf_shard_locate(shard, 0, 0, 0, 3, 0, 0, &at), KVF_E_RANGE, "block 3", "3 blocks");
     assert_fails(kvf_shard_locate(shard, 0, 0, 0, 0, 2, 0, &at), KVF_E_RANGE, "row 2", "2 rows");

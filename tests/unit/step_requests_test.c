@@ -14,21 +14,21 @@ static void a_step_lists_fresh_requests_before_cached_ones(void **state) {
     (void)state;
     const uint32_t ids[] = {4, 5};
     const kvf_block_table tables[] = {{ids, 2, 0}, {0}};
-    const kvf_step_request fresh[] = {{"n", 1, tables, 2, true}};
-    const kvf_step_request cached[] = {{"c", 1, NULL, 0, false}, {"d", 1, tables, 2, false}};
+    const kvf_step_request fresh[] = {{{"n", 1}, tables, 2, true}};
+    const kvf_step_request cached[] = {{{"c", 1}, NULL, 0, false}, {{"d", 1}, tables, 2, false}};
     const kvf_request_id resumed[] = {{"zz", 2}, {"d", 1}, {"n", 1}};
     kvf_step step = {fresh, 1, cached, 2, resumed, 3};
     kvf_step_request items[3];
 
     assert_int_equal(kvf_step_requests(&step, items), KVF_OK);
 
-    assert_memory_equal(items[0].id, "n", 1);
+    assert_memory_equal(items[0].id.data, "n", 1);
     assert_false(items[0].resumed);
     assert_ptr_equal(items[0].groups, tables);
-    assert_memory_equal(items[1].id, "c", 1);
+    assert_memory_equal(items[1].id.data, "c", 1);
     assert_null(items[1].groups);
     assert_false(items[1].resumed);
-    assert_memory_equal(items[2].id, "d", 1);
+    assert_memory_equal(items[2].id.data, "d", 1);
     assert_true(items[2].resumed);
 }
 

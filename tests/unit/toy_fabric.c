@@ -218,7 +218,7 @@ static kvf_status toy_progress(void *at, bool *busy) {
     return KVF_OK;
 }
 
-static const kvf_fabric toy = {
+const kvf_fabric toy_fabric = {
     .kind = {.name = "toy",
              .reach = KVF_REACH_PROCESS,
              .memory_kinds = 1u << KVF_MEMORY_HOST,
@@ -239,11 +239,3 @@ static const kvf_fabric toy = {
     .event_fd = toy_event_fd,
     .close = toy_close,
 };
-
-static const kvf_fabric *in_front(const char *kind) {
-    return kind && strcmp(kind, "toy") == 0 ? &toy : NULL;
-}
-
-void toy_install(void) {
-    kvf_fabric_in_front = in_front;
-}

@@ -5,7 +5,9 @@
 #ifndef TOY_FABRIC_H
 #define TOY_FABRIC_H
 
-/** From now on kvf_transport_open("toy") opens endpoints of the toy fabric. */
-void toy_install(void);
+#include "transport/transport.h"
+
+/** For kvf_transport_open_over(). */
+extern const kvf_fabric toy_fabric;
 
 #endif

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "transport_pair.h"
+#include "transport_ways.h"
 
 #define RUNS_MAX 4096
 
@@ -701,15 +702,8 @@ static void a_region_is_not_taken_from_operations_that_use_it(void **state) {
     pair_close(pair);
 }
 
-typedef struct named {
-    const char *name;
-    CMUnitTestFunction run;
-} named;
-#define NAMED(function)                                                                                      \
-    { #function, function }
-
 int main(void) {
-    static const named tests[] = {
+    static const way_test tests[] = {
         NAMED(a_read_moves_exactly_the_bytes_of_its_runs),
         NAMED(a_write_moves_exactly_the_bytes_of_its_runs),
         NAMED(a_run_longer_than_any_slice_moves_whole),
@@ -737,21 +731,7 @@ int main(void) {
         NAMED(a_region_that_moves_is_met_by_a_new_card_and_old_cards_are_refused),
         NAMED(a_region_is_not_taken_from_operations_that_use_it),
     };
-    enum { TESTS = sizeof tests / sizeof *tests };
-    uint32_t variants = transport_variant_count();
-    struct CMUnitTest *all = calloc((size_t)TESTS * variants, sizeof *all);
-    char(*names)[200] = calloc((size_t)TESTS * variants, sizeof *names);
-    if (!all || !names)
-        return 1;
-    for (uint32_t i = 0; i < TESTS * variants; i++) {
-        pair_kind *kind = &transport_variants[i % variants];
-        char variant[96];
-        transport_variant_name(kind, variant, sizeof variant);
-        (void)snprintf(names[i], sizeof names[i], "%s (%s)", tests[i / variants].name, variant);
-        all[i] = (struct CMUnitTest){names[i], tests[i / variants].run, NULL, NULL, kind};
-    }
-    int failed = _cmocka_run_group_tests("transport_conformance", all, (size_t)TESTS * variants, NULL, NULL);
-    free(names);
-    free(all);
-    return failed;
+    test_way ways[MAX_WAYS];
+    return run_every_way("transport_conformance", tests, sizeof tests / sizeof *tests, ways,
+                         ways_of_pairs(transport_variants, transport_variant_count(), ways), NULL, 0);
 }

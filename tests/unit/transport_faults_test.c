@@ -2,45 +2,24 @@
  * Transfers over a faulty transport in front of real ones: whatever happens, they end, well with the right
  * bytes or with an error, and once they have ended nothing is written any more.
  */
-#include "cells.h"
-
-#include <poll.h>
-#include <stdio.h>
-
 #include <kvferry/transport.h>
 
+#include "cell_ends.h"
 #include "faulty_fabric.h"
+#include "transport_ways.h"
 
 #define TOKENS 400u
 #define SOURCES 2u
-
-typedef struct endpoint {
-    cell_rank cells;
-    kvf_transport *transport;
-} endpoint;
 
 /* One rank of D, all of P's. */
 typedef struct world {
     pair engines;
     cell_sequence d_sequence, p_sequence;
-    endpoint d, p[SOURCES];
+    cell_end d, p[SOURCES];
     kvf_plan *plan;
     kvf_request *request;
     cell_rank before, wanted; /* what D's memory was, and shall be */
 } world;
-
-static void *allocate(void *context, uint64_t bytes) {
-    void *memory = NULL;
-    assert_ok(kvf_transport_allocate(context, KVF_MEMORY_HOST, 0, bytes, &memory));
-    return memory;
-}
-
-static void endpoint_open(endpoint *e, const kvf_shard *shard, const cell_sequence *sequence,
-                          const char *kind) {
-    assert_ok(kvf_transport_open(kind, NULL, &e->transport));
-    rank_open(&e->cells, shard, sequence, allocate, e->transport);
-    assert_ok(kvf_transport_register(e->transport, e->cells.regions, e->cells.region_count));
-}
 
 static world *world_open(const char *kind) {
     world *w = calloc(1, sizeof *w);
@@ -50,9 +29,9 @@ static world *world_open(const char *kind) {
                          ENGINE(.tp_size = SOURCES, .all = {.block_count = 60, .tokens_per_block = 16}));
     sequence_open(&w->d_sequence, kvf_engine_shard(w->engines.local, 0), TOKENS, 1);
     sequence_open(&w->p_sequence, kvf_engine_shard(w->engines.remote, 0), TOKENS, 2);
-    endpoint_open(&w->d, kvf_engine_shard(w->engines.local, 0), &w->d_sequence, kind);
+    end_open(&w->d, faulty_fabric(kind), kind, kvf_engine_shard(w->engines.local, 0), &w->d_sequence);
     for (uint32_t i = 0; i < SOURCES; i++) {
-        endpoint_open(&w->p[i], kvf_engine_shard(w->engines.remote, i), &w->p_sequence, kind);
+        end_open(&w->p[i], faulty_fabric(kind), kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence);
         rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), 5);
     }
     rank_copy(&w->before, &w->d.cells);
@@ -66,12 +45,9 @@ static world *world_open(const char *kind) {
 }
 
 static void world_close(world *w) {
-    for (uint32_t i = 0; i < SOURCES; i++) {
-        rank_close(&w->p[i].cells);
-        kvf_transport_close(w->p[i].transport);
-    }
-    rank_close(&w->d.cells);
-    kvf_transport_close(w->d.transport);
+    for (uint32_t i = 0; i < SOURCES; i++)
+        end_close(&w->p[i]);
+    end_close(&w->d);
     rank_close(&w->before);
     rank_close(&w->wanted);
     kvf_request_free(w->request);
@@ -83,15 +59,8 @@ static void world_close(world *w) {
 }
 
 static bool step(const world *w, int timeout_ms) {
-    const endpoint *ends[] = {&w->d, &w->p[0], &w->p[1]};
-    struct pollfd fds[COUNT_OF(ends)];
-    for (size_t i = 0; i < COUNT_OF(ends); i++)
-        fds[i] = (struct pollfd){kvf_transport_event_fd(ends[i]->transport), POLLIN, 0};
-    bool worked = poll(fds, COUNT_OF(ends), timeout_ms) > 0;
-    for (size_t i = 0; i < COUNT_OF(ends); i++)
-        if (fds[i].revents)
-            assert_ok(kvf_transport_progress(ends[i]->transport, NULL));
-    return worked;
+    const cell_end *ends[] = {&w->d, &w->p[0], &w->p[1]};
+    return ends_work(ends, COUNT_OF(ends), timeout_ms);
 }
 
 /* ---- one try --------------------------------------------------------------------------------- */
@@ -104,18 +73,11 @@ typedef struct attempt {
     kvf_status status;
 } attempt;
 
-static kvf_status connect_to(const endpoint *from, const endpoint *to, kvf_peer **out) {
-    const void *card;
-    size_t bytes;
-    assert_ok(kvf_transport_export(to->transport, &card, &bytes));
-    return kvf_transport_connect(from->transport, card, bytes, out);
-}
-
 static void attempt_start(attempt *a, const world *w, bool push) {
     *a = (attempt){0};
     for (uint32_t i = 0; i < SOURCES && !a->status; i++) {
-        const endpoint *p = &w->p[kvf_plan_source_rank(w->plan, i)];
-        a->status = connect_to(push ? p : &w->d, push ? &w->d : p, &a->peers[i]);
+        const cell_end *p = &w->p[kvf_plan_source_rank(w->plan, i)];
+        a->status = end_connect(push ? p : &w->d, push ? &w->d : p, &a->peers[i]);
         if (!a->status && push)
             a->status = kvf_transfer_push(w->request, i, a->peers[i], &a->transfers[i]);
     }
@@ -127,7 +89,7 @@ static void attempt_start(attempt *a, const world *w, bool push) {
 
 static bool attempt_moves(const attempt *a) {
     for (uint32_t i = 0; i < SOURCES; i++)
-        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_E_AGAIN)
+        if (a->transfers[i] && kvf_transfer_status(a->transfers[i]) == KVF_IN_PROGRESS)
             return true;
     return false;
 }
@@ -300,7 +262,7 @@ static void notifications_come_through_when_tried_again(void **state) {
     faulty_install(&options);
     world *w = world_open(*state);
     kvf_peer *peer = NULL;
-    assert_ok(connect_to(&w->d, &w->p[0], &peer));
+    assert_ok(end_connect(&w->d, &w->p[0], &peer));
     for (int i = 0; i < 20; i++) {
         kvf_status status;
         while ((status = kvf_transport_notify(peer, "done", 5)) == KVF_E_AGAIN)
@@ -327,43 +289,14 @@ static void nothing_is_faulty_once_it_is_removed(void **state) {
     world_close(w);
 }
 
-static int remove_faults(void **state) {
-    (void)state;
-    faulty_remove();
-    return 0;
-}
-
-static bool has_kind(const char *kind) {
-    for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
-        if (strcmp(kvf_transport_kind_name(i), kind) == 0)
-            return true;
-    return false;
-}
-
 int main(void) {
-    typedef struct named {
-        const char *name;
-        CMUnitTestFunction run;
-    } named;
-#define NAMED(test)                                                                                          \
-    { #test, test }
-    static const named tests[] = {
+    static const way_test tests[] = {
         NAMED(every_transfer_ends_well_or_with_an_error),
         NAMED(each_fault_has_its_own_end),
         NAMED(a_cancel_that_comes_too_late_finds_everything_there),
         NAMED(notifications_come_through_when_tried_again),
         NAMED(nothing_is_faulty_once_it_is_removed),
     };
-    static const char *const kinds[] = {"inproc", "shm", "ucx"};
-    static struct CMUnitTest all[COUNT_OF(tests) * COUNT_OF(kinds)];
-    static char names[COUNT_OF(all)][128];
-    size_t count = 0;
-    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
-        for (size_t i = 0; i < COUNT_OF(tests) && has_kind(kinds[k]); i++, count++) {
-            (void)snprintf(names[count], sizeof names[count], "%s (%s)", tests[i].name, kinds[k]);
-            all[count] = (struct CMUnitTest){names[count], tests[i].run, NULL, remove_faults,
-                                             (void *)(uintptr_t)kinds[k]};
-        }
-    }
-    return _cmocka_run_group_tests("transport_faults", all, count, NULL, NULL);
+    test_way ways[MAX_WAYS];
+    return run_every_way("transport_faults", tests, COUNT_OF(tests), ways, ways_of_kinds(ways), NULL, 0);
 }

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "transport_pair.h"
+#include "transport_ways.h"
 
 #define OWNER_SEED 1u
 #define WRITER_SEED 2u
@@ -504,13 +505,7 @@ static void whoever_has_several_ways_is_fenced_in_the_one_it_took(void **state) 
 }
 
 int main(void) {
-    typedef struct named {
-        const char *name;
-        CMUnitTestFunction run;
-    } named;
-#define NAMED(test)                                                                                          \
-    { #test, test }
-    static const named tests[] = {
+    static const way_test tests[] = {
         NAMED(a_writer_that_is_shut_out_writes_nothing_more),
         NAMED(a_writer_that_was_not_let_in_yet_stays_out),
         NAMED(a_writer_that_is_shut_out_cannot_connect_until_it_is_admitted),
@@ -520,24 +515,14 @@ int main(void) {
         NAMED(a_writer_in_another_thread_is_out),
         NAMED(what_is_no_card_is_refused),
     };
-    enum { TESTS = COUNT_OF(tests) * COUNT_OF(kinds) };
-    static struct CMUnitTest all[TESTS + 5];
-    static char names[TESTS][160];
-    for (size_t i = 0; i < TESTS; i++) {
-        const pair_kind *kind = &kinds[i % COUNT_OF(kinds)];
-        const named *test = &tests[i / COUNT_OF(kinds)];
-        (void)snprintf(names[i], sizeof names[i], "%s (%s, memory %s%s)", test->name, kind->kind,
-                       kind->allocated[0] ? "allocated" : "brought",
-                       kind->setting.key ? ", no direct reading" : "");
-        all[i] = (struct CMUnitTest){names[i], test->run, NULL, NULL, (void *)(uintptr_t)kind};
-    }
-    size_t count = TESTS;
-    all[count++] =
-        (struct CMUnitTest)cmocka_unit_test(a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on);
-    all[count++] = (struct CMUnitTest)cmocka_unit_test(a_writer_killed_in_the_middle_is_out);
-    all[count++] =
-        (struct CMUnitTest)cmocka_unit_test(an_owner_may_close_while_a_writer_is_stopped_in_the_middle);
-    all[count++] = (struct CMUnitTest)cmocka_unit_test(who_may_write_by_other_ways_cannot_be_fenced);
-    all[count++] = (struct CMUnitTest)cmocka_unit_test(whoever_has_several_ways_is_fenced_in_the_one_it_took);
-    return _cmocka_run_group_tests("transport_fence", all, count, NULL, NULL);
+    const struct CMUnitTest more[] = {
+        cmocka_unit_test(a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on),
+        cmocka_unit_test(a_writer_killed_in_the_middle_is_out),
+        cmocka_unit_test(an_owner_may_close_while_a_writer_is_stopped_in_the_middle),
+        cmocka_unit_test(who_may_write_by_other_ways_cannot_be_fenced),
+        cmocka_unit_test(whoever_has_several_ways_is_fenced_in_the_one_it_took),
+    };
+    test_way ways[MAX_WAYS];
+    return run_every_way("transport_fence", tests, COUNT_OF(tests), ways,
+                         ways_of_pairs(kinds, COUNT_OF(kinds), ways), more, COUNT_OF(more));
 }

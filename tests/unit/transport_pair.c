@@ -39,7 +39,6 @@ static bool is_here(const char *kind) {
 
 uint32_t transport_variant_count(void) {
     uint32_t count = 0;
-    toy_install();
     (void)setenv("UCX_NET_DEVICES", "lo", 1); /* tests stay on this machine */
     for (size_t i = 0; i < sizeof transport_variants / sizeof *transport_variants; i++)
         if (is_here(transport_variants[i].kind))
@@ -105,7 +104,8 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
     memset(side, 0, sizeof *side);
     (void)snprintf(side->name, sizeof side->name, "side %u", seed);
     options.name = side->name;
-    assert_int_equal(kvf_transport_open(kind->kind, &options, &side->transport), KVF_OK);
+    const kvf_fabric *over = strcmp(kind->kind, "toy") == 0 ? &toy_fabric : NULL;
+    assert_int_equal(kvf_transport_open_over(over, kind->kind, &options, &side->transport), KVF_OK);
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
         void *memory = NULL;
         if (kind->allocated[i % 2])

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "transport_pair.h"
+#include "transport_ways.h"
 
 #define RUNS_MAX 4096
 #define BIG (5u << 20)
@@ -28,7 +29,6 @@ static const pair_kind kinds[] = {
     {"shm", {true, false}, "shm", {"shm.direct", "off"}},
     {"auto", {true, false}, "shm", {0}},
 };
-#define KINDS (sizeof kinds / sizeof *kinds)
 
 typedef struct test_child {
     pid_t pid;
@@ -408,15 +408,8 @@ static void a_process_of_another_user_is_refused(void **state) {
     side_close(&owner);
 }
 
-typedef struct named {
-    const char *name;
-    CMUnitTestFunction run;
-} named;
-#define NAMED(function)                                                                                      \
-    { #function, function }
-
 int main(void) {
-    static const named tests[] = {
+    static const way_test tests[] = {
         NAMED(another_process_is_read_byte_for_byte),
         NAMED(another_process_is_written_and_then_told),
         NAMED(a_killed_owner_is_lost_and_other_owners_are_not),
@@ -426,16 +419,7 @@ int main(void) {
         NAMED(a_killed_consumer_leaves_its_owner_serving_others),
         NAMED(a_process_of_another_user_is_refused),
     };
-    enum { TESTS = sizeof tests / sizeof *tests };
-    static struct CMUnitTest all[TESTS * KINDS];
-    static char names[TESTS * KINDS][160];
-    for (size_t i = 0; i < TESTS * KINDS; i++) {
-        const pair_kind *kind = &kinds[i % KINDS];
-        (void)snprintf(names[i], sizeof names[i], "%s (%s, memory %s%s%s)", tests[i / KINDS].name, kind->kind,
-                       kind->allocated[0] ? "allocated" : "brought",
-                       kind->allocated[0] == kind->allocated[1] ? "" : " and brought",
-                       kind->setting.key ? ", no direct reading" : "");
-        all[i] = (struct CMUnitTest){names[i], tests[i / KINDS].run, NULL, NULL, (void *)kind};
-    }
-    return cmocka_run_group_tests(all, NULL, NULL);
+    test_way ways[MAX_WAYS];
+    return run_every_way("transport_process", tests, sizeof tests / sizeof *tests, ways,
+                         ways_of_pairs(kinds, sizeof kinds / sizeof *kinds, ways), NULL, 0);
 }

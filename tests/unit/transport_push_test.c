@@ -2,47 +2,20 @@
  * Producers that write: each rank of P pushes its part of the plan of a rank of D, with its own endpoint, and
  * an oracle that knows no plans says what D's memory must be.
  */
-#include "cells.h"
-
-#include <poll.h>
-#include <stdio.h>
-
 #include <kvferry/transport.h>
+
+#include "cell_ends.h"
+#include "transport_ways.h"
 
 #define TOKENS 700u
 #define RANKS_MAX 4u
 
-/* A rank with an endpoint. */
-typedef struct endpoint {
-    cell_rank cells;
-    kvf_transport *transport;
-} endpoint;
-
 typedef struct world {
     pair engines; /* local: D; remote: P */
     cell_sequence d_sequence, p_sequence;
-    endpoint d[RANKS_MAX], p[RANKS_MAX];
+    cell_end d[RANKS_MAX], p[RANKS_MAX];
     uint32_t d_count, p_count;
 } world;
-
-static void *allocate(void *context, uint64_t bytes) {
-    void *memory = NULL;
-    assert_ok(kvf_transport_allocate(context, KVF_MEMORY_HOST, 0, bytes, &memory));
-    return memory;
-}
-
-static void endpoint_open(endpoint *e, const kvf_shard *shard, const cell_sequence *sequence,
-                          const char *kind) {
-    assert_ok(kvf_transport_open(kind, NULL, &e->transport));
-    rank_open(&e->cells, shard, sequence, allocate, e->transport);
-    assert_ok(kvf_transport_register(e->transport, e->cells.regions, e->cells.region_count));
-}
-
-static void endpoint_close(endpoint *e) {
-    rank_close(&e->cells);
-    kvf_transport_close(e->transport);
-    e->transport = NULL;
-}
 
 static world *world_open(const char *kind, uint32_t heads, const kvf_engine_spec *d,
                          const kvf_engine_spec *p) {
@@ -55,9 +28,9 @@ static world *world_open(const char *kind, uint32_t heads, const kvf_engine_spec
     sequence_open(&w->d_sequence, kvf_engine_shard(w->engines.local, 0), TOKENS, 1);
     sequence_open(&w->p_sequence, kvf_engine_shard(w->engines.remote, 0), TOKENS, 2);
     for (uint32_t i = 0; i < w->d_count; i++)
-        endpoint_open(&w->d[i], kvf_engine_shard(w->engines.local, i), &w->d_sequence, kind);
+        end_open(&w->d[i], NULL, kind, kvf_engine_shard(w->engines.local, i), &w->d_sequence);
     for (uint32_t i = 0; i < w->p_count; i++) {
-        endpoint_open(&w->p[i], kvf_engine_shard(w->engines.remote, i), &w->p_sequence, kind);
+        end_open(&w->p[i], NULL, kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence);
         rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), 5);
     }
     return w;
@@ -65,46 +38,34 @@ static world *world_open(const char *kind, uint32_t heads, const kvf_engine_spec
 
 static void world_close(world *w) {
     for (uint32_t i = 0; i < w->p_count; i++)
-        endpoint_close(&w->p[i]);
+        end_close(&w->p[i]);
     for (uint32_t i = 0; i < w->d_count; i++)
-        endpoint_close(&w->d[i]);
+        end_close(&w->d[i]);
     sequence_close(&w->d_sequence);
     sequence_close(&w->p_sequence);
     free_pair(&w->engines);
     free(w);
 }
 
-static kvf_peer *connect_to(const endpoint *from, const endpoint *to) {
-    const void *card;
-    size_t bytes;
+static kvf_peer *connect_to(const cell_end *from, const cell_end *to) {
     kvf_peer *peer = NULL;
-    assert_ok(kvf_transport_export(to->transport, &card, &bytes));
-    assert_ok(kvf_transport_connect(from->transport, card, bytes, &peer));
+    assert_ok(end_connect(from, to, &peer));
     return peer;
 }
 
-/* Everybody works, who has an endpoint and something to do; false when nobody had within `timeout_ms`. */
 static bool step(const world *w, int timeout_ms) {
-    struct pollfd fds[2 * RANKS_MAX];
-    const endpoint *ends[2 * RANKS_MAX];
-    nfds_t count = 0;
-    for (uint32_t i = 0; i < w->d_count + w->p_count; i++) {
-        const endpoint *e = i < w->d_count ? &w->d[i] : &w->p[i - w->d_count];
-        if (e->transport) {
-            ends[count] = e;
-            fds[count++] = (struct pollfd){kvf_transport_event_fd(e->transport), POLLIN, 0};
-        }
-    }
-    bool worked = poll(fds, count, timeout_ms) > 0;
-    for (nfds_t i = 0; i < count; i++)
-        if (fds[i].revents)
-            assert_ok(kvf_transport_progress(ends[i]->transport, NULL));
-    return worked;
+    const cell_end *ends[2 * RANKS_MAX];
+    size_t count = 0;
+    for (uint32_t i = 0; i < w->d_count; i++)
+        ends[count++] = &w->d[i];
+    for (uint32_t i = 0; i < w->p_count; i++)
+        ends[count++] = &w->p[i];
+    return ends_work(ends, count, timeout_ms);
 }
 
 static kvf_status finish(const world *w, const kvf_transfer *transfer) {
     kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_E_AGAIN)
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
         assert_true(step(w, 60000));
     return status;
 }
@@ -255,7 +216,7 @@ static void a_peer_of_another_shape_than_the_plan_is_refused(void **state) {
     filling f = filling_of(w, 0, range(0, 0)); /* of a rank that has all heads */
     static unsigned char small[64];
     kvf_memory region = {sizeof(kvf_memory), small, sizeof small, KVF_MEMORY_HOST, 0};
-    endpoint liar = {0};
+    cell_end liar = {0};
     assert_ok(kvf_transport_open(*state, NULL, &liar.transport));
     assert_ok(kvf_transport_register(liar.transport, &region, 1));
     kvf_transfer *transfer = NULL;
@@ -323,7 +284,7 @@ static void after_a_cancelled_push_nothing_is_written(void **state) {
         world *w = world_open(*state, 8, &decodes[2], &prefill);
         filling f = filling_of(w, 0, range(0, 0));
         kvf_transfer *transfer = push(&f, 0, connect_to(&w->p[0], &w->d[0]));
-        for (int i = 0; i < steps && kvf_transfer_status(transfer) == KVF_E_AGAIN; i++)
+        for (int i = 0; i < steps && kvf_transfer_status(transfer) == KVF_IN_PROGRESS; i++)
             assert_true(step(w, 60000));
         kvf_transfer_cancel(transfer);
         kvf_status status = finish(w, transfer);
@@ -345,9 +306,9 @@ static void a_push_to_a_peer_that_closes_fails(void **state) {
         kvf_transfer *transfer = push(&f, 0, peer);
         for (int i = 0; i < steps; i++)
             assert_true(step(w, 60000));
-        bool moving = kvf_transfer_status(transfer) == KVF_E_AGAIN;
+        bool moving = kvf_transfer_status(transfer) == KVF_IN_PROGRESS;
         assert_true(moving || steps > 0);
-        endpoint_close(&w->d[0]);
+        end_close(&w->d[0]);
         if (moving) {
             kvf_transfer *again = NULL;
             assert_int_equal(finish(w, transfer), KVF_E_PEER_LOST);
@@ -365,7 +326,7 @@ static void one_producer_lost_does_not_stop_another(void **state) {
     filling f = filling_of(w, 0, range(0, 0));
     kvf_transfer *lost = push(&f, 0, connect_to(&w->p[0], &w->d[0]));
     kvf_transfer *kept = push(&f, 1, connect_to(&w->p[1], &w->d[0]));
-    endpoint_close(&w->p[0]); /* ends what it was doing */
+    end_close(&w->p[0]); /* ends what it was doing */
     assert_int_equal(kvf_transfer_status(lost), KVF_E_CANCELLED);
     assert_int_equal(finish(w, kept), KVF_OK);
     kvf_transfer_free(lost);
@@ -374,21 +335,8 @@ static void one_producer_lost_does_not_stop_another(void **state) {
     world_close(w);
 }
 
-static bool has_kind(const char *kind) {
-    for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
-        if (strcmp(kvf_transport_kind_name(i), kind) == 0)
-            return true;
-    return false;
-}
-
 int main(void) {
-    typedef struct named {
-        const char *name;
-        CMUnitTestFunction run;
-    } named;
-#define NAMED(test)                                                                                          \
-    { #test, test }
-    static const named tests[] = {
+    static const way_test tests[] = {
         NAMED(producers_fill_every_cell_and_no_other_byte),
         NAMED(producers_push_the_tokens_each_rank_keeps),
         NAMED(producers_push_layer_by_layer),
@@ -401,16 +349,6 @@ int main(void) {
         NAMED(a_push_to_a_peer_that_closes_fails),
         NAMED(one_producer_lost_does_not_stop_another),
     };
-    static const char *const kinds[] = {"inproc", "shm", "ucx"};
-    static struct CMUnitTest all[COUNT_OF(tests) * COUNT_OF(kinds)];
-    static char names[COUNT_OF(all)][128];
-    size_t count = 0;
-    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
-        for (size_t i = 0; i < COUNT_OF(tests) && has_kind(kinds[k]); i++, count++) {
-            (void)snprintf(names[count], sizeof names[count], "%s (%s)", tests[i].name, kinds[k]);
-            all[count] =
-                (struct CMUnitTest){names[count], tests[i].run, NULL, NULL, (void *)(uintptr_t)kinds[k]};
-        }
-    }
-    return _cmocka_run_group_tests("transport_push", all, count, NULL, NULL);
+    test_way ways[MAX_WAYS];
+    return run_every_way("transport_push", tests, COUNT_OF(tests), ways, ways_of_kinds(ways), NULL, 0);
 }

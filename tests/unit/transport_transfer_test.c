@@ -71,7 +71,7 @@ static void each_cell(const test_rank *rank, uint32_t block, uint32_t seed, bool
         for (uint32_t part = 0; part < 2; part++)
             for (uint64_t token = 0; token < TOKENS; token++)
                 for (uint32_t head = heads.begin; head < heads.end; head++) {
-                    kvf_cell_location at;
+                    kvf_cell_location at = {.struct_size = sizeof at};
                     assert_int_equal(kvf_shard_locate(rank->shard, 0, layer, part, block_of(token, block),
                                                       (uint32_t)(token % block), head, &at),
                                      KVF_OK);
@@ -126,13 +126,16 @@ static void make_engines(test_world *world) {
     const kvf_model_desc model = {
         .struct_size = sizeof model, .layer_count = LAYERS, .groups = &group, .group_count = 1};
     assert_int_equal(kvf_model_create(&model, &world->model), KVF_OK);
-    kvf_engine_spec spec = {
-        .struct_size = sizeof spec,
-        .tp_size = 1,
-        .all = {LOCAL_BLOCK, 1, (TOKENS + LOCAL_BLOCK - 1) / LOCAL_BLOCK, "L|BPHN", 0, 0}};
+    kvf_engine_spec spec = {.struct_size = sizeof spec,
+                            .tp_size = 1,
+                            .all = {.tokens_per_block = LOCAL_BLOCK,
+                                    .block_count = (TOKENS + LOCAL_BLOCK - 1) / LOCAL_BLOCK,
+                                    .order = "L|BPHN"}};
     assert_int_equal(kvf_engine_build(world->model, &spec, &world->local), KVF_OK);
     spec.tp_size = SOURCES;
-    spec.all = (kvf_group_spec){REMOTE_BLOCK, 1, (TOKENS + REMOTE_BLOCK - 1) / REMOTE_BLOCK, "LP|BNH", 0, 0};
+    spec.all = (kvf_group_spec){.tokens_per_block = REMOTE_BLOCK,
+                                .block_count = (TOKENS + REMOTE_BLOCK - 1) / REMOTE_BLOCK,
+                                .order = "LP|BNH"};
     assert_int_equal(kvf_engine_build(world->model, &spec, &world->remote), KVF_OK);
     assert_int_equal(kvf_plan_build(kvf_engine_shard(world->local, 0), world->remote, NULL, &world->plan),
                      KVF_OK);
@@ -193,7 +196,7 @@ static void step(const test_world *world) {
 
 static kvf_status finish(const test_world *world, const kvf_transfer *transfer) {
     kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_E_AGAIN)
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
         step(world);
     return status;
 }
@@ -209,7 +212,7 @@ static kvf_transfer *start(const test_world *world, kvf_direction direction) {
 static void a_read_brings_every_cell_from_its_ranks(void **state) {
     test_world *world = world_open(*state);
     kvf_transfer *transfer = start(world, KVF_READ);
-    assert_int_equal(kvf_transfer_status(transfer), KVF_E_AGAIN);
+    assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
     assert_int_equal(finish(world, transfer), KVF_OK);
     each_cell(&world->here, LOCAL_BLOCK, 1, true);
     uint64_t bytes, runs, wanted = 0;
@@ -304,7 +307,7 @@ static void the_loss_of_one_source_fails_the_transfer_once_all_is_quiet(void **s
     kvf_transport_close(world->there[1].transport);
     world->there[1].transport = NULL;
     kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_E_AGAIN) {
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS) {
         assert_int_equal(kvf_transport_progress(world->here.transport, NULL), KVF_OK);
         assert_int_equal(kvf_transport_progress(world->there[0].transport, NULL), KVF_OK);
     }

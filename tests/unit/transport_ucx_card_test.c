@@ -9,8 +9,6 @@
 
 #include "transport/transport.h"
 
-#ifdef KVF_HAVE_UCX
-
 #include "transport/ucx/ucx.h"
 
 static void reseal(unsigned char *card, size_t bytes) {
@@ -115,18 +113,3 @@ int main(void) {
     };
     return cmocka_run_group_tests_name("transport_ucx_card", tests, NULL, NULL);
 }
-
-#else
-
-static void this_build_has_no_ucx(void **state) {
-    (void)state;
-    print_message("this build has no UCX: nothing to test\n");
-    skip();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(this_build_has_no_ucx)};
-    return cmocka_run_group_tests_name("transport_ucx_card", tests, NULL, NULL);
-}
-
-#endif

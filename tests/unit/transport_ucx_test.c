@@ -15,21 +15,18 @@
 
 #include <cmocka.h>
 
-#include "transport/transport.h"
-
-#ifdef KVF_HAVE_UCX
+#include "transport/front.h"
+#include "transport/ucx/ucx.h"
+#include "transport_ways.h"
+#include "ucx_pair.h"
 
 extern const kvf_fabric kvf_fabric_ucx;
 
-#include "transport/front.h"
-#include "transport/ucx/ucx.h"
-#include "ucx_pair.h"
-
-static const route tcp_way = {"tcp,self", false};
-static const route posix_way = {"posix,self", true};
-static const route sysv_way = {"sysv,self", true};
-static const route brought_way = {"posix,cma,self", false};
-static const route mixed_way = {"posix,sysv,cma,tcp,self", true};
+/* What the conformance suite runs within one process is not repeated here. */
+static const pair_kind tcp_way = {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}};
+static const pair_kind posix_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}};
+static const pair_kind sysv_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}};
+static const pair_kind brought_way = {"ucx", {false, false}, "ucx", {"ucx.tls", "posix,cma,self"}};
 
 /* ---- targets --------------------------------------------------------------------------------- */
 
@@ -83,30 +80,6 @@ static void thousands_of_runs_go_with_only_as_many_in_flight_as_allowed(void **s
     run_both(*state, serving_target, many_runs_actor, false);
 }
 
-static void long_target(process *side) {
-    side->region_bytes = LONG_BYTES;
-    serving_target(side);
-}
-
-static void long_actor(process *side) {
-    const kvf_run runs[2] = {
-        {.local_offset = 3, .remote_region = 1, .remote_offset = 5, .bytes = LONG_BYTES - 5},
-        {.local_region = 2, .bytes = LONG_BYTES}};
-    side->region_bytes = LONG_BYTES;
-    open_side(side, 2, 2);
-    connect_side(side);
-    submit(side, KVF_READ, runs, 2, NULL);
-    await_end(side, 1);
-    CHECK(side->ended == KVF_OK);
-    CHECK(is_exact(side, runs, 2, true, 1, 2));
-    say(side, 'x');
-    close_side(side);
-}
-
-static void a_run_of_many_megabytes_is_read_byte_for_byte(void **state) {
-    run_both(*state, long_target, long_actor, false);
-}
-
 /* The runs of every write: both processes make the same. */
 static size_t write_runs(kvf_run *runs, uint32_t number) {
     return make_runs(runs, 200, 4000, 521288629u + number);
@@ -151,105 +124,6 @@ static void a_notification_after_a_write_finds_every_byte_written(void **state) 
     run_both(*state, checking_target, writing_actor, false);
 }
 
-/* ---- notifications --------------------------------------------------------------------------- */
-
-static void late_target(process *side) {
-    open_side(side, 0, 1);
-    send_card(side);
-    hear(side, 'f'); /* until then nothing is drained */
-    while (side->notes < 600)
-        progress(side);
-    CHECK(side->notes_in_order);
-    say(side, 'n');
-    serve_until_told(side);
-    close_side(side);
-}
-
-static void flooding_actor(process *side) {
-    open_side(side, 0, 2);
-    connect_side(side);
-    unsigned char data[4096];
-    uint32_t sent = 0;
-    kvf_status status = KVF_OK;
-    for (; sent < 600; sent++) {
-        memcpy(data, &sent, sizeof sent);
-        size_t bytes = 4 + sent * 7 % 4093;
-        for (size_t i = sizeof sent; i < bytes; i++)
-            data[i] = byte_of(sent, 0, i);
-        status = kvf_transport_notify(side->peer, data, bytes);
-        if (status)
-            break;
-    }
-    /* Nobody drains, and there is no room for all of them. */
-    CHECK(status == KVF_E_AGAIN);
-    say(side, 'f');
-    for (; sent < 600; sent++)
-        notify(side, sent, 4 + sent * 7 % 4093);
-    char word = 0;
-    while (recv(side->line, &word, 1, MSG_DONTWAIT) < 0)
-        progress(side);
-    CHECK(word == 'n');
-    say(side, 'x');
-    close_side(side);
-}
-
-static void notifications_arrive_whole_and_in_order_and_wait_for_a_peer_that_does_not_drain(void **state) {
-    run_both(*state, late_target, flooding_actor, false);
-}
-
-static void last_words_target(process *side) {
-    open_side(side, 0, 1);
-    send_card(side);
-    while (side->notes < 3)
-        progress(side);
-    CHECK(side->notes_in_order);
-    close_side(side);
-}
-
-static void last_words_actor(process *side) {
-    kvf_run run = {.bytes = 10};
-    open_side(side, 0, 2);
-    connect_side(side);
-    submit(side, KVF_READ, &run, 1, NULL);
-    await_end(side, 1);
-    for (uint32_t i = 0; i < 3; i++)
-        notify(side, i, 4000);
-    close_side(side);
-}
-
-static void notifications_sent_just_before_closing_arrive(void **state) {
-    run_both(*state, last_words_target, last_words_actor, false);
-}
-
-/* ---- cancelling ------------------------------------------------------------------------------ */
-
-static void cancelling_actor(process *side) {
-    static kvf_run runs[8192];
-    open_side(side, 2, 2);
-    connect_side(side);
-    size_t count = make_runs(runs, 6000, 100, 7u);
-    kvf_operation operation;
-    submit(side, KVF_READ, runs, count, &operation);
-    CHECK(kvf_transport_cancel(side->transport, operation) == KVF_OK);
-    CHECK(side->ends == 0);
-    await_end(side, 1);
-    CHECK(side->ended == KVF_E_CANCELLED);
-    CHECK(strstr(side->detail, "ucx: reading from ") && strstr(side->detail, "cancelled by its owner"));
-    CHECK(kvf_transport_cancel(side->transport, operation) == KVF_E_NOT_FOUND);
-    /* Nothing comes in afterwards, and the link still works. */
-    fill(side, 3);
-    submit(side, KVF_READ, runs, 10, NULL);
-    await_end(side, 2);
-    CHECK(side->ended == KVF_OK);
-    CHECK(is_exact(side, runs, 10, true, 1, 3));
-    say(side, 'x');
-    close_side(side);
-}
-
-static void a_cancelled_read_ends_once_and_leaves_the_memory_and_the_link_alone(void **state) {
-    run_both(*state, serving_target, cancelling_actor, false);
-}
-
 /* ---- peers that go away ---------------------------------------------------------------------- */
 
 static void dying_actor(process *side) {
@@ -275,10 +149,6 @@ static void dying_actor(process *side) {
     CHECK(kvf_transport_notify(side->peer, "gone", 4) == KVF_E_PEER_LOST);
     kvf_peer_close(side->peer);
     close_side(side);
-}
-
-static void operations_on_a_peer_that_is_killed_end_with_peer_lost(void **state) {
-    run_both(*state, serving_target, dying_actor, true);
 }
 
 static void idle_dying_actor(process *side) {
@@ -322,34 +192,6 @@ static void left_actor(process *side) {
 
 static void a_peer_that_closes_while_its_process_lives_on_is_lost(void **state) {
     run_both(*state, closing_target, left_actor, false);
-}
-
-static void nobody_target(process *side) {
-    open_side(side, 0, 1);
-    send_card(side);
-    close_side(side);
-    say(side, 'g');
-}
-
-static void too_late_actor(process *side) {
-    static unsigned char card[65536];
-    kvf_run run = {.bytes = 10};
-    open_side(side, 2, 2);
-    size_t bytes = receive_card(side, card, sizeof card);
-    hear(side, 'g');
-    kvf_status status = kvf_transport_connect(side->transport, card, bytes, &side->peer);
-    if (status) { /* some transports notice at once */
-        CHECK(status == KVF_E_PEER_LOST || status == KVF_E_UNSUPPORTED);
-    } else {
-        submit(side, KVF_READ, &run, 1, NULL);
-        await_end(side, 1);
-        CHECK(side->ended == KVF_E_PEER_LOST);
-    }
-    close_side(side);
-}
-
-static void connecting_to_nobody_ends_with_peer_lost(void **state) {
-    run_both(*state, nobody_target, too_late_actor, false);
 }
 
 /* ---- peers that do not progress -------------------------------------------------------------- */
@@ -533,7 +375,7 @@ static void quiet_death_actor(process *side) {
     silent(side, dying_actor);
 }
 
-static void the_death_of_a_peer_prints_nothing(void **state) {
+static void operations_on_a_peer_that_is_killed_end_with_peer_lost_and_print_nothing(void **state) {
     run_both(*state, serving_target, quiet_death_actor, true);
 }
 
@@ -567,47 +409,33 @@ static void cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered
 
 #define BY(test, way_name)                                                                                   \
     { #test " by " #way_name, test, NULL, NULL, (void *)(uintptr_t)&way_name##_way }
-#define BY_ALL(test) BY(test, tcp), BY(test, posix), BY(test, sysv), BY(test, brought), BY(test, mixed)
 
 int main(void) {
-    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* this test stays on this machine */
-    const struct CMUnitTest tests[] = {
-        BY_ALL(a_read_brings_every_byte_of_its_runs_and_touches_no_other),
-        BY_ALL(thousands_of_runs_go_with_only_as_many_in_flight_as_allowed),
-        BY_ALL(a_run_of_many_megabytes_is_read_byte_for_byte),
-        BY_ALL(a_notification_after_a_write_finds_every_byte_written),
-        BY_ALL(notifications_arrive_whole_and_in_order_and_wait_for_a_peer_that_does_not_drain),
-        BY_ALL(notifications_sent_just_before_closing_arrive),
-        BY_ALL(a_cancelled_read_ends_once_and_leaves_the_memory_and_the_link_alone),
-        BY_ALL(operations_on_a_peer_that_is_killed_end_with_peer_lost),
-        BY_ALL(the_death_of_a_peer_is_noticed_while_nothing_is_under_way),
-        BY_ALL(the_death_of_a_peer_prints_nothing),
-        BY_ALL(a_peer_that_closes_while_its_process_lives_on_is_lost),
-        BY_ALL(connecting_to_nobody_ends_with_peer_lost),
+    static const way_test tests[] = {
+        NAMED(a_read_brings_every_byte_of_its_runs_and_touches_no_other),
+        NAMED(thousands_of_runs_go_with_only_as_many_in_flight_as_allowed),
+        NAMED(a_notification_after_a_write_finds_every_byte_written),
+        NAMED(operations_on_a_peer_that_is_killed_end_with_peer_lost_and_print_nothing),
+        NAMED(the_death_of_a_peer_is_noticed_while_nothing_is_under_way),
+        NAMED(a_peer_that_closes_while_its_process_lives_on_is_lost),
+        NAMED(a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody),
+    };
+    const struct CMUnitTest more[] = {
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, posix),
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, sysv),
         BY(closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_alone, tcp),
         BY(closing_a_peer_that_does_not_progress_ends_its_operations_and_leaves_the_memory_alone, brought),
-        BY_ALL(a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody),
         BY(a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused, tcp),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
         cmocka_unit_test(peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed),
         cmocka_unit_test(cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered),
     };
-    return cmocka_run_group_tests_name("transport_ucx", tests, NULL, NULL);
+    uint32_t variants =
+        transport_variant_count(); /* sets the environment, so that all stays on this machine */
+    const pair_kind *ucx = transport_variants;
+    for (; strcmp(ucx->kind, "ucx") != 0; ucx++)
+        variants--;
+    test_way ways[MAX_WAYS];
+    return run_every_way("transport_ucx", tests, sizeof tests / sizeof *tests, ways,
+                         ways_of_pairs(ucx, variants, ways), more, sizeof more / sizeof *more);
 }
-
-#else
-
-static void this_build_has_no_ucx(void **state) {
-    (void)state;
-    print_message("this build has no UCX: nothing to test\n");
-    skip();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(this_build_has_no_ucx)};
-    return cmocka_run_group_tests_name("transport_ucx", tests, NULL, NULL);
-}
-
-#endif

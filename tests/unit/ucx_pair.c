@@ -37,7 +37,7 @@ bool heard(const process *side) {
 }
 
 /* Runs both; the actor must exit with 0, and the target too unless it was killed. */
-void run_both(const route *way, void (*target)(process *), void (*actor)(process *), bool target_dies) {
+void run_both(const pair_kind *way, void (*target)(process *), void (*actor)(process *), bool target_dies) {
     int lines[2];
     pid_t pids[2];
     int statuses[2];
@@ -46,11 +46,7 @@ void run_both(const route *way, void (*target)(process *), void (*actor)(process
         pids[i] = fork();
         assert_true(pids[i] >= 0);
         if (pids[i] == 0) {
-            process side = {.way = way,
-                            .line = lines[i],
-                            .region_bytes = REGION_BYTES,
-                            .notes_in_order = true,
-                            .other = i ? pids[0] : 0};
+            process side = {.way = way, .line = lines[i], .notes_in_order = true, .other = i ? pids[0] : 0};
             (void)close(lines[!i]);
             (void)alarm(ALARM_SECONDS);
             (i ? actor : target)(&side);
@@ -74,23 +70,9 @@ void run_both(const route *way, void (*target)(process *), void (*actor)(process
 
 /* ---- memory and runs ------------------------------------------------------------------------- */
 
-unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset) {
-    uint64_t mixed =
-        (offset + 1) * 0x9e3779b97f4a7c15u + region * 0x100000001b3u + salt * 0x632be59bd9b4e019u;
-    return (unsigned char)(mixed >> 56);
-}
-
-void fill(process *side, unsigned salt) {
+void fill(process *side, uint32_t seed) {
     for (uint32_t r = 0; r < REGIONS; r++)
-        for (uint64_t i = 0; i < side->region_bytes; i++)
-            side->memory[r][i] = byte_of(salt, r, i);
-}
-
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
+        side_fill(side->memory[r], seed, r, REGION_BYTES);
 }
 
 /* Runs that do not overlap locally: a read's result does not depend on their order. `remote` gets a place of
@@ -99,9 +81,9 @@ size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed)
     uint64_t at[REGIONS] = {0};
     size_t made = 0;
     for (size_t i = 0; i < count; i++) {
-        uint32_t region = (uint32_t)(next_random(&seed) % REGIONS);
-        uint64_t gap = next_random(&seed) % 17;
-        uint64_t bytes = next_random(&seed) % (bytes_max + 1);
+        uint32_t region = (uint32_t)draw(&seed, REGIONS);
+        uint64_t gap = draw(&seed, 17);
+        uint64_t bytes = draw(&seed, bytes_max + 1);
         if (at[region] + gap + bytes > REGION_BYTES)
             continue;
         uint64_t offset = at[region] + gap;
@@ -116,30 +98,29 @@ size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed)
     return made;
 }
 
-/* Every byte of `memory` is what the runs put there, or what was there before. `from` is the salt of the
+/* Every byte of `memory` is what the runs put there, or what was there before. `from` is the seed of the
  * other side's memory, `before` of this one's. `reading`: memory is the local side of the runs. */
-bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, unsigned from,
-              unsigned before) {
+bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, uint32_t from,
+              uint32_t before) {
     unsigned char *expected[REGIONS];
     bool same = true;
     for (uint32_t r = 0; r < REGIONS; r++) {
-        expected[r] = malloc(side->region_bytes);
+        expected[r] = malloc(REGION_BYTES);
         CHECK(expected[r]);
-        for (uint64_t i = 0; i < side->region_bytes; i++)
-            expected[r][i] = byte_of(before, r, i);
+        side_fill(expected[r], before, r, REGION_BYTES);
     }
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
         for (uint64_t b = 0; b < run->bytes; b++)
             if (reading)
                 expected[run->local_region][run->local_offset + b] =
-                    byte_of(from, run->remote_region, run->remote_offset + b);
+                    side_byte(from, run->remote_region, run->remote_offset + b);
             else
                 expected[run->remote_region][run->remote_offset + b] =
-                    byte_of(from, run->local_region, run->local_offset + b);
+                    side_byte(from, run->local_region, run->local_offset + b);
     }
     for (uint32_t r = 0; r < REGIONS; r++) {
-        same = same && memcmp(expected[r], side->memory[r], side->region_bytes) == 0;
+        same = same && memcmp(expected[r], side->memory[r], REGION_BYTES) == 0;
         free(expected[r]);
     }
     return same;
@@ -158,7 +139,7 @@ static void on_notify(void *context, kvf_transport *transport, const char *sende
     if (side->notes++ != number)
         side->notes_in_order = false;
     for (size_t i = sizeof number; i < bytes; i++)
-        CHECK(((const unsigned char *)data)[i] == byte_of(number, 0, i));
+        CHECK(((const unsigned char *)data)[i] == side_byte(number, 0, i));
 }
 
 static void on_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
@@ -177,10 +158,9 @@ void on_done(void *context, kvf_operation operation, kvf_status status, const ch
     side->ends++;
 }
 
-void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
-    kvf_setting setting = {"ucx.tls", side->way->tls};
+void open_side(process *side, uint32_t max_in_flight, uint32_t seed) {
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .settings = &setting,
+                                     .settings = &side->way->setting,
                                      .setting_count = 1,
                                      .max_in_flight = max_in_flight,
                                      .on_notify = on_notify,
@@ -190,26 +170,27 @@ void open_side(process *side, uint32_t max_in_flight, unsigned salt) {
     kvf_memory regions[REGIONS];
     for (uint32_t r = 0; r < REGIONS; r++) {
         void *memory = NULL;
-        if (side->way->allocated)
-            CHECK(kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, side->region_bytes, &memory) ==
+        if (side->way->allocated[r % 2])
+            CHECK(kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, REGION_BYTES, &memory) ==
                   KVF_OK);
         else
-            memory = calloc(1, side->region_bytes);
+            memory = calloc(1, REGION_BYTES);
         CHECK(memory);
         side->memory[r] = memory;
-        for (uint64_t i = 0; i < side->region_bytes; i++)
+        for (uint64_t i = 0; i < REGION_BYTES; i++)
             CHECK(side->memory[r][i] == 0);
         regions[r] =
-            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory, .bytes = side->region_bytes};
+            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory, .bytes = REGION_BYTES};
     }
-    fill(side, salt);
+    fill(side, seed);
     CHECK(kvf_transport_register(side->transport, regions, REGIONS) == KVF_OK);
 }
 
 void close_side(process *side) {
     kvf_transport_close(side->transport);
-    for (uint32_t r = 0; r < REGIONS && !side->way->allocated; r++)
-        free(side->memory[r]);
+    for (uint32_t r = 0; r < REGIONS; r++)
+        if (!side->way->allocated[r % 2])
+            free(side->memory[r]);
 }
 
 void send_card(const process *side) {
@@ -268,7 +249,7 @@ void notify(process *side, uint32_t number, size_t bytes) {
     unsigned char data[4096];
     memcpy(data, &number, sizeof number);
     for (size_t i = sizeof number; i < bytes; i++)
-        data[i] = byte_of(number, 0, i);
+        data[i] = side_byte(number, 0, i);
     kvf_status status;
     while ((status = kvf_transport_notify(side->peer, data, bytes)) == KVF_E_AGAIN)
         progress(side);

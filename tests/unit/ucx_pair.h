@@ -10,18 +10,11 @@
 
 #include <sys/types.h>
 
-#include "transport/transport.h"
+#include "transport_pair.h"
 
-#define REGIONS 3u
-#define REGION_BYTES 300007u         /* odd, so that runs have every alignment */
-#define LONG_BYTES ((9u << 20) + 7u) /* more than the fabric posts in one piece */
+#define REGIONS ((uint32_t)SIDE_REGIONS)
+#define REGION_BYTES 300007u /* odd, so that runs have every alignment */
 #define ALARM_SECONDS 60
-
-/* By which transports, and with whose memory. */
-typedef struct route {
-    const char *tls;
-    bool allocated; /* by kvf_transport_allocate(): peers on this machine can map it */
-} route;
 
 _Noreturn void wrong(const char *file, int line, const char *what);
 
@@ -33,10 +26,9 @@ _Noreturn void wrong(const char *file, int line, const char *what);
 
 /* One end of the two processes' conversation, besides the transport. */
 typedef struct process {
-    const route *way;
-    int line; /* a socket to the other process */
+    const pair_kind *way; /* with ucx.tls, and whose memory: allocated, peers on this machine can map it */
+    int line;             /* a socket to the other process */
     kvf_transport *transport;
-    uint64_t region_bytes;
     unsigned char *memory[REGIONS];
     kvf_peer *peer;
     kvf_status ended; /* of the last operation */
@@ -49,7 +41,7 @@ typedef struct process {
 } process;
 
 /** Runs both; the actor must exit with 0, and the target too unless it is to be killed. */
-void run_both(const route *way, void (*target)(process *), void (*actor)(process *), bool target_dies);
+void run_both(const pair_kind *way, void (*target)(process *), void (*actor)(process *), bool target_dies);
 
 /* Words over the line. */
 void say(const process *side, char word);
@@ -58,17 +50,16 @@ void hear(const process *side, char expected);
 bool heard(const process *side);
 
 /* Memory and runs. */
-/** What is at a place of memory that was filled with this salt. */
-unsigned char byte_of(unsigned salt, uint32_t region, uint64_t offset);
-void fill(process *side, unsigned salt);
+/** The bytes of side_byte() with this seed, everywhere. */
+void fill(process *side, uint32_t seed);
 /** Up to `count` runs that overlap on neither side. */
 size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed);
 /** Whether every byte of this side's memory is what the runs put there, or what was there before. `from` is
- * the salt of the other side, `before` of this one; `reading`: this memory is the local side of the runs. */
-bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, unsigned from, unsigned before);
+ * the seed of the other side, `before` of this one; `reading`: this memory is the local side of the runs. */
+bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, uint32_t from, uint32_t before);
 
 /* Transports. */
-void open_side(process *side, uint32_t max_in_flight, unsigned salt);
+void open_side(process *side, uint32_t max_in_flight, uint32_t seed);
 void close_side(process *side);
 void send_card(const process *side);
 size_t receive_card(const process *side, void *card, size_t capacity);

@@ -45,6 +45,27 @@ static void an_introduction_reads_as_it_was_written(void **state) {
     }
 }
 
+static void another_session_can_be_written_into_a_message(void **state) {
+    (void)state;
+    static wire_sample one, other;
+    const kvf_message_kind kinds[] = {KVF_MESSAGE_CALL, KVF_MESSAGE_ANSWER};
+    for (int k = 0; k < 2; k++)
+        for (kvf_call_kind call = KVF_CALL_JOIN; call <= KVF_CALL_CHECKSUM; call++)
+            for (uint64_t seed = 1; seed <= 20; seed++) {
+                sample_message(&one, kinds[k], call, seed);
+                sample_message(&other, kinds[k], call, seed);
+                uint8_t *session = k ? other.message.answer.session : other.message.call.session;
+                for (uint32_t i = 0; i < KVF_WIRE_SESSION_BYTES; i++)
+                    session[i] = (uint8_t)(session[i] + 1 + i);
+                kvf_wire_buffer bound = sample_encoded(&one.message), wanted = sample_encoded(&other.message);
+                kvf_wire_set_session(&bound, session);
+                assert_int_equal(bound.size, wanted.size);
+                assert_memory_equal(bound.data, wanted.data, wanted.size);
+                kvf_wire_buffer_free(&bound);
+                kvf_wire_buffer_free(&wanted);
+            }
+}
+
 static void a_message_can_be_read_again(void **state) {
     (void)state;
     static wire_sample sample;
@@ -280,6 +301,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_of_message_reads_as_it_was_written),
         cmocka_unit_test(an_introduction_reads_as_it_was_written),
+        cmocka_unit_test(another_session_can_be_written_into_a_message),
         cmocka_unit_test(a_message_can_be_read_again),
         cmocka_unit_test(fields_a_kind_does_not_have_are_not_sent),
         cmocka_unit_test(no_text_is_read_as_the_empty_text),

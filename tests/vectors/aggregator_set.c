@@ -28,7 +28,7 @@ static const kvf_request_key *read_keys(vector_case *c, json_object *output, con
     kvf_request_key *keys = case_memory(c, *count, sizeof *keys);
     for (size_t i = 0; i < *count; i++) {
         json_object *id = json_object_array_get_idx(list, i);
-        keys[i] = (kvf_request_key){json_object_get_string(id), (size_t)json_object_get_string_len(id), 0};
+        keys[i] = (kvf_request_key){{json_object_get_string(id), (size_t)json_object_get_string_len(id)}, 0};
     }
     return keys;
 }
@@ -64,7 +64,7 @@ static const kvf_worker_output *read_output(vector_case *c, json_object *json) {
 static json_object *names(const kvf_request_key *keys, size_t count) {
     json_object *list = json_object_new_array();
     for (size_t i = 0; i < count; i++)
-        json_object_array_add(list, json_object_new_string_len(keys[i].data, (int)keys[i].size));
+        json_object_array_add(list, json_object_new_string_len(keys[i].id.data, (int)keys[i].id.size));
     return list;
 }
 
@@ -148,7 +148,7 @@ static bool add_step(vector_case *c, kvf_aggregator *aggregator, json_object *st
     const kvf_worker_output **outputs = case_memory(c, count, sizeof *outputs);
     for (size_t w = 0; w < count; w++)
         outputs[w] = read_output(c, json_object_array_get_idx(list, w));
-    kvf_aggregate sum;
+    kvf_aggregate sum = {.struct_size = sizeof sum};
     if (kvf_aggregator_step(aggregator, outputs, (uint32_t)count, read_u32_or(c, step, "output_rank", 0),
                             &sum)) {
         json_object_array_add(results, with(json_object_new_object(), "error",
@@ -257,7 +257,7 @@ static kvf_step_request *read_requests(vector_case *c, const char *list_key, con
     for (size_t i = 0; i < *count; i++) {
         json_object *json = json_object_array_get_idx(list, i);
         const char *id = read_text(c, json, "req_id");
-        requests[i] = (kvf_step_request){.id = id, .id_bytes = strlen(id)};
+        requests[i] = (kvf_step_request){.id = {id, strlen(id)}};
         if (!has_field(json, blocks_key))
             continue;
         kvf_block_lists lists = read_lists(c, read_field(c, json, blocks_key));
@@ -304,7 +304,7 @@ static answer yield_req_data(vector_case *c) {
     json_object *out = json_object_new_array();
     for (size_t i = 0; i < count; i++) {
         json_object *item = json_object_new_array();
-        json_object_array_add(item, json_object_new_string_len(items[i].id, (int)items[i].id_bytes));
+        json_object_array_add(item, json_object_new_string_len(items[i].id.data, (int)items[i].id.size));
         json_object_array_add(item, items[i].groups ? json_groups(&items[i]) : NULL);
         json_object_array_add(item, json_object_new_boolean(items[i].resumed));
         json_object_array_add(out, item);

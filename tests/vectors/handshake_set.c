@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include <kvferry/connector/topology.h>
-#include <kvferry/schedule.h>
 #include <kvferry/plan.h>
+#include <kvferry/schedule.h>
 
 #include "vectors.h"
 
@@ -36,7 +36,7 @@ static int64_t nanoseconds(double seconds) {
 static answer base_request_id(vector_case *c) {
     json_object *id = read_field(c, c->in, "request_id");
     const char *text = json_object_get_string(id);
-    size_t length = kvf_base_request_bytes(text, (size_t)json_object_get_string_len(id));
+    size_t length = kvf_base_request_bytes((kvf_request_id){text, (size_t)json_object_get_string_len(id)});
     return answer_with(with(json_object_new_object(), "base", json_object_new_string_len(text, (int)length)));
 }
 

@@ -168,8 +168,7 @@ class Counting(unittest.TestCase):
         model = SimpleNamespace(
             model_arch_config=[layer], hf_text_config=SimpleNamespace(to_dict=lambda: fields)
         )
-        config: Any = SimpleNamespace(model_config=model)
-        return total_kv_heads(config, "layers.0.attn", 0, local, tp_size)
+        return total_kv_heads(model, "layers.0.attn", 0, local, tp_size)
 
     def test_what_a_rank_holds_must_agree(self) -> None:
         self.assertEqual(self.heads(2, 2), 4)
@@ -202,9 +201,9 @@ class Counting(unittest.TestCase):
                 self.heads(1, 8, **fields)
 
     def test_a_layer_that_the_configuration_lacks_is_refused(self) -> None:
-        config: Any = SimpleNamespace(model_config=model_of("gemma-4-31b"))
+        model = model_of("gemma-4-31b")
         with self.assertRaisesRegex(UnsupportedError, r"layers\.60\.attn is not in vLLM's configuration"):
-            total_kv_heads(config, "layers.60.attn", 60, 1, 16)
+            total_kv_heads(model, "layers.60.attn", 60, 1, 16)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,24 @@ def blocks_of(*groups: list[int]) -> Any:
     return SimpleNamespace(get_block_ids=lambda: groups)
 
 
+class Layers(list[Any]):
+    """What vLLM's configuration says of the layers of a model."""
+
+    def __init__(self, count: int) -> None:
+        layer = SimpleNamespace(total_num_kv_heads=HEADS, total_num_attention_heads=HEADS)
+        super().__init__([layer] * count)
+        self.total_num_hidden_layers = count
+
+
 class Half:
     """One engine of one rank."""
 
-    def __init__(self, name: str, block_size: int, blocks: int = 16, window: int = 0, **extra: Any) -> None:
-        groups = [self._group(FullAttentionSpec, range(LAYERS), block_size)]
+    def __init__(
+        self, name: str, block_size: int, blocks: int = 16, window: int = 0, draft: int = 0, **extra: Any
+    ) -> None:
+        """`draft`: so many layers of a draft model, which vLLM puts into the group of the full layers."""
+        held = range(LAYERS + draft)
+        groups = [self._group(FullAttentionSpec, held, block_size)]
         if window:
             groups = [
                 self._group(FullAttentionSpec, range(1), block_size),
@@ -66,14 +79,21 @@ class Half:
             parallel_config=parallel,
             device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
             model_config=SimpleNamespace(
-                model_arch_config=[SimpleNamespace(total_num_kv_heads=HEADS, total_num_attention_heads=HEADS)]
-                * LAYERS,
+                model_arch_config=Layers(LAYERS),
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
             ),
+            speculative_config=SimpleNamespace(
+                draft_model_config=SimpleNamespace(
+                    model_arch_config=Layers(draft),
+                    hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
+                )
+            )
+            if draft
+            else None,
             num_prefill_lookahead_tokens=0,
         )
         shape = (blocks, HEADS, block_size, 2 * SIZE)
-        self.layers = {f"model.layers.{i}.attn": torch.zeros(shape) for i in range(LAYERS)}
+        self.layers = {f"model.layers.{i}.attn": torch.zeros(shape) for i in held}
         self.scheduling = Scheduling(self.config, self.cache)
         self.worker = Worker(self.config, self.cache)
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
@@ -172,7 +192,7 @@ class Half:
 
 def value_of(layer: int, token: int, head: int, element: int, salt: int) -> float:
     """The number of a cell; exact in float32, and never 0."""
-    return 1.0 + element + 2 * SIZE * (head + HEADS * (layer + LAYERS * (token + 1000 * salt)))
+    return 1.0 + element + 2 * SIZE * (head + HEADS * (layer + 5 * (token + 1000 * salt)))
 
 
 def steps(*halves: Half, until: Any) -> None:

@@ -16,18 +16,11 @@ extern "C" {
 
 /** A request of one step, and the blocks it got in it. */
 typedef struct kvf_step_request {
-    const void *id;
-    size_t id_bytes;
+    kvf_request_id id;
     const kvf_block_table *groups; /**< new blocks of each group; NULL: none */
     uint32_t group_count;
     bool resumed; /**< was preempted: `groups` replaces what it had. Not read from the caller */
 } kvf_step_request;
-
-/** An id. */
-typedef struct kvf_request_id {
-    const void *data;
-    size_t size;
-} kvf_request_id;
 
 /** What a scheduler decided for one step. */
 typedef struct kvf_step {

@@ -2,17 +2,21 @@
 made of it.
 
 A group of vLLM becomes one group of kvferry for each kind of layer in it, for layers of one kvferry group have
-the same parts. All of these have the block table of vLLM's group.
+the same parts, and the draft model's are kinds of their own. All of these have the block table of vLLM's group.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvferry.errors import MismatchError
 from kvferry.model import Group, GroupKind, Model, Part
 from kvferry.shard import Engine, GroupShard, PartShare, Placement, Shard
+
+#: What the names of groups of a draft model's layers begin with.
+DRAFT_PREFIX = "draft."
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class GroupGeometry:
     window_tokens: int = 0
     chunk_tokens: int = 0
     speculative_blocks: int = 0
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether its layers are the draft model's."""
+        return self.name.startswith(DRAFT_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,16 @@ def build_engine(ranks: Sequence[RankGeometry], name: str) -> Engine:
             )
         )
     return Engine.from_shards(model, shards, name)
+
+
+def draft_cells(model: Model) -> str:
+    """What the draft model's groups cache, as a digest; empty without a draft model.
+
+    An engine asks for the draft's cells only where the other has the same: they make drafts better, and no
+    output depends on them.
+    """
+    groups = [group for group in model.groups if group.name.startswith(DRAFT_PREFIX)]
+    return hashlib.sha256(repr(groups).encode()).hexdigest() if groups else ""
 
 
 def group_order(ranks: Sequence[RankGeometry]) -> list[GroupGeometry]:

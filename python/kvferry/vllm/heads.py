@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig
 
 #: The fields that vLLM's configuration reads, of each layer where these differ.
 READ = {"n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"}
@@ -29,18 +29,18 @@ OTHERS = re.compile(r"(kv_heads|key_value_heads|kv_n_heads|attention_groups)$")
 GROUP_SIZE = "n_heads_in_group"
 
 
-def total_kv_heads(config: VllmConfig, name: str, layer: int, local: int, tp_size: int) -> int:
+def total_kv_heads(model: ModelConfig, name: str, layer: int, local: int, tp_size: int) -> int:
     """The KV heads of one layer in the whole model.
 
     Args:
+        model: the configuration of the model that the layer is of
         name: vLLM's name of the layer, for messages
-        layer: its number
+        layer: its number in that model
         local: how many of its heads each rank holds
 
     Raises:
         UnsupportedError: the configuration contradicts what the rank holds, or leaves several numbers open
     """
-    model = config.model_config
     try:
         stated = model.model_arch_config[layer]
     except IndexError:

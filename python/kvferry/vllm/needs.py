@@ -151,6 +151,12 @@ NEEDS = (
     Need(f"{_GROUPS}:GroupCoordinator.world_size", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.cpu_group", "telling all ranks of each other"),
     Need("vllm.config:VllmConfig.num_prefill_lookahead_tokens", "states under speculative decoding"),
+    Need("vllm.config:VllmConfig.speculative_config", "telling a draft model's layers from the model's"),
+    Need("vllm.config:SpeculativeConfig.draft_model_config", "telling a draft model's layers from the model's"),
+    Need(
+        "vllm.config.model_arch:ModelArchitectureConfig.total_num_hidden_layers",
+        "telling a draft model's layers from the model's",
+    ),
     Need("vllm.config:ModelConfig.model_arch_config", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.__getitem__", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.total_num_kv_heads", "the KV heads of each layer"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from kvferry.agent import Agent
 from kvferry.aggregator import Aggregate, RequestKey
 from kvferry.errors import InvalidError, KvferryError, NotFoundError
 from kvferry.model import GroupKind
-from kvferry.request import NO_BLOCK, BlockTable
+from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
-from kvferry.scheduler import Schedule, TransferParams
+from kvferry.scheduler import Instruction, Schedule, TransferParams
 from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
-from kvferry.vllm.geometry import GroupGeometry, build_model, group_order
+from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.settings import is_push, read_settings
@@ -49,6 +50,8 @@ class Scheduling:
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache when match() was asked last
         self._void: list[str] = []
+        self._draft = ""  # what our draft model caches
+        self._without_draft: set[str] = set()  # requests whose other side has no such cells
 
     # ---- meeting
 
@@ -67,8 +70,10 @@ class Scheduling:
         for where in sorted(ranks):
             self._directory.introduce(ranks[where].introduction)
         self._groups = group_order(geometries)
+        model = build_model(geometries)
+        self._draft = draft_cells(model)
         self._schedule = Schedule(
-            build_model(geometries),
+            model,
             [1 if g.kind == GroupKind.STATE else g.tokens_per_block for g in self._groups],
             engine=transfer.engine_id,
             endpoint=self._directory.endpoint,
@@ -100,6 +105,8 @@ class Scheduling:
                 return
             if serves:
                 self._leave_tokens(request)
+            if source is not None and self._draft and params.get("kvferry_draft") != self._draft:
+                self._without_draft.add(request.request_id)
             self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
                 request.num_prompt_tokens,
@@ -154,6 +161,7 @@ class Scheduling:
         """The request has finished: whether its blocks are kept, and what the consumer needs."""
         key = self._keys.pop(request.request_id, None)
         self._matched.pop(request.request_id, None)
+        self._without_draft.discard(request.request_id)
         if key is None or self._schedule is None:
             return False, None
         try:
@@ -188,7 +196,8 @@ class Scheduling:
                 except NotFoundError:
                     pass
         void, self._void = self._void, []
-        return KvferryStep(self._schedule.take(), void, idle=output.total_num_scheduled_tokens == 0)
+        instructions = [self._leave_draft(item) for item in self._schedule.take()]
+        return KvferryStep(instructions, void, idle=output.total_num_scheduled_tokens == 0)
 
     def update(self, output: KVConnectorOutput) -> None:
         """What the workers reported, all of them taken together."""
@@ -221,6 +230,13 @@ class Scheduling:
         )
         if keep < request.num_prompt_tokens:
             shorten_prompt(request, keep)
+
+    def _leave_draft(self, item: Instruction) -> Instruction:
+        """Leaves the draft model's cells out of what is loaded where the other side does not have them."""
+        if item.request.id.decode() not in self._without_draft or not item.groups:
+            return item
+        groups = zip(self._groups, item.groups, strict=True)
+        return replace(item, groups=tuple(GroupSteps() if group.is_draft else steps for group, steps in groups))
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
         """One table for each of our groups."""
@@ -270,6 +286,7 @@ class Scheduling:
             "transfer_mode": "push" if params.push else "pull",
             "kvferry_transfer_id": params.id.hex(),
             "kvferry_public_key": params.public_key or None,
+            "kvferry_draft": self._draft or None,
         }
 
 

@@ -18,12 +18,12 @@ from kvferry.shard import PartShare, Placement
 from kvferry.vllm.compat import MambaSpec, is_conv_state_dim_first
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig
 
 
-def configured_model(config: VllmConfig) -> Model:
+def configured_model(model: ModelConfig) -> Model:
     """The model as its config.json describes it."""
-    return Model.from_config(config.model_config.hf_text_config.to_json_string(use_diff=False))
+    return Model.from_config(model.hf_text_config.to_json_string(use_diff=False))
 
 
 def state_parts(model: Model, layer: int) -> tuple[Part, ...]:

@@ -27,8 +27,9 @@ from kvferry.vllm.compat import (
     UniformTypeKVCacheSpecs,
     write_cpu_page,
 )
-from kvferry.vllm.geometry import GroupGeometry, LayerGeometry, RankGeometry
+from kvferry.vllm.geometry import DRAFT_PREFIX, GroupGeometry, LayerGeometry, RankGeometry
 from kvferry.vllm.heads import total_kv_heads
+from kvferry.vllm.layers import LayerPlace, place_layer
 from kvferry.vllm.state_layers import configured_model, place_state, state_parts
 
 if TYPE_CHECKING:
@@ -79,17 +80,13 @@ class _Layer:
     kernel_blocks: int
 
 
+#: Layers of each kind, which is known by their parts, with their numbers.
+_Kinds = dict[tuple[Part, ...], list[tuple[int, _Layer]]]
+
+
 def dtype_of(value: torch.dtype) -> Dtype:
     """kvferry's name of an element type."""
     return Dtype.by_name(str(value))
-
-
-def layer_index(name: str) -> int:
-    """The number in a layer's name."""
-    numbers = [int(word) for word in name.split(".") if word.isdecimal()]
-    if len(numbers) != 1:
-        raise UnsupportedError(f"layer {name} has {len(numbers)} numbers in its name; allowed: 1")
-    return numbers[0]
 
 
 def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSpec]:
@@ -204,12 +201,14 @@ def describe(
     for source in cache.transfer_group_ids:
         group = cache.kv_cache_groups[source]
         names = [name for name in group.layer_names if name in caches]
-        kinds: dict[tuple[Part, ...], list[tuple[int, _Layer]]] = {}
+        kinds: tuple[_Kinds, _Kinds] = ({}, {})  # of the model, and of the draft
         for name, spec in _inner_specs(group.kv_cache_spec, names).items():
-            layer = _describe_layer(config, name, spec, caches[name], ranks, regions, orders)
-            kinds.setdefault(layer.parts, []).append((layer_index(name), layer))
-        for kind, (parts, layers) in enumerate(kinds.items()):
-            groups.append(_group(cache, source, kind, parts, layers))
+            place = place_layer(config, name)
+            layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
+            kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
+        for whose, prefix in zip(kinds, ("", DRAFT_PREFIX), strict=True):
+            for kind, (parts, layers) in enumerate(whose.items()):
+                groups.append(_group(cache, source, f"{prefix}{source:03}.{kind}", parts, layers))
     held = [layer.layer for group in groups for layer in group.layers]
     return (
         RankGeometry(
@@ -229,6 +228,7 @@ def describe(
 def _describe_layer(
     config: VllmConfig,
     name: str,
+    place: LayerPlace,
     spec: KVCacheSpec,
     cache: torch.Tensor,
     ranks: Ranks,
@@ -241,14 +241,14 @@ def _describe_layer(
         asked = (spec.dtype, cache.shape[2], spec.head_size)
         if asked not in orders:
             orders[asked] = key_order(config, spec, cache.shape[2])
-        heads = total_kv_heads(config, name, layer_index(name), spec.num_kv_heads, ranks.tp_size)
+        heads = total_kv_heads(place.model, name, place.index, spec.num_kv_heads, ranks.tp_size)
         return _attention_layer(spec, cache, heads, ranks, regions, orders[asked])
     if isinstance(spec, MambaSpec):
-        model = configured_model(config)
+        model = configured_model(place.model)
         region, offset = regions.place(cache)
         parts, shares, places = place_state(
             spec,
-            state_parts(model, layer_index(name)),
+            state_parts(model, place.index),
             (ranks.tp_rank, ranks.tp_size),
             region,
             offset,
@@ -259,7 +259,7 @@ def _describe_layer(
 
 
 def _group(
-    cache: KVCacheConfig, source: int, index: int, parts: tuple[Part, ...], layers: list[tuple[int, _Layer]]
+    cache: KVCacheConfig, source: int, name: str, parts: tuple[Part, ...], layers: list[tuple[int, _Layer]]
 ) -> GroupGeometry:
     spec = cache.kv_cache_groups[source].kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -271,7 +271,7 @@ def _group(
         raise UnsupportedError(f"group {source} has {blocks} kernel blocks for {cache.num_blocks} blocks")
     return GroupGeometry(
         source=source,
-        name=f"{source:03}.{index}",
+        name=name,
         kind=kind,
         parts=parts,
         shares=first.shares,

@@ -14,6 +14,7 @@
 
 #include "base/wake.h"
 #include "kernel/kernel.h"
+#include "transport/notices.h"
 #include "transport/slices.h"
 
 #define TOKEN_BYTES 16
@@ -24,12 +25,6 @@
 #define OLD_CARD "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed"
 
 typedef struct inproc_link inproc_link;
-
-/* What stands before each notification in an inbox. */
-typedef struct notice_head {
-    uint32_t sender_bytes; /* with the NUL */
-    uint32_t bytes;
-} notice_head;
 
 /* An endpoint that was shut out. Its links from before stay shut when it may connect again. */
 typedef struct inproc_fence {
@@ -60,8 +55,7 @@ typedef struct inproc_endpoint {
     uint64_t fence_number;
     bool closed;
     kvf_wake wake;
-    kvf_buffer inbox;  /* each: two lengths, the sender's name with its NUL, the bytes */
-    size_t inbox_room; /* that the front needs for it */
+    kvf_buffer inbox; /* as the front keeps them: it needs as much room */
     struct inproc_endpoint *previous, *following;
 } inproc_endpoint;
 
@@ -138,66 +132,63 @@ static kvf_status inproc_open(kvf_transport *transport, const kvf_transport_opti
     }
     lock();
     opened->id = ++registry.last_id;
-    opened->following = registry.endpoints;
-    if (registry.endpoints)
-        registry.endpoints->previous = opened;
-    registry.endpoints = opened;
+    KVF_LIST_ADD(registry.endpoints, opened);
     unlock();
     *out = opened;
     return KVF_OK;
 }
 
 /* Needs the mutex. Afterwards nobody is in the memory of an endpoint, or enters, until end_change(). */
-static void begin_change(inproc_endpoint *self) {
-    self->changing = true;
-    while (self->copying > 0)
+static void begin_change(inproc_endpoint *endpoint) {
+    endpoint->changing = true;
+    while (endpoint->copying > 0)
         (void)pthread_cond_wait(&registry.copied, &registry.mutex);
 }
 
-static void end_change(inproc_endpoint *self) {
-    self->changing = false;
+static void end_change(inproc_endpoint *endpoint) {
+    endpoint->changing = false;
     (void)pthread_cond_broadcast(&registry.copied);
 }
 
 /* Needs the mutex, and that nobody is in the memory. */
-static kvf_status make_room(inproc_endpoint *self, uint32_t region) {
-    uint64_t *bytes = kvf_resize(self->region_bytes, (size_t)region + 1, sizeof *bytes);
+static kvf_status make_room(inproc_endpoint *endpoint, uint32_t region) {
+    uint64_t *bytes = kvf_resize(endpoint->region_bytes, (size_t)region + 1, sizeof *bytes);
     if (bytes)
-        self->region_bytes = bytes;
-    unsigned char **bases = kvf_resize(self->bases, (size_t)region + 1, sizeof *bases);
+        endpoint->region_bytes = bytes;
+    unsigned char **bases = kvf_resize(endpoint->bases, (size_t)region + 1, sizeof *bases);
     if (bases)
-        self->bases = bases;
+        endpoint->bases = bases;
     if (!bytes || !bases)
         return kvf_nomem("a region");
-    for (; self->region_count <= region; self->region_count++) {
-        bytes[self->region_count] = 0;
-        bases[self->region_count] = NULL;
+    for (; endpoint->region_count <= region; endpoint->region_count++) {
+        bytes[endpoint->region_count] = 0;
+        bases[endpoint->region_count] = NULL;
     }
     return KVF_OK;
 }
 
-static kvf_status inproc_register(void *at, uint32_t region, const kvf_memory *memory) {
-    inproc_endpoint *self = at;
+static kvf_status inproc_register(void *self, uint32_t region, const kvf_memory *memory) {
+    inproc_endpoint *endpoint = self;
     lock();
-    begin_change(self);
-    kvf_status status = region < self->region_count ? KVF_OK : make_room(self, region);
+    begin_change(endpoint);
+    kvf_status status = region < endpoint->region_count ? KVF_OK : make_room(endpoint, region);
     if (!status) {
-        self->region_bytes[region] = memory->bytes;
-        self->bases[region] = memory->address;
+        endpoint->region_bytes[region] = memory->bytes;
+        endpoint->bases[region] = memory->address;
     }
-    end_change(self);
+    end_change(endpoint);
     unlock();
     return status;
 }
 
-static kvf_status inproc_unregister(void *at, uint32_t region) {
-    inproc_endpoint *self = at;
+static kvf_status inproc_unregister(void *self, uint32_t region) {
+    inproc_endpoint *endpoint = self;
     lock();
-    begin_change(self);
-    self->oldest = kvf_transport_oldest(self->transport);
-    self->region_bytes[region] = 0;
-    self->bases[region] = NULL;
-    end_change(self);
+    begin_change(endpoint);
+    endpoint->oldest = kvf_transport_oldest(endpoint->transport);
+    endpoint->region_bytes[region] = 0;
+    endpoint->bases[region] = NULL;
+    end_change(endpoint);
     signal_all();
     unlock();
     return KVF_OK;
@@ -225,12 +216,7 @@ static void inproc_close(void *self) {
     closed->closed = true;
     while (closed->copying > 0)
         (void)pthread_cond_wait(&registry.copied, &registry.mutex);
-    if (closed->previous)
-        closed->previous->following = closed->following;
-    else
-        registry.endpoints = closed->following;
-    if (closed->following)
-        closed->following->previous = closed->previous;
+    KVF_LIST_REMOVE(registry.endpoints, closed);
     /* Those who are connected to it find out in their next progress(). */
     signal_all();
     kvf_wake_close(&closed->wake);
@@ -275,8 +261,8 @@ static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer 
 }
 
 /* Needs the mutex. */
-static kvf_status find_remote(const inproc_endpoint *self, const unsigned char *card, const kvf_peer *peer,
-                              inproc_endpoint **out) {
+static kvf_status find_remote(const inproc_endpoint *endpoint, const unsigned char *card,
+                              const kvf_peer *peer, inproc_endpoint **out) {
     uint64_t id;
     memcpy(&id, card + TOKEN_BYTES, sizeof id);
     kvf_status status = make_token();
@@ -287,7 +273,7 @@ static kvf_status find_remote(const inproc_endpoint *self, const unsigned char *
     inproc_endpoint *remote = find_endpoint(id);
     if (!remote || remote->closed)
         return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is closed");
-    const inproc_fence *fence = find_fence(remote, self->id);
+    const inproc_fence *fence = find_fence(remote, endpoint->id);
     if (fence && !fence->admitted)
         return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card has shut this one out");
     if (kvf_peer_generation(peer) < remote->oldest)
@@ -317,30 +303,22 @@ static kvf_status inproc_connect(void *self, const void *card, size_t bytes, kvf
         kvf_free(made);
         return status;
     }
-    made->following = made->self->links;
-    if (made->following)
-        made->following->previous = made;
-    made->self->links = made;
+    KVF_LIST_ADD(made->self->links, made);
     *out = made;
     return KVF_OK;
 }
 
-static void inproc_disconnect(void *at) {
-    inproc_link *gone = at;
-    if (gone->previous)
-        gone->previous->following = gone->following;
-    else
-        gone->self->links = gone->following;
-    if (gone->following)
-        gone->following->previous = gone->previous;
+static void inproc_disconnect(void *self) {
+    inproc_link *gone = self;
+    KVF_LIST_REMOVE(gone->self->links, gone);
     lock();
     release(gone->remote);
     unlock();
     kvf_free(gone);
 }
 
-static kvf_status inproc_submit(void *at, kvf_batch *batch) {
-    inproc_link *to = at;
+static kvf_status inproc_submit(void *self, kvf_batch *batch) {
+    inproc_link *to = self;
     kvf_slices_add(&to->slices, batch);
     lock();
     kvf_wake_set(&to->self->wake, true);
@@ -348,37 +326,28 @@ static kvf_status inproc_submit(void *at, kvf_batch *batch) {
     return KVF_OK;
 }
 
-static void inproc_cancel(void *at, kvf_batch *batch) {
+static void inproc_cancel(void *self, kvf_batch *batch) {
     (void)batch;
-    inproc_link *to = at;
+    inproc_link *to = self;
     kvf_slices_cancel(&to->slices);
     lock();
     kvf_wake_set(&to->self->wake, true);
     unlock();
 }
 
-static kvf_status add_notice(inproc_endpoint *to, const char *sender, const void *data, uint32_t bytes) {
-    notice_head head = {(uint32_t)strlen(sender) + 1, bytes};
-    size_t length = sizeof head + head.sender_bytes + bytes;
-    if (to->inbox.length + length > INBOX_BYTES)
+static kvf_status add_notice(inproc_endpoint *to, const char *sender, const void *data, size_t bytes) {
+    if (to->inbox.length + kvf_notice_room(sender, bytes) > INBOX_BYTES)
         return kvf_fail(KVF_E_AGAIN, "it has %zu bytes of notifications to read first", to->inbox.length);
-    kvf_status status = kvf_buffer_room(&to->inbox, length);
-    if (status)
-        return status;
-    (void)kvf_buffer_add(&to->inbox, &head, sizeof head);
-    (void)kvf_buffer_add(&to->inbox, sender, head.sender_bytes);
-    (void)kvf_buffer_add(&to->inbox, data, bytes);
-    to->inbox_room += kvf_notice_room(sender, bytes);
-    return KVF_OK;
+    return kvf_notices_add(&to->inbox, sender, data, bytes);
 }
 
-static kvf_status inproc_notify(void *at, const void *data, size_t bytes) {
-    const inproc_link *to = at;
+static kvf_status inproc_notify(void *self, const void *data, size_t bytes) {
+    const inproc_link *to = self;
     inproc_endpoint *remote = to->remote;
     const char *sender = kvf_transport_name(to->self->transport);
     lock();
     kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "%s", HAS_CLOSED)
-                                       : add_notice(remote, sender, data, (uint32_t)bytes);
+                                       : add_notice(remote, sender, data, bytes);
     if (!status)
         kvf_wake_set(&remote->wake, true);
     unlock();
@@ -439,11 +408,8 @@ static void copy_slice(const inproc_link *to, kvf_direction direction, const kvf
 static uint64_t move(inproc_link *to, uint64_t budget) {
     uint64_t moved = 0;
     kvf_slices_reap(&to->slices);
-    while (to->slices.current && moved < budget) {
-        kvf_slice slice;
-        kvf_slices_peek(&to->slices, budget - moved, KVF_SLICE_RUNS, &slice);
-        if (slice.count == 0 && to->slices.offset == 0 && moved > 0)
-            break; /* a long run: rather whole, next time */
+    kvf_slice slice;
+    while (kvf_slices_next(&to->slices, to->self->transport, moved, budget, &slice)) {
         if (!enter(to))
             return moved;
         kvf_batch *batch = to->slices.current;
@@ -457,38 +423,31 @@ static uint64_t move(inproc_link *to, uint64_t budget) {
 }
 
 /* What there is no memory for waits until there is. */
-static void read_inbox(inproc_endpoint *self) {
+static void read_inbox(inproc_endpoint *endpoint) {
     lock();
-    bool room = kvf_deliver_room(self->transport, self->inbox_room) == KVF_OK;
-    kvf_buffer full = room ? self->inbox : (kvf_buffer){0};
+    bool room = kvf_deliver_room(endpoint->transport, endpoint->inbox.length) == KVF_OK;
+    kvf_buffer full = room ? endpoint->inbox : (kvf_buffer){0};
     if (room) {
-        self->inbox = self->delivered;
-        self->inbox_room = 0;
-        self->delivered = full;
+        endpoint->inbox = endpoint->delivered;
+        endpoint->delivered = full;
     }
     unlock();
-    for (size_t at = 0; at < full.length;) {
-        notice_head head;
-        memcpy(&head, full.data + at, sizeof head);
-        at += sizeof head;
-        const char *sender = (const char *)full.data + at;
-        at += head.sender_bytes;
-        (void)kvf_deliver(self->transport, sender, full.data + at, head.bytes);
-        at += head.bytes;
-    }
-    self->delivered.length = 0;
+    kvf_notice notice;
+    for (size_t at = 0; kvf_notices_next(&full, &at, &notice);)
+        (void)kvf_deliver(endpoint->transport, notice.sender, notice.data, notice.bytes);
+    endpoint->delivered.length = 0;
 }
 
-static void find_lost(inproc_endpoint *self) {
+static void find_lost(inproc_endpoint *endpoint) {
     lock();
-    for (inproc_link *at = self->links; at; at = at->following)
+    for (inproc_link *at = endpoint->links; at; at = at->following)
         (void)find_loss(at);
     unlock();
 }
 
 /* The remote end may have gone with copies left to make: those end as lost, the others had ended before. */
-static void report_lost(inproc_endpoint *self) {
-    for (inproc_link *at = self->links; at; at = at->following)
+static void report_lost(inproc_endpoint *endpoint) {
+    for (inproc_link *at = endpoint->links; at; at = at->following)
         if (at->lost && at->peer) {
             kvf_peer *peer = at->peer;
             at->slices = (kvf_slices){0};
@@ -497,23 +456,23 @@ static void report_lost(inproc_endpoint *self) {
         }
 }
 
-static kvf_status inproc_progress(void *at, bool *busy) {
-    inproc_endpoint *self = at;
-    find_lost(self);
-    read_inbox(self);
+static kvf_status inproc_progress(void *self, bool *busy) {
+    inproc_endpoint *endpoint = self;
+    find_lost(endpoint);
+    read_inbox(endpoint);
     uint32_t moving = 0;
-    for (const inproc_link *to = self->links; to; to = to->following)
+    for (const inproc_link *to = endpoint->links; to; to = to->following)
         moving += to->slices.current && !to->lost;
     *busy = false;
-    for (inproc_link *to = self->links; to && moving > 0; to = to->following) {
+    for (inproc_link *to = endpoint->links; to && moving > 0; to = to->following) {
         if (!to->slices.current || to->lost)
             continue;
         (void)move(to, KVF_SLICE_BYTES / moving + 1);
         *busy = *busy || (to->slices.current && !to->lost);
     }
-    report_lost(self);
+    report_lost(endpoint);
     lock();
-    kvf_wake_set(&self->wake, *busy || self->inbox.length > 0);
+    kvf_wake_set(&endpoint->wake, *busy || endpoint->inbox.length > 0);
     unlock();
     return KVF_OK;
 }
@@ -521,16 +480,16 @@ static kvf_status inproc_progress(void *at, bool *busy) {
 /* ---- fences ---------------------------------------------------------------------------------- */
 
 /* Needs the mutex. */
-static kvf_status add_fence(inproc_endpoint *self, uint64_t id) {
-    inproc_fence *fence = find_fence(self, id);
+static kvf_status add_fence(inproc_endpoint *endpoint, uint64_t id) {
+    inproc_fence *fence = find_fence(endpoint, id);
     if (!fence) {
-        inproc_fence *grown = kvf_resize(self->fences, (size_t)self->fence_count + 1, sizeof *grown);
+        inproc_fence *grown = kvf_resize(endpoint->fences, (size_t)endpoint->fence_count + 1, sizeof *grown);
         if (!grown)
             return kvf_nomem("a fence");
-        self->fences = grown;
-        fence = &grown[self->fence_count++];
+        endpoint->fences = grown;
+        fence = &grown[endpoint->fence_count++];
     }
-    *fence = (inproc_fence){id, ++self->fence_number, false};
+    *fence = (inproc_fence){id, ++endpoint->fence_number, false};
     return KVF_OK;
 }
 
@@ -546,18 +505,18 @@ static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
 }
 
 /* Threads of this process are not stopped one by one: a copy that is under way is waited for. */
-static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
-    inproc_endpoint *self = at;
+static kvf_status inproc_fence_out(void *self, const void *card, size_t bytes) {
+    inproc_endpoint *endpoint = self;
     uint64_t id = 0;
     lock();
     kvf_status status = read_card(card, bytes, &id);
     if (!status)
-        status = add_fence(self, id);
+        status = add_fence(endpoint, id);
     if (!status) {
-        self->fencing++;
-        for (inproc_endpoint *other; (other = find_endpoint(id)) && other->copying_with == self;)
+        endpoint->fencing++;
+        for (inproc_endpoint *other; (other = find_endpoint(id)) && other->copying_with == endpoint;)
             (void)pthread_cond_wait(&registry.copied, &registry.mutex);
-        self->fencing--;
+        endpoint->fencing--;
         inproc_endpoint *other = find_endpoint(id);
         if (other)
             kvf_wake_set(&other->wake, true); /* to find out */
@@ -566,15 +525,20 @@ static kvf_status inproc_fence_out(void *at, const void *card, size_t bytes) {
     return status;
 }
 
-static kvf_status inproc_admit(void *at, const void *card, size_t bytes) {
+static kvf_status inproc_admit(void *self, const void *card, size_t bytes) {
     uint64_t id = 0;
     lock();
     kvf_status status = read_card(card, bytes, &id);
-    inproc_fence *fence = status ? NULL : find_fence(at, id);
+    inproc_fence *fence = status ? NULL : find_fence(self, id);
     if (fence)
         fence->admitted = true;
     unlock();
     return status == KVF_E_NOT_FOUND ? KVF_OK : status;
+}
+
+static const char *inproc_way(const void *link) {
+    (void)link;
+    return "memory of this process";
 }
 
 extern const kvf_fabric kvf_fabric_inproc;
@@ -601,6 +565,7 @@ const kvf_fabric kvf_fabric_inproc = {
     .submit = inproc_submit,
     .cancel = inproc_cancel,
     .notify = inproc_notify,
+    .way = inproc_way,
     .disconnect = inproc_disconnect,
     .fence = inproc_fence_out,
     .admit = inproc_admit,

@@ -293,6 +293,7 @@ const kvf_fabric kvf_fabric_shm = {
     .submit = kvf_shm_submit,
     .cancel = kvf_shm_cancel,
     .notify = kvf_shm_notify,
+    .way = kvf_shm_link_way,
     .disconnect = kvf_shm_disconnect,
     .fence = kvf_shm_fence,
     .admit = kvf_shm_admit,

@@ -114,8 +114,8 @@ struct kvf_shm_link {
     bool ready;
     bool lost;
     char why[KVF_REASON_BYTES]; /* it was lost */
-    bool no_direct;             /* the kernel forbids it: use slots */
-    bool blocked;               /* the socket is full: something waits until it is not */
+    const char *no_direct; /* why its process is not read and written directly, but slots are used; or NULL */
+    bool blocked;          /* the socket is full: something waits until it is not */
     bool watching_writes;
     kvf_slices slices;
 
@@ -173,10 +173,14 @@ kvf_status kvf_shm_admit(void *self, const void *part, size_t bytes);
 /* shm_link.c */
 
 kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
-void kvf_shm_disconnect(void *at);
-kvf_status kvf_shm_submit(void *at, kvf_batch *batch);
-void kvf_shm_cancel(void *at, kvf_batch *batch);
-kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes);
+void kvf_shm_disconnect(void *self);
+kvf_status kvf_shm_submit(void *self, kvf_batch *batch);
+void kvf_shm_cancel(void *self, kvf_batch *batch);
+kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes);
+const char *kvf_shm_link_way(const void *self);
+
+/** Memory is reached through a shared buffer: the kernel has refused process_vm_readv and its like. */
+#define SHM_FORBIDDEN "a shared buffer, for the kernel forbids process_vm_readv"
 
 /** Reads what the owner has told: at most what fits into all slots. */
 void kvf_shm_link_read(kvf_shm_link *link);

@@ -191,7 +191,7 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
     link->peer = peer;
     link->watch = (kvf_shm_watch){SHM_WATCH_LINK, link};
     link->fd = link->process_fd = link->buffer_fd = -1;
-    link->no_direct = link->endpoint->no_direct_read;
+    link->no_direct = link->endpoint->no_direct_read ? "a shared buffer, for shm.direct is off" : NULL;
     status = make_tables(link);
     if (!status)
         status = reach(link, &card);
@@ -203,23 +203,16 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
         free_link(link);
         return status;
     }
-    link->no_direct = link->no_direct || link->pid <= 0;
-    link->following = link->endpoint->links;
-    if (link->following)
-        link->following->previous = link;
-    link->endpoint->links = link;
+    if (!link->no_direct && link->pid <= 0)
+        link->no_direct = "a shared buffer, for its process is in another PID namespace";
+    KVF_LIST_ADD(link->endpoint->links, link);
     *out = link;
     return KVF_OK;
 }
 
-void kvf_shm_disconnect(void *at) {
-    kvf_shm_link *link = at;
-    if (link->previous)
-        link->previous->following = link->following;
-    else
-        link->endpoint->links = link->following;
-    if (link->following)
-        link->following->previous = link->previous;
+void kvf_shm_disconnect(void *self) {
+    kvf_shm_link *link = self;
+    KVF_LIST_REMOVE(link->endpoint->links, link);
     free_link(link);
 }
 
@@ -333,23 +326,23 @@ void kvf_shm_link_read(kvf_shm_link *link) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-kvf_status kvf_shm_submit(void *at, kvf_batch *batch) {
-    kvf_shm_link *link = at;
+kvf_status kvf_shm_submit(void *self, kvf_batch *batch) {
+    kvf_shm_link *link = self;
     kvf_slices_add(&link->slices, batch);
     if (link->ready)
         kvf_wake_set(&link->endpoint->wake, true);
     return KVF_OK;
 }
 
-void kvf_shm_cancel(void *at, kvf_batch *batch) {
+void kvf_shm_cancel(void *self, kvf_batch *batch) {
     (void)batch;
-    kvf_shm_link *link = at;
+    kvf_shm_link *link = self;
     kvf_slices_cancel(&link->slices);
     kvf_wake_set(&link->endpoint->wake, true);
 }
 
-kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {
-    kvf_shm_link *link = at;
+kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes) {
+    kvf_shm_link *link = self;
     kvf_shm_header header = {SHM_NOTICE, (uint32_t)bytes};
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
@@ -359,6 +352,18 @@ kvf_status kvf_shm_notify(void *at, const void *data, size_t bytes) {
         set_blocked(link, true);
     }
     return status;
+}
+
+const char *kvf_shm_link_way(const void *self) {
+    const kvf_shm_link *link = self;
+    if (!link->ready)
+        return "";
+    if (!link->some_unmapped)
+        return "mapped memory";
+    if (link->no_direct)
+        return link->no_direct;
+    return link->endpoint->only_direct ? "process_vm_readv"
+                                       : "process_vm_readv or a shared buffer, whichever is faster";
 }
 
 /* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
@@ -440,7 +445,7 @@ static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_sl
         status = move_direct(link, direction, slice);
     if (status != KVF_E_UNSUPPORTED)
         return status;
-    link->no_direct = true;
+    link->no_direct = SHM_FORBIDDEN;
     return ask_owner(link, slice);
 }
 
@@ -477,12 +482,11 @@ bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
     kvf_batch *first = link->slices.current;
     kvf_status status = KVF_OK;
     link->look = false;
-    for (uint64_t moved = 0; link->ready && link->slices.current && moved < budget && !link->look;) {
+    uint64_t moved = 0;
+    kvf_slice slice;
+    while (link->ready && !link->look &&
+           kvf_slices_next(&link->slices, link->endpoint->transport, moved, budget, &slice)) {
         kvf_batch *batch = link->slices.current;
-        kvf_slice slice;
-        kvf_slices_peek(&link->slices, budget - moved, KVF_SLICE_RUNS, &slice);
-        if (slice.count == 0 && link->slices.offset == 0 && moved > 0)
-            break; /* a long run: rather whole, next time */
         status = move_slice(link, batch->direction, &slice);
         if (status == KVF_E_AGAIN || status == KVF_E_PEER_LOST)
             break;

@@ -32,12 +32,7 @@ static void unmap_buffer(kvf_shm_buffer *buffer) {
 
 static void free_client(kvf_shm_client *client) {
     kvf_shm_endpoint *endpoint = client->endpoint;
-    if (client->previous)
-        client->previous->following = client->following;
-    else
-        endpoint->clients = client->following;
-    if (client->following)
-        client->following->previous = client->previous;
+    KVF_LIST_REMOVE(endpoint->clients, client);
     endpoint->unknown_clients -= !client->known;
     unmap_buffer(&client->buffer);
     (void)shm_gate_shut(client->gate);
@@ -105,10 +100,7 @@ static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
         kvf_free(client);
         return status;
     }
-    client->following = endpoint->clients;
-    if (client->following)
-        client->following->previous = client;
-    endpoint->clients = client;
+    KVF_LIST_ADD(endpoint->clients, client);
     if (++endpoint->unknown_clients > SHM_CLIENTS_UNKNOWN_MAX)
         drop_oldest_unknown(endpoint);
     return KVF_OK;
@@ -329,7 +321,8 @@ static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint
     kvf_status status = check_pieces(client, move, &bytes);
     if (!status)
         copy_pieces(client, move);
-    *budget -= kvf_min_u64(*budget, bytes);
+    bool hurried = kvf_transport_hurried(client->endpoint->transport);
+    *budget = hurried ? 0 : *budget - kvf_min_u64(*budget, bytes);
     client->answer = (kvf_shm_moved_message){{SHM_MOVED, 0}, move->slot, (uint32_t)status};
     client->answer_due = true;
     return true;

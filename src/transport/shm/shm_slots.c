@@ -164,7 +164,7 @@ void kvf_shm_slots_rescue(kvf_shm_link *link) {
         bool wanted = !batch->failed && !batch->cancelled;
         kvf_status status = wanted ? kvf_shm_direct(link, KVF_READ, &slot->slice) : KVF_OK;
         if (status == KVF_E_UNSUPPORTED) { /* it has to be waited for */
-            link->no_direct = true;
+            link->no_direct = SHM_FORBIDDEN;
             return;
         }
         if (status == KVF_E_PEER_LOST)

@@ -21,13 +21,18 @@
  * UCX itself reads the environment (UCX_TLS, UCX_NET_DEVICES, ...); nothing is ever written there.
  */
 #include <errno.h>
+#include <stdatomic.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/descriptors.h"
+#include "base/fork.h"
 #include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
+/* A worker opens about 15, and more where there are more networks. UCX aborts at some that it cannot open. */
+#define DESCRIPTORS_OF_UCX 64u
 #define TLS "ucx.tls"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
@@ -173,7 +178,28 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_free(endpoint);
 }
 
+/* UCX's threads and descriptors do not survive fork(): in a child of a process that has opened it, opening it again
+ * hangs or aborts. */
+static kvf_status check_process(void) {
+    static atomic_uint first; /* fork count when UCX was first opened, and 1 */
+    unsigned now = kvf_fork_count() + 1, none = 0;
+    if (atomic_compare_exchange_strong(&first, &none, now) || none == now)
+        return KVF_OK;
+    return kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that had opened UCX");
+}
+
+/* What it says of KVF_E_IO, as something that "auto" can do without. */
+static kvf_status check_room(void) {
+    kvf_status status = kvf_descriptors_check("UCX", DESCRIPTORS_OF_UCX);
+    return status ? kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ") : KVF_OK;
+}
+
 static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    kvf_status status = check_process();
+    if (!status)
+        status = check_room();
+    if (status)
+        return status;
     kvf_ucx_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
     if (!endpoint)
         return kvf_nomem("a UCX endpoint");
@@ -182,7 +208,7 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
     endpoint->ready_last = &endpoint->ready;
     kvf_ucx_enter();
-    kvf_status status = open_context(endpoint, options);
+    status = open_context(endpoint, options);
     if (!status)
         status = open_worker(endpoint);
     if (!status)
@@ -195,8 +221,8 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     return status;
 }
 
-static void ucx_close(void *endpoint) {
-    free_endpoint(endpoint);
+static void ucx_close(void *self) {
+    free_endpoint(self);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -239,8 +265,8 @@ static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool 
     return status;
 }
 
-static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+static kvf_status ucx_progress(void *self, bool *busy) {
+    kvf_ucx_endpoint *endpoint = self;
     bool more = false;
     bool moved = false;
     bool fired = false;
@@ -270,8 +296,8 @@ static kvf_status ucx_progress(void *endpoint_pointer, bool *busy) {
     return status ? status : rested;
 }
 
-static int ucx_event_fd(void *endpoint_pointer) {
-    const kvf_ucx_endpoint *endpoint = endpoint_pointer;
+static int ucx_event_fd(void *self) {
+    const kvf_ucx_endpoint *endpoint = self;
     return endpoint->event_fd;
 }
 

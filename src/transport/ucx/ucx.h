@@ -207,14 +207,14 @@ bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void
 
 /* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
 
-kvf_status kvf_ucx_allocate(void *endpoint, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
                             void **out);
-kvf_status kvf_ucx_register(void *endpoint, uint32_t region, const kvf_memory *memory);
-kvf_status kvf_ucx_unregister(void *endpoint, uint32_t region);
-kvf_status kvf_ucx_write_card(void *endpoint, kvf_buffer *out);
-kvf_status kvf_ucx_connect(void *endpoint, const void *data, size_t bytes, kvf_peer *peer, void **out);
-void kvf_ucx_disconnect(void *link);
-kvf_status kvf_ucx_notify(void *link, const void *data, size_t bytes);
+kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memory);
+kvf_status kvf_ucx_unregister(void *self, uint32_t region);
+kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out);
+kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
+void kvf_ucx_disconnect(void *self);
+kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
 
 /** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
@@ -228,8 +228,8 @@ void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
 
 /* ---- ucx_post.c ------------------------------------------------------------------------------ */
 
-kvf_status kvf_ucx_submit(void *link, kvf_batch *batch);
-void kvf_ucx_cancel(void *link, kvf_batch *batch);
+kvf_status kvf_ucx_submit(void *self, kvf_batch *batch);
+void kvf_ucx_cancel(void *self, kvf_batch *batch);
 
 /** Posts runs of all links, some megabytes at most; returns whether there is more to post at once. */
 bool kvf_ucx_post(kvf_ucx_endpoint *endpoint);

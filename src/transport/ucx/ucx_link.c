@@ -198,9 +198,8 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     return status;
 }
 
-kvf_status kvf_ucx_connect(void *endpoint_pointer, const void *data, size_t bytes, kvf_peer *peer,
-                           void **out) {
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
+    kvf_ucx_endpoint *endpoint = self;
     kvf_ucx_card card;
     kvf_status status = kvf_ucx_card_read(data, bytes, &card);
     if (status)
@@ -212,26 +211,18 @@ kvf_status kvf_ucx_connect(void *endpoint_pointer, const void *data, size_t byte
     kvf_free(card.regions);
     if (status)
         return status;
-    link->following = endpoint->links;
-    if (endpoint->links)
-        endpoint->links->previous = link;
-    endpoint->links = link;
+    KVF_LIST_ADD(endpoint->links, link);
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
 }
 
-void kvf_ucx_disconnect(void *link_pointer) {
-    kvf_ucx_link *link = link_pointer;
+void kvf_ucx_disconnect(void *self) {
+    kvf_ucx_link *link = self;
     kvf_ucx_endpoint *endpoint = link->endpoint;
     if (endpoint->turn == link)
         endpoint->turn = NULL;
-    if (link->previous)
-        link->previous->following = link->following;
-    else
-        endpoint->links = link->following;
-    if (link->following)
-        link->following->previous = link->previous;
+    KVF_LIST_REMOVE(endpoint->links, link);
     kvf_ucx_enter();
     linger(link);
     close_ep(link);
@@ -274,8 +265,8 @@ static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, siz
     return UCS_PTR_IS_ERR(result) ? kvf_ucx_fail(UCS_PTR_STATUS(result), "notification") : KVF_OK;
 }
 
-kvf_status kvf_ucx_notify(void *link_pointer, const void *data, size_t bytes) {
-    kvf_ucx_link *link = link_pointer;
+kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes) {
+    kvf_ucx_link *link = self;
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->lost_why);
     if (link->messages >= MESSAGES_MAX)

@@ -16,10 +16,9 @@ static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx
     return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, flags ? "allocation" : "registration");
 }
 
-kvf_status kvf_ucx_allocate(void *endpoint_pointer, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
-                            void **out) {
+kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out) {
     (void)kind, (void)device; /* the host is all there is */
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+    kvf_ucx_endpoint *endpoint = self;
     uint64_t padded; /* so that rounding up to pages inside UCX cannot overflow */
     if (!kvf_add(bytes, 1u << 30, &padded))
         return kvf_fail(KVF_E_NOMEM, "no memory for %llu bytes", (unsigned long long)bytes);
@@ -78,8 +77,8 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
     return status ? kvf_fail_in(status, "region %u: ", i) : KVF_OK;
 }
 
-kvf_status kvf_ucx_register(void *endpoint_pointer, uint32_t region, const kvf_memory *memory) {
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memory) {
+    kvf_ucx_endpoint *endpoint = self;
     if (region >= endpoint->region_count) {
         kvf_ucx_memory *grown = kvf_resize(endpoint->regions, (size_t)region + 1, sizeof *grown);
         if (!grown)
@@ -99,8 +98,8 @@ kvf_status kvf_ucx_register(void *endpoint_pointer, uint32_t region, const kvf_m
 
 /* Peers on this machine watch the beacon: that it goes out ends their connections, and their cards lead nowhere.
  * Others get an error from UCX for the key. */
-kvf_status kvf_ucx_unregister(void *endpoint_pointer, uint32_t region) {
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
+    kvf_ucx_endpoint *endpoint = self;
     kvf_ucx_memory *memory = &endpoint->regions[region];
     kvf_ucx_enter();
     if (memory->mapped)
@@ -136,8 +135,8 @@ static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card
     return KVF_OK;
 }
 
-kvf_status kvf_ucx_write_card(void *endpoint_pointer, kvf_buffer *out) {
-    kvf_ucx_endpoint *endpoint = endpoint_pointer;
+kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
+    kvf_ucx_endpoint *endpoint = self;
     kvf_ucx_card card = {.regions = kvf_alloc(endpoint->region_count, sizeof *card.regions)};
     if (!card.regions)
         return kvf_nomem("a card");

@@ -48,14 +48,7 @@ static void free_job(kvf_ucx_job *job) {
         link->posting = job->following;
         link->posted_bytes = 0;
     }
-    if (job->previous)
-        job->previous->following = job->following;
-    else
-        link->first = job->following;
-    if (job->following)
-        job->following->previous = job->previous;
-    else
-        link->last = job->previous;
+    KVF_QUEUE_REMOVE(link->first, link->last, job);
     job->following = link->endpoint->spare_jobs;
     link->endpoint->spare_jobs = job;
 }
@@ -74,8 +67,8 @@ void kvf_ucx_drop_jobs(kvf_ucx_link *link) {
         free_job(link->first);
 }
 
-kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
-    kvf_ucx_link *link = link_pointer;
+kvf_status kvf_ucx_submit(void *self, kvf_batch *batch) {
+    kvf_ucx_link *link = self;
     kvf_ucx_endpoint *endpoint = link->endpoint;
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
@@ -84,14 +77,10 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
         endpoint->spare_jobs = job->following;
     else if (!(job = kvf_alloc(1, sizeof *job)))
         return kvf_nomem("a batch");
-    *job = (kvf_ucx_job){.batch = batch, .link = link, .previous = link->last};
+    *job = (kvf_ucx_job){.batch = batch, .link = link};
     batch->next = 0;
     batch->in_flight = 0;
-    if (link->last)
-        link->last->following = job;
-    else
-        link->first = job;
-    link->last = job;
+    KVF_QUEUE_ADD(link->first, link->last, job);
     if (!link->posting)
         link->posting = job;
     kvf_wake_set(&endpoint->wake, true);
@@ -99,9 +88,9 @@ kvf_status kvf_ucx_submit(void *link_pointer, kvf_batch *batch) {
 }
 
 /* What is in flight cannot be called back, only waited for; posting sees to the rest. */
-void kvf_ucx_cancel(void *link_pointer, kvf_batch *batch) {
+void kvf_ucx_cancel(void *self, kvf_batch *batch) {
     (void)batch;
-    kvf_ucx_link *link = link_pointer;
+    kvf_ucx_link *link = self;
     kvf_wake_set(&link->endpoint->wake, true);
 }
 

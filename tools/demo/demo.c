@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <kvferry/agent.h>
+
 #include "copy_limit.h"
 #include "crew.h"
 #include "rank.h"
@@ -86,10 +88,7 @@ typedef struct run {
     const demo_job *job;
     crew all;
     demo_result *result;
-    unsigned char *cards; /* all cards, each after its length; by prefill rank */
-    size_t card_bytes;
-    unsigned char **card; /* [prefill rank]: owned */
-    uint64_t *card_length;
+    kvf_agent *directory;      /* where the prefill engine is met */
     uint64_t begin_ns, end_ns; /* of a round */
     uint64_t bytes, runs;
     uint64_t copy_ns;
@@ -97,40 +96,20 @@ typedef struct run {
 } run;
 
 static bool take_ready(void *context, demo_side side, uint32_t index, const message *from) {
-    run *self = context;
-    if (side == SIDE_DECODE) {
-        const plan_figures *figures = from->data;
-        plan_figures *sum = &self->result->plans;
-        sum->sources += figures->sources;
-        sum->rules += figures->rules;
-        sum->memory_bytes += figures->memory_bytes;
-        if (figures->build_ns > sum->build_ns)
-            sum->build_ns = figures->build_ns;
-        return from->bytes == sizeof *figures;
-    }
-    self->card[index] = malloc(from->bytes + 1);
-    if (!self->card[index])
-        return false;
-    if (from->bytes)
-        memcpy(self->card[index], from->data, from->bytes);
-    self->card_length[index] = from->bytes;
-    return true;
-}
-
-static bool take_connected(void *context, demo_side side, uint32_t index, const message *from) {
-    (void)side, (void)index;
-    char *kinds = ((run *)context)->result->transport;
-    const char *kind = from->data;
-    size_t room = sizeof((run *)context)->result->transport, length = strlen(kinds);
-    if (kind[0] && !strstr(kinds, kind))
-        (void)snprintf(kinds + length, room - length, "%s%s", length ? "+" : "", kind);
-    return true;
+    (void)index;
+    return side == SIDE_DECODE ||
+           kvf_agent_introduce(((run *)context)->directory, from->data, from->bytes) == KVF_OK;
 }
 
 static bool take_moved(void *context, demo_side side, uint32_t index, const message *from) {
     (void)side, (void)index;
     run *self = context;
     const move_figures *figures = from->data;
+    demo_result *result = self->result;
+    size_t length = strlen(result->transport);
+    if (!strstr(result->transport, figures->kind))
+        (void)snprintf(result->transport + length, sizeof result->transport - length, "%s%s",
+                       length ? "+" : "", figures->kind);
     if (figures->begin_ns < self->begin_ns)
         self->begin_ns = figures->begin_ns;
     if (figures->end_ns > self->end_ns)
@@ -167,27 +146,18 @@ static bool take_copied(void *context, demo_side side, uint32_t index, const mes
 
 /* ---- the phases ------------------------------------------------------------------------------ */
 
+/* Engines find each other by a contact that knows all ranks of one; here it is a directory of the coordinator. */
 static int connect_ranks(run *self) {
-    uint32_t ranks = self->job->prefill_ranks;
+    const kvf_agent_options how = {.struct_size = sizeof how, .own_thread = true};
+    kvf_status status = kvf_agent_open(NULL, 0, &how, &self->directory);
+    if (status)
+        return library_failure(status, "the directory of the prefill engine");
     int result = crew_await(&self->all, CREW_ALL, MESSAGE_READY, "filling caches", take_ready, self);
     if (result)
         return result;
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < ranks; i++)
-        bytes += sizeof(uint64_t) + (size_t)self->card_length[i];
-    unsigned char *cards = malloc(bytes + 1), *at = cards;
-    if (!cards)
-        return failure("not enough memory");
-    for (uint32_t i = 0; i < ranks; i++) {
-        memcpy(at, &self->card_length[i], sizeof(uint64_t));
-        at += sizeof(uint64_t);
-        if (self->card_length[i])
-            memcpy(at, self->card[i], (size_t)self->card_length[i]);
-        at += self->card_length[i];
-    }
-    crew_send(&self->all, CREW_DECODE, MESSAGE_CONNECT, cards, bytes);
-    free(cards);
-    return crew_await(&self->all, CREW_DECODE, MESSAGE_CONNECTED, "connecting", take_connected, self);
+    const char *endpoint = kvf_agent_endpoint(self->directory);
+    crew_send(&self->all, CREW_DECODE, MESSAGE_CONNECT, endpoint, strlen(endpoint) + 1);
+    return crew_await(&self->all, CREW_DECODE, MESSAGE_CONNECTED, "connecting", NULL, NULL);
 }
 
 static int move_round(run *self, uint32_t round) {
@@ -207,34 +177,14 @@ static int move_round(run *self, uint32_t round) {
     return result;
 }
 
-/* How often each prefill rank is told that a request was read: by each decode rank that has it as a source.
- */
-static int count_notifications(const demo_job *job, uint64_t *expected) {
-    for (uint32_t rank = 0; rank < job->decode_ranks; rank++) {
-        kvf_plan *plan = NULL;
-        int result = engines_plan(job->all.decode, rank, job->all.prefill, job->asked, &plan);
-        if (result)
-            return result;
-        for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++)
-            expected[kvf_plan_source_rank(plan, source)] += (uint64_t)job->work.request_count * job->rounds;
-        kvf_plan_free(plan);
-    }
-    return EXIT_DONE;
-}
-
 /* Prefill ranks give their memory back, and decode ranks let go of it. */
 static int part_ranks(run *self) {
-    uint64_t *expected = calloc(self->job->prefill_ranks, sizeof *expected);
-    int result = expected ? count_notifications(self->job, expected) : failure("not enough memory");
-    for (uint32_t i = 0; i < self->job->prefill_ranks && !result; i++)
-        crew_send_one(&self->all, i, MESSAGE_PART, &expected[i], sizeof expected[i]);
-    free(expected);
-    if (!result)
-        result = crew_await(&self->all, CREW_PREFILL, MESSAGE_PARTED, "parting", NULL, NULL);
-    if (result)
-        return result;
-    crew_send(&self->all, CREW_DECODE, MESSAGE_PART, NULL, 0);
-    return crew_await(&self->all, CREW_DECODE, MESSAGE_PARTED, "parting", NULL, NULL);
+    int result = EXIT_DONE;
+    for (crew_part side = CREW_PREFILL; side <= CREW_DECODE && !result; side++) {
+        crew_send(&self->all, side, MESSAGE_PART, NULL, 0);
+        result = crew_await(&self->all, side, MESSAGE_PARTED, "parting", NULL, NULL);
+    }
+    return result;
 }
 
 static int measure_copying(run *self) {
@@ -266,11 +216,8 @@ int demo_run(const demo_job *job, demo_result *out) {
     run self = {.job = job, .result = out};
     out->seconds = calloc(job->rounds, sizeof *out->seconds);
     out->copy_seconds = calloc(job->rounds, sizeof *out->copy_seconds);
-    self.card = calloc(job->prefill_ranks, sizeof *self.card);
-    self.card_length = calloc(job->prefill_ranks, sizeof *self.card_length);
-    int result = out->seconds && out->copy_seconds && self.card && self.card_length
-                     ? crew_start(&self.all, job)
-                     : failure("not enough memory");
+    int result =
+        out->seconds && out->copy_seconds ? crew_start(&self.all, job) : failure("not enough memory");
     if (!result) {
         result = run_phases(&self);
         if (result)
@@ -278,10 +225,7 @@ int demo_run(const demo_job *job, demo_result *out) {
         else
             result = crew_end(&self.all);
     }
-    for (uint32_t i = 0; self.card && i < job->prefill_ranks; i++)
-        free(self.card[i]);
-    free(self.card);
-    free(self.card_length);
+    kvf_agent_close(self.directory);
     out->wall_seconds = (double)(now_ns() - begin) / 1e9;
     return result;
 }

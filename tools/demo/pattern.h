@@ -5,8 +5,8 @@
  * cell is then a permutation of key + w * odd constant. Words of one cell all differ, and two cells agree in
  * a word with a chance of 2^-32. The word is built from shifts and additions, which every vector unit has.
  */
-#ifndef KVFERRY_CLI_PATTERN_H
-#define KVFERRY_CLI_PATTERN_H
+#ifndef KVFERRY_DEMO_PATTERN_H
+#define KVFERRY_DEMO_PATTERN_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -69,7 +69,7 @@ static bool make_region(live_rank *of, uint32_t region, uint64_t bytes) {
             return false;
         of->mapped = region + 1;
     } else {
-        kvf_status status = kvf_transport_allocate(of->transport, KVF_MEMORY_HOST, 0, bytes, &memory);
+        kvf_status status = kvf_agent_allocate(of->agent, KVF_MEMORY_HOST, 0, bytes, &memory);
         if (status)
             return rank_fail_status(of, status, "allocating a cache");
     }
@@ -98,54 +98,74 @@ static bool make_regions(live_rank *of, uint8_t unused) {
 
 static bool register_regions(const live_rank *of) {
     const kvf_shard_desc *shard = kvf_shard_get(of->shard);
-    kvf_memory *memory = calloc(shard->region_count, sizeof *memory);
+    kvf_memory *memory = calloc((size_t)shard->region_count + 1, sizeof *memory);
     if (!memory)
         return rank_fail(of, "not enough memory");
     for (uint32_t i = 0; i < shard->region_count; i++)
         memory[i] =
             (kvf_memory){sizeof(kvf_memory), of->regions[i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
-    kvf_status status = kvf_transport_register(of->transport, memory, shard->region_count);
+    kvf_status status = kvf_agent_register(of->agent, memory, shard->region_count);
     free(memory);
     return status ? rank_fail_status(of, status, "registering the caches") : true;
 }
 
-bool rank_open(live_rank *out, rank_seat *seat, const kvf_transport_options *callbacks, uint8_t unused) {
+void rank_note_kinds(live_rank *of) {
+    uint32_t count = 0, room = 0;
+    (void)kvf_agent_peers(of->agent, NULL, 0, &room);
+    kvf_agent_peer *peers = calloc((size_t)room + 1, sizeof *peers);
+    if (!peers)
+        return; /* a name less in the table */
+    peers->struct_size = sizeof *peers;
+    (void)kvf_agent_peers(of->agent, peers, room + 1, &count);
+    for (uint32_t i = 0; i < count && i <= room; i++) {
+        size_t length = strlen(of->kind);
+        if (peers[i].role == KVF_PEER_PRODUCER && !strstr(of->kind, peers[i].fabric))
+            (void)snprintf(of->kind + length, sizeof of->kind - length, "%s%s", length ? "+" : "",
+                           peers[i].fabric);
+    }
+    free(peers);
+}
+
+uint64_t rank_patience_ns(const demo_job *job) {
+    return (job->asked->timeout_s + UINT64_C(60)) * 1000000000u;
+}
+
+/* Leases outlast the slowest round, for nothing here frees blocks early; a peer that closed is let go of at once. */
+static kvf_status open_agent(live_rank *out) {
+    const demo_job *job = out->job;
+    const kvf_engine *engine = out->seat->side == SIDE_PREFILL ? job->all.prefill : job->all.decode;
+    kvf_setting settings[2];
+    kvf_agent_options how = {.struct_size = sizeof how,
+                             .transport = job->asked->transport,
+                             .settings = settings,
+                             .lease_ns = rank_patience_ns(job),
+                             .peer_timeout_ns = 100 * 1000 * 1000};
+    if (job->asked->no_direct_read)
+        settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
+    if (job->asked->ucx_tls)
+        settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
+    return kvf_agent_open(engine, out->seat->rank, &how, &out->agent);
+}
+
+bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused) {
     const demo_job *job = seat->job;
     bool is_prefill = seat->side == SIDE_PREFILL;
     *out =
         (live_rank){.seat = seat,
                     .job = job,
                     .shard = kvf_engine_shard(is_prefill ? job->all.prefill : job->all.decode, seat->rank)};
-    uint32_t regions = kvf_shard_get(out->shard)->region_count;
-    if (regions == 0)
-        return true;
-    char name[64];
-    (void)snprintf(name, sizeof name, "%s rank %u", is_prefill ? "prefill" : "decode", seat->rank);
-    kvf_transport_options how = *callbacks;
-    how.struct_size = sizeof how;
-    how.name = name;
-    kvf_setting settings[2];
-    how.settings = settings;
-    if (job->asked->no_direct_read)
-        settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
-    if (job->asked->ucx_tls)
-        settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
-    kvf_status status = kvf_transport_open(job->asked->transport, &how, &out->transport);
-    if (status)
-        return rank_fail_status(out, status, "opening the transport");
-    out->regions = calloc(regions, sizeof *out->regions);
+    out->regions = calloc((size_t)kvf_shard_get(out->shard)->region_count + 1, sizeof *out->regions);
     if (!out->regions)
         return rank_fail(out, "not enough memory");
+    kvf_status status = open_agent(out);
+    if (status)
+        return rank_fail_status(out, status, "opening the agent");
     return make_regions(out, unused) && register_regions(out);
 }
 
-void rank_close_transport(live_rank *closed) {
-    kvf_transport_close(closed->transport);
-    closed->transport = NULL;
-}
-
 void rank_close(live_rank *closed) {
-    rank_close_transport(closed);
+    kvf_agent_close(closed->agent);
+    closed->agent = NULL;
     for (uint32_t i = 0; i < closed->mapped; i++)
         (void)munmap(closed->regions[i], kvf_shard_get(closed->shard)->region_bytes[i]);
     closed->mapped = 0;
@@ -153,16 +173,41 @@ void rank_close(live_rank *closed) {
     closed->regions = NULL;
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
-void rank_wait(const live_rank *of, int timeout_ms, bool *message_waits) {
+bool rank_wait(const live_rank *of, int timeout_ms, bool *message_waits) {
     struct pollfd sources[2] = {{.fd = of->seat->coordinator.fd, .events = POLLIN},
-                                {.fd = -1, .events = POLLIN}};
-    if (of->transport)
-        sources[1].fd = kvf_transport_event_fd(of->transport);
+                                {.fd = of->agent ? kvf_agent_event_fd(of->agent) : -1, .events = POLLIN}};
     int ready = poll(sources, 2, timeout_ms);
     *message_waits = ready > 0 && sources[0].revents != 0;
+    kvf_status status = of->agent ? kvf_agent_progress(of->agent, NULL) : KVF_OK;
+    return status ? rank_fail_status(of, status, "serving") : true;
 }
+
+bool rank_take_events(void *rank, rank_heed heed) {
+    const live_rank *of = rank;
+    kvf_event event = {.struct_size = sizeof event};
+    while (of->agent && kvf_agent_next_event(of->agent, &event) == KVF_OK)
+        if (!heed(rank, &event))
+            return false;
+    return true;
+}
+
+void rank_serve(void *rank, rank_obey obey, rank_heed heed) {
+    const live_rank *of = rank;
+    bool message_waits;
+    while (rank_wait(of, -1, &message_waits) && rank_take_events(rank, heed)) {
+        message order;
+        if (message_waits && (!channel_receive(&of->seat->coordinator, &order) || !obey(rank, &order)))
+            return;
+    }
+}
+
+void rank_request_id(uint32_t round, uint32_t request, char out[24]) {
+    (void)snprintf(out, 24, "%u.%u", round, request);
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
 
 cell_memory rank_memory(const live_rank *of) {
     return (cell_memory){of->shard, of->regions, of->job->asked->seed};

@@ -2,8 +2,8 @@
  * Messages between the coordinator of a demo and its ranks, over a socket of each: whole, in order, blocking.
  * Both ends are the same program, so payloads are plain structs.
  */
-#ifndef KVFERRY_CLI_CHANNEL_H
-#define KVFERRY_CLI_CHANNEL_H
+#ifndef KVFERRY_DEMO_CHANNEL_H
+#define KVFERRY_DEMO_CHANNEL_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,28 +11,24 @@
 
 typedef enum message_type {
     /* From a rank. */
-    MESSAGE_READY = 1, /* its caches are filled; prefill: its card; decode: a plan_figures */
+    MESSAGE_READY = 1, /* its caches are filled; prefill: its introduction */
     MESSAGE_PROGRESS,  /* a progress_figures */
-    MESSAGE_CONNECTED, /* decode: the kind of transport, a text */
+    MESSAGE_CONNECTED, /* decode */
     MESSAGE_MOVED,     /* decode: a move_figures */
     MESSAGE_VERIFIED,  /* decode: a verdict */
-    MESSAGE_PARTED,    /* its transport is closed; prefill: its memory is freed */
+    MESSAGE_PARTED,    /* prefill: its agent is closed and its memory freed; decode: it has let go of both */
     MESSAGE_PREPARED,  /* decode: its part of the memory to copy from is filled */
     MESSAGE_COPIED,    /* decode: a copy_figures */
     MESSAGE_FAILED,    /* why it ends, a text */
     /* To a rank. */
-    MESSAGE_CONNECT, /* decode: the cards of all prefill ranks, each after its length as a uint64_t */
+    MESSAGE_CONNECT, /* decode: where the prefill engine is met, a text */
     MESSAGE_MOVE,
     MESSAGE_VERIFY,
-    MESSAGE_PART, /* prefill: after how many notifications, a uint64_t */
+    MESSAGE_PART,
     MESSAGE_PREPARE,
     MESSAGE_COPY,
     MESSAGE_QUIT,
 } message_type;
-
-typedef struct plan_figures {
-    uint64_t sources, rules, memory_bytes, build_ns;
-} plan_figures;
 
 typedef struct progress_figures {
     uint64_t done, total;
@@ -41,6 +37,7 @@ typedef struct progress_figures {
 typedef struct move_figures {
     uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC, which all processes share */
     uint64_t bytes, runs;
+    char kind[24]; /* of the transports that served */
 } move_figures;
 
 typedef struct copy_figures {

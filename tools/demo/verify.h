@@ -1,8 +1,8 @@
 /*
  * Verifying a decode rank's memory, every byte of it.
  */
-#ifndef KVFERRY_CLI_VERIFY_H
-#define KVFERRY_CLI_VERIFY_H
+#ifndef KVFERRY_DEMO_VERIFY_H
+#define KVFERRY_DEMO_VERIFY_H
 
 #include "rank.h"
 

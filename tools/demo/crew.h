@@ -3,8 +3,8 @@
  *
  * Every rank is a process of its own; over the in-process transport all ranks are threads of one process.
  */
-#ifndef KVFERRY_CLI_CREW_H
-#define KVFERRY_CLI_CREW_H
+#ifndef KVFERRY_DEMO_CREW_H
+#define KVFERRY_DEMO_CREW_H
 
 #include <sys/types.h>
 

@@ -2,8 +2,8 @@
  * Walking the cells of a request in a rank's memory, by their coordinates and the placement formula alone:
  * nothing here knows plans, rules or runs, so it can judge them.
  */
-#ifndef KVFERRY_CLI_CELLS_H
-#define KVFERRY_CLI_CELLS_H
+#ifndef KVFERRY_DEMO_CELLS_H
+#define KVFERRY_DEMO_CELLS_H
 
 #include <kvferry/request.h>
 

@@ -1,9 +1,9 @@
 /*
- * A demo: every rank of a prefill and of a decode engine as a process of its own, moving requests for real
- * and verifying every byte.
+ * A demo: every rank of a prefill and of a decode engine as a process of its own with an agent, which moves requests as
+ * engines do, and every byte verified.
  */
-#ifndef KVFERRY_CLI_DEMO_H
-#define KVFERRY_CLI_DEMO_H
+#ifndef KVFERRY_DEMO_DEMO_H
+#define KVFERRY_DEMO_DEMO_H
 
 #include "channel.h"
 #include "corrupt.h"
@@ -41,14 +41,13 @@ int run_prefill_rank(rank_seat *seat);
 int run_decode_rank(rank_seat *seat);
 
 typedef struct demo_result {
-    char transport[16];       /* the kind that served */
+    char transport[24];       /* the kinds that served */
     uint64_t bytes, runs;     /* of one round, over all ranks */
     double *seconds;          /* [round]: from the first rank's start to the last one's end */
     double *copy_seconds;     /* [round]: the slowest rank's copying */
     const char *copy_method;  /* how */
     uint64_t verified_bytes;  /* cells checked, in all rounds */
     uint64_t untouched_bytes; /* other memory checked, in all rounds */
-    plan_figures plans;       /* sums over decode ranks; build_ns is the longest */
     double wall_seconds;
 } demo_result;
 

@@ -1,8 +1,8 @@
 /*
  * The machine's own limit: the same runs copied without a transport.
  */
-#ifndef KVFERRY_CLI_COPY_LIMIT_H
-#define KVFERRY_CLI_COPY_LIMIT_H
+#ifndef KVFERRY_DEMO_COPY_LIMIT_H
+#define KVFERRY_DEMO_COPY_LIMIT_H
 
 #include "rank.h"
 

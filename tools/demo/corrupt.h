@@ -1,8 +1,8 @@
 /*
  * Spoiling one element of a prefill cache on purpose, to prove that verification can fail.
  */
-#ifndef KVFERRY_CLI_CORRUPT_H
-#define KVFERRY_CLI_CORRUPT_H
+#ifndef KVFERRY_DEMO_CORRUPT_H
+#define KVFERRY_DEMO_CORRUPT_H
 
 #include "cells.h"
 #include "workload.h"

@@ -2,8 +2,8 @@
  * The requests of a demo: prompt lengths, prefix hits, and scattered block tables of both engines, chosen so
  * that all of it fits in a given memory.
  */
-#ifndef KVFERRY_CLI_WORKLOAD_H
-#define KVFERRY_CLI_WORKLOAD_H
+#ifndef KVFERRY_DEMO_WORKLOAD_H
+#define KVFERRY_DEMO_WORKLOAD_H
 
 #include <kvferry/request.h>
 

@@ -1,0 +1,28 @@
+/*
+ * What is waited for before memory is read.
+ */
+#ifndef KVF_AGENT_AFTER_H
+#define KVF_AGENT_AFTER_H
+
+#include "agent/ticket.h"
+
+/** An event that a ticket waits for. */
+struct kvf_after {
+    kvf_ticket *ticket;
+    int fd;
+    short seen;             /* what poll() said of it */
+    kvf_after *prev, *next; /* agent->afters */
+};
+
+/**
+ * Begins to wait for an event that the engine gave.
+ *
+ * @param out  receives NULL where there is nothing to wait for any more
+ * @return KVF_OK, KVF_E_UNSUPPORTED, KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM
+ */
+kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_after **out);
+void kvf_after_drop(kvf_after *after); /**< NULL is accepted */
+/** Tells the tickets whose events have happened. Once a round. */
+void kvf_afters_look(kvf_agent *agent);
+
+#endif

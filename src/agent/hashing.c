@@ -1,0 +1,114 @@
+#include "agent/hashing.h"
+
+#include <kvferry/checksum.h>
+
+/* Of memory, hashed in one go: a tenth of a millisecond. */
+#define SLICE_BYTES (1u << 18)
+
+/* ---- slices ---------------------------------------------------------------------------------- */
+
+typedef struct slice {
+    uint64_t steps;
+    kvf_range layers, units;
+} slice;
+
+static uint32_t some(uint64_t fit, uint32_t from, uint32_t end) {
+    return (uint32_t)kvf_min_u64(end, from + kvf_max_u64(fit, 1));
+}
+
+/* As much as fits: whole steps; of a step that is too long, whole layers; and of such a layer, some units. The
+ * ranges are inside the shard, and so no product overflows. */
+static slice next_slice(const kvf_hashing *h) {
+    const kvf_group_desc *group = kvf_model_group(kvf_engine_model(h->agent->engine), h->group);
+    const kvf_part_desc *part = &group->parts[h->part];
+    uint64_t unit = part->rows_per_step * kvf_part_cell_bytes(part);
+    uint64_t layer = unit * (h->units.end - h->units.begin);
+    uint64_t step = layer * (h->layers.end - h->layers.begin);
+    slice next = {1, h->layers, h->units};
+    if (step <= SLICE_BYTES) {
+        next.steps = kvf_min_u64(h->end - h->step, step ? SLICE_BYTES / step : UINT64_MAX);
+    } else if (layer <= SLICE_BYTES) {
+        next.layers = (kvf_range){h->layer, some(SLICE_BYTES / layer, h->layer, h->layers.end)};
+    } else {
+        next.layers = (kvf_range){h->layer, h->layer + 1};
+        next.units = (kvf_range){h->unit, some(SLICE_BYTES / unit, h->unit, h->units.end)};
+    }
+    return next;
+}
+
+static void advance(kvf_hashing *h, const slice *done) {
+    h->unit = done->units.end < h->units.end ? done->units.end : h->units.begin;
+    if (h->unit != h->units.begin)
+        return;
+    h->layer = done->layers.end < h->layers.end ? done->layers.end : h->layers.begin;
+    if (h->layer == h->layers.begin)
+        h->step += done->steps;
+}
+
+kvf_status kvf_hashing_slice(kvf_hashing *h) {
+    slice next = next_slice(h);
+    bool whole = next.layers.begin == h->layers.begin && next.layers.end == h->layers.end &&
+                 next.units.begin == h->units.begin && next.units.end == h->units.end;
+    uint64_t part = 0, *sums = &h->sums[h->step - h->begin];
+    kvf_status status =
+        kvf_checksum_steps(h->agent->shard, h->agent->regions, h->group, h->part, next.layers, next.units,
+                           h->blocks, h->step, h->step + next.steps, whole ? sums : &part);
+    if (!whole) /* a step's checksum is the sum of those of its cells */
+        *sums += part;
+    advance(h, &next);
+    return status;
+}
+
+/* ---- one after the other --------------------------------------------------------------------- */
+
+kvf_status kvf_hashing_start(kvf_hashing *h) {
+    kvf_agent *agent = h->agent;
+    uint64_t none;
+    /* Of no step: whether the rest can be. */
+    kvf_status status = kvf_checksum_steps(agent->shard, agent->regions, h->group, h->part, h->layers,
+                                           h->units, &(kvf_block_table){0}, h->begin, h->begin, &none);
+    if (status)
+        return status;
+    h->sums = NULL;
+    h->step = h->begin;
+    h->layer = h->layers.begin;
+    h->unit = h->units.begin;
+    DL_APPEND(agent->hashing, h);
+    agent->again = true;
+    return KVF_OK;
+}
+
+void kvf_hashing_stop(kvf_hashing *h) {
+    KVF_ASSERT(kvf_work_is_ours(h->agent));
+    DL_DELETE(h->agent->hashing, h);
+    kvf_free(h->sums);
+    h->sums = NULL;
+}
+
+static void end(kvf_hashing *h, kvf_status status) {
+    uint64_t *sums = h->sums;
+    DL_DELETE(h->agent->hashing, h);
+    h->done(h, status); /* may free it */
+    kvf_free(sums);
+}
+
+kvf_hashing *kvf_hashing_next(kvf_agent *agent) {
+    kvf_hashing *h;
+    while ((h = agent->hashing)) {
+        kvf_status status = KVF_OK;
+        h->blocks = h->table(h);
+        if (!h->blocks)
+            status = KVF_E_NOT_FOUND;
+        else if (!h->sums && !(h->sums = kvf_alloc0(h->end - h->begin, sizeof *h->sums)))
+            status = kvf_nomem("checksums");
+        if (!status)
+            return h;
+        end(h, status);
+    }
+    return NULL;
+}
+
+void kvf_hashing_sliced(kvf_hashing *h, kvf_status status) {
+    if (status || h->step == h->end)
+        end(h, status);
+}

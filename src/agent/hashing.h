@@ -1,0 +1,44 @@
+/*
+ * Checksums of our own cells, taken a slice at a time and without the agent's lock: of what we received, and for
+ * peers that ask. One after the other, in the order in which they were started.
+ */
+#ifndef KVF_AGENT_HASHING_H
+#define KVF_AGENT_HASHING_H
+
+#include "agent/agent.h"
+
+/** What is hashed. Its owner's struct begins with one, and sets all but what is marked as kept here. */
+struct kvf_hashing {
+    kvf_agent *agent;
+    uint32_t group, part;
+    kvf_range layers, units;
+    uint64_t begin, end; /* steps */
+    /** The blocks, asked for before each slice; they stay until the slice is over. NULL, with a failure recorded:
+     * they are not to be read any more. */
+    const kvf_block_table *(*table)(kvf_hashing *hashing);
+    /** Called once, unless it was stopped: it is listed no more then, and has no sums after the call. */
+    void (*done)(kvf_hashing *hashing, kvf_status status);
+
+    /* kept here */
+    uint64_t *sums; /* by step; NULL before the first slice */
+    const kvf_block_table *blocks;
+    uint64_t step; /* where the next slice begins, and layer and unit where it is less than a step */
+    uint32_t layer, unit;
+    kvf_hashing *prev, *next; /* agent->hashing */
+};
+
+/** Starts. Fails where group, part, layers or units are not there: then done() is not called. */
+kvf_status kvf_hashing_start(kvf_hashing *hashing);
+/** Forgets one that was started and is not done. Needs the work. */
+void kvf_hashing_stop(kvf_hashing *hashing);
+
+/* For the loop: one slice a round. */
+
+/** The one whose turn it is, ready for a slice; NULL: there is none. */
+kvf_hashing *kvf_hashing_next(kvf_agent *agent);
+/** Hashes a slice, with the work but without the lock. */
+kvf_status kvf_hashing_slice(kvf_hashing *hashing);
+/** Takes note of it, with the lock again. */
+void kvf_hashing_sliced(kvf_hashing *hashing, kvf_status status);
+
+#endif

@@ -1,0 +1,148 @@
+/*
+ * Which of what moves goes first, and how fast.
+ *
+ * While nothing that moves has a priority or a cap, transfers go by themselves, and this does nothing. Otherwise all
+ * are looked at once a round. A ticket with a cap saves bytes as time goes on, and its transfers are held and get
+ * what is saved. A ticket of a lower priority than another that could move is held too, and gets a turn only when it
+ * has waited for long. The others go by themselves.
+ */
+#include "agent/pace.h"
+#include "agent/pull.h"
+#include "agent/push.h"
+#include "transport/transfer.h"
+
+#define LONGEST_WAIT (100 * KVF_MILLISECOND)
+#define TURN_BYTES (1u << 20)
+/* What a cap lets go at once, as time: at least the one, where the largest piece is not less; at most the other, by
+ * which a cap is therefore exceeded at the most. */
+#define LEAST_SAVED (10 * KVF_MILLISECOND)
+#define MOST_SAVED (20 * KVF_MILLISECOND)
+#define LARGEST_PIECE (16u << 20)
+
+/* ---- caps ------------------------------------------------------------------------------------ */
+
+/* The bytes that a cap lets through in a time. */
+static uint64_t bytes_in(const kvf_pace *pace, uint64_t ns) {
+    uint64_t product;
+    if (!kvf_mul(pace->cap, ns, &product))
+        return UINT64_MAX / KVF_SECOND; /* more than any memory moves until then */
+    return product / KVF_SECOND;
+}
+
+static uint64_t least_piece(const kvf_pace *pace) {
+    return kvf_max_u64(kvf_min_u64(bytes_in(pace, LEAST_SAVED), LARGEST_PIECE), 1);
+}
+
+/* Adds what was saved since it was counted last. */
+static void save(kvf_pace *pace, uint64_t now) {
+    uint64_t most = kvf_max_u64(bytes_in(pace, MOST_SAVED), 1), bytes = bytes_in(pace, now - pace->counted);
+    if (bytes >= most - kvf_min_u64(pace->saved, most)) {
+        pace->saved = most;
+        pace->counted = now;
+        return;
+    }
+    pace->saved += bytes;
+    pace->counted += bytes * KVF_SECOND / pace->cap; /* the rest of the time gave no whole byte yet */
+}
+
+/* When enough will be saved for a piece. */
+static uint64_t saved_at(const kvf_pace *pace) {
+    uint64_t wanted = least_piece(pace), missing = wanted > pace->saved ? wanted - pace->saved : 0;
+    return pace->counted + missing * KVF_SECOND / pace->cap + 1;
+}
+
+static bool is_capped(const kvf_pace *pace) {
+    return pace->cap && pace->saved < least_piece(pace);
+}
+
+/* ---- a round --------------------------------------------------------------------------------- */
+
+/* What all transfers of a round have in common. */
+typedef struct pace_round {
+    kvf_agent *agent;
+    uint64_t now;
+    int32_t top; /* the highest priority of those that could move */
+    bool any;    /* one has a priority or a cap */
+} pace_round;
+
+typedef void (*transfer_visitor)(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer);
+
+static void visit_all(pace_round *round, transfer_visitor visit) {
+    kvf_pull *pull;
+    DL_FOREACH2(round->agent->moving_pulls, pull, moving_next) {
+        visit(round, &pull->base, pull->transfer);
+    }
+    kvf_flow *flow;
+    DL_FOREACH2(round->agent->moving_flows, flow, moving_next) {
+        visit(round, &flow->push->base, flow->transfer);
+    }
+}
+
+static void compare(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer) {
+    kvf_pace *pace = &ticket->pace;
+    (void)transfer;
+    if (pace->cap)
+        save(pace, round->now);
+    if (!is_capped(pace) && pace->priority > round->top)
+        round->top = pace->priority;
+    round->any |= pace->cap || pace->priority;
+    pace->transfers = 0;
+}
+
+static void give_budget(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer) {
+    kvf_pace *pace = &ticket->pace;
+    (void)transfer;
+    if (pace->transfers++ > 0)
+        return;
+    pace->budget = !pace->cap ? UINT64_MAX : is_capped(pace) ? 0 : pace->saved;
+    if (pace->priority >= round->top)
+        return;
+    bool has_waited = round->now - pace->moved >= LONGEST_WAIT;
+    pace->budget = has_waited ? kvf_min_u64(pace->budget, TURN_BYTES) : 0;
+}
+
+static void wake_at(kvf_agent *agent, uint64_t when) {
+    agent->pace_due = kvf_min_u64(agent->pace_due, when);
+}
+
+static void let_go(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer) {
+    kvf_pace *pace = &ticket->pace;
+    bool held = pace->budget != UINT64_MAX;
+    kvf_transfer_hold(transfer, held);
+    uint64_t moved = held ? kvf_transfer_advance(transfer, pace->budget / pace->transfers) : 0;
+    if (pace->budget > 0)
+        pace->moved = round->now;
+    pace->transfers--;
+    if (held)
+        pace->budget -= moved;
+    pace->saved -= kvf_min_u64(pace->saved, moved);
+    /* What has used up its cap lets others go first; what could not be submitted has ended. */
+    if ((moved > 0 && is_capped(pace)) || kvf_transfer_status(transfer) != KVF_IN_PROGRESS)
+        round->agent->again = true;
+    if (pace->priority < round->top)
+        wake_at(round->agent, kvf_max_u64(pace->moved + LONGEST_WAIT, is_capped(pace) ? saved_at(pace) : 0));
+    else if (is_capped(pace))
+        wake_at(round->agent, saved_at(pace));
+}
+
+void kvf_pace_round(kvf_agent *agent, uint64_t now) {
+    agent->pace_due = UINT64_MAX;
+    if (!agent->paces)
+        return;
+    pace_round round = {.agent = agent, .now = now, .top = INT32_MIN};
+    visit_all(&round, compare);
+    visit_all(&round, give_budget);
+    visit_all(&round, let_go);
+    agent->paces = round.any;
+}
+
+bool kvf_pace_start(kvf_ticket *ticket) {
+    kvf_agent *agent = ticket->agent;
+    kvf_pace *pace = &ticket->pace;
+    if (!pace->cap && !pace->priority && !agent->paces)
+        return false;
+    agent->paces = true;
+    pace->moved = kvf_agent_now(agent);
+    agent->again = true;
+    return true;
+}

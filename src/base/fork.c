@@ -1,0 +1,20 @@
+#include "base/fork.h"
+
+#include <pthread.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static uint32_t forks; /* changed in a child only, where there is one thread */
+
+static void count_child(void) {
+    forks++;
+}
+
+/* Without memory for it nothing is counted, and a child is not told apart. */
+static void watch_forks(void) {
+    (void)pthread_atfork(NULL, NULL, count_child);
+}
+
+uint32_t kvf_fork_count(void) {
+    (void)pthread_once(&once, watch_forks);
+    return forks;
+}

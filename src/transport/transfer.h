@@ -1,0 +1,26 @@
+/*
+ * Transfers that somebody else paces: agents, which have a clock and know what is more urgent.
+ */
+#ifndef KVF_TRANSFER_H
+#define KVF_TRANSFER_H
+
+#include <kvferry/transport.h>
+
+/** As kvf_transfer_start() and kvf_transfer_push(); with `held`, nothing moves before it is let go. */
+kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction direction,
+                                   kvf_peer *const *peers, bool held, kvf_transfer **out);
+kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
+                                  kvf_transfer **out);
+
+/** Holds a transfer: it submits nothing more by itself; what is under way goes on. Or lets it go. */
+void kvf_transfer_hold(kvf_transfer *transfer, bool held);
+
+/**
+ * Lets a held transfer submit so many bytes, of all sources in turn; runs are cut where they end.
+ *
+ * @return how many it has submitted: fewer where all its batches are under way, or nothing is left. A failure to
+ *         submit is the transfer's, as always
+ */
+uint64_t kvf_transfer_advance(kvf_transfer *transfer, uint64_t bytes);
+
+#endif

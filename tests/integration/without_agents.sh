@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# What a command without agents says when it is asked for what needs them.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+for command in demo bench explain; do
+    refuses "$command needs agents, and says how the build was made" 1 "$command needs agents, .*KVF_WITH_AGENT=OFF" \
+        "$command"
+    succeeds "what $command takes is said all the same" '^  --timeout SECONDS' help "$command"
+done
+succeeds "plans are made without agents" '2 plans, each verified' plan
+
+finish

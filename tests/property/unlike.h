@@ -1,0 +1,48 @@
+/*
+ * Two models that are not the same: what of a local shard can be filled, and what must be refused by which name.
+ */
+#ifndef KVF_PROPERTY_UNLIKE_H
+#define KVF_PROPERTY_UNLIKE_H
+
+#include <kvferry/status.h>
+
+#include "world.h"
+
+/* What a plan is asked for. */
+typedef struct asked {
+    bool groups[MAX_GROUPS];
+    uint32_t layers_begin, layers_end; /* of the model; empty: all */
+} asked;
+
+typedef struct layer_span {
+    uint32_t begin, end; /* indices into the local group's layers */
+} layer_span;
+
+/** What the recipe asks for: every group of the local model. */
+asked ask_all(const recipe *r, const world *w);
+
+/** Layers of a group that a local rank holds and is asked to fill. */
+layer_span wanted_layers(const world *w, const asked *ask, uint32_t local_rank, uint32_t group);
+
+/** Whether a layer of a local rank's group is among them. */
+static inline bool is_wanted(const world *w, const asked *ask, uint32_t local_rank, uint32_t group,
+                             uint32_t layer) {
+    layer_span span = wanted_layers(w, ask, local_rank, group);
+    return layer >= span.begin && layer < span.end;
+}
+
+/* Why a plan must be refused. */
+typedef struct refusal {
+    kvf_status status;
+    uint32_t group;
+    char named[64];    /* a piece of what the detail must say */
+    layer_span common; /* where only layers are the matter: those that both have; else empty */
+} refusal;
+
+/** Whether a plan for a local rank must be refused for what the remote model is or lacks. */
+bool must_refuse(const world *w, const asked *ask, uint32_t local_rank, refusal *out);
+
+/** Asks for less: without what a plan was refused for. */
+void ask_less(const world *w, const refusal *why, asked *ask);
+
+#endif

@@ -1,0 +1,402 @@
+/* Caps and priorities of pulls and pushes, in virtual time. */
+#include "agent_net.h"
+#include "agent_world.h"
+#include "transport/front.h"
+
+#define MIB (1024u * 1024u)
+#define SAMPLE (50 * MS)
+#define MOST_SAMPLES 256u
+
+/* ---- a fabric that can be stopped ------------------------------------------------------------ */
+
+/* Batches are taken in, and kept while it stands. */
+static bool stands;
+static const kvf_fabric *below;
+static kvf_fabric stopping;
+
+static struct {
+    void *link;
+    kvf_batch *batch;
+} kept[64];
+static uint32_t kept_count;
+
+static kvf_status stopping_progress(void *endpoint, bool *busy) {
+    for (uint32_t i = 0; !stands && i < kept_count; i++)
+        assert_ok(below->submit(kept[i].link, kept[i].batch));
+    kept_count = stands ? kept_count : 0;
+    return below->progress(endpoint, busy);
+}
+
+static struct { uint64_t when, bytes; } submitted[16384];
+static uint32_t submitted_count;
+
+static kvf_status stopping_submit(void *link, kvf_batch *batch) {
+    assert_true(submitted_count < COUNT_OF(submitted));
+    submitted[submitted_count].when = net_now();
+    submitted[submitted_count].bytes = 0;
+    for (size_t i = 0; i < batch->count; i++)
+        submitted[submitted_count].bytes += batch->runs[i].bytes;
+    submitted_count++;
+    if (!stands)
+        return below->submit(link, batch);
+    assert_true(kept_count < COUNT_OF(kept));
+    kept[kept_count].link = link;
+    kept[kept_count++].batch = batch;
+    return KVF_OK;
+}
+
+static const kvf_fabric *stopping_fabric(void) {
+    below = kvf_fabric_named("inproc");
+    assert_non_null(below);
+    stopping = *below;
+    stopping.progress = stopping_progress;
+    stopping.submit = stopping_submit;
+    return &stopping;
+}
+
+static uint64_t submitted_bytes(uint32_t from) {
+    uint64_t bytes = 0;
+    for (uint32_t i = from; i < submitted_count; i++)
+        bytes += submitted[i].bytes;
+    return bytes;
+}
+
+/* ---- scenes ---------------------------------------------------------------------------------- */
+
+typedef struct scene {
+    world w;
+    kvf_agent *p, *d;
+    uint64_t bytes; /* of a request on all ranks */
+    world_request given[2], wanted[2];
+    uint64_t ours[2][WORLD_MAX_RANKS], theirs[2][WORLD_MAX_RANKS];
+} scene;
+
+static void set_up(scene *s, uint32_t layers, uint32_t elements, uint64_t tokens, const kvf_engine_spec *p,
+                   const kvf_engine_spec *d) {
+    static const char *const names[] = {"a", "b"};
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "inproc"};
+    memset(s, 0, sizeof *s);
+    submitted_count = 0;
+    world_fabric(stopping_fabric());
+    world_open_model(&s->w, attention(layers, 4, elements), p, d, &options);
+    s->p = s->w.p.agents[0];
+    s->d = s->w.d.agents[0];
+    s->bytes = tokens * layers * 2 * 4 * elements * 2;
+    for (uint32_t i = 0; i < 2; i++) {
+        world_request_make(&s->w, &s->w.p, names[i], tokens, i, 2, &s->given[i]);
+        world_request_make(&s->w, &s->w.d, names[i], tokens, 1 - i, 2, &s->wanted[i]);
+        world_fill(&s->w, &s->w.p, &s->given[i], 3 + i);
+    }
+}
+
+static void tear_down(scene *s) {
+    world_quiet(&s->w);
+    world_close(&s->w);
+    world_fabric(NULL);
+}
+
+static void assert_arrived(scene *s, uint32_t i) {
+    world_all_done(&s->w, &s->w.d, s->ours[i]);
+    world_all_done(&s->w, &s->w.p, s->theirs[i]);
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted[i], 3 + i), 0);
+}
+
+/* Bytes of a rank of the consumer that are not zero: nearly all that have arrived. */
+static uint64_t arrived_at(const scene *s, uint32_t rank) {
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->w.d.engine, rank));
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < shard->region_count; i++)
+        for (uint64_t b = 0; b < shard->region_bytes[i]; b++)
+            bytes += ((const uint8_t *)s->w.d.memory[rank][i])[b] != 0;
+    return bytes;
+}
+
+static uint64_t arrived(const scene *s) {
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        bytes += arrived_at(s, r);
+    return bytes;
+}
+
+/* Runs until `agent` has had its DONE, and says how long it took and the least and the most that arrived within any
+ * second, as shares of all bytes. */
+static uint64_t sample(scene *s, const kvf_agent *agent, double *least, double *most) {
+    uint64_t counts[MOST_SAMPLES], n = 0, begin = 0;
+    const uint64_t second = SECOND / SAMPLE;
+    for (counts[n++] = 0; world_count(&s->w, agent, KVF_EVENT_DONE) == 0; counts[n++] = arrived(s)) {
+        assert_true(n < MOST_SAMPLES);
+        world_run_for(&s->w, SAMPLE);
+        begin += counts[n - 1] == 0;
+    }
+    *least = 1;
+    *most = 0;
+    for (uint64_t i = second; i < n; i++) {
+        double share = (double)(counts[i] - counts[i - second]) / (double)counts[n - 1];
+        *most = share > *most ? share : *most;
+        if (i > second + begin && i + 1 < n)
+            *least = share < *least ? share : *least;
+    }
+    return (n - 1) * SAMPLE;
+}
+
+/* ---- caps ------------------------------------------------------------------------------------ */
+
+/* Three seconds at the cap, to within 5% of it in any second; and all bytes are right. */
+static void assert_kept(scene *s, const kvf_agent *agent) {
+    double least, most;
+    uint64_t ns = sample(s, agent, &least, &most);
+    assert_true(most * 3 <= 1.05);
+    assert_true(least * 3 >= 0.95);
+    assert_true(ns >= 2850 * MS && ns <= 3150 * MS);
+    assert_arrived(s, 0);
+    tear_down(s);
+}
+
+#define BIG(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 128})
+
+static void a_pull_keeps_to_its_cap(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), BIG("D"));
+    s.wanted[0].request.bytes_per_second = s.bytes / 3;
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    assert_kept(&s, s.d);
+}
+
+/* The control: it takes no time at all. */
+static void without_a_cap_a_pull_is_done_at_once(void **state) {
+    (void)state;
+    scene s;
+    double least, most;
+    set_up(&s, 4, 32, 600, BIG("P"), BIG("D"));
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    assert_true(sample(&s, s.d, &least, &most) <= 2 * SAMPLE);
+    assert_arrived(&s, 0);
+    tear_down(&s);
+}
+
+static void a_cap_holds_for_all_sources_of_a_pull_together(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 128}), BIG("D"));
+    s.wanted[0].request.bytes_per_second = s.bytes / 3;
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    assert_kept(&s, s.d);
+}
+
+static void a_cap_holds_for_all_ranks_that_a_push_writes_to(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), ENGINE(.name = "D", .tp_size = 4, .all = {.block_count = 128}));
+    s.given[0].request.bytes_per_second = s.bytes / 3;
+    world_push(&s.w.p, &s.given[0], s.theirs[0]);
+    world_expect(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    for (uint64_t end = 200; end < 600; end += 200)
+        assert_ok(kvf_agent_push_ready(s.p, s.theirs[0][0], CHUNK(end - 200, end, UINT32_MAX)));
+    world_ready(&s.w.p, s.theirs[0]);
+    assert_kept(&s, s.p);
+}
+
+static void ranks_that_a_push_writes_to_share_its_cap(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), ENGINE(.name = "D", .tp_size = 4, .all = {.block_count = 128}));
+    s.given[0].request.bytes_per_second = s.bytes / 2;
+    world_push(&s.w.p, &s.given[0], s.theirs[0]);
+    world_expect(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    world_ready(&s.w.p, s.theirs[0]);
+    world_run_for(&s.w, SECOND);
+    for (uint32_t r = 0; r < 4; r++) {
+        assert_true(arrived_at(&s, r) > s.bytes / 4 * 45 / 100);
+        assert_true(arrived_at(&s, r) < s.bytes / 4 * 55 / 100);
+    }
+    assert_arrived(&s, 0);
+    tear_down(&s);
+}
+
+/* What a cap lets go in 10 ms is less than a run, which is cut. */
+static void runs_are_cut_where_a_cap_is_smaller(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 1, 32, 256, BIG("P"), BIG("D"));
+    for (uint32_t b = 0; b < 16; b++) /* the two sides have their blocks in a row, and so few runs */
+        s.given[0].ids[0][b] = s.wanted[0].ids[0][b] = b;
+    world_fill(&s.w, &s.w.p, &s.given[0], 3);
+    s.wanted[0].request.bytes_per_second = s.bytes / 3;
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    double least, most;
+    (void)sample(&s, s.d, &least, &most);
+    assert_true(most * 3 <= 1.05 && least * 3 >= 0.95);
+    assert_true(submitted_count > 250);
+    assert_true(world_stats(s.d).runs <= 16);
+    assert_arrived(&s, 0);
+    tear_down(&s);
+}
+
+static void a_capped_pull_outlives_its_lease_and_can_be_cancelled(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), BIG("D"));
+    s.wanted[0].request.bytes_per_second = 100;
+    s.wanted[0].request.deadline_ns = 400 * SECOND;
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    world_run_for(&s.w, 70 * SECOND);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_FAILED), 0);
+    uint64_t bytes = submitted_bytes(0);
+    assert_true(bytes > 6600 && bytes <= 7140);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0][0]));
+    (void)world_failed(&s.w, s.d, s.ours[0][0], KVF_E_CANCELLED);
+    world_run_for(&s.w, SECOND);
+    assert_int_equal(submitted_bytes(0), bytes);
+    (void)world_failed(&s.w, s.p, s.theirs[0][0], KVF_E_CANCELLED);
+    tear_down(&s);
+}
+
+static void the_timeout_says_when_the_next_bytes_may_move(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), BIG("D"));
+    s.wanted[0].request.bytes_per_second = s.bytes / 3;
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    world_run_for(&s.w, 100 * MS);
+    for (bool busy = true; busy;)
+        assert_ok(kvf_agent_progress(s.d, &busy));
+    uint64_t left = kvf_agent_timeout(s.d);
+    assert_true(left > 0 && left <= 10 * MS + 1000);
+    world_all_done(&s.w, &s.w.d, s.ours[0]);
+    world_all_done(&s.w, &s.w.p, s.theirs[0]);
+    tear_down(&s);
+}
+
+/* ---- priorities ------------------------------------------------------------------------------ */
+
+/* 8 MiB each. */
+static void set_up_two(scene *s, int32_t first, int32_t second) {
+    set_up(s, 16, 64, 512, ENGINE(.name = "P", .all = {.block_count = 64}),
+           ENGINE(.name = "D", .all = {.block_count = 64}));
+    assert_int_equal(s->bytes, 8 * MIB);
+    s->wanted[0].request.priority = s->given[0].request.priority = first;
+    s->wanted[1].request.priority = s->given[1].request.priority = second;
+}
+
+/* The first is under way, and does not come to its end; then the second begins. Returns the number of batches of the
+ * first. */
+static uint32_t begin_two(scene *s, bool pushes) {
+    uint32_t firsts = 0;
+    stands = true;
+    for (uint32_t i = 0; i < 2; i++) {
+        if (pushes) {
+            world_push(&s->w.p, &s->given[i], s->theirs[i]);
+            world_expect(&s->w.d, &s->wanted[i], &s->w.p, s->ours[i]);
+            world_ready(&s->w.p, s->theirs[i]);
+        } else {
+            world_hold(&s->w.p, &s->given[i], s->theirs[i]);
+            world_pull(&s->w.d, &s->wanted[i], &s->w.p, s->ours[i]);
+        }
+        world_run_for(&s->w, 50 * MS);
+        firsts = i == 0 ? submitted_count : firsts;
+    }
+    return firsts;
+}
+
+static void finish_two(scene *s) {
+    stands = false;
+    assert_arrived(s, 0);
+    assert_arrived(s, 1);
+    tear_down(s);
+}
+
+static void a_lower_priority_waits_and_moves_a_little_now_and_then(bool pushes) {
+    scene s;
+    set_up_two(&s, 5, 0);
+    uint32_t firsts = begin_two(&s, pushes);
+    assert_int_equal(submitted_bytes(0), 8 * MIB); /* all of the first */
+    assert_int_equal(submitted_count, firsts);
+    world_run_for(&s.w, 230 * MS);
+    assert_int_equal(submitted_count, firsts + 2);
+    assert_int_equal(submitted_bytes(firsts), 2 * MIB);
+    assert_true(submitted[firsts + 1].when - submitted[firsts].when >= 100 * MS);
+    assert_true(submitted[firsts + 1].when - submitted[firsts].when < 101 * MS);
+    finish_two(&s);
+}
+
+static void a_pull_of_a_lower_priority_waits(void **state) {
+    (void)state;
+    a_lower_priority_waits_and_moves_a_little_now_and_then(false);
+}
+
+static void a_push_of_a_lower_priority_waits(void **state) {
+    (void)state;
+    a_lower_priority_waits_and_moves_a_little_now_and_then(true);
+}
+
+/* The controls. */
+static void equal_and_higher_priorities_do_not_wait(void **state) {
+    (void)state;
+    static const int32_t priorities[][2] = {{0, 0}, {5, 5}, {0, 7}, {-3, 0}, {-3, -3}};
+    for (size_t i = 0; i < COUNT_OF(priorities); i++) {
+        scene s;
+        set_up_two(&s, priorities[i][0], priorities[i][1]);
+        uint32_t firsts = begin_two(&s, i % 2);
+        assert_true(submitted_count > firsts);
+        assert_int_equal(submitted_bytes(firsts), 8 * MIB);
+        finish_two(&s);
+    }
+}
+
+static void the_lower_one_goes_on_when_the_higher_has_ended(void **state) {
+    (void)state;
+    scene s;
+    set_up_two(&s, 1, -1);
+    uint32_t firsts = begin_two(&s, false);
+    assert_int_equal(submitted_count, firsts);
+    stands = false;
+    uint64_t begun = world_now();
+    assert_arrived(&s, 0);
+    assert_arrived(&s, 1);
+    assert_true(world_now() - begun < 10 * MS);
+    tear_down(&s);
+}
+
+static void a_higher_priority_that_has_used_up_its_cap_lets_others_go(void **state) {
+    (void)state;
+    scene s;
+    set_up_two(&s, 9, 0);
+    s.wanted[0].request.bytes_per_second = 4 * MIB;
+    for (uint32_t i = 0; i < 2; i++) {
+        world_hold(&s.w.p, &s.given[i], s.theirs[i]);
+        world_pull(&s.w.d, &s.wanted[i], &s.w.p, s.ours[i]);
+    }
+    uint64_t begun = world_now();
+    assert_arrived(&s, 1);
+    assert_true(world_now() - begun < 50 * MS);
+    assert_arrived(&s, 0);
+    assert_true(world_now() - begun > 1900 * MS);
+    assert_true(world_now() - begun < 2100 * MS);
+    tear_down(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pull_keeps_to_its_cap),
+        cmocka_unit_test(without_a_cap_a_pull_is_done_at_once),
+        cmocka_unit_test(a_cap_holds_for_all_sources_of_a_pull_together),
+        cmocka_unit_test(a_cap_holds_for_all_ranks_that_a_push_writes_to),
+        cmocka_unit_test(ranks_that_a_push_writes_to_share_its_cap),
+        cmocka_unit_test(runs_are_cut_where_a_cap_is_smaller),
+        cmocka_unit_test(a_capped_pull_outlives_its_lease_and_can_be_cancelled),
+        cmocka_unit_test(the_timeout_says_when_the_next_bytes_may_move),
+        cmocka_unit_test(a_pull_of_a_lower_priority_waits),
+        cmocka_unit_test(a_push_of_a_lower_priority_waits),
+        cmocka_unit_test(equal_and_higher_priorities_do_not_wait),
+        cmocka_unit_test(the_lower_one_goes_on_when_the_higher_has_ended),
+        cmocka_unit_test(a_higher_priority_that_has_used_up_its_cap_lets_others_go),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

@@ -1,0 +1,261 @@
+/* What users see of peers: the list, and what the log says of who came, by which way, and who came back. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent_scene.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+#define TWO(engine_name) ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = 64})
+#define MOST 8u
+
+typedef struct book {
+    char text[32768];
+    size_t length;
+    uint64_t first_ns, last_ns;
+} book;
+
+static void write_down(void *context, const kvf_log_line *line) {
+    book *to = context;
+    to->first_ns = to->first_ns ? to->first_ns : line->time_ns;
+    to->last_ns = line->time_ns;
+    to->length += (size_t)snprintf(to->text + to->length, sizeof to->text - to->length, "%d %s\n",
+                                   (int)line->level, line->text);
+    assert_true(to->length < sizeof to->text);
+}
+
+#define WRITTEN_DOWN(book, ...)                                                                              \
+    (&(const kvf_agent_options){                                                                             \
+        .struct_size = sizeof(kvf_agent_options), .log = write_down, .log_context = (book), __VA_ARGS__})
+
+static void has(const char *text, const char *words) {
+    if (!strstr(text, words))
+        fail_msg("no \"%s\" in:\n%s", words, text);
+}
+
+static void open_it(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                    const kvf_agent_options *options) {
+    scene_open(s, attention(2, 4, 8), p, d, options);
+}
+
+static uint32_t peers_of(kvf_agent *agent, kvf_agent_peer *peers) {
+    uint32_t count = 0;
+    peers[0].struct_size = sizeof *peers;
+    assert_ok(kvf_agent_peers(agent, peers, MOST, &count));
+    return count;
+}
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+static void an_agent_that_met_nobody_has_no_peers(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    assert_int_equal(peers_of(s.d, peers), 0);
+    scene_close(&s);
+}
+
+static void a_reader_and_who_is_read_see_each_other(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    const kvf_agent_options *options =
+        &(const kvf_agent_options){.struct_size = sizeof *options, .transport = "shm"};
+    open_it(&s, TWO("P"), ONE("D"), options);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    assert_int_equal(peers_of(s.d, peers), 2);
+    uint64_t read = 0;
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(peers[r].struct_size, sizeof *peers);
+        assert_int_equal(peers[r].role, KVF_PEER_PRODUCER);
+        assert_int_equal(peers[r].state, KVF_PEER_OPEN);
+        assert_int_equal(peers[r].rank, r);
+        assert_int_equal(peers[r].rank_count, 2);
+        assert_string_equal(peers[r].engine, "P");
+        assert_string_equal(peers[r].fabric, "shm");
+        assert_string_equal(peers[r].way, "mapped memory");
+        assert_string_equal(peers[r].passed_over, "");
+        assert_string_equal(peers[r].failure, "");
+        assert_true(peers[r].since_ns > UINT64_C(1600000000) * SECOND);
+        assert_true(peers[r].round_trip_ns > 0);
+        assert_int_equal(peers[r].bytes_written, 0);
+        read += peers[r].bytes_read;
+    }
+    assert_int_equal(read, 50 * 2 * 2 * 4 * 8 * 2); /* tokens, layers, K and V, heads, elements, bytes */
+    assert_int_equal(read, world_stats(s.d).bytes_read);
+    assert_int_equal(peers_of(s.p, peers), 1);
+    assert_int_equal(peers[0].role, KVF_PEER_CONSUMER);
+    assert_string_equal(peers[0].engine, "D");
+    assert_string_equal(peers[0].fabric, ""); /* it does the reading */
+    scene_close(&s);
+}
+
+static void a_writer_and_who_is_written_to_count_the_same_bytes(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    assert_int_equal(peers_of(s.p, peers), 1);
+    assert_int_equal(peers[0].bytes_written, 50 * 2 * 2 * 4 * 8 * 2);
+    assert_string_equal(peers[0].fabric, "inproc");
+    assert_int_equal(peers_of(s.d, peers), 1);
+    assert_int_equal(peers[0].bytes_received, 50 * 2 * 2 * 4 * 8 * 2);
+    assert_int_equal(peers[0].bytes_read, 0);
+    scene_close(&s);
+}
+
+static void a_list_may_be_too_short_and_its_elements_of_another_version(void **state) {
+    (void)state;
+    scene s;
+    uint32_t count = 0;
+    open_it(&s, TWO("P"), ONE("D"), NULL);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    assert_ok(kvf_agent_peers(s.d, NULL, 0, &count));
+    assert_int_equal(count, 2);
+    struct older {
+        size_t struct_size;
+        kvf_peer_role role;
+        kvf_peer_state state;
+        uint32_t rank, rank_count;
+    } older[2] = {{.struct_size = sizeof *older}, {.rank_count = 77}};
+    assert_ok(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 1, &count));
+    assert_int_equal(count, 2);
+    assert_int_equal(older[0].rank_count, 2);
+    assert_int_equal(older[1].rank_count, 77);
+    assert_ok(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 2, &count));
+    assert_int_equal(older[1].rank, 1);
+    older[0].struct_size = 0;
+    assert_fails(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 2, &count), KVF_E_INVALID,
+                 "struct_size");
+    assert_fails(kvf_agent_peers(s.d, NULL, 2, &count), KVF_E_INVALID, "peers");
+    assert_fails(kvf_agent_peers(s.d, NULL, 0, NULL), KVF_E_INVALID, "count");
+    assert_fails(kvf_agent_peers(NULL, NULL, 0, &count), KVF_E_INVALID, "agent");
+    scene_close(&s);
+}
+
+static void a_failure_is_kept_with_its_peer(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.groups[0].end = 64; /* more than the producer has */
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_RANGE);
+    assert_int_equal(peers_of(s.d, peers), 1);
+    has(peers[0].failure, "steps [0, 64) are wanted, and the producer holds [0, 50)");
+    assert_true(peers[0].failed_ns >= peers[0].since_ns);
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    scene_close(&s);
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+static void a_peer_that_is_lost_is_remembered_until_it_is_back(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    memset(&log, 0, sizeof log);
+    const kvf_agent_options *options = WRITTEN_DOWN(&log, .peer_timeout_ns = 50 * MS);
+    open_it(&s, ONE("P"), ONE("D"), options);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_close_agents(&s.w.p);
+    world_until(&s.w, world_count(&s.w, s.d, KVF_EVENT_PEER_LOST) == 1);
+    assert_int_equal(peers_of(s.d, peers), 1);
+    assert_int_equal(peers[0].state, KVF_PEER_LOST);
+    assert_string_equal(peers[0].engine, "P");
+    has(peers[0].failure, "P rank 0: ");
+    assert_null(strstr(log.text, " is back"));
+
+    world_open_agents(&s.w.p, options);
+    world_fill(&s.w, &s.w.p, &s.held, 1);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.contact = s.w.p.contact;
+    scene_pull(&s);
+    assert_int_equal(peers_of(s.d, peers), 1);
+    assert_int_equal(peers[0].state, KVF_PEER_OPEN);
+    has(peers[0].failure, "P rank 0: "); /* what it was before */
+    has(log.text, "20 P rank 0 is back, ");
+    has(log.text, " s after P rank 0: ");
+    world_close(&s.w);
+}
+
+static void meetings_and_ways_have_lines_with_level_and_time(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    memset(&log, 0, sizeof log);
+    open_it(&s, TWO("P"), ONE("D"), WRITTEN_DOWN(&log, .transport = "shm", .log_level = KVF_LOG_DEBUG));
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    has(log.text, "20 D rank 0 of 1 reads from P, met at ");
+    has(log.text, "10 P rank 1 of 2 has answered D rank 0\n");
+    has(log.text, "20 D rank 0 of 1 has greeted P rank 1\n");
+    has(log.text, "20 D rank 0 reads from P rank 0 over shm, by mapped memory\n");
+    has(log.text, "10 D rank 0 reads from P rank 1 over shm, by mapped memory\n"); /* as its sibling */
+    assert_true(log.first_ns > UINT64_C(1600000000) * SECOND && log.last_ns >= log.first_ns);
+    scene_close(&s);
+}
+
+/* Memory that the engine brought, and a setting that keeps the transport from reading it by itself. */
+static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
+    (void)state;
+    static book log;
+    static void *memory[2][WORLD_MAX_REGIONS];
+    scene s;
+    memset(&log, 0, sizeof log);
+    const kvf_setting off = {"shm.direct", "off"};
+    const kvf_agent_options *options =
+        WRITTEN_DOWN(&log, .transport = "shm", .settings = &off, .setting_count = 1);
+    open_it(&s, ONE("P"), ONE("D"), options);
+    world_engine *engines[] = {&s.w.p, &s.w.d};
+    for (int e = 0; e < 2; e++) {
+        world_engine *engine = engines[e];
+        const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine->engine, 0));
+        kvf_memory regions[WORLD_MAX_REGIONS];
+        world_close_agents(engine);
+        assert_ok(kvf_agent_open(engine->engine, 0, options, &engine->agents[0]));
+        for (uint32_t i = 0; i < shard->region_count; i++) {
+            memory[e][i] = engine->memory[0][i] = calloc(1, shard->region_bytes[i]);
+            regions[i] =
+                (kvf_memory){sizeof(kvf_memory), memory[e][i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+        }
+        assert_ok(kvf_agent_register(engine->agents[0], regions, shard->region_count));
+        engine->contact.endpoint = kvf_agent_endpoint(engine->agents[0]);
+    }
+    world_fill(&s.w, &s.w.p, &s.held, 1);
+    s.d = s.w.d.agents[0];
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    has(log.text, "20 D rank 0 reads from P rank 0 over shm, by a shared buffer, for shm.direct is off\n");
+    kvf_agent_peer peers[MOST];
+    assert_int_equal(peers_of(s.d, peers), 1);
+    assert_string_equal(peers[0].way, "a shared buffer, for shm.direct is off");
+    scene_close(&s);
+    for (int e = 0; e < 2; e++)
+        for (uint32_t i = 0; i < WORLD_MAX_REGIONS; i++)
+            free(memory[e][i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_agent_that_met_nobody_has_no_peers),
+        cmocka_unit_test(a_reader_and_who_is_read_see_each_other),
+        cmocka_unit_test(a_writer_and_who_is_written_to_count_the_same_bytes),
+        cmocka_unit_test(a_list_may_be_too_short_and_its_elements_of_another_version),
+        cmocka_unit_test(a_failure_is_kept_with_its_peer),
+        cmocka_unit_test(a_peer_that_is_lost_is_remembered_until_it_is_back),
+        cmocka_unit_test(meetings_and_ways_have_lines_with_level_and_time),
+        cmocka_unit_test(a_way_that_is_no_more_than_a_fallback_says_why),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,163 @@
+/* What serves a peer, as users are told: the way, what better fabrics cannot, and the bytes. */
+#include <stdlib.h>
+
+#include "shapes.h"
+#include "transport/card.h"
+#include "transport/front.h"
+#include "transport/shm/shm_wire.h"
+
+#define BYTES 4096u
+
+typedef struct side {
+    kvf_transport *transport;
+    void *memory;
+    bool brought;
+    const void *card;
+    size_t card_bytes;
+} side;
+
+static void open_side(side *self, const char *kind, const char *direct, bool brought) {
+    const kvf_setting setting = {"shm.direct", direct};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = direct != NULL};
+    self->brought = brought;
+    assert_ok(kvf_transport_open(kind, &options, &self->transport));
+    if (brought)
+        self->memory = calloc(1, BYTES);
+    else
+        assert_ok(kvf_transport_allocate(self->transport, KVF_MEMORY_HOST, 0, BYTES, &self->memory));
+    const kvf_memory memory = {sizeof memory, self->memory, BYTES, KVF_MEMORY_HOST, 0};
+    assert_ok(kvf_transport_register(self->transport, &memory, 1));
+    assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
+}
+
+static void close_side(side *self) {
+    kvf_transport_close(self->transport);
+    if (self->brought)
+        free(self->memory);
+}
+
+static void count_end(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    (void)operation;
+    if (status)
+        fail_msg("%s", detail);
+    ++*(int *)context;
+}
+
+/* Reads 1,000 bytes and writes 24. */
+static void move_some(side *to, side *from, kvf_peer *peer) {
+    const kvf_run runs[] = {{0, 0, 1000, 0, 0}, {2000, 2000, 24, 0, 0}};
+    int ended = 0;
+    assert_ok(kvf_transport_submit(peer, KVF_READ, &runs[0], 1, count_end, &ended, NULL));
+    assert_ok(kvf_transport_submit(peer, KVF_WRITE, &runs[1], 1, count_end, &ended, NULL));
+    while (ended < 2) {
+        assert_ok(kvf_transport_progress(to->transport, NULL));
+        assert_ok(kvf_transport_progress(from->transport, NULL));
+    }
+}
+
+static kvf_peer_info info_of(const kvf_peer *peer) {
+    kvf_peer_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_peer_get_info(peer, &info));
+    return info;
+}
+
+static void a_peer_says_its_fabric_its_way_and_what_has_moved(void **state) {
+    (void)state;
+    static const struct {
+        const char *kind, *direct;
+        bool brought;
+        const char *served_by, *way;
+    } cases[] = {
+        {"auto", NULL, false, "inproc", "memory of this process"},
+        {"shm", NULL, false, "shm", "mapped memory"},
+        {"shm", NULL, true, "shm", "process_vm_readv or a shared buffer, whichever is faster"},
+        {"shm", "on", true, "shm", "process_vm_readv"},
+        {"shm", "off", true, "shm", "a shared buffer, for shm.direct is off"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        side a, b;
+        kvf_peer *peer;
+        open_side(&a, cases[i].kind, cases[i].direct, cases[i].brought);
+        open_side(&b, cases[i].kind, cases[i].direct, cases[i].brought);
+        assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
+        move_some(&a, &b, peer);
+        kvf_peer_info info = info_of(peer);
+        assert_string_equal(info.kind, cases[i].served_by);
+        assert_string_equal(info.way, cases[i].way);
+        assert_string_equal(info.passed_over, "");
+        assert_int_equal(info.bytes_read, 1000);
+        assert_int_equal(info.bytes_written, 24);
+        close_side(&a);
+        close_side(&b);
+    }
+}
+
+static void an_older_caller_gets_what_it_knows(void **state) {
+    (void)state;
+    side a, b;
+    kvf_peer *peer;
+    open_side(&a, "inproc", NULL, false);
+    open_side(&b, "inproc", NULL, false);
+    assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
+    kvf_peer_info info = {.struct_size = offsetof(kvf_peer_info, way), .way = "untouched"};
+    assert_ok(kvf_peer_get_info(peer, &info));
+    assert_string_equal(info.kind, "inproc");
+    assert_string_equal(info.way, "untouched");
+    info.struct_size = 0;
+    assert_fails(kvf_peer_get_info(peer, &info), KVF_E_INVALID, "struct_size");
+    assert_fails(kvf_peer_get_info(peer, NULL), KVF_E_INVALID, "info");
+    assert_fails(kvf_peer_get_info(NULL, &info), KVF_E_INVALID, "peer");
+    close_side(&a);
+    close_side(&b);
+}
+
+/* The card of `b` as if it were of another machine. */
+static void move_far_away(const side *b, kvf_buffer *out) {
+    static kvf_shm_card changed;
+    kvf_card card;
+    assert_ok(kvf_card_read(b->card, b->card_bytes, &card));
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < card.part_count; i++) {
+        if (strcmp(card.parts[i].kind, "inproc") == 0)
+            continue;
+        card.parts[kept] = card.parts[i];
+        if (strcmp(card.parts[i].kind, "shm") == 0) {
+            memcpy(&changed, card.parts[i].data, sizeof changed);
+            changed.host[0] ^= 1;
+            card.parts[kept].data = &changed;
+        }
+        kept++;
+    }
+    card.part_count = kept;
+    assert_ok(kvf_card_write(&card, out));
+    kvf_card_free(&card);
+}
+
+static void a_better_fabric_that_cannot_is_named_with_its_reason(void **state) {
+    (void)state;
+    if (!kvf_fabric_named("ucx"))
+        skip();
+    side a, b;
+    kvf_peer *peer;
+    kvf_buffer card = {0};
+    open_side(&a, "auto", NULL, false);
+    open_side(&b, "auto", NULL, false);
+    move_far_away(&b, &card);
+    assert_ok(kvf_transport_connect(a.transport, card.data, card.length, &peer));
+    kvf_peer_info info = info_of(peer);
+    assert_string_equal(info.kind, "ucx");
+    assert_non_null(strstr(info.passed_over, "shm: the peer is on another host"));
+    kvf_buffer_free(&card);
+    close_side(&a);
+    close_side(&b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_peer_says_its_fabric_its_way_and_what_has_moved),
+        cmocka_unit_test(an_older_caller_gets_what_it_knows),
+        cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

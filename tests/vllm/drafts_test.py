@@ -1,0 +1,117 @@
+"""A draft model on one side or on both: what both have is moved, a draft's cells where both have the same."""
+
+from __future__ import annotations
+
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+from halves import LAYERS, Half, steps
+
+from kvferry.errors import UnsupportedError
+from kvferry.vllm.layers import place_layer
+
+TOKENS = 21
+THERE, HERE = [3, 1, 7], [5, 2, 6, 4, 8, 9]
+
+
+def config_of(layers: int, drafts: bool = True) -> Any:
+    """What the connector reads to tell layers apart."""
+    model = SimpleNamespace(model_arch_config=SimpleNamespace(total_num_hidden_layers=layers))
+    speculative = SimpleNamespace(draft_model_config="the draft's") if drafts else None
+    return SimpleNamespace(model_config=model, speculative_config=speculative)
+
+
+class Numbers(unittest.TestCase):
+    """Which layer is which."""
+
+    def test_layers_counted_on_from_the_models_are_the_drafts(self) -> None:
+        config = config_of(32)
+        own, drafts = (
+            place_layer(config, "model.layers.31.self_attn"),
+            place_layer(config, "model.layers.33.attn"),
+        )
+        self.assertEqual((own.number, own.index, own.draft), (31, 31, False))
+        self.assertIs(own.model, config.model_config)
+        self.assertEqual((drafts.number, drafts.index, drafts.draft), (33, 1, True))
+        self.assertEqual(drafts.model, "the draft's")
+
+    def test_drafts_with_numbers_of_their_own_follow_the_models(self) -> None:
+        config = config_of(32)
+        for name in ("draft_model.model.layers.2.attn", "mtp.layers.2.self_attn.attn"):
+            place = place_layer(config, name)
+            self.assertEqual((place.number, place.index, place.draft), (34, 2, True))
+        self.assertEqual(place_layer(config, "draft_model.model.layers.40.attn").number, 72)
+        self.assertEqual(place_layer(config, "mtp.layers.32.attn").number, 32)
+
+    def test_without_a_draft_model_no_layer_is_a_drafts(self) -> None:
+        place = place_layer(config_of(32, drafts=False), "model.layers.40.attn")
+        self.assertEqual((place.number, place.draft), (40, False))
+        with self.assertRaisesRegex(UnsupportedError, "2 numbers"):
+            place_layer(config_of(32), "model.1.layers.40")
+
+
+class Drafts(unittest.TestCase):
+    """Both halves of the connector, on engines of which one has a draft model, or both."""
+
+    def pair(self, there: int, here: int, push: bool = False) -> tuple[Half, Half]:
+        """A prefill and a decode engine with so many draft layers; the first has written a cache."""
+        p = Half("prefill", 8, draft=there, **({"transfer_mode": "push"} if push else {}))
+        self.addCleanup(p.close)
+        d = Half("decode", 4, draft=here)
+        self.addCleanup(d.close)
+        for layer in range(LAYERS + there):
+            p.write(layer, THERE, range(TOKENS))
+        return p, d
+
+    def move(self, p: Half, d: Half) -> dict[str, Any]:
+        """Serves the request, and loads it."""
+        params = p.serve("a", TOKENS, THERE)
+        self.assertGreater(d.wrong(0, HERE, range(TOKENS)), 0)
+        self.assertEqual(d.want("a", TOKENS, params, HERE), TOKENS)
+        steps(p, d, until=lambda: "a" in d.received and "a" in p.sent)
+        self.assertEqual(d.failed, set())
+        for layer in range(LAYERS):
+            self.assertEqual(d.wrong(layer, HERE, range(TOKENS)), 0)
+        return params
+
+    def untouched(self, half: Half, layer: int) -> bool:
+        return not half.layers[f"model.layers.{layer}.attn"].any()
+
+    def test_layers_of_a_draft_are_a_group_of_their_own(self) -> None:
+        _, d = self.pair(0, 1)
+        introduction = d.worker.handshake()
+        assert introduction is not None
+        groups = introduction.geometry.groups
+        self.assertEqual([group.name for group in groups], ["000.0", "draft.000.0"])
+        self.assertEqual([[layer.layer for layer in group.layers] for group in groups], [[0, 1, 2], [3]])
+        self.assertEqual([group.source for group in groups], [0, 0])
+
+    def test_a_consumer_with_a_draft_gets_what_both_have(self) -> None:
+        for push in (False, True):
+            with self.subTest(push=push):
+                p, d = self.pair(0, 1, push)
+                self.assertIsNone(self.move(p, d)["kvferry_draft"])
+                self.assertTrue(self.untouched(d, LAYERS))
+
+    def test_a_producer_with_a_draft_gives_what_both_have(self) -> None:
+        for push in (False, True):
+            with self.subTest(push=push):
+                p, d = self.pair(2, 0, push)
+                self.move(p, d)
+
+    def test_the_same_draft_on_both_sides_is_moved(self) -> None:
+        for push in (False, True):
+            with self.subTest(push=push):
+                p, d = self.pair(1, 1, push)
+                self.move(p, d)
+                self.assertEqual(d.wrong(LAYERS, HERE, range(TOKENS)), 0)
+
+    def test_another_draft_is_left_alone(self) -> None:
+        p, d = self.pair(1, 2)
+        self.move(p, d)
+        self.assertTrue(self.untouched(d, LAYERS) and self.untouched(d, LAYERS + 1))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,171 @@
+/*
+ * A decode rank: meets the prefill engine, pulls requests, and verifies what it has.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "copy_limit.h"
+#include "pattern.h"
+#include "rank.h"
+#include "verify.h"
+
+typedef struct decode_rank {
+    live_rank base; /* first, see rank_serve() */
+    kvf_plan *plan; /* proved, and what the limit is measured by */
+    kvf_request *request;
+    kvf_group_steps *groups;
+    char endpoint[256]; /* where the prefill engine is met */
+    uint32_t round, next, finished;
+    move_figures figures;
+} decode_rank;
+
+static bool make_plan(decode_rank *self) {
+    const demo_job *job = self->base.job;
+    kvf_status status = kvf_plan_build(self->base.shard, job->all.prefill, NULL, &self->plan);
+    if (!status)
+        status = kvf_plan_verify(self->plan);
+    if (!status)
+        status = kvf_request_create(self->plan, &self->request);
+    if (status)
+        return rank_fail_status(&self->base, status, "planning");
+    self->groups = calloc(job->work.group_count, sizeof *self->groups);
+    if (!self->groups)
+        return rank_fail(&self->base, "not enough memory");
+    return rank_send(&self->base, MESSAGE_READY, NULL, 0);
+}
+
+static kvf_contact prefill_engine(const decode_rank *self) {
+    return (kvf_contact){.engine = self->base.job->all.prefill_shape.side, .endpoint = self->endpoint};
+}
+
+static bool connect_engine(decode_rank *self, const message *endpoint) {
+    if (endpoint->bytes > sizeof self->endpoint)
+        return rank_fail(&self->base, "an endpoint of %zu bytes", endpoint->bytes);
+    memcpy(self->endpoint, endpoint->data, endpoint->bytes);
+    kvf_contact contact = prefill_engine(self);
+    kvf_status status = kvf_agent_connect(self->base.agent, &contact, rank_patience_ns(self->base.job), NULL);
+    return status ? rank_fail_status(&self->base, status, "connecting") : true;
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+static bool pull(decode_rank *self, uint32_t number) {
+    const workload *work = &self->base.job->work;
+    char id[24];
+    rank_request_id(self->round, number, id);
+    for (uint32_t g = 0; g < work->group_count; g++) {
+        const kvf_group_request *wanted = &workload_request(work, number)[g];
+        self->groups[g] = (kvf_group_steps){wanted->local, wanted->begin, wanted->end};
+    }
+    const kvf_agent_request request = {.struct_size = sizeof request,
+                                       .id = {id, strlen(id)},
+                                       .groups = self->groups,
+                                       .group_count = work->group_count,
+                                       .deadline_ns = rank_patience_ns(self->base.job),
+                                       .contact = prefill_engine(self)};
+    uint64_t ticket;
+    kvf_status status = kvf_agent_pull(self->base.agent, &request, &ticket);
+    return status ? rank_fail_status(&self->base, status, "starting a request") : true;
+}
+
+static bool pull_more(decode_rank *self) {
+    const demo_job *job = self->base.job;
+    while (self->next < job->work.request_count && self->next - self->finished < job->asked->in_flight)
+        if (!pull(self, self->next++))
+            return false;
+    return true;
+}
+
+static bool begin_round(decode_rank *self) {
+    self->next = self->finished = 0;
+    self->figures = (move_figures){.begin_ns = now_ns()};
+    return pull_more(self);
+}
+
+static bool take_pulled(decode_rank *self, const kvf_event *event) {
+    uint32_t count = self->base.job->work.request_count;
+    self->finished++;
+    self->figures.bytes += event->bytes;
+    self->figures.runs += event->runs;
+    rank_progress(&self->base, self->finished, count);
+    rank_suffer_fault(&self->base);
+    if (self->finished < count)
+        return pull_more(self);
+    self->round++;
+    self->figures.end_ns = now_ns();
+    rank_note_kinds(&self->base);
+    memcpy(self->figures.kind, self->base.kind, sizeof self->figures.kind);
+    return rank_send(&self->base, MESSAGE_MOVED, &self->figures, sizeof self->figures);
+}
+
+static bool heed(void *rank, const kvf_event *event) {
+    decode_rank *self = rank;
+    if (event->kind == KVF_EVENT_FAILED)
+        return rank_fail(&self->base, "%.*s%s%s", (int)event->id.size, (const char *)event->id.data,
+                         event->id.size ? ": " : "", event->detail);
+    if (event->kind == KVF_EVENT_PEER_READY)
+        return rank_send(&self->base, MESSAGE_CONNECTED, NULL, 0);
+    return event->kind != KVF_EVENT_DONE || take_pulled(self, event);
+}
+
+/* ---- the rest of its life -------------------------------------------------------------------- */
+
+/* The prefill agents have closed; as long as their memory is mapped here it is not given back. */
+static bool part(decode_rank *self) {
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    uint64_t deadline = now_ns() + rank_patience_ns(self->base.job);
+    bool message_waits;
+    do {
+        if (!rank_wait(&self->base, 10, &message_waits) || !rank_take_events(self, heed))
+            return false;
+        kvf_status status = kvf_agent_get_stats(self->base.agent, &stats);
+        if (status)
+            return rank_fail_status(&self->base, status, "parting");
+    } while (stats.peers_now > 0 && now_ns() < deadline);
+    return rank_send(&self->base, MESSAGE_PARTED, NULL, 0);
+}
+
+static bool verify(decode_rank *self) {
+    verdict found;
+    verify_memory(&self->base, &found);
+    return rank_send(&self->base, MESSAGE_VERIFIED, &found, sizeof found);
+}
+
+static bool copy(decode_rank *self) {
+    copy_figures figures;
+    const char *method = copy_limit_method(self->base.job->asked, self->base.kind);
+    return copy_limit_measure(&self->base, self->plan, self->request, method, &figures) &&
+           rank_send(&self->base, MESSAGE_COPIED, &figures, sizeof figures);
+}
+
+static bool obey(void *rank, const message *order) {
+    decode_rank *self = rank;
+    switch (order->type) {
+    case MESSAGE_CONNECT:
+        return connect_engine(self, order);
+    case MESSAGE_MOVE:
+        return begin_round(self);
+    case MESSAGE_VERIFY:
+        return verify(self);
+    case MESSAGE_PART:
+        return part(self);
+    case MESSAGE_PREPARE:
+        copy_limit_prepare(&self->base);
+        return rank_send(&self->base, MESSAGE_PREPARED, NULL, 0);
+    case MESSAGE_COPY:
+        return copy(self);
+    default:
+        return false; /* MESSAGE_QUIT */
+    }
+}
+
+int run_decode_rank(rank_seat *seat) {
+    decode_rank self = {.round = 0};
+    if (rank_open(&self.base, seat, PATTERN_UNUSED_DECODE) && make_plan(&self))
+        rank_serve(&self, obey, heed);
+    rank_close(&self.base);
+    free(self.groups);
+    kvf_request_free(self.request);
+    kvf_plan_free(self.plan);
+    return EXIT_DONE;
+}

@@ -1,0 +1,111 @@
+/*
+ * A prefill rank: fills its caches, then holds each request until the decode engine has read it, round by round.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "pattern.h"
+#include "rank.h"
+
+typedef struct prefill_rank {
+    live_rank base; /* first, see rank_serve() */
+    uint64_t filled_bytes;
+    uint64_t held, released; /* requests, in all rounds */
+    uint32_t round;
+    bool parting;
+} prefill_rank;
+
+static bool write_cell(void *context, const logical_cell *at) {
+    prefill_rank *self = context;
+    pattern_write(at->address, at->bytes, at->key);
+    self->filled_bytes += at->bytes;
+    if ((self->filled_bytes & 0xfffff) < at->bytes)
+        rank_progress(&self->base, (self->base.total_bytes + self->filled_bytes) / 2, self->base.total_bytes);
+    return true;
+}
+
+static void fill_caches(prefill_rank *self) {
+    const demo_job *job = self->base.job;
+    cell_memory memory = rank_memory(&self->base);
+    for (uint32_t r = 0; r < job->work.request_count; r++)
+        (void)cells_visit(&memory, CELLS_OF_PREFILL, r, workload_request(&job->work, r), write_cell, self);
+    if (job->corrupt.wanted && job->corrupt.rank == self->base.seat->rank)
+        corruption_apply(&job->corrupt, &memory, &job->work);
+}
+
+static bool send_introduction(const prefill_rank *self) {
+    const void *introduction = NULL;
+    size_t bytes = 0;
+    kvf_status status = kvf_agent_introduction(self->base.agent, &introduction, &bytes);
+    if (status)
+        return rank_fail_status(&self->base, status, "introducing itself");
+    return rank_send(&self->base, MESSAGE_READY, introduction, bytes);
+}
+
+/* The whole prompt is here, whatever the decode engine has of it already. */
+static bool hold(prefill_rank *self, uint32_t number, kvf_group_steps *groups) {
+    const workload *work = &self->base.job->work;
+    char id[24];
+    rank_request_id(self->round, number, id);
+    for (uint32_t g = 0; g < work->group_count; g++) {
+        const kvf_group_request *wanted = &workload_request(work, number)[g];
+        groups[g] = (kvf_group_steps){.table = wanted->remote, .end = wanted->end};
+    }
+    const kvf_agent_request request = {.struct_size = sizeof request,
+                                       .id = {id, strlen(id)},
+                                       .groups = groups,
+                                       .group_count = work->group_count};
+    uint64_t ticket;
+    kvf_status status = kvf_agent_hold(self->base.agent, &request, &ticket);
+    self->held += !status;
+    return status ? rank_fail_status(&self->base, status, "holding a request") : true;
+}
+
+static bool hold_round(prefill_rank *self) {
+    const workload *work = &self->base.job->work;
+    rank_suffer_fault(&self->base);
+    kvf_group_steps *groups = calloc(work->group_count, sizeof *groups);
+    bool all = groups != NULL;
+    for (uint32_t i = 0; i < work->request_count && all; i++)
+        all = hold(self, i, groups);
+    free(groups);
+    self->round++;
+    return all;
+}
+
+/* The decode engine has everything, but that it has may still be on its way. */
+static bool part_if_released(prefill_rank *self) {
+    if (!self->parting || self->released < self->held)
+        return true;
+    self->parting = false;
+    rank_close(&self->base);
+    return rank_send(&self->base, MESSAGE_PARTED, NULL, 0);
+}
+
+static bool obey(void *rank, const message *order) {
+    prefill_rank *self = rank;
+    if (order->type == MESSAGE_MOVE)
+        return hold_round(self);
+    self->parting = order->type == MESSAGE_PART;
+    return self->parting && part_if_released(self);
+}
+
+static bool heed(void *rank, const kvf_event *event) {
+    prefill_rank *self = rank;
+    if (event->kind == KVF_EVENT_FAILED)
+        return rank_fail(&self->base, "request %.*s: %s", (int)event->id.size, (const char *)event->id.data,
+                         event->detail);
+    self->released += event->kind == KVF_EVENT_DONE;
+    return part_if_released(self);
+}
+
+int run_prefill_rank(rank_seat *seat) {
+    prefill_rank self = {.filled_bytes = 0};
+    if (rank_open(&self.base, seat, PATTERN_UNUSED_PREFILL)) {
+        fill_caches(&self);
+        if (send_introduction(&self))
+            rank_serve(&self, obey, heed);
+    }
+    rank_close(&self.base);
+    return EXIT_DONE;
+}
