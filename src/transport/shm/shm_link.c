@@ -363,7 +363,7 @@ const char *kvf_shm_link_way(const void *self) {
     if (link->no_direct)
         return link->no_direct;
     return link->endpoint->only_direct ? "process_vm_readv"
-                                       : "process_vm_readv or a shared buffer, whichever is faster";
+                                       : "process_vm_readv, and meanwhile a shared buffer";
 }
 
 /* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
