@@ -57,7 +57,7 @@ kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
     kvf_memory *regions = bench_alloc(shard->region_count, sizeof *regions);
     for (uint32_t i = 0; i < shard->region_count; i++) {
         void *memory;
-        bench_must(kvf_agent_allocate(agent, shard->region_bytes[i], &memory));
+        bench_must(kvf_agent_allocate(agent, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
         memset(memory, 1, shard->region_bytes[i]);
         regions[i] = (kvf_memory){sizeof(kvf_memory), memory, shard->region_bytes[i], KVF_MEMORY_HOST, 0};
     }

@@ -118,10 +118,12 @@ typedef struct kvf_agent_options {
     uint32_t grant_count;
     /* What peers may make this agent keep. Who asks for more is refused with KVF_E_AGAIN, counted (`over_budget`), and
      * told of once by KVF_EVENT_PEER_REFUSED. */
-    uint32_t max_peers_per_key;   /**< sessions of all who hold one key [8192]; without keys a connection has 8 */
+    uint32_t
+        max_peers_per_key; /**< sessions of all who hold one key [8192]; without keys a connection has 8 */
     uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
-    uint64_t max_bytes_per_key;   /**< of it, for all who hold one key, or for a connection without [half of it] */
-    uint64_t longest_ns;          /**< what a peer asks for ends after so long, however often it beats [1 h] */
+    uint64_t
+        max_bytes_per_key; /**< of it, for all who hold one key, or for a connection without [half of it] */
+    uint64_t longest_ns;   /**< what a peer asks for ends after so long, however often it beats [1 h] */
 } kvf_agent_options;
 
 /**
@@ -175,14 +177,41 @@ KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *gr
  */
 KVF_API kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key);
 
-/** Memory that same-host peers can map, see kvf_transport_allocate(). */
-KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out);
+/** Memory that same-host peers can map, freed by kvf_agent_close(); arguments and errors as of kvf_transport_allocate(). */
+KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                                      void **out);
 
 /**
- * Registers this rank's regions, once, see kvf_transport_register(); from here on peers are served. A call
- * that failed may be repeated, with the same regions. A rank that keeps no layer has none, and registers 0 of them.
+ * Registers this rank's regions, see kvf_transport_register(); from here on peers are served. A call that failed may
+ * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
+ * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them.
+ *
+ * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
+ *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
+ *         (memory kind), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
+
+/**
+ * Registers one region, at any time. Peers are served while all of the shard's regions are registered; those that
+ * greet before that are told to try again. The first time, regions are registered in their order.
+ *
+ * @return as kvf_agent_register(), KVF_E_RANGE (no such region, or one before it was never registered)
+ */
+KVF_API kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory);
+
+/**
+ * Takes one region back, at any time, as an engine does that sleeps or moves its cache. New requests are refused with
+ * KVF_E_INVALID until all regions are registered again; peers learn that what they know of this rank's memory is
+ * old, and meet it again: requests of theirs that wait for this rank go on waiting, or fail with KVF_E_PEER_LOST
+ * where they have a connection for the memory. Once this has returned KVF_OK nobody touches the memory any more,
+ * with the exception of kvf_transport_unregister_region().
+ *
+ * @return KVF_OK, KVF_E_AGAIN (a request has blocks in the region, which the detail names: cancel it or wait for its
+ *         event; or a peer is in the middle of a write: let the agent work and call again),
+ *         KVF_E_NOT_REGISTERED, KVF_E_RANGE (no such region), KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_agent_unregister_region(kvf_agent *agent, uint32_t region);
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 

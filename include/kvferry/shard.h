@@ -22,6 +22,8 @@
 #ifndef KVFERRY_SHARD_H
 #define KVFERRY_SHARD_H
 
+#include <stdbool.h>
+
 #include <kvferry/model.h>
 
 #ifdef __cplusplus
@@ -121,6 +123,44 @@ KVF_API kvf_range kvf_shard_group_layers(const kvf_shard *shard, uint32_t group)
  */
 KVF_API const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group, uint32_t layer,
                                                  uint32_t part);
+
+#define KVF_REGION_AXES_MAX 8
+
+/** An axis of an array: so many steps, so many bytes from one to the next. This struct stays as it is. */
+typedef struct kvf_region_axis {
+    char letter; /**< as in kvf_group_spec: L, B (kernel blocks), P, H, N (rows); D: the elements of a cell */
+    uint64_t length;
+    uint64_t stride;
+} kvf_region_axis;
+
+/** What one group keeps in a region, of parts whose cells are alike: an array, where it is regular. */
+typedef struct kvf_region_view {
+    size_t struct_size; /**< sizeof(kvf_region_view), set by the caller */
+    uint64_t region_bytes;
+    uint32_t group;
+    kvf_range parts;      /**< of the group */
+    kvf_range layers;     /**< indices into kvf_group_desc.layers, from the first to the last that are here */
+    uint32_t layer_count; /**< less than the range where some between are elsewhere */
+    kvf_dtype dtype;
+    uint64_t offset;     /**< in the region, of the first cell of the first layer and part */
+    bool regular;        /**< axes describe it; otherwise only placements do */
+    uint32_t axis_count; /**< of `axes`: those with two steps and more */
+    kvf_region_axis
+        axes[KVF_REGION_AXES_MAX]; /**< outermost first. D twice: cells kept in pieces. D counts bytes
+                                                    where elements are smaller */
+} kvf_region_view;
+
+/**
+ * Says what a region holds. A region has several views where groups share it, or where parts are unlike or at uneven
+ * distances.
+ *
+ * @param region  of the shard
+ * @param i       which view, from 0 on: by group, then by part
+ * @param out     struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_NOT_FOUND (there are fewer views), KVF_E_RANGE (no such region), KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_shard_region_view(const kvf_shard *shard, uint32_t region, uint32_t i,
+                                         kvf_region_view *out);
 
 /** The region and byte offset of one cell, and the pieces it is kept in. */
 typedef struct kvf_cell_location {

@@ -11,8 +11,8 @@
  *
  *   "inproc"  the peer is in this process: plain copies
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
- *             directly; memory the caller brought is read with process_vm_readv, or, where the kernel
- *             forbids that or it is slower, through a shared buffer that the peer fills
+ *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
+ *             shared buffer that the peer fills as far as it has time
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
@@ -42,10 +42,10 @@ typedef struct kvf_peer kvf_peer;
  * A setting of one kind of transport, such as {"ucx.tls", "tcp,self"}; the kind stands before the dot. Settings of
  * kinds that are not opened, or not in this build, do nothing. This struct stays as it is.
  *
- *   "shm.direct"  how memory that the caller brought is reached: "auto" (default): read with process_vm_readv or
- *                 through a shared buffer that its owner fills, whichever is faster for the length of runs and
- *                 what the owner does besides, and written with process_vm_writev, where the kernel allows it;
- *                 "on": never through the buffer where the kernel allows it; "off": always through the buffer
+ *   "shm.direct"  how memory that the caller brought is reached: "auto" (default): read by this side with
+ *                 process_vm_readv and at the same time through a shared buffer that its owner fills, unless this
+ *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
+ *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
  */
 typedef struct kvf_setting {
@@ -155,7 +155,8 @@ typedef struct kvf_memory {
 /**
  * Registers the memory regions of this rank: regions[i] is region i of the shard. Once; single regions come and go
  * with the two functions below. The memory stays the caller's and must stay valid until it is unregistered or the
- * transport is closed.
+ * transport is closed: this process reads it for peers ("shm.direct"), so memory that was unmapped before it was
+ * unregistered ends the process with SIGSEGV, as any use of it would.
  *
  * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes, struct_size), KVF_E_OVERFLOW, KVF_E_EXISTS (some memory is
  *         registered already),

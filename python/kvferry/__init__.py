@@ -77,6 +77,8 @@ from kvferry.shard import (
     GroupSpec,
     PartShare,
     Placement,
+    RegionAxis,
+    RegionView,
     Shard,
     TokenShare,
 )
@@ -154,6 +156,8 @@ __all__ = [
     "Placement",
     "Plan",
     "Prediction",
+    "RegionAxis",
+    "RegionView",
     "ReplicaChoice",
     "Request",
     "RequestKind",

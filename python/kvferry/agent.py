@@ -20,7 +20,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Resource, call, data_at, fill, id_fields, nanoseconds, string, take
-from kvferry.buffers import Allocations, Memory, array_bytes, memory_array, regions_of
+from kvferry.buffers import (
+    Allocations,
+    Buffer,
+    Memory,
+    MemoryKind,
+    Region,
+    array_bytes,
+    memory_array,
+    refuse_overlap,
+    region_for,
+    regions_of,
+)
 from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
 from kvferry.events import (
@@ -91,6 +102,7 @@ class _Session:
         self.pointer: Any = None
         self.log = log
         self.kept: list[Any] = []
+        self.regions: dict[int, Region] = {}  # registered
         self.allocations = Allocations()
         self.process = os.getpid()
         self.inside = 0  # calls under way
@@ -147,6 +159,7 @@ class _Session:
             with self.change:
                 self.pointer = None
                 self.kept.clear()
+                self.regions.clear()
                 self.change.notify_all()
 
 
@@ -185,8 +198,8 @@ class Agent:
         log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
         log_level: the least important lines that are wanted
 
-    Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError (the
-    address is taken), InvalidError, UnsupportedError, InputOutputError.
+    Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
+    (the address is taken), InvalidError, UnsupportedError, InputOutputError.
     """
 
     def __init__(
@@ -302,11 +315,22 @@ class Agent:
 
     # ---- memory and meeting
 
-    def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> NDArray[Any]:
-        """A zeroed array that peers on this host can map. It may be used longer than the agent."""
+    def allocate(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = np.uint8,
+        *,
+        kind: MemoryKind = MemoryKind.HOST,
+        device: int = 0,
+    ) -> NDArray[Any]:
+        """A zeroed array that peers on this host can map. It may be used longer than the agent.
+
+        Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
+        this kind, as for CUDA).
+        """
         size = array_bytes(shape, dtype)
         with self._session.using() as pointer:
-            address = take(lib.kvf_agent_allocate, "void *", pointer, size)
+            address = take(lib.kvf_agent_allocate, "void *", pointer, kind, device, size)
             return self._session.allocations.array(address, size, shape, dtype)
 
     def allocate_regions(self) -> list[NDArray[np.uint8]]:
@@ -318,17 +342,50 @@ class Agent:
     def register(self, buffers: Memory) -> None:
         """Registers this rank's memory, once; from here on peers are served.
 
-        The objects are kept until the agent is closed; their bytes are not copied. Number, sizes and element
-        types are checked against the shard. `buffers` has one for each region, or is {layer: one}.
+        The objects are kept until the agent is closed or their region is unregistered; their bytes are not
+        copied.
+        Number, sizes, element types and shapes are checked against the shard: see Shard.regions(). `buffers`
+        has one for each region, or is {layer: one}.
 
-        Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already), UnsupportedError.
+        Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already),
+        UnsupportedError.
         """
         found = regions_of(buffers, self._shard)
         regions = [self._session.allocations.at_owner(region) for region in found]
         memory = memory_array(regions)
         with self._session.using() as pointer:
             call(lib.kvf_agent_register, pointer, memory, len(regions))
-            self._session.kept.append((regions, memory))
+            self._session.regions = dict(enumerate(regions))
+
+    def register_region(self, region: int, buffer: Buffer) -> None:
+        """Registers one region, at any time. Peers are served while all of the shard's regions are
+        registered.
+
+        The object is kept until the agent is closed or the region is unregistered. The first time, regions
+        are registered in their order.
+
+        Raises InvalidError, OutOfRangeError (no such region, or too small), OverlapError, ExistsError,
+        UnsupportedError.
+        """
+        found = self._session.allocations.at_owner(region_for(region, buffer, self._shard))
+        with self._session.using() as pointer:
+            others = {number: kept for number, kept in self._session.regions.items() if number != region}
+            refuse_overlap(region, found, others)
+            call(lib.kvf_agent_register_region, pointer, region, memory_array([found]))
+            self._session.regions[region] = found
+
+    def unregister_region(self, region: int) -> None:
+        """Takes one region back, at any time, as an engine does that sleeps or moves its cache.
+
+        New requests are refused until all regions are registered again, and peers meet this rank anew. After
+        it nobody touches the memory.
+
+        Raises AgainError (a request has blocks in it, which the detail names, or a peer is in the middle of a
+        write), NotRegisteredError, OutOfRangeError.
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_unregister_region, pointer, region)
+            self._session.regions.pop(region, None)
 
     @property
     def endpoint(self) -> str:

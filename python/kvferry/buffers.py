@@ -24,7 +24,7 @@ from kvferry._binding import ffi, lib
 from kvferry.errors import InvalidError, OutOfRangeError, OverlapError, UnsupportedError
 
 if TYPE_CHECKING:
-    from kvferry.shard import Shard
+    from kvferry.shard import RegionView, Shard
 
 
 class MemoryKind(enum.IntEnum):
@@ -262,11 +262,24 @@ def _refuse_overlaps(regions: Sequence[Region]) -> None:
             )
 
 
+def refuse_overlap(number: int, region: Region, others: Mapping[int, Region]) -> None:
+    """Raises OverlapError where a region shares memory with one of the others, by number."""
+    for other, known in others.items():
+        if (known.kind, known.device) != (region.kind, region.device):
+            continue
+        shared = min(known.address + known.bytes, region.address + region.bytes) - max(
+            known.address, region.address
+        )
+        if shared > 0:
+            raise OverlapError(f"regions {min(number, other)} and {max(number, other)} share {shared} bytes")
+
+
 def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer]:
     if shard is None:
         raise InvalidError("memory by layer needs the shard that says which region a layer is")
     ordered, wanted = [], set()
-    for i, layers in enumerate(shard.region_layers()):
+    for i, views in enumerate(shard.regions()):
+        layers = {layer for view in views for layer in view.layers}
         if len(layers) != 1:
             raise InvalidError(
                 f"region {i} holds layers {', '.join(map(str, sorted(layers)))}; allowed by layer: one each "
@@ -287,41 +300,104 @@ def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer
     return ordered
 
 
+def _cuts_across(region: Region, view: RegionView) -> bool:
+    """Whether the axes of an array cut across those that a shard lays out.
+
+    An axis covers the bytes from its stride to the end of its last step. An array may join axes, as one of
+    plain bytes joins them all, and may split them; but no axis may end inside of one of the other's, and none
+    may step where the shard has a gap.
+    """
+    axes = [(axis.stride, axis.stride * axis.length) for axis in view.axes]
+    if any(inner > begin for (begin, _), (_, inner) in itertools.pairwise(axes)):
+        return False  # woven into each other: no array has them
+    if axes:
+        axes[0] = (axes[0][0], max(axes[0][1], region.bytes))  # a cache may have more blocks
+    smallest = axes[-1][0] if axes else region.bytes
+    axes.append((1, smallest))
+    for length, begin in zip(region.shape, region.strides, strict=True):
+        end = begin * length
+        if length < 2:
+            continue
+        if not any(low <= begin < high and (begin % low == 0) for low, high in axes):
+            return True
+        for low, high in axes:
+            apart = end <= low or high <= begin
+            if not apart and not (begin <= low and high <= end) and not (low <= begin and end <= high):
+                return True
+    return False
+
+
+def _refuse_shape(number: int, region: Region, views: Sequence[RegionView]) -> None:
+    """Refuses an array whose shape contradicts what its region holds, where that is one regular array."""
+    if len(views) != 1 or not views[0].regular or views[0].offset:
+        return
+    view = views[0]
+    if _cuts_across(region, view):
+        wanted = " x ".join(f"{axis.name} {axis.length}" for axis in view.axes)
+        plural = "s" if len(view.layers) > 1 else ""
+        raise InvalidError(
+            f"region {number} (layer{plural} {', '.join(map(str, view.layers))} of {view.group}: "
+            f"{' '.join(view.parts)}) is an array of shape {region.shape}; the shard keeps {wanted} there, "
+            "in this order (or give it as plain bytes)"
+        )
+
+
+def _refuse_type(number: int, region: Region, views: Sequence[RegionView]) -> None:
+    names = {view.dtype.name.lower() for view in views}
+    bits = {view.dtype.bits for view in views}
+    fits = region.element_bits in bits if region.element[0] in "iu" else region.element in names
+    if views and region.element_bits != 8 and not fits:
+        raise InvalidError(
+            f"region {number} is an array of {region.element}; the shard keeps {', '.join(sorted(names))} "
+            "there (or give it as bytes)"
+        )
+
+
+def check_region(number: int, region: Region, size: int, views: Sequence[RegionView]) -> None:
+    """Checks one region against what the shard says about it; raises as regions_of()."""
+    if region.bytes < size:
+        raise OutOfRangeError(f"region {number} has {region.bytes} bytes; the shard needs {size}")
+    _refuse_type(number, region, views)
+    _refuse_shape(number, region, views)
+
+
 def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     """The memory of a rank's regions, checked against what its shard says about them.
 
     `buffers` has one for each region, in the order of the shard, or one for each layer, by its number.
     Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type.
+    Where a region is one regular array, an array of several axes may join and split the shard's axes, but not
+    contradict them.
 
-    Raises InvalidError (see region_of(); the wrong type, the wrong number of regions), OutOfRangeError
-    (a region that is smaller than the shard's) or OverlapError (two regions share memory).
+    Raises InvalidError (see region_of(); the wrong type or shape, the wrong number of regions),
+    OutOfRangeError (a region that is smaller than the shard's) or OverlapError (two regions share memory).
     """
     if isinstance(buffers, Mapping):
         buffers = _by_layer(buffers, shard)
-    found = []
-    for i, buffer in enumerate(buffers):
-        try:
-            found.append(region_of(buffer))
-        except InvalidError as error:
-            raise InvalidError(f"region {i}: {error.detail}") from None
+    found = [region_for(i, buffer, None) for i, buffer in enumerate(buffers)]
     _refuse_overlaps(found)
     if shard is None:
         return found
     sizes = shard.region_bytes
     if len(found) != len(sizes):
         raise InvalidError(f"{len(found)} regions were given; the shard has {len(sizes)}")
-    for i, (region, size, kept) in enumerate(zip(found, sizes, shard.region_dtypes(), strict=True)):
-        if region.bytes < size:
-            raise OutOfRangeError(f"region {i} has {region.bytes} bytes; the shard needs {size}")
-        names = {dtype.name.lower() for dtype in kept}
-        bits = {dtype.bits for dtype in kept}
-        fits = region.element_bits in bits if region.element[0] in "iu" else region.element in names
-        if kept and region.element_bits != 8 and not fits:
-            raise InvalidError(
-                f"region {i} is an array of {region.element}; the shard keeps {', '.join(sorted(names))} there "
-                "(or give it as bytes)"
-            )
+    for i, (region, size, views) in enumerate(zip(found, sizes, shard.regions(), strict=True)):
+        check_region(i, region, size, views)
     return found
+
+
+def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
+    """The memory of one region, checked as by regions_of()."""
+    try:
+        region = region_of(buffer)
+    except InvalidError as error:
+        raise InvalidError(f"region {number}: {error.detail}") from None
+    if shard is not None:
+        sizes = shard.region_bytes
+        if not 0 <= number < len(sizes):
+            raise OutOfRangeError(f"region is {number}; the shard has {len(sizes)}")
+        check_region(number, region, sizes[number], shard.regions()[number])
+    return region
 
 
 def memory_array(regions: Sequence[Region]) -> Any:

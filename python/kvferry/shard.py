@@ -8,7 +8,7 @@ from typing import Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Handle, Resource, Span, span, string, take, to_range
-from kvferry.errors import InvalidError, NotFoundError
+from kvferry.errors import InvalidError, NotFoundError, Status, check
 from kvferry.model import Dtype, Model
 
 
@@ -46,6 +46,45 @@ class PartShare:
     units: range
     replica: int = 0
     replica_count: int = 1
+
+
+@dataclass(frozen=True)
+class RegionAxis:
+    """An axis of an array: so many steps, so many bytes from one to the next.
+
+    Attributes:
+        name: as in GroupSpec.order: L, B (kernel blocks), P, H, N (rows); D: the elements of a cell, or its
+            bytes where elements are smaller
+    """
+
+    name: str
+    length: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class RegionView:
+    """What one group keeps in a memory region, of parts whose cells are alike: an array, where it is regular.
+
+    Attributes:
+        layers: of the model
+        offset: bytes before the first cell
+        regular: axes describe it; otherwise only placements do
+        axes: those with two steps and more, outermost first
+    """
+
+    group: str
+    parts: tuple[str, ...]
+    layers: tuple[int, ...]
+    dtype: Dtype
+    offset: int
+    regular: bool
+    axes: tuple[RegionAxis, ...]
+
+    @property
+    def order(self) -> str:
+        """The names of the axes, such as "BPHND"; "irregular" where none describe it."""
+        return "".join(axis.name for axis in self.axes) if self.regular else "irregular"
 
 
 @dataclass(frozen=True)
@@ -259,29 +298,44 @@ class Shard(Handle):
         )
         return CellLocation(found.region, found.offset, found.bytes, found.piece_stride, found.pieces)
 
-    def region_layers(self) -> list[set[int]]:
-        """The layers of the model of which each region holds parts."""
-        found: list[set[int]] = [set() for _ in self.region_bytes]
-        for region, group, layer, _ in self._placed():
-            found[region].add(int(group.layers[layer]))
-        return found
+    def regions(self) -> list[tuple[RegionView, ...]]:
+        """What each memory region holds, in the order in which they are registered.
 
-    def region_dtypes(self) -> list[set[Dtype]]:
-        """The element types of the parts that each region holds."""
-        found: list[set[Dtype]] = [set() for _ in self.region_bytes]
-        for region, group, _, part in self._placed():
-            found[region].add(Dtype(group.parts[part].dtype))
-        return found
-
-    def _placed(self) -> Iterator[tuple[int, Any, int, int]]:
-        """Each part of each layer that is held: its region, its group in C, its layer there, and its number."""
+        Mostly one view a region; several where groups share it, or where parts are unlike or at uneven
+        distances.
+        """
         resource = self._get()
-        model = lib.kvf_shard_model(resource.pointer)
-        for g in range(lib.kvf_model_group_count(model)):
-            group = lib.kvf_model_group(model, g)
-            for layer in to_range(lib.kvf_shard_group_layers(resource.pointer, g)):
-                for p in range(group.part_count):
-                    yield lib.kvf_shard_placement(resource.pointer, g, layer, p).region, group, layer, p
+        count = lib.kvf_shard_get(resource.pointer).region_count
+        return [tuple(_views(resource.pointer, region)) for region in range(count)]
+
+
+def _views(shard: Any, region: int) -> Iterator[RegionView]:
+    model = lib.kvf_shard_model(shard)
+    view = ffi.new("kvf_region_view *")
+    view.struct_size = ffi.sizeof("kvf_region_view")
+    i = 0
+    while (status := lib.kvf_shard_region_view(shard, region, i, view)) == Status.OK:
+        group = lib.kvf_model_group(model, view.group)
+        held = [
+            layer
+            for layer in to_range(view.layers)
+            if lib.kvf_shard_placement(shard, view.group, layer, view.parts.begin).region == region
+        ]
+        yield RegionView(
+            group=string(group.name),
+            parts=tuple(string(group.parts[p].name) for p in to_range(view.parts)),
+            layers=tuple(int(group.layers[layer]) for layer in held),
+            dtype=Dtype(view.dtype),
+            offset=view.offset,
+            regular=view.regular,
+            axes=tuple(
+                RegionAxis(axis.letter.decode(), axis.length, axis.stride)
+                for axis in (view.axes[k] for k in range(view.axis_count))
+            ),
+        )
+        i += 1
+    if status != Status.NOT_FOUND:
+        check(status)
 
 
 def _ends(value: Span) -> tuple[int, int]:

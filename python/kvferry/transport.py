@@ -24,7 +24,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, data_at, string, take
-from kvferry.buffers import Allocations, Memory, array_bytes, memory_array, regions_of
+from kvferry.buffers import (
+    Allocations,
+    Buffer,
+    Memory,
+    MemoryKind,
+    Region,
+    array_bytes,
+    memory_array,
+    refuse_overlap,
+    region_for,
+    regions_of,
+)
 from kvferry.errors import ClosedError, InvalidError, Status
 from kvferry.request import RUN_DTYPE, Request
 from kvferry.transfer import Move, Transfer
@@ -79,6 +90,7 @@ class Endpoint:
         self.on_peer_lost = on_peer_lost
         self.raised: BaseException | None = None  # by a callback, for progress() to raise
         self.kept: list[Any] = []
+        self.regions: dict[int, Region] = {}  # registered
         self.allocations = Allocations()
         self.transport: Callable[[], Transport | None] = lambda: None
         # Peers keep their transport, and so must not be kept from here.
@@ -105,6 +117,7 @@ class Endpoint:
             self.peers.clear()
             self.operations.clear()
             self.kept.clear()
+            self.regions.clear()
 
     def end_forgotten(self) -> None:
         """Frees transfers that nobody has any more."""
@@ -220,22 +233,35 @@ class Transport:
     ) -> None:
         self.close()
 
-    def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> NDArray[Any]:
-        """A zeroed array that peers on this host can map. It may be used longer than the transport."""
+    def allocate(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = np.uint8,
+        *,
+        kind: MemoryKind = MemoryKind.HOST,
+        device: int = 0,
+    ) -> NDArray[Any]:
+        """A zeroed array that peers on this host can map. It may be used longer than the transport.
+
+        Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
+        this kind, as for CUDA).
+        """
         size = array_bytes(shape, dtype)
         with self._using() as pointer:
-            address = take(lib.kvf_transport_allocate, "void *", pointer, lib.KVF_MEMORY_HOST, 0, size)
+            address = take(lib.kvf_transport_allocate, "void *", pointer, kind, device, size)
             return self._endpoint.allocations.array(address, size, shape, dtype)
 
     def register(self, buffers: Memory, shard: Shard | None = None) -> None:
         """Registers this rank's memory, once, before the card is asked for and peers are connected.
 
-        The objects are kept until the transport is closed; their bytes are not copied.
+        The objects are kept until the transport is closed or their region is unregistered; their bytes are
+        not copied.
 
         Args:
             buffers: one for each region of the shard, or {layer: one} where a region is a layer: see
                 kvferry.buffers
-            shard: what the memory holds, to check number, sizes and element types against; None: no checks
+            shard: what the memory holds, to check number, sizes, element types and shapes against: see
+                Shard.regions(); None: no checks
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already), UnsupportedError.
         """
@@ -243,7 +269,33 @@ class Transport:
         memory = memory_array(regions)
         with self._using() as pointer:
             call(lib.kvf_transport_register, pointer, memory, len(regions))
-            self._endpoint.kept.append((regions, memory))
+            self._endpoint.regions = dict(enumerate(regions))
+
+    def register_region(self, region: int, buffer: Buffer, shard: Shard | None = None) -> None:
+        """Registers one region, at any time: one that was unregistered, or the next new one.
+
+        Peers reach it by the card of after that. The object is kept until the transport is closed or the
+        region is unregistered.
+
+        Raises InvalidError, OutOfRangeError (numbers left out, or too small), OverlapError, ExistsError,
+        UnsupportedError.
+        """
+        found = self._endpoint.allocations.at_owner(region_for(region, buffer, shard))
+        with self._using() as pointer:
+            others = {number: kept for number, kept in self._endpoint.regions.items() if number != region}
+            refuse_overlap(region, found, others)
+            call(lib.kvf_transport_register_region, pointer, region, memory_array([found]))
+            self._endpoint.regions[region] = found
+
+    def unregister_region(self, region: int) -> None:
+        """Takes one region back, at any time: cards of before are refused from then on.
+
+        Raises AgainError (operations use it, or a peer is in the middle of a write: progress and repeat),
+        NotRegisteredError.
+        """
+        with self._using() as pointer:
+            call(lib.kvf_transport_unregister_region, pointer, region)
+            self._endpoint.regions.pop(region, None)
 
     @property
     def card(self) -> bytes:

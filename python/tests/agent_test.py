@@ -29,6 +29,7 @@ from coordinates import (
     wrong_cells,
 )
 from kvferry import (
+    AgainError,
     Agent,
     Agreement,
     BlockState,
@@ -44,14 +45,17 @@ from kvferry import (
     KvferryError,
     LogLevel,
     LogLine,
+    MemoryKind,
     NotFoundError,
     NotPermittedError,
     OutOfRangeError,
+    OverlapError,
     ParseError,
     PeerRole,
     PeerState,
     RequestKind,
     Status,
+    UnsupportedError,
     checksum_cells,
     checksum_steps,
     make_keys,
@@ -148,6 +152,64 @@ def test_a_producer_that_is_killed_fails_its_requests_with_their_blocks() -> Non
             found.append(event)
         assert sorted(found[-1].invalid[0]) == sorted(DECODE_TABLE) and found[-1].recompute
     assert prefill.returncode == -9
+
+
+def finish(pair: Pair) -> None:
+    """A request is held and pulled, and every cell of it is right."""
+    hold = pair.producer.hold("moved", HELD)
+    pull = pair.consumer.pull("moved", pair.producer.contact, WANTED)
+    for agent, ticket in ((pair.consumer, pull), (pair.producer, hold)):
+        while True:
+            event = agent.wait_event(30)
+            assert event is not None
+            if event.ticket == ticket:
+                break
+        assert event.kind is EventKind.DONE, event
+    assert pair.wrong() == []
+
+
+def test_memory_comes_and_goes_region_by_region(pair: Pair) -> None:
+    finish(pair)
+    held = pair.producer.hold("kept", HELD)
+    with pytest.raises(AgainError, match=r'"kept".* region 1'):
+        pair.producer.unregister_region(1)
+    pair.producer.cancel(held)
+    while (event := pair.producer.wait_event(30)) is not None and not event.blocks_free:
+        pass
+    for region in range(2):
+        pair.producer.unregister_region(region)
+        pair.theirs[region][:] = 0xEE
+    with pytest.raises(InvalidError, match="no memory registered"):
+        pair.producer.hold("moved", HELD)
+    moved = [np.zeros(len(memory), np.uint8) for memory in pair.theirs]
+    fill(pair.prefill.shard(0), moved, PREFILL_TABLE)
+    pair.producer.register_region(1, moved[1])
+    with pytest.raises(OverlapError, match="regions 0 and 1 share"):
+        pair.producer.register_region(0, moved[1])
+    with pytest.raises(OutOfRangeError, match="region 0 has 8 bytes"):
+        pair.producer.register_region(0, np.zeros(8, np.uint8))
+    with pytest.raises(OutOfRangeError, match="region is 2"):
+        pair.producer.register_region(2, moved[0])
+    pair.producer.register_region(0, moved[0])
+    with pytest.raises(ExistsError):
+        pair.producer.register_region(0, moved[0])
+    while (event := pair.consumer.wait_event(30)) is not None and event.kind is not EventKind.PEER_LOST:
+        pass  # it has a connection for the memory of before
+    assert event is not None and "generation" in event.detail
+    pair.ours[0][:] = pair.ours[1][:] = 0
+    finish(pair)
+
+
+def test_memory_is_allocated_by_kind() -> None:
+    with Agent(decode_engine(small_model())) as agent:
+        assert agent.allocate((4, 8), np.float16, kind=MemoryKind.HOST, device=0).shape == (4, 8)
+        with pytest.raises(UnsupportedError, match="CUDA"):
+            agent.allocate(64, kind=MemoryKind.CUDA)
+        with pytest.raises(InvalidError, match="device is 1"):
+            agent.allocate(64, device=1)
+        for shape in [(2**32, 2**32 + 1), (2**62, 2), (2**31, 2**31, 4)]:
+            with pytest.raises(OutOfRangeError, match="bytes; allowed"):
+                agent.allocate(shape)
 
 
 def test_a_pull_gives_an_event_on_both_sides(pair: Pair) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinates import decode_engine, small_model
-from kvferry import InvalidError, OutOfRangeError, OverlapError, Transport
+from coordinates import decode_engine, prefill_engine, small_model
+from kvferry import Engine, GroupSpec, InvalidError, OutOfRangeError, OverlapError, Transport
 from kvferry.buffers import region_of, regions_of
 
 
@@ -138,9 +138,80 @@ def test_regions_that_overlap_or_are_given_twice_are_refused() -> None:
         regions_of([memory[499:], memory[:500]])
 
 
+def test_a_shard_says_what_its_regions_hold() -> None:
+    (view,) = decode_engine(small_model()).shard(0).regions()[1]
+    assert (view.group, view.parts, view.layers, view.dtype.name) == ("full", ("k", "v"), (1,), "F32")
+    assert view.order == "BPHND"
+    assert [(axis.length, axis.stride) for axis in view.axes] == [
+        (8, 6144),
+        (2, 3072),
+        (4, 768),
+        (24, 32),
+        (8, 4),
+    ]
+    (view,) = prefill_engine(small_model()).shard(1).regions()[0]
+    assert view.order == "BPNHD"
+
+
+# Blocks of 24 tokens, K and V of 4 heads, cells of 8 f32: the shard keeps B 8 x P 2 x H 4 x N 24 x D 8.
+FITTING = [
+    np.zeros((8, 2, 4, 24, 8), np.float32),
+    np.zeros((9, 2, 4, 24, 8), np.float32),  # more blocks than it needs
+    np.zeros((16, 4, 24, 8), np.float32),  # joined
+    np.zeros((8, 2, 4, 24, 2, 4), np.float32),  # split
+    np.zeros((8, 1536), np.float32),
+    np.zeros((8, 2, 4, 24, 8), np.uint32),
+    np.zeros((8, 2, 4, 24, 32), np.uint8),
+    np.zeros(49152, np.uint8),
+    np.zeros((8, 2, 24, 4, 8), np.float32).view(np.uint8).reshape(-1),
+    # NHD as it is named, HND as it lies: what counts is the memory.
+    np.zeros((8, 2, 4, 24, 8), np.float32).transpose(0, 1, 3, 2, 4),
+]
+CONTRADICTING = [
+    np.zeros((8, 2, 24, 4, 8), np.float32),  # NHD
+    # As it is named, but K of all blocks first.
+    np.zeros((2, 8, 4, 24, 8), np.float32).transpose(1, 0, 2, 3, 4),
+    np.zeros((8, 24, 2, 4, 8), np.float32),
+    np.zeros((8, 2, 24, 4, 8), np.uint32),
+    np.zeros((8, 2, 24, 4, 32), np.uint8),
+    np.zeros((8, 2, 4, 8, 24), np.float32),
+    np.zeros((12, 2, 4, 16, 8), np.float32),  # as many bytes in blocks of 16 tokens
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda memory: memory, Tensor])
+def test_an_array_whose_shape_contradicts_its_region_is_refused(wrap: Any) -> None:
+    shard = decode_engine(small_model()).shard(0)
+    plain = np.zeros(49152, np.uint8)
+    for memory in FITTING:
+        assert len(regions_of([plain, wrap(memory)], shard)) == 2
+    for memory in CONTRADICTING:
+        with pytest.raises(InvalidError) as refusal:
+            regions_of([plain, wrap(memory)], shard)
+        for word in ("region 1", "layer 1 of full: k v", str(memory.shape), "B 8 x P 2 x H 4 x N 24 x D 8"):
+            assert word in str(refusal.value)
+
+
+def test_an_array_of_another_type_is_refused_before_its_shape() -> None:
+    shard = decode_engine(small_model()).shard(0)
+    with pytest.raises(InvalidError, match="region 0 is an array of f16; the shard keeps f32 there"):
+        regions_of([np.zeros((8, 2, 4, 24, 16), np.float16), np.zeros(49152, np.uint8)], shard)
+
+
+def test_pages_that_are_wider_than_their_content_are_seen() -> None:
+    model = small_model()
+    shard = Engine(model, GroupSpec(8, 24, "L|BPHN", page_bytes=8192), name="padded").shard(0)
+    sizes = shard.region_bytes
+    dense = np.zeros((sizes[0] // 6144 + 1, 2, 4, 24, 8), np.float32)
+    with pytest.raises(InvalidError, match=r"region 0 .*an array of shape"):
+        regions_of([dense, np.zeros(sizes[1], np.uint8)], shard)
+    pages = np.zeros((8, 2048), np.float32)
+    assert len(regions_of([pages, np.zeros(sizes[1], np.uint8)], shard)) == 2
+
+
 def test_memory_by_layer_is_put_in_the_order_of_the_shard() -> None:
     shard = decode_engine(small_model()).shard(0)
-    layers = shard.region_layers()
+    layers = [{layer for view in views for layer in view.layers} for views in shard.regions()]
     assert all(len(held) == 1 for held in layers)
     sizes = {min(held): size for held, size in zip(layers, shard.region_bytes, strict=True)}
     memory = {layer: np.zeros(size, np.uint8) for layer, size in sorted(sizes.items(), reverse=True)}

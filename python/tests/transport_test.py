@@ -31,8 +31,10 @@ from kvferry import (
     GroupRequest,
     InvalidError,
     NotFoundError,
+    NotRegisteredError,
     Operation,
     OutOfRangeError,
+    OverlapError,
     ParseError,
     Peer,
     Plan,
@@ -258,6 +260,24 @@ def test_wrong_kinds_cards_peers_and_registrations_are_refused() -> None:
     with pytest.raises(OutOfRangeError):
         pair.here.allocate((0, 4))
     pair.close()
+
+
+def test_single_regions_come_and_go() -> None:
+    memory = np.zeros(64, np.uint8)
+    with Transport("inproc") as transport:
+        transport.register([memory[:32], memory[32:]])
+        card = transport.card
+        transport.unregister_region(0)
+        with pytest.raises(NotRegisteredError):
+            transport.unregister_region(0)
+        with pytest.raises(OverlapError, match="regions 0 and 1 share 32 bytes"):
+            transport.register_region(0, memory)
+        transport.register_region(0, memory[:32])
+        with Transport("inproc") as other:
+            other.register([np.zeros(8, np.uint8)])
+            with pytest.raises(NotRegisteredError, match="generation"):
+                other.connect(card)
+            assert other.connect(transport.card).region_bytes == [32, 32]
 
 
 def test_a_forgotten_transport_is_closed_and_lets_its_memory_go() -> None:

@@ -1,5 +1,5 @@
 /*
- * Agents: opening, registering memory, and closing.
+ * Agents: opening and closing.
  */
 #include <sodium.h>
 #include <unistd.h>
@@ -12,7 +12,6 @@
 #include "agent/ticket.h"
 #include "link/link_endpoint.h"
 
-#include "transport/memory.h"
 #include "transport/transport.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)
@@ -20,12 +19,14 @@
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
     (void)transport;
-    (void)detail;         /* the transfers that this has ended bring it */
     kvf_turn_take(agent); /* told while bytes are moved, without the lock */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
             session->peer_lost = true; /* seen to outside of the transport */
+            char *words = kvf_strdup(detail);
+            kvf_free(session->broken_detail);
+            session->broken_detail = words;
             agent->due = 0;
         }
     }
@@ -201,115 +202,6 @@ kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]) {
     if (!public_key || !secret_key)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !public_key ? "public_key" : "secret_key");
     return kvf_link_make_keys(public_key, secret_key);
-}
-
-kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
-    if (!agent)
-        return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    return agent->transport ? KVF_OK : kvf_fail(KVF_E_INVALID, "the agent is a directory: it has no memory");
-}
-
-kvf_status kvf_agent_allocate(kvf_agent *agent, uint64_t bytes, void **out) {
-    kvf_status status = kvf_agent_needs_memory(agent);
-    if (status)
-        return status;
-    status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    kvf_work_take(agent);
-    status = kvf_transport_allocate(agent->transport, KVF_MEMORY_HOST, 0, bytes, out);
-    kvf_work_give(agent);
-    kvf_agent_unlock(agent);
-    return status;
-}
-
-/* Two of them: peers are told the facts once, by the engine's first answer. */
-static kvf_status introduce_self(kvf_agent *agent) {
-    kvf_wire_buffer_free(&agent->with_facts);
-    kvf_status status =
-        kvf_agent_write_introduction(agent, agent->shard, agent->digest, agent->facts, &agent->with_facts);
-    if (!status)
-        status = kvf_agent_write_introduction(agent, agent->shard, agent->digest, "",
-                                              &agent->introductions[agent->rank]);
-    agent->introduction_count += !status;
-    return status;
-}
-
-/* The shard's regions must be there, and as large as it says: peers compute with them. */
-static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {
-    if ((count && !regions) || count != shard->region_count)
-        return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
-                        shard->region_count);
-    kvf_status status = kvf_memory_check(regions, count, "register");
-    if (status)
-        return status;
-    for (uint32_t i = 0; i < count; i++)
-        if (kvf_memory_at(regions, i)->bytes < shard->region_bytes[i])
-            return kvf_fail(KVF_E_RANGE, "region %u has %llu bytes; the shard of rank %u needs %llu", i,
-                            (unsigned long long)kvf_memory_at(regions, i)->bytes, shard->rank,
-                            (unsigned long long)shard->region_bytes[i]);
-    return KVF_OK;
-}
-
-static kvf_status register_once(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_memory *copy = kvf_copy(regions, count, count ? regions->struct_size : sizeof *regions);
-    if (!copy)
-        return kvf_nomem("an agent");
-    kvf_status status = count ? kvf_transport_register(agent->transport, regions, count) : KVF_OK;
-    if (status) {
-        kvf_free(copy);
-        return status;
-    }
-    agent->regions = copy;
-    agent->region_count = count;
-    return KVF_OK;
-}
-
-static bool are_registered(const kvf_agent *agent, const kvf_memory *regions) {
-    for (uint32_t i = 0; i < agent->region_count; i++) {
-        const kvf_memory *given = kvf_memory_at(regions, i), *known = kvf_memory_at(agent->regions, i);
-        if (given->address != known->address || given->bytes != known->bytes)
-            return false;
-    }
-    return true;
-}
-
-/* The transport cannot take memory back: what failed after it had the regions goes on from there. */
-static kvf_status register_regions(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    if (agent->card)
-        return kvf_fail(KVF_E_EXISTS, "the agent has its memory registered already");
-    kvf_status status = check_regions(kvf_shard_get(agent->shard), regions, count);
-    if (!status && !agent->regions)
-        status = register_once(agent, regions, count);
-    else if (!status && !are_registered(agent, regions))
-        status = kvf_fail(KVF_E_EXISTS, "other regions were registered by the call that failed before");
-    if (status)
-        return status;
-    const void *card;
-    size_t bytes;
-    status = kvf_transport_export(agent->transport, &card, &bytes);
-    if (!status)
-        status = introduce_self(agent);
-    if (!status) {
-        agent->card_bytes = bytes;
-        agent->card = card;
-        agent->regions_generation++;
-    }
-    return status;
-}
-
-kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
-    kvf_status status = kvf_agent_needs_memory(agent);
-    if (status)
-        return status;
-    status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    kvf_work_take(agent);
-    status = register_regions(agent, regions, count);
-    kvf_work_give(agent);
-    kvf_agent_unlock(agent);
-    return status;
 }
 
 /* ---- cancelling and closing ------------------------------------------------------------------- */

@@ -86,8 +86,10 @@ typedef struct kvf_hooks {
     void (*hide)(kvf_session *session, bool lost);
     /** A session is lost: whatever was wanted from it, or it wanted, ends. */
     void (*lose)(kvf_session *session, kvf_status status, const char *detail);
-    /** A session takes no more calls; what it has runs out. */
+    /** Ends the use of a session: it takes no more calls, and what it has runs out. */
     void (*retire)(kvf_session *session);
+    /** A session takes no more calls: what its peer said early is forgotten. */
+    void (*forget)(kvf_session *session);
     void (*free_session)(kvf_session *session);
     /** The contact of an engine that is being met has answered, or never will. */
     void (*welcome)(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);

@@ -130,7 +130,7 @@ void kvf_budget_make_room(kvf_agent *agent) {
         if (!may_go(session, now))
             continue;
         agent->stats.peers_evicted++;
-        kvf_session_retire(session);
+        session->agent->hooks->retire(session);
         return;
     }
 }

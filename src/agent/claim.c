@@ -253,7 +253,7 @@ kvf_status kvf_claim_take(kvf_session *session) {
     kvf_session *holder = find_holder(agent, name, bytes);
     if (holder) {
         agent->stats.peers_replaced++;
-        kvf_session_retire(holder);
+        holder->agent->hooks->retire(holder);
     }
     HASH_ADD_KEYPTR(hh_claim, agent->claims, name, bytes, session);
     return session->hh_claim.tbl ? KVF_OK : kvf_nomem("a session");

@@ -13,8 +13,8 @@
 #include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/push.h"
-#include "transport/transfer.h"
 #include "shard/shard.h"
+#include "transport/transfer.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
 struct kvf_push_plan {
@@ -95,6 +95,8 @@ static uint64_t shard_bytes(const kvf_shard *shard) {
 
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     const kvf_agent *agent = session->agent;
+    if (call->card.size == 0)
+        return kvf_fail(KVF_E_PARSE, "JOIN: card is empty");
     kvf_introduction intro;
     void *storage = NULL;
     kvf_shard *shard = NULL;
@@ -109,27 +111,20 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_free(storage);
     if (status)
         return status;
-    void *card = kvf_copy(call->card.data, call->card.size, 1);
-    if (!card || call->card.size == 0) {
-        kvf_free(card);
-        kvf_shard_free(shard);
-        return card ? kvf_fail(KVF_E_PARSE, "JOIN: card is empty") : kvf_nomem("a session");
-    }
     uint64_t bytes = call->card.size + shard_bytes(shard);
     status = kvf_budget_take(session, bytes);
+    if (!status) {
+        status = kvf_session_take_card(session, call->card.data, call->card.size);
+        if (status)
+            kvf_budget_give(session, bytes);
+    }
     if (status) {
-        kvf_free(card);
         kvf_shard_free(shard);
         return status;
     }
     kvf_budget_give(session, session->joined_bytes);
     session->joined_bytes = bytes;
     kvf_push_plans_free(session);
-    kvf_peer_close(session->peer);
-    session->peer = NULL;
-    kvf_free(session->card);
-    session->card = card;
-    session->card_bytes = call->card.size;
     session->shard = shard;
     session->joined_generation = call->generation;
     return KVF_OK;

@@ -8,10 +8,10 @@
  */
 #include <stdio.h>
 
-#include "agent/peers.h"
 #include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/explain.h"
+#include "agent/peers.h"
 #include "agent/remote.h"
 #include "link/link_endpoint.h"
 
@@ -107,6 +107,20 @@ static kvf_status list_outgoing(kvf_session *session) {
         HASH_ADD(hh_client, agent->servers, incarnation, sizeof session->incarnation, session);
     HASH_ADD(hh_route, agent->by_route, route, sizeof session->route, session);
     return session->hh_route.tbl ? KVF_OK : kvf_nomem("a session");
+}
+
+kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes) {
+    if (session->card && session->card_bytes == bytes && memcmp(session->card, card, bytes) == 0)
+        return KVF_OK;
+    void *copy = kvf_copy(card, bytes, 1);
+    if (!copy)
+        return kvf_nomem("a session");
+    kvf_peer_close(session->peer);
+    session->peer = NULL;
+    kvf_free(session->card);
+    session->card = copy;
+    session->card_bytes = bytes;
+    return KVF_OK;
 }
 
 kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) {
@@ -247,22 +261,17 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     }
     if (session->state == KVF_SESSION_OPEN && memcmp(session->id, welcome->session, sizeof session->id) == 0)
         return KVF_OK; /* an answer to a HELLO repeated, or a sign of life */
-    void *card = kvf_copy(welcome->card.data, welcome->card.size, 1);
-    if (!card)
-        return kvf_nomem("a session");
+    kvf_status status = kvf_session_take_card(session, welcome->card.data, welcome->card.size);
+    if (status)
+        return status;
     kvf_agent *agent = session->agent;
     if (session->hh.tbl)
         HASH_DELETE(hh, agent->sessions, session);
     memset(&session->hh, 0, sizeof session->hh);
     memcpy(session->id, welcome->session, sizeof session->id);
     HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
-    if (!session->hh.tbl) {
-        kvf_free(card);
+    if (!session->hh.tbl)
         return kvf_nomem("a session");
-    }
-    kvf_free(session->card);
-    session->card = card;
-    session->card_bytes = welcome->card.size;
     session->state = KVF_SESSION_OPEN;
     kvf_peer_met(session);
     session->joined = false;
@@ -415,7 +424,7 @@ static void greet_anew(kvf_session *session) {
 
 void kvf_session_retire(kvf_session *session) {
     hide(session, false);
-    session->agent->hooks->retire(session);
+    session->agent->hooks->forget(session);
     session->state = KVF_SESSION_LOST;
     session->agent->due = 0;
 }
@@ -601,7 +610,8 @@ static void check_life(kvf_session *session, uint64_t now) {
 static void tick_session(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->peer_lost) {
-        kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
+        kvf_session_lose(session, KVF_E_PEER_LOST,
+                         session->broken_detail ? session->broken_detail : "its process is gone");
         return;
     }
     check_life(session, now);

@@ -116,9 +116,9 @@ struct kvf_session {
     char *failure;                /* what */
     char *way_told;               /* by which it is reached, as the log knows it */
     uint64_t bytes_received;      /* outgoing: that it wrote to us */
-    int64_t clock_offset; /* of the peer's clock against ours */
-    uint64_t clock_error; /* UINT64_MAX: not known */
-    uint8_t *key;         /* incoming: incarnation, rank and engine */
+    int64_t clock_offset;         /* of the peer's clock against ours */
+    uint64_t clock_error;         /* UINT64_MAX: not known */
+    uint8_t *key;                 /* incoming: incarnation, rank and engine */
     size_t key_bytes;
     UT_hash_handle hh;        /* agent->sessions, by id */
     UT_hash_handle hh_client; /* agent->clients, by key; or agent->servers */
@@ -135,6 +135,10 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
 
 /** The transport's connection to the peer of a session that is open and whose card we have. */
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
+
+/** Takes the card of the peer's memory, copied; one that is not the card we had ends the transport's connection by
+ * that. */
+kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes);
 
 /** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);

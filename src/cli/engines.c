@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "json.h"
+#include "regions.h"
 #include "shared_pages.h"
 #include "text.h"
 
@@ -87,14 +88,36 @@ void engines_print(const engines *all) {
     print_engine(&all->decode_shape, all->decode);
 }
 
+bool engines_print_regions(const kvf_engine *prefill, const kvf_engine *decode) {
+    table list;
+    printf("\nMemory of the first rank of each side, as it registers it; strides with --json\n\n");
+    regions_start(&list);
+    if (prefill)
+        regions_add(&list, "prefill", kvf_engine_shard(prefill, 0));
+    if (decode)
+        regions_add(&list, "decode", kvf_engine_shard(decode, 0));
+    return table_print(&list, 0);
+}
+
+static struct json_object *json_ranks(const kvf_engine *engine) {
+    struct json_object *out = json_object_new_array();
+    for (uint32_t rank = 0; rank < kvf_engine_rank_count(engine); rank++)
+        json_object_array_add(out, regions_json(kvf_engine_shard(engine, rank)));
+    return out;
+}
+
 void engines_add_json(const engines *all, struct json_object *out) {
     json_text(out, "model", kvf_model_name(all->model));
     json_count(out, "layers", kvf_model_layer_count(all->model));
     json_notes(out, "notes", all->model);
-    json_object_object_add(out, "prefill",
-                           json_shape(&all->prefill_shape, all->model, kvf_engine_rank_count(all->prefill)));
-    json_object_object_add(out, "decode",
-                           json_shape(&all->decode_shape, all->model, kvf_engine_rank_count(all->decode)));
+    struct json_object *prefill =
+        json_shape(&all->prefill_shape, all->model, kvf_engine_rank_count(all->prefill));
+    struct json_object *decode =
+        json_shape(&all->decode_shape, all->model, kvf_engine_rank_count(all->decode));
+    json_object_object_add(prefill, "regions_by_rank", json_ranks(all->prefill));
+    json_object_object_add(decode, "regions_by_rank", json_ranks(all->decode));
+    json_object_object_add(out, "prefill", prefill);
+    json_object_object_add(out, "decode", decode);
 }
 
 int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,

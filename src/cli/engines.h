@@ -27,7 +27,10 @@ void engines_free(engines *all);
 /** Prints the model and the two shapes, a line each. */
 void engines_print(const engines *all);
 
-/** The same for JSON: adds "model", "prefill" and "decode". */
+/** Prints what the first ranks' memory regions hold; either may be NULL. False when memory ran out. */
+bool engines_print_regions(const kvf_engine *prefill, const kvf_engine *decode);
+
+/** The same for JSON, of all ranks: adds "model", "prefill" and "decode". */
 void engines_add_json(const engines *all, struct json_object *out);
 
 /** Bytes of all memory regions of an engine. */

@@ -11,6 +11,7 @@
 
 #include "engines.h"
 #include "json.h"
+#include "regions.h"
 #include "report.h"
 #include "table.h"
 #include "text.h"
@@ -218,6 +219,7 @@ static struct json_object *json_rank(const side *one, uint32_t rank) {
         json_object_array_add(groups, item);
     }
     json_object_object_add(out, "groups", groups);
+    json_object_object_add(out, "regions", regions_json(shard));
     return out;
 }
 

@@ -22,7 +22,8 @@ static int report_engines(const engines *all, const options *asked) {
         result = print_json(all, &plans);
     } else if (!result) {
         engines_print(all);
-        result = report_print(&plans);
+        result = engines_print_regions(all->prefill, all->decode) ? report_print(&plans)
+                                                                  : failure("not enough memory");
     }
     report_free(&plans);
     return result;

@@ -2,80 +2,24 @@
  * The shape of an engine in words. The order of axes is read off the strides: whoever laid the memory out, and
  * whatever it was called there, the letters say how it lies.
  */
-#include "shard/shard.h"
+#include "shard/axes.h"
 
 /* ---- the order ------------------------------------------------------------------------------- */
 
-typedef struct axis {
-    char letter;
-    uint64_t stride;
-} axis;
-
-typedef struct axes {
-    axis nested[5]; /* in one region, outermost first */
-    uint32_t nested_count;
-    char apart[3]; /* with regions of their own */
-    uint32_t apart_count;
-} axes;
-
-static void nest(axes *to, char letter, uint64_t stride) {
-    uint32_t i = to->nested_count++;
-    for (; i > 0 && to->nested[i - 1].stride < stride; i--)
-        to->nested[i] = to->nested[i - 1];
-    to->nested[i] = (axis){letter, stride};
-}
-
-/* An axis whose first two steps are at a and b. */
-static void add_distance(axes *to, char letter, const kvf_placement *a, const kvf_placement *b) {
-    if (a->region != b->region)
-        to->apart[to->apart_count++] = letter;
-    else
-        nest(to, letter, b->offset > a->offset ? b->offset - a->offset : a->offset - b->offset);
-}
-
-/* Whether each layer lies where the first two say it should. */
-static bool layers_are_even(const kvf_shard *shard, uint32_t group, kvf_range layers, uint32_t parts) {
-    for (uint32_t layer = layers.begin + 1; layer < layers.end; layer++)
-        for (uint32_t p = 0; p < parts; p++) {
-            const kvf_placement *first = kvf_shard_placement(shard, group, layers.begin, p);
-            const kvf_placement *second = kvf_shard_placement(shard, group, layers.begin + 1, p);
-            const kvf_placement *here = kvf_shard_placement(shard, group, layer, p);
-            uint64_t n = layer - layers.begin;
-            if (here->region != (uint32_t)(first->region + n * (second->region - first->region)) ||
-                here->offset != first->offset + n * (second->offset - first->offset) ||
-                here->block_stride != first->block_stride || here->row_stride != first->row_stride ||
-                here->unit_stride != first->unit_stride)
-                return false;
-        }
-    return true;
-}
-
 static void say_order(kvf_text *text, const kvf_shard *shard, uint32_t g) {
-    const kvf_group_desc *group = kvf_model_group(shard->model, g);
-    const kvf_group_shard_desc *held = &shard->groups[g];
-    kvf_range layers = kvf_shard_group_layers(shard, g), units = held->parts[0].units;
-    if (!layers_are_even(shard, g, layers, group->part_count)) {
+    kvf_axes all;
+    kvf_range parts = {0, kvf_model_group(shard->model, g)->part_count};
+    if (!kvf_axes_read(shard, g, kvf_shard_group_layers(shard, g), parts, &all)) {
         kvf_text_add(text, "irregular");
         return;
     }
-    const kvf_placement *first = kvf_shard_placement(shard, g, layers.begin, 0);
-    axes all = {0};
-    if (layers.end - layers.begin > 1)
-        add_distance(&all, 'L', first, kvf_shard_placement(shard, g, layers.begin + 1, 0));
-    if (group->part_count > 1)
-        add_distance(&all, 'P', first, kvf_shard_placement(shard, g, layers.begin, 1));
-    if (held->block_count * held->kernel_blocks_per_block > 1)
-        nest(&all, 'B', first->block_stride);
-    if (units.end - units.begin > 1)
-        nest(&all, 'H', first->unit_stride);
-    if (kvf_kernel_rows(held, &group->parts[0]) > 1)
-        nest(&all, 'N', first->row_stride);
     for (uint32_t i = 0; i < all.apart_count; i++)
         kvf_text_add(text, "%c", all.apart[i]);
     if (all.apart_count)
         kvf_text_add(text, "|");
     for (uint32_t i = 0; i < all.nested_count; i++)
-        kvf_text_add(text, "%c", all.nested[i].letter);
+        if (all.nested[i].letter != 'D')
+            kvf_text_add(text, "%c", all.nested[i].letter);
 }
 
 /* ---- what the ranks hold --------------------------------------------------------------------- */
@@ -104,17 +48,12 @@ static uint32_t range_size(kvf_range range) {
     return range.end - range.begin;
 }
 
-static bool same_cells(const kvf_part_desc *a, const kvf_part_desc *b) {
-    return a->dtype == b->dtype && a->units == b->units && a->cell_elements == b->cell_elements &&
-           a->rows_per_step == b->rows_per_step && a->tp_rule == b->tp_rule;
-}
-
 static void say_parts(kvf_text *text, const kvf_engine *engine, uint32_t g) {
     const kvf_group_desc *group = kvf_model_group(engine->model, g);
     for (uint32_t p = 0, next; p < group->part_count; p = next) {
         const kvf_part_desc *part = &group->parts[p];
         kvf_text_add(text, p ? ", " : "; ");
-        for (next = p; next < group->part_count && same_cells(part, &group->parts[next]); next++)
+        for (next = p; next < group->part_count && kvf_same_cells(part, &group->parts[next]); next++)
             kvf_text_add(text, "%s ", group->parts[next].name);
         if (part->units > 1) {
             kvf_text_add(text, "%u ", part->units);

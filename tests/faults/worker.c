@@ -94,7 +94,8 @@ static void open_memory(worker *w) {
         give_up("too many regions");
     for (uint32_t i = 0; i < desc->region_count; i++) {
         w->rank.regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = desc->region_bytes[i]};
-        if (kvf_agent_allocate(w->agent, desc->region_bytes[i], &w->rank.regions[i].address))
+        if (kvf_agent_allocate(w->agent, KVF_MEMORY_HOST, 0, desc->region_bytes[i],
+                               &w->rank.regions[i].address))
             give_up("memory");
     }
     if (kvf_agent_register(w->agent, w->rank.regions, desc->region_count))

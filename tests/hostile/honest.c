@@ -72,7 +72,8 @@ static void open_memory(honest *h) {
     const kvf_shard_desc *shard = kvf_shard_get(h->rank.shard);
     for (uint32_t i = 0; i < shard->region_count && i < CONTENT_REGIONS; i++) {
         h->rank.regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = shard->region_bytes[i]};
-        TRY(kvf_agent_allocate(h->agent, shard->region_bytes[i], &h->rank.regions[i].address));
+        TRY(kvf_agent_allocate(h->agent, KVF_MEMORY_HOST, 0, shard->region_bytes[i],
+                               &h->rank.regions[i].address));
     }
     TRY(kvf_agent_register(h->agent, h->rank.regions, shard->region_count));
 }

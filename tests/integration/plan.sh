@@ -19,6 +19,9 @@ sed '0,/{/s//{ "new_head_dim": 8,/' "$(dirname "$0")/../../models/llama-3.1-8b.j
 warns "a size that was not read is warned of" 'warning: .*: new_head_dim is 8: it may decide a size' \
     plan --model "$unread"
 warns "models that come with the library are read without a warning" '' models
+succeeds "what regions hold is shown" '^prefill +0-31 .* full +0-31 +k v +BPNHD ' plan
+succeeds "a region that is cut unevenly has a line for each part" ' conv.x ' \
+    plan --model jamba-1.5-mini --prefill tp=2 --decode tp=1
 succeeds "the models are listed" '^llama-3.1-70b +80 ' models
 succeeds "a command's options are explained" '--memory-limit BYTES' help demo
 succeeds "orders are explained" 'packed-nhd +L\|BNHP' plan --help
@@ -39,6 +42,7 @@ prints_json() { # prints_json NAME PATTERN ARGUMENTS...
 prints_json "plans can be had as JSON" '"prefill_rank": *3' plan --json
 prints_json "plans of state can be had as JSON" '"part": *"conv.B"' \
     plan --json --model nemotron-3-nano-30b --decode tp=2,state.order=sd
+prints_json "regions have their strides in the JSON" '"stride": *[0-9]+' plan --json
 prints_json "a size that was not read is in the JSON" '^ *"new_head_dim is 8' plan --json --model "$unread"
 prints_json "the models can be had as JSON" '"name": *"deepseek-v3"' models --json
 

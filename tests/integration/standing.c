@@ -26,7 +26,7 @@ static int open_rank(const kvf_engine *engine, uint32_t rank, const kvf_agent_op
     TRY(kvf_agent_open(engine, rank, options, out));
     for (uint32_t i = 0; i < shard->region_count; i++) {
         regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = shard->region_bytes[i]};
-        TRY(kvf_agent_allocate(*out, regions[i].bytes, &regions[i].address));
+        TRY(kvf_agent_allocate(*out, KVF_MEMORY_HOST, 0, regions[i].bytes, &regions[i].address));
     }
     TRY(kvf_agent_register(*out, regions, shard->region_count));
     return 0;

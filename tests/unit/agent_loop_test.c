@@ -431,7 +431,7 @@ static void registering_that_failed_for_want_of_memory_may_be_repeated(void **st
         assert_ok(kvf_agent_open(engine, 0, NULL, &agent));
         for (uint32_t i = 0; i < shard->region_count; i++) {
             regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = shard->region_bytes[i]};
-            assert_ok(kvf_agent_allocate(agent, regions[i].bytes, &regions[i].address));
+            assert_ok(kvf_agent_allocate(agent, KVF_MEMORY_HOST, 0, regions[i].bytes, &regions[i].address));
         }
         assert_ok(kvf_set_allocator(&allocator));
         status = kvf_agent_register(agent, regions, shard->region_count);

@@ -210,7 +210,8 @@ static void a_directory_introduces_an_engine_without_memory_of_its_own(void **st
     uint64_t ticket;
     void *memory;
     assert_fails(kvf_agent_introduction(w.e.agents[0], &bytes, &size), KVF_E_INVALID, "");
-    assert_fails(kvf_agent_allocate(w.e.agents[0], 64, &memory), KVF_E_INVALID, "directory");
+    assert_fails(kvf_agent_allocate(w.e.agents[0], KVF_MEMORY_HOST, 0, 64, &memory), KVF_E_INVALID,
+                 "directory");
     assert_fails(kvf_agent_connect(w.e.agents[0], &w.d.contact, 0, &ticket), KVF_E_INVALID, "");
     assert_ok(kvf_agent_introduction(w.d.agents[0], &bytes, &size));
     assert_fails(kvf_agent_introduce(w.e.agents[0], bytes, size), KVF_E_MISMATCH, "D", "P");

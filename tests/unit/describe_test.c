@@ -48,6 +48,8 @@ static void stages_shares_and_kernel_blocks_are_said(void **state) {
         "shared by 2 ranks, 8 together; order L|BN\n");
 }
 
+static void views_are(const kvf_engine *engine, uint32_t region, uint32_t i, const char *wanted);
+
 /* Two layers in one buffer, and the third before them. */
 static void memory_that_no_order_describes_is_irregular(void **state) {
     (void)state;
@@ -71,6 +73,76 @@ static void memory_that_no_order_describes_is_irregular(void **state) {
     assert_ok(kvf_engine_describe(engine, text, sizeof text, NULL));
     assert_string_equal(
         text, "E: 1 rank\n  mla: layers 0-2; latent 4 bf16; 4 blocks of 16 tokens; order irregular\n");
+    views_are(engine, 0, 0, "group 0, parts 0-1, layers 0-3 at 128: irregular");
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+/* ---- regions ---------------------------------------------------------------------------------- */
+
+/* "k v 0-2: B8 P2 ...", of a view; strides in brackets. */
+static void views_are(const kvf_engine *engine, uint32_t region, uint32_t i, const char *wanted) {
+    kvf_region_view view = {.struct_size = sizeof view};
+    char text[256];
+    assert_ok(kvf_shard_region_view(kvf_engine_shard(engine, 0), region, i, &view));
+    int length = snprintf(text, sizeof text, "group %u, parts %u-%u, layers %u-%u at %llu:", view.group,
+                          view.parts.begin, view.parts.end, view.layers.begin, view.layers.end,
+                          (unsigned long long)view.offset);
+    for (uint32_t a = 0; a < view.axis_count; a++)
+        length +=
+            snprintf(text + length, sizeof text - (size_t)length, " %c %llu (%llu)", view.axes[a].letter,
+                     (unsigned long long)view.axes[a].length, (unsigned long long)view.axes[a].stride);
+    if (!view.regular)
+        (void)snprintf(text + length, sizeof text - (size_t)length, " irregular");
+    assert_string_equal(text, wanted);
+}
+
+/* Blocks of 16 tokens, K and V of 4 heads, cells of 8 bytes: 1024 bytes a page. */
+static void a_region_says_what_it_holds(void **state) {
+    (void)state;
+    static const struct {
+        const char *order, *wanted;
+    } cases[] = {
+        {"L|BPHN", "group 0, parts 0-2, layers 1-2 at 0: B 8 (1024) P 2 (512) H 4 (128) N 16 (8) D 4 (2)"},
+        {"L|BPNH", "group 0, parts 0-2, layers 1-2 at 0: B 8 (1024) P 2 (512) N 16 (32) H 4 (8) D 4 (2)"},
+        {"L|BNHP", "group 0, parts 0-2, layers 1-2 at 0: B 8 (1024) N 16 (64) H 4 (16) P 2 (8) D 4 (2)"},
+        {"LP|BNH", "group 0, parts 1-2, layers 0-1 at 0: B 8 (512) N 16 (32) H 4 (8) D 4 (2)"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        kvf_model *model = attention(3, 4, 4);
+        kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 8, .order = cases[i].order}));
+        views_are(engine, 1, 0, cases[i].wanted);
+        kvf_region_view view = {.struct_size = sizeof view};
+        assert_fails(kvf_shard_region_view(kvf_engine_shard(engine, 0), 1, 1, &view), KVF_E_NOT_FOUND, "1",
+                     "views");
+        kvf_engine_free(engine);
+        kvf_model_free(model);
+    }
+    kvf_model *model = attention(3, 4, 4);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 8, .order = "BLPHN"}));
+    views_are(
+        engine, 0, 0,
+        "group 0, parts 0-2, layers 0-3 at 0: B 8 (3072) L 3 (1024) P 2 (512) H 4 (128) N 16 (8) D 4 (2)");
+    kvf_region_view view = {.struct_size = sizeof view};
+    assert_fails(kvf_shard_region_view(kvf_engine_shard(engine, 0), 1, 0, &view), KVF_E_RANGE, "region is 1");
+    assert_fails(kvf_shard_region_view(NULL, 1, 0, &view), KVF_E_INVALID, "shard");
+    view.struct_size = 0;
+    assert_fails(kvf_shard_region_view(kvf_engine_shard(engine, 0), 0, 0, &view), KVF_E_INVALID,
+                 "struct_size");
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+/* An older caller's struct is filled as far as it goes. */
+static void a_shorter_view_is_filled_as_far_as_it_goes(void **state) {
+    (void)state;
+    kvf_model *model = attention(3, 4, 4);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 8}));
+    kvf_region_view view = {.struct_size = offsetof(kvf_region_view, dtype), .axis_count = 99};
+    assert_ok(kvf_shard_region_view(kvf_engine_shard(engine, 0), 2, 0, &view));
+    assert_int_equal(view.layer_count, 1);
+    assert_int_equal(view.layers.begin, 2);
+    assert_int_equal(view.axis_count, 99);
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -111,6 +183,8 @@ int main(void) {
         cmocka_unit_test(axes_of_one_step_are_left_out),
         cmocka_unit_test(stages_shares_and_kernel_blocks_are_said),
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
+        cmocka_unit_test(a_region_says_what_it_holds),
+        cmocka_unit_test(a_shorter_view_is_filled_as_far_as_it_goes),
         cmocka_unit_test(nothing_to_write_to_is_refused),
         cmocka_unit_test_teardown(every_refused_allocation_is_reported, stop_counting_memory),
     };

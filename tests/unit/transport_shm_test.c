@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include "transport/shm/shm_choice.h"
 #include "transport_pair.h"
 
 /* Opens an endpoint over memory whose second half of pages is not there. */
@@ -92,71 +91,10 @@ static void a_read_goes_on_without_an_owner_that_does_not_serve(void **state) {
     }
 }
 
-/* ---- the choice between the ways ------------------------------------------------------------- */
-
-static const kvf_slice short_slice = {.count = 1024, .bytes = 1024 * 256};
-static const kvf_slice long_slice = {.count = 4, .bytes = 4 << 18};
-
-/* How many of `count` slices go through the buffer. */
-static uint32_t served(kvf_shm_choice *choice, const kvf_slice *slice, uint32_t count) {
-    uint32_t by_owner = 0;
-    for (uint32_t i = 0; i < count; i++)
-        by_owner += kvf_shm_choice_make(choice, slice, true) == SHM_WAY_SERVED;
-    return by_owner;
-}
-
-static void short_runs_are_served_until_measured_otherwise(void **state) {
-    (void)state;
-    kvf_shm_choice choice = {0};
-    assert_int_equal(served(&choice, &short_slice, 8), 8);
-    for (int i = 0; i < 50; i++) {
-        kvf_shm_choice_learn(&choice, SHM_WAY_SERVED, &short_slice, 1000000);
-        kvf_shm_choice_learn(&choice, SHM_WAY_DIRECT, &short_slice, 100000);
-    }
-    assert_int_equal(served(&choice, &short_slice, 100), 0);
-    assert_int_equal(served(&choice, &long_slice, 2), 2); /* another length, of which nothing is known */
-}
-
-static void the_other_way_is_tried_now_and_then(void **state) {
-    (void)state;
-    kvf_shm_choice choice = {0};
-    kvf_shm_choice_learn(&choice, SHM_WAY_SERVED, &short_slice, 100000);
-    kvf_shm_choice_learn(&choice, SHM_WAY_DIRECT, &short_slice, 1000000);
-    /* One slice of 256 KiB after each 64 MiB. */
-    assert_int_equal(served(&choice, &short_slice, 2571), 2571 - 10);
-}
-
-static void an_owner_that_let_us_wait_is_left_alone_for_a_while(void **state) {
-    (void)state;
-    kvf_shm_choice choice = {0};
-    kvf_shm_choice_stalled(&choice);
-    uint64_t first = choice.pause_ns;
-    assert_int_equal(served(&choice, &short_slice, 1), 0);
-    kvf_shm_choice_stalled(&choice);
-    assert_true(choice.pause_ns == 2 * first);
-    choice.served_after_ns = 1; /* the pause is over */
-    kvf_shm_choice_answered(&choice);
-    assert_int_equal(served(&choice, &short_slice, 1), 1);
-    kvf_shm_choice_stalled(&choice);
-    assert_true(choice.pause_ns == first);
-}
-
-static void for_little_the_owner_is_not_woken(void **state) {
-    (void)state;
-    kvf_shm_choice choice = {0};
-    const kvf_slice little = {.count = 16, .bytes = 16 * 256};
-    assert_int_equal(kvf_shm_choice_make(&choice, &little, false), SHM_WAY_DIRECT);
-    assert_int_equal(kvf_shm_choice_make(&choice, &little, true), SHM_WAY_SERVED);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_that_is_not_there_fails_the_batch_and_names_the_run),
         cmocka_unit_test(a_read_goes_on_without_an_owner_that_does_not_serve),
-        cmocka_unit_test(short_runs_are_served_until_measured_otherwise),
-        cmocka_unit_test(the_other_way_is_tried_now_and_then),
-        cmocka_unit_test(an_owner_that_let_us_wait_is_left_alone_for_a_while),
-        cmocka_unit_test(for_little_the_owner_is_not_woken),
     };
     return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);
 }

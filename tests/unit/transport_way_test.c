@@ -71,7 +71,7 @@ static void a_peer_says_its_fabric_its_way_and_what_has_moved(void **state) {
     } cases[] = {
         {"auto", NULL, false, "inproc", "memory of this process"},
         {"shm", NULL, false, "shm", "mapped memory"},
-        {"shm", NULL, true, "shm", "process_vm_readv or a shared buffer, whichever is faster"},
+        {"shm", NULL, true, "shm", "process_vm_readv, and meanwhile a shared buffer"},
         {"shm", "on", true, "shm", "process_vm_readv"},
         {"shm", "off", true, "shm", "a shared buffer, for shm.direct is off"},
     };

@@ -69,7 +69,7 @@ static bool make_region(live_rank *of, uint32_t region, uint64_t bytes) {
             return false;
         of->mapped = region + 1;
     } else {
-        kvf_status status = kvf_agent_allocate(of->agent, bytes, &memory);
+        kvf_status status = kvf_agent_allocate(of->agent, KVF_MEMORY_HOST, 0, bytes, &memory);
         if (status)
             return rank_fail_status(of, status, "allocating a cache");
     }

@@ -9,13 +9,14 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "transport/card.h"
 #include "transport/shm/shm_process.h"
 
 #define EVENTS 64
-#define PATIENCE_NS 4000000 /* with owners that do not answer, where we can do without them */
+#define SECOND_NS 1000000000u
 #define DIRECT "shm.direct"
 #define BACKLOG 4096
 
@@ -186,30 +187,26 @@ static int shm_event_fd(void *self) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-void kvf_shm_start_timer(kvf_shm_endpoint *endpoint) {
-    const struct itimerspec once = {.it_value.tv_nsec = PATIENCE_NS};
-    if (endpoint->timing)
-        return;
-    for (kvf_shm_link *link = endpoint->links; link; link = link->following)
-        link->answers_timed = link->answers;
-    endpoint->timing = timerfd_settime(endpoint->timer_fd, 0, &once, NULL) == 0;
+uint64_t kvf_shm_now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
 }
 
-/* Owners that have not answered at all are done without. */
-static void look_at_time(kvf_shm_endpoint *endpoint) {
+void kvf_shm_wake_at(kvf_shm_endpoint *endpoint, uint64_t ns) {
+    const struct itimerspec once = {
+        .it_value = {.tv_sec = (time_t)(ns / SECOND_NS), .tv_nsec = (long)(ns % SECOND_NS)}};
+    if (endpoint->timer_ns && endpoint->timer_ns <= ns)
+        return;
+    if (timerfd_settime(endpoint->timer_fd, TFD_TIMER_ABSTIME, &once, NULL) == 0)
+        endpoint->timer_ns = ns;
+}
+
+/* What is late is seen to where links move. */
+static void take_timer(kvf_shm_endpoint *endpoint) {
     uint64_t count;
     (void)!read(endpoint->timer_fd, &count, sizeof count);
-    endpoint->timing = false;
-    bool waiting = false;
-    for (kvf_shm_link *link = endpoint->links; link; link = link->following) {
-        if (link->lost || link->no_direct || !kvf_shm_slots_waiting(link))
-            continue;
-        if (link->answers == link->answers_timed)
-            kvf_shm_slots_rescue(link);
-        waiting = waiting || kvf_shm_slots_waiting(link);
-    }
-    if (waiting)
-        kvf_shm_start_timer(endpoint);
+    endpoint->timer_ns = 0;
 }
 
 static void handle(const struct epoll_event *event, uint64_t *budget) {
@@ -225,7 +222,7 @@ static void handle(const struct epoll_event *event, uint64_t *budget) {
         kvf_shm_link_read(watch->owner);
         break;
     case SHM_WATCH_TIMER:
-        look_at_time(watch->owner);
+        take_timer(watch->owner);
         break;
     case SHM_WATCH_WAKE:
         break;

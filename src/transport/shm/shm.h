@@ -6,8 +6,8 @@
  *   shm_link.c    the consumer's side: connecting, what the owner tells, and moving batches
  *   shm_direct.c  reading and writing another process's memory by process_vm_readv and process_vm_writev
  *   shm_gate.c    shutting a writer out
- *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden or slower
- *   shm_choice.c  which of the two it is
+ *   shm_slots.c   moving through a shared buffer, with the owner's help, where that is forbidden or slow
+ *   shm_choice.c  who copies what, where both can
  *   shm_wire.c    messages and shared memory
  */
 #ifndef KVF_TRANSPORT_SHM_H
@@ -23,7 +23,6 @@
 #include "transport/slices.h"
 
 #define SHM_VECTORS 1024u           /* IOV_MAX, the most that one process_vm_readv takes */
-#define SHM_SLOT_BYTES (1u << 20)   /* of the shared buffer */
 #define SHM_SLOTS 4u                /* the owner fills some while we empty others */
 #define SHM_CLIENTS_UNKNOWN_MAX 64u /* connections that have not yet shown the key */
 
@@ -50,9 +49,9 @@ typedef struct kvf_shm_endpoint {
     uint32_t slots;   /* for each link */
     int epoll_fd, listen_fd;
     kvf_wake wake;
-    int timer_fd; /* expires when owners have had time to answer */
-    bool timing;
-    int spare_fd; /* given up for a moment when there are no more descriptors */
+    int timer_fd;      /* expires when owners have had time to answer */
+    uint64_t timer_ns; /* when it does; 0: it is not set */
+    int spare_fd;      /* given up for a moment when there are no more descriptors */
     kvf_shm_watch listen_watch, wake_watch, timer_watch;
     kvf_shm_card card;
     kvf_shm_arena *arenas;
@@ -132,17 +131,16 @@ struct kvf_shm_link {
     kvf_shm_buffer buffer; /* made when it is first needed */
     int buffer_fd;         /* until it is sent */
     kvf_shm_slot slots[SHM_SLOTS_MAX];
-    kvf_shm_choice choice;  /* where the kernel allows both ways */
-    uint64_t last_ns;       /* of the last answer, while more were to come; or 0 */
-    uint64_t answers;       /* so far */
-    uint64_t answers_timed; /* when the timer was started */
+    kvf_shm_choice choice; /* where the kernel allows both ways */
+    bool look;             /* answers may have come while we read: they are taken before we go on */
     kvf_shm_link *previous, *following;
 };
 
-/** Sees in a while whether owners have answered. */
-void kvf_shm_start_timer(kvf_shm_endpoint *endpoint);
+/** Makes the event descriptor readable at that time at the latest. */
+void kvf_shm_wake_at(kvf_shm_endpoint *endpoint, uint64_t ns);
 
-/** Makes the event descriptor readable, or not, by itself. */
+/** Nanoseconds of a clock that only goes forward. */
+uint64_t kvf_shm_now_ns(void);
 
 /** Watches a descriptor, or changes for what. */
 kvf_status kvf_shm_watch_add(kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch);
@@ -199,6 +197,9 @@ void kvf_shm_link_lose(kvf_shm_link *link, const char *why);
 /** Why the owner is not there, by its socket and its process; NULL when it is. */
 const char *kvf_shm_link_gone(const kvf_shm_link *link);
 
+/** Whether the owner is there no more; then the link is lost, with the last thing it said as the reason. */
+bool kvf_shm_link_lose_if_gone(kvf_shm_link *link);
+
 /* shm_direct.c */
 
 /**
@@ -214,17 +215,20 @@ kvf_status kvf_shm_direct(const kvf_shm_link *link, kvf_direction direction, con
 /** Whether a slice can be started now. Makes the buffer. KVF_E_AGAIN: not before an answer or a read. */
 kvf_status kvf_shm_slots_free(kvf_shm_link *link);
 
+/** Leaves in a slice what is at most so many bytes and runs: whole runs, or a part of the first. */
+void kvf_shm_cut(kvf_slice *slice, uint64_t bytes, size_t runs);
+
 /** Starts the next slice of the current batch, as much of it as fits. */
 kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_slice *started);
 
 /** Handles an answer; returns false when it makes no sense. */
 bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer);
 
-/** Whether answers are waited for. */
-bool kvf_shm_slots_waiting(const kvf_shm_link *link);
+/** What the owner was asked for and has not answered. */
+kvf_shm_load kvf_shm_slots_load(const kvf_shm_link *link);
 
-/** Whether an owner that was done without holds every slot: nothing will make one free until it answers. */
-bool kvf_shm_slots_stuck(const kvf_shm_link *link);
+/** What it would take to read without the owner what is waited for; 0: nothing is. */
+uint64_t kvf_shm_slots_alone_ns(const kvf_shm_link *link);
 
 /** The owner does not answer: reads what it was asked for without it. */
 void kvf_shm_slots_rescue(kvf_shm_link *link);

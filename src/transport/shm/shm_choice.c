@@ -1,22 +1,21 @@
 #include "transport/shm/shm_choice.h"
 
-#include <time.h>
-
 #define SERVED_BYTES_MIN (64u << 10) /* for less the owner need not be woken */
-#define TRY_EVERY_BYTES (64u << 20)
-#define TRY_FIRST_BYTES (2u << 20)
-#define TRY_DIRECT 1u
-#define TRY_SERVED 6u     /* more than fit into the buffer, for what counts is how they follow each other */
-#define WEIGHT 0.125f     /* of a new measurement */
+#define FIRST_BYTES (64u << 10)      /* asked of one that may be asleep */
+#define ASLEEP_NS 500000000u         /* without an answer */
+#define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
+#define LATE_NS 200000u              /* an answer where reads are slow */
+#define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
+#define TRY_BYTES (512u << 20)       /* then the way that was not used is used, to know what it takes; ... */
+#define TRY_FIRST_BYTES (64u << 20)  /* ... when nothing is known of it */
+#define SLOWER 3.0f /* nothing is tried that cannot be better: reads take at most so much less alone */
+#define MEASURE_NS 1000000u /* of one way */
+#define CLEARLY 0.9f        /* better */
+#define WEIGHT 0.125f       /* of a new measurement */
+#define WEIGHT_AFTER_TRY 0.5f
 #define SURPRISE_MAX 4.0f /* what takes longer was somebody else's doing, in part */
-#define PAUSE_MIN_NS 5000000ull
-#define PAUSE_MAX_NS 1000000000ull
-
-uint64_t kvf_shm_now_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+#define LEARN_BYTES_MIN 1024u
+#define WINDOW_MAX 7u
 
 static uint32_t length_class(const kvf_slice *slice) {
     uint64_t bytes = slice->bytes / (slice->count ? slice->count : 1) / 64;
@@ -28,51 +27,136 @@ static uint32_t length_class(const kvf_slice *slice) {
     return class;
 }
 
-/* Until it was measured: a system call finds each run's pages, a copy only misses the caches. */
+/* Until it was measured: a system call finds each run's pages, a copy misses the caches. */
 static float cost(const kvf_shm_choice *choice, uint32_t class, kvf_shm_way way) {
     float measured = choice->lengths[class].ns_per_byte[way];
     float run_bytes = (float)(48u << class);
     if (measured > 0)
         return measured;
-    return way == SHM_WAY_DIRECT ? 250 / run_bytes + 0.15f : 30 / run_bytes + 0.12f;
+    return way == SHM_WAY_DIRECT ? 250 / run_bytes + 0.15f : 30 / run_bytes + 0.1f;
 }
 
-kvf_shm_way kvf_shm_choice_make(kvf_shm_choice *choice, const kvf_slice *slice, bool waiting) {
+/* What a read takes, also while the owner is at work. */
+static float reading(const kvf_shm_choice *choice, uint32_t class) {
+    float measured = choice->lengths[class].read_ns_per_byte;
+    return measured > 0 ? measured : cost(choice, class, SHM_WAY_DIRECT);
+}
+
+static kvf_shm_way other(kvf_shm_way way) {
+    return way == SHM_WAY_DIRECT ? SHM_WAY_SERVED : SHM_WAY_DIRECT;
+}
+
+static kvf_shm_way better_way(const kvf_shm_choice *choice, uint32_t class) {
+    kvf_shm_way before = choice->lengths[class].better;
+    bool changed = cost(choice, class, other(before)) < CLEARLY * cost(choice, class, before);
+    return changed ? other(before) : before;
+}
+
+static bool is_due(const kvf_shm_choice *choice, uint32_t class, kvf_shm_way way) {
+    if (way == SHM_WAY_DIRECT && reading(choice, class) > SLOWER * cost(choice, class, SHM_WAY_SERVED))
+        return false;
+    bool known = choice->lengths[class].ns_per_byte[way] > 0;
+    return choice->lengths[class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
+}
+
+static bool should_ask(const kvf_shm_choice *choice, uint32_t class) {
+    kvf_shm_way way = better_way(choice, class);
+    return (is_due(choice, class, other(way)) ? other(way) : way) == SHM_WAY_SERVED;
+}
+
+/* While the owner is at work. Where reads are so much slower that they would only keep us from the answers of one that
+ * is awake, they begin when an answer is late. */
+static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t class, uint64_t now_ns) {
+    float together = cost(choice, class, SHM_WAY_SERVED), alone = reading(choice, class);
+    if (alone > SLOWER * together && choice->window > 0) {
+        uint64_t late_ns = choice->since_ns + LATE_NS;
+        if (now_ns < late_ns)
+            return (kvf_shm_step){SHM_WAY_DIRECT, 0, late_ns};
+    }
+    float ns = (float)kvf_max_u64(LOOK_NS, (now_ns - choice->since_ns) / LOOK_SHARE);
+    float fits = ns / alone;
+    return (kvf_shm_step){SHM_WAY_DIRECT, fits < SHM_SLOT_BYTES ? (uint64_t)fits + 1 : SHM_SLOT_BYTES, 0};
+}
+
+kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *slice,
+                                 const kvf_shm_load *load, uint64_t now_ns) {
     uint32_t class = length_class(slice);
-    if (choice->served_after_ns && kvf_shm_now_ns() < choice->served_after_ns)
-        return SHM_WAY_DIRECT;
-    if (!waiting && slice->bytes < SERVED_BYTES_MIN)
-        return SHM_WAY_DIRECT;
-    bool served = cost(choice, class, SHM_WAY_SERVED) < cost(choice, class, SHM_WAY_DIRECT);
-    bool other_known = choice->lengths[class].ns_per_byte[!served] > 0;
-    choice->lengths[class].bytes += slice->bytes;
-    if (choice->lengths[class].trying == 0 &&
-        choice->lengths[class].bytes > (other_known ? TRY_EVERY_BYTES : TRY_FIRST_BYTES)) {
-        choice->lengths[class].bytes = 0;
-        choice->lengths[class].trying = served ? TRY_DIRECT : TRY_SERVED;
-    }
-    if (choice->lengths[class].trying > 0) {
-        choice->lengths[class].trying--;
-        served = !served;
-    }
-    return served ? SHM_WAY_SERVED : SHM_WAY_DIRECT;
+    bool asleep = load->waiting == 0 && now_ns - choice->answered_ns > ASLEEP_NS;
+    uint32_t window = asleep ? 1 : choice->window + 1;
+    window = window < load->slots ? window : load->slots;
+    bool enough = load->waiting > 0 || slice->bytes >= SERVED_BYTES_MIN;
+    /* Of one that may be asleep never all: while we read the rest, it has had its time. */
+    uint64_t most = window == 1 ? kvf_min_u64(FIRST_BYTES, slice->bytes / 2) : SHM_SLOT_BYTES;
+    if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, class))
+        return (kvf_shm_step){SHM_WAY_SERVED, most, 0};
+    if (load->waiting > 0)
+        return meanwhile(choice, class, now_ns);
+    return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
 }
 
-void kvf_shm_choice_learn(kvf_shm_choice *choice, kvf_shm_way way, const kvf_slice *slice, uint64_t ns) {
-    float *known = &choice->lengths[length_class(slice)].ns_per_byte[way];
-    if (slice->bytes < 4096)
-        return;
-    float now = (float)ns / (float)slice->bytes;
+static void average(float *known, float now, float weight) {
     if (*known > 0 && now > SURPRISE_MAX * *known)
         now = SURPRISE_MAX * *known;
-    *known = *known > 0 ? *known + WEIGHT * (now - *known) : now;
+    *known = *known > 0 ? *known + weight * (now - *known) : now;
 }
 
-void kvf_shm_choice_stalled(kvf_shm_choice *choice) {
-    choice->pause_ns = kvf_min_u64(kvf_max_u64(choice->pause_ns * 2, PAUSE_MIN_NS), PAUSE_MAX_NS);
-    choice->served_after_ns = kvf_shm_now_ns() + choice->pause_ns;
+static void learn(kvf_shm_choice *choice, uint32_t class, kvf_shm_way way, float now) {
+    average(&choice->lengths[class].ns_per_byte[way], now,
+            is_due(choice, class, way) ? WEIGHT_AFTER_TRY : WEIGHT);
+    choice->lengths[class].unused_bytes[way] = 0;
+    choice->lengths[class].better = better_way(choice, class);
 }
 
-void kvf_shm_choice_answered(kvf_shm_choice *choice) {
-    choice->pause_ns = 0;
+/* What a way takes shows in a while in which it was the only one. */
+static void count(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
+    uint32_t class = length_class(slice);
+    choice->lengths[class].unused_bytes[SHM_WAY_SERVED] += slice->bytes;
+    choice->lengths[class].unused_bytes[SHM_WAY_DIRECT] += slice->bytes;
+    choice->bytes += slice->bytes;
+    bool whole = choice->begin_ns && choice->class == class;
+    if (whole && now_ns - choice->begin_ns < MEASURE_NS)
+        return;
+    if (whole)
+        learn(choice, class, choice->asked ? SHM_WAY_SERVED : SHM_WAY_DIRECT,
+              (float)(now_ns - choice->begin_ns) / (float)choice->bytes);
+    choice->begin_ns = now_ns;
+    choice->bytes = 0;
+    choice->class = class;
+    choice->asked = false;
+}
+
+void kvf_shm_choice_read(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t ns, uint64_t now_ns) {
+    if (slice->bytes >= LEARN_BYTES_MIN)
+        average(&choice->lengths[length_class(slice)].read_ns_per_byte, (float)ns / (float)slice->bytes,
+                WEIGHT);
+    count(choice, slice, now_ns);
+}
+
+void kvf_shm_choice_taken(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
+    choice->asked = true;
+    count(choice, slice, now_ns);
+}
+
+void kvf_shm_choice_idle(kvf_shm_choice *choice) {
+    choice->begin_ns = 0;
+}
+
+uint64_t kvf_shm_choice_direct_ns(const kvf_shm_choice *choice, const kvf_slice *slice) {
+    return (uint64_t)((float)slice->bytes * reading(choice, length_class(slice)));
+}
+
+void kvf_shm_choice_asked(kvf_shm_choice *choice, bool waiting, uint64_t now_ns) {
+    choice->asked = true;
+    if (!waiting)
+        choice->since_ns = now_ns;
+}
+
+void kvf_shm_choice_answered(kvf_shm_choice *choice, bool wanted, uint64_t now_ns) {
+    choice->answered_ns = choice->since_ns = now_ns;
+    if (wanted && choice->window < WINDOW_MAX)
+        choice->window = 2 * choice->window + 1;
+}
+
+void kvf_shm_choice_abandoned(kvf_shm_choice *choice) {
+    choice->window /= 2;
 }

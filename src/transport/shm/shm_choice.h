@@ -1,45 +1,86 @@
 /*
- * Which of two ways is the faster one to read memory that the owner's caller brought: by process_vm_readv, which
- * costs some hundred nanoseconds a run, or through a shared buffer that the owner fills meanwhile, where each byte is
- * copied twice, by two processors. It depends on the length of the runs, on the machine, and on what the owner does
- * besides; so what each way has taken lately is measured, by length, and the other one tried now and then.
+ * Who copies what of memory that the owner's caller brought: this side alone, by process_vm_readv, which costs some
+ * hundred nanoseconds a run; or the owner first, into a slot of a shared buffer, from which this side then copies.
+ *
+ * Nobody waits for the other: while the owner is at work, this side reads by itself, in pieces so short that an
+ * answer does not lie long; where reading is much slower, only once an answer is late. So an owner that is slow, or busy with something else, takes nothing from what this side
+ * does alone; it is asked for little until it has answered. What the two manage together is measured, by length of
+ * runs, and where that is less than this side manages alone, as on a machine with more to do than processors, the
+ * owner is left alone, but for a try now and then.
+ *
+ * At the end, when all that is left is with the owner, it has as long as reading that would take. Then it is done
+ * without, and not asked again before it has answered what it was asked.
+ *
+ * These functions know no clock and no process: costs, loads and times are given to them.
  */
 #ifndef KVF_TRANSPORT_SHM_CHOICE_H
 #define KVF_TRANSPORT_SHM_CHOICE_H
 
 #include "transport/slices.h"
 
-#define SHM_LENGTHS 16u /* classes of length: up to 63 bytes, up to 127 ..., from 1 MiB */
+#define SHM_LENGTHS 16u           /* classes of length: up to 63 bytes, up to 127 ..., from 1 MiB */
+#define SHM_SLOT_BYTES (1u << 20) /* of the shared buffer */
 
 typedef enum kvf_shm_way {
-    SHM_WAY_DIRECT = 0,
-    SHM_WAY_SERVED = 1,
+    SHM_WAY_SERVED = 0, /**< by the owner, and by this side meanwhile */
+    SHM_WAY_DIRECT = 1, /**< by this side alone */
 } kvf_shm_way;
 
 /** Zeroed: nothing is known but the defaults. */
 typedef struct kvf_shm_choice {
     struct {
-        float ns_per_byte[2]; /**< by way; 0: not measured */
-        uint64_t bytes;       /**< moved since the other way was tried */
-        uint32_t trying;      /**< slices of a try that are left */
+        float ns_per_byte[2];     /**< by way; 0: not measured */
+        uint64_t unused_bytes[2]; /**< moved since this way was measured */
+        kvf_shm_way better;       /**< stays until the other is clearly better */
+        float read_ns_per_byte;   /**< of this side's reads, also while the owner is at work */
     } lengths[SHM_LENGTHS];
-    uint64_t served_after_ns; /**< the owner let us wait: not before */
-    uint64_t pause_ns;        /**< how long it is left alone after the next time */
+    uint64_t begin_ns;    /**< of what is being measured; 0: nothing is */
+    uint64_t bytes;       /**< moved since */
+    uint32_t class;       /**< of its length */
+    bool asked;           /**< the owner had part in it */
+    uint32_t window;      /**< slots it may be asked for at once, less one */
+    uint64_t answered_ns; /**< when it answered last */
+    uint64_t since_ns;    /**< since when it lets us wait: it was asked, or has answered */
 } kvf_shm_choice;
 
-/** Nanoseconds of a clock that only goes forward. */
-uint64_t kvf_shm_now_ns(void);
+/** What was asked of the owner and is not answered, in slots. */
+typedef struct kvf_shm_load {
+    uint32_t slots;     /**< of the buffer */
+    uint32_t waiting;   /**< whose answers are waited for */
+    uint32_t abandoned; /**< that were done without */
+} kvf_shm_load;
 
-/** The way for the next slice. `waiting`: others are on their way through the buffer. */
-kvf_shm_way kvf_shm_choice_make(kvf_shm_choice *choice, const kvf_slice *slice, bool waiting);
+/** What is to be done next: so many bytes at the most, of the first run at least a part; 0: nothing before an answer
+ * or `until_ns`. */
+typedef struct kvf_shm_step {
+    kvf_shm_way way;
+    uint64_t bytes;
+    uint64_t until_ns;
+} kvf_shm_step;
 
-/** A slice has taken so long. */
-void kvf_shm_choice_learn(kvf_shm_choice *choice, kvf_shm_way way, const kvf_slice *slice, uint64_t ns);
+/** The next step, for a slice of which any part may be taken. */
+kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *slice,
+                                 const kvf_shm_load *load, uint64_t now_ns);
 
-/** The owner has not answered in time: it is left alone for a while, longer each time. */
-void kvf_shm_choice_stalled(kvf_shm_choice *choice);
+/** This side has read a slice, which took so long. */
+void kvf_shm_choice_read(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t ns, uint64_t now_ns);
 
-/** It has. */
-void kvf_shm_choice_answered(kvf_shm_choice *choice);
+/** A slice that the owner had copied was taken. */
+void kvf_shm_choice_taken(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns);
+
+/** There is nothing to be done but wait. */
+void kvf_shm_choice_idle(kvf_shm_choice *choice);
+
+/** What reading a slice without the owner would take. */
+uint64_t kvf_shm_choice_direct_ns(const kvf_shm_choice *choice, const kvf_slice *slice);
+
+/** The owner was asked; `waiting`: its answer to something else is waited for already. */
+void kvf_shm_choice_asked(kvf_shm_choice *choice, bool waiting, uint64_t now_ns);
+
+/** It has answered; `wanted`: what was still waited for. */
+void kvf_shm_choice_answered(kvf_shm_choice *choice, bool wanted, uint64_t now_ns);
+
+/** It was done without. */
+void kvf_shm_choice_abandoned(kvf_shm_choice *choice);
 
 #endif

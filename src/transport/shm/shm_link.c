@@ -18,6 +18,7 @@
 #include "transport/shm/shm_process.h"
 
 #define ARENAS_MAX 4096u
+#define PATIENCE_NS 10000000u /* with an owner, while there is something else to do */
 
 /* ---- an owner that is gone --------------------------------------------------------------------- */
 
@@ -62,7 +63,7 @@ static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
 }
 
 /* Whether the owner is there no more. The last thing it said may say why. */
-static bool lose_if_gone(kvf_shm_link *link) {
+bool kvf_shm_link_lose_if_gone(kvf_shm_link *link) {
     const char *gone = kvf_shm_link_gone(link);
     kvf_shm_packet *packet = &link->endpoint->packet;
     while (gone && !link->lost && kvf_shm_receive(link->fd, packet) == KVF_OK) {
@@ -70,6 +71,7 @@ static bool lose_if_gone(kvf_shm_link *link) {
             take_refusal(link, packet);
         if (packet->fd >= 0)
             (void)close(packet->fd);
+        packet->fd = -1;
     }
     if (gone)
         kvf_shm_link_lose(link, gone);
@@ -112,7 +114,7 @@ static kvf_status take_hold(kvf_shm_link *link, const kvf_shm_card *card) {
         return status;
     link->process_fd = kvf_shm_process_open(link->pid);
     uint64_t started = link->pid > 0 ? kvf_shm_process_started(link->pid) : 0;
-    if (lose_if_gone(link))
+    if (kvf_shm_link_lose_if_gone(link))
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     if (started && card->started && started != card->started)
         return kvf_fail(KVF_E_PEER_LOST, "the process that exported the card is gone");
@@ -132,7 +134,7 @@ static kvf_status greet(kvf_shm_link *link, const kvf_shm_card *card) {
         status = kvf_shm_watch_add(link->endpoint, link->process_fd, &link->watch);
     if (!status)
         status = kvf_shm_send(link->fd, &hello, sizeof hello, -1);
-    if (status == KVF_E_PEER_LOST && lose_if_gone(link))
+    if (status == KVF_E_PEER_LOST && kvf_shm_link_lose_if_gone(link))
         status = kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     return status;
 }
@@ -304,11 +306,13 @@ void kvf_shm_link_read(kvf_shm_link *link) {
     link->blocked = false;
     set_blocked(link, false);
     kvf_status status = KVF_OK;
-    /* After READY the owner only answers, so there are at most as many messages as slots. */
-    for (uint32_t i = 0; !link->lost && !status && i < 2 * SHM_SLOTS_MAX; i++) {
+    /* After an answer the owner is given something to do before the next is looked at. */
+    bool answered = false;
+    for (uint32_t i = 0; !link->lost && !answered && i < 2 * SHM_SLOTS_MAX; i++) {
         status = kvf_shm_receive(link->fd, packet);
         if (status)
             break;
+        answered = packet->as.header.kind == SHM_MOVED;
         if (!take_message(link, packet))
             kvf_shm_link_lose(link, "it does not keep to the protocol, or contradicts its card");
         if (packet->fd >= 0)
@@ -317,7 +321,7 @@ void kvf_shm_link_read(kvf_shm_link *link) {
     if (status && status != KVF_E_AGAIN)
         kvf_shm_link_lose(link, kvf_error_detail());
     else if (status)
-        lose_if_gone(link);
+        kvf_shm_link_lose_if_gone(link);
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
@@ -359,7 +363,7 @@ const char *kvf_shm_link_way(const void *self) {
     if (link->no_direct)
         return link->no_direct;
     return link->endpoint->only_direct ? "process_vm_readv"
-                                       : "process_vm_readv or a shared buffer, whichever is faster";
+                                       : "process_vm_readv, and meanwhile a shared buffer";
 }
 
 /* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
@@ -399,49 +403,71 @@ static kvf_status move_alone(kvf_shm_link *link, kvf_direction direction, const 
     return status;
 }
 
-/* One system call, or one slot of the buffer, is enough to know what it takes. */
-static void shorten(kvf_slice *slice) {
-    while (slice->count > 1 && slice->bytes > SHM_SLOT_BYTES)
-        slice->bytes -= slice->runs[--slice->count].bytes;
+/* Memory that is not mapped, as the choice says. What the owner writes for us we could not take back if it fell silent,
+ * so writing asks for its help only where there is no other way. */
+static kvf_shm_step next_step(const kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
+    if (link->no_direct)
+        return (kvf_shm_step){SHM_WAY_SERVED, SHM_SLOT_BYTES, 0};
+    if (link->endpoint->only_direct || direction == KVF_WRITE)
+        return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
+    kvf_shm_load load = kvf_shm_slots_load(link);
+    return kvf_shm_choice_make(&link->choice, slice, &load, kvf_shm_now_ns());
 }
 
-/* Memory that is not mapped: with or without the owner's help. What it writes for us we could not take back if it
- * fell silent, so writing asks for its help only where there is no other way. */
-static bool goes_direct(kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
-    if (link->no_direct)
-        return false;
-    return link->endpoint->only_direct || direction == KVF_WRITE || kvf_shm_slots_stuck(link) ||
-           kvf_shm_choice_make(&link->choice, slice, kvf_shm_slots_waiting(link)) == SHM_WAY_DIRECT;
+static kvf_status move_direct(kvf_shm_link *link, kvf_direction direction, kvf_slice *slice) {
+    uint64_t begin = kvf_shm_now_ns();
+    kvf_shm_cut(slice, SHM_SLOT_BYTES, SHM_VECTORS);
+    kvf_status status = move_alone(link, direction, slice, false);
+    uint64_t now = kvf_shm_now_ns();
+    if (!status && direction == KVF_READ)
+        kvf_shm_choice_read(&link->choice, slice, now - begin, now);
+    link->look = kvf_shm_slots_load(link).waiting > 0;
+    return status;
+}
+
+static kvf_status ask_owner(kvf_shm_link *link, kvf_slice *slice) {
+    kvf_status status = kvf_shm_slots_free(link);
+    return status ? status : kvf_shm_slots_start(link, slice, slice);
 }
 
 /* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
 static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_slice *slice) {
-    bool mapped = same_way(link, slice);
-    if (!mapped)
-        shorten(slice);
-    if (mapped || goes_direct(link, direction, slice)) {
-        uint64_t begin = mapped ? 0 : kvf_shm_now_ns();
-        link->last_ns = 0; /* the next answer will have waited for us */
-        kvf_status status = move_alone(link, direction, slice, mapped);
-        if (!status && !mapped)
-            kvf_shm_choice_learn(&link->choice, SHM_WAY_DIRECT, slice, kvf_shm_now_ns() - begin);
-        if (status != KVF_E_UNSUPPORTED)
-            return status;
-        link->no_direct = SHM_FORBIDDEN;
+    if (same_way(link, slice))
+        return move_alone(link, direction, slice, true);
+    kvf_shm_step step = next_step(link, direction, slice);
+    if (step.bytes == 0) {
+        kvf_shm_wake_at(link->endpoint, step.until_ns);
+        return KVF_E_AGAIN;
     }
-    kvf_status status = kvf_shm_slots_free(link);
-    if (!status)
-        status = kvf_shm_slots_start(link, slice, slice);
-    if (!status && !link->no_direct)
-        kvf_shm_start_timer(link->endpoint);
-    return status;
+    kvf_shm_cut(slice, step.bytes, SHM_VECTORS);
+    kvf_status status = step.way == SHM_WAY_SERVED ? ask_owner(link, slice) : KVF_E_AGAIN;
+    if (status == KVF_E_AGAIN && !link->no_direct)
+        status = move_direct(link, direction, slice);
+    if (status != KVF_E_UNSUPPORTED)
+        return status;
+    link->no_direct = SHM_FORBIDDEN;
+    return ask_owner(link, slice);
+}
+
+/* At the end the owner has as long as we would take. Before, nobody waits for it but batches that are done but for
+ * what it has, and these not for ever. */
+static void watch_owner(kvf_shm_link *link) {
+    bool waiting = !link->slices.current;
+    if (waiting)
+        kvf_shm_choice_idle(&link->choice);
+    uint64_t alone_ns = link->no_direct || link->lost ? 0 : kvf_shm_slots_alone_ns(link);
+    uint64_t deadline = link->choice.since_ns + (waiting ? alone_ns : PATIENCE_NS + 4 * alone_ns);
+    if (alone_ns && deadline <= kvf_shm_now_ns())
+        kvf_shm_slots_rescue(link);
+    else if (alone_ns && waiting)
+        kvf_shm_wake_at(link->endpoint, deadline);
 }
 
 /* Ends the batches from `first` on that are complete, if their owner still stands for them. */
 static void end_complete(kvf_shm_link *link, kvf_batch *first) {
     if (first == link->slices.current || link->lost)
         return;
-    if (lose_if_gone(link))
+    if (kvf_shm_link_lose_if_gone(link))
         return;
     for (kvf_batch *batch = first, *next; batch != link->slices.current; batch = next) {
         next = batch->following;
@@ -455,9 +481,11 @@ bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
     kvf_slices_reap(&link->slices);
     kvf_batch *first = link->slices.current;
     kvf_status status = KVF_OK;
+    link->look = false;
     uint64_t moved = 0;
     kvf_slice slice;
-    while (link->ready && kvf_slices_next(&link->slices, link->endpoint->transport, moved, budget, &slice)) {
+    while (link->ready && !link->look &&
+           kvf_slices_next(&link->slices, link->endpoint->transport, moved, budget, &slice)) {
         kvf_batch *batch = link->slices.current;
         status = move_slice(link, batch->direction, &slice);
         if (status == KVF_E_AGAIN || status == KVF_E_PEER_LOST)
@@ -470,9 +498,10 @@ bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
             (void)kvf_slices_advance(&link->slices, &slice);
         }
     }
-    if (status == KVF_E_PEER_LOST)
+    if (status == KVF_E_PEER_LOST && !kvf_shm_link_lose_if_gone(link))
         kvf_shm_link_lose(link, kvf_error_detail());
     end_complete(link, first);
+    watch_owner(link);
     set_blocked(link, link->blocked);
     return link->ready && !link->lost && link->slices.current && status != KVF_E_AGAIN;
 }

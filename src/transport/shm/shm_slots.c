@@ -70,27 +70,24 @@ kvf_status kvf_shm_slots_free(kvf_shm_link *link) {
     return status;
 }
 
-/* The runs that fit into one slot and one message. */
-static kvf_slice cut(const kvf_slice *next) {
-    kvf_slice slice = *next;
-    if (slice.count == 0 || slice.runs->bytes > SHM_SLOT_BYTES) {
-        slice.part = slice.count ? *slice.runs : slice.part;
-        slice.part.bytes = kvf_min_u64(slice.part.bytes, SHM_SLOT_BYTES);
-        slice.count = 0;
-        slice.bytes = slice.part.bytes;
-        return slice;
+void kvf_shm_cut(kvf_slice *slice, uint64_t bytes, size_t runs) {
+    size_t count = 0;
+    uint64_t fits = 0;
+    while (count < slice->count && count < runs && slice->runs[count].bytes <= bytes - fits)
+        fits += slice->runs[count++].bytes;
+    if (count == 0) {
+        slice->part = slice->count ? *slice->runs : slice->part;
+        slice->part.bytes = fits = kvf_min_u64(slice->part.bytes, bytes);
     }
-    slice.count = 0;
-    slice.bytes = 0;
-    while (slice.count < next->count && slice.count < SHM_PIECES_MAX &&
-           next->runs[slice.count].bytes <= SHM_SLOT_BYTES - slice.bytes)
-        slice.bytes += next->runs[slice.count++].bytes;
-    return slice;
+    slice->count = count;
+    slice->bytes = fits;
 }
 
 kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_slice *started) {
     kvf_batch *batch = link->slices.current;
-    kvf_slice slice = cut(next);
+    kvf_slice slice = *next;
+    kvf_shm_cut(&slice, SHM_SLOT_BYTES, SHM_PIECES_MAX);
+    bool waiting = kvf_shm_slots_load(link).waiting > 0;
     uint32_t slot = free_slot(link);
     kvf_shm_move_message *move = &link->endpoint->packet.as.move;
     size_t count;
@@ -108,6 +105,7 @@ kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_sl
     if (status)
         return status;
     link->slots[slot] = (kvf_shm_slot){true, batch, slice};
+    kvf_shm_choice_asked(&link->choice, waiting, kvf_shm_now_ns());
     batch->in_flight++;
     *started = slice;
     return KVF_OK;
@@ -120,10 +118,9 @@ static void settle(kvf_shm_link *link, kvf_batch *batch) {
         (void)kvf_slices_drop_current(&link->slices);
     if (batch->in_flight > 0 || batch == link->slices.current)
         return;
-    const char *gone = kvf_shm_link_gone(link);
-    if (gone)
-        kvf_shm_link_lose(link, gone);
-    else if (batch->cancelled)
+    if (kvf_shm_link_lose_if_gone(link))
+        return;
+    if (batch->cancelled)
         kvf_slices_end_cancelled(batch);
     else
         kvf_batch_end(batch);
@@ -139,36 +136,26 @@ static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer
     kvf_batch_fail(batch, status, kvf_error_detail());
 }
 
-bool kvf_shm_slots_waiting(const kvf_shm_link *link) {
-    for (uint32_t i = 0; i < link->buffer.slots; i++)
-        if (link->slots[i].busy && link->slots[i].batch)
-            return true;
-    return false;
+kvf_shm_load kvf_shm_slots_load(const kvf_shm_link *link) {
+    kvf_shm_load load = {.slots = link->endpoint->slots};
+    for (uint32_t i = 0; i < link->buffer.slots; i++) {
+        load.waiting += link->slots[i].busy && link->slots[i].batch;
+        load.abandoned += link->slots[i].busy && !link->slots[i].batch;
+    }
+    return load;
 }
 
-bool kvf_shm_slots_stuck(const kvf_shm_link *link) {
+uint64_t kvf_shm_slots_alone_ns(const kvf_shm_link *link) {
+    uint64_t alone_ns = 0;
     for (uint32_t i = 0; i < link->buffer.slots; i++)
-        if (!link->slots[i].busy || link->slots[i].batch)
-            return false;
-    return link->buffer.slots > 0;
-}
-
-/* What counts is how the answers follow each other while there is always one to come. */
-static void time_answer(kvf_shm_link *link, const kvf_shm_slot *slot) {
-    link->answers++;
-    kvf_shm_choice_answered(&link->choice);
-    if (link->no_direct)
-        return;
-    uint64_t now = kvf_shm_now_ns();
-    if (link->last_ns && slot->batch)
-        kvf_shm_choice_learn(&link->choice, SHM_WAY_SERVED, &slot->slice, now - link->last_ns);
-    link->last_ns = kvf_shm_slots_waiting(link) ? now : 0;
+        if (link->slots[i].busy && link->slots[i].batch && link->slots[i].batch->direction == KVF_READ)
+            alone_ns += kvf_shm_choice_direct_ns(&link->choice, &link->slots[i].slice);
+    return alone_ns;
 }
 
 /* Their answers come later, perhaps, and are nobody's. */
 void kvf_shm_slots_rescue(kvf_shm_link *link) {
-    kvf_shm_choice_stalled(&link->choice);
-    link->last_ns = 0;
+    kvf_shm_choice_abandoned(&link->choice);
     for (uint32_t i = 0; i < link->buffer.slots && !link->lost; i++) {
         kvf_shm_slot *slot = &link->slots[i];
         kvf_batch *batch = slot->busy ? slot->batch : NULL;
@@ -197,14 +184,16 @@ bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer
     kvf_shm_slot *slot = &link->slots[answer->slot];
     kvf_batch *batch = slot->batch;
     slot->busy = false;
-    time_answer(link, slot);
+    kvf_shm_choice_answered(&link->choice, batch != NULL, kvf_shm_now_ns());
     if (!batch)
         return true;
     batch->in_flight--;
     if (answer->status != KVF_OK)
         fail_slice(batch, &slot->slice, answer->status);
-    if (!batch->failed && !batch->cancelled && batch->direction == KVF_READ)
+    if (!batch->failed && !batch->cancelled && batch->direction == KVF_READ) {
         copy_slice(link, &slot->slice, slot_address(link, answer->slot), false);
+        kvf_shm_choice_taken(&link->choice, &slot->slice, kvf_shm_now_ns());
+    }
     settle(link, batch);
     return true;
 }

@@ -7,8 +7,8 @@
  *                                         <-     ARENA fd, ... REGIONS, ... GATE fd, READY; or REFUSED why
  *     (maps, or reads with process_vm_readv, without a word; writes while the gate is open)
  *     NOTICE bytes                        ->
- *     BUFFER fd                           ->     maps it                    only where direct reading is
- *     MOVE slot, list of pieces           ->     copies memory <-> slot      forbidden
+ *     BUFFER fd                           ->     maps it                    where direct reading is forbidden,
+ *     MOVE slot, list of pieces           ->     copies memory <-> slot      or both read at the same time
  *                                         <-     MOVED slot, status
  *
  * Both sides run on the same machine, so numbers are as the machine has them. Neither side trusts the other:

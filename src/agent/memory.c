@@ -1,0 +1,276 @@
+/*
+ * The memory of an agent: allocating it, and registering its regions, together or one by one.
+ *
+ * Peers are served while every region of the shard is registered: then there is a card. When a region goes, cards of
+ * before are of no use any more. Each session of a peer that has one gets another id, so that the peer is told that
+ * nobody knows the old one, greets again, and takes the card of that time; and those whom we told our card to write
+ * by it are told the next one.
+ */
+#include <sodium.h>
+#include <stdio.h>
+
+#include "agent/ticket.h"
+#include "transport/memory.h"
+
+kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
+    if (!agent)
+        return kvf_fail(KVF_E_INVALID, "agent is NULL");
+    return agent->transport ? KVF_OK : kvf_fail(KVF_E_INVALID, "the agent is a directory: it has no memory");
+}
+
+/* Enters an agent that has memory, and has its work: nothing moves meanwhile. */
+static kvf_status enter(kvf_agent *agent) {
+    kvf_status status = kvf_agent_needs_memory(agent);
+    if (!status)
+        status = kvf_agent_lock(agent);
+    if (!status)
+        kvf_work_take(agent);
+    return status;
+}
+
+static void leave(kvf_agent *agent) {
+    kvf_work_give(agent);
+    kvf_agent_unlock(agent);
+}
+
+kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                              void **out) {
+    kvf_status status = enter(agent);
+    if (status)
+        return status;
+    status = kvf_transport_allocate(agent->transport, kind, device, bytes, out);
+    leave(agent);
+    return status;
+}
+
+/* ---- cards ----------------------------------------------------------------------------------- */
+
+/* Two of them: peers are told the facts once, by the engine's first answer. */
+static kvf_status introduce_self(kvf_agent *agent) {
+    kvf_wire_buffer_free(&agent->with_facts);
+    kvf_status status =
+        kvf_agent_write_introduction(agent, agent->shard, agent->digest, agent->facts, &agent->with_facts);
+    if (!status)
+        status = kvf_agent_write_introduction(agent, agent->shard, agent->digest, "",
+                                              &agent->introductions[agent->rank]);
+    agent->introduction_count += !status;
+    return status;
+}
+
+/* From here on peers are served. */
+static kvf_status open_memory(kvf_agent *agent) {
+    const void *card;
+    size_t bytes;
+    kvf_status status = kvf_transport_export(agent->transport, &card, &bytes);
+    if (!status && !agent->with_facts.data)
+        status = introduce_self(agent);
+    if (!status) {
+        agent->card_bytes = bytes;
+        agent->card = card;
+        agent->regions_generation++;
+    }
+    return status;
+}
+
+/* Nobody has a card of ours that is any good. */
+static void close_memory(kvf_agent *agent) {
+    agent->card = NULL;
+    agent->card_bytes = 0;
+    kvf_session *session;
+    DL_FOREACH(agent->all_sessions, session) {
+        session->joined = false;
+        if (!session->incoming || !session->hh.tbl)
+            continue;
+        /* The analyser does not know that what has a table is in its list. */
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
+        HASH_DELETE(hh, agent->sessions, session);
+        memset(&session->hh, 0, sizeof session->hh);
+        randombytes_buf(session->id, sizeof session->id);
+        HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
+        if (!session->hh.tbl)
+            kvf_session_lose(session, KVF_E_NOMEM, "not enough memory for a session");
+    }
+}
+
+/* ---- regions --------------------------------------------------------------------------------- */
+
+static bool is_registered(const kvf_agent *agent, uint32_t region) {
+    return region < agent->region_count && agent->regions[region].bytes > 0;
+}
+
+/* A region must be as large as the shard says: peers compute with that. */
+static kvf_status check_size(const kvf_shard_desc *shard, uint32_t region, const kvf_memory *memory) {
+    if (memory->bytes < shard->region_bytes[region])
+        return kvf_fail(KVF_E_RANGE, "region %u has %llu bytes; the shard of rank %u needs %llu", region,
+                        (unsigned long long)memory->bytes, shard->rank,
+                        (unsigned long long)shard->region_bytes[region]);
+    return KVF_OK;
+}
+
+static kvf_status make_table(kvf_agent *agent) {
+    uint32_t count = kvf_shard_get(agent->shard)->region_count;
+    if (agent->regions)
+        return KVF_OK;
+    agent->regions = kvf_alloc0(count, sizeof *agent->regions);
+    if (!agent->regions)
+        return kvf_nomem("an agent");
+    agent->region_count = count;
+    return KVF_OK;
+}
+
+static void note(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
+    agent->regions[region] =
+        (kvf_memory){sizeof(kvf_memory), memory->address, memory->bytes, memory->kind, memory->device};
+}
+
+static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
+    kvf_status status = check_size(kvf_shard_get(agent->shard), region, memory);
+    if (!status)
+        status = kvf_transport_register_region(agent->transport, region, memory);
+    if (!status)
+        note(agent, region, memory);
+    return status;
+}
+
+/* All or none, where none is there. */
+static kvf_status add_all(kvf_agent *agent, const kvf_memory *regions) {
+    kvf_status status =
+        agent->region_count ? kvf_transport_register(agent->transport, regions, agent->region_count) : KVF_OK;
+    for (uint32_t i = 0; i < agent->region_count && !status; i++)
+        note(agent, i, kvf_memory_at(regions, i));
+    return status;
+}
+
+static bool has_none(const kvf_agent *agent) {
+    for (uint32_t i = 0; i < agent->region_count; i++)
+        if (is_registered(agent, i))
+            return false;
+    return true;
+}
+
+static kvf_status open_if_complete(kvf_agent *agent) {
+    for (uint32_t i = 0; i < agent->region_count; i++)
+        if (!is_registered(agent, i))
+            return KVF_OK;
+    return open_memory(agent);
+}
+
+/* A call that failed half-way goes on from there, with the same regions. */
+static kvf_status add_or_compare(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
+    const kvf_memory *known = &agent->regions[region];
+    if (!is_registered(agent, region))
+        return add_region(agent, region, memory);
+    if (known->address != memory->address || known->bytes != memory->bytes)
+        return kvf_fail(KVF_E_EXISTS, "region %u is registered already, as other memory", region);
+    return KVF_OK;
+}
+
+static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {
+    if ((count && !regions) || count != shard->region_count)
+        return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
+                        shard->region_count);
+    kvf_status status = kvf_memory_check(regions, count, "register");
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = check_size(shard, i, kvf_memory_at(regions, i));
+    return status;
+}
+
+static kvf_status register_all(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
+    if (agent->card)
+        return kvf_fail(KVF_E_EXISTS, "the agent has its memory registered already");
+    kvf_status status = check_regions(kvf_shard_get(agent->shard), regions, count);
+    if (!status)
+        status = make_table(agent);
+    if (!status && has_none(agent))
+        status = add_all(agent, regions);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = add_or_compare(agent, i, kvf_memory_at(regions, i));
+    return status ? status : open_memory(agent);
+}
+
+kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count) {
+    kvf_status status = enter(agent);
+    if (status)
+        return status;
+    status = register_all(agent, regions, count);
+    leave(agent);
+    return status;
+}
+
+static kvf_status check_number(const kvf_agent *agent, uint32_t region) {
+    uint32_t count = kvf_shard_get(agent->shard)->region_count;
+    if (region >= count)
+        return kvf_fail(KVF_E_RANGE, "region is %u; the shard of rank %u has %u", region, agent->rank, count);
+    return KVF_OK;
+}
+
+static kvf_status register_one(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
+    kvf_status status = memory ? check_number(agent, region) : kvf_fail(KVF_E_INVALID, "memory is NULL");
+    if (!status)
+        status = kvf_memory_check(memory, 1, "register");
+    if (!status)
+        status = make_table(agent);
+    if (!status && is_registered(agent, region) && agent->card)
+        return kvf_fail(KVF_E_EXISTS, "region %u is registered already", region);
+    if (!status)
+        status = add_or_compare(agent, region, memory);
+    return status ? status : open_if_complete(agent);
+}
+
+kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
+    kvf_status status = enter(agent);
+    if (status)
+        return status;
+    status = register_one(agent, region, memory);
+    leave(agent);
+    return status;
+}
+
+/* ---- taking back ----------------------------------------------------------------------------- */
+
+static bool lies_in(const kvf_shard *shard, uint32_t group, uint32_t region) {
+    kvf_range layers = kvf_shard_group_layers(shard, group);
+    for (uint32_t layer = layers.begin; layer < layers.end; layer++)
+        for (uint32_t p = 0; p < kvf_model_group(kvf_shard_model(shard), group)->part_count; p++)
+            if (kvf_shard_placement(shard, group, layer, p)->region == region)
+                return true;
+    return false;
+}
+
+/* A request whose blocks lie in a region, also those that are in doubt. */
+static const kvf_ticket *find_user(const kvf_agent *agent, uint32_t region) {
+    const kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        for (uint32_t g = 0; ticket->claims && g < ticket->group_count; g++)
+            if (ticket->claims[g].count > 0 && lies_in(agent->shard, g, region))
+                return ticket;
+    }
+    return NULL;
+}
+
+static kvf_status unregister(kvf_agent *agent, uint32_t region) {
+    kvf_status status = check_number(agent, region);
+    if (!status && !is_registered(agent, region))
+        status = kvf_fail(KVF_E_NOT_REGISTERED, "region %u is not registered", region);
+    if (status)
+        return status;
+    const kvf_ticket *user = find_user(agent, region);
+    if (user)
+        return kvf_fail(KVF_E_AGAIN, "request \"%.*s\", ticket %llu, has blocks in region %u",
+                        (int)kvf_min_u64(user->id_bytes, 64), (const char *)user->id,
+                        (unsigned long long)user->number, region);
+    close_memory(agent);
+    status = kvf_transport_unregister_region(agent->transport, region);
+    if (!status)
+        agent->regions[region] = (kvf_memory){0};
+    return status;
+}
+
+kvf_status kvf_agent_unregister_region(kvf_agent *agent, uint32_t region) {
+    kvf_status status = enter(agent);
+    if (status)
+        return status;
+    status = unregister(agent, region);
+    leave(agent);
+    return status;
+}

@@ -1,0 +1,164 @@
+/* Memory that comes and goes while peers know it: an engine that sleeps, wakes, and has its cache elsewhere. */
+#include "agent_world.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+
+typedef struct scene {
+    world w;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    kvf_agent *p, *d;
+} scene;
+
+static void set_up(scene *s) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .peer_timeout_ns = 50 * MS};
+    memset(s, 0, sizeof *s);
+    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&s->w, &s->w.p, "a", 50, 0, 1, &s->held);
+    world_request_make(&s->w, &s->w.d, "a", 50, 8, 1, &s->wanted);
+    s->wanted.request.contact = s->w.p.contact;
+    s->p = s->w.p.agents[0];
+    s->d = s->w.d.agents[0];
+}
+
+static void tear_down(scene *s) {
+    world_quiet(&s->w);
+    world_close(&s->w);
+}
+
+static void hold_and_pull(scene *s, uint32_t seed) {
+    world_fill(&s->w, &s->w.p, &s->held, seed);
+    world_hold(&s->w.p, &s->held, s->theirs);
+    world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, seed), 0);
+    assert_true(world_wrong_cells(&s->w, &s->w.d, &s->wanted, seed + 1) > 0);
+}
+
+static void expect_and_push(scene *s, uint32_t seed) {
+    world_fill(&s->w, &s->w.p, &s->held, seed);
+    world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_push(&s->w.p, &s->held, s->theirs);
+    world_ready(&s->w.p, s->theirs);
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, seed), 0);
+}
+
+static uint64_t region_bytes(const world_engine *e, uint32_t region) {
+    return kvf_shard_get(kvf_engine_shard(e->engine, 0))->region_bytes[region];
+}
+
+static void take_back(scene *s, world_engine *e) {
+    for (uint32_t i = 0; i < 2; i++) {
+        world_until(&s->w, kvf_agent_unregister_region(e->agents[0], i) == KVF_OK);
+        memset(e->memory[0][i], 0xee, region_bytes(e, i)); /* whoever still reads there gets this */
+    }
+}
+
+/* Other memory, in another order. A peer with a connection for the old memory has noticed by then. */
+static void give_anew(scene *s, world_engine *e) {
+    world_run_for(&s->w, 10 * MS);
+    for (uint32_t i = 2; i-- > 0;) {
+        uint64_t bytes = region_bytes(e, i);
+        assert_ok(kvf_agent_allocate(e->agents[0], KVF_MEMORY_HOST, 0, bytes, &e->memory[0][i]));
+        kvf_memory memory = {sizeof memory, e->memory[0][i], bytes, KVF_MEMORY_HOST, 0};
+        assert_ok(kvf_agent_register_region(e->agents[0], i, &memory));
+    }
+}
+
+static void a_producer_whose_cache_moves_is_met_again(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    hold_and_pull(&s, 1);
+    take_back(&s, &s.w.p);
+    give_anew(&s, &s.w.p);
+    hold_and_pull(&s, 2);
+    expect_and_push(&s, 3);
+    tear_down(&s);
+}
+
+static void a_consumer_whose_cache_moves_is_written_where_it_is_now(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    expect_and_push(&s, 1);
+    take_back(&s, &s.w.d);
+    give_anew(&s, &s.w.d);
+    expect_and_push(&s, 2);
+    hold_and_pull(&s, 3);
+    take_back(&s, &s.w.d);
+    give_anew(&s, &s.w.d);
+    hold_and_pull(&s, 4);
+    tear_down(&s);
+}
+
+static void a_region_with_blocks_of_a_request_stays_and_the_request_is_named(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_fails(kvf_agent_unregister_region(s.p, 1), KVF_E_AGAIN, "\"a\"", "region 1");
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_fails(kvf_agent_unregister_region(s.d, 0), KVF_E_AGAIN, "\"a\"", "region 0");
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    hold_and_pull(&s, 5); /* nothing has changed */
+    tear_down(&s);
+}
+
+static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    take_back(&s, &s.w.p);
+    uint64_t ticket;
+    assert_fails(kvf_agent_hold(s.p, &s.held.request, &ticket), KVF_E_INVALID, "no memory registered");
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    assert_int_equal(world_count(&s.w, s.d, KVF_EVENT_DONE), 0);
+    give_anew(&s, &s.w.p);
+    world_fill(&s.w, &s.w.p, &s.held, 7);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    tear_down(&s);
+}
+
+static void mistakes_with_regions_are_refused(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    kvf_memory memory = {sizeof memory, s.w.p.memory[0][0], region_bytes(&s.w.p, 0), KVF_MEMORY_HOST, 0};
+    assert_fails(kvf_agent_register_region(s.p, 0, &memory), KVF_E_EXISTS, "region 0");
+    assert_fails(kvf_agent_register_region(s.p, 2, &memory), KVF_E_RANGE, "region is 2");
+    assert_fails(kvf_agent_register_region(s.p, 0, NULL), KVF_E_INVALID, "memory");
+    assert_fails(kvf_agent_unregister_region(s.p, 2), KVF_E_RANGE, "region is 2");
+    assert_ok(kvf_agent_unregister_region(s.p, 0));
+    assert_fails(kvf_agent_unregister_region(s.p, 0), KVF_E_NOT_REGISTERED, "region 0");
+    memory.bytes--;
+    assert_fails(kvf_agent_register_region(s.p, 0, &memory), KVF_E_RANGE, "region 0");
+    memory.bytes++;
+    memory.kind = (kvf_memory_kind)7;
+    assert_fails(kvf_agent_register_region(s.p, 0, &memory), KVF_E_INVALID, "kind");
+    memory.kind = KVF_MEMORY_HOST;
+    assert_ok(kvf_agent_register_region(s.p, 0, &memory));
+    void *allocated;
+    assert_fails(kvf_agent_allocate(s.p, KVF_MEMORY_CUDA, 0, 64, &allocated), KVF_E_UNSUPPORTED, "CUDA");
+    hold_and_pull(&s, 1);
+    tear_down(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_producer_whose_cache_moves_is_met_again),
+        cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
+        cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
+        cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
+        cmocka_unit_test(mistakes_with_regions_are_refused),
+    };
+    return cmocka_run_group_tests_name("agent_memory", tests, world_is_simulated, world_is_real);
+}
