@@ -188,7 +188,7 @@ static void more_expectations_of_a_peer_than_allowed_are_refused(void **state) {
         if (i == 1)
             world_run_for(&w, 50 * MS);
     }
-    const world_outcome *failed = world_failed(&w, w.d.agents[0], tickets[2], KVF_E_AGAIN);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], tickets[2], KVF_E_LIMIT);
     assert_non_null(strstr(failed->detail, "expects 2 requests"));
     assert_true(failed->blocks_free);
     for (uint32_t i = 0; i < 2; i++) {
