@@ -56,9 +56,9 @@ typedef enum kvf_failure_policy {
 /** How important a line of the log is. The numbers are those of Python's logging. */
 typedef enum kvf_log_level {
     KVF_LOG_DEBUG = 10, /**< every rank, every piece */
-    KVF_LOG_INFO =
-        20, /**< an engine was met: who reads what from whom, how, and how long it should take; what
-                             serves a peer, and why nothing better does; a peer that comes back */
+    /** An engine was met: who reads what from whom, how, and how long it should take; what serves a peer, and why
+     * nothing better does; a peer that comes back. */
+    KVF_LOG_INFO = 20,
     KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
 } kvf_log_level;
 
@@ -116,14 +116,14 @@ typedef struct kvf_agent_options {
     /** Who may connect, beside allowed_keys, and as whom; needs keys. Copied. NULL: nobody else. */
     const kvf_key_grant *grants;
     uint32_t grant_count;
-    /* What peers may make this agent keep. Who asks for more is refused with KVF_E_AGAIN, counted (`over_budget`), and
+    /* What peers may make this agent keep. Who asks for more is refused with KVF_E_LIMIT, counted (`over_budget`), and
      * told of once by KVF_EVENT_PEER_REFUSED. */
-    uint32_t
-        max_peers_per_key; /**< sessions of all who hold one key [8192]; without keys a connection has 8 */
+    /** Sessions of all who hold one key [8192]; without keys a connection has 8. */
+    uint32_t max_peers_per_key;
     uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
-    uint64_t
-        max_bytes_per_key; /**< of it, for all who hold one key, or for a connection without [half of it] */
-    uint64_t longest_ns;   /**< what a peer asks for ends after so long, however often it beats [1 h] */
+    /** Of it, for all who hold one key, or for a connection without [half of it]. */
+    uint64_t max_bytes_per_key;
+    uint64_t longest_ns; /**< what a peer asks for ends after so long, however often it beats [1 h] */
 } kvf_agent_options;
 
 /**

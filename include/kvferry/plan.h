@@ -136,8 +136,8 @@ typedef struct kvf_copy_rule {
     const kvf_copy_lane *lanes; /**< owned by the plan */
     uint32_t lane_count;
     bool whole_blocks; /**< a step is a kernel block: of pieces that are whole blocks on both sides */
-    uint32_t
-        lanes_per_page; /**< so many neighbouring lanes lie in one page: visit them block by block; 1: none */
+    /** So many neighbouring lanes lie in one page: visit them block by block; 1: none. */
+    uint32_t lanes_per_page;
 } kvf_copy_rule;
 
 KVF_API uint32_t kvf_plan_rule_count(const kvf_plan *plan);

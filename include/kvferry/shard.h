@@ -93,7 +93,7 @@ typedef struct kvf_shard_desc {
 typedef struct kvf_shard kvf_shard;
 
 /**
- * Makes one rank's shard from explicit placements: for memory that something else laid out.
+ * Makes one rank's shard from explicit placements: for memory that something else laid out. The model is retained.
  *
  * Every cell of every block is checked to lie inside its region and to share no byte with another cell of its
  * group. Different groups may share memory: hybrid engines do, with different block ids.
@@ -215,16 +215,15 @@ typedef struct kvf_group_spec {
 } kvf_group_spec;
 
 typedef struct kvf_engine_spec {
-    size_t struct_size; /**< sizeof(kvf_engine_spec) */
-    const char *name;   /**< for messages; NULL means "engine" */
-    uint32_t tp_size;   /**< 0 means 1 */
-    uint32_t pp_size;   /**< 0 means 1 */
-    const uint32_t
-        *pp_layers;       /**< layers of each stage, all of the model's; NULL: split as evenly as possible */
-    uint32_t dcp_size;    /**< ranks that share the tokens of a sequence; 0 means 1 */
-    uint32_t dcp_width;   /**< neighbouring tokens kept together; 0 means 1 */
-    kvf_group_spec all;   /**< for every token group, unless `groups` says otherwise */
-    kvf_group_spec state; /**< the same for state groups; a block_count of 0 means that of `all` */
+    size_t struct_size;           /**< sizeof(kvf_engine_spec) */
+    const char *name;             /**< for messages; NULL means "engine" */
+    uint32_t tp_size;             /**< 0 means 1 */
+    uint32_t pp_size;             /**< 0 means 1 */
+    const uint32_t *pp_layers;    /**< of each stage, all of the model's; NULL: split as evenly as possible */
+    uint32_t dcp_size;            /**< ranks that share the tokens of a sequence; 0 means 1 */
+    uint32_t dcp_width;           /**< neighbouring tokens kept together; 0 means 1 */
+    kvf_group_spec all;           /**< for every token group, unless `groups` says otherwise */
+    kvf_group_spec state;         /**< the same for state groups; a block_count of 0 means that of `all` */
     const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
     bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory. Different
                          block ids are then different bytes only where the groups' logical blocks are equally

@@ -3,6 +3,16 @@
  *
  * Every kvferry function that can fail returns a kvf_status. Success is 0. When it is not, the calling
  * thread can read one sentence with the field, the value and the allowed range from kvf_error_detail().
+ *
+ * Of pointers: what an argument points to is read during the call, and copied where it is needed longer; what must
+ * live longer, or is retained, is said at the function. `context` pointers are handed back and never read. A pointer
+ * that a function gives belongs to the object it was asked of and is valid as long as that, unless the function says
+ * that the caller owns it, or until when it is valid. `out` arguments are written only where a function returns
+ * KVF_OK, unless it says otherwise.
+ *
+ * Of structs: one that may grow begins with its size, `struct_size`, which the caller sets, or, where it stands in
+ * arrays or in other structs, has numbers `reserved` that are 0. Fields are added at the end, and 0 means what it was
+ * before them, so programs go on with a newer library. Every other struct stays as it is.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H

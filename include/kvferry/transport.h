@@ -97,8 +97,8 @@ typedef struct kvf_transport_kind {
     size_t struct_size; /**< sizeof(kvf_transport_kind), set by the caller */
     const char *name;
     kvf_reach reach;
-    uint32_t
-        memory_kinds; /**< set of kvf_memory_kind that it may serve; what a machine lacks is refused later */
+    /** Set of kvf_memory_kind that it may serve; what a machine lacks is refused later. */
+    uint32_t memory_kinds;
     uint32_t allocates;  /**< set of kvf_memory_kind: kvf_transport_allocate() gives memory peers can map */
     uint32_t directions; /**< set of kvf_direction */
     bool one_sided;      /**< some memory moves while its owner makes no progress */

@@ -86,7 +86,7 @@ kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {
                        alone ? "over budget: its key or connection keeps as much memory here as it may"
                              : "over budget: peers together keep as much memory here as they may");
         return kvf_fail(
-            KVF_E_AGAIN, "%s keep %llu bytes here; allowed are %llu",
+            KVF_E_LIMIT, "%s keep %llu bytes here; allowed are %llu",
             alone ? "this peer and those of its key" : "all peers",
             (unsigned long long)(alone ? party->bytes : agent->kept_bytes),
             (unsigned long long)(alone ? options->max_bytes_per_key : options->max_bytes_for_peers));

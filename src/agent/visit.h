@@ -10,6 +10,6 @@
 
 /** kvf_visit() over another link. */
 kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact,
-                          const kvf_visit_options *options, kvf_visited **out);
+                          const kvf_visit_options *given, kvf_visited **out);
 
 #endif

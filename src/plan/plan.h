@@ -20,8 +20,8 @@
 typedef struct kvf_plan_walk {
     uint32_t group;
     kvf_walk_side local, remote;
-    uint32_t
-        whole_steps; /* steps of a whole block, where there are two walks; 0: this walk takes all pieces */
+    /* Steps of a whole block, where there are two walks; 0: this walk takes all pieces. */
+    uint32_t whole_steps;
     bool takes_whole;
 } kvf_plan_walk;
 

@@ -190,8 +190,8 @@ typedef struct kvf_welcome {
     uint32_t first_rank; /* of the first introduction; the others follow in order */
     const kvf_bytes *introductions; /* each of kvf_wire_encode_introduction() */
     uint32_t introduction_count;
-    const char
-        *facts; /* of the server, where ranks were asked for and the digest is not the client's; else "" */
+    /* Of the server, where ranks were asked for and the digest is not the client's; else "". */
+    const char *facts;
 } kvf_welcome;
 
 typedef struct kvf_refused {
@@ -210,9 +210,9 @@ typedef struct kvf_call_body {
     uint64_t number; /* of the caller's calls in this session: the answer repeats it */
     kvf_call_kind kind;
     kvf_bytes request; /* ACQUIRE, RELEASE, EXPECT, WRITTEN, WITHDRAW */
-    uint64_t
-        generation; /* EXPECT, WRITTEN, WITHDRAW: of the expectation. RELEASE, CHECKSUM: of the lease. JOIN: of the
-                            sender's regions, higher each time they change */
+    /* EXPECT, WRITTEN, WITHDRAW: of the expectation. RELEASE, CHECKSUM: of the lease. JOIN: of the sender's regions,
+     * higher each time they change. */
+    uint64_t generation;
     uint64_t time_ns;    /* ACQUIRE: how long to wait for the request. EXPECT: until when writing is allowed,
                             on the receiver's clock */
     uint64_t earlier;    /* RELEASE, WITHDRAW: number of the ACQUIRE or EXPECT that this ends, 0: of none.

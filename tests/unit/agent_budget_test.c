@@ -80,7 +80,7 @@ static void expectations_take_no_more_than_the_budget(void **state) {
         taken++;
     }
     assert_int_equal(taken, BUDGET / (4 * IDS));
-    assert_int_equal(s.s.status, KVF_E_AGAIN);
+    assert_int_equal(s.s.status, KVF_E_LIMIT);
     assert_non_null(strstr(s.s.detail, "allowed are 8388608"));
     assert_true(kept(&s) > BUDGET / 2 && kept(&s) <= BUDGET);
     assert_true(world_stats(s.p).over_budget >= 1);
@@ -108,7 +108,7 @@ static void what_is_kept_for_all_peers_has_an_end_too(void **state) {
     speaker_open(&other, s.p, "Y", false, 2);
     speaker_greet(&s.w, &other);
     assert_true(speaker_call(&s.w, &other, other.session, call));
-    assert_int_equal(other.status, KVF_E_AGAIN);
+    assert_int_equal(other.status, KVF_E_LIMIT);
     assert_non_null(strstr(other.detail, "all peers"));
     free(ids);
     speaker_close(&other);

@@ -91,8 +91,8 @@ typedef struct kvf_page_form {
 typedef struct kvf_received_shape {
     size_t struct_size; /**< sizeof(kvf_received_shape) */
     uint64_t heads;
-    uint64_t
-        cell_bytes; /**< one head of one token: head size times element size, whatever the elements are */
+    /** One head of one token: head size times element size, whatever the elements are. */
+    uint64_t cell_bytes;
     kvf_page_form received;
     kvf_page_form wanted;
 } kvf_received_shape;
