@@ -1,27 +1,12 @@
 /* Pushes whose blocks come with their chunks, as engines allocate them. */
-#include "agent_world.h"
+#include "push_scene.h"
 
-#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
-#define TP4                                                                                                  \
-    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
-#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
-#define LAYERS 6u
-#define TOKENS 100u
 #define BLOCK 16u /* tokens, of the producer */
 
-typedef struct scene {
-    world w;
-    world_request given, wanted;
-    kvf_group_steps opened[WORLD_MAX_GROUPS]; /* the given ones, without blocks */
-    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
-} scene;
-
-static void open_scene(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
+/* The push is opened, and has no blocks yet. */
+static void open_scene(push_scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
                        const kvf_agent_options *options) {
-    world_open_model(&s->w, model, p, d, options);
-    world_request_make(&s->w, &s->w.p, "push", TOKENS, 3, 2, &s->given);
-    world_request_make(&s->w, &s->w.d, "push", TOKENS, 7, 3, &s->wanted);
-    world_fill(&s->w, &s->w.p, &s->given, 2);
+    push_scene_open(s, model, p, d, options);
     world_request empty = s->given;
     for (uint32_t g = 0; g < s->given.group_count; g++) {
         s->opened[g] = s->given.groups[g];
@@ -31,21 +16,14 @@ static void open_scene(scene *s, kvf_model *model, const kvf_engine_spec *p, con
     world_push(&s->w.p, &empty, s->pushes);
 }
 
-static void finish(scene *s) {
-    world_all_done(&s->w, &s->w.d, s->expects);
-    world_all_done(&s->w, &s->w.p, s->pushes);
-    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 2), 0);
-    world_quiet(&s->w);
-    world_close(&s->w);
-}
-
 /* Entries [begin, end) of the table of a group, in their place. */
-static kvf_block_table part_of(const scene *s, uint32_t group, uint32_t begin, uint32_t end) {
+static kvf_block_table part_of(const push_scene *s, uint32_t group, uint32_t begin, uint32_t end) {
     return (kvf_block_table){s->given.ids[group] + begin, end - begin, begin};
 }
 
 /* Says that a chunk is ready, with these blocks, on every rank of the producer. */
-static void ready(scene *s, uint64_t begin, uint64_t end, uint32_t layers, const kvf_block_table *tables) {
+static void ready(push_scene *s, uint64_t begin, uint64_t end, uint32_t layers,
+                  const kvf_block_table *tables) {
     kvf_push_chunk chunk = *CHUNK(begin, end, layers);
     chunk.tables = tables;
     chunk.table_count = tables ? s->given.group_count : 0;
@@ -53,20 +31,20 @@ static void ready(scene *s, uint64_t begin, uint64_t end, uint32_t layers, const
         assert_ok(kvf_agent_push_ready(s->w.p.agents[r], s->pushes[r], &chunk));
 }
 
-static kvf_status say(scene *s, uint64_t end, const kvf_block_table *table) {
+static kvf_status say(push_scene *s, uint64_t end, const kvf_block_table *table) {
     kvf_push_chunk chunk = *CHUNK(0, end, LAYERS);
     chunk.tables = table;
     chunk.table_count = 1;
     return kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], &chunk);
 }
 
-static uint64_t held(scene *s) {
+static uint64_t held(push_scene *s) {
     return world_stats(s->w.p.agents[0]).blocks_held_now;
 }
 
 static void blocks_come_with_their_chunks_and_states_with_the_last(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     open_scene(&s, hybrid(4),
                ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
                ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}), NULL);
@@ -81,13 +59,13 @@ static void blocks_come_with_their_chunks_and_states_with_the_last(void **state)
     world_run_for(&s.w, 50 * MS);
     assert_int_equal(world_count(&s.w, s.w.d.agents[0], KVF_EVENT_DONE), 0);
     ready(&s, 40, TOKENS, 4, NULL);
-    finish(&s);
+    push_scene_finish(&s);
 }
 
 static void each_rank_of_an_unlike_consumer_gets_what_the_chunks_brought(void **state) {
     (void)state;
     const kvf_agent_options options = {.struct_size = sizeof options, .verify = true};
-    scene s;
+    push_scene s;
     open_scene(&s, attention(LAYERS, 8, 8), TP2, TP4, &options);
     for (uint32_t b = 0; b < 7; b++) {
         kvf_block_table table = part_of(&s, 0, b, b + 1);
@@ -99,13 +77,13 @@ static void each_rank_of_an_unlike_consumer_gets_what_the_chunks_brought(void **
         if (b % 2 == 0)
             ready(&s, b * BLOCK, (b + 1) * BLOCK, LAYERS, NULL);
     }
-    finish(&s);
+    push_scene_finish(&s);
 }
 
 /* The control: bytes are those of the blocks that were given, in the places that were named. */
 static void blocks_given_in_the_wrong_place_arrive_wrong(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
     uint32_t ids[7];
@@ -123,7 +101,7 @@ static void blocks_given_in_the_wrong_place_arrive_wrong(void **state) {
 
 static void known_blocks_may_be_repeated_but_not_changed(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
     kvf_block_table table = part_of(&s, 0, 0, 3);
@@ -135,12 +113,12 @@ static void known_blocks_may_be_repeated_but_not_changed(void **state) {
     table = part_of(&s, 0, 0, 7);
     ready(&s, 40, TOKENS, LAYERS, &table);
     assert_int_equal(held(&s), 7);
-    finish(&s);
+    push_scene_finish(&s);
 }
 
 static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
     kvf_block_table table = part_of(&s, 0, 0, 2);
@@ -166,13 +144,13 @@ static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     assert_int_equal(world_stats(s.w.p.agents[0]).bytes_written, 0);
     table = part_of(&s, 0, 0, 7);
     ready(&s, 0, TOKENS, LAYERS, &table);
-    finish(&s);
+    push_scene_finish(&s);
 }
 
 /* A window is all that a push of such a group needs. */
 static void blocks_before_a_window_are_not_needed(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     open_scene(&s, latent_of(LAYERS, (kvf_group_desc){.name = "window", .window_tokens = 20}), ONE("P"),
                ONE("D"), NULL);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
@@ -180,12 +158,12 @@ static void blocks_before_a_window_are_not_needed(void **state) {
     kvf_block_table table = part_of(&s, 0, 5, 7);
     ready(&s, 48, TOKENS, LAYERS, &table);
     assert_int_equal(held(&s), 2);
-    finish(&s);
+    push_scene_finish(&s);
 }
 
 static void a_block_in_use_is_refused_and_may_come_later(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     uint64_t filling;
     open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
@@ -205,12 +183,12 @@ static void a_block_in_use_is_refused_and_may_come_later(void **state) {
     (void)world_failed(&s.w, s.w.p.agents[0], filling, KVF_E_CANCELLED);
     world_until(&s.w, world_block(s.w.p.agents[0], 0, 13) == KVF_BLOCK_FREE);
     ready(&s, 5 * BLOCK, TOKENS, LAYERS, &table);
-    finish(&s);
+    push_scene_finish(&s);
 }
 
 static void cancelling_frees_what_chunks_have_brought(void **state) {
     (void)state;
-    scene s;
+    push_scene s;
     open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
     for (uint32_t b = 0; b < 4; b++) {

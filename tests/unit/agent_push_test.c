@@ -1,56 +1,27 @@
 /* Pushes: a producer writes to those who expect it, between agents of one process. */
 #include <stdio.h>
 
-#include "agent_world.h"
+#include "push_scene.h"
 
-#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
-#define TP4                                                                                                  \
-    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
-#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
-#define LAYERS 6u
-#define TOKENS 100u
-
-typedef struct way {
-    world w;
-    world_request given, wanted;
-    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
-} way;
-
-static void open_way(way *v, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
-                     const kvf_agent_options *options) {
-    world_open_model(&v->w, model, p, d, options);
-    world_request_make(&v->w, &v->w.p, "push", TOKENS, 3, 2, &v->given);
-    world_request_make(&v->w, &v->w.d, "push", TOKENS, 7, 3, &v->wanted);
-    world_fill(&v->w, &v->w.p, &v->given, 2);
-}
-
-static void finish_way(way *v) {
-    world_all_done(&v->w, &v->w.d, v->expects);
-    world_all_done(&v->w, &v->w.p, v->pushes);
-    assert_int_equal(world_wrong_cells(&v->w, &v->w.d, &v->wanted, 2), 0);
-    world_quiet(&v->w);
-    world_close(&v->w);
-}
-
-static void ready(way *v, uint64_t begin, uint64_t end, uint32_t layers) {
+static void ready(push_scene *v, uint64_t begin, uint64_t end, uint32_t layers) {
     for (uint32_t r = 0; r < v->w.p.rank_count; r++)
         assert_ok(kvf_agent_push_ready(v->w.p.agents[r], v->pushes[r], CHUNK(begin, end, layers)));
 }
 
 static void everything_is_pushed_at_once(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     world_push(&v.w.p, &v.given, v.pushes);
     world_ready(&v.w.p, v.pushes);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
-    finish_way(&v);
+    push_scene_finish(&v);
 }
 
 static void a_push_goes_by_chunks_and_layers(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
     for (uint32_t c = 0; c < 3; c++)
@@ -60,15 +31,15 @@ static void a_push_goes_by_chunks_and_layers(void **state) {
             if (c < 2 || l < LAYERS)
                 assert_int_equal(world_count(&v.w, v.w.p.agents[0], KVF_EVENT_DONE), 0);
         }
-    finish_way(&v);
+    push_scene_finish(&v);
 }
 
 /* Plans are kept for ranges of layers: one that begins or ends alike is another. */
 static void each_range_of_layers_is_written_by_its_own_plan(void **state) {
     (void)state;
     static const uint32_t ready_first[] = {1, LAYERS, 3, LAYERS, 1, 5};
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     for (uint32_t i = 0; i < sizeof ready_first / sizeof *ready_first; i++) {
         char id[16];
         (void)snprintf(id, sizeof id, "push %u", i);
@@ -91,8 +62,8 @@ static void each_range_of_layers_is_written_by_its_own_plan(void **state) {
 
 static void a_late_expectation_gets_what_was_ready_and_the_rest(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     world_push(&v.w.p, &v.given, v.pushes);
     ready(&v, 0, 40, LAYERS);
     ready(&v, 40, 70, 3);
@@ -100,26 +71,26 @@ static void a_late_expectation_gets_what_was_ready_and_the_rest(void **state) {
     world_run_for(&v.w, 100 * MS);
     ready(&v, 40, 70, LAYERS);
     ready(&v, 70, UINT64_MAX, UINT32_MAX);
-    finish_way(&v);
+    push_scene_finish(&v);
 }
 
 static void what_was_computed_after_it_was_expected_is_what_arrives(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, ONE("D"), NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, ONE("D"), NULL);
     world_fill(&v.w, &v.w.p, &v.given, 9); /* not computed yet */
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
     world_run_for(&v.w, 100 * MS);
     world_fill(&v.w, &v.w.p, &v.given, 2);
     world_ready(&v.w.p, v.pushes);
-    finish_way(&v);
+    push_scene_finish(&v);
 }
 
 static void chunks_and_layers_out_of_order_are_refused(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
     kvf_agent *p = v.w.p.agents[0];
@@ -136,29 +107,30 @@ static void chunks_and_layers_out_of_order_are_refused(void **state) {
     assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(40, 60, 1)), KVF_E_RANGE, "50 tokens");
     ready(&v, 50, 60, LAYERS);
     ready(&v, 60, TOKENS, LAYERS);
-    finish_way(&v);
+    push_scene_finish(&v);
 }
 
 static void states_are_written_with_the_last_chunk(void **state) {
     (void)state;
-    way v;
-    open_way(&v, hybrid(4),
-             ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
-             ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}), NULL);
+    push_scene v;
+    push_scene_open(
+        &v, hybrid(4),
+        ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
+        ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}), NULL);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
     ready(&v, 0, 60, 4);
     world_run_for(&v.w, 50 * MS);
     ready(&v, 60, TOKENS, 2);
     ready(&v, 60, TOKENS, 4);
-    finish_way(&v);
+    push_scene_finish(&v);
 }
 
 static void latents_are_written_by_one_replica(void **state) {
     (void)state;
-    way v;
-    open_way(&v, latent(LAYERS), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
-             ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}), NULL);
+    push_scene v;
+    push_scene_open(&v, latent(LAYERS), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
+                    ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}), NULL);
     world_push(&v.w.p, &v.given, v.pushes);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_ready(&v.w.p, v.pushes);
@@ -177,8 +149,8 @@ static void latents_are_written_by_one_replica(void **state) {
 
 static void a_consumer_that_has_everything_frees_the_producer(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP4, ONE("E"), NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP4, ONE("E"), NULL);
     world_request_empty(&v.wanted);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes); /* and nothing of it ever becomes ready */
@@ -191,8 +163,8 @@ static void a_consumer_that_has_everything_frees_the_producer(void **state) {
 
 static void a_consumer_that_has_a_part_gets_the_rest(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     world_fill(&v.w, &v.w.d, &v.wanted, 3);
     v.wanted.groups[0].begin = 37;
     world_push(&v.w.p, &v.given, v.pushes);
@@ -212,10 +184,10 @@ static void a_consumer_that_has_a_part_gets_the_rest(void **state) {
 
 static void two_engines_get_one_push(void **state) {
     (void)state;
-    way v;
+    push_scene v;
     world_request other;
     uint64_t others[WORLD_MAX_RANKS];
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     world_add(&v.w, ONE("E"), NULL);
     world_request_make(&v.w, &v.w.e, "push", TOKENS, 0, 1, &other);
     v.given.request.consumers = 2;
@@ -237,8 +209,8 @@ static void two_engines_get_one_push(void **state) {
 
 static void more_than_is_pushed_fails_both_and_names_the_steps(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     v.given.groups[0].end = 80;
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
@@ -254,8 +226,8 @@ static void more_than_is_pushed_fails_both_and_names_the_steps(void **state) {
 
 static void a_push_that_nobody_expects_ends_at_its_deadline(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
     v.given.request.deadline_ns = 200 * MS;
     world_push(&v.w.p, &v.given, v.pushes);
     world_ready(&v.w.p, v.pushes);
@@ -268,8 +240,8 @@ static void a_push_that_nobody_expects_ends_at_its_deadline(void **state) {
 
 static void an_expectation_that_nobody_fulfils_ends_at_its_deadline(void **state) {
     (void)state;
-    way v;
-    open_way(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     v.wanted.request.deadline_ns = 300 * MS;
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     for (uint32_t r = 0; r < v.w.d.rank_count; r++)
