@@ -19,55 +19,56 @@
 
 static uint32_t length_class(const kvf_slice *slice) {
     uint64_t bytes = slice->bytes / (slice->count ? slice->count : 1) / 64;
-    uint32_t class = 0;
-    while (bytes > 0 && class < SHM_LENGTHS - 1) {
+    uint32_t size_class = 0;
+    while (bytes > 0 && size_class < SHM_LENGTHS - 1) {
         bytes /= 2;
-        class ++;
+        size_class++;
     }
-    return class;
+    return size_class;
 }
 
 /* Until it was measured: a system call finds each run's pages, a copy misses the caches. */
-static float cost(const kvf_shm_choice *choice, uint32_t class, kvf_shm_way way) {
-    float measured = choice->lengths[class].ns_per_byte[way];
-    float run_bytes = (float)(48u << class);
+static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way) {
+    float measured = choice->lengths[size_class].ns_per_byte[way];
+    float run_bytes = (float)(48u << size_class);
     if (measured > 0)
         return measured;
     return way == SHM_WAY_DIRECT ? 250 / run_bytes + 0.15f : 30 / run_bytes + 0.1f;
 }
 
 /* What a read takes, also while the owner is at work. */
-static float reading(const kvf_shm_choice *choice, uint32_t class) {
-    float measured = choice->lengths[class].read_ns_per_byte;
-    return measured > 0 ? measured : cost(choice, class, SHM_WAY_DIRECT);
+static float reading(const kvf_shm_choice *choice, uint32_t size_class) {
+    float measured = choice->lengths[size_class].read_ns_per_byte;
+    return measured > 0 ? measured : cost(choice, size_class, SHM_WAY_DIRECT);
 }
 
 static kvf_shm_way other(kvf_shm_way way) {
     return way == SHM_WAY_DIRECT ? SHM_WAY_SERVED : SHM_WAY_DIRECT;
 }
 
-static kvf_shm_way better_way(const kvf_shm_choice *choice, uint32_t class) {
-    kvf_shm_way before = choice->lengths[class].better;
-    bool changed = cost(choice, class, other(before)) < CLEARLY * cost(choice, class, before);
+static kvf_shm_way better_way(const kvf_shm_choice *choice, uint32_t size_class) {
+    kvf_shm_way before = choice->lengths[size_class].better;
+    bool changed = cost(choice, size_class, other(before)) < CLEARLY * cost(choice, size_class, before);
     return changed ? other(before) : before;
 }
 
-static bool is_due(const kvf_shm_choice *choice, uint32_t class, kvf_shm_way way) {
-    if (way == SHM_WAY_DIRECT && reading(choice, class) > SLOWER * cost(choice, class, SHM_WAY_SERVED))
+static bool is_due(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way) {
+    if (way == SHM_WAY_DIRECT &&
+        reading(choice, size_class) > SLOWER * cost(choice, size_class, SHM_WAY_SERVED))
         return false;
-    bool known = choice->lengths[class].ns_per_byte[way] > 0;
-    return choice->lengths[class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
+    bool known = choice->lengths[size_class].ns_per_byte[way] > 0;
+    return choice->lengths[size_class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
 }
 
-static bool should_ask(const kvf_shm_choice *choice, uint32_t class) {
-    kvf_shm_way way = better_way(choice, class);
-    return (is_due(choice, class, other(way)) ? other(way) : way) == SHM_WAY_SERVED;
+static bool should_ask(const kvf_shm_choice *choice, uint32_t size_class) {
+    kvf_shm_way way = better_way(choice, size_class);
+    return (is_due(choice, size_class, other(way)) ? other(way) : way) == SHM_WAY_SERVED;
 }
 
 /* While the owner is at work. Where reads are so much slower that they would only keep us from the answers of one that
  * is awake, they begin when an answer is late. */
-static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t class, uint64_t now_ns) {
-    float together = cost(choice, class, SHM_WAY_SERVED), alone = reading(choice, class);
+static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t size_class, uint64_t now_ns) {
+    float together = cost(choice, size_class, SHM_WAY_SERVED), alone = reading(choice, size_class);
     if (alone > SLOWER * together && choice->window > 0) {
         uint64_t late_ns = choice->since_ns + LATE_NS;
         if (now_ns < late_ns)
@@ -80,17 +81,17 @@ static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t class, uint
 
 kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *slice,
                                  const kvf_shm_load *load, uint64_t now_ns) {
-    uint32_t class = length_class(slice);
+    uint32_t size_class = length_class(slice);
     bool asleep = load->waiting == 0 && now_ns - choice->answered_ns > ASLEEP_NS;
     uint32_t window = asleep ? 1 : choice->window + 1;
     window = window < load->slots ? window : load->slots;
     bool enough = load->waiting > 0 || slice->bytes >= SERVED_BYTES_MIN;
     /* Of one that may be asleep never all: while we read the rest, it has had its time. */
     uint64_t most = window == 1 ? kvf_min_u64(FIRST_BYTES, slice->bytes / 2) : SHM_SLOT_BYTES;
-    if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, class))
+    if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, size_class))
         return (kvf_shm_step){SHM_WAY_SERVED, most, 0};
     if (load->waiting > 0)
-        return meanwhile(choice, class, now_ns);
+        return meanwhile(choice, size_class, now_ns);
     return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
 }
 
@@ -100,28 +101,28 @@ static void average(float *known, float now, float weight) {
     *known = *known > 0 ? *known + weight * (now - *known) : now;
 }
 
-static void learn(kvf_shm_choice *choice, uint32_t class, kvf_shm_way way, float now) {
-    average(&choice->lengths[class].ns_per_byte[way], now,
-            is_due(choice, class, way) ? WEIGHT_AFTER_TRY : WEIGHT);
-    choice->lengths[class].unused_bytes[way] = 0;
-    choice->lengths[class].better = better_way(choice, class);
+static void learn(kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way, float now) {
+    average(&choice->lengths[size_class].ns_per_byte[way], now,
+            is_due(choice, size_class, way) ? WEIGHT_AFTER_TRY : WEIGHT);
+    choice->lengths[size_class].unused_bytes[way] = 0;
+    choice->lengths[size_class].better = better_way(choice, size_class);
 }
 
 /* What a way takes shows in a while in which it was the only one. */
 static void count(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
-    uint32_t class = length_class(slice);
-    choice->lengths[class].unused_bytes[SHM_WAY_SERVED] += slice->bytes;
-    choice->lengths[class].unused_bytes[SHM_WAY_DIRECT] += slice->bytes;
+    uint32_t size_class = length_class(slice);
+    choice->lengths[size_class].unused_bytes[SHM_WAY_SERVED] += slice->bytes;
+    choice->lengths[size_class].unused_bytes[SHM_WAY_DIRECT] += slice->bytes;
     choice->bytes += slice->bytes;
-    bool whole = choice->begin_ns && choice->class == class;
+    bool whole = choice->begin_ns && choice->size_class == size_class;
     if (whole && now_ns - choice->begin_ns < MEASURE_NS)
         return;
     if (whole)
-        learn(choice, class, choice->asked ? SHM_WAY_SERVED : SHM_WAY_DIRECT,
+        learn(choice, size_class, choice->asked ? SHM_WAY_SERVED : SHM_WAY_DIRECT,
               (float)(now_ns - choice->begin_ns) / (float)choice->bytes);
     choice->begin_ns = now_ns;
     choice->bytes = 0;
-    choice->class = class;
+    choice->size_class = size_class;
     choice->asked = false;
 }
 

@@ -3,10 +3,10 @@
  * hundred nanoseconds a run; or the owner first, into a slot of a shared buffer, from which this side then copies.
  *
  * Nobody waits for the other: while the owner is at work, this side reads by itself, in pieces so short that an
- * answer does not lie long; where reading is much slower, only once an answer is late. So an owner that is slow, or busy with something else, takes nothing from what this side
- * does alone; it is asked for little until it has answered. What the two manage together is measured, by length of
- * runs, and where that is less than this side manages alone, as on a machine with more to do than processors, the
- * owner is left alone, but for a try now and then.
+ * answer does not lie long; where reading is much slower, only once an answer is late. So an owner that is slow, or
+ * busy with something else, takes nothing from what this side does alone; it is asked for little until it has
+ * answered. What the two manage together is measured, by length of runs, and where that is less than this side manages
+ * alone, as on a machine with more to do than processors, the owner is left alone, but for a try now and then.
  *
  * At the end, when all that is left is with the owner, it has as long as reading that would take. Then it is done
  * without, and not asked again before it has answered what it was asked.
@@ -36,7 +36,7 @@ typedef struct kvf_shm_choice {
     } lengths[SHM_LENGTHS];
     uint64_t begin_ns;    /**< of what is being measured; 0: nothing is */
     uint64_t bytes;       /**< moved since */
-    uint32_t class;       /**< of its length */
+    uint32_t size_class;  /**< of its length */
     bool asked;           /**< the owner had part in it */
     uint32_t window;      /**< slots it may be asked for at once, less one */
     uint64_t answered_ns; /**< when it answered last */
