@@ -168,16 +168,19 @@ KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key)
 KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *grant);
 
 /**
- * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so
- * that their leases and what they expect run out. They keep what they know: who has this agent's card may
- * read its memory until it is closed. Where the last key is withdrawn nobody may connect. Names that were granted to it
- * stay reserved for it.
+ * Takes a key off the list: its holders cannot connect any more, and what they still say is not heard, so that their
+ * leases and what they expect run out. They keep what they know: who has this agent's card may read its memory until
+ * it is closed. Where the last key is withdrawn nobody may connect. Names that were granted to it stay reserved for
+ * it.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (it was not allowed), KVF_E_INVALID (not a key; everyone may connect)
  */
 KVF_API kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key);
 
-/** Memory that same-host peers can map, freed by kvf_agent_close(); arguments and errors as of kvf_transport_allocate(). */
+/**
+ * Memory that same-host peers can map, freed by kvf_agent_close(); arguments and errors as of
+ * kvf_transport_allocate().
+ */
 KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
                                       void **out);
 
@@ -314,8 +317,8 @@ typedef struct kvf_agent_request {
     int32_t priority;
     /**
      * pull, push: the most bytes a second that this rank moves for the request, to all its peers together; 0: no cap.
-     * Over any second it is exceeded by at most 2%, and kept without a long stop: every 10 ms some bytes move. Heartbeats
-     * and the deadline go on meanwhile. Not used by others.
+     * Over any second it is exceeded by at most 2%, and kept without a long stop: every 10 ms some bytes move.
+     * Heartbeats and the deadline go on meanwhile. Not used by others.
      */
     uint64_t bytes_per_second;
     /** hold, push: no byte is read, and no consumer learns that the blocks are there, before it; NULL: at once. */

@@ -11,8 +11,8 @@
  *   recurrent state (Mamba, delta rule)   one                 a head            head_dim x d_state elements
  *
  * An element is thus one of a cell, of a unit, of a row, of a part by its name, in a group by its name and a layer by
- * its number: what two engines compare before they exchange any. How a rank cuts and spreads cells is no matter of the
- * model but of its shard.
+ * its number: what two engines compare before they exchange any. How a rank cuts and spreads cells is no matter of
+ * the model but of its shard.
  *
  * A block table counts blocks, and a block holds *steps*. In a token group a step is one token; in a state
  * group it is one whole state (the only one of the sequence, or one per checkpoint), and a block holds

@@ -109,8 +109,8 @@ KVF_API uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source);
 KVF_API uint64_t kvf_request_run_count(const kvf_request *request, uint32_t source);
 
 /**
- * A piece of memory that is contiguous on both sides. Offsets count from the start of the regions. This struct stays as
- * it is.
+ * A piece of memory that is contiguous on both sides. Offsets count from the start of the regions. This struct stays
+ * as it is.
  */
 typedef struct kvf_run {
     uint64_t local_offset;

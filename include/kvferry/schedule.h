@@ -435,8 +435,8 @@ typedef struct kvf_loaded {
 } kvf_loaded;
 
 /**
- * A request whose blocks were kept after it was finished, aborted or preempted, and are free now. This struct stays as
- * it is.
+ * A request whose blocks were kept after it was finished, aborted or preempted, and are free now. This struct stays
+ * as it is.
  */
 typedef struct kvf_freed {
     kvf_request_key request;

@@ -26,9 +26,10 @@
  *
  * Everything here runs under the agent's lock. Functions that end a ticket or a session may free it.
  *
- * Bytes are copied and hashed without the lock: by whichever thread has *the work*, which is a second lock around
- * the first. Only who has the work touches the transport, its peers and its transfers, ends a session, or frees a
- * ticket that was started. So what is copied or hashed stays where it is, while other threads hold, pull, take events and look in.
+ * Bytes are copied and hashed without the lock: by whichever thread has *the work*, which is a second lock around the
+ * first. Only who has the work touches the transport, its peers and its transfers, ends a session, or frees a ticket
+ * that was started. So what is copied or hashed stays where it is, while other threads hold, pull, take events and
+ * look in.
  */
 #ifndef KVF_AGENT_ROOM_H
 #define KVF_AGENT_ROOM_H

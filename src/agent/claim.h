@@ -17,8 +17,8 @@ kvf_status kvf_grants_keys(const kvf_agent_options *options, const char ***keys,
 void kvf_grants_free(kvf_agent *agent);
 
 /**
- * Whether a process that greets may be who it says: it knows the secret of its incarnation, and its key was granted the
- * name.
+ * Whether a process that greets may be who it says: it knows the secret of its incarnation, and its key was granted
+ * the name.
  *
  * @param key  of the sender, NULL without encryption
  * @return KVF_OK, KVF_E_PERMISSION

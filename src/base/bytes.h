@@ -25,8 +25,8 @@ void kvf_put_number(unsigned char *to, uint64_t number, size_t width);
 #define KVF_BYTE_SUM_START UINT64_C(0xcbf29ce484222325)
 
 /**
- * Adds bytes to a sum that began as KVF_BYTE_SUM_START: FNV-1a, 64 bits. Any changed byte changes it. It finds damage,
- * not forgery: whoever may write the bytes may write the sum too.
+ * Adds bytes to a sum that began as KVF_BYTE_SUM_START: FNV-1a, 64 bits. Any changed byte changes it. It finds
+ * damage, not forgery: whoever may write the bytes may write the sum too.
  */
 uint64_t kvf_byte_sum(uint64_t sum, const void *data, size_t bytes);
 

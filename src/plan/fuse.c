@@ -8,8 +8,8 @@
  *   widen  units that are neighbours on both sides become one cell, and so do the rows of a step
  *   join   two lanes with the same nest, one starting where the cells of the other end, on both sides, become one
  *
- * until nothing changes. Lanes with the same nest and as wide cells are a *rule*. K and V of one layer, two tokens and
- * two heads in a page, in the same order on both sides:
+ * until nothing changes. Lanes with the same nest and as wide cells are a *rule*. K and V of one layer, two tokens
+ * and two heads in a page, in the same order on both sides:
  *
  *             |K t0 h0|K t0 h1|K t1 h0|K t1 h1|V t0 h0|V t0 h1|V t1 h0|V t1 h1|
  *

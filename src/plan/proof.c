@@ -1,11 +1,12 @@
 /*
  * Proving a plan on addresses.
  *
- * For every cell of one step that the local shard wants, all lanes of all rules are asked where they read its
- * bytes from: each remote token share that has tokens for us must answer exactly once, with the address of
- * the same cell in the remote rank's own placement, and with strides that keep this true in every block and
- * step. A cell that the local shard keeps in pieces is asked for piece by piece, and one that the remote rank
- * keeps in smaller ones in as many parts as lie together on both sides. Where whole blocks have rules of their own, these are asked again for every cell of one block.
+ * For every cell of one step that the local shard wants, all lanes of all rules are asked where they read its bytes
+ * from: each remote token share that has tokens for us must answer exactly once, with the address of the same cell in
+ * the remote rank's own placement, and with strides that keep this true in every block and step. A cell that the
+ * local shard keeps in pieces is asked for piece by piece, and one that the remote rank keeps in smaller ones in as
+ * many parts as lie together on both sides. Where whole blocks have rules of their own, these are asked again for
+ * every cell of one block.
  */
 #include "plan/plan.h"
 

@@ -1,5 +1,6 @@
 /*
- * How cells lie in memory, as axes: read off placements, whoever laid the memory out and whatever it was called there.
+ * How cells lie in memory, as axes: read off placements, whoever laid the memory out and whatever it was called
+ * there.
  */
 #ifndef KVF_SHARD_AXES_H
 #define KVF_SHARD_AXES_H

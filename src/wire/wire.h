@@ -107,9 +107,9 @@ uint64_t kvf_wire_incarnation(const uint8_t secret[KVF_WIRE_SECRET_BYTES]);
 void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
 
 /**
- * Says how two texts of an engine's own facts differ: KVF_OK when they do not; otherwise KVF_E_MISMATCH and a detail that
- * lists every field that differs with both values (and those that only one side has), the first dozen of
- * them, and how many more. `theirs` came from a peer: it may be anything.
+ * Says how two texts of an engine's own facts differ: KVF_OK when they do not; otherwise KVF_E_MISMATCH and a detail
+ * that lists every field that differs with both values (and those that only one side has), the first dozen of them,
+ * and how many more. `theirs` came from a peer: it may be anything.
  */
 kvf_status kvf_wire_compare_own(const char *ours, const char *theirs, const char *their_name);
 

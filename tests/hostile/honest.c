@@ -3,9 +3,9 @@
  * [--allow KEY]... [--peer ENDPOINT[,KEY]]
  *
  * The producer lends and writes requests 0, 1, 2 ..., some at once; the consumer reads and is written to, and checks
- * every byte, which follows from the number of the request. Each prints where it is met, and then, five times a second, a
- * line of JSON with what became of its requests and what it takes of the machine. It ends when its standard input
- * does.
+ * every byte, which follows from the number of the request. Each prints where it is met, and then, five times a
+ * second, a line of JSON with what became of its requests and what it takes of the machine. It ends when its standard
+ * input does.
  */
 #include <dirent.h>
 #include <poll.h>

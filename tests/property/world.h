@@ -173,8 +173,8 @@ typedef struct cell_visit {
 } cell_visit;
 
 /**
- * Calls `visit` for every piece of every cell that a rank keeps of the steps begin .. end - 1 and that the tables of a side
- * give a block; returns false as soon as `visit` does.
+ * Calls `visit` for every piece of every cell that a rank keeps of the steps begin .. end - 1 and that the tables of
+ * a side give a block; returns false as soon as `visit` does.
  */
 bool visit_cells(const world *w, uint32_t side, uint32_t rank, uint32_t group, uint32_t begin, uint32_t end,
                  bool (*visit)(const cell_visit *cell, void *context), void *context);

@@ -1,7 +1,7 @@
 /*
- * Who may say what: each row of the table in docs/protocol.md by the rightful peer, by another peer with a key that is
- * allowed too, and by a stranger without one. The latter two know everything the rightful one knows but its keys: its
- * introduction, its session's id, its leases.
+ * Who may say what: each row of the table in docs/protocol.md by the rightful peer, by another peer with a key that
+ * is allowed too, and by a stranger without one. The latter two know everything the rightful one knows but its keys:
+ * its introduction, its session's id, its leases.
  */
 #include "agent/agent.h"
 #include "agent/hold.h"

@@ -1,5 +1,6 @@
 /*
- * Ranks with endpoints: memory that is filled cell by cell, registered with a transport, and driven by its descriptor.
+ * Ranks with endpoints: memory that is filled cell by cell, registered with a transport, and driven by its
+ * descriptor.
  */
 #ifndef KVF_TEST_CELL_ENDS_H
 #define KVF_TEST_CELL_ENDS_H

@@ -12,8 +12,8 @@
 #define BLOCKS 40u
 
 /*
- * A rank of `tp_size` of attention(LAYERS, HEADS, CHANNELS). Each layer has a buffer of pages, and in a page each head has all its keys, channel by
- * channel, and then all its values, token by token:
+ * A rank of `tp_size` of attention(LAYERS, HEADS, CHANNELS). Each layer has a buffer of pages, and in a page each
+ * head has all its keys, channel by channel, and then all its values, token by token:
  *
  *   page: | h0: c0 t0 t1 .. | c1 t0 t1 .. | ... | t0 c0 c1 .. | t1 c0 c1 .. | ... || h1: ...
  */

@@ -1,6 +1,6 @@
 /*
- * A demo: every rank of a prefill and of a decode engine as a process of its own with an agent, which moves requests as
- * engines do, and every byte verified.
+ * A demo: every rank of a prefill and of a decode engine as a process of its own with an agent, which moves requests
+ * as engines do, and every byte verified.
  */
 #ifndef KVFERRY_DEMO_DEMO_H
 #define KVFERRY_DEMO_DEMO_H

@@ -5,8 +5,9 @@
  * Nobody waits for the other: while the owner is at work, this side reads by itself, in pieces so short that an
  * answer does not lie long; where reading is much slower, only once an answer is late. So an owner that is slow, or
  * busy with something else, takes nothing from what this side does alone; it is asked for little until it has
- * answered. What the two manage together is measured, by length of runs, and where that is less than this side manages
- * alone, as on a machine with more to do than processors, the owner is left alone, but for a try now and then.
+ * answered. What the two manage together is measured, by length of runs, and where that is less than this side
+ * manages alone, as on a machine with more to do than processors, the owner is left alone, but for a try now and
+ * then.
  *
  * At the end, when all that is left is with the owner, it has as long as reading that would take. Then it is done
  * without, and not asked again before it has answered what it was asked.

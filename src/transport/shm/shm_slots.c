@@ -1,7 +1,7 @@
 /*
- * Where the kernel forbids reading another process's memory, or is slow at it: a buffer that we share with the owner, in slots.
- * For a read the owner gathers into a slot and we scatter from it; for a write, the other way round. While it
- * works on one slot, we work on another.
+ * Where the kernel forbids reading another process's memory, or is slow at it: a buffer that we share with the owner,
+ * in slots. For a read the owner gathers into a slot and we scatter from it; for a write, the other way round. While
+ * it works on one slot, we work on another.
  */
 #include <errno.h>
 #include <sys/mman.h>
