@@ -99,7 +99,7 @@ typedef struct kvf_agent_options {
     bool insecure;                   /**< listen beyond loopback without keys */
     uint64_t lease_ns;               /**< how long blocks are held without a sign of life [30 s] */
     uint64_t heartbeat_ns;           /**< between signs of life [a sixth of the lease] */
-    uint64_t peer_timeout_ns;        /**< a peer whose connection broke may take so long to come back [2 s] */
+    uint64_t peer_timeout_ns;        /**< how long a broken connection may take to come back [2 s] */
     uint64_t idle_ns;                /**< a peer without requests is forgotten after [10 min] */
     uint32_t max_peers;              /**< that may greet us and be known at once [65536] */
     uint32_t max_requests_per_peer;  /**< of each kind that a peer may have here at once [16384] */
@@ -628,8 +628,7 @@ typedef struct kvf_agent_stats {
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);
 
 /**
- * What a peer's clock shows more than ours, in nanoseconds, by the smallest round trip seen, and how far off
- * this may be at most.
+ * A peer's clock minus ours, in nanoseconds, by the smallest round trip seen, and how far off this may be at most.
  *
  * @return KVF_OK, or KVF_E_NOT_FOUND when there is no session with that rank
  */

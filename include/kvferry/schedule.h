@@ -169,7 +169,7 @@ KVF_API uint64_t kvf_prefill_token_count(uint64_t prompt_tokens, bool has_state,
  *
  * @param now_ns           our clock
  * @param expiry_ns        on the clock of the engine that gave the lease; 0: the lease has no end
- * @param clock_offset_ns  what that clock shows more than ours
+ * @param clock_offset_ns  that clock minus ours
  */
 KVF_API bool kvf_lease_expired(uint64_t now_ns, uint64_t expiry_ns, int64_t clock_offset_ns,
                                uint64_t margin_ns);
@@ -181,7 +181,7 @@ typedef struct kvf_clock_probe {
 } kvf_clock_probe;
 
 /**
- * What the other clock shows more than ours, by the probe with the smallest round trip: its reading less the
+ * The other clock minus ours, by the probe with the smallest round trip: its reading less the
  * middle of the trip.
  *
  * @param error_ns  receives half of that round trip: how far off the offset may be; may be NULL
@@ -266,7 +266,7 @@ typedef struct kvf_schedule_request {
     kvf_request_id id;  /**< 1 to KVF_REQUEST_ID_BYTES bytes. Copied */
     uint64_t prompt_tokens;
     const kvf_transfer_params *source; /**< where its cache is; NULL: nowhere, it will be computed. Copied */
-    int64_t clock_offset_ns;           /**< what the source's clock shows more than ours */
+    int64_t clock_offset_ns;           /**< the source's clock minus ours */
     bool serves;                       /**< other engines will want its cache, see kvf_schedule_finished() */
     uint32_t consumers;                /**< how many; 0: 1 */
     bool push;                         /**< we write it to them, rather than wait until they read */

@@ -230,9 +230,9 @@ KVF_API void kvf_peer_close(kvf_peer *peer);
 
 /**
  * Shuts out the endpoint that exported `card`: its connections to us are ended and new ones refused. Once
- * this has returned KVF_OK, nothing that it has under way or starts later writes to our memory, also if its
- * process was stopped in the middle and goes on in a day. For owners who want to use memory again that a peer
- * was writing to when it fell silent.
+ * this has returned KVF_OK, nothing that it has under way or starts later writes to our memory, even if its
+ * process is stopped in the middle of a write and resumed much later. For owners who want to use memory again
+ * that a peer was writing to when it fell silent.
  *
  * @return KVF_OK; KVF_E_AGAIN (it is in the middle of a write: progress and call again; it stays there while
  *         its process is stopped, and is out when that dies); KVF_E_UNSUPPORTED (it may be connected in a way

@@ -769,7 +769,7 @@ class Agent:
             return read_stats(stats)
 
     def clock_offset(self, engine: str, rank: int) -> ClockOffset:
-        """What a peer's clock shows more than ours. NotFoundError: there is no session with that rank."""
+        """A peer's clock minus ours. NotFoundError: there is no session with that rank."""
         with self._session.using() as pointer:
             offset, error = ffi.new("int64_t *"), ffi.new("uint64_t *")
             call(lib.kvf_agent_clock_offset, pointer, Arena().text(engine), rank, offset, error)

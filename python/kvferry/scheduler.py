@@ -253,7 +253,7 @@ class Schedule(Handle):
 
         Args:
             source: where its cache is; None: it will be computed
-            clock_offset_ns: what the source's clock shows more than ours
+            clock_offset_ns: the source's clock minus ours
             serves: other engines will want its cache, see finished()
             consumers: how many
             push: we write it to them, rather than wait until they read

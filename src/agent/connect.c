@@ -26,7 +26,7 @@ static void connect_met(kvf_ticket *ticket) {
 
 static void connect_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
                          const kvf_session *session) {
-    kvf_ticket_failed(ticket, status, detail, session);
+    kvf_ticket_record_failure(ticket, status, detail, session);
     kvf_ticket_tell(ticket, true);
 }
 

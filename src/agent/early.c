@@ -144,7 +144,7 @@ kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint6
             return status;
     }
     early->number = call->number;
-    early->of = call->rank_count;
+    early->expected_ranks = call->rank_count;
     early->until = kvf_agent_now(agent) + kvf_min_u64(wait, agent->options.longest_ns);
     kvf_agent_due(agent, kvf_min_u64(early->until, kvf_budget_silent_at(session)));
     return KVF_OK;

@@ -18,7 +18,7 @@ struct kvf_early {
     kvf_call_kind kind;   /* ACQUIRE, RELEASE */
     UT_hash_handle hh;    /* agent->early_calls, by `of_whom` */
     uint64_t number;      /* of the call, to answer it */
-    uint32_t of;
+    uint32_t expected_ranks;
     uint64_t until;
     kvf_early *prev, *next;           /* agent->early */
     kvf_early *same_prev, *same_next; /* waiting->early */

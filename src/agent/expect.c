@@ -37,7 +37,7 @@ static kvf_status ask(kvf_source *source) {
     bool writes = source->target->source != UINT32_MAX && !expect->base.empty;
     kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
-                          .rank_count = source->target->of};
+                          .rank_count = source->target->expected_ranks};
     uint64_t until = kvf_agent_now(expect->base.agent) + expect->base.agent->options.lease_ns;
     body.time_ns = kvf_session_their_time(session, until);
     if (!writes) {
@@ -270,7 +270,7 @@ static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detai
     if (expect->base.silent)
         return;
     kvf_verify_stop(expect);
-    kvf_ticket_failed(&expect->base, status, detail, session);
+    kvf_ticket_record_failure(&expect->base, status, detail, session);
     answer_written(expect);
     if (expect->base.state != KVF_TICKET_MEETING)
         for (uint32_t i = 0; i < expect->source_count; i++) {

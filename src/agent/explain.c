@@ -88,7 +88,7 @@ static kvf_status say_details(kvf_text *text, const kvf_remote *remote) {
     }
     for (uint32_t i = 0; i < remote->target_count; i++)
         kvf_text_add(text, "  rank %u is told when it may free by %u of our ranks\n", remote->targets[i].rank,
-                     remote->targets[i].of);
+                     remote->targets[i].expected_ranks);
     kvf_text_add(text, "  the plan has %u cuts and %u rules, %llu bytes\n", kvf_plan_cut_count(remote->plan),
                  kvf_plan_rule_count(remote->plan), (unsigned long long)kvf_plan_memory_bytes(remote->plan));
     return say_plan(text, remote, 0);

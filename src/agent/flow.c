@@ -223,7 +223,7 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
                        .id = id,
                        .id_bytes = call->request.size,
                        .generation = call->generation,
-                       .of = call->rank_count,
+                       .expected_ranks = call->rank_count,
                        .until = kvf_min_u64(call->time_ns, latest),
                        .latest = latest,
                        .kept_bytes = bytes,
@@ -449,7 +449,7 @@ static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
     kvf_flow_stop(flow, status, detail);
 }
 
-void kvf_flow_move(kvf_flow *flow) {
+void kvf_flow_poll_transfer(kvf_flow *flow) {
     if (!flow->transfer)
         return;
     kvf_status status = kvf_transfer_status(flow->transfer);
@@ -477,7 +477,7 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
         kvf_agent_due(flow->session->agent, end_of(flow));
-    kvf_flow_move(flow);
+    kvf_flow_poll_transfer(flow);
     if (flow->over && (flow->heard || flow->withdrawn))
         flow->session->agent->hooks->served(flow);
 }

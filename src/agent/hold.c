@@ -88,7 +88,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
                            .hold = hold,
                            .session = session,
                            .latest = kvf_budget_latest(agent, kvf_agent_now(agent)),
-                           .of = call->rank_count};
+                           .expected_ranks = call->rank_count};
     HASH_ADD(hh, agent->leases, generation, sizeof reader->generation, reader);
     if (!reader->hh.tbl) {
         kvf_budget_give(session, READER_BYTES);
@@ -167,7 +167,7 @@ static void end_if_complete(kvf_hold *hold) {
     }
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "%s rank %u gave the request up", deserter, rank);
-    kvf_ticket_failed(&hold->base, hold->reader_failed, detail, NULL);
+    kvf_ticket_record_failure(&hold->base, hold->reader_failed, detail, NULL);
     kvf_ticket_tell(&hold->base, true);
 }
 
@@ -177,10 +177,10 @@ static bool is_last_word(kvf_status outcome) {
     return outcome == KVF_E_CANCELLED || outcome == KVF_E_TIMEOUT;
 }
 
-static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t of, kvf_status outcome) {
+static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t expected_ranks, kvf_status outcome) {
     kvf_status status = KVF_OK;
     if (!outcome || is_last_word(outcome))
-        status = kvf_tally_add(&hold->tally, session->engine, session->rank, of,
+        status = kvf_tally_add(&hold->tally, session->engine, session->rank, expected_ranks,
                                outcome ? KVF_TALLY_GAVE_UP : KVF_TALLY_HAS_IT);
     if (status)
         return status;
@@ -250,7 +250,8 @@ static kvf_early *first_to_serve(const kvf_hold *hold) {
 /* Serves what came early. */
 static void serve_early(kvf_hold *hold) {
     for (kvf_early *early; is_there(hold) && (early = first_to_serve(hold));) {
-        kvf_call_body call = {.number = early->number, .kind = early->kind, .rank_count = early->of};
+        kvf_call_body call = {
+            .number = early->number, .kind = early->kind, .rank_count = early->expected_ranks};
         kvf_session *session = early->session;
         kvf_early_free(early);
         if (call.kind == KVF_CALL_ACQUIRE)
@@ -272,7 +273,7 @@ static void hold_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     (void)session;
     if (!is_there(hold))
         return;
-    kvf_ticket_failed(&hold->base, status, detail, NULL);
+    kvf_ticket_record_failure(&hold->base, status, detail, NULL);
     kvf_ticket_unlist(&hold->base);
     hold->base.state = KVF_TICKET_CLOSING;
     stop_waiting(hold);

@@ -23,7 +23,7 @@ struct kvf_reader {
     kvf_hold *hold;
     kvf_session *session;
     uint64_t until, latest; /* the latter whatever it says */
-    uint32_t of;
+    uint32_t expected_ranks;
     UT_hash_handle hh;                       /* agent->leases, by generation */
     kvf_reader *prev, *next;                 /* hold->readers */
     kvf_reader *session_prev, *session_next; /* session->readers */

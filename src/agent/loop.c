@@ -103,11 +103,11 @@ static void stop_late_flows(kvf_agent *agent, uint64_t now) {
 static void look_at_transfers(kvf_agent *agent) {
     kvf_pull *pull, *next_pull;
     DL_FOREACH_SAFE2(agent->moving_pulls, pull, next_pull, moving_next) {
-        kvf_pull_look(pull);
+        kvf_pull_poll_transfer(pull);
     }
     kvf_flow *flow, *next_flow;
     DL_FOREACH_SAFE2(agent->moving_flows, flow, next_flow, moving_next) {
-        kvf_flow_move(flow);
+        kvf_flow_poll_transfer(flow);
     }
 }
 

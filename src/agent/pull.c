@@ -113,7 +113,7 @@ static kvf_status ask(kvf_source *source) {
     kvf_pull *pull = pull_of(&source->ticket->base);
     uint64_t now = kvf_agent_now(pull->base.agent), end = latest(pull);
     kvf_call_body body = {.request = {pull->base.id, pull->base.id_bytes},
-                          .rank_count = source->target->of,
+                          .rank_count = source->target->expected_ranks,
                           .time_ns = end > now ? end - now : 0};
     return kvf_call_start(source->session, KVF_CALL_ACQUIRE, &body, end, false, on_granted, source,
                           &source->call);
@@ -127,7 +127,7 @@ static void release_all(kvf_pull *pull, kvf_status outcome) {
         if (!source->session || source->session->state == KVF_SESSION_LOST)
             continue;
         kvf_call_body body = {.request = {pull->base.id, pull->base.id_bytes},
-                              .rank_count = source->target->of,
+                              .rank_count = source->target->expected_ranks,
                               .generation = source->generation,
                               .earlier = source->call ? source->call->number : 0,
                               .status = outcome};
@@ -286,7 +286,7 @@ static void pull_verified(kvf_ticket *ticket) {
     arrived(pull);
 }
 
-void kvf_pull_look(kvf_pull *pull) {
+void kvf_pull_poll_transfer(kvf_pull *pull) {
     kvf_status status = kvf_transfer_status(pull->transfer);
     if (status == KVF_IN_PROGRESS)
         return;
@@ -336,7 +336,7 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     if (pull->base.silent)
         return;
     kvf_verify_stop(&pull->asker);
-    kvf_ticket_failed(&pull->base, status, detail, session);
+    kvf_ticket_record_failure(&pull->base, status, detail, session);
     release_all(pull, status);
     kvf_ticket_detach(&pull->asker);
     kvf_transfer_cancel(pull->transfer);

@@ -18,7 +18,7 @@ struct kvf_pull {
     kvf_pull *moving_prev, *moving_next; /* agent->moving_pulls */
 };
 
-void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
-void kvf_pull_look(kvf_pull *pull);        /**< has its transfer ended? */
+void kvf_pull_granted(kvf_source *source);   /**< its lease is known to last */
+void kvf_pull_poll_transfer(kvf_pull *pull); /**< has its transfer ended? */
 
 #endif

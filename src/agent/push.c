@@ -46,13 +46,13 @@ static void served(kvf_flow *flow) {
     kvf_push *push = flow->push;
     kvf_session *session = flow->session;
     kvf_status status =
-        kvf_tally_add(&push->tally, session->engine, session->rank, flow->of, KVF_TALLY_HAS_IT);
+        kvf_tally_add(&push->tally, session->engine, session->rank, flow->expected_ranks, KVF_TALLY_HAS_IT);
     push->base.bytes += flow->bytes;
     push->base.runs += flow->runs;
     if (!status && flow->status && !flow->withdrawn)
         status = kvf_fail(flow->status, "%s", flow->detail ? flow->detail : "writing failed");
     if (status) {
-        kvf_ticket_failed(&push->base, status, kvf_error_detail(), session);
+        kvf_ticket_record_failure(&push->base, status, kvf_error_detail(), session);
     }
     kvf_flow_free(flow);
 }
@@ -171,7 +171,7 @@ static void push_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     (void)session;
     if (push->base.state != KVF_TICKET_MOVING)
         return;
-    kvf_ticket_failed(&push->base, status, detail, NULL);
+    kvf_ticket_record_failure(&push->base, status, detail, NULL);
     kvf_ticket_unlist(&push->base);
     push->base.state = KVF_TICKET_CLOSING;
     drop_words(push);

@@ -37,7 +37,7 @@ struct kvf_flow {
     void *id;
     size_t id_bytes;
     uint64_t generation;
-    uint32_t of;
+    uint32_t expected_ranks;
     uint64_t until, latest;  /* the latter whatever the consumer says */
     uint64_t kept_bytes;     /* of its budget */
     kvf_group_steps *groups; /* of the consumer; NULL: nothing */
@@ -67,7 +67,7 @@ void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fre
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
 void kvf_flow_pump(kvf_flow *flow);
-void kvf_flow_move(kvf_flow *flow); /**< has its transfer ended? */
+void kvf_flow_poll_transfer(kvf_flow *flow); /**< has its transfer ended? */
 void kvf_flow_tick(kvf_flow *flow, uint64_t now);
 void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);
 void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as served, badly */

@@ -11,8 +11,8 @@
 /** A rank that we read from, or only notify. */
 typedef struct kvf_target {
     uint32_t rank;
-    uint32_t source; /* index in the plan; UINT32_MAX: only notified */
-    uint32_t of;     /* so many ranks of our engine notify it */
+    uint32_t source;         /* index in the plan; UINT32_MAX: only notified */
+    uint32_t expected_ranks; /* so many ranks of our engine notify it */
 } kvf_target;
 
 struct kvf_remote {

@@ -10,7 +10,8 @@ static kvf_tally_engine *find_engine(const kvf_tally *tally, const char *name) {
     return NULL;
 }
 
-static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t of, kvf_tally_engine **out) {
+static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t expected_ranks,
+                             kvf_tally_engine **out) {
     kvf_tally_engine *engine = kvf_alloc0(1, sizeof *engine);
     char *copy = kvf_strdup(name);
     if (!engine || !copy) {
@@ -19,7 +20,7 @@ static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t of, kv
         return kvf_nomem("a count of consumers");
     }
     engine->name = copy;
-    engine->of = of;
+    engine->expected_ranks = expected_ranks;
     engine->next = tally->engines;
     tally->engines = engine;
     *out = engine;
@@ -42,22 +43,22 @@ static kvf_status add_rank(kvf_tally_engine *engine, uint32_t rank, kvf_tally_ma
     return KVF_OK;
 }
 
-kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of,
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t expected_ranks,
                          kvf_tally_mark mark) {
-    if (of == 0 || rank >= KVF_WIRE_MAX_RANKS)
+    if (expected_ranks == 0 || rank >= KVF_WIRE_MAX_RANKS)
         return kvf_fail(KVF_E_RANGE,
                         "rank %u of %s, one of %u to say so; allowed: ranks below %u, at least 1", rank, name,
-                        of, KVF_WIRE_MAX_RANKS);
+                        expected_ranks, KVF_WIRE_MAX_RANKS);
     kvf_tally_engine *engine = find_engine(tally, name);
-    kvf_status status = engine ? KVF_OK : add_engine(tally, name, of, &engine);
-    if (!status && engine->of != of)
+    kvf_status status = engine ? KVF_OK : add_engine(tally, name, expected_ranks, &engine);
+    if (!status && engine->expected_ranks != expected_ranks)
         status = kvf_fail(KVF_E_MISMATCH, "rank %u of %s says %u ranks take part, and others said %u", rank,
-                          name, of, engine->of);
+                          name, expected_ranks, engine->expected_ranks);
     if (status)
         return status;
-    bool before = engine->count >= engine->of;
+    bool before = engine->count >= engine->expected_ranks;
     status = add_rank(engine, rank, mark);
-    tally->done += !before && engine->count >= engine->of;
+    tally->done += !before && engine->count >= engine->expected_ranks;
     return status;
 }
 
@@ -70,7 +71,7 @@ void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank) {
     kvf_tally_engine *engine = find_engine(tally, name);
     if (!engine || kvf_tally_of(tally, name, rank) != KVF_TALLY_GAVE_UP)
         return;
-    tally->done -= engine->count == engine->of;
+    tally->done -= engine->count == engine->expected_ranks;
     engine->count--;
     engine->ranks[rank] = KVF_TALLY_WAITS;
 }

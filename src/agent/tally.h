@@ -9,7 +9,7 @@
 /** Counts the ranks of consumer engines that are done with something: that have it, or have given it up. */
 typedef struct kvf_tally_engine {
     char *name;
-    uint32_t of;
+    uint32_t expected_ranks;
     uint32_t count;
     uint8_t *ranks; /* [of the engine's ranks]: enum kvf_tally_mark */
     uint32_t rank_capacity;
@@ -29,7 +29,8 @@ typedef enum kvf_tally_mark {
 } kvf_tally_mark;
 
 /** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said). */
-kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t of, kvf_tally_mark mark);
+kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t expected_ranks,
+                         kvf_tally_mark mark);
 kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank);
 /** A rank that gave up tries again: it is not counted any more. */
 void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank);

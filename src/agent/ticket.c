@@ -309,8 +309,8 @@ void kvf_ticket_done(kvf_ticket *ticket) {
     end_ticket(ticket);
 }
 
-void kvf_ticket_failed(kvf_ticket *ticket, kvf_status status, const char *detail,
-                       const kvf_session *session) {
+void kvf_ticket_record_failure(kvf_ticket *ticket, kvf_status status, const char *detail,
+                               const kvf_session *session) {
     if (ticket->status)
         return;
     ticket->status = status;
@@ -323,20 +323,20 @@ void kvf_ticket_failed(kvf_ticket *ticket, kvf_status status, const char *detail
     }
 }
 
-void kvf_ticket_tell(kvf_ticket *ticket, bool free) {
+void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free) {
     kvf_agent *agent = ticket->agent;
     agent->stats.failed[ticket->kind]++;
     if ((unsigned)ticket->status < sizeof agent->stats.failures_by_status / sizeof(uint64_t))
         agent->stats.failures_by_status[ticket->status]++;
     kvf_log_failure(agent, "request", ticket, ticket->peer_engine, ticket->peer_rank, ticket->status,
                     ticket->detail);
-    if (free)
+    if (blocks_free)
         kvf_ticket_unclaim(ticket);
     else if (ticket->claims && !is_reader(ticket))
         kvf_ledger_doubt(agent->ledger, ticket->claims, ticket->group_count, ticket->number);
-    kvf_event_ticket(ticket, KVF_EVENT_FAILED, free);
+    kvf_event_ticket(ticket, KVF_EVENT_FAILED, blocks_free);
     ticket->silent = true;
-    if (free)
+    if (blocks_free)
         end_ticket(ticket);
     else
         ticket->state = KVF_TICKET_DOUBT;

@@ -140,9 +140,10 @@ void kvf_source_detach(kvf_source *source);
 /** Ends with success: tells it, frees blocks, and the ticket in the next tick. */
 void kvf_ticket_done(kvf_ticket *ticket);
 /** Records the first failure; what ends the ticket is the business of its kind. */
-void kvf_ticket_failed(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session);
+void kvf_ticket_record_failure(kvf_ticket *ticket, kvf_status status, const char *detail,
+                               const kvf_session *session);
 /** Tells a recorded failure. With `free` the blocks are free; without, the ticket is in doubt. */
-void kvf_ticket_tell(kvf_ticket *ticket, bool free);
+void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free);
 /** The blocks of a ticket in doubt are free: tells it. */
 void kvf_ticket_settle(kvf_ticket *ticket);
 void kvf_ticket_unlist(kvf_ticket *ticket); /**< its id may be used again */
