@@ -1,0 +1,172 @@
+"""Attacks an honest pair on one host by its shared memory: as any process of the same user could, and as one could
+that was given the card.
+
+For each attack what run.py says of those by the protocol, with moves of the pair for requests. An attack that is known
+to do harm is printed as `known`, with the reason, and counted on its own: neither as passed nor as failed. Ends with
+`N passed, N failed, N known`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attacks import Target
+from run import MEBI, Half, Pair, judge, run_attackers, start
+
+STARVED = 0.1  # of the moves beside a program that only takes the processor
+CALL_MS = 50.0  # of the processor, for one call of progress
+LEFT_DESCRIPTORS = 16
+LEFT_BYTES = 26 * MEBI
+
+# Programs that attack at once, by the name of the attack; those without a card first.
+PLANS: dict[str, list[str]] = {
+    "garbage": ["garbage"],
+    "descriptors": ["descriptors"],
+    "flood": ["flood"],
+    "unread": ["unread"],
+    "greedy": ["greedy", "greedy"],
+    "crumbs": ["crumbs"],
+    "stopped": ["stopped"],
+    "scribble": ["scribble"],
+    "crowd": ["crowd"],
+    "mapped": ["mapped"],
+    "gatekeeper": ["gatekeeper"],
+}
+STRANGERS = {"garbage", "descriptors", "flood"}
+
+# Attacks that do harm, and why.
+KNOWN: dict[str, str] = {}
+
+
+@dataclass
+class ShmPair(Pair):
+    """A pair on one host; `folder` holds the attacking programs."""
+
+    folder: Path = Path()
+    harm: list[str] = field(default_factory=list)
+
+    def attack(self, names: list[str], seconds: float) -> int:
+        if names[0] == "burn":
+            return run_attackers(names, self.target, seconds)
+        processes = [
+            subprocess.Popen(
+                [str(self.folder / f"shm_{name}"), self.card(name), str(seconds)], stdout=subprocess.PIPE, text=True
+            )
+            for name in names
+        ]
+        done = 0
+        for process in processes:
+            try:
+                said, _ = process.communicate(timeout=seconds + 60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said, _ = process.communicate()
+            if process.returncode:
+                self.harm.append(f"{Path(str(process.args[0])).name} ended with {process.returncode}")
+                continue
+            answer = json.loads(said)
+            done += answer["done"]
+            if answer["harm"]:
+                self.harm.append(answer["harm"])
+        return done
+
+    def card(self, name: str) -> str:
+        """What an attacker is told: without a card, the name that everybody can see."""
+        if name not in STRANGERS:
+            return f"card:{self.producer.endpoint}"
+        return f"name:{socket_name(self.producer.process.pid)}"
+
+
+def socket_name(pid: int) -> str:
+    """As /proc/net/unix shows it; which of the sockets it is, by the descriptors of the process."""
+    links = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
+    sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        # The address and the state of one that listens, and its name
+        if fields[6] in sockets and len(fields) > 7 and fields[3] == "00010000":
+            return fields[7].removeprefix("@kvferry-")
+    raise RuntimeError("the owner's socket has no name")
+
+
+def open_pair(program: Path, *options: str) -> ShmPair:
+    owner = start(str(program), "own", list(options))
+    reader = start(str(program), "read", [owner.endpoint])
+    return ShmPair(owner, reader, Target("", ""), program.parent)
+
+
+def wait_for(half: Half, what: str, least: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not half.lines or half.last[what] < least:
+        if time.monotonic() > end or half.process.poll() is not None:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def a_wrong_byte_is_noticed(program: Path) -> bool:
+    """The control: an owner one of whose bytes is not what it should be."""
+    pair = open_pair(program, "--wrong")
+    noticed = wait_for(pair.consumer, "wrong", 1, 20)
+    pair.close()
+    return noticed
+
+
+def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str]) -> list[str]:
+    """What judge() found, and what holds for this transport besides."""
+    faults = faults + pair.harm
+    pair.harm = []
+    if figures["of burning"] < STARVED or figures["after"] < STARVED:
+        faults.append(f"the reader starved: {figures['of burning']} of the moves, {figures['after']} after it")
+    if figures["ms of a call"] > CALL_MS:
+        faults.append(f"one call of progress took {figures['ms of a call']} ms of the processor")
+    if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES:
+        faults.append(f"{figures['fds left']} descriptors and {figures['MiB left']} MiB were left")
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="the honest one: build/release/tests/hostile/shm_honest")
+    parser.add_argument("--seconds", type=float, default=2.0, help="each attack, for so long [2]")
+    parser.add_argument("--only", action="append", choices=sorted(PLANS), help="this attack; may be repeated")
+    parser.add_argument("--json", help="write the figures there too")
+    options = parser.parse_args()
+    program = Path(options.program)
+    counts = {"ok": 0, "FAILED": 0, "known": 0}
+    rows = []
+
+    def say(word: str, *text: str) -> None:
+        counts[word] += 1
+        print(word.ljust(6), *text, flush=True)
+
+    say(*("ok", "a wrong byte is noticed") if a_wrong_byte_is_noticed(program) else ("FAILED", "it is not"))
+    for name in options.only or PLANS:
+        pair = open_pair(program)
+        wait_for(pair.consumer, "done", 20, 30)
+        figures, faults = judge(pair, PLANS[name], options.seconds, False)
+        faults = find_faults(pair, figures, faults)
+        figures["moves/s"] = figures.pop("requests/s")
+        figures.pop("told")
+        if pair.close():
+            faults.append("the pair did not end as it should")
+        rows.append(figures | {"attack": name})
+        if name in KNOWN and faults:
+            say("known", f"{name}: {KNOWN[name]};", json.dumps(rows[-1]), *faults)
+        else:
+            say("FAILED" if faults else "ok", json.dumps(rows[-1]), *faults)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1))
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['known']} known")
+    return 1 if counts["FAILED"] or not counts["ok"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
