@@ -20,7 +20,8 @@ from typing import Any
 from attacks import Target
 from run import MEBI, Half, Pair, judge, run_attackers, start
 
-STARVED = 0.1  # of the moves beside a program that only takes the processor
+LEAST = 0.5  # of the moves beside a program that only takes the processor
+ROUNDS = 3  # of which the median counts, where a first one says that the reader starved
 CALL_MS = 50.0  # of the processor, for one call of progress
 LEFT_DESCRIPTORS = 16
 LEFT_BYTES = 26 * MEBI
@@ -41,8 +42,17 @@ PLANS: dict[str, list[str]] = {
 }
 STRANGERS = {"garbage", "descriptors", "flood"}
 
+STARVED = "the reader starved"
+
 # Attacks that do harm, and why.
-KNOWN: dict[str, str] = {}
+KNOWN = {
+    "flood": "a full queue of connections fails a newcomer, which does not try again, and hides it behind thousands",
+    "greedy": "one budget for all clients of a turn is spent by the first",
+    "crumbs": "the budget of a turn counts bytes, and neither pieces nor messages",
+    "crowd": "nothing limits the clients with a card, so they take every descriptor",
+    "mapped": "buffers of 128 MiB a client are not counted, and all that is left is unmapped in one turn",
+    "gatekeeper": "a client that says it is writing is waited for as long as it lives",
+}
 
 
 @dataclass
@@ -123,13 +133,38 @@ def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str]) -> li
     """What judge() found, and what holds for this transport besides."""
     faults = faults + pair.harm
     pair.harm = []
-    if figures["of burning"] < STARVED or figures["after"] < STARVED:
-        faults.append(f"the reader starved: {figures['of burning']} of the moves, {figures['after']} after it")
+    if figures["of burning"] < LEAST or figures["after"] < LEAST:
+        faults.append(f"{STARVED}: {figures['of burning']} of the moves, {figures['after']} after it")
     if figures["ms of a call"] > CALL_MS:
         faults.append(f"one call of progress took {figures['ms of a call']} ms of the processor")
     if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES:
         faults.append(f"{figures['fds left']} descriptors and {figures['MiB left']} MiB were left")
     return faults
+
+
+def judge_one(program: Path, name: str, seconds: float) -> tuple[dict[str, Any], list[str]]:
+    """One attack on a pair of its own."""
+    pair = open_pair(program)
+    wait_for(pair.consumer, "done", 20, 30)
+    figures, faults = judge(pair, PLANS[name], seconds, False)
+    figures["attack"] = name
+    faults = find_faults(pair, figures, faults)
+    if pair.close():
+        faults.append("the pair did not end as it should")
+    figures["moves/s"] = figures.pop("requests/s")
+    figures.pop("told")
+    return figures, faults
+
+
+def judge_fairly(program: Path, name: str, seconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Others use the machine too: where all that is wrong is a throughput, it is measured again."""
+    rounds = [judge_one(program, name, seconds)]
+    faults = rounds[0][1]
+    if name in KNOWN or not faults or not all(fault.startswith(STARVED) for fault in faults):
+        return rounds[0]
+    rounds += [judge_one(program, name, seconds) for _ in range(ROUNDS - 1)]
+    worse = [one for one in rounds if not all(fault.startswith(STARVED) for fault in one[1])]
+    return worse[0] if worse else sorted(rounds, key=lambda one: one[0]["of burning"])[ROUNDS // 2]
 
 
 def main() -> int:
@@ -149,15 +184,8 @@ def main() -> int:
 
     say(*("ok", "a wrong byte is noticed") if a_wrong_byte_is_noticed(program) else ("FAILED", "it is not"))
     for name in options.only or PLANS:
-        pair = open_pair(program)
-        wait_for(pair.consumer, "done", 20, 30)
-        figures, faults = judge(pair, PLANS[name], options.seconds, False)
-        faults = find_faults(pair, figures, faults)
-        figures["moves/s"] = figures.pop("requests/s")
-        figures.pop("told")
-        if pair.close():
-            faults.append("the pair did not end as it should")
-        rows.append(figures | {"attack": name})
+        figures, faults = judge_fairly(program, name, options.seconds)
+        rows.append(figures)
         if name in KNOWN and faults:
             say("known", f"{name}: {KNOWN[name]};", json.dumps(rows[-1]), *faults)
         else:
