@@ -1,9 +1,9 @@
-"""Attacks an honest pair on one host by its shared memory: as any process of the same user could, and as one could
-that was given the card.
+"""Attacks an honest pair on one host by its shared memory, as any process of the same user could, and as one
+could that was given the card.
 
-For each attack what run.py says of those by the protocol, with moves of the pair for requests. An attack that is known
-to do harm is printed as `known`, with the reason, and counted on its own: neither as passed nor as failed. Ends with
-`N passed, N failed, N known`.
+For each attack what run.py says of those by the protocol, with moves of the pair for requests. An attack that is
+known to do harm is printed as `known`, with the reason, and counted on its own: neither as passed nor as failed.
+Ends with `N passed, N failed, N known`.
 """
 
 from __future__ import annotations
@@ -49,20 +49,26 @@ STOOD = "the pair stood still"
 NONE_WRONG = "0 requests are wrong"
 SLOW = "one call of progress"
 
-# Attacks that do harm: why, and which faults of theirs that explains. Wrong bytes and crashes are never explained.
-KNOWN = {
+# Attacks that do harm: why, and which of their faults that explains. It never explains wrong bytes and crashes.
+KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "flood": (
-        "a full queue of connections fails a newcomer, which does not try again, and hides it behind thousands",
+        "a full queue of connections fails a newcomer, which does not try again, and hides it among thousands",
         (STARVED, STOOD, NONE_WRONG),
     ),
     "greedy": ("one budget for all clients of a turn is spent by the first", (STARVED, STOOD, NONE_WRONG)),
     "crumbs": ("the budget of a turn counts bytes, and neither pieces nor messages", (STARVED, STOOD)),
-    "crowd": ("nothing limits the clients with a card, so they take every descriptor", (STARVED, STOOD, NONE_WRONG)),
+    "crowd": (
+        "nothing limits the clients with a card, so they take every descriptor",
+        (STARVED, STOOD, NONE_WRONG),
+    ),
     "mapped": (
         "buffers of 128 MiB a client are not counted, and all of one turn's leavers are unmapped in it",
         (STARVED, SLOW, r"[0-9.]+ MiB more"),
     ),
-    "gatekeeper": ("a client that says it is writing is waited for as long as it lives", (STARVED, "a region was not given back in 2 s")),
+    "gatekeeper": (
+        "a client that says it is writing is waited for as long as it lives",
+        (STARVED, "a region was not given back in 2 s"),
+    ),
 }
 
 
@@ -78,7 +84,9 @@ class ShmPair(Pair):
             return run_attackers(names, self.target, seconds)
         processes = [
             subprocess.Popen(
-                [str(self.folder / f"shm_{name}"), self.card(name), str(seconds)], stdout=subprocess.PIPE, text=True
+                [str(self.folder / f"shm_{name}"), self.card(name), str(seconds)],
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for name in names
         ]
@@ -155,7 +163,8 @@ def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str]) -> li
 
 def is_known(name: str, faults: list[str]) -> bool:
     """Whether there are faults, and all of them are explained."""
-    return bool(faults) and name in KNOWN and all(any(re.match(begin, fault) for begin in KNOWN[name][1]) for fault in faults)
+    _, begins = KNOWN.get(name, ("", ()))
+    return bool(faults) and all(any(re.match(begin, fault) for begin in begins) for fault in faults)
 
 
 def judge_one(program: Path, name: str, seconds: float) -> tuple[dict[str, Any], list[str]]:

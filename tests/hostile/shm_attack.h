@@ -3,10 +3,11 @@
  *
  *   shm_<attack> CARD SECONDS
  *
- * CARD is "name:" with the name of the owner's socket, which every process of the machine finds in /proc/net/unix, or
- * "card:" with what only those are given who may read and write the memory. An attack goes on for so many seconds, and
- * ends with a line of JSON: how much it has done in its own unit, and, where it found something that must not be,
- * `harm`. Writing into caches is no attack of a card's holder: the card allows it.
+ * CARD is "name:" with the name of the owner's socket, which every process of the machine finds in
+ * /proc/net/unix, or "card:" with what only those are given who may read and write the memory. An attack
+ * goes on for so many seconds, and ends with a line of JSON: how much it has done in its own unit, and,
+ * where it found something that must not be, `harm`. Writing into caches is no attack of a card's holder:
+ * the card allows it.
  */
 #ifndef SHM_ATTACK_H
 #define SHM_ATTACK_H
@@ -48,13 +49,15 @@ bool attack_send(int socket, const void *message, size_t bytes, int passed, unsi
 /** A HELLO that is good where there is a card. */
 kvf_shm_hello attack_hello(attack *a);
 
-/** A client that has shown the card, and was told all there is; -1: not within a second. `gate` may be NULL. */
+/** A client that has shown the card, and was told all there is; -1: not within a second. `gate` may be
+ * NULL. */
 int attack_client(attack *a, kvf_shm_gate **gate);
 
 /** Gives the owner a buffer in memory that is ours. Whether it went. */
 bool attack_give_buffer(int socket, int memory, uint64_t slot_bytes, uint32_t slots);
 
-/** Fills a MOVE that reads `count` pieces of so many bytes, from anywhere in the largest region; its length. */
+/** Fills a MOVE that reads `count` pieces of so many bytes, from anywhere in the largest region; its
+ * length. */
 size_t attack_move(attack *a, kvf_shm_move_message *move, uint32_t slot, uint32_t count, uint64_t bytes);
 
 /** Waits up to `ms` for a message, and takes it; whether there was one. The descriptor with it is closed. */

@@ -1,4 +1,5 @@
-/* Without a card: connections without a word, as many as there is room for; some are kept, some closed at once. */
+/* Without a card: connections without a word, as many as there is room for; some are kept, some closed at
+ * once. */
 #include <unistd.h>
 
 #include "shm_attack.h"

@@ -1,7 +1,8 @@
 /*
- * With a card: a client that says for ever that it is in the middle of a write. It attacks an owner of its own, in this
- * process, for taking a region back ends every honest reader, too. The owner wants a region back, and has it within
- * two seconds or not while the client lives; and it must have it once the client is dead.
+ * With a card: a client that says for ever that it is in the middle of a write. It attacks an owner of its
+ * own, in this process, for taking a region back ends every honest reader, too. The owner wants a region
+ * back, and has it within two seconds or not while the client lives; and it must have it once the client is
+ * dead.
  */
 #include <poll.h>
 #include <signal.h>

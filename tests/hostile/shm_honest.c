@@ -2,11 +2,11 @@
  * One half of an honest pair on one host, beside which others attack: shm_honest own [--wrong], or
  * shm_honest read CARD
  *
- * The owner lends three regions: one that can be mapped, one that its caller brought, which the reader reads through
- * slots with the owner's help, and one that the reader writes to. Every byte follows from its region and offset, or
- * from the number of the round that wrote it, and is checked; with --wrong one of them is not what it should be. Now
- * and then the reader connects anew. The owner's first line is its card; after that each prints five lines of JSON a
- * second, and ends when its standard input does.
+ * The owner lends three regions: one that can be mapped, one that its caller brought, which the reader
+ * reads through slots with the owner's help, and one that the reader writes to. Every byte follows from its
+ * region and offset, or from the number of the round that wrote it, and is checked; with --wrong one of
+ * them is not what it should be. Now and then the reader connects anew. The owner's first line is its card;
+ * after that each prints five lines of JSON a second, and ends when its standard input does.
  */
 #include <dirent.h>
 #include <poll.h>
@@ -218,8 +218,8 @@ static bool right(const half *h, uint32_t region, uint64_t round, uint64_t conte
     return true;
 }
 
-/* Reads mapped memory, or memory that was brought, or writes and reads back what it wrote. What is not moved stays
- * inverted, and so is wrong in every byte. KVF_E_IO: it did not end well. */
+/* Reads mapped memory, or memory that was brought, or writes and reads back what it wrote. What is not
+ * moved stays inverted, and so is wrong in every byte. KVF_E_IO: it did not end well. */
 static kvf_status go_round(half *h, kvf_peer *peer, uint64_t round) {
     uint32_t region = (uint32_t)(round % REGIONS);
     uint64_t share = round / REGIONS;

@@ -1,4 +1,5 @@
-/* With a card: clients that give the owner buffers as large as it takes, let it fill them, and leave all at once. */
+/* With a card: clients that give the owner buffers as large as it takes, let it fill them, and leave all at
+ * once. */
 #include <unistd.h>
 
 #include "shm_attack.h"

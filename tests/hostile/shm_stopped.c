@@ -1,5 +1,5 @@
-/* With a card: a client that stops in the middle of copies which the owner makes for it, and is killed a little later;
- * meanwhile its memory is taken away from under the copies. */
+/* With a card: a client that stops in the middle of copies which the owner makes for it, and is killed a
+ * little later; meanwhile its memory is taken away from under the copies. */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>

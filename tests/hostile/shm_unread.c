@@ -1,4 +1,5 @@
-/* With a card: clients that ask for all that their sockets take, moves and notifications, and never read an answer. */
+/* With a card: clients that ask for all that their sockets take, moves and notifications, and never read an
+ * answer. */
 #include <unistd.h>
 
 #include "shm_attack.h"
