@@ -56,7 +56,7 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
         (STARVED, STOOD, NONE_WRONG),
     ),
     "greedy": ("one budget for all clients of a turn is spent by the first", (STARVED, STOOD, NONE_WRONG)),
-    "crumbs": ("the budget of a turn counts bytes, and neither pieces nor messages", (STARVED, STOOD)),
+    "crumbs": ("turns are shared out by client, of which a process may be as many as it likes", (STARVED, STOOD)),
     "crowd": (
         "nothing limits the clients with a card, so they take every descriptor",
         (STARVED, STOOD, NONE_WRONG),
