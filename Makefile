@@ -14,7 +14,7 @@ help:
 	@echo 'make demo             run the main job; ARGS="--help" shows what it can be told'
 	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
-	@echo 'make check-hostile    attacks an honest pair by the protocol; ARGS="--seconds 5 --settle"'
+	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle" or "shm --seconds 5"'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
@@ -57,7 +57,7 @@ check-property:
 
 check-hostile:
 	@scripts/setup build check
-	@scripts/build release -DKVF_BUILD_TESTS=ON --target hostile_honest
+	@scripts/build release -DKVF_BUILD_TESTS=ON --target hostile
 	@scripts/check-hostile $(ARGS)
 
 check-vectors:
@@ -72,7 +72,8 @@ check-long:
 	build/faults/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
 	@scripts/build asan -DKVF_BUILD_TESTS=ON
 	ctest --preset asan
-	scripts/check-hostile asan --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
+	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
+	scripts/check-hostile asan shm --seconds 30
 	@scripts/fuzz
 
 fuzz:

@@ -45,9 +45,11 @@ if(KVF_BUILDS_AGENT)
   endforeach()
 endif()
 
-# An honest pair, beside which the programs of tests/hostile attack: scripts/check-hostile starts both.
+# Honest pairs, beside which the programs of tests/hostile attack: scripts/check-hostile starts both.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/hostile hostile NAMES hostile_names ALSO tests/faults/content.c)
+  list(TRANSFORM hostile_names PREPEND hostile_ OUTPUT_VARIABLE hostile_targets)
+  add_custom_target(hostile DEPENDS ${hostile_targets})
 endif()
 
 kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)

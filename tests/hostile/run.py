@@ -70,6 +70,9 @@ class Pair:
     consumer: Half
     target: Target
 
+    def attack(self, names: list[str], seconds: float) -> int:
+        return run_attackers(names, self.target, seconds)
+
     def rate(self, begin: float, end: float) -> float:
         lines = [line for line in self.consumer.lines if begin <= line["time"] <= end]
         if len(lines) < 2:
@@ -137,10 +140,10 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
     """One attack, from a quiet pair to a quiet pair: figures, and what is wrong with them."""
     before = dict(pair.producer.last), dict(pair.consumer.last)
     burnt = time.monotonic()
-    run_attackers(["burn"] * len(names), pair.target, min(seconds, 3.0))
+    pair.attack(["burn"] * len(names), min(seconds, 3.0))
     begin = time.monotonic()
     beside = pair.rate(burnt + 0.7, begin)
-    done = run_attackers(names, pair.target, seconds)
+    done = pair.attack(names, seconds)
     end = time.monotonic()
     time.sleep(RECOVERY_S + 2)
     rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())

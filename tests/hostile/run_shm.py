@@ -1,0 +1,225 @@
+"""Attacks an honest pair on one host by its shared memory, as any process of the same user could, and as one
+could that was given the card.
+
+For each attack what run.py says of those by the protocol, with moves of the pair for requests. An attack that is
+known to do harm is printed as `known`, with the reason, and counted on its own: neither as passed nor as failed.
+Ends with `N passed, N failed, N known`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attacks import Target
+from run import MEBI, Half, Pair, judge, run_attackers, start
+
+LEAST = 0.5  # of the moves beside a program that only takes the processor
+ROUNDS = 3  # of which the median counts, where a first one says that the reader starved
+CALL_MS = 50.0  # of the processor, for one call of progress
+LEFT_DESCRIPTORS = 16
+LEFT_BYTES = 26 * MEBI
+
+# Programs that attack at once, by the name of the attack; those without a card first.
+PLANS: dict[str, list[str]] = {
+    "garbage": ["garbage"],
+    "descriptors": ["descriptors"],
+    "flood": ["flood"],
+    "unread": ["unread"],
+    "greedy": ["greedy", "greedy"],
+    "crumbs": ["crumbs"],
+    "stopped": ["stopped"],
+    "scribble": ["scribble"],
+    "crowd": ["crowd"],
+    "mapped": ["mapped"],
+    "gatekeeper": ["gatekeeper"],
+}
+STRANGERS = {"garbage", "descriptors", "flood"}
+
+# Faults, by how they begin.
+STARVED = "the reader starved"
+STOOD = "the pair stood still"
+NONE_WRONG = "0 requests are wrong"
+SLOW = "one call of progress"
+
+# Attacks that do harm: why, and which of their faults that explains. It never explains wrong bytes and crashes.
+KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "flood": (
+        "a full queue of connections fails a newcomer, which does not try again, and hides it among thousands",
+        (STARVED, STOOD, NONE_WRONG),
+    ),
+    "greedy": ("one budget for all clients of a turn is spent by the first", (STARVED, STOOD, NONE_WRONG)),
+    "crumbs": ("turns are shared out by client, of which a process may be as many as it likes", (STARVED, STOOD)),
+    "crowd": (
+        "nothing limits the clients with a card, so they take every descriptor",
+        (STARVED, STOOD, NONE_WRONG),
+    ),
+    "mapped": (
+        "buffers of 128 MiB a client are not counted, and all of one turn's leavers are unmapped in it",
+        (STARVED, SLOW, r"[0-9.]+ MiB more"),
+    ),
+    "gatekeeper": (
+        "a client that says it is writing is waited for as long as it lives",
+        (STARVED, "a region was not given back in 2 s"),
+    ),
+}
+
+
+@dataclass
+class ShmPair(Pair):
+    """A pair on one host; `folder` holds the attacking programs."""
+
+    folder: Path = Path()
+    harm: list[str] = field(default_factory=list)
+
+    def attack(self, names: list[str], seconds: float) -> int:
+        if names[0] == "burn":
+            return run_attackers(names, self.target, seconds)
+        processes = [
+            subprocess.Popen(
+                [str(self.folder / f"shm_{name}"), self.card(name), str(seconds)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for name in names
+        ]
+        done = 0
+        for process in processes:
+            try:
+                said, _ = process.communicate(timeout=seconds + 60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said, _ = process.communicate()
+            if process.returncode:
+                self.harm.append(f"{Path(str(process.args[0])).name} ended with {process.returncode}")
+                continue
+            answer = json.loads(said)
+            done += answer["done"]
+            if answer["harm"]:
+                self.harm.append(answer["harm"])
+        return done
+
+    def card(self, name: str) -> str:
+        """What an attacker is told: without a card, the name that everybody can see."""
+        if name not in STRANGERS:
+            return f"card:{self.producer.endpoint}"
+        return f"name:{socket_name(self.producer.process.pid)}"
+
+
+def socket_name(pid: int) -> str:
+    """As /proc/net/unix shows it; which of the sockets it is, by the descriptors of the process."""
+    links = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
+    sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        # The address and the state of one that listens, and its name
+        if fields[6] in sockets and len(fields) > 7 and fields[3] == "00010000":
+            return fields[7].removeprefix("@kvferry-")
+    raise RuntimeError("the owner's socket has no name")
+
+
+def open_pair(program: Path, *options: str) -> ShmPair:
+    owner = start(str(program), "own", list(options))
+    reader = start(str(program), "read", [owner.endpoint])
+    return ShmPair(owner, reader, Target("", ""), program.parent)
+
+
+def wait_for(half: Half, what: str, least: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not half.lines or half.last[what] < least:
+        if time.monotonic() > end or half.process.poll() is not None:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def a_wrong_byte_is_noticed(program: Path) -> bool:
+    """The control: an owner one of whose bytes is not what it should be."""
+    pair = open_pair(program, "--wrong")
+    noticed = wait_for(pair.consumer, "wrong", 1, 20)
+    pair.close()
+    return noticed
+
+
+def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str]) -> list[str]:
+    """What judge() found, and what holds for this transport besides."""
+    faults = faults + pair.harm
+    pair.harm = []
+    if figures["of burning"] < LEAST or figures["after"] < LEAST:
+        faults.append(f"{STARVED}: {figures['of burning']} of the moves, {figures['after']} after it")
+    if figures["ms of a call"] > CALL_MS:
+        faults.append(f"{SLOW} took {figures['ms of a call']} ms of the processor")
+    if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES:
+        faults.append(f"{figures['fds left']} descriptors and {figures['MiB left']} MiB were left")
+    return faults
+
+
+def is_known(name: str, faults: list[str]) -> bool:
+    """Whether there are faults, and all of them are explained."""
+    _, begins = KNOWN.get(name, ("", ()))
+    return bool(faults) and all(any(re.match(begin, fault) for begin in begins) for fault in faults)
+
+
+def judge_one(program: Path, name: str, seconds: float) -> tuple[dict[str, Any], list[str]]:
+    """One attack on a pair of its own."""
+    pair = open_pair(program)
+    wait_for(pair.consumer, "done", 20, 30)
+    figures, faults = judge(pair, PLANS[name], seconds, False)
+    figures["attack"] = name
+    faults = find_faults(pair, figures, faults)
+    if pair.close():
+        faults.append("the pair did not end as it should")
+    figures["moves/s"] = figures.pop("requests/s")
+    figures.pop("told")
+    return figures, faults
+
+
+def judge_fairly(program: Path, name: str, seconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Others use the machine too: where all that is wrong is a throughput, it is measured again."""
+    rounds = [judge_one(program, name, seconds)]
+    faults = rounds[0][1]
+    if name in KNOWN or not faults or not all(STARVED in fault for fault in faults):
+        return rounds[0]
+    rounds += [judge_one(program, name, seconds) for _ in range(ROUNDS - 1)]
+    worse = [one for one in rounds if not all(STARVED in fault for fault in one[1])]
+    return worse[0] if worse else sorted(rounds, key=lambda one: one[0]["of burning"])[ROUNDS // 2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="the honest one: build/release/tests/hostile/shm_honest")
+    parser.add_argument("--seconds", type=float, default=2.0, help="each attack, for so long [2]")
+    parser.add_argument("--only", action="append", choices=sorted(PLANS), help="this attack; may be repeated")
+    parser.add_argument("--json", help="write the figures there too")
+    options = parser.parse_args()
+    program = Path(options.program)
+    counts = {"ok": 0, "FAILED": 0, "known": 0}
+    rows = []
+
+    def say(word: str, *text: str) -> None:
+        counts[word] += 1
+        print(word.ljust(6), *text, flush=True)
+
+    say(*("ok", "a wrong byte is noticed") if a_wrong_byte_is_noticed(program) else ("FAILED", "it is not"))
+    for name in options.only or PLANS:
+        figures, faults = judge_fairly(program, name, options.seconds)
+        rows.append(figures)
+        if is_known(name, faults):
+            say("known", f"{name}: {KNOWN[name][0]};", json.dumps(rows[-1]), *faults)
+        else:
+            say("FAILED" if faults else "ok", json.dumps(rows[-1]), *faults)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1))
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['known']} known")
+    return 1 if counts["FAILED"] or not counts["ok"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

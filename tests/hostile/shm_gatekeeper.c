@@ -1,0 +1,87 @@
+/*
+ * With a card: a client that says for ever that it is in the middle of a write. It attacks an owner of its
+ * own, in this process, for taking a region back ends every honest reader, too. The owner wants a region
+ * back, and has it within two seconds or not while the client lives; and it must have it once the client is
+ * dead.
+ */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shm_attack.h"
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (call) {                                                                                          \
+            (void)fprintf(stderr, "shm_gatekeeper: %s\n", kvf_error_detail());                               \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+static void keep_inside(char **argv, const void *card, size_t bytes) {
+    static char text[8192];
+    char *arguments[] = {argv[0], text, (char *)"1000"};
+    kvf_shm_gate *gate = NULL;
+    attack a;
+    size_t at = (size_t)snprintf(text, sizeof text, "card:");
+    for (size_t i = 0; i < bytes; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%02x", ((const unsigned char *)card)[i]);
+    attack_begin(&a, 3, arguments);
+    if (attack_client(&a, &gate) < 0 || !gate)
+        _exit(1);
+    atomic_store(&gate->inside, 1);
+    for (;;)
+        (void)pause();
+}
+
+/* How long it took, in steps of ten milliseconds; -1: more than `most`. */
+static int take_back(kvf_transport *owner, int most) {
+    for (int i = 0; i < most; i++) {
+        kvf_status status = kvf_transport_unregister_region(owner, 1);
+        if (!status)
+            return i;
+        if (status != KVF_E_AGAIN)
+            TRY(status);
+        TRY(kvf_transport_progress(owner, NULL));
+        attack_sleep_ms(10);
+    }
+    return -1;
+}
+
+int main(int argc, char **argv) {
+    static unsigned char memory[2][65536];
+    kvf_memory regions[2];
+    kvf_transport *owner = NULL;
+    const void *card;
+    size_t bytes;
+    attack a;
+    attack_begin(&a, argc, argv);
+    for (int i = 0; i < 2; i++)
+        regions[i] =
+            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory[i], .bytes = sizeof memory[i]};
+    TRY(kvf_transport_open("shm", NULL, &owner));
+    TRY(kvf_transport_register(owner, regions, 2));
+    TRY(kvf_transport_export(owner, &card, &bytes));
+    pid_t child = fork();
+    if (child == 0)
+        keep_inside(argv, card, bytes);
+    for (int i = 0; i < 50; i++) {
+        TRY(kvf_transport_progress(owner, NULL));
+        attack_sleep_ms(10);
+    }
+    bool alive = waitpid(child, NULL, WNOHANG) == 0;
+    int with = take_back(owner, 200);
+    (void)kill(child, SIGKILL);
+    (void)waitpid(child, NULL, 0);
+    int without = with >= 0 ? 0 : take_back(owner, 200);
+    kvf_transport_close(owner);
+    a.done = alive;
+    if (!alive)
+        return attack_end(&a, "the client was never inside");
+    if (without < 0)
+        return attack_end(&a, "a region was not given back after the client's death");
+    return attack_end(&a, with < 0 ? "a region was not given back in 2 s while the client lived" : NULL);
+}

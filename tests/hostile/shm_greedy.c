@@ -1,0 +1,29 @@
+/* With a card: a client that always has the largest moves waiting. Two of them are to starve a third. */
+#include <unistd.h>
+
+#include "shm_attack.h"
+
+#define SLOTS 8u
+
+int main(int argc, char **argv) {
+    static kvf_shm_packet packet;
+    static kvf_shm_move_message move;
+    attack a;
+    attack_begin(&a, argc, argv);
+    const uint64_t slot_bytes = 4u << 20;
+    uint64_t bytes = SLOTS * slot_bytes;
+    unsigned char *address;
+    int memory, fd = attack_client(&a, NULL);
+    if (fd < 0 || kvf_shm_make_memory(&bytes, &memory, &address) ||
+        !attack_give_buffer(fd, memory, slot_bytes, SLOTS))
+        return 1;
+    for (uint32_t waiting = 0; attack_goes_on(&a);) {
+        while (waiting < SLOTS && attack_send(fd, &move, attack_move(&a, &move, waiting, 1, 3u << 20), -1, 0))
+            waiting++;
+        if (attack_receive(fd, &packet, 100)) {
+            waiting--;
+            a.done++;
+        }
+    }
+    return attack_end(&a, a.done ? NULL : "a client that asks for a lot was never answered");
+}
