@@ -33,4 +33,12 @@ foreach(source IN LISTS fuzz_sources)
     target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   endif()
 endforeach()
-kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_card.c fuzz/seeds_shm.c fuzz/messages.c)
+kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_agent.c fuzz/seeds_card.c fuzz/seeds_shm.c fuzz/messages.c)
+
+# Whole agents, over the network and the clock that the tests have.
+if(NOT CMOCKA_FOUND)
+  message(FATAL_ERROR "KVF_BUILD_FUZZ is ON, but pkg-config finds no cmocka (Debian: libcmocka-dev)")
+endif()
+target_sources(fuzz_agent PRIVATE fuzz/agent_model.c fuzz/agent_peer.c tests/unit/agent_net.c)
+target_include_directories(fuzz_agent PRIVATE tests/unit)
+target_link_libraries(fuzz_agent PRIVATE PkgConfig::CMOCKA)

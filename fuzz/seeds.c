@@ -171,6 +171,7 @@ int main(int argc, char **argv) {
         neighbours[i] = 5000 + i;
     seed_handshakes();
     seed_calls();
+    seed_agent();
     seed_cards();
     seed_shm();
     return 0;

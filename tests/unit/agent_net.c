@@ -48,7 +48,9 @@ typedef struct connection {
     kvf_route route;           /* the client's */
 } connection;
 
-static uint64_t time_now = 1000000000u;
+#define FIRST_TIME 1000000000u
+
+static uint64_t time_now = FIRST_TIME;
 static net_link *links[LINKS];
 static connection connections[CONNECTIONS]; /* from 1 on */
 static uint32_t connection_count, link_count;
@@ -60,6 +62,15 @@ uint64_t net_now(void) {
 
 void net_advance(uint64_t ns) {
     time_now += ns;
+}
+
+void net_reset(void) {
+    for (uint32_t i = 0; i < LINKS; i++)
+        assert_null(links[i]);
+    memset(connections, 0, (connection_count + 1) * sizeof *connections);
+    connection_count = link_count = 0;
+    last_route = 0;
+    time_now = FIRST_TIME;
 }
 
 static uint64_t clock_now(void *context) {

@@ -14,5 +14,7 @@ extern const kvf_surroundings net_surroundings;
 
 uint64_t net_now(void);
 void net_advance(uint64_t ns);
+/** As at the beginning. No link may be open. */
+void net_reset(void);
 
 #endif

@@ -194,6 +194,44 @@ static void a_name_whose_connection_has_ended_is_free_at_once(void **state) {
     close_scene(&s);
 }
 
+static void anybody_may_ask_for_ranks_and_changes_nothing_by_it(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s);
+    const kvf_session *known = session_of(&s);
+    const uint64_t kept = world_stats(s.p).memory_now_bytes;
+    speaker *who[] = {&s.rightful, &s.other, &s.stranger};
+    for (int i = 0; i < 3; i++) {
+        /* in the name of the one that has a session, and without its secret */
+        kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                             .hello = {.engine = "X",
+                                       .incarnation = s.rightful.incarnation,
+                                       .rank_count = 1,
+                                       .wants_ranks = true,
+                                       .clock_ns = world_now()}};
+        const uint8_t none[KVF_WIRE_SESSION_BYTES] = {0};
+        who[i]->kind = (kvf_message_kind)0;
+        who[i]->card_bytes = 1;
+        const uint32_t letters = who[i]->letters;
+        speaker_send(who[i], &hello);
+        speaker_run_for(&s.w, who[i], 10 * MS);
+        assert_int_equal(who[i]->letters, letters + 1);
+        assert_int_equal(who[i]->kind, KVF_MESSAGE_WELCOME);
+        assert_int_equal(who[i]->card_bytes, 0);
+        assert_memory_equal(who[i]->session, none, sizeof none);
+    }
+    assert_ptr_equal(session_of(&s), known);
+    assert_int_equal(known->state, KVF_SESSION_OPEN);
+    assert_int_equal(world_stats(s.p).peers_now, 1);
+    assert_int_equal(world_stats(s.p).memory_now_bytes, kept);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 0);
+    /* messages to the peer still go where the peer is */
+    memcpy(s.rightful.session, known->id, sizeof known->id);
+    (void)hold(&s, "a");
+    assert_int_equal(say(&s, &s.rightful, acquire("a")), KVF_OK);
+    close_scene(&s);
+}
+
 /* ---- keys for names --------------------------------------------------------------------------- */
 
 static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void **state) {
@@ -544,6 +582,81 @@ static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void
     }
 }
 
+/* What a contact would say: that it is P, with P's introduction; and with a session, P's card. */
+static void send_welcomes(const scene *s, speaker *by) {
+    const kvf_bytes all[] = {{s->p->introductions[0].data, s->p->introductions[0].size}};
+    kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
+                           .welcome = {.engine = "P",
+                                       .incarnation = s->p->incarnation,
+                                       .rank_count = 1,
+                                       .introductions = all,
+                                       .introduction_count = 1}};
+    memcpy(welcome.digest, s->p->digest, sizeof welcome.digest);
+    speaker_send(by, &welcome);
+    welcome.welcome.introductions = NULL;
+    welcome.welcome.introduction_count = 0;
+    memset(welcome.welcome.session, 0x77, sizeof welcome.welcome.session);
+    welcome.welcome.card = (kvf_bytes){"a card", 6};
+    speaker_send(by, &welcome);
+    kvf_message refused = {.kind = KVF_MESSAGE_REFUSED, .refused = {KVF_E_PERMISSION, "no"}};
+    speaker_send(by, &refused);
+}
+
+static void nobody_else_answers_while_an_engine_is_being_met(void **state) {
+    (void)state;
+    for (int keyed = 0; keyed < 2; keyed++) {
+        scene s;
+        speaker by;
+        uint64_t ticket;
+        open_hearing(&s, &by, keyed);
+        kvf_agent *d = s.w.d.agents[0];
+        letters_begin();
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+        assert_ok(kvf_agent_connect(d, &s.w.p.contact, 20 * SECOND, &ticket));
+        speaker_run_for(&s.w, &by, 200 * MS);
+        assert_true(letters_met() > 0); /* it greets, and hears nothing */
+        send_welcomes(&s, &by);
+        speaker_run_for(&s.w, &by, 200 * MS);
+        assert_null(session_with_p(&s));
+        assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_READY) + world_count(&s.w, d, KVF_EVENT_FAILED),
+                         0);
+        letters_end();
+        (void)world_done(&s.w, d, ticket); /* the one that is greeted does */
+        speaker_close(&by);
+        close_scene(&s);
+    }
+}
+
+static void nobody_else_answers_while_a_session_is_being_opened(void **state) {
+    (void)state;
+    for (int keyed = 0; keyed < 2; keyed++) {
+        scene s;
+        speaker by;
+        uint64_t ticket;
+        open_hearing(&s, &by, keyed);
+        kvf_agent *d = s.w.d.agents[0];
+        const kvf_memory memory = {.struct_size = sizeof memory,
+                                   .address = s.w.p.memory[0][0],
+                                   .bytes = kvf_shard_get(s.p->shard)->region_bytes[0]};
+        assert_ok(kvf_agent_unregister_region(s.p, 0)); /* P tells its ranks, and to ask again for the card */
+        assert_ok(kvf_agent_connect(d, &s.w.p.contact, 20 * SECOND, &ticket));
+        speaker_run_for(&s.w, &by, 200 * MS);
+        const kvf_session *session = session_with_p(&s);
+        assert_non_null(session);
+        assert_int_equal(session->state, KVF_SESSION_GREETING);
+        send_welcomes(&s, &by);
+        speaker_run_for(&s.w, &by, 200 * MS);
+        assert_ptr_equal(session_with_p(&s), session);
+        assert_int_equal(session->state, KVF_SESSION_GREETING);
+        assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_READY) + world_count(&s.w, d, KVF_EVENT_FAILED),
+                         0);
+        assert_ok(kvf_agent_register_region(s.p, 0, &memory));
+        (void)world_done(&s.w, d, ticket);
+        speaker_close(&by);
+        close_scene(&s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_greeting_repeated_brings_the_same_session),
@@ -552,6 +665,7 @@ int main(void) {
         cmocka_unit_test(a_name_is_the_living_process_that_has_it),
         cmocka_unit_test(a_name_whose_process_says_nothing_goes_to_the_next),
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_at_once),
+        cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
@@ -565,6 +679,8 @@ int main(void) {
         cmocka_unit_test(a_jump_of_numbers_forces_a_new_greeting),
         cmocka_unit_test(what_ends_an_earlier_call_cannot_use_up_numbers),
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
+        cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
+        cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
