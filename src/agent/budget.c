@@ -76,7 +76,6 @@ kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {
     kvf_agent *agent = session->agent;
     const kvf_agent_options *options = &agent->options;
     kvf_party *party = session->party;
-    KVF_ASSERT(party);
     bool alone = bytes > options->max_bytes_per_key - kvf_min_u64(party->bytes, options->max_bytes_per_key);
     bool together =
         bytes > options->max_bytes_for_peers - kvf_min_u64(agent->kept_bytes, options->max_bytes_for_peers);

@@ -159,7 +159,9 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     if (expect->base.state == KVF_TICKET_DOUBT || call->status) {
         kvf_answer_status(session, call, KVF_OK, "");
         if (call->status && !expect->base.silent)
-            kvf_ticket_fail(&expect->base, call->status, call->detail, session);
+            kvf_ticket_fail(&expect->base, call->status,
+                            call->detail[0] ? call->detail : "its producer failed, and gave no reason",
+                            session);
         expect->base.agent->due = 0;
         return;
     }
