@@ -123,7 +123,8 @@ typedef struct kvf_agent_options {
     uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
     /** Of it, for all who hold one key, or for a connection without [half of it]. */
     uint64_t max_bytes_per_key;
-    uint64_t longest_ns; /**< what a peer asks for ends after so long, however often it beats [1 h] */
+    /** What a peer asks for ends after so long, however often it beats [1 h, or a longer lease]. */
+    uint64_t longest_ns;
 } kvf_agent_options;
 
 /**

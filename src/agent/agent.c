@@ -66,7 +66,7 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     o->max_peers_per_key = o->max_peers_per_key ? o->max_peers_per_key : 8192;
     take_default(&o->max_bytes_for_peers, 256ull << 20);
     take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
-    take_default(&o->longest_ns, 3600 * KVF_SECOND);
+    take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, o->lease_ns));
     if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
         return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed is from lease_ns, %llu, to a year",
                         (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
