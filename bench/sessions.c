@@ -583,7 +583,7 @@ static void start_loop(loop *l, const kvf_engine *of_p, const kvf_engine *of_d) 
 static double pull_in_loop(loop *l) {
     bench_ask ask;
     uint64_t ticket, begun = bench_now_ns();
-    kvf_event event = {.ticket = 0};
+    kvf_event event = {.struct_size = sizeof event};
     bench_must(kvf_agent_pull(l->d, bench_ask_of(&ask, l->next, 0, kvf_agent_endpoint(l->p)), &ticket));
     l->next++;
     while (event.ticket != ticket) {

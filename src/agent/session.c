@@ -426,6 +426,7 @@ void kvf_session_retire(kvf_session *session) {
     hide(session, false);
     session->agent->hooks->forget(session);
     session->state = KVF_SESSION_LOST;
+    kvf_calls_end(session, KVF_E_PEER_LOST); /* no answer would find it */
     session->agent->due = 0;
 }
 
