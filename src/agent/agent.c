@@ -110,10 +110,7 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                                 .on_message = kvf_on_message,
                                 .on_broken = kvf_on_broken,
                                 .context = agent};
-    if (o->allowed_key_count > 0 && !o->allowed_keys)
-        status = kvf_fail(KVF_E_INVALID, "allowed_keys is NULL, allowed_key_count %u", o->allowed_key_count);
-    if (!status)
-        status = kvf_link_open(&options, &agent->link);
+    status = kvf_link_open(&options, &agent->link);
     kvf_free(keys);
     if (!status)
         status = kvf_grants_take(agent);

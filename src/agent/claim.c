@@ -89,11 +89,14 @@ kvf_status kvf_grants_keys(const kvf_agent_options *options, const char ***keys,
     if (options->grant_count > 0 && (!options->grants || options->grants->struct_size == 0))
         return kvf_fail(KVF_E_INVALID, "grants is %s, grant_count %u",
                         options->grants ? "without struct_size" : "NULL", options->grant_count);
+    if (options->allowed_key_count > 0 && !options->allowed_keys)
+        return kvf_fail(KVF_E_INVALID, "allowed_keys is NULL, allowed_key_count %u",
+                        options->allowed_key_count);
     *keys = kvf_alloc((size_t)options->allowed_key_count + options->grant_count, sizeof **keys);
     if (!*keys)
         return kvf_nomem("grants");
     *count = 0;
-    for (uint32_t i = 0; options->allowed_keys && i < options->allowed_key_count; i++)
+    for (uint32_t i = 0; i < options->allowed_key_count; i++)
         (*keys)[(*count)++] = options->allowed_keys[i];
     for (uint32_t i = 0; i < options->grant_count; i++)
         (*keys)[(*count)++] = grant_at(options->grants, i)->public_key;
