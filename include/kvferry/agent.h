@@ -113,17 +113,17 @@ typedef struct kvf_agent_options {
     void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
     kvf_log_level log_level; /**< the least important lines that are wanted [KVF_LOG_INFO] */
-    /** Who may connect, beside allowed_keys, and as whom; needs keys. Copied. NULL: nobody else. */
+    /** Further keys that may connect, and the ranks their holders speak for; needs keys. Copied. NULL: none. */
     const kvf_key_grant *grants;
     uint32_t grant_count;
-    /* What peers may make this agent keep. Who asks for more is refused with KVF_E_LIMIT, counted (`over_budget`), and
-     * told of once by KVF_EVENT_PEER_REFUSED. */
+    /* Budgets for the memory and time that peers take here. A request beyond them is refused with KVF_E_LIMIT, counted
+     * (`over_budget`), and told once by KVF_EVENT_PEER_REFUSED. */
     /** Sessions of all who hold one key [8192]; without keys a connection has 8. */
     uint32_t max_peers_per_key;
     uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
     /** Of it, for all who hold one key, or for a connection without [half of it]. */
     uint64_t max_bytes_per_key;
-    /** What a peer asks for ends after so long, however often it beats [1 h, or a longer lease]. */
+    /** The longest time that a peer's request is kept, however often the peer beats [1 h, or a longer lease]. */
     uint64_t longest_ns;
 } kvf_agent_options;
 
@@ -272,7 +272,7 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
  * and is never used again. The steps of a group are tokens; in state groups, states.
  */
 
-/** What says that memory is ready to be read. */
+/** The kind of event that marks memory as ready to be read. */
 typedef enum kvf_ready_kind {
     KVF_READY_NOW = 0, /**< it is */
     KVF_READY_FD = 1,  /**< a file descriptor that becomes readable then, and stays so: an eventfd, a pipe */
@@ -531,7 +531,7 @@ KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 KVF_API kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level level, char *text,
                                      size_t text_bytes, size_t *length);
 
-/** What a peer is to this agent. */
+/** The role of a peer towards this agent. */
 typedef enum kvf_peer_role {
     KVF_PEER_PRODUCER = 1, /**< this rank takes blocks from it */
     KVF_PEER_CONSUMER = 2, /**< it takes blocks from this rank */
