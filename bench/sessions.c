@@ -45,21 +45,28 @@ typedef struct crowd {
     uint64_t sent, received, messages;
 } crowd;
 
+/* Each is a process of its own: it has a name, and a secret that proves its incarnation. */
 static void say(crowd *c, uint32_t peer, const uint8_t *session) {
     const kvf_agent *like = c->like;
     uint32_t step = c->steps[peer];
+    char engine[16];
+    uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
+    (void)snprintf(engine, sizeof engine, "D%u", peer);
+    memcpy(secret + 1, &peer, sizeof peer);
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
-                           .hello = {.engine = "D",
-                                     .incarnation = peer + 1,
+                           .hello = {.engine = engine,
+                                     .incarnation = kvf_wire_incarnation(secret),
                                      .rank_count = 1,
                                      .wants_ranks = step == 0,
                                      .wants_card = step == 1,
                                      .clock_ns = kvf_now(&kvf_monotonic)}};
     memcpy(message.digest, like->digest, sizeof message.digest);
+    if (step == 1)
+        memcpy(message.hello.secret, secret, sizeof secret);
     kvf_wire_buffer own = {0}, bytes = {0};
     if (step == 2 && !c->plain) {
-        kvf_introduction intro = {.engine = "D",
-                                  .incarnation = peer + 1,
+        kvf_introduction intro = {.engine = engine,
+                                  .incarnation = kvf_wire_incarnation(secret),
                                   .rank_count = 1,
                                   .endpoint = "tcp://127.0.0.1:5555",
                                   .public_key = "",
@@ -69,6 +76,7 @@ static void say(crowd *c, uint32_t peer, const uint8_t *session) {
         message = (kvf_message){.kind = KVF_MESSAGE_CALL,
                                 .call = {.number = 1,
                                          .kind = KVF_CALL_JOIN,
+                                         .generation = 1,
                                          .introduction = {own.data, own.size},
                                          .card = {like->card, like->card_bytes}}};
         if (session)
@@ -98,9 +106,12 @@ static bool hear(crowd *c, uint32_t peer) {
     if (!c->plain) {
         bench_must(kvf_wire_open((kvf_bytes){data, (size_t)bytes}, &message));
         bench_must(kvf_wire_read(&message));
-        bench_require(c->steps[peer] < 2 ? message.kind == KVF_MESSAGE_WELCOME
-                                         : message.kind == KVF_MESSAGE_ANSWER && !message.answer.status,
-                      "a peer was refused");
+        bool taken = c->steps[peer] < 2 ? message.kind == KVF_MESSAGE_WELCOME
+                                        : message.kind == KVF_MESSAGE_ANSWER && !message.answer.status;
+        bench_require(taken, message.kind == KVF_MESSAGE_REFUSED ? message.refused.detail
+                             : message.kind == KVF_MESSAGE_ANSWER
+                                 ? message.answer.detail
+                                 : "a peer got another answer than it asked for");
     }
     if (++c->steps[peer] < STEPS)
         say(c, peer, message.welcome.session);
