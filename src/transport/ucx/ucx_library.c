@@ -148,6 +148,16 @@ static kvf_status examine(void *handle, kvf_ucx_library **out) {
     return KVF_OK;
 }
 
+/* A wheel's own UCX comes with its own libraries for InfiniBand, under names with a hash, but its module for EFA needs
+ * libefa of the system, and so the system's copies of the same libraries. Opened by that module they would call into the
+ * wheel's, and the process would crash when it ends (nixl-cu13 1.5.1 on Debian 12, with or without kvferry). Opened
+ * before, on their own, they keep to themselves. */
+static void keep_apart(const char *name) {
+    const char *file = strrchr(name, '/');
+    if (file && strncmp(file, "/libucp.so", strlen("/libucp.so")) != 0)
+        (void)dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL);
+}
+
 /* Opening anything but a plain file may block, and a name without a slash is the loader's to find. */
 static kvf_status check_file(const char *name) {
     struct stat file;
@@ -165,6 +175,7 @@ static kvf_status load_one(const char *name, kvf_ucx_library **out) {
     if (dlsym(RTLD_DEFAULT, "ucs_status_string"))
         flags |= RTLD_DEEPBIND;
 #endif
+    keep_apart(name);
     void *handle = dlopen(name, flags);
     if (!handle) {
         const char *reason = dlerror();
