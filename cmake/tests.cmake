@@ -36,6 +36,28 @@ foreach(name IN LISTS unit_names)
   endif()
 endforeach()
 
+# Libraries that UCX's place is offered to in vain, for transport_library_test.
+if(KVF_USES_UCX)
+  # kvf_add_fake(NAME FILES files... DEFINITIONS definitions...): builds tests/fakes/libNAME.so
+  function(kvf_add_fake name)
+    cmake_parse_arguments(arg "" "" "FILES;DEFINITIONS" ${ARGN})
+    list(TRANSFORM arg_FILES PREPEND ${PROJECT_SOURCE_DIR}/tests/fakes/)
+    add_library(${name} MODULE ${arg_FILES})
+    set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes)
+    target_include_directories(${name} PRIVATE include src)
+    target_include_directories(${name} SYSTEM PRIVATE ${UCX_FOLDER})
+    target_compile_definitions(${name} PRIVATE _GNU_SOURCE ${arg_DEFINITIONS})
+    add_dependencies(transport_library_test ${name})
+  endfunction()
+  set(fake_files fake_ucx.c fake_ucx_words.c)
+  kvf_add_fake(fake_ucx_whole FILES ${fake_files} DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99)
+  kvf_add_fake(fake_ucx_old FILES ${fake_files} DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=12)
+  kvf_add_fake(fake_ucx_next FILES ${fake_files} DEFINITIONS FAKE_MAJOR=2 FAKE_MINOR=0)
+  kvf_add_fake(fake_ucx_lacking FILES ${fake_files}
+               DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99 FAKE_LACKS="ucp_put_nbx")
+  kvf_add_fake(no_ucx FILES no_ucx.c)
+endif()
+
 # Processes that are killed and stopped while they serve each other; `make check-long` has more requests.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/faults faults NAMES faults_names)

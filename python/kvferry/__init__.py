@@ -83,7 +83,7 @@ from kvferry.shard import (
     TokenShare,
 )
 from kvferry.transfer import Transfer
-from kvferry.transport import Direction, Operation, Peer, PeerInfo, Transport, transport_kinds
+from kvferry.transport import Direction, Finding, Operation, Peer, PeerInfo, Transport, transport_kinds
 
 __version__ = version()
 
@@ -118,6 +118,7 @@ __all__ = [
     "EventKind",
     "ExistsError",
     "FailurePolicy",
+    "Finding",
     "Group",
     "GroupKind",
     "GroupMatch",

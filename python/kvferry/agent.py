@@ -52,6 +52,7 @@ from kvferry.peers import AgentPeer, read_peer
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
 from kvferry.transport import settings_of
+from kvferry.ucx import with_ucx
 
 __all__ = ["Agent", "Contact", "KeyPair"]
 
@@ -231,6 +232,7 @@ class Agent:
         resource: Resource | None = engine._get() if engine is not None else None
         lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
         arena = Arena()
+        settings = with_ucx(settings)
         grants = [KeyGrant(key) if isinstance(key, str) else key for key in allowed_keys]
         options = arena.new(
             "kvf_agent_options",
@@ -238,7 +240,7 @@ class Agent:
             advertise=arena.text(advertise),
             transport=arena.text(transport),
             settings=settings_of(arena, settings),
-            setting_count=len(settings or ()),
+            setting_count=len(settings),
             facts=arena.text(lines or None),
             public_key=arena.text(keys.public_key if keys else None),
             secret_key=arena.text(keys.secret_key if keys else None),

@@ -1,7 +1,5 @@
 #include "options.h"
 
-#include <kvferry/transport.h>
-
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -14,6 +12,7 @@
 enum {
     ALL_SHAPES = COMMAND_PLAN | COMMAND_DEMO | COMMAND_BENCH,
     MOVING = COMMAND_DEMO | COMMAND_BENCH,
+    LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
     PLANNING = ALL_SHAPES | COMMAND_EXPLAIN,
 };
 
@@ -28,6 +27,7 @@ enum option_id {
     OPTION_REQUESTS,
     OPTION_TRANSPORT,
     OPTION_UCX_TLS,
+    OPTION_UCX_LIBRARY,
     OPTION_BROUGHT_MEMORY,
     OPTION_NO_DIRECT_READ,
     OPTION_MEMORY_LIMIT,
@@ -65,7 +65,9 @@ static const option_row rows[] = {
     {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, PLANNING},
     {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS, MOVING},
     {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, PLANNING},
-    {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS, MOVING},
+    {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS, MOVING | LOOKING},
+    {"ucx-library", "FILES", "the UCX to load: the first of these libucp that works (libucp.so.0)",
+     OPTION_UCX_LIBRARY, MOVING | LOOKING},
     {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
      OPTION_BROUGHT_MEMORY, MOVING},
     {"no-direct-read", NULL, "do as if the kernel forbade reading another process's memory",
@@ -81,7 +83,7 @@ static const option_row rows[] = {
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
      OPTION_REPLICAS, COMMAND_PLAN | COMMAND_EXPLAIN},
     {"json", NULL, "print JSON instead of text", OPTION_JSON,
-     COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_EXPLAIN},
+     COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_EXPLAIN | LOOKING},
     {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},
     {"corrupt", "COORDINATE", NULL, OPTION_CORRUPT, COMMAND_DEMO},
     {"die", "RANK", NULL, OPTION_DIE, COMMAND_DEMO},
@@ -220,6 +222,9 @@ static int take(enum option_id id, const char *text, options *out) {
     case OPTION_UCX_TLS:
         out->ucx_tls = text;
         return EXIT_DONE;
+    case OPTION_UCX_LIBRARY:
+        out->ucx_library = text;
+        return EXIT_DONE;
     case OPTION_BROUGHT_MEMORY:
         out->brought_memory = true;
         return EXIT_DONE;
@@ -306,6 +311,23 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     if (out->operand_count > most)
         return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", out->operands[most], argv[0]);
     return EXIT_DONE;
+}
+
+uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]) {
+    uint32_t count = 0;
+    if (asked->ucx_tls)
+        out[count++] = (kvf_setting){"ucx.tls", asked->ucx_tls};
+    if (asked->ucx_library)
+        out[count++] = (kvf_setting){"ucx.library", asked->ucx_library};
+    return count;
+}
+
+int options_open_transport(const options *asked, kvf_transport **out) {
+    kvf_setting settings[UCX_SETTINGS_MAX];
+    kvf_transport_options how = {.struct_size = sizeof how, .name = "kvferry", .settings = settings};
+    how.setting_count = options_ucx_settings(asked, settings);
+    kvf_status status = kvf_transport_open("auto", &how, out);
+    return status ? library_error(status, "transports") : EXIT_DONE;
 }
 
 int options_load_model(const options *asked, kvf_model **out) {

@@ -5,6 +5,7 @@
 #define KVFERRY_CLI_OPTIONS_H
 
 #include <kvferry/model.h>
+#include <kvferry/transport.h>
 
 #include "cli.h"
 
@@ -28,6 +29,7 @@ typedef struct options {
     uint64_t requests; /* 0: chosen */
     const char *transport;
     const char *ucx_tls;
+    const char *ucx_library;
     bool brought_memory;
     bool no_direct_read;
     uint64_t memory_limit; /* bytes */
@@ -52,6 +54,14 @@ typedef struct options {
  * @param command_bit  which command: options that it does not take are errors
  */
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
+
+enum { UCX_SETTINGS_MAX = 2 };
+
+/** What was asked for of UCX, as settings of a transport, whose number is returned. */
+uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]);
+
+/** Opens an endpoint with every kind of transport that works here; says what is wrong when it cannot. */
+int options_open_transport(const options *asked, kvf_transport **out);
 
 /** Loads the model that was asked for; says what is wrong when it cannot. */
 int options_load_model(const options *asked, kvf_model **out);

@@ -69,7 +69,7 @@ static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric
     transport->fabrics = grown;
     status = fabric->open(transport, &transport->options, &opened.endpoint);
     if (status == KVF_E_UNSUPPORTED && transport->automatic)
-        return KVF_OK;
+        return kvf_front_note_absent(transport, fabric);
     if (status)
         return kvf_fail_in(status, "%s: ", fabric->kind.name);
     transport->fabrics[transport->fabric_count++] = opened;
@@ -401,6 +401,7 @@ void kvf_transport_close(kvf_transport *transport) {
     kvf_front_free_batches(transport);
     kvf_buffer_free(&transport->card);
     kvf_front_free_memory(transport);
+    kvf_front_free_absent(transport);
     kvf_free(transport->name);
     kvf_free(transport);
 }

@@ -127,6 +127,10 @@ typedef struct kvf_fabric {
     /** Takes a fence away. */
     kvf_status (*admit)(void *endpoint, const void *card, size_t bytes);
 
+    /** Fills in what the fabric loaded and found: `library`, `version` and `ways`, which are "" before. NULL: there is
+     * nothing to say. */
+    void (*found)(void *endpoint, kvf_transport_finding *out);
+
     /** Bounded work. Sets *busy when it should be called again at once. */
     kvf_status (*progress)(void *endpoint, bool *busy);
 

@@ -134,16 +134,15 @@ uint64_t rank_patience_ns(const demo_job *job) {
 static kvf_status open_agent(live_rank *out) {
     const demo_job *job = out->job;
     const kvf_engine *engine = out->seat->side == SIDE_PREFILL ? job->all.prefill : job->all.decode;
-    kvf_setting settings[2];
+    kvf_setting settings[UCX_SETTINGS_MAX + 1];
     kvf_agent_options how = {.struct_size = sizeof how,
                              .transport = job->asked->transport,
                              .settings = settings,
                              .lease_ns = rank_patience_ns(job),
                              .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
+    how.setting_count = options_ucx_settings(job->asked, settings);
     if (job->asked->no_direct_read)
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
-    if (job->asked->ucx_tls)
-        settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
     return kvf_agent_open(engine, out->seat->rank, &how, &out->agent);
 }
 
