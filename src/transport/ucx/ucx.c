@@ -22,6 +22,7 @@
  */
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -64,6 +65,23 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/*
+ * A host that is silent over TCP is given up after a minute, and not within 20 seconds, as UCX would: links come back, and
+ * leases say how long to wait for them. What the user has set stays. Versions of UCX know these by one name or the other,
+ * and a version that knows neither does as it would.
+ */
+static void be_patient(ucp_config_t *config) {
+    static const struct {
+        const char *variable, *value;
+    } times[] = {{"UCX_TCP_KEEPIDLE", "30s"}, {"UCX_TCP_KEEPINTVL", "10s"}};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        if (getenv(times[i].variable))
+            continue;
+        (void)ucp_config_modify(config, times[i].variable + strlen("UCX_"), times[i].value);
+        (void)ucp_config_modify(config, times[i].variable + strlen("UCX_TCP_"), times[i].value);
+    }
+}
+
 static kvf_status configure(const kvf_transport_options *options, ucp_config_t **out) {
     ucs_status_t status = ucp_config_read(NULL, NULL, out);
     if (status != UCS_OK)
@@ -75,6 +93,7 @@ static kvf_status configure(const kvf_transport_options *options, ucp_config_t *
     for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
         if (settings[i][1])
             status = ucp_config_modify(*out, settings[i][0], settings[i][1]);
+    be_patient(*out);
     if (status == UCS_OK)
         return KVF_OK;
     ucp_config_release(*out);
