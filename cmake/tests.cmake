@@ -103,6 +103,12 @@ if(TARGET kvferry_command)
   endforeach()
 endif()
 
+# The short form; it says what it lacks, such as root, and is skipped then. A sanitizer makes it another machine.
+if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
+  kvf_add_test(network network 180 ${PROJECT_SOURCE_DIR}/scripts/check-network ${KVF_PRESET} --short)
+  set_tests_properties(network PROPERTIES RUN_SERIAL ON)
+endif()
+
 # What others build against. A sanitized library is not something to install.
 kvf_add_test(rooms_include_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/rooms.sh
              ${PROJECT_SOURCE_DIR})

@@ -60,9 +60,9 @@ typedef struct kvf_line {
     bool closed;                      /* the try that is under way had a socket, which was closed */
     uint64_t tried_ns;                /* when that try began */
     uint64_t pause_ns, due_ns;
-    bool made;          /* DIALLED, and the handshake is done: there is a connection */
-    bool asking;        /* in the list of those that something was said over, and nothing heard since */
-    uint64_t asked_ns;  /* when that was, or when the connection was made */
+    bool made;           /* DIALLED, and the handshake is done: there is a connection */
+    bool asking;         /* in the list of those that something was said over, and nothing heard since */
+    uint64_t asked_ns;   /* when that was, or when the connection was made */
     uint64_t silence_ns; /* how long that may last */
     UT_hash_handle by_route, by_name, by_dialled;
     struct kvf_line *next, *prev; /* in the list of its state, of broken, resting or asking ones */

@@ -237,7 +237,8 @@ static const char *why_none(const kvf_zmq_link *link, const kvf_line *line) {
         return "no connection: no socket could be made for it; trying again";
     if (line->endpoint.loopback)
         return "no connection: it was refused, for nobody listens there; trying again";
-    if (kvf_now(link->clock) - line->tried_ns >= KVF_CONNECT_MS * UINT64_C(750000)) /* ZeroMQ's own is not exact */
+    if (kvf_now(link->clock) - line->tried_ns >=
+        KVF_CONNECT_MS * UINT64_C(750000)) /* ZeroMQ's own is not exact */
         return "no connection: the host did not answer; trying again";
     return "no connection: it was refused, or no way leads to the host; trying again";
 }

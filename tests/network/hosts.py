@@ -17,7 +17,9 @@ PREFIX = f"kvf{os.getpid()}"
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, check=check, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20)
+    assert not check or done.returncode == 0, f"{' '.join(arguments)}: {done.stderr.strip()}"
+    return done
 
 
 def works(*arguments: str) -> bool:
@@ -166,15 +168,15 @@ class Network:
         number = len(self.switches)
         bridge = Host(self, f"switch{number}")
         self.switches.append(bridge)
-        bridge.ip("link", "add", "br", "type", "bridge")
-        bridge.ip("link", "set", "br", "mtu", str(mtu), "up")
+        bridge.ip("link", "add", "bridge0", "type", "bridge")
+        bridge.ip("link", "set", "bridge0", "mtu", str(mtu), "up")
         known = {host.name: host for host in self.hosts}
         hosts = [known.get(name) or self.host(name) for name in names]
         for i, host in enumerate(hosts):
             port = f"to{host.name}"
             run("ip", "link", "add", device, "netns", host.space, "type", "veth",
                 "peer", "name", port, "netns", bridge.space)  # fmt: skip
-            bridge.ip("link", "set", port, "mtu", str(mtu), "master", "br", "up")
+            bridge.ip("link", "set", port, "mtu", str(mtu), "master", "bridge0", "up")
             host.ip("link", "set", device, "mtu", str(mtu), "up")
             if ipv6:
                 address = f"fd0{number}::{i + 1}"
