@@ -69,6 +69,25 @@ static void describe_agents(service *self) {
                                            .allowed_key_count = asked->allowed_key_count};
 }
 
+static int open_directory(service *self) {
+    kvf_agent_options how = self->job.agents;
+    how.listen = self->asked.listen;
+    how.facts = NULL; /* those of the ranks */
+    how.own_thread = true;
+    kvf_status status = kvf_agent_open(NULL, 0, &how, &self->directory);
+    if (status == KVF_E_INVALID || status == KVF_E_PERMISSION || status == KVF_E_RANGE)
+        return library_error(status, "serve");
+    return status ? library_failure(status, "serve") : EXIT_DONE;
+}
+
+/* What is wrong with address or keys is said before anything is started. */
+static int try_directory(service *self) {
+    int result = open_directory(self);
+    kvf_agent_close(self->directory);
+    self->directory = NULL;
+    return result;
+}
+
 /* ---- beginning ------------------------------------------------------------------------------- */
 
 static int prepare(service *self) {
@@ -88,12 +107,15 @@ static int prepare(service *self) {
         result = corruption_parse(self->asked.corrupt, &job->all, &job->work, &job->corrupt);
     if (!result)
         result = check_listen(self);
+    if (!result) {
+        describe_agents(self);
+        result = try_directory(self);
+    }
     if (!result)
         result = stream_listen(&self->stream, self->asked.listen,
                                self->port ? (uint16_t)(self->port + STREAM_OFFSET) : 0);
     if (result)
         return result;
-    describe_agents(self);
     const pattern_facts facts = {.tokens = job->work.longest_tokens,
                                  .requests = job->work.request_count,
                                  .seed = self->asked.seed,
@@ -118,17 +140,6 @@ static int catch_signals(service *self) {
 static bool take_ready(void *context, demo_side side, uint32_t index, const message *from) {
     (void)side, (void)index;
     return kvf_agent_introduce(context, from->data, from->bytes) == KVF_OK;
-}
-
-static int open_directory(service *self) {
-    kvf_agent_options how = self->job.agents;
-    how.listen = self->asked.listen;
-    how.facts = NULL; /* those of the ranks */
-    how.own_thread = true;
-    kvf_status status = kvf_agent_open(NULL, 0, &how, &self->directory);
-    if (status == KVF_E_INVALID || status == KVF_E_PERMISSION || status == KVF_E_RANGE)
-        return library_error(status, "serve");
-    return status ? library_failure(status, "serve") : EXIT_DONE;
 }
 
 static int start(service *self) {
