@@ -47,6 +47,8 @@ typedef struct kvf_peer kvf_peer;
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
+ *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For hosts
+ *                 with interfaces that others do not reach, such as bridges for containers
  */
 typedef struct kvf_setting {
     const char *key;

@@ -32,6 +32,7 @@ enum option_id {
     OPTION_REQUESTS,
     OPTION_TRANSPORT,
     OPTION_UCX_TLS,
+    OPTION_UCX_DEVICES,
     OPTION_BROUGHT_MEMORY,
     OPTION_NO_DIRECT_READ,
     OPTION_MEMORY_LIMIT,
@@ -79,6 +80,8 @@ static const option_row rows[] = {
      MOVING | COMMAND_SERVE},
     {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS,
+     MOVING | COMMAND_SERVE | COMMAND_FETCH},
+    {"ucx-devices", "LIST", "the interfaces UCX may use, as in UCX_NET_DEVICES", OPTION_UCX_DEVICES,
      MOVING | COMMAND_SERVE | COMMAND_FETCH},
     {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
      OPTION_BROUGHT_MEMORY, MOVING | COMMAND_SERVE | COMMAND_FETCH},
@@ -251,6 +254,9 @@ static int take(enum option_id id, const char *text, options *out) {
         return take_transport(text, &out->transport);
     case OPTION_UCX_TLS:
         out->ucx_tls = text;
+        return EXIT_DONE;
+    case OPTION_UCX_DEVICES:
+        out->ucx_devices = text;
         return EXIT_DONE;
     case OPTION_BROUGHT_MEMORY:
         out->brought_memory = true;

@@ -29,6 +29,7 @@ typedef struct options {
     uint64_t requests; /* 0: chosen */
     const char *transport;
     const char *ucx_tls;
+    const char *ucx_devices;
     bool brought_memory;
     bool no_direct_read;
     uint64_t memory_limit; /* bytes */

@@ -19,8 +19,8 @@
 
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
-/* After which a try to connect is given up, and another made: sooner than TCP would try for the third time. */
-#define KVF_CONNECT_MS 2000
+/* After which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
+#define KVF_CONNECT_MS 1500
 
 /* How much one round of progress takes in from one socket. */
 #define KVF_LINK_BATCH 64u

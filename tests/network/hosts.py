@@ -48,6 +48,10 @@ def missing() -> str | None:
     return None
 
 
+class Lacking(Exception):
+    """This machine cannot do what a case needs."""
+
+
 class Process:
     """A program whose lines are read as they come."""
 
@@ -129,6 +133,18 @@ class Host:
 
     def tc(self, *arguments: str) -> None:
         run("tc", "-n", self.space, *arguments)
+
+    def lose(self, percent: float) -> None:
+        """Packets that come in are lost at random, by nftables."""
+        if not shutil.which("nft"):
+            raise Lacking("there is no nft (Debian: nftables)")
+        for line in (
+            "add table ip loss",
+            "add chain ip loss input { type filter hook input priority 0; }",
+            f"add rule ip loss input numgen random mod 100000 lt {round(percent * 1000)} drop",
+        ):
+            if not works(*self.command("nft", line)):
+                raise Lacking("this kernel's nftables has no numgen")
 
     def start(self, *arguments: str, **environment: str) -> Process:
         process = Process(self.command(*arguments), environment)

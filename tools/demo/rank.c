@@ -139,7 +139,7 @@ static const char *place_to_listen(const demo_job *job, uint32_t rank, char out[
 static kvf_status open_agent(live_rank *out) {
     const demo_job *job = out->job;
     const kvf_engine *engine = out->seat->side == SIDE_PREFILL ? job->all.prefill : job->all.decode;
-    kvf_setting settings[2];
+    kvf_setting settings[3];
     char listen[300];
     kvf_agent_options how = job->agents;
     how.listen = place_to_listen(job, out->seat->rank, listen);
@@ -149,6 +149,8 @@ static kvf_status open_agent(live_rank *out) {
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
     if (job->asked->ucx_tls)
         settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
+    if (job->asked->ucx_devices)
+        settings[how.setting_count++] = (kvf_setting){"ucx.devices", job->asked->ucx_devices};
     return kvf_agent_open(engine, out->seat->rank, &how, &out->agent);
 }
 

@@ -35,6 +35,7 @@
 /* A worker opens about 15, and more where there are more networks. UCX aborts at some that it cannot open. */
 #define DESCRIPTORS_OF_UCX 64u
 #define TLS "ucx.tls"
+#define DEVICES "ucx.devices"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
@@ -89,7 +90,8 @@ static kvf_status configure(const kvf_transport_options *options, ucp_config_t *
     /* Memory for peers to map comes zeroed from these, and from no others. */
     const char *settings[][2] = {{"MM_ERROR_HANDLING", "y"},
                                  {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"},
-                                 {"TLS", kvf_setting_of(options, TLS)}};
+                                 {"TLS", kvf_setting_of(options, TLS)},
+                                 {"NET_DEVICES", kvf_setting_of(options, DEVICES)}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
         if (settings[i][1])
             status = ucp_config_modify(*out, settings[i][0], settings[i][1]);
@@ -320,7 +322,7 @@ static int ucx_event_fd(void *self) {
     return endpoint->event_fd;
 }
 
-static const char *const settings[] = {TLS, NULL};
+static const char *const settings[] = {TLS, DEVICES, NULL};
 
 extern const kvf_fabric kvf_fabric_ucx;
 
