@@ -74,6 +74,13 @@ if(KVF_BUILDS_AGENT)
   add_custom_target(hostile DEPENDS ${hostile_targets})
 endif()
 
+# Hosts that are network namespaces, with links that are slow, cut and gone: scripts/check-network runs them.
+if(KVF_BUILDS_AGENT)
+  kvf_add_programs(tests/network network NAMES network_names ALSO tests/faults/content.c)
+  list(TRANSFORM network_names PREPEND network_ OUTPUT_VARIABLE network_targets)
+  add_custom_target(network DEPENDS ${network_targets})
+endif()
+
 kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
 foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
@@ -116,6 +123,12 @@ if(TARGET kvferry_command)
                  "KVFERRY=$<TARGET_FILE:kvferry_command>" "KVF_BIN_DIR=${PROJECT_BINARY_DIR}")
     set_tests_properties(integration.${name} PROPERTIES RUN_SERIAL ON)
   endforeach()
+endif()
+
+# The short form; it says what it lacks, such as root, and is skipped then. A sanitizer makes it another machine.
+if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
+  kvf_add_test(network network 180 ${PROJECT_SOURCE_DIR}/scripts/check-network ${KVF_PRESET} --short)
+  set_tests_properties(network PROPERTIES RUN_SERIAL ON)
 endif()
 
 # What others build against. A sanitized library is not something to install.

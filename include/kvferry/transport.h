@@ -52,6 +52,8 @@ typedef struct kvf_peer kvf_peer;
  *   "ucx.library" the UCX to load: files of libucp, ':' between them, of which the first that can be used is; one
  *                 without a slash is looked for as the system's loader does. Without it: "libucp.so.0". A process may
  *                 use several, unless their files have the same names
+ *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For hosts
+ *                 with interfaces that others do not reach, such as bridges for containers
  */
 typedef struct kvf_setting {
     const char *key;

@@ -130,13 +130,26 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     return KVF_OK;
 }
 
+/*
+ * A client that has told us its card, and tells the same in a new call, had lost us: it expects nothing of what it did
+ * before. What still moves to it hangs in a connection of which nobody knows how long that will hang.
+ */
+static void begin_anew(kvf_session *session) {
+    if (session->peer && !session->joins_again) {
+        kvf_peer_close(session->peer);
+        session->peer = NULL;
+    }
+    session->joins_again = false;
+}
+
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    (void)fresh;
     kvf_status status = KVF_OK;
     bool same = session->shard && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
-    if (same) { /* it asks anew, for it did not get the answer */
+    if (same) { /* where it is not fresh, for it did not get the answer */
+        if (fresh)
+            begin_anew(session);
         kvf_answer_status(session, call, KVF_OK, "");
         return;
     }

@@ -383,6 +383,8 @@ static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
 
 static void heard(kvf_session *session, kvf_route route) {
     session->last_heard = kvf_agent_now(session->agent);
+    session->asked_ns = 0;
+    session->beat_for_life = false;
     kvf_peer_heard(session);
     session->broken_since = 0;
     session->silent = session->unreachable = false;
@@ -549,7 +551,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         /* On one host a port that takes no connection any more had its process end. */
         session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
-    } else if (session->state == KVF_SESSION_OPEN && !session->broken_since) {
+    } else if (session->state == KVF_SESSION_OPEN && !session->broken_since && status == KVF_E_PEER_LOST) {
         /* It may come back, or be another process by now: greeting it again tells. */
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;

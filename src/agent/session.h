@@ -97,7 +97,10 @@ struct kvf_session {
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
+    bool joins_again;                      /* incoming: for it was told that we have forgotten the session */
     uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
+    uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
+    bool beat_for_life; /* a beat was sent to hear whether it lives, since */
 
     kvf_shard *shard;            /* incoming, joined */
     uint64_t joined_generation;  /* incoming, joined: of its regions */

@@ -51,6 +51,10 @@ enum {
     COMMAND_EXPLAIN = 16,
     COMMAND_TRANSPORTS = 32,
     COMMAND_DOCTOR = 64,
+    COMMAND_SERVE = 128,
+    COMMAND_FETCH = 256,
+    COMMAND_PING = 512,
+    COMMAND_KEYS = 1024,
 };
 
 int run_plan(int argc, char **argv);
@@ -60,6 +64,10 @@ int run_models(int argc, char **argv);
 int run_explain(int argc, char **argv);
 int run_transports(int argc, char **argv);
 int run_doctor(int argc, char **argv);
+int run_serve(int argc, char **argv);
+int run_fetch(int argc, char **argv);
+int run_ping(int argc, char **argv);
+int run_keys(int argc, char **argv);
 
 /** Prints what `kvferry help COMMAND` says. */
 void print_command_help(uint32_t command_bit);

@@ -19,10 +19,17 @@
 
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
-#define KVF_CONNECT_MS 10000 /* after which a try to connect is given up */
+/* After which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
+#define KVF_CONNECT_MS 1500
 
 /* How much one round of progress takes in from one socket. */
 #define KVF_LINK_BATCH 64u
+
+/* So long after something was said over a connection, and nothing heard, another is made in its place: where a link was
+ * down, TCP waits longer and longer before it tries again, up to two minutes. Doubled while nothing is heard, for what
+ * is silent may just be busy. */
+#define KVF_SILENCE_NS UINT64_C(2000000000)
+#define KVF_SILENCE_MAX_NS UINT64_C(30000000000)
 
 typedef enum kvf_line_state {
     KVF_LINE_DIALLED, /* ZeroMQ has it: connected, or trying to */
@@ -53,8 +60,12 @@ typedef struct kvf_line {
     bool closed;                      /* the try that is under way had a socket, which was closed */
     uint64_t tried_ns;                /* when that try began */
     uint64_t pause_ns, due_ns;
+    bool made;           /* DIALLED, and the handshake is done: there is a connection */
+    bool asking;         /* in the list of those that something was said over, and nothing heard since */
+    uint64_t asked_ns;   /* when that was, or when the connection was made */
+    uint64_t silence_ns; /* how long that may last */
     UT_hash_handle by_route, by_name, by_dialled;
-    struct kvf_line *next, *prev; /* in the list of its state, of broken or resting ones */
+    struct kvf_line *next, *prev; /* in the list of its state, of broken, resting or asking ones */
 } kvf_line;
 
 typedef struct kvf_zmq_link {
@@ -76,13 +87,13 @@ typedef struct kvf_zmq_link {
 
     kvf_route last_route;
     kvf_line *lines_by_route, *lines_by_name, *lines_by_dialled;
-    kvf_line *broken, *resting;
+    kvf_line *broken, *resting, *asking;
     uint32_t padding; /* see link_line.c */
 
     int fds[KVF_LINK_FDS]; /* of the sockets */
     uint32_t fd_count;
     bool quiet;           /* nothing was pending, and nothing was done since */
-    uint64_t next_due_ns; /* when a resting line is dialled */
+    uint64_t next_due_ns; /* when a resting line is dialled, or a silent one dialled anew */
     const kvf_clock *clock;
 } kvf_zmq_link;
 
@@ -140,8 +151,11 @@ void kvf_lines_take_events(kvf_zmq_link *link);
 /** Hangs up what broke, once everything that came in over it has been read, and tells. */
 void kvf_lines_hang_up(kvf_zmq_link *link);
 
-/** Dials the lines whose pause is over. */
-void kvf_lines_redial(kvf_zmq_link *link);
+/** Dials the lines whose pause is over, and those that are silent anew if all that came in over them has been read. */
+void kvf_lines_redial(kvf_zmq_link *link, bool all_read);
+
+/** Something came in over a line. */
+void kvf_line_heard(kvf_zmq_link *link, kvf_line *line);
 
 kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
 

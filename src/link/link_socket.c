@@ -16,7 +16,7 @@
 
 #define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
 #define RECONNECT_MS 20
-#define RECONNECT_MAX_MS 1000
+#define RECONNECT_MAX_MS 500
 #define BACKLOG 4096
 
 /* A host that vanished is noticed after 30 + 3 * 10 s; a process that is only stopped stays connected. */

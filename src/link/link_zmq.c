@@ -145,9 +145,10 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
 
 /* Who has sent a message over a connection that we made; false: one of the past. */
 static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
-    const kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
+    kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
     if (!line)
         return false;
+    kvf_line_heard(link, line);
     letter->route = line->route;
     letter->called = true;
     letter->key = link->encrypted ? line->key_bytes : NULL;
@@ -197,9 +198,10 @@ static void progress_zmq(kvf_link *base, bool *more) {
         kvf_guard_answer(link);
     /* Events first: what they say is acted upon after the messages that came before them. */
     kvf_lines_take_events(link);
-    if (take_messages(link, link->caller, true))
+    bool all_read = take_messages(link, link->caller, true);
+    if (all_read)
         kvf_lines_hang_up(link);
-    kvf_lines_redial(link);
+    kvf_lines_redial(link, all_read);
     if (link->listener)
         (void)take_messages(link, link->listener, false);
     *more = is_pending(base);

@@ -22,7 +22,9 @@
  * UCX itself reads the environment (UCX_TLS, UCX_NET_DEVICES, ...); nothing is ever written there.
  */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -35,6 +37,7 @@
 #define DESCRIPTORS_OF_UCX 64u
 #define TLS "ucx.tls"
 #define LIBRARY "ucx.library"
+#define DEVICES "ucx.devices"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
@@ -65,6 +68,23 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/*
+ * A host that is silent over TCP is given up after a minute, and not within 20 seconds, as UCX would: links come back, and
+ * leases say how long to wait for them. What the user has set stays. Versions of UCX know these by one name or the other,
+ * and a version that knows neither does as it would.
+ */
+static void be_patient(const kvf_ucx_library *ucx, ucp_config_t *config) {
+    static const struct {
+        const char *variable, *value;
+    } times[] = {{"UCX_TCP_KEEPIDLE", "30s"}, {"UCX_TCP_KEEPINTVL", "10s"}};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        if (getenv(times[i].variable))
+            continue;
+        (void)ucx->ucp_config_modify(config, times[i].variable + strlen("UCX_"), times[i].value);
+        (void)ucx->ucp_config_modify(config, times[i].variable + strlen("UCX_TCP_"), times[i].value);
+    }
+}
+
 static kvf_status configure(const kvf_ucx_library *ucx, const kvf_transport_options *options,
                             ucp_config_t **out) {
     ucs_status_t status = ucx->ucp_config_read(NULL, NULL, out);
@@ -73,10 +93,12 @@ static kvf_status configure(const kvf_ucx_library *ucx, const kvf_transport_opti
     /* Memory for peers to map comes zeroed from these, and from no others. */
     const char *settings[][2] = {{"MM_ERROR_HANDLING", "y"},
                                  {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"},
-                                 {"TLS", kvf_setting_of(options, TLS)}};
+                                 {"TLS", kvf_setting_of(options, TLS)},
+                                 {"NET_DEVICES", kvf_setting_of(options, DEVICES)}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
         if (settings[i][1])
             status = ucx->ucp_config_modify(*out, settings[i][0], settings[i][1]);
+    be_patient(ucx, *out);
     if (status == UCS_OK)
         return KVF_OK;
     ucx->ucp_config_release(*out);
@@ -305,7 +327,7 @@ static int ucx_event_fd(void *self) {
     return endpoint->event_fd;
 }
 
-static const char *const settings[] = {TLS, LIBRARY, NULL};
+static const char *const settings[] = {TLS, LIBRARY, DEVICES, NULL};
 
 extern const kvf_fabric kvf_fabric_ucx;
 

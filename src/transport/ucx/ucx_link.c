@@ -149,6 +149,11 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
         return KVF_OK;
     link->ep = NULL;
     kvf_status failed = kvf_ucx_fail(link->ucx, status, "connection");
+    if (status == UCS_ERR_UNREACHABLE) {
+        char words[KVF_REASON_BYTES];
+        (void)snprintf(words, sizeof words, "%s", kvf_error_detail());
+        failed = kvf_fail(failed, "%s; the setting ucx.devices says which interfaces to use", words);
+    }
     /* The memory through which shared memory transports meet went away with its owner. */
     return status == UCS_ERR_SHMEM_SEGMENT ? KVF_E_PEER_LOST : failed;
 }
