@@ -232,7 +232,9 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
         if (!hold && call->status == KVF_OK) /* who gave up has no word on a hold that is still to come */
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }
-    if (hold)
+    if (hold && !reader_of(hold, session)) /* otherwise its lease makes room */
+        status = kvf_budget_look(session);
+    if (hold && !status)
         status = release(hold, session, call->rank_count, call->status);
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
@@ -329,6 +331,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
 static kvf_status hold_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
     kvf_hold *hold = hold_of(ticket);
     hold->tally.wanted = request->consumers ? request->consumers : 1;
+    hold->tally.kept = &ticket->agent->kept_bytes;
     return kvf_after_take(ticket, request->after, &hold->after);
 }
 

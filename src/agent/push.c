@@ -206,6 +206,7 @@ static kvf_status push_begin(kvf_ticket *ticket, const kvf_agent_request *reques
     kvf_push *push = push_of(ticket);
     kvf_push_word *nothing; /* is ready when it is heard; but all waits behind it */
     push->tally.wanted = request->consumers ? request->consumers : 1;
+    push->tally.kept = &ticket->agent->kept_bytes;
     return request->after ? make_word(push, request->after, &nothing) : KVF_OK;
 }
 
