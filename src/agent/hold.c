@@ -12,6 +12,7 @@
 #include "agent/budget.h"
 #include "agent/early.h"
 #include "agent/hold.h"
+#include "model/model.h"
 
 #define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
 
@@ -121,10 +122,13 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
     uint64_t lease = hold->base.agent->options.lease_ns;
     reader->until = kvf_min_u64(kvf_agent_now(hold->base.agent) + lease, reader->latest);
     kvf_agent_due(hold->base.agent, reader->until);
+    kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,
-                         .groups = hold->base.groups,
-                         .group_count = hold->base.group_count};
+                         .groups = part,
+                         .group_count = hold->base.group_count,
+                         .first_id = call->first_id};
+    answer.more = kvf_wire_part(hold->base.groups, hold->base.group_count, call->first_id, part);
     kvf_answer_send(session, call, &answer);
 }
 

@@ -24,8 +24,9 @@
 #define KVF_LINK_NEVER UINT64_MAX
 #define KVF_CONNECT_MS 10000 /* after which a try to connect is given up */
 
-/* How much one round of progress takes in from one socket. */
+/* How much one round of progress takes in from one socket: messages, and bytes of them. */
 #define KVF_LINK_BATCH 64u
+#define KVF_LINK_BATCH_BYTES (2u << 20)
 
 typedef enum kvf_line_state {
     KVF_LINE_DIALLED, /* ZeroMQ has it: connected, or trying to */

@@ -177,11 +177,13 @@ static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, 
 
 /* At most a batch; whether everything was taken in. */
 static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
-    for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < KVF_LINK_BATCH && bytes < KVF_LINK_BATCH_BYTES; i++) {
         zmq_msg_t frames[2]; /* routing id; message */
         (void)zmq_msg_init(&frames[0]);
         (void)zmq_msg_init(&frames[1]);
         uint32_t count = kvf_link_receive(socket, frames, 2);
+        bytes += zmq_msg_size(&frames[1]);
         uint8_t key[KVF_KEY_BYTES];
         kvf_letter letter = {.data = zmq_msg_data(&frames[1]), .bytes = zmq_msg_size(&frames[1])};
         if (count == 2 && (called ? see_called(link, &frames[0], &letter)

@@ -64,7 +64,7 @@ static void expectations_take_no_more_than_the_budget(void **state) {
     (void)state;
     scene s;
     kvf_group_steps group;
-    enum { IDS = 400000, BUDGET = 8 << 20 };
+    enum { IDS = 190000, BUDGET = 8 << 20 };
     uint32_t *ids = calloc(IDS, sizeof *ids);
     assert_non_null(ids);
     for (uint32_t i = 0; i < IDS; i++)
