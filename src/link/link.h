@@ -95,7 +95,7 @@ const char *kvf_link_endpoint(const kvf_link *link);
  *                    keys
  * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (no such endpoint can be, or a key that is none),
  *         KVF_E_PERMISSION (only one side has keys), KVF_E_EXISTS (connected already under too many other
- *         keys: 1 for ipc, 16 for tcp), KVF_E_IO, KVF_E_NOMEM
+ *         keys: 1 for ipc, 16 for tcp), KVF_E_LIMIT (more connections than descriptors allow), KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
 

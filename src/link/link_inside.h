@@ -208,6 +208,9 @@ kvf_status kvf_link_note_fds(kvf_zmq_link *link);
  * descriptors that this process may have. */
 uint32_t kvf_link_most_guests(uint32_t wanted);
 
+/** How many connections we may make: three quarters of the descriptors that this process may have. */
+uint32_t kvf_link_most_lines(void);
+
 /** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */
 kvf_status kvf_link_check_descriptors(void);
 

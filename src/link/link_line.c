@@ -343,6 +343,11 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
         *out = line->route;
         return KVF_OK;
     }
+    uint32_t most = kvf_link_most_lines();
+    if (HASH_CNT(by_route, link->lines_by_route) >= most)
+        return kvf_fail(KVF_E_LIMIT,
+                        "%s: there are %u connections, as many as the process's descriptors allow", read.text,
+                        most);
     status = make_line(link, &read, key, name, &line);
     if (status)
         return status;
