@@ -109,6 +109,7 @@ struct kvf_session {
     kvf_flow *flow_table;
     uint32_t flow_count;
     uint32_t early_count;
+    kvf_hashing_queue hashing; /* incoming: checksums it asks for */
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
