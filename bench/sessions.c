@@ -46,28 +46,29 @@ typedef struct crowd {
     uint64_t sent, received, messages;
 } crowd;
 
-/* Each is a process of its own: it has a name, and a secret that proves its incarnation. */
+/* Each peer is an engine of its own, of one rank: no two processes may speak for one rank. */
 static void say(crowd *c, uint32_t peer, const uint8_t *session) {
     const kvf_agent *like = c->like;
     uint32_t step = c->steps[peer];
-    char engine[16];
     uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
-    (void)snprintf(engine, sizeof engine, "D%u", peer);
+    char name[16];
+    (void)snprintf(name, sizeof name, "D%u", peer);
     memcpy(secret + 1, &peer, sizeof peer);
+    const uint64_t incarnation = kvf_wire_incarnation(secret);
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
-                           .hello = {.engine = engine,
-                                     .incarnation = kvf_wire_incarnation(secret),
+                           .hello = {.engine = name,
+                                     .incarnation = incarnation,
                                      .rank_count = 1,
                                      .wants_ranks = step == 0,
                                      .wants_card = step == 1,
                                      .clock_ns = kvf_now(&kvf_monotonic)}};
     memcpy(message.digest, like->digest, sizeof message.digest);
-    if (step == 1)
-        memcpy(message.hello.secret, secret, sizeof secret);
+    if (message.hello.wants_card)
+        memcpy(message.hello.secret, secret, sizeof message.hello.secret);
     kvf_wire_buffer own = {0}, bytes = {0};
     if (step == 2 && !c->plain) {
-        kvf_introduction intro = {.engine = engine,
-                                  .incarnation = kvf_wire_incarnation(secret),
+        kvf_introduction intro = {.engine = name,
+                                  .incarnation = incarnation,
                                   .rank_count = 1,
                                   .endpoint = "tcp://127.0.0.1:5555",
                                   .public_key = "",
@@ -96,6 +97,19 @@ static void say(crowd *c, uint32_t peer, const uint8_t *session) {
     kvf_wire_buffer_free(&bytes);
 }
 
+/* Ends the bench where a peer got another answer than a WELCOME, or to its JOIN, a good one. */
+static void require_good(const kvf_message *message, uint32_t peer, bool joins) {
+    bool refused = message->kind == KVF_MESSAGE_REFUSED, answered = message->kind == KVF_MESSAGE_ANSWER;
+    if (joins ? answered && !message->answer.status : message->kind == KVF_MESSAGE_WELCOME)
+        return;
+    kvf_status status = refused ? message->refused.status : answered ? message->answer.status : KVF_OK;
+    const char *detail = refused ? message->refused.detail : answered ? message->answer.detail : "";
+    char words[512];
+    (void)snprintf(words, sizeof words, "peer %u was refused: %s, %s, %s", peer,
+                   kvf_message_kind_name(message->kind), kvf_status_name(status), detail);
+    bench_require(false, words);
+}
+
 /* One answer of one peer, if it is there, and what is said to it. */
 static bool hear(crowd *c, uint32_t peer) {
     static unsigned char data[1 << 20];
@@ -107,12 +121,7 @@ static bool hear(crowd *c, uint32_t peer) {
     if (!c->plain) {
         bench_must(kvf_wire_open((kvf_bytes){data, (size_t)bytes}, &message));
         bench_must(kvf_wire_read(&message));
-        bool taken = c->steps[peer] < 2 ? message.kind == KVF_MESSAGE_WELCOME
-                                        : message.kind == KVF_MESSAGE_ANSWER && !message.answer.status;
-        bench_require(taken, message.kind == KVF_MESSAGE_REFUSED ? message.refused.detail
-                             : message.kind == KVF_MESSAGE_ANSWER
-                                 ? message.answer.detail
-                                 : "a peer got another answer than it asked for");
+        require_good(&message, peer, c->steps[peer] == 2);
     }
     if (++c->steps[peer] < STEPS)
         say(c, peer, message.welcome.session);

@@ -191,7 +191,7 @@ class Agent:
             knows our public key
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
-        max_peers, max_requests_per_peer: 0: the library's defaults
+        max_peers, max_requests_per_peer, max_connections, max_connections_per_address: 0: the library's defaults
         policy: what events of failed requests ask for
         verify: check what was read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
@@ -222,6 +222,8 @@ class Agent:
         idle: float | None = None,
         max_peers: int = 0,
         max_requests_per_peer: int = 0,
+        max_connections: int = 0,
+        max_connections_per_address: int = 0,
         policy: FailurePolicy = FailurePolicy.RECOMPUTE,
         verify: bool = False,
         own_thread: bool = True,
@@ -253,6 +255,8 @@ class Agent:
             idle_ns=nanoseconds(idle),
             max_peers=max_peers,
             max_requests_per_peer=max_requests_per_peer,
+            max_connections=max_connections,
+            max_connections_per_address=max_connections_per_address,
             policy=policy,
             verify=verify,
             own_thread=own_thread,

@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <unistd.h>
 
+#include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/ledger.h"
@@ -64,6 +65,7 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     o->max_peers = o->max_peers ? o->max_peers : 65536;
     o->max_requests_per_peer = o->max_requests_per_peer ? o->max_requests_per_peer : 16384;
     o->max_peers_per_key = o->max_peers_per_key ? o->max_peers_per_key : 8192;
+    o->max_connections = o->max_connections ? o->max_connections : 16384;
     take_default(&o->max_bytes_for_peers, 256ull << 20);
     take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
     take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, o->lease_ns));
@@ -107,6 +109,10 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                                 .allowed_keys = keys,
                                 .allowed_key_count = key_count,
                                 .insecure = o->insecure,
+                                .max_connections = o->max_connections,
+                                .max_connections_per_address = o->max_connections_per_address,
+                                .is_known = kvf_session_has_route,
+                                .on_crowded = kvf_budget_crowded,
                                 .on_message = kvf_on_message,
                                 .on_broken = kvf_on_broken,
                                 .context = agent};

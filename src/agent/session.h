@@ -112,6 +112,7 @@ struct kvf_session {
     kvf_flow *flow_table;
     uint32_t flow_count;
     uint32_t early_count;
+    kvf_hashing_queue hashing; /* incoming: checksums it asks for */
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
@@ -165,6 +166,9 @@ void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, u
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
 void kvf_session_free(kvf_session *session);
+
+/** Whether a session's messages take a route; `context` is the agent. */
+bool kvf_session_has_route(void *context, kvf_route route);
 
 void kvf_on_message(void *context, const kvf_letter *letter);
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);

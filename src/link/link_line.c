@@ -40,18 +40,9 @@ static line_id id_of(const kvf_line *line) {
 }
 
 kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options) {
-    const int none = 0;
     kvf_status status = kvf_link_make_router(link, options, SEND_LIMIT, &link->caller);
-    if (status)
-        return status;
-    /* Events must never wait for us to read them: ZeroMQ's own thread would wait too. */
-    link->monitor = zmq_socket(link->zmq, ZMQ_PAIR);
-    if (!link->monitor || zmq_setsockopt(link->monitor, ZMQ_LINGER, &none, sizeof none) ||
-        zmq_setsockopt(link->monitor, ZMQ_RCVHWM, &none, sizeof none) ||
-        zmq_socket_monitor(link->caller, MONITOR_ADDRESS, MONITORED) ||
-        zmq_connect(link->monitor, MONITOR_ADDRESS))
-        return kvf_link_fail_zmq("watching connections");
-    return KVF_OK;
+    return status ? status
+                  : kvf_link_monitor(link->zmq, link->caller, MONITOR_ADDRESS, MONITORED, &link->monitor);
 }
 
 /* ---- where ZeroMQ has it ---------------------------------------------------------------------- */
@@ -275,22 +266,16 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
 }
 
 void kvf_lines_take_events(kvf_zmq_link *link) {
-    for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
-        zmq_msg_t frames[2]; /* event and value; endpoint text */
-        uint16_t event;
-        uint32_t value;
-        (void)zmq_msg_init(&frames[0]);
-        (void)zmq_msg_init(&frames[1]);
-        uint32_t count = kvf_link_receive(link->monitor, frames, 2);
-        if (count == 2 && zmq_msg_size(&frames[0]) == sizeof event + sizeof value) {
-            memcpy(&event, zmq_msg_data(&frames[0]), sizeof event);
-            memcpy(&value, (const char *)zmq_msg_data(&frames[0]) + sizeof event, sizeof value);
-            take_event(link, event, value, zmq_msg_data(&frames[1]), zmq_msg_size(&frames[1]));
-        }
-        (void)zmq_msg_close(&frames[0]);
-        (void)zmq_msg_close(&frames[1]);
-        if (count == 0)
-            return;
+    uint16_t event;
+    uint32_t value;
+    bool more = true;
+    for (uint32_t i = 0; i < KVF_LINK_BATCH && more; i++) {
+        zmq_msg_t text;
+        (void)zmq_msg_init(&text);
+        more = kvf_link_take_event(link->monitor, &event, &value, &text);
+        if (more)
+            take_event(link, event, value, zmq_msg_data(&text), zmq_msg_size(&text));
+        (void)zmq_msg_close(&text);
     }
 }
 
@@ -420,6 +405,11 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
         *out = line->route;
         return KVF_OK;
     }
+    uint32_t most = kvf_link_most_lines();
+    if (HASH_CNT(by_route, link->lines_by_route) >= most)
+        return kvf_fail(KVF_E_LIMIT,
+                        "%s: there are %u connections, as many as the process's descriptors allow", read.text,
+                        most);
     status = make_line(link, &read, key, name, &line);
     if (status)
         return status;
