@@ -159,6 +159,16 @@ bool attack_give_buffer(int socket, int memory, uint64_t slot_bytes, uint32_t sl
     return attack_send(socket, &message, sizeof message, memory, 1);
 }
 
+bool attack_lay_buffer(int socket, int memory, uint64_t *slot_bytes, uint32_t *slots) {
+    static kvf_shm_packet packet;
+    if (!attack_give_buffer(socket, memory, *slot_bytes, *slots) || !attack_receive(socket, &packet, 2000) ||
+        packet.as.header.kind != SHM_BUFFER)
+        return false;
+    *slot_bytes = packet.as.buffer.slot_bytes;
+    *slots = packet.as.buffer.slots;
+    return true;
+}
+
 size_t attack_move(attack *a, kvf_shm_move_message *move, uint32_t slot, uint32_t count, uint64_t bytes) {
     uint32_t region = 0;
     for (uint32_t i = 1; i < a->region_count; i++)
