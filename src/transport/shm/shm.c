@@ -18,7 +18,7 @@
 
 #define EVENTS 64
 #define DIRECT "shm.direct"
-#define BACKLOG 128 /* short, so that a newcomer is not behind thousands; who finds it full tries again */
+#define BACKLOG 16 /* short, so that a newcomer is not behind many strangers; who finds it full tries again */
 #define LOOKS_OF_A_TURN 4u
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");

@@ -20,7 +20,7 @@
 #define ARENAS_MAX 4096u
 #define PATIENCE_NS 10000000u    /* with an owner, while there is something else to do */
 #define CONNECT_NS 10000000000u  /* how long a connection to an owner with a full queue is tried, ... */
-#define CONNECT_PAUSE_NS 500000u /* ... and how often */
+#define CONNECT_PAUSE_NS 200000u /* ... and how often */
 
 /* ---- an owner that is gone --------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@
 static _Atomic uint32_t clients_of_process;
 
 void kvf_shm_tenants_open(kvf_shm_tenants *tenants, uint64_t descriptors) {
-    *tenants = (kvf_shm_tenants){0};
+    *tenants = (kvf_shm_tenants){.door = {.turn_work = SHM_TURN_WORK / 2}};
     tenants->process_clients_max = descriptors / 2;
     tenants->clients_max = (uint32_t)kvf_min_u64(SHM_CLIENTS_MAX, descriptors / 2);
     tenants->strangers_max = (uint32_t)kvf_max_u64(1, kvf_min_u64(SHM_STRANGERS_MAX, descriptors / 8));
@@ -25,6 +25,7 @@ kvf_shm_tenant *kvf_shm_tenants_enter(kvf_shm_tenants *tenants, pid_t process) {
         if (!tenant)
             return NULL;
         tenant->process = process;
+        tenant->turn_work = SHM_TURN_WORK;
         tenant->next = tenants->all;
         tenants->all = tenant;
     }
@@ -116,7 +117,7 @@ void kvf_shm_tenants_drop_buffer(kvf_shm_tenants *tenants, kvf_shm_tenant *tenan
 
 /* What it did not use of its last turn is gone, what it had beyond is not. */
 static void begin_turn(kvf_shm_tenant *tenant) {
-    tenant->credit = (tenant->credit < 0 ? tenant->credit : 0) + SHM_TURN_WORK;
+    tenant->credit = (tenant->credit < 0 ? tenant->credit : 0) + tenant->turn_work;
 }
 
 void kvf_shm_tenants_wait(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, kvf_shm_seat *seat) {

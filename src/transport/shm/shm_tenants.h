@@ -1,10 +1,10 @@
 /*
  * What each process may take of an owner. All connections of one process are one tenant: however many it opens, it has
  * one share of the owner's time, and one of the memory for shared buffers. Connections that have not shown the key yet
- * are strangers. Accepting and hearing them is the door's work, which has the share of one tenant for all of them.
+ * are strangers. Accepting and hearing them is the door's work, which has half a tenant's share for all of them.
  *
  * Time is shared out in turns. Work is counted in bytes, as if all of it were copying. A tenant has SHM_TURN_WORK for
- * each of its turns. A message is handled as a whole: what that takes beyond, the tenant pays in its next turns. The
+ * each of its turns, the door half. A message is handled as a whole: what that takes beyond, the tenant pays in its next turns. The
  * queue of tenants goes on from one progress() to the next, so nobody is always the first.
  *
  * These functions know no socket: processes are numbers to them, and connections are seats.
@@ -25,10 +25,10 @@
 
 /* Work that is no copying, in bytes that are copied in the same time: 8 of them take a nanosecond. */
 #define SHM_TURN_WORK (256u << 10)
-#define SHM_RUN_WORK 512u               /* to find a piece of memory */
+#define SHM_RUN_WORK 512u               /* to find a piece of memory, as the costs of the fabric say */
 #define SHM_MESSAGE_WORK (16u << 10)    /* to receive or send one */
 #define SHM_LOOK_WORK (4u << 10)        /* to find that there is none */
-#define SHM_CONNECTION_WORK (32u << 10) /* to accept one */
+#define SHM_CONNECTION_WORK (64u << 10) /* to accept one, and to close it */
 
 typedef struct kvf_shm_client kvf_shm_client;
 typedef struct kvf_shm_tenant kvf_shm_tenant;
@@ -45,8 +45,9 @@ struct kvf_shm_tenant {
     uint32_t clients;   /**< connections that have shown the key */
     uint32_t strangers; /**< and that have not */
     uint64_t buffer_bytes;
-    int64_t credit; /**< work that it may have done now; negative: that it has had beyond its turns */
-    bool waiting;   /**< for a turn */
+    uint32_t turn_work; /**< that it may have done in a turn */
+    int64_t credit;     /**< work that it may have done now; negative: that it has had beyond its turns */
+    bool waiting;       /**< for a turn */
     kvf_shm_seat *first, *last;           /**< who waits for it */
     kvf_shm_tenant *previous, *following; /**< while waiting */
     kvf_shm_tenant *next;                 /**< of all */
