@@ -135,6 +135,10 @@ int attack_client(attack *a, kvf_shm_gate **gate) {
     static kvf_shm_packet packet;
     const kvf_shm_hello hello = attack_hello(a);
     int fd = attack_connect(a);
+    while (fd < 0 && attack_goes_on(a)) { /* others flood it, perhaps */
+        attack_sleep_ms(1);
+        fd = attack_connect(a);
+    }
     if (fd < 0 || !attack_send(fd, &hello, sizeof hello, -1, 0))
         goto no;
     for (;;) {

@@ -63,7 +63,7 @@ static int step(house *h, const uint64_t work[PROCESSES]) {
     kvf_shm_seat *seat = kvf_shm_tenants_next(&h->tenants, &whose);
     assert_non_null(seat);
     int process = whose->process - 1;
-    kvf_shm_tenants_spend(whose, work[process]);
+    kvf_shm_tenants_spend(&h->tenants, whose, work[process]);
     kvf_shm_tenants_wait(&h->tenants, whose, seat);
     return process;
 }
@@ -98,7 +98,7 @@ static void connections_of_a_process_take_turns(void **state) {
         kvf_shm_tenant *whose = NULL;
         kvf_shm_seat *seat = kvf_shm_tenants_next(&h->tenants, &whose);
         assert_ptr_equal(seat, &h->seats[0][i % SEATS]);
-        kvf_shm_tenants_spend(whose, 1u << 20);
+        kvf_shm_tenants_spend(&h->tenants, whose, 1u << 20);
         kvf_shm_tenants_wait(&h->tenants, whose, seat);
     }
     house_close(h);
@@ -119,11 +119,11 @@ static void one_that_wants_little_does_not_wait_for_those_that_want_a_lot(void *
         int before = 0;
         kvf_shm_seat *seat;
         while ((seat = kvf_shm_tenants_next(&h->tenants, &whose)) != &h->seats[0][0]) {
-            kvf_shm_tenants_spend(whose, work[1]);
+            kvf_shm_tenants_spend(&h->tenants, whose, work[1]);
             kvf_shm_tenants_wait(&h->tenants, whose, seat);
             before++;
         }
-        kvf_shm_tenants_spend(whose, 100u << 10);
+        kvf_shm_tenants_spend(&h->tenants, whose, 100u << 10);
         assert_true(before <= 1);
     }
     house_close(h);
@@ -142,6 +142,30 @@ static void nobody_waits_where_nobody_wants_anything(void **state) {
     assert_ptr_equal(kvf_shm_tenants_next(&h->tenants, &whose), &h->seats[1][0]);
     assert_ptr_equal(whose, h->of[1]);
     assert_null(kvf_shm_tenants_next(&h->tenants, &whose));
+    house_close(h);
+}
+
+/* What the door does for strangers in a second that begins now, if they want something all the time. */
+static uint64_t door_work_of_a_second(house *h, uint64_t now_ns) {
+    uint64_t work = 0;
+    for (uint64_t past_ns = 0; past_ns < 1000000000u; past_ns += 100000)
+        while (kvf_shm_tenants_opens_door(&h->tenants, now_ns + past_ns)) {
+            kvf_shm_tenants_spend(&h->tenants, &h->tenants.door, SHM_CONNECTION_WORK);
+            work += SHM_CONNECTION_WORK;
+        }
+    return work;
+}
+
+static void strangers_have_a_thousand_connections_at_once_and_then_a_sixth_of_the_time(void **state) {
+    (void)state;
+    house *h = house_open(1024);
+    uint64_t now_ns = 1ull << 60, second = 1000 * (uint64_t)SHM_DOOR_WORK_PER_MS;
+    uint64_t first = door_work_of_a_second(h, now_ns);
+    assert_true(first >= SHM_DOOR_WORK + second * 9 / 10 && first <= SHM_DOOR_WORK + second * 11 / 10);
+    uint64_t next = door_work_of_a_second(h, now_ns + 1000000000u);
+    assert_true(next >= second * 9 / 10 && next <= second * 11 / 10);
+    uint64_t later = door_work_of_a_second(h, now_ns + 100000000000u);
+    assert_true(later >= first * 9 / 10 && later <= first * 11 / 10);
     house_close(h);
 }
 
@@ -257,6 +281,7 @@ int main(void) {
         cmocka_unit_test(connections_of_a_process_take_turns),
         cmocka_unit_test(one_that_wants_little_does_not_wait_for_those_that_want_a_lot),
         cmocka_unit_test(nobody_waits_where_nobody_wants_anything),
+        cmocka_unit_test(strangers_have_a_thousand_connections_at_once_and_then_a_sixth_of_the_time),
         cmocka_unit_test(a_process_has_64_connections),
         cmocka_unit_test(all_have_half_of_the_descriptors_and_who_has_most_gives_way),
         cmocka_unit_test(processes_that_cannot_be_told_apart_have_half_of_the_room),

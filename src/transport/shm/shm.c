@@ -261,6 +261,7 @@ static kvf_status serve_clients(kvf_shm_endpoint *endpoint, bool *more) {
     const uint64_t part = KVF_SLICE_BYTES / LOOKS_OF_A_TURN;
     int count = 0;
     uint64_t work = part;
+    kvf_shm_open_door(endpoint);
     for (uint32_t i = 0; i < LOOKS_OF_A_TURN && work >= part; i++) {
         kvf_status status = look(endpoint, &count);
         if (status)

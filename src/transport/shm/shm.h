@@ -63,6 +63,7 @@ typedef struct kvf_shm_endpoint {
     uint32_t leaving;          /* of both: gone, and not freed yet */
     kvf_shm_tenants tenants;
     kvf_shm_seat listen_seat;
+    uint64_t door_until_ns; /* nobody is accepted before; 0: whoever comes is */
     kvf_shm_guests guests;
     kvf_shm_link *links;
     kvf_shm_packet packet; /* being looked at */
@@ -165,6 +166,9 @@ void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watc
 
 /** Somebody waits to be accepted. */
 void kvf_shm_knock(kvf_shm_endpoint *endpoint);
+
+/** Accepts again, if it is time. */
+void kvf_shm_open_door(kvf_shm_endpoint *endpoint);
 
 /** A client has sent something, reads again, or has hung up; `events` are epoll's. */
 void kvf_shm_client_wants(kvf_shm_client *client, uint32_t events);

@@ -15,6 +15,7 @@
 
 #define UNMAPPED_AT_ONCE (8ull << 20)
 #define FREED_AT_ONCE 64u
+#define DOOR_PAUSE_NS 1000000u
 
 /* Best effort: who does not read it finds the connection closed. */
 static void say_refused(int fd, kvf_shm_refusal why, uint64_t number) {
@@ -201,8 +202,31 @@ static bool refuse_one(kvf_shm_endpoint *endpoint) {
     return fd >= 0;
 }
 
+static void shut_door(kvf_shm_endpoint *endpoint, uint64_t now) {
+    endpoint->door_until_ns = now + DOOR_PAUSE_NS;
+    kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, false, false);
+    kvf_shm_wake_at(endpoint, endpoint->door_until_ns);
+}
+
+void kvf_shm_open_door(kvf_shm_endpoint *endpoint) {
+    if (!endpoint->door_until_ns)
+        return;
+    if (kvf_shm_now_ns() < endpoint->door_until_ns) {
+        kvf_shm_wake_at(endpoint, endpoint->door_until_ns);
+        return;
+    }
+    endpoint->door_until_ns = 0;
+    kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, true, false);
+}
+
 /* Whether more may be waiting. */
 static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
+    uint64_t now = kvf_shm_now_ns();
+    *work = SHM_LOOK_WORK;
+    if (!kvf_shm_tenants_opens_door(&endpoint->tenants, now)) {
+        shut_door(endpoint, now);
+        return false;
+    }
     int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     *work = SHM_CONNECTION_WORK;
     if (fd < 0)
@@ -545,7 +569,7 @@ uint64_t kvf_shm_take_turns(kvf_shm_endpoint *endpoint, uint64_t budget) {
         uint64_t work = 0;
         kvf_shm_client *client = seat->client;
         bool more = client ? serve(client, &work) : accept_one(endpoint, &work);
-        kvf_shm_tenants_spend(tenant, work);
+        kvf_shm_tenants_spend(&endpoint->tenants, tenant, work);
         done += work;
         if (more && client)
             wait_for_turn(client);

@@ -157,6 +157,16 @@ kvf_shm_seat *kvf_shm_tenants_next(kvf_shm_tenants *tenants, kvf_shm_tenant **wh
     return NULL;
 }
 
-void kvf_shm_tenants_spend(kvf_shm_tenant *tenant, uint64_t work) {
+void kvf_shm_tenants_spend(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t work) {
     tenant->credit -= (int64_t)work;
+    if (tenant == &tenants->door)
+        tenants->door_work += work;
+}
+
+bool kvf_shm_tenants_opens_door(kvf_shm_tenants *tenants, uint64_t now_ns) {
+    uint64_t past_ns = kvf_min_u64(now_ns - tenants->door_work_ns, 1000000000u); /* more changes nothing */
+    uint64_t forgotten = past_ns * (SHM_DOOR_WORK_PER_MS / 1024) / (1000000 / 1024);
+    tenants->door_work -= kvf_min_u64(tenants->door_work, forgotten);
+    tenants->door_work_ns = now_ns;
+    return tenants->door_work < SHM_DOOR_WORK;
 }

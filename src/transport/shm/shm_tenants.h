@@ -25,7 +25,10 @@
 
 /* Work that is no copying, in bytes that are copied in the same time: 8 of them take a nanosecond. */
 #define SHM_TURN_WORK (256u << 10)
-#define SHM_RUN_WORK 512u               /* to find a piece of memory, as the costs of the fabric say */
+#define SHM_DOOR_WORK_PER_MS                                                                                 \
+    (1u << 20)                    /* a sixth of a processor, for strangers would take all that is left; ... */
+#define SHM_DOOR_WORK (64u << 20) /* ... beyond so much, about a thousand connections at once */
+#define SHM_RUN_WORK 512u         /* to find a piece of memory, as the costs of the fabric say */
 #define SHM_MESSAGE_WORK (16u << 10)    /* to receive or send one */
 #define SHM_LOOK_WORK (4u << 10)        /* to find that there is none */
 #define SHM_CONNECTION_WORK (64u << 10) /* to accept one, and to close it */
@@ -61,6 +64,8 @@ typedef struct kvf_shm_tenants {
     kvf_shm_tenant *all;
     kvf_shm_tenant *first, *last; /**< that wait for a turn */
     kvf_shm_tenant door;
+    uint64_t door_work;    /**< that strangers have had beyond their share of time ... */
+    uint64_t door_work_ns; /**< ... then */
 } kvf_shm_tenants;
 
 /** Nobody is here; a process that may have so many descriptors gives clients at most half of them. */
@@ -101,6 +106,9 @@ void kvf_shm_tenants_stop_waiting(kvf_shm_seat *seat);
 kvf_shm_seat *kvf_shm_tenants_next(kvf_shm_tenants *tenants, kvf_shm_tenant **whose);
 
 /** A tenant has had so much work done, at least 1. */
-void kvf_shm_tenants_spend(kvf_shm_tenant *tenant, uint64_t work);
+void kvf_shm_tenants_spend(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t work);
+
+/** Whether strangers may be accepted now; if not, in a millisecond. */
+bool kvf_shm_tenants_opens_door(kvf_shm_tenants *tenants, uint64_t now_ns);
 
 #endif
