@@ -24,6 +24,7 @@ from run import MEBI, Half, Pair, judge, run_attackers, start
 LEAST = 0.5  # of the moves beside a program that only takes the processor
 ROUNDS = 3  # of which the median counts, where a first one says that the reader starved
 CALL_MS = 50.0  # of the processor, for one call of progress
+MORE_BYTES = 96 * MEBI  # all shared buffers, and what is their clients'
 LEFT_DESCRIPTORS = 16
 LEFT_BYTES = 26 * MEBI
 
@@ -130,6 +131,8 @@ def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], alone
         faults.append(f"{STARVED}: {figures['of burning']} of the moves, {figures['after']} after it")
     if figures["ms of a call"] > CALL_MS:
         faults.append(f"one call of progress took {figures['ms of a call']} ms of the processor")
+    if figures["MiB more"] * MEBI > MORE_BYTES:
+        faults.append(f"{figures['MiB more']} MiB more than before are above the budget of buffers")
     if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES:
         faults.append(f"{figures['fds left']} descriptors and {figures['MiB left']} MiB were left")
     return faults

@@ -4,7 +4,7 @@
 
 #include "shm_attack.h"
 
-#define CLIENTS 8u
+#define CLIENTS 60u
 #define SLOTS 8u
 #define SLOT_BYTES (1ull << 20)
 #define PIECES 16u
