@@ -46,13 +46,16 @@ static void seed_owner(const char *name, uint32_t second_arena) {
     regions.regions[0] = (kvf_shm_region){0x10000, 4096, 0, 0, 0};
     regions.regions[1] = (kvf_shm_region){0x20000, 4096, 4096, second_arena, 0};
     const kvf_shm_header gate = {SHM_GATE, 0}, ready = {SHM_READY, 0};
+    const kvf_shm_buffer_message taken = {{SHM_BUFFER, 0}, 65536, 2, 0};
     const kvf_shm_moved_message moved = {{SHM_MOVED, 0}, 0, 0};
     add(&s, &arena, sizeof arena, 4);
     add(&s, &regions, offsetof(kvf_shm_regions_message, regions) + 2 * sizeof(kvf_shm_region), 0);
     add(&s, &gate, sizeof gate, 4);
     add(&s, &ready, sizeof ready, 0);
-    if (second_arena)
+    if (second_arena) {
+        add(&s, &taken, sizeof taken, 0);
         add(&s, &moved, sizeof moved, 0);
+    }
     seed_write("shm", name, s.data, s.size);
 }
 

@@ -219,7 +219,8 @@ KVF_API kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, 
  * with the exception of kvf_transport_unregister_region().
  *
  * @return KVF_OK, KVF_E_AGAIN (a request has blocks in the region, which the detail names: cancel it or wait for its
- *         event; or a peer is in the middle of a write: let the agent work and call again),
+ *         event; or a peer is in the middle of a write: let the agent work and call again; the detail names the
+ *         peer, its process, and for how long it has been waited for),
  *         KVF_E_NOT_REGISTERED, KVF_E_RANGE (no such region), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_agent_unregister_region(kvf_agent *agent, uint32_t region);

@@ -213,6 +213,10 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
  * KVF_OK, nobody touches the memory any more, except UCX where it emulates one-sided operations: peers that are
  * connected by it must have stopped before.
  *
+ * A process that is stopped in the middle of a write, or that only says so, cannot be kept from the memory by anything
+ * but its end: KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and for how
+ * long it has been waited for. End that process, or go on without the memory.
+ *
  * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (operations of ours use it, or a peer is in the middle of a
  *         write: progress and call again; the region is still there), KVF_E_INVALID
  */
@@ -228,7 +232,9 @@ KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **c
 
 /**
  * Connects to the endpoint that exported `card`. May return before the peer has answered, for which it must
- * progress too: operations submitted meanwhile wait.
+ * progress too: operations submitted meanwhile wait. A peer may refuse a connection later, as one that has as many as
+ * it takes (by "shm": 64 of one process, and half of its descriptors in all): the connection is lost then, and the
+ * reason names the limit.
  *
  * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
  *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_NOT_REGISTERED (a card of an older
@@ -266,7 +272,8 @@ KVF_API void kvf_peer_close(kvf_peer *peer);
  * that a peer was writing to when it fell silent.
  *
  * @return KVF_OK; KVF_E_AGAIN (it is in the middle of a write: progress and call again; it stays there while
- *         its process is stopped, and is out when that dies); KVF_E_UNSUPPORTED (it may be connected in a way
+ *         its process is stopped, and is out when that dies; the detail names the peer, its process, and for how
+ *         long it has been waited for); KVF_E_UNSUPPORTED (it may be connected in a way
  *         that cannot be shut, such as "ucx"); KVF_E_PARSE (not a card), KVF_E_INVALID, KVF_E_NOMEM. It is
  *         kept from connecting anew in all of these cases but the last three
  */

@@ -251,13 +251,17 @@ static void withdraw(kvf_source *source) {
  * still in the middle of a write: then it is shut out, where the transport can do that, and waited for. It
  * may connect anew afterwards: what it starts then it starts by what it knows then.
  */
-static bool is_shut_out(const kvf_source *source) {
+static bool is_shut_out(kvf_source *source) {
     kvf_transport *transport = source->ticket->base.agent->transport;
     KVF_ASSERT(kvf_work_is_ours(source->ticket->base.agent));
     if (!source->card)
         return true;
-    if (kvf_transport_fence(transport, source->card, source->card_bytes) == KVF_E_AGAIN)
+    if (kvf_transport_fence(transport, source->card, source->card_bytes) == KVF_E_AGAIN) {
+        if (!source->stays) /* perhaps for as long as its process lives: only its end can help then */
+            kvf_agent_log(source->ticket->base.agent, KVF_LOG_WARNING, kvf_error_detail());
+        source->stays = true;
         return false;
+    }
     (void)kvf_transport_admit(transport, source->card, source->card_bytes);
     return true;
 }

@@ -99,6 +99,7 @@ struct kvf_source {
     size_t card_bytes;
     bool asked;              /* expect: EXPECT was sent */
     bool gone;               /* expect: the process of a writer in doubt has ended */
+    bool stays;              /* expect: that a writer does not end a write has been logged */
     uint64_t written_call;   /* expect: the WRITTEN to answer when all is verified */
     bool settled;            /* pull: granted. expect: it will write no more */
     bool written;            /* expect: and has written everything */

@@ -2,14 +2,17 @@
  * Shutting an endpoint out. It may be connected by any of the fabrics it has in common with us; which of them
  * it took, only those know that have seen it.
  */
+#include <stdio.h>
+
 #include "transport/card.h"
 #include "transport/front.h"
 
 /* What the fabrics say of an endpoint. */
 typedef struct verdict {
-    bool inside;  /* it may be writing */
-    bool outside; /* it was here, and writes no more */
-    bool unable;  /* it may be here without being seen */
+    bool inside;                /* it may be writing, ... */
+    char why[KVF_DETAIL_BYTES]; /* ... as the fabric says */
+    bool outside;               /* it was here, and writes no more */
+    bool unable;                /* it may be here without being seen */
 } verdict;
 
 static kvf_status ask(const kvf_front_fabric *front, const kvf_card_part *part, verdict *out) {
@@ -18,7 +21,10 @@ static kvf_status ask(const kvf_front_fabric *front, const kvf_card_part *part, 
         return KVF_OK;
     }
     kvf_status status = front->fabric->fence(front->endpoint, part->data, part->bytes);
-    out->inside = out->inside || status == KVF_E_AGAIN;
+    if (status == KVF_E_AGAIN && !out->inside) {
+        out->inside = true;
+        (void)snprintf(out->why, sizeof out->why, "%s: %s", front->fabric->kind.name, kvf_error_detail());
+    }
     out->outside = out->outside || status == KVF_OK;
     bool answered = status == KVF_E_AGAIN || status == KVF_E_NOT_FOUND;
     return answered ? KVF_OK : status;
@@ -55,7 +61,7 @@ kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_
     if (status)
         return status;
     if (found.inside)
-        return kvf_fail(KVF_E_AGAIN, "fence: the endpoint may be in the middle of a write");
+        return kvf_fail(KVF_E_AGAIN, "fence: %s", found.why);
     if (found.unable && !found.outside)
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "fence: the endpoint may be connected in a way that cannot be shut");

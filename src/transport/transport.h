@@ -82,7 +82,7 @@ typedef struct kvf_fabric {
      * kvf_transport_oldest(), which has risen just before, and refuses such cards from then on.
      *
      * @return KVF_OK: no peer reaches the region by this fabric any more; KVF_E_AGAIN (a peer may be in the middle
-     *         of a write): called again later
+     *         of a write; the detail says which, and since when): called again later
      */
     kvf_status (*unregister_region)(void *endpoint, uint32_t region);
 
@@ -118,7 +118,7 @@ typedef struct kvf_fabric {
      * The endpoint that wrote this part of a card shall not touch our memory any more. NULL where a fabric
      * cannot know (kind.fences is false); then admit is NULL too.
      *
-     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write), KVF_E_NOT_FOUND (it is kept out from
+     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write: the detail as above), KVF_E_NOT_FOUND (it is kept out from
      *         now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE,
      *         KVF_E_NOMEM
      */

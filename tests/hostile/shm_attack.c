@@ -135,6 +135,10 @@ int attack_client(attack *a, kvf_shm_gate **gate) {
     static kvf_shm_packet packet;
     const kvf_shm_hello hello = attack_hello(a);
     int fd = attack_connect(a);
+    while (fd < 0 && attack_goes_on(a)) { /* others flood it, perhaps */
+        attack_sleep_ms(1);
+        fd = attack_connect(a);
+    }
     if (fd < 0 || !attack_send(fd, &hello, sizeof hello, -1, 0))
         goto no;
     for (;;) {
@@ -157,6 +161,16 @@ no:
 bool attack_give_buffer(int socket, int memory, uint64_t slot_bytes, uint32_t slots) {
     const kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, slot_bytes, slots, 0};
     return attack_send(socket, &message, sizeof message, memory, 1);
+}
+
+bool attack_lay_buffer(int socket, int memory, uint64_t *slot_bytes, uint32_t *slots) {
+    static kvf_shm_packet packet;
+    if (!attack_give_buffer(socket, memory, *slot_bytes, *slots) || !attack_receive(socket, &packet, 2000) ||
+        packet.as.header.kind != SHM_BUFFER)
+        return false;
+    *slot_bytes = packet.as.buffer.slot_bytes;
+    *slots = packet.as.buffer.slots;
+    return true;
 }
 
 size_t attack_move(attack *a, kvf_shm_move_message *move, uint32_t slot, uint32_t count, uint64_t bytes) {

@@ -56,6 +56,9 @@ int attack_client(attack *a, kvf_shm_gate **gate);
 /** Gives the owner a buffer in memory that is ours. Whether it went. */
 bool attack_give_buffer(int socket, int memory, uint64_t slot_bytes, uint32_t slots);
 
+/** The same, and waits for how much of it the owner takes. */
+bool attack_lay_buffer(int socket, int memory, uint64_t *slot_bytes, uint32_t *slots);
+
 /** Fills a MOVE that reads `count` pieces of so many bytes, from anywhere in the largest region; its
  * length. */
 size_t attack_move(attack *a, kvf_shm_move_message *move, uint32_t slot, uint32_t count, uint64_t bytes);

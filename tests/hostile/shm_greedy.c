@@ -10,15 +10,19 @@ int main(int argc, char **argv) {
     static kvf_shm_move_message move;
     attack a;
     attack_begin(&a, argc, argv);
-    const uint64_t slot_bytes = 4u << 20;
-    uint64_t bytes = SLOTS * slot_bytes;
+    uint64_t slot_bytes = 1u << 20, bytes = SLOTS * slot_bytes;
+    uint32_t slots = SLOTS;
     unsigned char *address;
-    int memory, fd = attack_client(&a, NULL);
-    if (fd < 0 || kvf_shm_make_memory(&bytes, &memory, &address) ||
-        !attack_give_buffer(fd, memory, slot_bytes, SLOTS))
+    int memory, fd = -1;
+    if (kvf_shm_make_memory(&bytes, &memory, &address))
         return 1;
+    while (fd < 0 && attack_goes_on(&a)) /* others attack it too, perhaps */
+        fd = attack_client(&a, NULL);
+    if (fd < 0 || !attack_lay_buffer(fd, memory, &slot_bytes, &slots))
+        return attack_end(&a, NULL);
     for (uint32_t waiting = 0; attack_goes_on(&a);) {
-        while (waiting < SLOTS && attack_send(fd, &move, attack_move(&a, &move, waiting, 1, 3u << 20), -1, 0))
+        while (waiting < slots &&
+               attack_send(fd, &move, attack_move(&a, &move, waiting, 1, slot_bytes), -1, 0))
             waiting++;
         if (attack_receive(fd, &packet, 100)) {
             waiting--;

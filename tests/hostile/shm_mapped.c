@@ -1,19 +1,20 @@
-/* With a card: clients that give the owner buffers as large as it takes, let it fill them, and leave all at
- * once. */
+/* With a card: clients that give the owner buffers as large as it takes, now and then larger ones, let it fill them, and
+ * leave all at once. */
 #include <unistd.h>
 
 #include "shm_attack.h"
 
-#define CLIENTS 8u
+#define CLIENTS 60u
 #define SLOTS 8u
-#define SLOT_BYTES (16ull << 20)
+#define SLOT_BYTES (1ull << 20)
+#define PIECES 16u
 
 /* All pieces together fill the slot. */
-static void fill_all(attack *a, int fd) {
+static void fill_all(attack *a, int fd, uint64_t slot_bytes, uint32_t slots) {
     static kvf_shm_packet packet;
     static kvf_shm_move_message move;
-    for (uint32_t slot = 0; slot < SLOTS && attack_goes_on(a); slot++) {
-        size_t length = attack_move(a, &move, slot, SLOT_BYTES >> 20, 1u << 20);
+    for (uint32_t slot = 0; slot < slots && attack_goes_on(a); slot++) {
+        size_t length = attack_move(a, &move, slot, PIECES, slot_bytes / PIECES);
         if (attack_send(fd, &move, length, -1, 0))
             a->done += attack_receive(fd, &packet, 2000);
     }
@@ -30,8 +31,10 @@ int main(int argc, char **argv) {
     while (attack_goes_on(&a)) {
         for (uint32_t i = 0; i < CLIENTS; i++) {
             fds[i] = attack_goes_on(&a) ? attack_client(&a, NULL) : -1;
-            if (fds[i] >= 0 && attack_give_buffer(fds[i], memory, SLOT_BYTES, SLOTS))
-                fill_all(&a, fds[i]);
+            uint64_t slot_bytes = attack_draw(&a, 8) ? SLOT_BYTES : SLOTS * SLOT_BYTES;
+            uint32_t slots = SLOTS;
+            if (fds[i] >= 0 && attack_lay_buffer(fds[i], memory, &slot_bytes, &slots))
+                fill_all(&a, fds[i], slot_bytes, slots);
         }
         attack_sleep_ms(250); /* the owner says now and then what it has */
         for (uint32_t i = 0; i < CLIENTS; i++)

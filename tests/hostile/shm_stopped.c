@@ -8,15 +8,17 @@
 #include "shm_attack.h"
 
 #define SLOTS 8u
-#define SLOT_BYTES (2u << 20)
+#define SLOT_BYTES (1u << 20)
 
 static void ask_and_stop(attack *a, int memory) {
     static kvf_shm_move_message move;
     int fd = attack_client(a, NULL);
-    if (fd < 0 || !attack_give_buffer(fd, memory, SLOT_BYTES, SLOTS))
+    uint64_t slot_bytes = SLOT_BYTES;
+    uint32_t slots = SLOTS;
+    if (fd < 0 || !attack_lay_buffer(fd, memory, &slot_bytes, &slots))
         _exit(1);
-    for (uint32_t slot = 0; slot < SLOTS; slot++) {
-        size_t length = attack_move(a, &move, slot, 4, SLOT_BYTES / 4);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        size_t length = attack_move(a, &move, slot, 4, slot_bytes / 4);
         move.direction = KVF_READ;
         (void)attack_send(fd, &move, length, -1, 0);
     }

@@ -408,7 +408,10 @@ static void own(ownership *o) {
     assert_int_equal(o->memory[0], 0xd2);
     assert_int_equal(o->memory[BYTES - 1], 0xc1); /* in the middle */
     for (int i = 0; i < 3; i++) {
+        char who[96];
         assert_int_equal(kvf_transport_fence(o->transport, o->card, o->card_bytes), KVF_E_AGAIN);
+        (void)snprintf(who, sizeof who, "(process %ld) has been in the middle of a write", (long)o->writer);
+        assert_non_null(strstr(kvf_error_detail(), who));
         work(o);
     }
 }

@@ -160,23 +160,25 @@ static int count_descriptors(void) {
     return count;
 }
 
-/* Two descriptors with one message: once one of them stayed open in the owner, for each message. */
-static void raw_send_two(int socket, const void *message, size_t bytes, int passed) {
+#define PASSED_MAX 253u /* with one message */
+
+/* Several descriptors with one message: once the second of two stayed open in the owner, for each message. */
+static void raw_send_many(int socket, const void *message, size_t bytes, int passed, uint32_t times) {
     union {
         struct cmsghdr head;
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        char bytes[CMSG_SPACE(PASSED_MAX * sizeof(int))];
     } control = {.bytes = {0}};
     struct iovec part = {(void *)message, bytes};
     struct msghdr sent = {.msg_iov = &part,
                           .msg_iovlen = 1,
                           .msg_control = control.bytes,
-                          .msg_controllen = sizeof control.bytes};
+                          .msg_controllen = CMSG_SPACE(times * sizeof(int))};
     struct cmsghdr *item = CMSG_FIRSTHDR(&sent);
-    const int both[2] = {passed, passed};
     item->cmsg_level = SOL_SOCKET;
     item->cmsg_type = SCM_RIGHTS;
-    item->cmsg_len = CMSG_LEN(sizeof both);
-    memcpy(CMSG_DATA(item), both, sizeof both);
+    item->cmsg_len = CMSG_LEN(times * sizeof(int));
+    for (uint32_t i = 0; i < times; i++)
+        memcpy(CMSG_DATA(item) + i * sizeof passed, &passed, sizeof passed);
     assert_int_equal(sendmsg(socket, &sent, MSG_NOSIGNAL), (ssize_t)bytes);
 }
 
@@ -188,10 +190,20 @@ static void descriptors_that_nobody_asked_for_are_closed(void **state) {
     int memory = make_memory(4096, F_SEAL_SHRINK);
     drive_idle(&owner, NULL);
     const int before = count_descriptors();
-    for (int i = 0; i < 100; i++) { /* a stranger, who knows no key */
+    for (int i = 0; i < 100; i++) { /* strangers, who know no key, and clients */
         static const kvf_shm_header nonsense = {SHM_MOVED, 0};
-        int fd = raw_connect(&card);
-        raw_send_two(fd, &nonsense, sizeof nonsense, memory);
+        static const uint32_t counts[] = {1, 2, 3, PASSED_MAX};
+        int fd = i < 50 ? raw_connect(&card) : raw_client(&owner);
+        raw_send_many(fd, &nonsense, sizeof nonsense, memory, counts[i % 4]);
+        assert_true(hung_up(&owner, fd));
+        (void)close(fd);
+    }
+    drive_idle(&owner, NULL);
+    assert_int_equal(count_descriptors(), before);
+    for (int i = 0; i < 100; i++) { /* where one is welcome, further ones are not */
+        kvf_shm_buffer_message buffer = {{SHM_BUFFER, 0}, 4096, 1, 0};
+        int fd = raw_client(&owner);
+        raw_send_many(fd, &buffer, sizeof buffer, memory, 2);
         assert_true(hung_up(&owner, fd));
         (void)close(fd);
     }
@@ -263,14 +275,28 @@ static void buffers_that_could_make_the_owner_fault_are_hung_up_on(void **state)
     side_close(&owner);
 }
 
+/* Offers memory as a buffer; what the owner takes of it. */
+static kvf_shm_buffer_message offer_buffer(test_side *owner, int fd, int memory, uint64_t slot_bytes,
+                                           uint32_t slots) {
+    static kvf_shm_packet packet;
+    kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, slot_bytes, slots, 0};
+    raw_send(fd, &message, sizeof message, memory);
+    (void)close(memory);
+    drive_idle(owner, NULL);
+    assert_int_equal(kvf_shm_receive(fd, &packet), KVF_OK);
+    assert_int_equal(packet.as.header.kind, SHM_BUFFER);
+    assert_int_equal(packet.bytes, sizeof packet.as.buffer);
+    return packet.as.buffer;
+}
+
 /* A client with a good buffer of two slots of 64 KiB. */
 static int raw_client_with_buffer(test_side *owner, unsigned char **buffer) {
     int fd = raw_client(owner), memory = make_memory(131072, F_SEAL_SHRINK);
-    kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, 65536, 2, 0};
     *buffer = mmap(NULL, 131072, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     assert_true(*buffer != MAP_FAILED);
-    raw_send(fd, &message, sizeof message, memory);
-    (void)close(memory);
+    kvf_shm_buffer_message taken = offer_buffer(owner, fd, memory, 65536, 2);
+    assert_int_equal(taken.slot_bytes, 65536);
+    assert_int_equal(taken.slots, 2);
     return fd;
 }
 
@@ -425,6 +451,92 @@ static void a_client_that_reads_no_answers_stops_nobody_else(void **state) {
     side_close(&owner);
 }
 
+/* ---- too many ---------------------------------------------------------------------------------- */
+
+/* Nobody is accepted meanwhile. */
+static void a_full_queue_of_connections_only_delays_a_newcomer(void **state) {
+    (void)state;
+    test_side owner, here;
+    int fds[1000], count = 0;
+    side_open(&owner, &brought, 2);
+    side_open(&here, &brought, 1);
+    kvf_shm_card card = socket_card(&owner);
+    struct sockaddr_un address;
+    socklen_t length = kvf_shm_socket_address(card.name, &address);
+    for (bool full = false; !full; count++) {
+        assert_true(count < 1000);
+        fds[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        assert_true(fds[count] >= 0);
+        full = connect(fds[count], (const struct sockaddr *)&address, length) != 0;
+    }
+    kvf_peer *peer = side_connect(&here, &owner);
+    assert_int_equal(kvf_transport_notify(peer, "x", 1), KVF_E_AGAIN);
+    kvf_run run = {0, 0, 60000, 1, 1};
+    test_outcome cancelled = {0};
+    kvf_operation operation;
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &cancelled, &operation),
+                     KVF_OK);
+    drive_idle(&here, NULL);
+    assert_int_equal(kvf_transport_cancel(here.transport, operation), KVF_OK);
+    drive(&here, NULL, &cancelled.calls, 1);
+    assert_int_equal(cancelled.status, KVF_E_CANCELLED);
+    assert_int_equal(move_runs(&here, &owner, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 1), side_memory(&owner, 1), 60000);
+    while (count > 0)
+        (void)close(fds[--count]);
+    side_close(&here);
+    side_close(&owner);
+}
+
+static void a_process_with_as_many_connections_as_one_may_have_is_refused_by_name(void **state) {
+    (void)state;
+    test_side owner, here;
+    int fds[64];
+    side_open(&owner, &brought, 2);
+    side_open(&here, &brought, 1);
+    for (int i = 0; i < 64; i++)
+        fds[i] = raw_client(&owner);
+    for (uint32_t refused = 1; refused <= 2; refused++) {
+        (void)side_connect(&here, &owner);
+        drive(&here, &owner, &here.lost, refused);
+        assert_non_null(strstr(here.lost_detail, "this process has 64 connections"));
+    }
+    (void)close(fds[0]);
+    drive_idle(&owner, NULL);
+    check_served(&owner);
+    for (int i = 1; i < 64; i++)
+        (void)close(fds[i]);
+    side_close(&here);
+    side_close(&owner);
+}
+
+static void beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one(void **state) {
+    (void)state;
+    test_side owner, here;
+    int fds[2];
+    side_open(&owner, &brought, 2);
+    for (int i = 0; i < 2; i++) {
+        fds[i] = raw_client(&owner);
+        kvf_shm_buffer_message taken =
+            offer_buffer(&owner, fds[i], make_memory(8u << 20, F_SEAL_SHRINK), 1u << 20, 8);
+        assert_int_equal(taken.slots, 8);
+    }
+    side_open(&here, &brought, 1);
+    kvf_peer *peer = side_connect(&here, &owner);
+    uint64_t bytes = kvf_min_u64(here.regions[1].bytes, owner.regions[1].bytes);
+    kvf_run run = {0, 0, bytes, 1, 1};
+    assert_true(bytes > 65536); /* more than one slot, and they are not where they were offered */
+    assert_int_equal(move_runs(&here, &owner, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 1), side_memory(&owner, 1), bytes);
+    side_fill(side_memory(&here, 1), 77, 1, bytes);
+    assert_int_equal(move_runs(&here, &owner, peer, KVF_WRITE, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&owner, 1), side_memory(&here, 1), bytes);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    side_close(&here);
+    side_close(&owner);
+}
+
 /* ---- bad owners ------------------------------------------------------------------------------ */
 
 /* A socket that plays an owner with one region of 4096 bytes, connected to by `here`. */
@@ -540,6 +652,13 @@ static void say_nonsense(const fake_side *fake, int which) {
         tell_ready(fake);
         tell_region(fake, 1, brought_region, 1);
         break;
+    case 16: /* more of a buffer than nothing, which is what was offered */
+        raw_send(fake->fd, &(kvf_shm_buffer_message){{SHM_BUFFER, 0}, 4096, 1, 0},
+                 sizeof(kvf_shm_buffer_message), -1);
+        break;
+    case 17: /* two descriptors */
+        raw_send_many(fake->fd, &(kvf_shm_header){SHM_READY, 0}, sizeof(kvf_shm_header), STDIN_FILENO, 2);
+        break;
     default: /* three bytes */
         raw_send(fake->fd, "abc", 3, -1);
         break;
@@ -550,8 +669,9 @@ static void an_owner_that_talks_nonsense_is_lost(void **state) {
     (void)state;
     test_side here;
     side_open(&here, &brought, 1);
-    for (int which = 0; which <= 15; which++) {
+    for (int which = 0; which <= 17; which++) {
         fake_side fake = fake_owner(&here);
+        int before = count_descriptors();
         kvf_run run = {0, 0, 100, 0, 0};
         test_outcome outcome = {0};
         assert_int_equal(kvf_transport_submit(fake.peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL),
@@ -560,6 +680,7 @@ static void an_owner_that_talks_nonsense_is_lost(void **state) {
         drive(&here, NULL, &here.lost, (uint32_t)which + 1);
         assert_int_equal(outcome.calls, 1);
         assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+        assert_true(count_descriptors() <= before);
         fake_end(&fake);
     }
     side_close(&here);
@@ -583,6 +704,10 @@ static uint32_t next_move(test_side *here, const fake_side *fake, unsigned char 
                            MAP_SHARED, packet.fd, 0);
         if (packet.fd >= 0)
             (void)close(packet.fd);
+        if (packet.as.header.kind == SHM_BUFFER) { /* all of it is taken */
+            raw_send(fake->fd, &packet, sizeof packet.as.buffer, -1);
+            drive_idle(here, NULL);
+        }
         if (packet.as.header.kind == SHM_MOVE)
             return packet.as.move.slot;
     }
@@ -768,6 +893,9 @@ int main(void) {
         cmocka_unit_test(notices_of_a_wrong_length_are_hung_up_on),
         cmocka_unit_test(what_was_to_be_written_by_a_client_that_left_is_not),
         cmocka_unit_test(a_client_that_reads_no_answers_stops_nobody_else),
+        cmocka_unit_test(a_full_queue_of_connections_only_delays_a_newcomer),
+        cmocka_unit_test(a_process_with_as_many_connections_as_one_may_have_is_refused_by_name),
+        cmocka_unit_test(beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one),
         cmocka_unit_test(an_owner_that_talks_nonsense_is_lost),
         cmocka_unit_test(an_owner_that_refuses_fails_the_batch_alone),
         cmocka_unit_test(a_late_answer_to_a_cancelled_batch_is_nobodys),

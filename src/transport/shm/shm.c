@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -16,9 +17,9 @@
 #include "transport/shm/shm_process.h"
 
 #define EVENTS 64
-#define SECOND_NS 1000000000u
 #define DIRECT "shm.direct"
-#define BACKLOG 4096
+#define BACKLOG 16 /* short, so that a newcomer is not behind many strangers; who finds it full tries again */
+#define LOOKS_OF_A_TURN 4u
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
 
@@ -87,6 +88,11 @@ static kvf_status open_descriptors(kvf_shm_endpoint *endpoint) {
     return status;
 }
 
+static uint64_t descriptors_allowed(void) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
+}
+
 static void shm_close(void *self) {
     kvf_shm_endpoint *endpoint = self;
     kvf_shm_close_clients(endpoint);
@@ -125,6 +131,7 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
         endpoint->slots = options->max_in_flight;
     endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake.fd = endpoint->timer_fd = -1;
     endpoint->spare_fd = -1;
+    kvf_shm_tenants_open(&endpoint->tenants, descriptors_allowed());
     kvf_status status = take_settings(endpoint, options);
     if (!status)
         status = make_card(&endpoint->card);
@@ -162,18 +169,18 @@ static kvf_status shm_register(void *self, uint32_t region, const kvf_memory *me
     return KVF_OK;
 }
 
-/* Who is connected has a card of before. */
+/* Who is connected has a card of before; who has not shown it yet is refused when it does. */
 static kvf_status shm_unregister(void *self, uint32_t region) {
     kvf_shm_endpoint *endpoint = self;
     (void)region;
-    bool inside = false;
+    kvf_status result = KVF_OK;
     for (kvf_shm_client *client = endpoint->clients; client; client = client->following) {
-        if (!client->gone)
-            kvf_shm_client_refuse(client, SHM_REFUSED_GENERATION);
-        inside = kvf_shm_client_writes(client) || inside;
+        kvf_shm_client_refuse(client, SHM_REFUSED_GENERATION);
+        kvf_status status = kvf_shm_client_shut_out(client);
+        result = status ? status : result;
     }
     kvf_wake_set(&endpoint->wake, true); /* to hang up */
-    return inside ? kvf_fail(KVF_E_AGAIN, "a peer is in the middle of a write") : KVF_OK;
+    return result;
 }
 
 static kvf_status shm_write_card(void *self, kvf_buffer *out) {
@@ -209,14 +216,14 @@ static void take_timer(kvf_shm_endpoint *endpoint) {
     endpoint->timer_ns = 0;
 }
 
-static void handle(const struct epoll_event *event, uint64_t *budget) {
+static void handle(const struct epoll_event *event) {
     const kvf_shm_watch *watch = event->data.ptr;
     switch (watch->kind) {
     case SHM_WATCH_LISTEN:
-        kvf_shm_accept(watch->owner);
+        kvf_shm_knock(watch->owner);
         break;
     case SHM_WATCH_CLIENT:
-        kvf_shm_serve(watch->owner, event->events, budget);
+        kvf_shm_client_wants(watch->owner, event->events);
         break;
     case SHM_WATCH_LINK:
         kvf_shm_link_read(watch->owner);
@@ -239,27 +246,49 @@ static void report_lost(kvf_shm_endpoint *endpoint) {
     }
 }
 
+static kvf_status look(const kvf_shm_endpoint *endpoint, int *count) {
+    struct epoll_event events[EVENTS];
+    *count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
+    if (*count < 0 && errno != EINTR)
+        return kvf_fail(KVF_E_IO, "epoll_wait: %s", strerror(errno));
+    for (int i = 0; i < *count; i++)
+        handle(&events[i]);
+    return KVF_OK;
+}
+
+/* In between it is looked who else wants something now: nobody waits for all the work that others had before. */
+static kvf_status serve_clients(kvf_shm_endpoint *endpoint, bool *more) {
+    const uint64_t part = KVF_SLICE_BYTES / LOOKS_OF_A_TURN;
+    int count = 0;
+    uint64_t work = part;
+    kvf_shm_open_door(endpoint);
+    for (uint32_t i = 0; i < LOOKS_OF_A_TURN && work >= part; i++) {
+        kvf_status status = look(endpoint, &count);
+        if (status)
+            return status;
+        work = kvf_shm_take_turns(endpoint, part);
+    }
+    bool unswept = kvf_shm_sweep_clients(endpoint);
+    *more = unswept || endpoint->tenants.first || count == EVENTS;
+    return KVF_OK;
+}
+
 static kvf_status shm_progress(void *self, bool *busy) {
     kvf_shm_endpoint *endpoint = self;
-    struct epoll_event events[EVENTS];
-    uint64_t budget = KVF_SLICE_BYTES;
-    int count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
-    if (count < 0 && errno != EINTR)
-        return kvf_fail(KVF_E_IO, "epoll_wait: %s", strerror(errno));
-    for (int i = 0; i < count; i++)
-        handle(&events[i], &budget);
-    kvf_shm_sweep_clients(endpoint);
+    bool more = false;
+    kvf_status status = serve_clients(endpoint, &more);
+    if (status)
+        return status;
 
     uint32_t moving = 0;
     for (const kvf_shm_link *link = endpoint->links; link; link = link->following)
         moving += link->ready && !link->lost && link->slices.current;
-    bool more = false;
     for (kvf_shm_link *link = endpoint->links; link; link = link->following)
         if (link->peer && !link->lost && kvf_shm_link_move(link, KVF_SLICE_BYTES / (moving ? moving : 1)))
             more = true;
     report_lost(endpoint);
     kvf_wake_set(&endpoint->wake, more);
-    *busy = more || count == EVENTS || budget == 0;
+    *busy = more;
     return KVF_OK;
 }
 

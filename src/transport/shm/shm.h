@@ -3,6 +3,7 @@
  *
  *   shm.c         the endpoint: its socket, its memory, its card, its turn of work
  *   shm_serve.c   the owner's side: who is connected to us, and what they ask
+ *   shm_tenants.c what each process may take of an owner: connections, memory and time
  *   shm_link.c    the consumer's side: connecting, what the owner tells, and moving batches
  *   shm_direct.c  reading and writing another process's memory by process_vm_readv and process_vm_writev
  *   shm_gate.c    shutting a writer out
@@ -19,12 +20,14 @@
 #include "base/wake.h"
 #include "transport/shm/shm_choice.h"
 #include "transport/shm/shm_gate.h"
+#include "transport/shm/shm_tenants.h"
 #include "transport/shm/shm_wire.h"
 #include "transport/slices.h"
 
-#define SHM_VECTORS 1024u           /* IOV_MAX, the most that one process_vm_readv takes */
-#define SHM_SLOTS 4u                /* the owner fills some while we empty others */
-#define SHM_CLIENTS_UNKNOWN_MAX 64u /* connections that have not yet shown the key */
+#define SHM_VECTORS 1024u /* IOV_MAX, the most that one process_vm_readv takes */
+#define SHM_SLOTS 4u      /* the owner fills some while we empty others */
+
+#define SECOND_NS 1000000000u
 
 /** What an epoll event points to. */
 typedef struct kvf_shm_watch {
@@ -39,7 +42,6 @@ typedef struct kvf_shm_arena {
     int fd;
 } kvf_shm_arena;
 
-typedef struct kvf_shm_client kvf_shm_client;
 typedef struct kvf_shm_link kvf_shm_link;
 
 typedef struct kvf_shm_endpoint {
@@ -56,8 +58,12 @@ typedef struct kvf_shm_endpoint {
     kvf_shm_card card;
     kvf_shm_arena *arenas;
     uint32_t arena_count;
-    kvf_shm_client *clients;
-    uint32_t unknown_clients;
+    kvf_shm_client *clients;   /* that have shown the key */
+    kvf_shm_client *strangers; /* that have not; both newest first */
+    uint32_t leaving;          /* of both: gone, and not freed yet */
+    kvf_shm_tenants tenants;
+    kvf_shm_seat listen_seat;
+    uint64_t door_until_ns; /* nobody is accepted before; 0: whoever comes is */
     kvf_shm_guests guests;
     kvf_shm_link *links;
     kvf_shm_packet packet; /* being looked at */
@@ -67,6 +73,7 @@ typedef struct kvf_shm_endpoint {
 /** Shared memory through which an owner helps. */
 typedef struct kvf_shm_buffer {
     unsigned char *address;
+    uint64_t bytes; /* that are mapped */
     uint64_t slot_bytes;
     uint32_t slots;
 } kvf_shm_buffer;
@@ -75,6 +82,8 @@ typedef struct kvf_shm_buffer {
 struct kvf_shm_client {
     kvf_shm_endpoint *endpoint;
     kvf_shm_watch watch;
+    kvf_shm_tenant *tenant; /* NULL: a stranger that is gone */
+    kvf_shm_seat seat;
     int fd;
     bool known; /* has shown the key */
     bool gone;
@@ -85,13 +94,15 @@ struct kvf_shm_client {
     uint32_t regions_told;
     bool ready_told;
     bool gate_told;
-    bool retired; /* gone, but perhaps still writing: waited for */
+    bool retired;             /* gone, but perhaps still writing: waited for */
+    uint64_t inside_since_ns; /* when it was first found writing after it was to stop; 0: it was not */
     unsigned char from[SHM_ID_BYTES];
     char name[SHM_NAME_BYTES];
     kvf_shm_gate *gate;
     int gate_fd; /* until it is sent */
     bool answer_due;
     kvf_shm_moved_message answer;
+    bool buffer_due; /* it is to be told how much of its buffer is taken */
     kvf_shm_buffer buffer;
     kvf_shm_client *previous, *following;
 };
@@ -109,6 +120,9 @@ struct kvf_shm_link {
     kvf_peer *peer; /* NULL once it was reported lost */
     kvf_shm_watch watch;
     int fd;
+    kvf_shm_card card;
+    uint64_t connect_until_ns; /* its queue of connections is full: tried again until then; 0: connected */
+    uint64_t connect_at_ns;
     pid_t pid;      /* 0 when it has none in our namespace */
     int process_fd; /* a pidfd, or -1 */
     bool ready;
@@ -130,6 +144,7 @@ struct kvf_shm_link {
 
     kvf_shm_buffer buffer; /* made when it is first needed */
     int buffer_fd;         /* until it is sent */
+    bool buffer_taken;     /* the owner has said how much of it: nothing is asked for before */
     kvf_shm_slot slots[SHM_SLOTS_MAX];
     kvf_shm_choice choice; /* where the kernel allows both ways */
     bool look;             /* answers may have come while we read: they are taken before we go on */
@@ -149,23 +164,29 @@ void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watc
 
 /* shm_serve.c */
 
-/** Accepts who is waiting. */
-void kvf_shm_accept(kvf_shm_endpoint *endpoint);
+/** Somebody waits to be accepted. */
+void kvf_shm_knock(kvf_shm_endpoint *endpoint);
 
-/** Handles what a client sent, and sends it what is due; `events` are epoll's. Takes what it copies from
- * `budget`. */
-void kvf_shm_serve(kvf_shm_client *client, uint32_t events, uint64_t *budget);
+/** Accepts again, if it is time. */
+void kvf_shm_open_door(kvf_shm_endpoint *endpoint);
 
-/** Frees the clients that are gone. */
-void kvf_shm_sweep_clients(kvf_shm_endpoint *endpoint);
+/** A client has sent something, reads again, or has hung up; `events` are epoll's. */
+void kvf_shm_client_wants(kvf_shm_client *client, uint32_t events);
+
+/** Accepts, handles what clients sent, and sends them what is due, turn by turn, until work of `budget` is done or
+ * nothing is left. Returns the work. */
+uint64_t kvf_shm_take_turns(kvf_shm_endpoint *endpoint, uint64_t budget);
+
+/** Frees clients that are gone, a bounded number; whether there are more that can be freed at once. */
+bool kvf_shm_sweep_clients(kvf_shm_endpoint *endpoint);
 
 void kvf_shm_close_clients(kvf_shm_endpoint *endpoint);
 
-/** Tells it why, as far as it reads, and hangs up in the next turn. */
+/** Tells it why, as far as it reads, and hangs up in the next turn. Nothing happens when it is gone already. */
 void kvf_shm_client_refuse(kvf_shm_client *client, kvf_shm_refusal why);
 
-/** Shuts its gate; whether it may be in the middle of a write. */
-bool kvf_shm_client_writes(kvf_shm_client *client);
+/** Shuts its gate. KVF_E_AGAIN: it may be in the middle of a write; the detail says who, and for how long. */
+kvf_status kvf_shm_client_shut_out(kvf_shm_client *client);
 
 kvf_status kvf_shm_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_shm_admit(void *self, const void *part, size_t bytes);
@@ -220,6 +241,9 @@ void kvf_shm_cut(kvf_slice *slice, uint64_t bytes, size_t runs);
 
 /** Starts the next slice of the current batch, as much of it as fits. */
 kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_slice *started);
+
+/** The owner has said how much of the buffer it takes; returns false when that makes no sense. */
+bool kvf_shm_slots_taken(kvf_shm_link *link, const kvf_shm_buffer_message *answer);
 
 /** Handles an answer; returns false when it makes no sense. */
 bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer);

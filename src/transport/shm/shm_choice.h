@@ -20,7 +20,7 @@
 #include "transport/slices.h"
 
 #define SHM_LENGTHS 16u           /* classes of length: up to 63 bytes, up to 127 ..., from 1 MiB */
-#define SHM_SLOT_BYTES (1u << 20) /* of the shared buffer */
+#define SHM_SLOT_BYTES (1u << 20) /* of the shared buffer; an owner takes no larger ones */
 
 typedef enum kvf_shm_way {
     SHM_WAY_SERVED = 0, /**< by the owner, and by this side meanwhile */

@@ -94,16 +94,16 @@ kvf_status kvf_shm_fence(void *self, const void *part, size_t bytes) {
         status = kvf_shm_guests_fence(&endpoint->guests, card.name);
     if (status)
         return status;
-    bool inside = false;
     for (kvf_shm_client *client = endpoint->clients; client; client = client->following) {
-        if (!client->known || !same(client->from, card.name))
+        if (!same(client->from, card.name))
             continue;
         kvf_shm_client_refuse(client, SHM_REFUSED_FENCED);
-        inside = kvf_shm_client_writes(client) || inside;
+        kvf_status inside = kvf_shm_client_shut_out(client);
+        status = inside ? inside : status;
     }
     kvf_wake_set(&endpoint->wake, true); /* to hang up */
-    if (inside)
-        return kvf_fail(KVF_E_AGAIN, "it is in the middle of a copy");
+    if (status)
+        return status;
     return kvf_shm_guests_seen(&endpoint->guests, card.name) ? KVF_OK : KVF_E_NOT_FOUND;
 }
 

@@ -18,7 +18,9 @@
 #include "transport/shm/shm_process.h"
 
 #define ARENAS_MAX 4096u
-#define PATIENCE_NS 10000000u /* with an owner, while there is something else to do */
+#define PATIENCE_NS 10000000u    /* with an owner, while there is something else to do */
+#define CONNECT_NS 10000000000u  /* how long a connection to an owner with a full queue is tried, ... */
+#define CONNECT_PAUSE_NS 200000u /* ... and how often */
 
 /* ---- an owner that is gone --------------------------------------------------------------------- */
 
@@ -41,14 +43,24 @@ void kvf_shm_link_lose(kvf_shm_link *link, const char *why) {
 
 static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
     uint32_t refusal = packet->as.header.count;
-    if (refusal == SHM_REFUSED_GENERATION && packet->bytes == sizeof packet->as.refused) {
-        char old[160];
+    unsigned long long number = packet->as.refused.number;
+    char text[160] = "";
+    if (packet->bytes != sizeof packet->as.refused)
+        refusal = 0;
+    if (refusal == SHM_REFUSED_GENERATION)
         (void)snprintf(
-            old, sizeof old,
+            text, sizeof text,
             "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
-            (unsigned long long)kvf_peer_generation(link->peer),
-            (unsigned long long)packet->as.refused.generation);
-        kvf_shm_link_lose(link, old);
+            (unsigned long long)kvf_peer_generation(link->peer), number);
+    else if (refusal == SHM_REFUSED_LIMIT)
+        (void)snprintf(text, sizeof text,
+                       "it refuses us: this process has %llu connections to it, as many as it allows one",
+                       number);
+    else if (refusal == SHM_REFUSED_FULL)
+        (void)snprintf(text, sizeof text, "it refuses us: it has as many connections as it takes (%llu)",
+                       number);
+    if (*text) {
+        kvf_shm_link_lose(link, text);
         return;
     }
     static const char *const words[] = {
@@ -90,10 +102,12 @@ static kvf_status check_card(const kvf_shm_endpoint *self, const kvf_shm_card *c
     return KVF_OK;
 }
 
-static kvf_status reach(kvf_shm_link *link, const kvf_shm_card *card) {
+/* KVF_E_AGAIN: its queue of connections is full. */
+static kvf_status reach(kvf_shm_link *link) {
     struct sockaddr_un address;
-    socklen_t length = kvf_shm_socket_address(card->name, &address);
-    link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t length = kvf_shm_socket_address(link->card.name, &address);
+    if (link->fd < 0)
+        link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (link->fd < 0)
         return kvf_fail(KVF_E_IO, "socket: %s", strerror(errno));
     if (connect(link->fd, (const struct sockaddr *)&address, length) == 0)
@@ -101,14 +115,14 @@ static kvf_status reach(kvf_shm_link *link, const kvf_shm_card *card) {
     if (errno == ECONNREFUSED)
         return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is gone");
     if (errno == EAGAIN)
-        return kvf_fail(KVF_E_IO, "the peer does not accept connections: its queue is full");
+        return kvf_fail(KVF_E_AGAIN, "it does not accept connections: its queue is full");
     return kvf_fail(errno == EACCES || errno == EPERM ? KVF_E_PERMISSION : KVF_E_IO, "connect: %s",
                     strerror(errno));
 }
 
 /* Takes hold of the process at the other end, and makes sure that it is the one that wrote the card: had it
  * died meanwhile, its number might belong to another. */
-static kvf_status take_hold(kvf_shm_link *link, const kvf_shm_card *card) {
+static kvf_status take_hold(kvf_shm_link *link) {
     kvf_status status = kvf_shm_peer_process(link->fd, &link->pid);
     if (status)
         return status;
@@ -116,17 +130,17 @@ static kvf_status take_hold(kvf_shm_link *link, const kvf_shm_card *card) {
     uint64_t started = link->pid > 0 ? kvf_shm_process_started(link->pid) : 0;
     if (kvf_shm_link_lose_if_gone(link))
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
-    if (started && card->started && started != card->started)
+    if (started && link->card.started && started != link->card.started)
         return kvf_fail(KVF_E_PEER_LOST, "the process that exported the card is gone");
     return KVF_OK;
 }
 
-static kvf_status greet(kvf_shm_link *link, const kvf_shm_card *card) {
+static kvf_status greet(kvf_shm_link *link) {
     kvf_shm_hello hello = {.header = {SHM_HELLO, 0},
                            .version = SHM_VERSION,
                            .region_count = link->region_count,
                            .generation = kvf_peer_generation(link->peer)};
-    memcpy(hello.key, card->key, SHM_ID_BYTES);
+    memcpy(hello.key, link->card.key, SHM_ID_BYTES);
     memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
     (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
     kvf_status status = kvf_shm_watch_add(link->endpoint, link->fd, &link->watch);
@@ -137,6 +151,39 @@ static kvf_status greet(kvf_shm_link *link, const kvf_shm_card *card) {
     if (status == KVF_E_PEER_LOST && kvf_shm_link_lose_if_gone(link))
         status = kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     return status;
+}
+
+static kvf_status enter(kvf_shm_link *link) {
+    kvf_status status = reach(link);
+    if (!status)
+        status = take_hold(link);
+    if (!status)
+        status = greet(link);
+    if (!status && !link->no_direct && link->pid <= 0)
+        link->no_direct = "a shared buffer, for its process is in another PID namespace";
+    return status;
+}
+
+/* An owner that is busy, or flooded with connections by others, takes new ones in a moment. */
+static void enter_again(kvf_shm_link *link) {
+    uint64_t now = kvf_shm_now_ns();
+    if (now >= link->connect_at_ns) {
+        kvf_status status = enter(link);
+        if (!status) {
+            link->connect_until_ns = 0;
+            return;
+        }
+        if (status == KVF_E_AGAIN && now >= link->connect_until_ns)
+            status =
+                kvf_fail(KVF_E_PEER_LOST, "it has not accepted a connection for %llu s: its queue is full",
+                         (unsigned long long)(CONNECT_NS / SECOND_NS));
+        if (status != KVF_E_AGAIN) {
+            kvf_shm_link_lose(link, kvf_error_detail());
+            return;
+        }
+        link->connect_at_ns = now + CONNECT_PAUSE_NS;
+    }
+    kvf_shm_wake_at(link->endpoint, link->connect_at_ns);
 }
 
 static kvf_status make_tables(kvf_shm_link *link) {
@@ -189,22 +236,23 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
         return kvf_nomem("a peer");
     link->endpoint = self;
     link->peer = peer;
+    link->card = card;
     link->watch = (kvf_shm_watch){SHM_WATCH_LINK, link};
     link->fd = link->process_fd = link->buffer_fd = -1;
     link->no_direct = link->endpoint->no_direct_read ? "a shared buffer, for shm.direct is off" : NULL;
     status = make_tables(link);
     if (!status)
-        status = reach(link, &card);
-    if (!status)
-        status = take_hold(link, &card);
-    if (!status)
-        status = greet(link, &card);
+        status = enter(link);
+    if (status == KVF_E_AGAIN) {
+        link->connect_at_ns = kvf_shm_now_ns() + CONNECT_PAUSE_NS;
+        link->connect_until_ns = link->connect_at_ns + CONNECT_NS;
+        kvf_shm_wake_at(link->endpoint, link->connect_at_ns);
+        status = KVF_OK;
+    }
     if (status) {
         free_link(link);
         return status;
     }
-    if (!link->no_direct && link->pid <= 0)
-        link->no_direct = "a shared buffer, for its process is in another PID namespace";
     KVF_LIST_ADD(link->endpoint->links, link);
     *out = link;
     return KVF_OK;
@@ -288,6 +336,9 @@ static bool take_message(kvf_shm_link *link, const kvf_shm_packet *packet) {
     case SHM_REFUSED:
         take_refusal(link, packet);
         return true;
+    case SHM_BUFFER:
+        return packet->bytes == sizeof(kvf_shm_buffer_message) &&
+               kvf_shm_slots_taken(link, &packet->as.buffer);
     case SHM_MOVED:
         return packet->bytes == sizeof(kvf_shm_moved_message) && kvf_shm_slots_moved(link, &packet->as.moved);
     default:
@@ -346,6 +397,8 @@ kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes) {
     kvf_shm_header header = {SHM_NOTICE, (uint32_t)bytes};
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
+    if (link->connect_until_ns)
+        return kvf_fail(KVF_E_AGAIN, "it has not accepted the connection yet: its queue is full");
     kvf_status status = kvf_shm_send_two(link->fd, &header, sizeof header, data, bytes);
     if (status == KVF_E_AGAIN) {
         link->blocked = true;
@@ -477,6 +530,8 @@ static void end_complete(kvf_shm_link *link, kvf_batch *first) {
 }
 
 bool kvf_shm_link_move(kvf_shm_link *link, uint64_t budget) {
+    if (link->connect_until_ns)
+        enter_again(link);
     kvf_shm_slots_forget(link);
     kvf_slices_reap(&link->slices);
     kvf_batch *first = link->slices.current;

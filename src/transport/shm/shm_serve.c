@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,29 +13,38 @@
 #include "transport/shm/shm.h"
 #include "transport/shm/shm_process.h"
 
-#define ACCEPT_AT_ONCE 32
-#define MESSAGES_AT_ONCE 64
-#define SLOT_BYTES_MAX (16ull << 20)
+#define UNMAPPED_AT_ONCE (8ull << 20)
+#define FREED_AT_ONCE 64u
+#define DOOR_PAUSE_NS 1000000u
 
 /* Best effort: who does not read it finds the connection closed. */
-static void say_refused(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_refusal why) {
-    kvf_shm_refused_message message = {{SHM_REFUSED, why}, kvf_transport_oldest(endpoint->transport)};
+static void say_refused(int fd, kvf_shm_refusal why, uint64_t number) {
+    kvf_shm_refused_message message = {{SHM_REFUSED, why}, number};
     (void)kvf_shm_send(fd, &message, sizeof message, -1);
 }
 
 /* ---- coming and going ------------------------------------------------------------------------ */
 
-static void unmap_buffer(kvf_shm_buffer *buffer) {
-    if (buffer->address)
-        (void)munmap(buffer->address, buffer->slot_bytes * buffer->slots);
+static void unmap_buffer(kvf_shm_client *client) {
+    kvf_shm_buffer *buffer = &client->buffer;
+    if (!buffer->address)
+        return;
+    (void)munmap(buffer->address, buffer->bytes);
+    kvf_shm_tenants_drop_buffer(&client->endpoint->tenants, client->tenant, buffer->bytes);
     *buffer = (kvf_shm_buffer){0};
 }
 
 static void free_client(kvf_shm_client *client) {
     kvf_shm_endpoint *endpoint = client->endpoint;
-    KVF_LIST_REMOVE(endpoint->clients, client);
-    endpoint->unknown_clients -= !client->known;
-    unmap_buffer(&client->buffer);
+    if (client->known)
+        KVF_LIST_REMOVE(endpoint->clients, client);
+    else
+        KVF_LIST_REMOVE(endpoint->strangers, client);
+    endpoint->leaving -= client->gone;
+    unmap_buffer(client);
+    kvf_shm_tenants_stop_waiting(&client->seat);
+    if (client->tenant)
+        kvf_shm_tenants_leave(&endpoint->tenants, client->tenant, client->known);
     (void)shm_gate_shut(client->gate);
     kvf_shm_gate_unmap(client->gate);
     if (client->gate_fd >= 0)
@@ -45,42 +55,106 @@ static void free_client(kvf_shm_client *client) {
     kvf_free(client);
 }
 
-/* It closes its end outside of any copy, and the kernel closes it after all of its threads. */
-bool kvf_shm_client_writes(kvf_shm_client *client) {
-    struct pollfd end = {client->fd, POLLIN, 0};
-    if (!shm_gate_shut(client->gate))
-        return false;
-    return !client->hung_up && !(poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
+/* A stranger counts no more from now on; a client does until its descriptor is closed. */
+static void leave(kvf_shm_client *client) {
+    if (client->gone)
+        return;
+    client->gone = true;
+    client->endpoint->leaving++;
+    kvf_shm_tenants_stop_waiting(&client->seat);
+    if (client->known)
+        return;
+    kvf_shm_tenants_leave(&client->endpoint->tenants, client->tenant, false);
+    client->tenant = NULL;
 }
 
-/* One that is in the middle of a write is kept until it is not: it may be asked for by kvf_shm_fence(). */
-void kvf_shm_sweep_clients(kvf_shm_endpoint *endpoint) {
-    for (kvf_shm_client *client = endpoint->clients, *next; client; client = next) {
+/* It closes its end outside of any copy, and the kernel closes it after all of its threads. */
+static bool has_hung_up(kvf_shm_client *client) {
+    struct pollfd end = {client->fd, POLLIN, 0};
+    if (!client->hung_up)
+        client->hung_up = poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR));
+    return client->hung_up;
+}
+
+static void describe(const kvf_shm_client *client, char *out, size_t size) {
+    char name[64];
+    (void)snprintf(name, sizeof name, "%.63s", client->name);
+    for (char *at = name; *at; at++) /* it is the peer's own word */
+        if ((unsigned char)*at < ' ' || *at == 127)
+            *at = '?';
+    if (client->tenant->process)
+        (void)snprintf(out, size, "%s (process %ld)", name, (long)client->tenant->process);
+    else
+        (void)snprintf(out, size, "%s (a process of another PID namespace)", name);
+}
+
+kvf_status kvf_shm_client_shut_out(kvf_shm_client *client) {
+    char who[128];
+    if (!shm_gate_shut(client->gate) || has_hung_up(client))
+        return KVF_OK;
+    uint64_t now = kvf_shm_now_ns();
+    if (!client->inside_since_ns)
+        client->inside_since_ns = now;
+    describe(client, who, sizeof who);
+    return kvf_fail(KVF_E_AGAIN,
+                    "%s has been in the middle of a write for %.1f s since it was to stop; while its process "
+                    "lives, the memory may be written",
+                    who, (double)(now - client->inside_since_ns) / SECOND_NS);
+}
+
+/* One that is in the middle of a write is kept until it is not: it may be asked for by kvf_shm_fence(). Only its end is
+ * looked for then. */
+static void retire(kvf_shm_client *client) {
+    if (!client->retired)
+        kvf_shm_watch_change(client->endpoint, client->fd, &client->watch, false, false);
+    client->retired = true;
+}
+
+bool kvf_shm_sweep_clients(kvf_shm_endpoint *endpoint) {
+    uint64_t unmapped = 0;
+    uint32_t freed = 0;
+    for (kvf_shm_client *client = endpoint->strangers, *next; client && endpoint->leaving; client = next) {
+        next = client->following;
+        if (client->gone)
+            free_client(client);
+    }
+    for (kvf_shm_client *client = endpoint->clients, *next; client && endpoint->leaving; client = next) {
         next = client->following;
         if (!client->gone)
             continue;
-        if (!kvf_shm_client_writes(client)) {
-            free_client(client);
-        } else if (!client->retired) {
-            client->retired = true;
-            (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
+        if (shm_gate_shut(client->gate) && !client->hung_up) {
+            retire(client);
+            continue;
         }
+        if (unmapped >= UNMAPPED_AT_ONCE || freed >= FREED_AT_ONCE)
+            return true;
+        unmapped += client->buffer.bytes;
+        freed++;
+        free_client(client);
     }
+    return false;
 }
 
 void kvf_shm_close_clients(kvf_shm_endpoint *endpoint) {
+    while (endpoint->strangers)
+        free_client(endpoint->strangers);
     while (endpoint->clients)
         free_client(endpoint->clients);
 }
 
-/* Strangers that say nothing must not keep others out: the one that came first goes first. */
-static void drop_oldest_unknown(kvf_shm_endpoint *endpoint) {
+/* Strangers that say nothing must not keep others out: of the process with the most of them, the one that came first
+ * goes. */
+static void drop_stranger(const kvf_shm_endpoint *endpoint) {
+    const kvf_shm_tenant *largest = NULL;
     kvf_shm_client *oldest = NULL;
-    for (kvf_shm_client *client = endpoint->clients; client; client = client->following)
-        if (!client->known && !client->gone)
-            oldest = client; /* clients are listed newest first */
+    for (kvf_shm_client *client = endpoint->strangers; client; client = client->following)
+        if (!client->gone && (!largest || client->tenant->strangers > largest->strangers))
+            largest = client->tenant;
+    for (kvf_shm_client *client = endpoint->strangers; client; client = client->following)
+        if (!client->gone && client->tenant == largest)
+            oldest = client; /* they are listed newest first */
     if (oldest)
-        oldest->gone = true;
+        leave(oldest);
 }
 
 static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
@@ -95,43 +169,74 @@ static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
     client->fd = fd;
     client->gate_fd = -1;
     client->watch = (kvf_shm_watch){SHM_WATCH_CLIENT, client};
-    status = kvf_shm_watch_add(endpoint, fd, &client->watch);
+    client->seat.client = client;
+    client->tenant = kvf_shm_tenants_enter(&endpoint->tenants, pid);
+    status = client->tenant ? kvf_shm_watch_add(endpoint, fd, &client->watch) : kvf_nomem("a client");
     if (status) {
+        if (client->tenant)
+            kvf_shm_tenants_leave(&endpoint->tenants, client->tenant, false);
         kvf_free(client);
         return status;
     }
-    KVF_LIST_ADD(endpoint->clients, client);
-    if (++endpoint->unknown_clients > SHM_CLIENTS_UNKNOWN_MAX)
-        drop_oldest_unknown(endpoint);
+    KVF_LIST_ADD(endpoint->strangers, client);
+    if (endpoint->tenants.strangers > endpoint->tenants.strangers_max)
+        drop_stranger(endpoint);
+    /* As a rule it has said something by now, and is a stranger no more before the next is accepted. */
+    if (!client->gone)
+        kvf_shm_client_wants(client, 0);
     return KVF_OK;
 }
 
 /* Without a descriptor for it, the connection at the head of the queue would stay there, and we would be
  * called for it forever. */
-static void refuse_one(kvf_shm_endpoint *endpoint) {
+static bool refuse_one(kvf_shm_endpoint *endpoint) {
     if (endpoint->spare_fd < 0)
-        return;
+        return false;
     (void)close(endpoint->spare_fd);
     int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0)
+    if (fd >= 0) {
+        say_refused(fd, SHM_REFUSED_FULL, endpoint->tenants.clients);
         (void)close(fd);
+    }
     endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return fd >= 0;
 }
 
-void kvf_shm_accept(kvf_shm_endpoint *endpoint) {
-    for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
-        int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE)
-                refuse_one(endpoint);
-            return;
-        }
-        kvf_status status = add_client(endpoint, fd);
-        if (status == KVF_E_PERMISSION)
-            say_refused(endpoint, fd, SHM_REFUSED_USER);
-        if (status)
-            (void)close(fd);
+static void shut_door(kvf_shm_endpoint *endpoint, uint64_t now) {
+    endpoint->door_until_ns = now + DOOR_PAUSE_NS;
+    kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, false, false);
+    kvf_shm_wake_at(endpoint, endpoint->door_until_ns);
+}
+
+void kvf_shm_open_door(kvf_shm_endpoint *endpoint) {
+    if (!endpoint->door_until_ns)
+        return;
+    if (kvf_shm_now_ns() < endpoint->door_until_ns) {
+        kvf_shm_wake_at(endpoint, endpoint->door_until_ns);
+        return;
     }
+    endpoint->door_until_ns = 0;
+    kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, true, false);
+}
+
+/* Whether more may be waiting. */
+static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
+    uint64_t now = kvf_shm_now_ns();
+    *work = SHM_LOOK_WORK;
+    if (!kvf_shm_tenants_opens_door(&endpoint->tenants, now)) {
+        shut_door(endpoint, now);
+        return false;
+    }
+    int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    *work = SHM_CONNECTION_WORK;
+    if (fd < 0)
+        return (errno == EMFILE || errno == ENFILE) && refuse_one(endpoint);
+    kvf_status status = add_client(endpoint, fd);
+    if (status == KVF_E_PERMISSION)
+        say_refused(fd, SHM_REFUSED_USER, 0);
+    if (status)
+        (void)close(fd);
+    return true;
 }
 
 /* ---- what a client is told at first ---------------------------------------------------------- */
@@ -190,29 +295,42 @@ static kvf_status tell_gate(kvf_shm_client *client) {
     return KVF_OK;
 }
 
-/* Sends what is due, in order, until the client does not read. */
+static kvf_status tell_ready(kvf_shm_client *client) {
+    kvf_shm_header ready = {SHM_READY, 0};
+    kvf_status status = kvf_shm_send(client->fd, &ready, sizeof ready, -1);
+    client->ready_told = !status;
+    return status;
+}
+
+static kvf_status tell_buffer(kvf_shm_client *client) {
+    kvf_shm_buffer_message message = {{SHM_BUFFER, 0}, client->buffer.slot_bytes, client->buffer.slots, 0};
+    kvf_status status = kvf_shm_send(client->fd, &message, sizeof message, -1);
+    client->buffer_due = status != KVF_OK;
+    return status;
+}
+
+static kvf_status tell_answer(kvf_shm_client *client) {
+    kvf_status status = kvf_shm_send(client->fd, &client->answer, sizeof client->answer, -1);
+    client->answer_due = status != KVF_OK;
+    return status;
+}
+
+static bool is_anything_due(const kvf_shm_client *client) {
+    return client->known && !client->hung_up &&
+           (!client->ready_told || client->buffer_due || client->answer_due);
+}
+
+/* Sends the next message that is due. */
 static kvf_status tell(kvf_shm_client *client) {
     uint32_t count;
     const kvf_memory *regions = kvf_transport_regions(client->endpoint->transport, &count);
-    kvf_status status = KVF_OK;
-    while (!status && !client->ready_told) {
-        if (client->arenas_told < client->endpoint->arena_count) {
-            status = tell_arena(client);
-        } else if (client->regions_told < client->region_count) {
-            status = tell_regions(client, regions, client->region_count);
-        } else if (!client->gate_told) {
-            status = tell_gate(client);
-        } else {
-            kvf_shm_header ready = {SHM_READY, 0};
-            status = kvf_shm_send(client->fd, &ready, sizeof ready, -1);
-            client->ready_told = !status;
-        }
-    }
-    if (!status && client->answer_due) {
-        status = kvf_shm_send(client->fd, &client->answer, sizeof client->answer, -1);
-        client->answer_due = status != KVF_OK;
-    }
-    return status;
+    if (client->ready_told)
+        return client->buffer_due ? tell_buffer(client) : tell_answer(client);
+    if (client->arenas_told < client->endpoint->arena_count)
+        return tell_arena(client);
+    if (client->regions_told < client->region_count)
+        return tell_regions(client, regions, client->region_count);
+    return client->gate_told ? tell_ready(client) : tell_gate(client);
 }
 
 /* ---- what a client asks ---------------------------------------------------------------------- */
@@ -226,13 +344,32 @@ static bool same_key(const unsigned char *a, const unsigned char *b) {
 }
 
 void kvf_shm_client_refuse(kvf_shm_client *client, kvf_shm_refusal why) {
-    say_refused(client->endpoint, client->fd, why);
-    client->gone = true;
+    if (!client->gone)
+        say_refused(client->fd, why, kvf_transport_oldest(client->endpoint->transport));
+    leave(client);
 }
 
 static bool refuse(kvf_shm_client *client, kvf_shm_refusal why) {
     kvf_shm_client_refuse(client, why);
     return false;
+}
+
+static bool find_place(const kvf_shm_client *client) {
+    uint64_t limit;
+    kvf_shm_tenant *loser;
+    kvf_shm_refusal over = kvf_shm_tenants_admit(&client->endpoint->tenants, client->tenant, &limit, &loser);
+    if (over) {
+        say_refused(client->fd, over, limit);
+        return false;
+    }
+    kvf_shm_client *newest = loser ? client->endpoint->clients : NULL;
+    while (newest && (newest->gone || newest->tenant != loser))
+        newest = newest->following;
+    if (newest) {
+        say_refused(newest->fd, SHM_REFUSED_FULL, limit);
+        leave(newest);
+    }
+    return true;
 }
 
 static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
@@ -250,26 +387,33 @@ static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
     (void)kvf_transport_regions(client->endpoint->transport, &client->region_count);
     if (hello->region_count > client->region_count)
         return refuse(client, SHM_REFUSED_PROTOCOL);
+    if (!find_place(client))
+        return false;
     client->region_count = hello->region_count;
     client->known = true;
+    KVF_LIST_REMOVE(client->endpoint->strangers, client);
+    KVF_LIST_ADD(client->endpoint->clients, client);
     memcpy(client->from, hello->from, SHM_ID_BYTES);
     memcpy(client->name, hello->name, SHM_NAME_BYTES - 1); /* the last byte stays 0 */
     kvf_shm_guests_see(&client->endpoint->guests, hello->from);
-    client->endpoint->unknown_clients--;
     return true;
 }
 
 static bool take_buffer(kvf_shm_client *client, const kvf_shm_packet *packet) {
     const kvf_shm_buffer_message *message = &packet->as.buffer;
-    uint64_t bytes;
-    if (packet->bytes != sizeof *message || client->buffer.address || message->slots == 0 ||
-        message->slots > SHM_SLOTS_MAX || message->slot_bytes == 0 || message->slot_bytes > SLOT_BYTES_MAX ||
-        !kvf_mul(message->slot_bytes, message->slots, &bytes))
+    kvf_shm_buffer taken = {.slot_bytes = message->slot_bytes, .slots = message->slots};
+    if (packet->bytes != sizeof *message || client->buffer.address || taken.slots == 0 ||
+        taken.slots > SHM_SLOTS_MAX || taken.slot_bytes == 0 || taken.slot_bytes > SHM_SLOT_BYTES)
         return false;
-    unsigned char *address;
-    if (kvf_shm_map_foreign(packet->fd, bytes, &address))
+    kvf_shm_tenants *tenants = &client->endpoint->tenants;
+    kvf_shm_tenants_take_buffer(tenants, client->tenant, &taken.slot_bytes, &taken.slots);
+    taken.bytes = taken.slot_bytes * taken.slots;
+    if (kvf_shm_map_foreign(packet->fd, taken.bytes, &taken.address)) {
+        kvf_shm_tenants_drop_buffer(tenants, client->tenant, taken.bytes);
         return false;
-    client->buffer = (kvf_shm_buffer){address, message->slot_bytes, message->slots};
+    }
+    client->buffer = taken;
+    client->buffer_due = true;
     return true;
 }
 
@@ -307,7 +451,7 @@ static void copy_pieces(const kvf_shm_client *client, const kvf_shm_move_message
     }
 }
 
-static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *budget) {
+static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *work) {
     const kvf_shm_move_message *move = &packet->as.move;
     if (packet->bytes < offsetof(kvf_shm_move_message, pieces) ||
         !kvf_shm_fits(packet, offsetof(kvf_shm_move_message, pieces), sizeof(kvf_shm_piece),
@@ -321,8 +465,7 @@ static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint
     kvf_status status = check_pieces(client, move, &bytes);
     if (!status)
         copy_pieces(client, move);
-    bool hurried = kvf_transport_hurried(client->endpoint->transport);
-    *budget = hurried ? 0 : *budget - kvf_min_u64(*budget, bytes);
+    *work += (uint64_t)move->header.count * SHM_RUN_WORK + (status ? 0 : bytes);
     client->answer = (kvf_shm_moved_message){{SHM_MOVED, 0}, move->slot, (uint32_t)status};
     client->answer_due = true;
     return true;
@@ -337,14 +480,14 @@ static bool take_notice(const kvf_shm_client *client, const kvf_shm_packet *pack
 }
 
 /* False: it does not keep to the protocol. */
-static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *budget) {
+static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *work) {
     if (!client->known)
         return take_hello(client, packet);
     switch (packet->as.header.kind) {
     case SHM_BUFFER:
         return take_buffer(client, packet);
     case SHM_MOVE:
-        return take_move(client, packet, budget);
+        return take_move(client, packet, work);
     case SHM_NOTICE:
         return take_notice(client, packet);
     default:
@@ -353,42 +496,87 @@ static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, u
 }
 
 /* Whether there was one. */
-static bool read_one(kvf_shm_client *client, uint64_t *budget) {
+static bool read_one(kvf_shm_client *client, uint64_t *work) {
     kvf_shm_packet *packet = &client->endpoint->packet;
+    *work += SHM_LOOK_WORK;
     /* What there is no memory for stays in the socket. */
     if (kvf_deliver_room(client->endpoint->transport, KVF_NOTICE_ROOM_MAX))
         return false;
     kvf_status status = kvf_shm_receive(client->fd, packet);
     if (status) {
-        client->gone = status != KVF_E_AGAIN;
+        if (status != KVF_E_AGAIN)
+            leave(client);
         return false;
     }
-    client->gone = !take_message(client, packet, budget);
-    if (client->gone && client->known)
-        (void)refuse(client, SHM_REFUSED_PROTOCOL);
+    *work += SHM_MESSAGE_WORK;
+    if (!take_message(client, packet, work)) {
+        if (client->known)
+            kvf_shm_client_refuse(client, SHM_REFUSED_PROTOCOL);
+        leave(client);
+    }
     if (packet->fd >= 0)
         (void)close(packet->fd);
     return !client->gone;
 }
 
-void kvf_shm_serve(kvf_shm_client *client, uint32_t events, uint64_t *budget) {
-    if (client->gone)
-        return;
-    client->hung_up = client->hung_up || (events & (EPOLLHUP | EPOLLERR));
-    kvf_status status = KVF_OK;
-    for (int i = 0; *budget > 0 && i < MESSAGES_AT_ONCE; i++) {
-        /* Nothing is read while an answer cannot be sent, so there is never more than one. */
-        if (client->known && !client->hung_up && (status = tell(client)) != KVF_OK)
-            break;
-        if (!read_one(client, budget))
-            break;
-    }
-    if (!client->gone && client->known && !client->hung_up && !status)
-        status = tell(client);
-    if (status && status != KVF_E_AGAIN)
-        client->gone = status != KVF_E_PEER_LOST; /* lost: what it sent before is read next time */
+/* Sends the next message that is due. False: the client does not read, or is gone. */
+static bool send_due(kvf_shm_client *client, uint64_t *work) {
+    kvf_status status = tell(client);
+    *work += SHM_MESSAGE_WORK;
+    if (status == KVF_E_PEER_LOST)
+        client->hung_up = true; /* what it sent before is read */
+    else if (status && status != KVF_E_AGAIN)
+        leave(client);
     bool blocked = status == KVF_E_AGAIN;
     if (blocked != client->blocked && !client->gone)
         kvf_shm_watch_change(client->endpoint, client->fd, &client->watch, !blocked, blocked);
     client->blocked = blocked;
+    return !client->gone && !blocked;
+}
+
+/* One step: a message that is due, or one that has come, with its answer. Nothing is read while an answer cannot be
+ * sent, so there is never more than one. Whether there may be more. */
+static bool serve(kvf_shm_client *client, uint64_t *work) {
+    if (is_anything_due(client))
+        return send_due(client, work);
+    if (!read_one(client, work))
+        return false;
+    return client->ready_told && is_anything_due(client) ? send_due(client, work) : true;
+}
+
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+/* What strangers want is the door's work. */
+static void wait_for_turn(kvf_shm_client *client) {
+    kvf_shm_tenants *tenants = &client->endpoint->tenants;
+    kvf_shm_tenants_wait(tenants, client->known ? client->tenant : &tenants->door, &client->seat);
+}
+
+void kvf_shm_knock(kvf_shm_endpoint *endpoint) {
+    kvf_shm_tenants_wait(&endpoint->tenants, &endpoint->tenants.door, &endpoint->listen_seat);
+}
+
+void kvf_shm_client_wants(kvf_shm_client *client, uint32_t events) {
+    client->hung_up = client->hung_up || (events & (EPOLLHUP | EPOLLERR));
+    if (!client->gone)
+        wait_for_turn(client);
+}
+
+uint64_t kvf_shm_take_turns(kvf_shm_endpoint *endpoint, uint64_t budget) {
+    uint64_t done = 0;
+    kvf_shm_tenant *tenant;
+    for (kvf_shm_seat *seat; done < budget && (seat = kvf_shm_tenants_next(&endpoint->tenants, &tenant));) {
+        uint64_t work = 0;
+        kvf_shm_client *client = seat->client;
+        bool more = client ? serve(client, &work) : accept_one(endpoint, &work);
+        kvf_shm_tenants_spend(&endpoint->tenants, tenant, work);
+        done += work;
+        if (more && client)
+            wait_for_turn(client);
+        else if (more)
+            kvf_shm_knock(endpoint);
+        if (kvf_transport_hurried(endpoint->transport))
+            break;
+    }
+    return done;
 }

@@ -39,7 +39,7 @@ static kvf_status make_buffer(kvf_shm_link *link) {
     unsigned char *address;
     kvf_status status = kvf_shm_make_memory(&bytes, &link->buffer_fd, &address);
     if (!status)
-        link->buffer = (kvf_shm_buffer){address, SHM_SLOT_BYTES, slots};
+        link->buffer = (kvf_shm_buffer){address, bytes, SHM_SLOT_BYTES, slots};
     return status;
 }
 
@@ -64,10 +64,22 @@ kvf_status kvf_shm_slots_free(kvf_shm_link *link) {
     kvf_status status = link->buffer.address ? KVF_OK : make_buffer(link);
     if (!status && link->buffer_fd >= 0)
         status = send_buffer(link);
-    if (!status && free_slot(link) == link->buffer.slots)
+    if (!status && (!link->buffer_taken || free_slot(link) == link->buffer.slots))
         status = KVF_E_AGAIN;
     link->blocked = status == KVF_E_AGAIN && link->buffer_fd >= 0;
     return status;
+}
+
+bool kvf_shm_slots_taken(kvf_shm_link *link, const kvf_shm_buffer_message *answer) {
+    kvf_shm_buffer *buffer = &link->buffer;
+    bool sent = buffer->address && link->buffer_fd < 0;
+    if (!sent || link->buffer_taken || answer->slots == 0 || answer->slots > buffer->slots ||
+        answer->slot_bytes == 0 || answer->slot_bytes > buffer->slot_bytes)
+        return false;
+    buffer->slots = answer->slots;
+    buffer->slot_bytes = answer->slot_bytes;
+    link->buffer_taken = true;
+    return true;
 }
 
 void kvf_shm_cut(kvf_slice *slice, uint64_t bytes, size_t runs) {
@@ -86,7 +98,7 @@ void kvf_shm_cut(kvf_slice *slice, uint64_t bytes, size_t runs) {
 kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_slice *started) {
     kvf_batch *batch = link->slices.current;
     kvf_slice slice = *next;
-    kvf_shm_cut(&slice, SHM_SLOT_BYTES, SHM_PIECES_MAX);
+    kvf_shm_cut(&slice, link->buffer.slot_bytes, SHM_PIECES_MAX);
     bool waiting = kvf_shm_slots_load(link).waiting > 0;
     uint32_t slot = free_slot(link);
     kvf_shm_move_message *move = &link->endpoint->packet.as.move;
@@ -137,7 +149,7 @@ static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer
 }
 
 kvf_shm_load kvf_shm_slots_load(const kvf_shm_link *link) {
-    kvf_shm_load load = {.slots = link->endpoint->slots};
+    kvf_shm_load load = {.slots = link->buffer_taken ? link->buffer.slots : link->endpoint->slots};
     for (uint32_t i = 0; i < link->buffer.slots; i++) {
         load.waiting += link->slots[i].busy && link->slots[i].batch;
         load.abandoned += link->slots[i].busy && !link->slots[i].batch;
@@ -214,10 +226,11 @@ void kvf_shm_slots_forget(kvf_shm_link *link) {
 
 void kvf_shm_slots_close(kvf_shm_link *link) {
     if (link->buffer.address)
-        (void)munmap(link->buffer.address, link->buffer.slot_bytes * link->buffer.slots);
+        (void)munmap(link->buffer.address, link->buffer.bytes);
     if (link->buffer_fd >= 0)
         (void)close(link->buffer_fd);
     link->buffer = (kvf_shm_buffer){0};
     link->buffer_fd = -1;
+    link->buffer_taken = false;
     memset(link->slots, 0, sizeof link->slots);
 }

@@ -7,8 +7,9 @@
  *                                         <-     ARENA fd, ... REGIONS, ... GATE fd, READY; or REFUSED why
  *     (maps, or reads with process_vm_readv, without a word; writes while the gate is open)
  *     NOTICE bytes                        ->
- *     BUFFER fd                           ->     maps it                    where direct reading is forbidden,
- *     MOVE slot, list of pieces           ->     copies memory <-> slot      or both read at the same time
+ *     BUFFER fd                           ->     maps some of it            where direct reading is forbidden,
+ *                                         <-     BUFFER how much             or both read at the same time
+ *     MOVE slot, list of pieces           ->     copies memory <-> slot
  *                                         <-     MOVED slot, status
  *
  * Both sides run on the same machine, so numbers are as the machine has them. Neither side trusts the other:
@@ -19,7 +20,7 @@
 
 #include "base/base.h"
 
-#define SHM_VERSION 3u
+#define SHM_VERSION 4u
 #define SHM_ID_BYTES 16
 #define SHM_REGIONS_MAX 512u  /**< in one REGIONS */
 #define SHM_PIECES_MAX 1024u  /**< in one MOVE */
@@ -49,6 +50,8 @@ typedef enum kvf_shm_refusal {
     SHM_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
     SHM_REFUSED_USER = 5,
     SHM_REFUSED_GENERATION = 6, /**< the card speaks of memory that is not there any more */
+    SHM_REFUSED_LIMIT = 7,      /**< the process has as many connections as one may have */
+    SHM_REFUSED_FULL = 8,       /**< the owner has as many as it takes from all */
 } kvf_shm_refusal;
 
 typedef struct kvf_shm_header {
@@ -78,7 +81,7 @@ typedef struct kvf_shm_hello {
 /** The header's count is a kvf_shm_refusal. */
 typedef struct kvf_shm_refused_message {
     kvf_shm_header header;
-    uint64_t generation; /**< the oldest of which a card may speak */
+    uint64_t number; /**< the oldest generation of which a card may speak; or the limit that is reached */
 } kvf_shm_refused_message;
 
 /** With the descriptor of the memory. */
@@ -102,7 +105,8 @@ typedef struct kvf_shm_regions_message {
     kvf_shm_region regions[SHM_REGIONS_MAX]; /* only `count` are sent */
 } kvf_shm_regions_message;
 
-/** With the descriptor of the memory: `slots` times `slot_bytes`. */
+/** With the descriptor of the memory: `slots` times `slot_bytes`. The owner's answer, without one, says how much of it
+ * the owner takes: no more and no larger slots, which lie one after the other from the beginning. */
 typedef struct kvf_shm_buffer_message {
     kvf_shm_header header;
     uint64_t slot_bytes;

@@ -1,0 +1,114 @@
+/*
+ * What each process may take of an owner. All connections of one process are one tenant: however many it opens, it has
+ * one share of the owner's time, and one of the memory for shared buffers. Connections that have not shown the key yet
+ * are strangers. Accepting and hearing them is the door's work, which has half a tenant's share for all of them.
+ *
+ * Time is shared out in turns. Work is counted in bytes, as if all of it were copying. A tenant has SHM_TURN_WORK for
+ * each of its turns, the door half. A message is handled as a whole: what that takes beyond, the tenant pays in its next turns. The
+ * queue of tenants goes on from one progress() to the next, so nobody is always the first.
+ *
+ * These functions know no socket: processes are numbers to them, and connections are seats.
+ */
+#ifndef KVF_TRANSPORT_SHM_TENANTS_H
+#define KVF_TRANSPORT_SHM_TENANTS_H
+
+#include <sys/types.h>
+
+#include "transport/shm/shm_wire.h"
+
+#define SHM_TENANT_CLIENTS_MAX 64u    /* connections of one process that have shown the key */
+#define SHM_CLIENTS_MAX 1024u         /* of all; or half of the process's descriptors, if that is less */
+#define SHM_STRANGERS_MAX 64u         /* of all; or an eighth of the descriptors */
+#define SHM_BUFFERS_BYTES (64u << 20) /* buffers of all clients, ... */
+#define SHM_TENANT_BUFFERS_BYTES (16u << 20) /* ... of one process; but a buffer ... */
+#define SHM_BUFFER_BYTES_LEAST (64u << 10)   /* ... of so many bytes there is for every client */
+
+/* Work that is no copying, in bytes that are copied in the same time: 8 of them take a nanosecond. */
+#define SHM_TURN_WORK (256u << 10)
+#define SHM_DOOR_WORK_PER_MS                                                                                 \
+    (1u << 20)                    /* a sixth of a processor, for strangers would take all that is left; ... */
+#define SHM_DOOR_WORK (64u << 20) /* ... beyond so much, about a thousand connections at once */
+#define SHM_RUN_WORK 512u         /* to find a piece of memory, as the costs of the fabric say */
+#define SHM_MESSAGE_WORK (16u << 10)    /* to receive or send one */
+#define SHM_LOOK_WORK (4u << 10)        /* to find that there is none */
+#define SHM_CONNECTION_WORK (64u << 10) /* to accept one, and to close it */
+
+typedef struct kvf_shm_client kvf_shm_client;
+typedef struct kvf_shm_tenant kvf_shm_tenant;
+
+/** A connection's place in the queue of its tenant. */
+typedef struct kvf_shm_seat {
+    kvf_shm_client *client; /**< NULL: the socket at which connections wait */
+    kvf_shm_tenant *tenant; /**< whose turn it waits for; NULL: it does not */
+    struct kvf_shm_seat *previous, *following;
+} kvf_shm_seat;
+
+struct kvf_shm_tenant {
+    pid_t process;      /**< 0: all those of other PID namespaces, which cannot be told apart */
+    uint32_t clients;   /**< connections that have shown the key */
+    uint32_t strangers; /**< and that have not */
+    uint64_t buffer_bytes;
+    uint32_t turn_work; /**< that it may have done in a turn */
+    int64_t credit;     /**< work that it may have done now; negative: that it has had beyond its turns */
+    bool waiting;       /**< for a turn */
+    kvf_shm_seat *first, *last;           /**< who waits for it */
+    kvf_shm_tenant *previous, *following; /**< while waiting */
+    kvf_shm_tenant *next;                 /**< of all */
+};
+
+typedef struct kvf_shm_tenants {
+    uint32_t clients_max, strangers_max;
+    uint64_t process_clients_max; /**< of all endpoints of this process */
+    uint32_t clients, strangers;  /**< of all tenants */
+    uint64_t buffer_bytes;
+    kvf_shm_tenant *all;
+    kvf_shm_tenant *first, *last; /**< that wait for a turn */
+    kvf_shm_tenant door;
+    uint64_t door_work;    /**< that strangers have had beyond their share of time ... */
+    uint64_t door_work_ns; /**< ... then */
+} kvf_shm_tenants;
+
+/** Nobody is here; a process that may have so many descriptors gives clients at most half of them. */
+void kvf_shm_tenants_open(kvf_shm_tenants *tenants, uint64_t descriptors);
+
+/** The tenant that a process is, with one stranger more; NULL: no memory. */
+kvf_shm_tenant *kvf_shm_tenants_enter(kvf_shm_tenants *tenants, pid_t process);
+
+/**
+ * A stranger has shown the key. Where there are as many clients as there may be, one with few connections gets a place
+ * of the one with the most.
+ *
+ * @param limit   receives what is reached
+ * @param loser   receives the tenant that has to give up a client; NULL: none
+ * @return 0: it is a client from now on; SHM_REFUSED_LIMIT, SHM_REFUSED_FULL
+ */
+kvf_shm_refusal kvf_shm_tenants_admit(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t *limit,
+                                      kvf_shm_tenant **loser);
+
+/** One of its connections has gone, and the tenant with the last one. Its seat must wait for nothing. */
+void kvf_shm_tenants_leave(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, bool known);
+
+/** Counts as much of an offered buffer as there is room for, and leaves that in the offer: all of it, or one slot of at
+ * most SHM_BUFFER_BYTES_LEAST. Sizes have been checked. */
+void kvf_shm_tenants_take_buffer(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t *slot_bytes,
+                                 uint32_t *slots);
+
+/** Counts it no more. */
+void kvf_shm_tenants_drop_buffer(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t bytes);
+
+/** Puts a seat into the queue of a tenant, unless it waits already. */
+void kvf_shm_tenants_wait(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, kvf_shm_seat *seat);
+
+/** Takes a seat out of its queue, if it is in one. */
+void kvf_shm_tenants_stop_waiting(kvf_shm_seat *seat);
+
+/** Takes out the seat whose turn it is, of that tenant; NULL: nobody waits. */
+kvf_shm_seat *kvf_shm_tenants_next(kvf_shm_tenants *tenants, kvf_shm_tenant **whose);
+
+/** A tenant has had so much work done, at least 1. */
+void kvf_shm_tenants_spend(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t work);
+
+/** Whether strangers may be accepted now; if not, in a millisecond. */
+bool kvf_shm_tenants_opens_door(kvf_shm_tenants *tenants, uint64_t now_ns);
+
+#endif
