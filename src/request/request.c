@@ -33,7 +33,10 @@ kvf_status kvf_request_create(const kvf_plan *plan, kvf_request **out) {
     request->next = kvf_alloc0(plan->walk_count, sizeof *request->next);
     request->begin = kvf_alloc0(groups, sizeof *request->begin);
     request->end = kvf_alloc0(groups, sizeof *request->end);
-    if (!request->walks || !request->next || !request->begin || !request->end) {
+    request->asked = kvf_alloc0(groups, sizeof *request->asked);
+    request->asked_next = kvf_alloc0(groups, sizeof *request->asked_next);
+    if (!request->walks || !request->next || !request->begin || !request->end || !request->asked ||
+        !request->asked_next) {
         kvf_request_free(request);
         return kvf_nomem("a request");
     }
@@ -54,6 +57,10 @@ void kvf_request_free(kvf_request *request) {
     kvf_free(request->next);
     kvf_free(request->begin);
     kvf_free(request->end);
+    kvf_free(request->asked);
+    kvf_free(request->asked_next);
+    kvf_free(request->ids);
+    kvf_free(request->ids_next);
     kvf_free(request);
 }
 
@@ -201,6 +208,59 @@ static kvf_status match_capacity(const kvf_request *request) {
     return KVF_OK;
 }
 
+const kvf_group_request *kvf_request_groups(const kvf_request *request) {
+    return request->asked;
+}
+
+static kvf_status make_room_for_ids(kvf_request *request, size_t count) {
+    if (count <= request->id_capacity)
+        return KVF_OK;
+    /* The tables that are set lie in `ids`: they move with it. */
+    uint32_t *ids = kvf_alloc(count, sizeof *ids), *next = kvf_alloc(count, sizeof *next);
+    if (!ids || !next) {
+        kvf_free(ids);
+        kvf_free(next);
+        return kvf_nomem("a request");
+    }
+    const uint32_t groups = kvf_model_group_count(request->plan->local->model);
+    size_t at = 0;
+    for (uint32_t g = 0; g < groups; g++) {
+        kvf_block_table *tables[2] = {&request->asked[g].local, &request->asked[g].remote};
+        for (int side = 0; side < 2; at += tables[side++]->count) {
+            if (tables[side]->count > 0)
+                memcpy(ids + at, tables[side]->ids, tables[side]->count * sizeof *ids);
+            tables[side]->ids = ids + at;
+        }
+    }
+    kvf_free(request->ids);
+    kvf_free(request->ids_next);
+    request->ids = ids;
+    request->ids_next = next;
+    request->id_capacity = count;
+    return KVF_OK;
+}
+
+/* Copies what is asked for beside what is set. */
+static kvf_status keep_groups(kvf_request *request, const kvf_group_request *groups, uint32_t count) {
+    size_t ids = 0;
+    for (uint32_t g = 0; g < count; g++)
+        ids += (size_t)groups[g].local.count + groups[g].remote.count;
+    kvf_status status = make_room_for_ids(request, ids);
+    if (status)
+        return status;
+    uint32_t *at = request->ids_next;
+    for (uint32_t g = 0; g < count; g++) {
+        request->asked_next[g] = groups[g];
+        kvf_block_table *tables[2] = {&request->asked_next[g].local, &request->asked_next[g].remote};
+        for (int side = 0; side < 2; at += tables[side++]->count) {
+            if (tables[side]->count > 0)
+                memcpy(at, tables[side]->ids, tables[side]->count * sizeof *at);
+            tables[side]->ids = at;
+        }
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups, uint32_t group_count) {
     if (!request || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", request ? "groups" : "request");
@@ -217,18 +277,26 @@ kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups
         if (status)
             return kvf_fail_in(status, "group %s: ", kvf_model_group(plan->local->model, g)->name);
     }
+    kvf_status status = keep_groups(request, groups, group_count);
+    if (!status)
+        status = match_capacity(request);
+    if (status)
+        return status;
     for (uint32_t g = 0; g < group_count; g++) {
         request->begin[g] = first_wanted(request, g, &groups[g]);
         request->end[g] = groups[g].end;
     }
-    kvf_status status = match_capacity(request);
-    if (status)
-        return status;
     for (uint32_t w = 0; w < plan->walk_count; w++)
         KVF_ASSERT(request->next[w].count <= request->walks[w].capacity);
     kvf_walk_pieces *filled = request->next;
     request->next = request->walks;
     request->walks = filled;
+    kvf_group_request *asked = request->asked_next;
+    request->asked_next = request->asked;
+    request->asked = asked;
+    uint32_t *ids = request->ids_next;
+    request->ids_next = request->ids;
+    request->ids = ids;
     return KVF_OK;
 }
 
