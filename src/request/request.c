@@ -70,17 +70,8 @@ const kvf_plan *kvf_request_plan(const kvf_request *request) {
 
 /* ---- block tables ---------------------------------------------------------------------------- */
 
-/* One side of a group: its table and the sizes its blocks have there. */
-typedef struct table_side {
-    const char *name;
-    const kvf_block_table *table;
-    uint32_t kernel_tokens;
-    uint32_t kernel_blocks_per_block;
-    uint64_t block_count;
-} table_side;
-
-/* The kernel block of a position. The position's logical block must be in the table and in the cache. */
-static kvf_status look_up(const table_side *side, uint64_t position, uint64_t step, uint32_t *kernel_block) {
+kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint64_t step,
+                             uint32_t *kernel_block) {
     uint64_t kernel = position / side->kernel_tokens;
     uint64_t logical = kernel / side->kernel_blocks_per_block;
     const kvf_block_table *table = side->table;
@@ -118,8 +109,9 @@ static kvf_status add_piece(kvf_walk_pieces *walk, kvf_piece piece) {
 }
 
 /* Kernel block ids fit in 32 bits: shards bound the number of kernel blocks. */
-static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *local, const table_side *remote,
-                              uint64_t begin, uint64_t end, kvf_walk_pieces *out) {
+static kvf_status walk_tables(const kvf_plan_walk *sides, const kvf_table_side *local,
+                              const kvf_table_side *remote, uint64_t begin, uint64_t end,
+                              kvf_walk_pieces *out) {
     kvf_walk walk = {sides->local, sides->remote, begin, end};
     kvf_walk_piece at;
     while (kvf_walk_next(&walk, &at)) {
@@ -129,9 +121,9 @@ static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *loca
         kvf_piece piece = {.local_step = (uint32_t)(at.local_position % local->kernel_tokens),
                            .remote_step = (uint32_t)(at.remote_position % remote->kernel_tokens),
                            .steps = steps};
-        kvf_status status = look_up(local, at.local_position, at.step, &piece.local_block);
+        kvf_status status = kvf_table_look_up(local, at.local_position, at.step, &piece.local_block);
         if (!status)
-            status = look_up(remote, at.remote_position, at.step, &piece.remote_block);
+            status = kvf_table_look_up(remote, at.remote_position, at.step, &piece.remote_block);
         KVF_ASSERT(status || piece.local_step + steps <= local->kernel_tokens);
         KVF_ASSERT(status || piece.remote_step + steps <= remote->kernel_tokens);
         if (!status)
@@ -164,8 +156,7 @@ static kvf_status check_group_request(const kvf_group_request *group) {
 
 static uint64_t first_wanted(const kvf_request *request, uint32_t group, const kvf_group_request *wanted) {
     const kvf_group_desc *desc = kvf_model_group(request->plan->local->model, group);
-    uint64_t first = kvf_group_first_needed(desc, wanted->end);
-    return kvf_min_u64(kvf_max_u64(first, wanted->begin), wanted->end);
+    return kvf_first_moved(desc, wanted->begin, wanted->end);
 }
 
 static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_group_request *wanted) {
@@ -183,10 +174,10 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
         const kvf_plan_walk *sides = &plan->walks[w];
         if (sides->group != group)
             continue;
-        table_side local = {"local", &wanted->local, sides->local.kernel_tokens,
-                            held->kernel_blocks_per_block, held->block_count};
-        table_side remote = {"remote", &wanted->remote, sides->remote.kernel_tokens,
-                             remote_group->kernel_blocks_per_block, remote_group->block_count};
+        kvf_table_side local = {"local", &wanted->local, sides->local.kernel_tokens,
+                                held->kernel_blocks_per_block, held->block_count};
+        kvf_table_side remote = {"remote", &wanted->remote, sides->remote.kernel_tokens,
+                                 remote_group->kernel_blocks_per_block, remote_group->block_count};
         status = walk_tables(sides, &local, &remote, begin, wanted->end, &request->next[w]);
     }
     return status;

@@ -38,6 +38,23 @@ struct kvf_request {
 /** What a request was set to, one for each group of the model; owned by the request. */
 const kvf_group_request *kvf_request_groups(const kvf_request *request);
 
+/** One side of a group of a request: its table and the sizes its blocks have there. */
+typedef struct kvf_table_side {
+    const char *name; /* for messages */
+    const kvf_block_table *table;
+    uint32_t kernel_tokens;
+    uint32_t kernel_blocks_per_block;
+    uint64_t block_count;
+} kvf_table_side;
+
+/**
+ * Finds the kernel block of a position, see plan/walk.h. `step` is the one that is there, for messages.
+ *
+ * @return KVF_OK; KVF_E_RANGE where the table has no block for it, or one that the cache has not
+ */
+kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint64_t step,
+                             uint32_t *kernel_block);
+
 /** Whether a range of steps can be asked for: KVF_OK, KVF_E_INVALID or KVF_E_RANGE. */
 kvf_status kvf_check_steps(uint64_t begin, uint64_t end);
 

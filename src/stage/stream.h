@@ -45,7 +45,8 @@ typedef struct kvf_stream_item {
     kvf_dtype dtype;           /**< of an element in the stream */
 } kvf_stream_item;
 
-/** What flows from one rank to another. No two items have a cell in common. Immutable. */
+/** What flows from one rank to another. No two items have a unit of a part in one layer in common, and those of a group
+ * have the same shares. Immutable. */
 typedef struct kvf_selection {
     const kvf_stream_item *items; /**< ascending by group, part, first unit, first layer */
     uint32_t item_count;
@@ -57,7 +58,7 @@ typedef struct kvf_selection {
  *
  * @param source  an index of the plan's
  * @param out     receives a selection owned by the caller, see kvf_selection_free()
- * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_LIMIT (more cuts than any plan that is of use), KVF_E_NOMEM
  */
 kvf_status kvf_selection_of_plan(const kvf_plan *plan, uint32_t source, kvf_selection **out);
 
@@ -66,8 +67,9 @@ kvf_status kvf_selection_of_plan(const kvf_plan *plan, uint32_t source, kvf_sele
  *
  * @param model  in whose terms they are
  * @return KVF_OK, KVF_E_RANGE (a group, part, layer, unit or share that does not exist; the detail names item and
- *         field), KVF_E_OVERLAP (two items share a cell), KVF_E_INVALID (their order; a type into which the part's
- *         elements cannot be converted), KVF_E_LIMIT (more items than any plan has), KVF_E_NOMEM
+ *         field), KVF_E_OVERLAP (two items have a unit of a layer in common), KVF_E_INVALID (their order; items of a
+ *         group that share tokens unlike; a type into which the part's elements cannot be converted), KVF_E_LIMIT
+ *         (more items than any plan has), KVF_E_NOMEM
  */
 kvf_status kvf_selection_check(const kvf_model *model, const kvf_stream_item *items, uint32_t count,
                                kvf_selection **out);
@@ -91,7 +93,8 @@ typedef struct kvf_stream_map kvf_stream_map;
  * @param out        receives a map owned by the caller, see kvf_stream_map_free()
  * @return KVF_OK, KVF_E_UNCOVERED (the shard does not hold some cell; the detail names group, part, layer and units),
  *         KVF_E_MISMATCH (the shard keeps steps by a share that is neither of the item's), KVF_E_LIMIT (the pattern of
- *         the two shares repeats too rarely), KVF_E_NOMEM
+ *         the two shares repeats too rarely), KVF_E_NOMEM; as kvf_selection_check() where the shard is of another
+ *         model than the selection was checked for
  */
 kvf_status kvf_stream_map_create(const kvf_shard *shard, const kvf_selection *selection,
                                  kvf_stream_map **out);
@@ -99,13 +102,19 @@ kvf_status kvf_stream_map_create(const kvf_shard *shard, const kvf_selection *se
 /** NULL is accepted. */
 void kvf_stream_map_free(kvf_stream_map *map);
 
-/** Bytes of the stream and the pieces of this rank's memory that it is made of, for so many steps of each group, in
- * closed form: blocks are taken to be scattered, and the first step to begin one. For predictions. */
+/** How much a stream is. */
 typedef struct kvf_stream_size {
     uint64_t bytes;
-    uint64_t pieces; /**< contiguous both in memory and in the stream */
+    uint64_t pieces; /**< contiguous both in this rank's memory and in the stream */
 } kvf_stream_size;
 
+/**
+ * Predicts the stream of a request of the steps [0, steps[group]) of each group, clipped to their windows, from the map
+ * alone: O(lanes), whatever the steps. Logical blocks are taken to be scattered, and pieces that steps lie between which
+ * do not flow, to be apart.
+ *
+ * @param steps  one number for each group of the model
+ */
 kvf_stream_size kvf_stream_map_size(const kvf_stream_map *map, const uint64_t *steps);
 
 /* ---- one request ----------------------------------------------------------------------------- */
@@ -124,7 +133,7 @@ typedef struct kvf_stream kvf_stream;
  * @param groups  steps and this rank's blocks, one for each group of the model; copied, table included
  * @param out     receives a stream owned by the caller, see kvf_stream_free(). Immutable; any thread may read it
  * @return KVF_OK, KVF_E_RANGE (a block beyond the cache, a table that does not reach over the steps that flow; the
- *         detail names group, step and block), KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_NOMEM
+ *         detail names group, step and block), KVF_E_INVALID, KVF_E_OVERFLOW (more than 2^64 bytes), KVF_E_NOMEM
  */
 kvf_status kvf_stream_create(const kvf_stream_map *map, const kvf_group_steps *groups, uint32_t count,
                              kvf_stream **out);
@@ -144,7 +153,8 @@ kvf_byte_range kvf_stream_layers(const kvf_stream *stream, kvf_range layers);
  * @param bytes  within the stream; begins and ends at an element
  * @param out    receives them; not in the regions
  */
-void kvf_stream_gather(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes, void *out);
+void kvf_stream_gather(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
+                       void *out);
 
 /** Copies bytes of the stream into this rank's memory; `in` has them. */
 void kvf_stream_scatter(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
