@@ -47,7 +47,7 @@ typedef struct kvf_stage_options {
     uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
     uint32_t flows;    /**< open with one peer at once, each way; 0: 64. Those of this side beyond it wait */
     uint32_t reserved; /**< 0 */
-    uint64_t stall_ns; /**< a flow that a peer has opened and then leaves alone so long is ended; 0: 30 s */
+    uint64_t stall_ns; /**< a flow whose peer says nothing so long, where it should, is ended; 0: 30 s */
     uint64_t doubt_ns; /**< slots that a lost peer may still touch are kept so long; 0: 30 s */
     /** Whether this peer may begin a flow: KVF_READ, it reads from here; KVF_WRITE, it writes here. NULL: all may who
      * have joined. */

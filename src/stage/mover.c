@@ -63,7 +63,7 @@ static bool may_open(kvf_stage_flow *flow) {
         return false;
     peer->outgoing = flow;
     peer->flows[1]++;
-    flow->began_ns = kvf_now(flow->stage->clock);
+    flow->began_ns = flow->heard_ns = kvf_now(flow->stage->clock);
     return true;
 }
 
@@ -94,6 +94,7 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
     kvf_stage *stage = flow->stage;
     flow->moving--;
     stage->moving--;
+    flow->heard_ns = kvf_now(stage->clock);
     if (status || flow->ended)
         kvf_credit_give(credit, KVF_CREDIT_NONE);
     else if (flow->direction == KVF_WRITE)
@@ -255,6 +256,7 @@ static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
 
 void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message) {
     kvf_status status = KVF_OK;
+    flow->heard_ns = kvf_now(flow->stage->clock);
     if (message->word == KVF_STAGE_END) {
         hear_end(flow, message);
         return;

@@ -264,14 +264,17 @@ static void talk(kvf_stage_flow *flow) {
         kvf_lender_talk(flow);
 }
 
-/* Whether a peer keeps us waiting with something of ours in its hands. */
-static bool waits_for_mover(const kvf_stage_flow *flow) {
-    if (flow->mover || flow->ended)
+/* Whether only the peer can bring a flow on. */
+static bool waits_for_peer(const kvf_stage_flow *flow) {
+    if (flow->ended || (flow->mover && flow->began_ns == 0))
         return false;
-    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
-        if (flow->credits[i].state == KVF_CREDIT_LENT)
-            return true;
-    return !flow->open;
+    bool lent = false, ours = flow->moving > 0;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
+        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
+        ours =
+            ours || flow->credits[i].state == KVF_CREDIT_HERE || flow->credits[i].state == KVF_CREDIT_MOVED;
+    }
+    return flow->mover ? !ours || flow->next == flow->bytes : lent || !flow->open;
 }
 
 static void watch_time(kvf_stage *stage) {
@@ -279,9 +282,14 @@ static void watch_time(kvf_stage *stage) {
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
         if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
             kvf_stage_flow_hear_end(flow);
-        if (waits_for_mover(flow) && now - flow->heard_ns > stage->options.stall_ns)
-            kvf_stage_flow_blame(flow, kvf_fail(KVF_E_TIMEOUT, "nothing was heard of it for %llu ms",
-                                                (unsigned long long)((now - flow->heard_ns) / 1000000)));
+        if (!waits_for_peer(flow) || now - flow->heard_ns <= stage->options.stall_ns)
+            continue;
+        kvf_status status = kvf_fail(KVF_E_TIMEOUT, "nothing was heard of it for %llu ms",
+                                     (unsigned long long)((now - flow->heard_ns) / 1000000));
+        if (flow->mover)
+            kvf_stage_flow_end(flow, kvf_fail_in(status, "%s: ", flow->peer->name));
+        else
+            kvf_stage_flow_blame(flow, status);
     }
 }
 

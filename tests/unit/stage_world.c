@@ -13,7 +13,7 @@ static uint64_t now_of(void *context) {
 
 static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
                       size_t bytes) {
-    world_end *end = context;
+    stage_end *end = context;
     (void)transport;
     if (end->is_deaf)
         return;
@@ -22,7 +22,7 @@ static void on_notify(void *context, kvf_transport *transport, const char *sende
 }
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
-    world_end *end = context;
+    stage_end *end = context;
     (void)transport;
     (void)detail;
     if (end->stage)
@@ -34,7 +34,7 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
 }
 
 static void on_event(void *context, const char *peer, kvf_status status, const char *text) {
-    world_end *end = context;
+    stage_end *end = context;
     (void)peer;
     end->events++;
     end->event = status;
@@ -44,7 +44,7 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
 static bool permit(void *context, const char *peer, kvf_direction direction) {
     (void)peer;
     (void)direction;
-    return !((const world_end *)context)->refuses;
+    return !((const stage_end *)context)->refuses;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ static void *allocate(void *context, uint64_t bytes) {
     return memory;
 }
 
-static void open_end(stage_world *w, world_end *end, const char *kind, const kvf_shard *shard,
+static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf_shard *shard,
                      const cell_sequence *sequence, kvf_stage_options stage) {
     const kvf_transport_options options = {.struct_size = sizeof options,
                                            .name = end->name,
@@ -72,7 +72,7 @@ static void open_end(stage_world *w, world_end *end, const char *kind, const kvf
     assert_ok(kvf_stage_open_at(end->transport, shard, &stage, &w->clock, &end->stage));
 }
 
-static void connect_end(world_end *from, const world_end *to) {
+static void connect_end(stage_end *from, const stage_end *to) {
     const void *card;
     size_t bytes;
     kvf_peer **peer = &from->peers[from->peer_count++];
@@ -81,7 +81,7 @@ static void connect_end(world_end *from, const world_end *to) {
     assert_ok(kvf_stage_join(from->stage, *peer));
 }
 
-stage_world *world_open(const char *kind, const world_shape *shape) {
+stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
     stage_world *w = calloc(1, sizeof *w);
     assert_non_null(w);
     w->clock = (kvf_clock){now_of, w};
@@ -105,11 +105,11 @@ stage_world *world_open(const char *kind, const world_shape *shape) {
             connect_end(&w->d[i], &w->p[j]);
             connect_end(&w->p[j], &w->d[i]);
         }
-    world_refill(w, 5);
+    stage_world_refill(w, 5);
     return w;
 }
 
-void world_end_close(world_end *end) {
+void stage_end_close(stage_end *end) {
     kvf_stage_close(end->stage);
     end->stage = NULL;
     rank_close(&end->cells);
@@ -117,18 +117,18 @@ void world_end_close(world_end *end) {
     end->transport = NULL;
 }
 
-void world_close(stage_world *w) {
+void stage_world_close(stage_world *w) {
     for (uint32_t i = 0; i < w->d_count; i++)
-        world_end_close(&w->d[i]);
+        stage_end_close(&w->d[i]);
     for (uint32_t i = 0; i < w->p_count; i++)
-        world_end_close(&w->p[i]);
+        stage_end_close(&w->p[i]);
     sequence_close(&w->d_sequence);
     sequence_close(&w->p_sequence);
     free_pair(&w->engines);
     free(w);
 }
 
-void world_refill(stage_world *w, uint32_t seed) {
+void stage_world_refill(stage_world *w, uint32_t seed) {
     for (uint32_t i = 0; i < w->p_count; i++) {
         rank_scribble(&w->p[i].cells, 100 + seed);
         rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), seed);
@@ -139,7 +139,7 @@ void world_refill(stage_world *w, uint32_t seed) {
 
 /* ---- working --------------------------------------------------------------------------------- */
 
-static bool work(const world_end *end) {
+static bool work(const stage_end *end) {
     bool moving = false, staging = false;
     if (!end->transport || end->stands_still)
         return false;
@@ -149,7 +149,7 @@ static bool work(const world_end *end) {
     return moving || staging;
 }
 
-bool world_work(const stage_world *w) {
+bool stage_world_work(const stage_world *w) {
     bool busy = false;
     for (uint32_t i = 0; i < w->d_count; i++)
         busy = work(&w->d[i]) || busy;
@@ -163,36 +163,36 @@ static bool wait_for_work(const stage_world *w, int timeout_ms) {
     struct pollfd fds[2 * WORLD_RANKS];
     nfds_t count = 0;
     for (uint32_t i = 0; i < w->d_count + w->p_count; i++) {
-        const world_end *end = i < w->d_count ? &w->d[i] : &w->p[i - w->d_count];
+        const stage_end *end = i < w->d_count ? &w->d[i] : &w->p[i - w->d_count];
         if (end->transport && !end->stands_still)
             fds[count++] = (struct pollfd){kvf_transport_event_fd(end->transport), POLLIN, 0};
     }
     return poll(fds, count, timeout_ms) > 0;
 }
 
-void world_work_until(const stage_world *w, bool (*done)(void *context), void *context) {
+void stage_world_work_until(const stage_world *w, bool (*done)(void *context), void *context) {
     while (!done(context))
-        if (!world_work(w) && !done(context))
+        if (!stage_world_work(w) && !done(context))
             assert_true(wait_for_work(w, IDLE_MS));
 }
 
-void world_work_idle(const stage_world *w) {
+void stage_world_work_idle(const stage_world *w) {
     for (int idle = 0; idle < 4;)
-        idle = world_work(w) || wait_for_work(w, idle == 3 ? 10 : 0) ? 0 : idle + 1;
+        idle = stage_world_work(w) || wait_for_work(w, idle == 3 ? 10 : 0) ? 0 : idle + 1;
 }
 
 static bool is_move_over(void *context) {
     return kvf_move_status(context) != KVF_IN_PROGRESS;
 }
 
-kvf_status world_finish(const stage_world *w, kvf_move *move) {
-    world_work_until(w, is_move_over, move);
+kvf_status stage_world_finish(const stage_world *w, kvf_move *move) {
+    stage_world_work_until(w, is_move_over, move);
     return kvf_move_status(move);
 }
 
 /* ---- whole requests -------------------------------------------------------------------------- */
 
-uint64_t world_wrong_bytes(const world_end *d, const cell_rank *before, uint32_t seed) {
+uint64_t stage_world_wrong_bytes(const stage_end *d, const cell_rank *before, uint32_t seed) {
     cell_rank wanted;
     uint64_t wrong = 0;
     rank_copy(&wanted, before);
@@ -206,13 +206,13 @@ uint64_t world_wrong_bytes(const world_end *d, const cell_rank *before, uint32_t
     return wrong;
 }
 
-void world_sources(const stage_world *w, const world_end *d, const kvf_plan *plan, kvf_peer **peers) {
+void stage_world_sources(const stage_world *w, const stage_end *d, const kvf_plan *plan, kvf_peer **peers) {
     assert_true(kvf_plan_source_count(plan) <= w->p_count);
     for (uint32_t s = 0; s < kvf_plan_source_count(plan); s++)
         peers[s] = d->peers[kvf_plan_source_rank(plan, s)];
 }
 
-void world_pull_all(stage_world *w, kvf_way way, uint32_t seed) {
+void stage_world_pull_all(stage_world *w, kvf_way way, uint32_t seed) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = way};
     kvf_plan *plans[WORLD_RANKS];
     kvf_request *requests[WORLD_RANKS];
@@ -224,12 +224,12 @@ void world_pull_all(stage_world *w, kvf_way way, uint32_t seed) {
         requests[i] = request_of(plans[i]);
         rank_copy(&before[i], &w->d[i].cells);
         set_sequences(requests[i], &w->d_sequence, &w->p_sequence);
-        world_sources(w, &w->d[i], plans[i], peers);
+        stage_world_sources(w, &w->d[i], plans[i], peers);
         assert_ok(kvf_stage_pull(w->d[i].stage, requests[i], peers, &options, &moves[i]));
     }
     for (uint32_t i = 0; i < w->d_count; i++) {
-        assert_ok(world_finish(w, moves[i]));
-        assert_int_equal(world_wrong_bytes(&w->d[i], &before[i], seed), 0);
+        assert_ok(stage_world_finish(w, moves[i]));
+        assert_int_equal(stage_world_wrong_bytes(&w->d[i], &before[i], seed), 0);
         kvf_move_free(moves[i]);
         kvf_request_free(requests[i]);
         kvf_plan_free(plans[i]);
@@ -237,7 +237,7 @@ void world_pull_all(stage_world *w, kvf_way way, uint32_t seed) {
     }
 }
 
-void world_push_all(stage_world *w, kvf_way way, uint32_t seed) {
+void stage_world_push_all(stage_world *w, kvf_way way, uint32_t seed) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = way};
     kvf_move *moves[WORLD_RANKS * WORLD_RANKS];
     uint32_t count = 0;
@@ -250,16 +250,16 @@ void world_push_all(stage_world *w, kvf_way way, uint32_t seed) {
         rank_copy(&before[i], &w->d[i].cells);
         set_sequences(requests[i], &w->d_sequence, &w->p_sequence);
         for (uint32_t s = 0; s < kvf_plan_source_count(plans[i]); s++) {
-            world_end *p = &w->p[kvf_plan_source_rank(plans[i], s)];
+            stage_end *p = &w->p[kvf_plan_source_rank(plans[i], s)];
             assert_ok(kvf_stage_push(p->stage, requests[i], s, p->peers[i], &options, &moves[count++]));
         }
     }
     for (uint32_t m = 0; m < count; m++) {
-        assert_ok(world_finish(w, moves[m]));
+        assert_ok(stage_world_finish(w, moves[m]));
         kvf_move_free(moves[m]);
     }
     for (uint32_t i = 0; i < w->d_count; i++) {
-        assert_int_equal(world_wrong_bytes(&w->d[i], &before[i], seed), 0);
+        assert_int_equal(stage_world_wrong_bytes(&w->d[i], &before[i], seed), 0);
         kvf_request_free(requests[i]);
         kvf_plan_free(plans[i]);
         rank_close(&before[i]);
@@ -268,14 +268,14 @@ void world_push_all(stage_world *w, kvf_way way, uint32_t seed) {
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
-kvf_stage_info world_info(const kvf_stage *stage) {
+kvf_stage_info stage_info_of(const kvf_stage *stage) {
     kvf_stage_info info = {.struct_size = sizeof info};
     assert_ok(kvf_stage_get_info(stage, &info));
     return info;
 }
 
 void assert_stage_idle(const kvf_stage *stage) {
-    kvf_stage_info info = world_info(stage);
+    kvf_stage_info info = stage_info_of(stage);
     assert_int_equal(info.slots_lent, 0);
     assert_int_equal(info.slots_doubt, 0);
     assert_int_equal(info.slots_free, info.slots);
