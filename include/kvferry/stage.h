@@ -43,7 +43,7 @@ typedef enum kvf_way {
 typedef struct kvf_stage_options {
     size_t struct_size;   /**< sizeof(kvf_stage_options) */
     uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
-    uint32_t slot_bytes;  /**< most that one operation moves; 0: 256 KiB; 4 KiB to 1 MiB, a power of two */
+    uint32_t slot_bytes;  /**< most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
     uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
     uint32_t flows;    /**< open with one peer at once, each way; 0: 64. Those of this side beyond it wait */
     uint32_t reserved; /**< 0 */
