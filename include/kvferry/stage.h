@@ -200,6 +200,28 @@ typedef struct kvf_stage_cost {
 /** @return KVF_OK, KVF_E_NOT_FOUND (it has not joined), KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_stage_cost *out);
 
+/** What both ways are assumed to take. */
+typedef struct kvf_way_prediction {
+    size_t struct_size; /**< sizeof(kvf_way_prediction), set by the caller */
+    kvf_way way;        /**< the cheaper; KVF_WAY_DIRECT where nothing moves */
+    uint64_t bytes;
+    uint64_t runs;   /**< operations, direct */
+    uint64_t pieces; /**< of the local rank's memory that are contiguous in the packed stream too */
+    double direct_ns;
+    double packed_ns; /**< 0 where the two models have not the same groups: nothing goes packed then */
+} kvf_way_prediction;
+
+/**
+ * Predicts one request of `tokens` tokens (and one state for each state group) from one source, by each way, blocks
+ * scattered, with the costs that are assumed at first.
+ *
+ * @param kind  as in kvf_cost_assumed()
+ * @param out   struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens, const char *kind,
+                                   kvf_way_prediction *out);
+
 #ifdef __cplusplus
 }
 #endif

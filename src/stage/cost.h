@@ -10,6 +10,10 @@
 
 #include <kvferry/stage.h>
 
+/** The bytes of a slot of a stage that is not told otherwise: with half as many, emulated reads over TCP lose a
+ * fifth. */
+#define KVF_SLOT_BYTES (1u << 20)
+
 /** Fills in what is assumed of a peer that a kind of transport reaches. */
 void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes);
 

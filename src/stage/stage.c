@@ -8,8 +8,6 @@
 #include "transport/transport.h"
 
 #define ARENA_BYTES (64u << 20)
-#define SLOT_BYTES                                                                                           \
-    (1u << 20) /* what a socket or an emulated read is fastest with; half of it loses a fifth */
 #define SLOT_BYTES_LEAST 4096u
 #define SLOT_BYTES_MOST (1u << 20)
 #define WINDOW 8u
@@ -26,7 +24,7 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     if (options->reserved)
         return kvf_fail(KVF_E_INVALID, "stage options: reserved is %u; it must be 0", options->reserved);
     options->arena_bytes = options->arena_bytes ? options->arena_bytes : ARENA_BYTES;
-    options->slot_bytes = options->slot_bytes ? options->slot_bytes : SLOT_BYTES;
+    options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
     options->window = options->window ? options->window : WINDOW;
     options->flows = options->flows ? options->flows : FLOWS;
     options->stall_ns = options->stall_ns ? options->stall_ns : 30 * SECOND;
