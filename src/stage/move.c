@@ -15,21 +15,26 @@
 /* Elements that are converted at once: they stay in the first cache, in both types. */
 #define CONVERTED_AT_ONCE 2048u
 
+/* Ranges from which bytes are written past the caches: shorter ones may well stay in the second level until somebody
+ * reads them. */
+#define PAST_BYTES (256u << 10)
+
 /* One of the two ways: `in` is NULL when gathering, `out` when scattering. */
 typedef struct packed {
     unsigned char *out;
     const unsigned char *in;
+    bool past; /* the caches: what is written is not read soon */
 } packed;
 
 static packed after(packed at, uint64_t bytes) {
-    return (packed){at.out ? at.out + bytes : NULL, at.in ? at.in + bytes : NULL};
+    return (packed){at.out ? at.out + bytes : NULL, at.in ? at.in + bytes : NULL, at.past};
 }
 
 static void move_box(const kvf_box *box, packed at) {
     if (at.out)
-        kvf_kernel_gather(box, at.out);
+        kvf_kernel_gather(box, at.out, at.past);
     else
-        kvf_kernel_scatter(box, at.in);
+        kvf_kernel_scatter(box, at.in, at.past);
 }
 
 /* A lane of one request. */
@@ -128,7 +133,7 @@ static void convert_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, p
             kvf_kernel_convert(shape->memory_type, shape->stream_type, aside, at.out, atoms);
         } else {
             kvf_kernel_convert(shape->stream_type, shape->memory_type, at.in, aside, atoms);
-            move_atoms(walk, begin, begin + atoms, (packed){.in = aside});
+            move_atoms(walk, begin, begin + atoms, (packed){.in = aside, .past = at.past});
         }
         at = after(at, atoms * shape->stream_atom);
         begin += atoms;
@@ -155,10 +160,10 @@ static void move(const kvf_stream *stream, unsigned char *const *bases, kvf_byte
 
 void kvf_stream_gather(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
                        void *out) {
-    move(stream, bases, bytes, (packed){.out = out});
+    move(stream, bases, bytes, (packed){.out = out, .past = bytes.end - bytes.begin >= PAST_BYTES});
 }
 
 void kvf_stream_scatter(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
                         const void *in) {
-    move(stream, bases, bytes, (packed){.in = in});
+    move(stream, bases, bytes, (packed){.in = in, .past = bytes.end - bytes.begin >= PAST_BYTES});
 }
