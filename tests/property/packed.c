@@ -141,7 +141,7 @@ static uint32_t stream_bytes_of(const stream_cells *s, const flowing *cell, unsi
         return cell->at.bytes;
     }
     const uint32_t count = cell->at.bytes / (kvf_dtype_bits(own) / 8);
-    kvf_convert_plain.convert(own, type, content, out, count);
+    kvf_convert_plain.convert(own, type, content, out, count, false);
     return count * (kvf_dtype_bits(type) / 8);
 }
 
@@ -387,7 +387,7 @@ static void expect_cells(const stream_end *reader, const unsigned char *stream, 
         if (type == own)
             memcpy(to, stream + at, n);
         else
-            kvf_convert_plain.convert(type, own, stream + at, to, n / (kvf_dtype_bits(type) / 8));
+            kvf_convert_plain.convert(type, own, stream + at, to, n / (kvf_dtype_bits(type) / 8), false);
         at += n;
     }
 }
