@@ -13,6 +13,7 @@
 #include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/push.h"
+#include "model/model.h"
 #include "shard/shard.h"
 #include "transport/transfer.h"
 
@@ -359,7 +360,7 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
     const kvf_push *push = flow->push;
     const kvf_group_desc *group = kvf_model_group(kvf_engine_model(push->base.agent->engine), g);
     const kvf_group_steps *wanted = &flow->groups[g], *held = &push->base.groups[g];
-    uint64_t begin = kvf_max_u64(wanted->begin, kvf_group_first_needed(group, wanted->end));
+    uint64_t begin = kvf_first_moved(group, wanted->begin, wanted->end);
     uint64_t end = wanted->end;
     *out = (kvf_group_request){.local = wanted->table, .remote = held->table};
     if (begin >= end)

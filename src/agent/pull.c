@@ -18,6 +18,7 @@
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "model/model.h"
 #include "transport/transfer.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -202,7 +203,7 @@ static kvf_status check_held(const kvf_pull *pull, uint32_t g) {
     const kvf_group_steps *ours = &pull->base.groups[g], *theirs = &pull->theirs[g];
     if (ours->begin >= ours->end)
         return KVF_OK;
-    uint64_t first = kvf_max_u64(ours->begin, kvf_group_first_needed(group, ours->end));
+    uint64_t first = kvf_first_moved(group, ours->begin, ours->end);
     if (theirs->begin <= first && ours->end <= theirs->end)
         return KVF_OK;
     return kvf_fail(KVF_E_RANGE,

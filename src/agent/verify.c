@@ -13,6 +13,7 @@
 #include "agent/push.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "model/model.h"
 
 #define STEPS_AT_ONCE 8192u
 #define MOST_ASKED 1024u /* by one session at once; what is beyond it asks again */
@@ -126,7 +127,7 @@ static bool has_steps(struct kvf_check *check) {
         const kvf_group_steps *group = &ticket->base.groups[cut->group];
         const kvf_group_desc *desc =
             kvf_model_group(kvf_engine_model(ticket->base.agent->engine), cut->group);
-        uint64_t first = kvf_max_u64(group->begin, kvf_group_first_needed(desc, group->end));
+        uint64_t first = kvf_first_moved(desc, group->begin, group->end);
         check->begin = kvf_max_u64(check->end, first);
         if (group->begin < group->end && check->begin < group->end) {
             check->end = kvf_min_u64(group->end, check->begin + STEPS_AT_ONCE);

@@ -307,6 +307,14 @@ kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
     return KVF_OK;
 }
 
+const char *kvf_peer_name(const kvf_peer *peer) {
+    return peer->name;
+}
+
+kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
+    return peer->transport;
+}
+
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
 }

@@ -194,6 +194,10 @@ unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 /** The oldest generation of our memory of which a card may speak. */
 uint64_t kvf_transport_oldest(const kvf_transport *transport);
 
+/** The name that a peer's card gives it, and whose peer it is. */
+const char *kvf_peer_name(const kvf_peer *peer);
+kvf_transport *kvf_peer_transport(const kvf_peer *peer);
+
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 
