@@ -21,6 +21,7 @@
 #define BACKLOG 4096
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
+_Static_assert(SHM_ID_BYTES == KVF_GUEST_BYTES, "guests are known by their ids");
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -90,7 +91,7 @@ static kvf_status open_descriptors(kvf_shm_endpoint *endpoint) {
 static void shm_close(void *self) {
     kvf_shm_endpoint *endpoint = self;
     kvf_shm_close_clients(endpoint);
-    kvf_shm_guests_free(&endpoint->guests);
+    kvf_guests_free(&endpoint->guests);
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         (void)munmap(endpoint->arenas[i].address, endpoint->arenas[i].bytes);
         close_descriptor(endpoint->arenas[i].fd);

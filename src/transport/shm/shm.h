@@ -17,6 +17,7 @@
 #include <sys/uio.h>
 
 #include "base/wake.h"
+#include "transport/guests.h"
 #include "transport/shm/shm_choice.h"
 #include "transport/shm/shm_gate.h"
 #include "transport/shm/shm_wire.h"
@@ -58,7 +59,7 @@ typedef struct kvf_shm_endpoint {
     uint32_t arena_count;
     kvf_shm_client *clients;
     uint32_t unknown_clients;
-    kvf_shm_guests guests;
+    kvf_guests guests;
     kvf_shm_link *links;
     kvf_shm_packet packet; /* being looked at */
     struct iovec local[SHM_VECTORS], remote[SHM_VECTORS];
