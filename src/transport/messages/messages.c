@@ -21,12 +21,10 @@
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
-/* A host that vanished is noticed after 15 + 3 * 5 s, or when it takes nothing for 30 s; a process that is only stopped
- * stays connected while nothing waits for it. */
-#define KEEPALIVE_IDLE_S 15
-#define KEEPALIVE_INTERVAL_S 5
-#define KEEPALIVE_COUNT 3
-#define UNTAKEN_MS 30000
+/* Who has been silent for so long is gone: its host, its network, or a process that was stopped. The kernel's own way
+ * would take the children of a process that has died for itself. */
+#define HEARTBEAT_MS 10000
+#define SILENCE_MS 40000
 #define HANDSHAKE_MS 15000
 #define BACKLOG 1024
 #define SEALED_BYTES 256 /* what encryption adds to a message */
@@ -46,11 +44,8 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
         {ZMQ_SNDHWM, MESSAGES_SEND_LIMIT},
         {ZMQ_BACKLOG, BACKLOG},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
-        {ZMQ_TCP_KEEPALIVE, 1},
-        {ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S},
-        {ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S},
-        {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
-        {ZMQ_TCP_MAXRT, UNTAKEN_MS},
+        {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS},
+        {ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS},
     };
     const int64_t longest = MESSAGES_BYTES_MAX + SEALED_BYTES;
     bool good = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
