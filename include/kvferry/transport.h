@@ -14,6 +14,7 @@
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
  *             shared buffer that the peer fills as far as it has time
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
+ *   "messages"  messages of ZeroMQ over TCP: the owner of the memory gathers and scatters while it makes progress
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
@@ -47,6 +48,12 @@ typedef struct kvf_peer kvf_peer;
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
+ *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, or an interface's name be the address; by default
+ *                          all interfaces, and any free port. An agent's listens where the agent does
+ *   "messages.advertise"   the host names or addresses, with commas between, under which peers find it; by default
+ *                          those it listens on. An agent's are found where the agent is
+ *   "messages.secret_key"  Z85 CurveZMQ key: encrypts, and then only peers with keys are talked to. An agent's is the
+ *                          agent's own
  */
 typedef struct kvf_setting {
     const char *key;
