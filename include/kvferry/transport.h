@@ -16,6 +16,7 @@
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. UCX is a library of the
  *             machine's, from version 1.13 on, loaded when the first endpoint that may use it is opened; kvferry itself
  *             does without. kvf_transport_find() says what was found
+ *   "messages"  messages of ZeroMQ over TCP: the owner of the memory gathers and scatters while it makes progress
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
@@ -54,6 +55,12 @@ typedef struct kvf_peer kvf_peer;
  *                 use several, unless their files have the same names
  *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For hosts
  *                 with interfaces that others do not reach, such as bridges for containers
+ *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, or an interface's name be the address; by default
+ *                          all interfaces, and any free port. An agent's listens where the agent does
+ *   "messages.advertise"   the host names or addresses, with commas between, under which peers find it; by default
+ *                          those it listens on. An agent's are found where the agent is
+ *   "messages.secret_key"  Z85 CurveZMQ key: encrypts, and then only peers with keys are talked to. An agent's is the
+ *                          agent's own
  */
 typedef struct kvf_setting {
     const char *key;

@@ -12,6 +12,9 @@ extern const kvf_fabric kvf_fabric_shm;
 #ifdef KVF_HAVE_UCX
 extern const kvf_fabric kvf_fabric_ucx;
 #endif
+#ifdef KVF_HAVE_MESSAGES
+extern const kvf_fabric kvf_fabric_messages;
+#endif
 
 /* In any order. */
 static const kvf_fabric *const fabrics[] = {
@@ -20,17 +23,22 @@ static const kvf_fabric *const fabrics[] = {
 #ifdef KVF_HAVE_UCX
     &kvf_fabric_ucx,
 #endif
+#ifdef KVF_HAVE_MESSAGES
+    &kvf_fabric_messages,
+#endif
 };
 #define FABRICS ((uint32_t)(sizeof fabrics / sizeof *fabrics))
 
 /* Those that a build may leave out. */
-static const char *const optional[] = {"ucx"};
+static const char *const optional[] = {"ucx", "messages"};
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
 static bool is_better(const kvf_transport_kind *a, const kvf_transport_kind *b) {
     if (a->reach != b->reach)
         return a->reach < b->reach;
+    if (a->cost.ns_per_byte != b->cost.ns_per_byte)
+        return a->cost.ns_per_byte < b->cost.ns_per_byte;
     if (a->cost.ns_per_run != b->cost.ns_per_run)
         return a->cost.ns_per_run < b->cost.ns_per_run;
     return strcmp(a->name, b->name) < 0;

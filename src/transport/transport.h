@@ -224,7 +224,8 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
 /** The value that the options give to a key; NULL when they do not. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
 
-/** The fabrics of this build, best first: those that reach less far, then those that cost less. NULL past the last. */
+/** The fabrics of this build, best first: those that reach less far, then those to which a byte, then a run, costs
+ * less. NULL past the last. */
 const kvf_fabric *kvf_fabric_at(uint32_t i);
 
 /**
