@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-hostile check-property check-vectors check-long check-python check-vllm wheel fuzz \
+.PHONY: help setup build debug demo check check-hostile check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
 	bench bench-vllm lint format abi-record mutate install clean
 
 help:
@@ -15,8 +15,9 @@ help:
 	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle" or "shm --seconds 5"'
+	@echo 'make check-ucx        the UCX transport over several versions of UCX, which are downloaded into build/ucx (100 MB)'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
+	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
@@ -60,6 +61,11 @@ check-hostile:
 	@scripts/build release -DKVF_BUILD_TESTS=ON --target hostile
 	@scripts/check-hostile $(ARGS)
 
+check-ucx:
+	@scripts/setup build check python
+	@scripts/build release -DKVF_BUILD_TESTS=ON
+	@scripts/check-ucx release
+
 check-vectors:
 	@scripts/setup build check
 	@scripts/build release -DKVF_BUILD_TESTS=ON --target vectors
@@ -74,6 +80,7 @@ check-long:
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30
+	scripts/check-ucx asan
 	@scripts/fuzz
 
 fuzz:

@@ -29,7 +29,7 @@ def _folders(package: str) -> list[Path]:
 
 
 def ucx_libraries() -> list[str]:
-    """The libucp of each installed package that is known to bring one: libucx-cu12, libucx-cu13, and NIXL's wheels."""
+    """The libucp of each installed package that is known to bring one: libucx-cu12, -cu13, NIXL's wheels."""
     return [
         str(file.resolve())
         for package, folder, pattern in PACKAGES

@@ -32,7 +32,7 @@ if ! grep -Eq '^ucx +network +yes' "$output"; then
 else
     succeeds "UCX is listed with version and file" '^ucx +network +yes +[0-9]+\.[0-9]+\.[0-9]+ +/.*/libucp[^/]*$' transports
     succeeds "what UCX finds is listed" '^ucx finds .*tcp/lo' transports
-    succeeds "UCX finds no more than it may use" '^ucx finds self/memory$' transports --ucx-tls self
+    succeeds "UCX finds no more than it may use" '^ucx finds self/[a-z0-9]+$' transports --ucx-tls self
     succeeds "of several libraries the first that works is loaded" '^ucx +network +yes' \
         transports --ucx-library "/no/such/file:$fakes/libno_ucx.so:libucp.so.0"
     succeeds "requests move by the library that is given" ' ucx ' demo --memory-limit 40m --tokens 12 --requests 2 \

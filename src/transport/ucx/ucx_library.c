@@ -78,6 +78,8 @@ static kvf_status check_version(void *handle, kvf_ucx_library *out) {
     unsigned major = 0, minor = 0, release = 0;
     get_version(&major, &minor, &release);
     (void)snprintf(out->version, sizeof out->version, "%u.%u.%u", major, minor, release);
+    out->major = major;
+    out->minor = minor;
     if (major != KVF_UCX_MAJOR || minor < KVF_UCX_MINOR_MIN)
         return kvf_fail(KVF_E_UNSUPPORTED, "it is UCX %s; allowed are %d.%d and later versions of %d",
                         out->version, KVF_UCX_MAJOR, KVF_UCX_MINOR_MIN, KVF_UCX_MAJOR);
