@@ -55,9 +55,15 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
     environment["PATH"] = str(python.parent)
     for tool in ("cc", "gcc", "clang", "cmake", "make", "ninja"):
         assert not (python.parent / tool).exists()
+
     def run(*arguments: str) -> str:
         ran = subprocess.run(
-            [str(python), *arguments], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=600
+            [str(python), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=600,
         )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
