@@ -142,7 +142,8 @@ static void a_large_engine_takes_few_lines(void **state) {
                      ENGINE(.name = "D", .all = {.block_count = 8}),
                      OPTIONS(.log = write_down, .log_context = &log, .log_level = KVF_LOG_DEBUG));
     connect_to(&w, w.d.agents[0], &w.p.contact);
-    uint32_t lines = log.lines[KVF_LOG_INFO] - count(log.text, "20 transport "); /* those are of each rank alone */
+    uint32_t lines =
+        log.lines[KVF_LOG_INFO] - count(log.text, "20 transport "); /* those are of each rank alone */
     assert_true(lines >= 8);
     assert_true(lines <= 20);
     has(log.text, "20     full: layers 0-6 (3 to 4 a rank); k v 13 heads x 4 bf16 (3 to 4 a rank); ");

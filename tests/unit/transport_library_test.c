@@ -216,9 +216,10 @@ static void what_was_loaded_is_told_with_version_and_ways(void **state) {
     kvf_transport_finding found = finding_of(transport, "ucx");
     assert_true(found.works);
     assert_non_null(strstr(found.library, "/libucp.so"));
-    unsigned major, minor, release;
-    assert_int_equal(sscanf(found.version, "%u.%u.%u", &major, &minor, &release), 3);
-    assert_true(major == KVF_UCX_MAJOR && minor >= KVF_UCX_MINOR_MIN);
+    const kvf_ucx_library *ucx = NULL;
+    assert_int_equal(kvf_ucx_load(NULL, &ucx), KVF_OK);
+    assert_string_equal(found.version, ucx->version);
+    assert_true(ucx->major == KVF_UCX_MAJOR && ucx->minor >= KVF_UCX_MINOR_MIN);
     assert_non_null(strstr(found.ways, "tcp/lo"));
     kvf_transport_close(transport);
 }
@@ -279,14 +280,13 @@ static void a_ucx_that_would_be_mixed_with_one_that_is_loaded_is_refused(void **
 
 static int prepare(void **state) {
     (void)state;
-    ssize_t length = readlink("/proc/self/exe", fakes, sizeof fakes - 16);
-    if (length <= 0)
+    char program[sizeof fakes - 16] = "";
+    if (readlink("/proc/self/exe", program, sizeof program - 1) <= 0)
         return -1;
-    fakes[length] = '\0';
     for (int up = 0; up < 2; up++)
-        *strrchr(fakes, '/') = '\0';
-    (void)strcat(fakes, "/fakes");
-    (void)strcpy(folder, "/tmp/kvferry-library-XXXXXX");
+        *strrchr(program, '/') = '\0';
+    (void)snprintf(fakes, sizeof fakes, "%s/fakes", program);
+    (void)snprintf(folder, sizeof folder, "/tmp/kvferry-library-XXXXXX");
     (void)setenv("UCX_NET_DEVICES", "lo", 1);
     return mkdtemp(folder) ? 0 : -1;
 }

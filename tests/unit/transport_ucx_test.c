@@ -209,9 +209,7 @@ static void sleeping_target(process *side) {
 /* From 1.16 on UCX reads from mapped memory by messages to its owner; it writes to it still. */
 static bool emulates_reads(process *side) {
     const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
-    unsigned major, minor;
-    CHECK(sscanf(endpoint->ucx->version, "%u.%u", &major, &minor) == 2);
-    return minor >= 16;
+    return endpoint->ucx->minor >= 16;
 }
 
 static void one_sided_actor(process *side) {

@@ -79,7 +79,7 @@ typedef struct kvf_ucx_library {
     char *path; /**< of its libucp, without links */
     char version[32];
     uint32_t major, minor;
-#define KVF_UCX_MEMBER(function) __typeof__(&(function)) function;
+#define KVF_UCX_MEMBER(function) __typeof__ (&(function))(function);
     KVF_UCX_FUNCTIONS(KVF_UCX_MEMBER, KVF_UCX_MEMBER)
 #undef KVF_UCX_MEMBER
     struct kvf_ucx_library *following;
