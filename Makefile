@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-hostile check-network check-property check-vectors check-long check-python check-vllm wheel fuzz \
+.PHONY: help setup build debug demo check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
 	bench bench-vllm lint format abi-record mutate install clean
 
 help:
@@ -16,8 +16,9 @@ help:
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle" or "shm --seconds 5"'
 	@echo 'make check-network    engines on hosts of their own over links that are slow, cut and gone; as root; ARGS=--short'
+	@echo 'make check-ucx        the UCX transport over several versions of UCX, which are downloaded into build/ucx (100 MB)'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
+	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
@@ -65,6 +66,10 @@ check-network:
 	@scripts/setup build check
 	@scripts/build release -DKVF_BUILD_TESTS=ON --target network kvferry_command
 	@scripts/check-network $(ARGS)
+check-ucx:
+	@scripts/setup build check python
+	@scripts/build release -DKVF_BUILD_TESTS=ON
+	@scripts/check-ucx release
 
 check-vectors:
 	@scripts/setup build check
@@ -80,6 +85,7 @@ check-long:
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30
+	scripts/check-ucx asan
 	@scripts/fuzz
 
 fuzz:

@@ -15,7 +15,12 @@ static void write_card(const char *name, const kvf_card *card) {
 static void seed_ucx_cards(void) {
 #ifdef KVF_HAVE_UCX
     kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
-    kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
+    kvf_ucx_card card = {.major = 1,
+                         .minor = 13,
+                         .worker = "an address",
+                         .worker_bytes = 10,
+                         .regions = regions,
+                         .region_count = 2};
     kvf_buffer bytes = {0};
     FUZZ_MUST(kvf_ucx_card_write(&card, &bytes) == KVF_OK);
     seed_write("card", "ucx", bytes.data, bytes.length);

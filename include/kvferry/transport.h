@@ -15,7 +15,8 @@
  *             shared buffer that the peer fills as far as it has time
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. UCX is a library of the
  *             machine's, from version 1.13 on, loaded when the first endpoint that may use it is opened; kvferry itself
- *             does without. kvf_transport_find() says what was found
+ *             does without. kvf_transport_find() says what was found. Peers need the same version (1.22 and later ones
+ *             go together); others are refused by name
  *   "messages"  messages of ZeroMQ over TCP: the owner of the memory gathers and scatters while it makes progress
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All

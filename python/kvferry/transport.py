@@ -182,8 +182,7 @@ class Transport:
         name: for messages and for peers' logs; None: made from the process id
         max_in_flight: operations posted at once, for each peer; 0: a default
         settings: of kinds of transport, such as {"ucx.tls": "tcp", "shm.direct": "off"}: see
-            kvferry/transport.h. Without "ucx.library", the UCX of Python packages is tried after the system's: see
-            kvferry.ucx
+            kvferry/transport.h. Without "ucx.library", the UCX of Python packages is tried after the system's
         on_notify: called with the transport, the name the sender gave itself, and the bytes when a peer sent a
             notification
         on_peer_lost: called with the transport, the peer and the reason when a peer is gone
@@ -251,7 +250,7 @@ class Transport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found of each kind of transport in this build, best first: whether it works here, and with what."""
+        """What was found of each kind of transport in this build, best first."""
         with self._using() as pointer:
             found, out = Arena().new("kvf_transport_finding"), []
             for i in range(len(transport_kinds())):

@@ -1,4 +1,4 @@
-"""The UCX that Python packages bring: where it lies. The library loads it, see "ucx.library" in kvferry/transport.h."""
+"""Where the UCX of Python packages lies. The library loads it, see "ucx.library" in kvferry/transport.h."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 SYSTEM = "libucp.so.0"
 """As the system's loader finds it."""
 
-# Packages with a UCX of their own, and where it lies beside or in them. Wheels that carry libraries give them names
-# with a hash.
+# Packages with a UCX of their own, and where it lies in or beside them. Wheels that carry libraries give them
+# names with a hash.
 PACKAGES = (
     ("libucx", "lib", "libucp.so.0"),
     ("nixl_cu13", "../nixl_cu13.libs", "libucp-*.so.0*"),
@@ -29,7 +29,7 @@ def _folders(package: str) -> list[Path]:
 
 
 def ucx_libraries() -> list[str]:
-    """The libucp of each installed package that is known to bring one: libucx-cu12, libucx-cu13, and NIXL's wheels."""
+    """The libucp of each installed package that is known to bring one: libucx-cu12, -cu13, NIXL's wheels."""
     return [
         str(file.resolve())
         for package, folder, pattern in PACKAGES

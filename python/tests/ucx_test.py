@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from kvferry import InvalidError, Transport, transport_kinds
 from kvferry.ucx import ucx_libraries, with_ucx
 
@@ -23,7 +24,9 @@ def test_the_ucx_of_packages_is_found_without_importing_them(
     monkeypatch.syspath_prepend(str(tmp_path))
     before = ucx_libraries()
     package(tmp_path, "libucx", "libucx/lib/libucp.so.0", "libucx/lib/libucs.so.0")
-    package(tmp_path, "nixl_cu13", "nixl_cu13.libs/libucp-1a2b3c4d.so.0.0.0", "nixl_cu13.libs/libuct-1a2b.so.0.0.0")
+    package(
+        tmp_path, "nixl_cu13", "nixl_cu13.libs/libucp-1a2b3c4d.so.0.0.0", "nixl_cu13.libs/libuct-1a2b.so.0.0.0"
+    )
     found = [str(Path(file).relative_to(tmp_path)) for file in ucx_libraries() if file not in before]
     assert found == ["libucx/lib/libucp.so.0", "nixl_cu13.libs/libucp-1a2b3c4d.so.0.0.0"]
     files = ucx_libraries()

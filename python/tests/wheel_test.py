@@ -17,7 +17,9 @@ from kvferry import Agent, EventKind, GroupSteps, transport_kinds
 from kvferry.ucx import ucx_libraries
 
 package = sys.argv[1] == "package"
-how = {"transport": "ucx", "settings": {"ucx.library": ucx_libraries()[0], "ucx.tls": "tcp,self"}} if package else {}
+how = {}
+if package:
+    how = {"transport": "ucx", "settings": {"ucx.library": ucx_libraries()[0], "ucx.tls": "tcp,self"}}
 model = small_model()
 prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
 with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as consumer:
@@ -31,7 +33,9 @@ with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as con
     assert event and event.kind is EventKind.DONE, event
     assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
 assert "ucx" in transport_kinds()
-needed = ("libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry") + (("libucp", "libucs") if package else ())
+needed = ["libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry"]
+if package:
+    needed += ["libucp", "libucs"]
 maps = open("/proc/self/maps").read().splitlines()
 for name in needed:
     assert all(sys.prefix in line for line in maps if name in line), maps
@@ -51,9 +55,15 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
     environment["PATH"] = str(python.parent)
     for tool in ("cc", "gcc", "clang", "cmake", "make", "ninja"):
         assert not (python.parent / tool).exists()
+
     def run(*arguments: str) -> str:
         ran = subprocess.run(
-            [str(python), *arguments], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=600
+            [str(python), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=600,
         )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout

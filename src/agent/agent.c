@@ -132,24 +132,6 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                   : KVF_OK;
 }
 
-/* Which libraries were loaded to move bytes with, and which kinds of transport do not work here. */
-static void log_findings(kvf_agent *agent) {
-    kvf_transport_finding found = {.struct_size = sizeof found};
-    if (!kvf_agent_logs(agent, KVF_LOG_INFO))
-        return;
-    for (uint32_t i = 0; kvf_transport_find(agent->transport, i, &found) == KVF_OK; i++) {
-        kvf_text line = {0};
-        if (found.works && found.library[0])
-            kvf_text_add(&line, "transport %s: %s, version %s%s%s", found.kind, found.library, found.version,
-                         found.ways[0] ? ", finds " : "", found.ways);
-        else if (found.asked && !found.works)
-            kvf_text_add(&line, "transport %s does not work here: %s", found.kind, found.why_not);
-        if (line.data && !line.failed)
-            kvf_agent_log(agent, KVF_LOG_INFO, line.data);
-        kvf_text_free(&line);
-    }
-}
-
 #define OWN_SETTINGS 3u
 
 /* What the transport's messages take over from the session's. */
@@ -247,10 +229,7 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, 
     status = kvf_ledger_create(agent->shard, &agent->ledger);
     if (status)
         return status;
-    status = open_transport(agent, around);
-    if (!status)
-        log_findings(agent);
-    return status;
+    return open_transport(agent, around);
 }
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,

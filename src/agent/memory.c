@@ -57,6 +57,24 @@ static kvf_status introduce_self(kvf_agent *agent) {
     return status;
 }
 
+/* Which libraries were loaded to move bytes with, and which kinds of transport do not work here. */
+static void log_findings(kvf_agent *agent) {
+    kvf_transport_finding found = {.struct_size = sizeof found};
+    if (!kvf_agent_logs(agent, KVF_LOG_INFO))
+        return;
+    for (uint32_t i = 0; kvf_transport_find(agent->transport, i, &found) == KVF_OK; i++) {
+        kvf_text line = {0};
+        if (found.works && found.library[0])
+            kvf_text_add(&line, "transport %s: %s, version %s%s%s", found.kind, found.library, found.version,
+                         found.ways[0] ? ", finds " : "", found.ways);
+        else if (found.asked && !found.works)
+            kvf_text_add(&line, "transport %s does not work here: %s", found.kind, found.why_not);
+        if (line.data && !line.failed)
+            kvf_agent_log(agent, KVF_LOG_INFO, line.data);
+        kvf_text_free(&line);
+    }
+}
+
 /* From here on peers are served. */
 static kvf_status open_memory(kvf_agent *agent) {
     const void *card;
@@ -67,7 +85,8 @@ static kvf_status open_memory(kvf_agent *agent) {
     if (!status) {
         agent->card_bytes = bytes;
         agent->card = card;
-        agent->regions_generation++;
+        if (agent->regions_generation++ == 0)
+            log_findings(agent);
     }
     return status;
 }

@@ -56,6 +56,16 @@ void transport_variant_name(const pair_kind *kind, char *out, size_t size) {
         setting->key ? setting->key : "", setting->key ? "=" : "", setting->key ? setting->value : "");
 }
 
+uint32_t pair_settings(const kvf_setting *own, const char *library, kvf_setting out[2]) {
+    uint32_t count = 0;
+    library = library ? library : getenv("KVF_UCX_LIBRARY");
+    if (own->key)
+        out[count++] = *own;
+    if (library)
+        out[count++] = (kvf_setting){"ucx.library", library};
+    return count;
+}
+
 static const uint64_t region_bytes[SIDE_REGIONS] = {(5u << 20) + 13, 70001, (1u << 20) + 4099};
 
 unsigned char side_byte(uint32_t seed, uint32_t region, uint64_t offset) {
@@ -97,9 +107,10 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
 }
 
 void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
+    kvf_setting settings[2];
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .settings = &kind->setting,
-                                     .setting_count = kind->setting.key ? 1 : 0,
+                                     .settings = settings,
+                                     .setting_count = pair_settings(&kind->setting, NULL, settings),
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_peer_lost,
                                      .context = side};

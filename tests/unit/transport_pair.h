@@ -27,6 +27,10 @@ typedef struct pair_kind {
  * kinds that this build has come first, transport_variant_count() of them. */
 extern pair_kind transport_variants[];
 
+/** The setting of a kind, if any, and the UCX to load, if one is named here or by the environment's KVF_UCX_LIBRARY;
+ * returns how many that makes. */
+uint32_t pair_settings(const kvf_setting *own, const char *library, kvf_setting out[2]);
+
 /** Sets the table and the environment up, once, before anything else. */
 uint32_t transport_variant_count(void);
 

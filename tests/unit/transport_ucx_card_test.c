@@ -20,7 +20,12 @@ static void reseal(unsigned char *card, size_t bytes) {
 /* The fabric's own part of a card, with made-up contents that UCX never sees. */
 static void make_part(kvf_buffer *out) {
     kvf_ucx_card_region regions[2] = {{0x10000, 4096, "key one", 7}, {0x20000, 8192, "key two!", 8}};
-    kvf_ucx_card card = {.worker = "an address", .worker_bytes = 10, .regions = regions, .region_count = 2};
+    kvf_ucx_card card = {.major = 1,
+                         .minor = 13,
+                         .worker = "an address",
+                         .worker_bytes = 10,
+                         .regions = regions,
+                         .region_count = 2};
     card.beacon[3] = 9;
     assert_int_equal(kvf_ucx_card_write(&card, out), KVF_OK);
 }
@@ -32,6 +37,8 @@ static void a_card_says_what_was_written(void **state) {
     make_part(&part);
     assert_int_equal(kvf_ucx_card_read(part.data, part.length, &card), KVF_OK);
     assert_int_equal(card.beacon[3], 9);
+    assert_int_equal(card.major, 1);
+    assert_int_equal(card.minor, 13);
     assert_int_equal(card.worker_bytes, 10);
     assert_memory_equal(card.worker, "an address", 10);
     assert_int_equal(card.region_count, 2);

@@ -206,10 +206,24 @@ static void sleeping_target(process *side) {
     close_side(side);
 }
 
+/* From 1.16 on UCX reads from mapped memory by messages to its owner; it writes to it still. */
+static bool emulates_reads(process *side) {
+    const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    return endpoint->ucx->minor >= 16;
+}
+
 static void one_sided_actor(process *side) {
     static kvf_run runs[256];
     open_side(side, 2, 2);
     connect_side(side);
+    if (emulates_reads(side)) {
+        (void)fprintf(stderr, "this UCX emulates reads: skipped\n");
+        say(side, 'x');
+        hear(side, 's');
+        say(side, 'w');
+        close_side(side);
+        return;
+    }
     size_t count = make_runs(runs, 200, 3000, 17u);
     submit(side, KVF_READ, runs, 1, NULL);
     await_end(side, 1);

@@ -159,9 +159,11 @@ void on_done(void *context, kvf_operation operation, kvf_status status, const ch
 }
 
 void open_side(process *side, uint32_t max_in_flight, uint32_t seed) {
+    kvf_setting settings[2];
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .settings = &side->way->setting,
-                                     .setting_count = 1,
+                                     .settings = settings,
+                                     .setting_count =
+                                         pair_settings(&side->way->setting, side->library, settings),
                                      .max_in_flight = max_in_flight,
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_lost,

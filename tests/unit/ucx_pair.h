@@ -26,6 +26,7 @@ _Noreturn void wrong(const char *file, int line, const char *what);
 
 /* One end of the two processes' conversation, besides the transport. */
 typedef struct process {
+    const char *library;  /* the UCX to load; NULL: the system's */
     const pair_kind *way; /* with ucx.tls, and whose memory: allocated, peers on this machine can map it */
     int line;             /* a socket to the other process */
     kvf_transport *transport;

@@ -34,6 +34,11 @@
 #define KVF_UCX_MAJOR 1
 #define KVF_UCX_MINOR_MIN 13
 
+/** Versions from this one on understand each other's addresses and keys, as far as transport_ucx_versions_test has seen
+ * (1.22 and 1.23). Others understand their own only: 1.22 refuses keys of 1.18 over TCP, and 1.16 crashes at those of
+ * 1.14 in shared memory. */
+#define KVF_UCX_MINOR_ALIKE 22
+
 /** Every function of UCX that is called, and those that some versions may lack. */
 #define KVF_UCX_FUNCTIONS(NEEDED, USEFUL)                                                                    \
     NEEDED(ucp_config_read)                                                                                  \
@@ -73,7 +78,8 @@
 typedef struct kvf_ucx_library {
     char *path; /**< of its libucp, without links */
     char version[32];
-#define KVF_UCX_MEMBER(function) __typeof__(&(function)) function;
+    uint32_t major, minor;
+#define KVF_UCX_MEMBER(function) __typeof__ (&(function))(function);
     KVF_UCX_FUNCTIONS(KVF_UCX_MEMBER, KVF_UCX_MEMBER)
 #undef KVF_UCX_MEMBER
     struct kvf_ucx_library *following;
@@ -154,7 +160,8 @@ typedef struct kvf_ucx_card_region {
 
 typedef struct kvf_ucx_card {
     unsigned char beacon[KVF_UCX_BEACON_BYTES];
-    const void *worker; /**< into the card */
+    uint32_t major, minor; /**< of the UCX whose address and keys these are */
+    const void *worker;    /**< into the card */
     uint32_t worker_bytes;
     kvf_ucx_card_region *regions; /**< owned by whoever read the card */
     uint32_t region_count;

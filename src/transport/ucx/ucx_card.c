@@ -1,7 +1,7 @@
 /*
  * The UCX fabric's part of the card:
  *
- *   magic 4 | sum 8 | beacon 16 | worker address: length 4, bytes | regions 4 | for each region:
+ *   magic 4 | sum 8 | beacon 40 | UCX version: major 4, minor 4 | worker address: length 4, bytes | regions 4 | for each region:
  *   address 8, bytes 8, key: length 4, bytes
  *
  * All numbers are little endian. The sum finds damage, not malice: the worker address and the keys are UCX's
@@ -11,7 +11,7 @@
 #include "base/bytes.h"
 #include "transport/ucx/ucx.h"
 
-#define MAGIC 0x3158554bu /* "KUX1" */
+#define MAGIC 0x3258554bu /* "KUX2" */
 #define SUM_AT 4
 #define HEADER_BYTES (SUM_AT + 8)
 #define REGION_HEADER_BYTES 20u
@@ -55,6 +55,10 @@ kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out) {
         status = put_number(out, 0, 8);
     if (!status)
         status = kvf_buffer_add(out, card->beacon, sizeof card->beacon);
+    if (!status)
+        status = put_number(out, card->major, 4);
+    if (!status)
+        status = put_number(out, card->minor, 4);
     if (!status)
         status = put_blob(out, card->worker, card->worker_bytes);
     if (!status)
@@ -145,7 +149,10 @@ kvf_status kvf_ucx_card_read(const void *data, size_t bytes, kvf_ucx_card *out) 
     const void *beacon = kvf_take_bytes(&in, sizeof out->beacon);
     if (!beacon)
         return cut_off("its beacon");
-    kvf_ucx_card card = {0};
+    uint64_t major, minor;
+    if (!take_number(&in, 4, &major) || !take_number(&in, 4, &minor))
+        return cut_off("its version");
+    kvf_ucx_card card = {.major = (uint32_t)major, .minor = (uint32_t)minor};
     memcpy(card.beacon, beacon, sizeof card.beacon);
     kvf_status status = take_blob(&in, "the worker address", &card.worker, &card.worker_bytes);
     if (!status)

@@ -14,8 +14,8 @@
  *    name already, wherever it lies. A UCX put together from two is refused. Wheels that carry a UCX of their own give
  *    their files names that nobody else has.
  *  - A UCX among the process's global names: the program is linked against one, or opened one with RTLD_GLOBAL. Its
- *    names come before those of any library opened later. Then, and only then, ours is opened with RTLD_DEEPBIND,
- *    which turns that round, and which also takes malloc() from libc past any replacement.
+ *    names come before those of any library opened later. Then only that one can be used; every other is refused before
+ *    it is opened. RTLD_DEEPBIND is no help: UCX opens its modules without it, and they crash.
  *
  * What was loaded stays: UCX has patched the memory calls of libc by then, and its threads may run.
  */
@@ -31,6 +31,7 @@
 #include "transport/ucx/ucx.h"
 
 #define CANDIDATES_DEFAULT "libucp.so.0"
+#define PART "ucs_status_string" /* a function of libucs, to see which libucs a libucp has */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_ucx_library *all_loaded;
@@ -78,6 +79,8 @@ static kvf_status check_version(void *handle, kvf_ucx_library *out) {
     unsigned major = 0, minor = 0, release = 0;
     get_version(&major, &minor, &release);
     (void)snprintf(out->version, sizeof out->version, "%u.%u.%u", major, minor, release);
+    out->major = major;
+    out->minor = minor;
     if (major != KVF_UCX_MAJOR || minor < KVF_UCX_MINOR_MIN)
         return kvf_fail(KVF_E_UNSUPPORTED, "it is UCX %s; allowed are %d.%d and later versions of %d",
                         out->version, KVF_UCX_MAJOR, KVF_UCX_MINOR_MIN, KVF_UCX_MAJOR);
@@ -88,7 +91,7 @@ static kvf_status check_version(void *handle, kvf_ucx_library *out) {
 static kvf_status check_parts(void *handle, kvf_ucx_library *out) {
     char path[PATH_MAX], part[PATH_MAX];
     file_of(dlsym(handle, "ucp_get_version"), path);
-    file_of(dlsym(handle, "ucs_status_string"), part);
+    file_of(dlsym(handle, PART), part);
     const char *name = strrchr(path, '/'), *part_name = strrchr(part, '/');
     if (!name || !part_name)
         return kvf_fail(KVF_E_UNSUPPORTED, "where it was loaded from cannot be told");
@@ -166,17 +169,33 @@ static kvf_status check_file(const char *name) {
     return kvf_fail(KVF_E_UNSUPPORTED, "it is no plain file");
 }
 
+static kvf_status check_global_names(const char *name) {
+    char global[PATH_MAX], own[PATH_MAX] = "";
+    void *address = dlsym(RTLD_DEFAULT, PART);
+    if (!address)
+        return KVF_OK;
+    file_of(address, global);
+    void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+    void *own_address = handle ? dlsym(handle, PART) : NULL;
+    if (own_address)
+        file_of(own_address, own);
+    if (handle)
+        (void)dlclose(handle); /* counted once more by dlopen() */
+    if (strcmp(global, own) == 0)
+        return KVF_OK;
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "this process has another UCX among its global names (%s), and would mix the two",
+                    global);
+}
+
 static kvf_status load_one(const char *name, kvf_ucx_library **out) {
     kvf_status status = check_file(name);
+    if (!status)
+        status = check_global_names(name);
     if (status)
         return status;
-    int flags = RTLD_NOW | RTLD_LOCAL;
-#ifdef RTLD_DEEPBIND
-    if (dlsym(RTLD_DEFAULT, "ucs_status_string"))
-        flags |= RTLD_DEEPBIND;
-#endif
     keep_apart(name);
-    void *handle = dlopen(name, flags);
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *reason = dlerror();
         size_t length = strlen(name);

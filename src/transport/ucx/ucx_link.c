@@ -118,6 +118,18 @@ static void free_link(kvf_ucx_link *link) {
 
 /* ---- connecting and disconnecting ------------------------------------------------------------ */
 
+static kvf_status check_version(const kvf_ucx_card *card, const kvf_ucx_library *ucx) {
+    bool alike = card->minor == ucx->minor ||
+                 (card->minor >= KVF_UCX_MINOR_ALIKE && ucx->minor >= KVF_UCX_MINOR_ALIKE);
+    if (card->major == ucx->major && alike)
+        return KVF_OK;
+    return kvf_fail(
+        KVF_E_UNSUPPORTED,
+        "the peer has UCX %u.%u and we have %s, which do not understand each other: load the same "
+        "version on both sides (ucx.library)",
+        card->major, card->minor, ucx->version);
+}
+
 static kvf_status check_regions(const kvf_ucx_card *card, const kvf_peer *peer) {
     uint32_t count;
     const uint64_t *bytes = kvf_peer_region_bytes(peer, &count);
@@ -212,7 +224,9 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
     if (status)
         return status;
     kvf_ucx_link *link = NULL;
-    status = check_regions(&card, peer);
+    status = check_version(&card, endpoint->ucx);
+    if (!status)
+        status = check_regions(&card, peer);
     if (!status)
         status = make_link(endpoint, &card, peer, &link);
     kvf_free(card.regions);

@@ -142,6 +142,8 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     if (!card.regions)
         return kvf_nomem("a card");
     memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
+    card.major = endpoint->ucx->major;
+    card.minor = endpoint->ucx->minor;
     ucp_address_t *address = NULL;
     size_t address_bytes = 0;
     kvf_ucx_enter();
