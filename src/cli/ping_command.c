@@ -30,7 +30,8 @@ static distance distance_of(const kvf_visited *visited) {
     qsort(sorted, out.count, sizeof *sorted, compare_ns);
     out.least = (double)sorted[0];
     out.most = (double)sorted[out.count - 1];
-    out.median = ((double)sorted[(out.count - 1) / 2] + (double)sorted[out.count / 2]) / 2;
+    uint32_t below = (out.count - 1) / 2, above = out.count / 2; /* the same where the count is odd */
+    out.median = ((double)sorted[below] + (double)sorted[above]) / 2;
     free(sorted);
     return out;
 }

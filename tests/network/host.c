@@ -181,10 +181,10 @@ static bool take_commands(host *h) {
     length += (size_t)bytes;
     text[length] = '\0';
     for (char *end; (end = strchr(text, '\n'));) {
-        char kind[8] = "";
-        unsigned long long number = 0, deadline_ms = 0;
+        char kind[8] = "", *rest = text + strcspn(text, " \n");
         *end = '\0';
-        (void)sscanf(text, "%7s %llu %llu", kind, &number, &deadline_ms);
+        (void)snprintf(kind, sizeof kind, "%.*s", (int)(rest - text), text);
+        uint64_t number = strtoull(rest, &rest, 10), deadline_ms = strtoull(rest, NULL, 10);
         if (strcmp(kind, "spoil") == 0)
             h->spoils = true;
         else

@@ -284,7 +284,7 @@ static void sleep_until_needed(const wire *of, struct pollfd polled[3]) {
 int main(int argc, char **argv) {
     if (argc != 4)
         return fprintf(stderr, "wire A B MTU\n"), 2;
-    int mtu = atoi(argv[3]), a = open_device(argv[1], mtu), b = open_device(argv[2], mtu);
+    int mtu = (int)strtol(argv[3], NULL, 10), a = open_device(argv[1], mtu), b = open_device(argv[2], mtu);
     if (a < 0 || b < 0)
         return 1;
     wire of = {.ways = {{.from = a, .to = b}, {.from = b, .to = a}}, .random = 1};

@@ -72,6 +72,34 @@ static void two_visits_give_the_plan_of_the_pair(void **state) {
     world_close(&w);
 }
 
+static void a_visit_says_which_protocol_and_how_far(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, attention(3, 4, 4), OPTIONS());
+    kvf_visited *found = NULL;
+    uint32_t count = 99;
+    uint64_t begun = kvf_now(&kvf_monotonic);
+    assert_ok(kvf_visit(&w.p.contact, VISIT(.greetings = 7), &found));
+    uint64_t took = kvf_now(&kvf_monotonic) - begun, sum = 0;
+    const uint64_t *trips = kvf_visited_round_trips(found, &count);
+    assert_true(count >= 1 &&
+                count <= 7); /* fewer where an answer came so late that it was asked for again */
+    for (uint32_t i = 0; i < count; i++) {
+        assert_true(trips[i] > 0);
+        sum += trips[i];
+    }
+    assert_true(sum <= took);
+    assert_int_equal(kvf_visited_protocol(found), KVF_WIRE_VERSION);
+    kvf_visited_free(found);
+
+    found = visit(&w.p.contact);
+    (void)kvf_visited_round_trips(found, &count);
+    assert_int_equal(count, 0);
+    kvf_visited_free(found);
+    assert_int_equal(kvf_visit(&w.p.contact, VISIT(.greetings = 1001), &found), KVF_E_RANGE);
+    world_close(&w);
+}
+
 static void a_directory_is_visited_as_a_rank_is(void **state) {
     (void)state;
     world w;
@@ -232,6 +260,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
+        cmocka_unit_test(a_visit_says_which_protocol_and_how_far),
         cmocka_unit_test(a_directory_is_visited_as_a_rank_is),
         cmocka_unit_test(a_shard_of_another_rank_is_refused),
         cmocka_unit_test(an_engine_of_4096_ranks_is_met_in_parts),

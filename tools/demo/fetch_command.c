@@ -186,6 +186,10 @@ static double round_trip_of(const fetch *self) {
     return (double)least;
 }
 
+static uint64_t per_round(const fetch *self, uint64_t bytes) {
+    return self->job.rounds ? bytes / self->job.rounds : 0;
+}
+
 static int print_text(const fetch *self, const rates *of) {
     table list;
     printf("from     %s at %s, round trip %s%s\n", self->job.producer.engine, self->place.endpoint,
@@ -211,8 +215,8 @@ static int print_text(const fetch *self, const rates *of) {
     printf(
         "Verified after each round: all %s that were to arrive, by their coordinates, and that the other %s "
         "did not change.\n",
-        text_bytes(self->sum.verified_bytes / self->job.rounds).text,
-        text_bytes(self->sum.untouched_bytes / self->job.rounds).text);
+        text_bytes(per_round(self, self->sum.verified_bytes)).text,
+        text_bytes(per_round(self, self->sum.untouched_bytes)).text);
     return EXIT_DONE;
 }
 
@@ -244,7 +248,7 @@ static int print_json(const fetch *self, const rates *of) {
 }
 
 static int report(const fetch *self) {
-    rates of;
+    rates of = {0};
     int result = rates_of(self, &of);
     return result ? result : (self->asked.json ? print_json : print_text)(self, &of);
 }

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void pattern_facts_write(const pattern_facts *facts, char *out, size_t bytes) {
@@ -21,17 +22,26 @@ static const char *value_of(const char *all, const char *name) {
     return NULL;
 }
 
-bool pattern_facts_read(const char *all, pattern_facts *out) {
-    char again[160];
-    const char *pattern = value_of(all, "pattern: "), *stream = value_of(all, "stream: ");
-    /* NOLINTNEXTLINE(cert-err34-c): what was read is written again and compared */
-    if (!pattern || !stream ||
-        sscanf(pattern, "tokens %" SCNu64 ", requests %" SCNu64 ", seed %" SCNu64, &out->tokens,
-               &out->requests, &out->seed) != 3 ||
-        sscanf(stream, "%u", &out->stream_port) != 1)
+/* The number after some words, which it moves past both. */
+static bool take_number(const char **text, const char *words, uint64_t *out) {
+    size_t length = strlen(words);
+    if (strncmp(*text, words, length) != 0 || (*text)[length] < '0' || (*text)[length] > '9')
         return false;
-    pattern_facts_write(out, again, sizeof again);
-    const char *line = strchr(again, '\n');
-    return out->tokens > 0 && out->requests > 0 && out->stream_port > 0 && out->stream_port <= UINT16_MAX &&
-           strncmp(pattern, again + strlen("pattern: "), (size_t)(line - again) - strlen("pattern: ")) == 0;
+    char *end;
+    *out = strtoull(*text + length, &end, 10);
+    *text = end;
+    return true;
+}
+
+bool pattern_facts_read(const char *all, pattern_facts *out) {
+    const char *pattern = value_of(all, "pattern: "), *stream = value_of(all, "stream: ");
+    uint64_t port = 0;
+    bool whole = pattern && stream && take_number(&pattern, "tokens ", &out->tokens) &&
+                 take_number(&pattern, ", requests ", &out->requests) &&
+                 take_number(&pattern, ", seed ", &out->seed) && *pattern == '\n' &&
+                 take_number(&stream, "", &port) && *stream == '\n';
+    if (!whole || out->tokens == 0 || out->requests == 0 || port == 0 || port > UINT16_MAX)
+        return false;
+    out->stream_port = (uint32_t)port;
+    return true;
 }

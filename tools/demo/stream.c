@@ -42,14 +42,20 @@ static bool host_of(const char *endpoint, char host[256]) {
     return true;
 }
 
-static int find_address(const char *endpoint, uint16_t port, int flags, struct addrinfo **out) {
+/* Says what failed, and returns NULL; free what it returns with freeaddrinfo(). */
+static struct addrinfo *find_address(const char *endpoint, uint16_t port, int flags) {
     char host[256], service[8];
-    if (!host_of(endpoint, host))
-        return failure("%s is no tcp:// endpoint, and a plain stream needs one", endpoint);
+    struct addrinfo *found = NULL;
+    if (!host_of(endpoint, host)) {
+        (void)failure("%s is no tcp:// endpoint, and a plain stream needs one", endpoint);
+        return NULL;
+    }
     (void)snprintf(service, sizeof service, "%u", port);
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
-    int error = getaddrinfo(host, service, &hints, out);
-    return error ? failure("%s: %s", host, gai_strerror(error)) : EXIT_DONE;
+    int error = getaddrinfo(host, service, &hints, &found);
+    if (error)
+        (void)failure("%s: %s", host, gai_strerror(error));
+    return error ? NULL : found;
 }
 
 static void be_patient(int fd, uint32_t seconds) {
@@ -64,26 +70,28 @@ static void be_patient(int fd, uint32_t seconds) {
 
 int stream_listen(stream_server *out, const char *endpoint, uint16_t port) {
     *out = (stream_server){.listener = -1};
-    struct addrinfo *found = NULL;
-    int result = find_address(endpoint, port, AI_PASSIVE, &found);
-    if (result)
-        return result;
+    struct addrinfo *found = find_address(endpoint, port, AI_PASSIVE);
+    if (!found)
+        return EXIT_FAILED;
     const int one = 1;
-    struct sockaddr_storage bound;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } bound = {.v6 = {.sin6_port = 0}};
     socklen_t bytes = sizeof bound;
     out->listener = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool listens =
-        out->listener >= 0 && setsockopt(out->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
-        bind(out->listener, found->ai_addr, found->ai_addrlen) == 0 && listen(out->listener, 16) == 0 &&
-        getsockname(out->listener, (struct sockaddr *)&bound, &bytes) == 0;
+    bool listens = out->listener >= 0 &&
+                   setsockopt(out->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+                   bind(out->listener, found->ai_addr, found->ai_addrlen) == 0 &&
+                   listen(out->listener, 16) == 0 && getsockname(out->listener, &bound.any, &bytes) == 0;
     freeaddrinfo(found);
     if (!listens) {
-        result = failure("listening for a plain stream at port %u: %s", port, strerror(errno));
+        (void)failure("listening for a plain stream at port %u: %s", port, strerror(errno));
         stream_close(out);
-        return result;
+        return EXIT_FAILED;
     }
-    out->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                  : ((struct sockaddr_in *)&bound)->sin_port);
+    out->port = ntohs(bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);
     return EXIT_DONE;
 }
 
@@ -171,10 +179,10 @@ static bool take(int fd, uint8_t *buffer, uint64_t bytes) {
 }
 
 int stream_measure(const char *endpoint, uint16_t port, uint64_t bytes, uint32_t timeout_s, double *seconds) {
-    struct addrinfo *found = NULL;
-    int result = find_address(endpoint, port, 0, &found);
-    if (result)
-        return result;
+    struct addrinfo *found = find_address(endpoint, port, 0);
+    if (!found)
+        return EXIT_FAILED;
+    int result = EXIT_DONE;
     uint8_t *buffer = malloc(BUFFER_BYTES);
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0)

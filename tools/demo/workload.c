@@ -287,11 +287,11 @@ static void fill_tables(chooser *c, uint32_t g, uint32_t **free_ids, workload *o
         block_range prefill = prefill_blocks(c, g, &request), decode = decode_blocks(c, g, &request);
         uint32_t count = (uint32_t)(prefill.end - prefill.begin);
         request.remote = (kvf_block_table){ids, count, (uint32_t)prefill.begin};
-        for (uint32_t i = 0; i < count; i++)
+        for (uint32_t i = 0; c->prefill.next && i < count; i++)
             *ids++ = *c->prefill.next++;
         uint64_t begin = decode_table_begin(c, g, &request);
         request.local = (kvf_block_table){ids, (uint32_t)(decode.end - begin), (uint32_t)begin};
-        for (uint64_t i = begin; i < decode.end; i++)
+        for (uint64_t i = begin; c->decode.next && i < decode.end; i++)
             *ids++ = i < decode.begin ? KVF_NO_BLOCK : *c->decode.next++;
         out->groups[(size_t)r * c->groups + g] = request;
     }
