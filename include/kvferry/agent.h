@@ -121,7 +121,8 @@ typedef struct kvf_agent_options {
     /** Sessions of all who hold one key [8192]; without keys a connection has 8. */
     uint32_t max_peers_per_key;
     uint64_t max_bytes_for_peers; /**< memory kept for those who greeted us [256 MiB] */
-    /** Of it, for all who hold one key, or for a connection without [half of it]. */
+    /** Of it, for all who hold one key, or for a connection without [half of it]; and never more than is left for
+     * others. */
     uint64_t max_bytes_per_key;
     /** The longest time that a peer's request is kept, however often the peer beats [1 h, or a longer lease]. */
     uint64_t longest_ns;

@@ -74,23 +74,33 @@ void kvf_party_leave(kvf_session *session) {
     session->party = NULL;
 }
 
+/* Whether it would have more than is left for all others: so many greedy parties, however many they are, leave as much
+ * as each of them has. */
+static bool is_unfair(const kvf_agent *agent, const kvf_party *party, uint64_t bytes) {
+    uint64_t all = agent->options.max_bytes_for_peers, free = all - kvf_min_u64(agent->kept_bytes, all);
+    return bytes > free || party->bytes + bytes > free - bytes;
+}
+
 kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {
     kvf_agent *agent = session->agent;
     const kvf_agent_options *options = &agent->options;
     kvf_party *party = session->party;
     bool alone = bytes > options->max_bytes_per_key - kvf_min_u64(party->bytes, options->max_bytes_per_key);
-    bool together =
-        bytes > options->max_bytes_for_peers - kvf_min_u64(agent->kept_bytes, options->max_bytes_for_peers);
-    if (alone || together) {
+    if (alone || is_unfair(agent, party, bytes)) {
         agent->stats.over_budget++;
         kvf_claim_tell(agent, session->engine, session->rank,
                        alone ? "over budget: its key or connection keeps as much memory here as it may"
                              : TOGETHER);
+        if (alone)
+            return kvf_fail(KVF_E_LIMIT,
+                            "this peer and those of its key keep %llu bytes here; allowed are %llu",
+                            (unsigned long long)party->bytes, (unsigned long long)options->max_bytes_per_key);
         return kvf_fail(
-            KVF_E_LIMIT, "%s keep %llu bytes here; allowed are %llu",
-            alone ? "this peer and those of its key" : "all peers",
-            (unsigned long long)(alone ? party->bytes : agent->kept_bytes),
-            (unsigned long long)(alone ? options->max_bytes_per_key : options->max_bytes_for_peers));
+            KVF_E_LIMIT,
+            "all peers keep %llu bytes here, and those of this key %llu; allowed are %llu, and as much for a "
+            "key as is left for others",
+            (unsigned long long)agent->kept_bytes, (unsigned long long)party->bytes,
+            (unsigned long long)options->max_bytes_for_peers);
     }
     party->bytes += bytes;
     session->kept_bytes += bytes;

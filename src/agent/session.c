@@ -600,9 +600,13 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     }
 }
 
+/* Nothing is under way, and it was not used for long, or its client has gone. */
 static bool is_idle(const kvf_session *session, uint64_t now) {
-    return !session->sources && !session->flows && !session->readers && !session->calls &&
-           session->early_count == 0 && now - session->last_used >= session->agent->options.idle_ns;
+    if (session->sources || session->flows || session->readers || session->calls || session->early_count > 0)
+        return false;
+    return now - session->last_used >= session->agent->options.idle_ns ||
+           (session->incoming && now >= kvf_budget_silent_at(session) &&
+            kvf_link_has_ended(session->agent->link, session->route));
 }
 
 /* Has it been silent for longer than a living peer would be? Only those we want something from are asked. */
@@ -651,6 +655,8 @@ static void tick_session(kvf_session *session, uint64_t now) {
         session->state = KVF_SESSION_LOST;
     } else {
         kvf_agent_due(agent, session->last_used + agent->options.idle_ns);
+        if (session->incoming && kvf_budget_silent_at(session) > now)
+            kvf_agent_due(agent, kvf_budget_silent_at(session));
     }
 }
 

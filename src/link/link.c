@@ -56,6 +56,10 @@ kvf_link_counts kvf_link_count(const kvf_link *link) {
     return link->table->counts ? link->table->counts(link) : (kvf_link_counts){0};
 }
 
+bool kvf_link_has_ended(const kvf_link *link, kvf_route route) {
+    return link->table->has_ended && link->table->has_ended(link, route);
+}
+
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]) {
     return link->table->fds(link, fds);
 }

@@ -148,6 +148,9 @@ typedef struct kvf_link_counts {
 
 kvf_link_counts kvf_link_count(const kvf_link *link);
 
+/** Whether an incoming route's connection is known to have ended. */
+bool kvf_link_has_ended(const kvf_link *link, kvf_route route);
+
 /**
  * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what
  * that of its name above says, for links that begin with a kvf_link. open() need not set the table, and is
@@ -165,7 +168,8 @@ struct kvf_link_table {
     uint32_t (*fds)(const kvf_link *link, int fds[KVF_LINK_FDS]);
     uint64_t (*due)(const kvf_link *link);
     kvf_status (*allow)(kvf_link *link, const char *public_key, bool allowed); /* NULL: has no list */
-    kvf_link_counts (*counts)(const kvf_link *link);                           /* NULL: nobody counts */
+    kvf_link_counts (*counts)(const kvf_link *link);                           /* NULL: nobody counts, */
+    bool (*has_ended)(const kvf_link *link, kvf_route route);                  /* or knows */
 };
 
 struct kvf_link {

@@ -168,6 +168,12 @@ bool kvf_guests_hear(kvf_guests *guests, kvf_route route, uint64_t now) {
     return guest != NULL;
 }
 
+bool kvf_guests_has(const kvf_guests *guests, kvf_route route) {
+    kvf_guest *guest = NULL;
+    HASH_FIND(by_route, guests->by_route, &route, sizeof route, guest);
+    return guest != NULL;
+}
+
 void kvf_guests_name(kvf_guests *guests, uint64_t id, kvf_route route, uint64_t now) {
     kvf_guest *guest = find(guests, id);
     if (!guest || guest->leaving || guest->route)

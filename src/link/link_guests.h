@@ -61,6 +61,9 @@ bool kvf_guests_hear(kvf_guests *guests, kvf_route route, uint64_t now);
 /** What a route is: something has come over this connection. */
 void kvf_guests_name(kvf_guests *guests, uint64_t id, kvf_route route, uint64_t now);
 
+/** Whether a route is of one that is listed. */
+bool kvf_guests_has(const kvf_guests *guests, kvf_route route);
+
 /** Lets strangers go that have been silent for too long, a bounded number. */
 void kvf_guests_tick(kvf_guests *guests, uint64_t now);
 /** When that is to be called; UINT64_MAX: not before something happens. */

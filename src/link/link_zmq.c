@@ -228,6 +228,10 @@ static kvf_link_counts counts_of(const kvf_link *base) {
     return (kvf_link_counts){guests->count, guests->closed, guests->refused};
 }
 
+static bool has_ended(const kvf_link *base, kvf_route route) {
+    return (route & KVF_ROUTE_INCOMING) && !kvf_guests_has(&((const kvf_zmq_link *)base)->guests, route);
+}
+
 static bool is_pending(kvf_link *base) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
     uint64_t due = due_of(base);
@@ -266,5 +270,6 @@ const kvf_link_table kvf_link_zmq = {
     .fds = fds_of,
     .due = due_of,
     .counts = counts_of,
+    .has_ended = has_ended,
     .allow = allow_key,
 };

@@ -7,6 +7,7 @@ say. Each attack returns how much it has done, in its own unit.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ import zmq
 from protocol import (
     ACQUIRE,
     ANSWER,
+    CHECKSUM,
     EXPECTATION,
+    FOR_EVER,
     HIGHEST,
     JOIN,
     OK,
@@ -26,6 +29,7 @@ from protocol import (
     Speaker,
     envelope,
     incarnation_of,
+    numbers,
 )
 
 
@@ -184,6 +188,68 @@ class Attacker:
                 time.sleep(0.05)
                 yield 0
 
+    def connect_and_be_silent(self) -> Iterator[int]:
+        """Bare connections, as many as it may have, over which nothing is ever said; ended ones are made again."""
+        host, port = self.target.producer.removeprefix("tcp://").rsplit(":", 1)
+        sockets: list[socket.socket] = []
+        for n in range(1 << 40):
+            if len(sockets) < 1500:
+                sockets.append(socket.create_connection((host, int(port))))
+            else:
+                sockets.pop(n % len(sockets)).close()
+            if n % 50 == 49:
+                time.sleep(0.02)
+            yield 1
+
+    def half_tables(self) -> Iterator[int]:
+        """EXPECTs that say that others follow, and never do; beats that keep them."""
+        speaker = self.greeted()
+        for n in range(1 << 40):
+            speaker.send(speaker.expect(b"half %d" % n, 190_000, more=True))
+            if n % 10 == 9:
+                speaker.drain()
+                pairs = [number for g in range(max(0, n - 50), n) for number in (EXPECTATION | g + 1, FOR_EVER)]
+                speaker.send(speaker.beat(expectations=numbers(*pairs)))
+                time.sleep(0.02)
+            yield 1
+
+    def ask_for_checksums(self) -> Iterator[int]:
+        """Many CHECKSUMs of all that a request has, under leases of its own."""
+        speaker = self.greeted()
+        lease = 0
+        for n in range(1 << 40):
+            answer = speaker.ask(speaker.acquire(b"request %d" % (n % 100000), 0), 0.05) if n % 50 == 0 else None
+            lease = answer[2].get("generation", 0) if answer else lease
+            speaker.send(
+                speaker.call(
+                    CHECKSUM,
+                    generation=lease,
+                    group=0,
+                    part=0,
+                    layers=[0, 1],
+                    units=[0, 1],
+                    begin=0,
+                    end=64,
+                )
+            )
+            if n % 100 == 99:
+                speaker.drain()
+                time.sleep(0.005)
+            yield 1
+
+    def release_as_the_last_rank(self) -> Iterator[int]:
+        """RELEASEs of what others hold, by ranks with the highest numbers of many engines."""
+        for n in range(1 << 40):
+            speaker = self.speak(name=f"many-{n}")
+            if speaker.visit():
+                speaker.greet(rank=65535 - n % 8, rank_count=65536)
+            for i in range(200):
+                speaker.send(speaker.release(b"request %d" % (n % 500 * 200 + i), rank_count=65536))
+            speaker.drain()
+            speaker.close()
+            self.open.remove(speaker)
+            yield 200
+
     def large_messages(self) -> Iterator[int]:
         """Messages as large as they may be, and larger."""
         speakers = [self.greeted() for _ in range(4)]
@@ -243,6 +309,10 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
         "wait_for_ever",
         "take_sessions",
         "connect_often",
+        "connect_and_be_silent",
+        "half_tables",
+        "ask_for_checksums",
+        "release_as_the_last_rank",
         "large_messages",
         "heavy_shards",
         "garbage",

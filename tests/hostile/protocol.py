@@ -138,10 +138,12 @@ class Speaker:
     def acquire(self, request: bytes, seconds: float = 3600) -> bytes:
         return self.call(ACQUIRE, request=request, time_ns=int(seconds * 1e9), rank_count=1, first_id=0)
 
-    def release(self, request: bytes, generation: int = 0) -> bytes:
-        return self.call(RELEASE, request=request, generation=generation, earlier=0, rank_count=1, status=OK)
+    def release(self, request: bytes, generation: int = 0, rank_count: int = 1) -> bytes:
+        return self.call(
+            RELEASE, request=request, generation=generation, earlier=0, rank_count=rank_count, status=OK
+        )
 
-    def expect(self, request: bytes, ids: int) -> bytes:
+    def expect(self, request: bytes, ids: int, more: bool = False) -> bytes:
         table = {"first_block": 0, "begin": 0, "end": 16 * ids, "runs": runs((0, ids))}
         return self.call(
             EXPECT,
@@ -151,8 +153,9 @@ class Speaker:
             rank_count=1,
             groups=[table],
             first_id=0,
-            more=False,
+            more=more,
         )
 
     def beat(self, *leases: int, **other: Any) -> bytes:
-        return self.call(BEAT, leases=numbers(*leases), expectations=b"", clock_ns=time.monotonic_ns(), **other)
+        fields = {"leases": numbers(*leases), "expectations": b"", "clock_ns": time.monotonic_ns()}
+        return self.call(BEAT, **(fields | other))

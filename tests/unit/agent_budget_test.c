@@ -99,7 +99,7 @@ static void what_is_kept_for_all_peers_has_an_end_too(void **state) {
     enum { IDS = 100000 };
     uint32_t *ids = calloc(IDS, sizeof *ids);
     assert_non_null(ids);
-    open_scene(&s, OPTIONS(.max_bytes_for_peers = 600000, .max_bytes_per_key = 500000));
+    open_scene(&s, OPTIONS(.max_bytes_for_peers = 1000000, .max_bytes_per_key = 900000));
     kvf_call_body call = expect_run(1, &group, ids, IDS);
     static const uint64_t id = 1;
     call.request = (kvf_bytes){&id, sizeof id};
@@ -112,6 +112,45 @@ static void what_is_kept_for_all_peers_has_an_end_too(void **state) {
     assert_non_null(strstr(other.detail, "all peers"));
     free(ids);
     speaker_close(&other);
+    close_scene(&s);
+}
+
+/* Each of them takes all it gets. */
+static void greedy_peers_leave_as_much_as_each_of_them_has(void **state) {
+    (void)state;
+    enum { GREEDY = 4, ALL = 8 << 20, IDS = 10000 };
+    static uint32_t ids[IDS];
+    speaker greedy[GREEDY], modest;
+    kvf_group_steps group;
+    scene s;
+    open_scene(&s, OPTIONS(.max_bytes_for_peers = ALL));
+    for (uint32_t i = 0; i < IDS; i++)
+        ids[i] = i;
+    uint64_t id = 0, largest = 0;
+    for (uint32_t i = 0; i < GREEDY; i++) {
+        char name[3] = {'G', (char)('a' + i)};
+        uint64_t before = kept(&s);
+        speaker_open(&greedy[i], s.p, name, false, (uint8_t)(10 + i));
+        speaker_greet(&s.w, &greedy[i]);
+        do {
+            kvf_call_body call = expect_run(++id, &group, ids, IDS);
+            call.request = (kvf_bytes){&id, sizeof id};
+            assert_true(speaker_call(&s.w, &greedy[i], greedy[i].session, call));
+        } while (greedy[i].status == KVF_OK);
+        assert_int_equal(greedy[i].status, KVF_E_LIMIT);
+        largest = kept(&s) - before > largest ? kept(&s) - before : largest;
+        assert_true(largest <= ALL / 2);
+    }
+    assert_true(ALL - kept(&s) >= ALL >> (GREEDY + 1));
+    speaker_open(&modest, s.p, "M", false, 9);
+    speaker_greet(&s.w, &modest);
+    kvf_call_body call = expect_run(++id, &group, ids, IDS);
+    call.request = (kvf_bytes){&id, sizeof id};
+    assert_true(speaker_call(&s.w, &modest, modest.session, call));
+    assert_int_equal(modest.status, KVF_OK);
+    for (uint32_t i = 0; i < GREEDY; i++)
+        speaker_close(&greedy[i]);
+    speaker_close(&modest);
     close_scene(&s);
 }
 
@@ -312,6 +351,29 @@ static void one_address_has_its_share_of_connections(void **state) {
     close_scene(&s);
 }
 
+static void who_hung_up_and_is_silent_is_forgotten(void **state) {
+    (void)state;
+    scene s;
+    speaker gone;
+    open_scene(&s, OPTIONS(.idle_ns = 3600 * SECOND));
+    uint64_t before = kept(&s);
+    speaker_open(&gone, s.p, "Y", false, 2);
+    speaker_greet(&s.w, &gone);
+    assert_true(kept(&s) > before);
+    speaker_close(&gone);
+    for (uint32_t i = 0; i < LEASE / SECOND; i++) {
+        speaker_run_for(&s.w, &s.s, SECOND);
+        assert_int_equal(say(&s, beat()), KVF_OK);
+    }
+    assert_int_equal(world_stats(s.p).peers_now, 2); /* it may come back yet */
+    speaker_run_for(&s.w, &s.s, 3 * SECOND);
+    assert_int_equal(world_stats(s.p).peers_now, 1);
+    assert_int_equal(kept(&s), before);
+    speaker_run_for(&s.w, &s.s, LEASE + 3 * SECOND); /* X says nothing either, but is there */
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    close_scene(&s);
+}
+
 static void where_all_connections_have_sessions_the_newcomer_waits(void **state) {
     (void)state;
     enum { MOST = 2 };
@@ -353,6 +415,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
         cmocka_unit_test(what_is_kept_for_all_peers_has_an_end_too),
+        cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
         cmocka_unit_test(calls_that_wait_end_with_the_one_who_waits),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
@@ -361,6 +424,7 @@ int main(void) {
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
         cmocka_unit_test(silent_connections_make_room_for_those_who_speak),
         cmocka_unit_test(one_address_has_its_share_of_connections),
+        cmocka_unit_test(who_hung_up_and_is_silent_is_forgotten),
         cmocka_unit_test(where_all_connections_have_sessions_the_newcomer_waits),
         cmocka_unit_test(answers_that_nobody_asked_for_are_foreign),
     };

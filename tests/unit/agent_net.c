@@ -314,6 +314,10 @@ static kvf_link_counts net_counts(const kvf_link *base) {
     return (kvf_link_counts){guests->count, guests->closed, guests->refused};
 }
 
+static bool net_has_ended(const kvf_link *base, kvf_route route) {
+    return (route & INCOMING) && !kvf_guests_has(&((const net_link *)base)->guests, route);
+}
+
 static const kvf_clock net_clock = {clock_now, NULL};
 
 static const kvf_link_table net_table = {
@@ -328,6 +332,7 @@ static const kvf_link_table net_table = {
     .fds = net_fds,
     .due = net_due,
     .counts = net_counts,
+    .has_ended = net_has_ended,
 };
 
 const kvf_surroundings net_surroundings = {.clock = &net_clock, .link = &net_table};
