@@ -83,7 +83,15 @@ from kvferry.shard import (
     TokenShare,
 )
 from kvferry.transfer import Transfer
-from kvferry.transport import Direction, Operation, Peer, PeerInfo, Transport, transport_kinds
+from kvferry.transport import (
+    Direction,
+    Operation,
+    Peer,
+    PeerInfo,
+    Transport,
+    TransportInfo,
+    transport_kinds,
+)
 
 __version__ = version()
 
@@ -169,6 +177,7 @@ __all__ = [
     "TpRule",
     "Transfer",
     "Transport",
+    "TransportInfo",
     "UncoveredError",
     "UnsupportedError",
     "__version__",

@@ -61,6 +61,8 @@ typedef struct kvf_shm_tenants {
     uint64_t process_clients_max; /**< of all endpoints of this process */
     uint32_t clients, strangers;  /**< of all tenants */
     uint64_t buffer_bytes;
+    uint64_t cut_buffers; /**< so far: of which only a little was taken */
+    uint64_t refused;     /**< so far: clients, for a limit was reached, and those that gave way */
     kvf_shm_tenant *all;
     kvf_shm_tenant *first, *last; /**< that wait for a turn */
     kvf_shm_tenant door;
