@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-hostile check-property check-vectors check-long check-python check-vllm wheel fuzz \
+.PHONY: help setup build debug demo check check-hostile check-network check-property check-vectors check-long check-python check-vllm wheel fuzz \
 	bench bench-vllm lint format abi-record mutate install clean
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle" or "shm --seconds 5"'
+	@echo 'make check-network    engines on hosts of their own over links that are slow, cut and gone; as root; ARGS=--short'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
@@ -59,6 +60,11 @@ check-hostile:
 	@scripts/setup build check
 	@scripts/build release -DKVF_BUILD_TESTS=ON --target hostile
 	@scripts/check-hostile $(ARGS)
+
+check-network:
+	@scripts/setup build check
+	@scripts/build release -DKVF_BUILD_TESTS=ON --target network kvferry_command
+	@scripts/check-network $(ARGS)
 
 check-vectors:
 	@scripts/setup build check

@@ -36,6 +36,28 @@ foreach(name IN LISTS unit_names)
   endif()
 endforeach()
 
+# Libraries that UCX's place is offered to in vain, for transport_library_test.
+if(KVF_USES_UCX)
+  # kvf_add_fake(NAME FILES files... DEFINITIONS definitions...): builds tests/fakes/libNAME.so
+  function(kvf_add_fake name)
+    cmake_parse_arguments(arg "" "" "FILES;DEFINITIONS" ${ARGN})
+    list(TRANSFORM arg_FILES PREPEND ${PROJECT_SOURCE_DIR}/tests/fakes/)
+    add_library(${name} MODULE ${arg_FILES})
+    set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes)
+    target_include_directories(${name} PRIVATE include src)
+    target_include_directories(${name} SYSTEM PRIVATE ${UCX_FOLDER})
+    target_compile_definitions(${name} PRIVATE _GNU_SOURCE ${arg_DEFINITIONS})
+    add_dependencies(transport_library_test ${name})
+  endfunction()
+  set(fake_files fake_ucx.c fake_ucx_words.c)
+  kvf_add_fake(fake_ucx_whole FILES ${fake_files} DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99)
+  kvf_add_fake(fake_ucx_old FILES ${fake_files} DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=12)
+  kvf_add_fake(fake_ucx_next FILES ${fake_files} DEFINITIONS FAKE_MAJOR=2 FAKE_MINOR=0)
+  kvf_add_fake(fake_ucx_lacking FILES ${fake_files}
+               DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99 FAKE_LACKS="ucp_put_nbx")
+  kvf_add_fake(no_ucx FILES no_ucx.c)
+endif()
+
 # Processes that are killed and stopped while they serve each other; `make check-long` has more requests.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/faults faults NAMES faults_names)
@@ -50,6 +72,13 @@ if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/hostile hostile NAMES hostile_names ALSO tests/faults/content.c)
   list(TRANSFORM hostile_names PREPEND hostile_ OUTPUT_VARIABLE hostile_targets)
   add_custom_target(hostile DEPENDS ${hostile_targets})
+endif()
+
+# Hosts that are network namespaces, with links that are slow, cut and gone: scripts/check-network runs them.
+if(KVF_BUILDS_AGENT)
+  kvf_add_programs(tests/network network NAMES network_names ALSO tests/faults/content.c)
+  list(TRANSFORM network_names PREPEND network_ OUTPUT_VARIABLE network_targets)
+  add_custom_target(network DEPENDS ${network_targets})
 endif()
 
 kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
@@ -94,6 +123,12 @@ if(TARGET kvferry_command)
                  "KVFERRY=$<TARGET_FILE:kvferry_command>" "KVF_BIN_DIR=${PROJECT_BINARY_DIR}")
     set_tests_properties(integration.${name} PROPERTIES RUN_SERIAL ON)
   endforeach()
+endif()
+
+# The short form; it says what it lacks, such as root, and is skipped then. A sanitizer makes it another machine.
+if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
+  kvf_add_test(network network 180 ${PROJECT_SOURCE_DIR}/scripts/check-network ${KVF_PRESET} --short)
+  set_tests_properties(network PROPERTIES RUN_SERIAL ON)
 endif()
 
 # What others build against. A sanitized library is not something to install.

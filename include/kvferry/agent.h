@@ -125,6 +125,13 @@ typedef struct kvf_agent_options {
     uint64_t max_bytes_per_key;
     /** The longest time that a peer's request is kept, however often the peer beats [1 h, or a longer lease]. */
     uint64_t longest_ns;
+    /**
+     * Connections that others make to this agent [16384], but never more than three quarters of the descriptors that
+     * the process may have when the agent is opened (RLIMIT_NOFILE). Where there are more, those without a session go,
+     * first who has been silent for longest; and those without a session that say nothing for 15 s go in any case.
+     */
+    uint32_t max_connections;
+    uint32_t max_connections_per_address; /**< of them, from one address of the network [three quarters] */
 } kvf_agent_options;
 
 /**
@@ -623,8 +630,11 @@ typedef struct kvf_agent_stats {
     kvf_histogram post;        /**< posting runs */
     kvf_histogram queue;       /**< from the request to the first run posted */
     kvf_histogram total;       /**< from the request to its DONE: pulls and expects */
-    uint64_t messages_foreign; /**< in a session, and not from its peer: dropped */
-    uint64_t over_budget;      /**< what peers asked for and was refused, for they had as much as they may */
+    /** Dropped: in a session, and not from its peer; or answers to a greeting, from somebody who connected to us */
+    uint64_t messages_foreign;
+    uint64_t over_budget;     /**< what peers asked for and was refused, for they had as much as they may */
+    uint64_t connections_now; /**< made to this agent */
+    uint64_t connections_closed; /**< by this agent: no session, and silent, or no room */
 } kvf_agent_stats;
 
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);

@@ -13,7 +13,10 @@
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
  *             shared buffer that the peer fills as far as it has time
- *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them
+ *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. UCX is a library of the
+ *             machine's, from version 1.13 on, loaded when the first endpoint that may use it is opened; kvferry itself
+ *             does without. kvf_transport_find() says what was found
+ *   "messages"  messages of ZeroMQ over TCP: the owner of the memory gathers and scatters while it makes progress
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
@@ -47,6 +50,17 @@ typedef struct kvf_peer kvf_peer;
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
+ *   "ucx.library" the UCX to load: files of libucp, ':' between them, of which the first that can be used is; one
+ *                 without a slash is looked for as the system's loader does. Without it: "libucp.so.0". A process may
+ *                 use several, unless their files have the same names
+ *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For hosts
+ *                 with interfaces that others do not reach, such as bridges for containers
+ *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, or an interface's name be the address; by default
+ *                          all interfaces, and any free port. An agent's listens where the agent does
+ *   "messages.advertise"   the host names or addresses, with commas between, under which peers find it; by default
+ *                          those it listens on. An agent's are found where the agent is
+ *   "messages.secret_key"  Z85 CurveZMQ key: encrypts, and then only peers with keys are talked to. An agent's is the
+ *                          agent's own
  */
 typedef struct kvf_setting {
     const char *key;
@@ -118,6 +132,30 @@ typedef struct kvf_transport_kind {
  * @return KVF_OK, KVF_E_NOT_FOUND (there are fewer), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_transport_describe(uint32_t i, kvf_transport_kind *out);
+
+/** What an endpoint found of one kind of transport on this machine. Texts are cut to fit. */
+typedef struct kvf_transport_finding {
+    size_t struct_size; /**< sizeof(kvf_transport_finding), set by the caller */
+    char kind[32];
+    bool asked;         /**< the endpoint was to have it if it works here */
+    bool works;         /**< the endpoint has it */
+    char why_not[1024]; /**< the reason why it does not work; "" otherwise */
+    char library[512];  /**< the file that was loaded for it, "ucx"'s libucp; "": none */
+    char version[32];   /**< of that library */
+    char ways
+        [1024]; /**< what it found to move bytes by, in its own words: UCX's "tcp/eth0 cma/memory"; "": nothing
+                             to say */
+} kvf_transport_finding;
+
+/**
+ * Says what an endpoint found of a kind of this build: with "auto", which kinds work on this machine, and why others
+ * do not.
+ *
+ * @param i    its place, as in kvf_transport_describe()
+ * @param out  struct_size is set
+ * @return KVF_OK, KVF_E_NOT_FOUND (there are fewer kinds), KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_transport_finding *out);
 
 /**
  * The costs that predictions assume for a kind of transport on a current server. They are orders of magnitude,

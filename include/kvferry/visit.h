@@ -26,6 +26,9 @@ typedef struct kvf_visit_options {
     const char *public_key; /**< the visitor's own Z85 keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
     uint64_t timeout_ns; /**< gives up after so long; 0: 5 s */
+    /** Further greetings once the engine is known, one after the other, to measure how far it is: 0 to 1000. See
+     * kvf_visited_round_trips(). */
+    uint32_t greetings;
 } kvf_visit_options;
 
 /**
@@ -53,6 +56,18 @@ KVF_API const kvf_engine *kvf_visited_engine(const kvf_visited *visited);
 
 /** The text of facts that engines must share to meet this one, `name: value` lines; owned by `visited`. */
 KVF_API const char *kvf_visited_facts(const kvf_visited *visited);
+
+/** The version of the protocol that the engine's agents speak. */
+KVF_API uint32_t kvf_visited_protocol(const kvf_visited *visited);
+
+/**
+ * How long greetings took to be answered, in nanoseconds, in the order of asking. Only those whose answer is surely
+ * theirs: messages that were lost, and their repetitions, leave gaps.
+ *
+ * @param count  receives how many there are: at most the `greetings` that were asked for
+ * @return an array owned by `visited`
+ */
+KVF_API const uint64_t *kvf_visited_round_trips(const kvf_visited *visited, uint32_t *count);
 
 /** Where a rank listens; owned by `visited`; NULL when there is no such rank. */
 KVF_API const char *kvf_visited_endpoint(const kvf_visited *visited, uint32_t rank);

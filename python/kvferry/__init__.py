@@ -85,6 +85,7 @@ from kvferry.shard import (
 from kvferry.transfer import Transfer
 from kvferry.transport import (
     Direction,
+    Finding,
     Operation,
     Peer,
     PeerInfo,
@@ -126,6 +127,7 @@ __all__ = [
     "EventKind",
     "ExistsError",
     "FailurePolicy",
+    "Finding",
     "Group",
     "GroupKind",
     "GroupMatch",

@@ -52,6 +52,7 @@ from kvferry.peers import AgentPeer, read_peer
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
 from kvferry.transport import settings_of
+from kvferry.ucx import with_ucx
 
 __all__ = ["Agent", "Contact", "KeyPair"]
 
@@ -190,7 +191,7 @@ class Agent:
             knows our public key
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
-        max_peers, max_requests_per_peer: 0: the library's defaults
+        max_peers, max_requests_per_peer, max_connections, max_connections_per_address: 0: the library's defaults
         policy: what events of failed requests ask for
         verify: check what was read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
@@ -221,6 +222,8 @@ class Agent:
         idle: float | None = None,
         max_peers: int = 0,
         max_requests_per_peer: int = 0,
+        max_connections: int = 0,
+        max_connections_per_address: int = 0,
         policy: FailurePolicy = FailurePolicy.RECOMPUTE,
         verify: bool = False,
         own_thread: bool = True,
@@ -231,6 +234,7 @@ class Agent:
         resource: Resource | None = engine._get() if engine is not None else None
         lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
         arena = Arena()
+        settings = with_ucx(settings)
         grants = [KeyGrant(key) if isinstance(key, str) else key for key in allowed_keys]
         options = arena.new(
             "kvf_agent_options",
@@ -238,7 +242,7 @@ class Agent:
             advertise=arena.text(advertise),
             transport=arena.text(transport),
             settings=settings_of(arena, settings),
-            setting_count=len(settings or ()),
+            setting_count=len(settings),
             facts=arena.text(lines or None),
             public_key=arena.text(keys.public_key if keys else None),
             secret_key=arena.text(keys.secret_key if keys else None),
@@ -251,6 +255,8 @@ class Agent:
             idle_ns=nanoseconds(idle),
             max_peers=max_peers,
             max_requests_per_peer=max_requests_per_peer,
+            max_connections=max_connections,
+            max_connections_per_address=max_connections_per_address,
             policy=policy,
             verify=verify,
             own_thread=own_thread,

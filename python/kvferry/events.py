@@ -211,6 +211,8 @@ class AgentStats:
     total: Histogram
     messages_foreign: int
     over_budget: int
+    connections_now: int
+    connections_closed: int
 
 
 def read_stats(stats: Any) -> AgentStats:

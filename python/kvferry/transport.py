@@ -39,6 +39,7 @@ from kvferry.buffers import (
 from kvferry.errors import ClosedError, InvalidError, Status
 from kvferry.request import RUN_DTYPE, Request
 from kvferry.transfer import Move, Transfer
+from kvferry.ucx import with_ucx
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
@@ -68,6 +69,19 @@ class TransportInfo:
     refused: int
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What a transport found of one kind on this machine; see kvf_transport_finding in kvferry/transport.h."""
+
+    kind: str
+    asked: bool
+    works: bool
+    why_not: str
+    library: str
+    version: str
+    ways: list[str]
+
+
 class Direction(enum.IntEnum):
     """Which way bytes go."""
 
@@ -83,10 +97,10 @@ def transport_kinds() -> list[str]:
     return names
 
 
-def settings_of(arena: Arena, settings: Mapping[str, str] | None) -> Any:
+def settings_of(arena: Arena, settings: Mapping[str, str]) -> Any:
     """The settings as a kvf_setting[]."""
-    made = arena.keep(ffi.new("kvf_setting[]", len(settings or ()) or 1))
-    for i, (key, value) in enumerate((settings or {}).items()):
+    made = arena.keep(ffi.new("kvf_setting[]", len(settings) or 1))
+    for i, (key, value) in enumerate(settings.items()):
         made[i].key, made[i].value = arena.text(key), arena.text(value)
     return made
 
@@ -181,7 +195,8 @@ class Transport:
         name: for messages and for peers' logs; None: made from the process id
         max_in_flight: operations posted at once, for each peer; 0: a default
         settings: of kinds of transport, such as {"ucx.tls": "tcp", "shm.direct": "off"}: see
-            kvferry/transport.h
+            kvferry/transport.h. Without "ucx.library", the UCX of Python packages is tried after the system's: see
+            kvferry.ucx
         on_notify: called with the transport, the name the sender gave itself, and the bytes when a peer sent a
             notification
         on_peer_lost: called with the transport, the peer and the reason when a peer is gone
@@ -205,12 +220,13 @@ class Transport:
         endpoint = Endpoint(on_notify, on_peer_lost)
         endpoint.transport = weakref.ref(self)
         arena = Arena()
+        settings = with_ucx(settings)
         options = arena.new(
             "kvf_transport_options",
             name=arena.text(name),
             max_in_flight=max_in_flight,
             settings=settings_of(arena, settings),
-            setting_count=len(settings or ()),
+            setting_count=len(settings),
             on_notify=lib.python_on_notify,
             on_peer_lost=lib.python_on_peer_lost,
             context=endpoint.context,
@@ -245,6 +261,26 @@ class Transport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found of each kind of transport in this build, best first: whether it works here, and with what."""
+        with self._using() as pointer:
+            found, out = Arena().new("kvf_transport_finding"), []
+            for i in range(len(transport_kinds())):
+                call(lib.kvf_transport_find, pointer, i, found)
+                out.append(
+                    Finding(
+                        string(found.kind),
+                        found.asked,
+                        found.works,
+                        string(found.why_not),
+                        string(found.library),
+                        string(found.version),
+                        string(found.ways).split(),
+                    )
+                )
+            return out
 
     def allocate(
         self,

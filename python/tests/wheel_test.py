@@ -14,10 +14,13 @@ import sys
 from coordinates import DECODE_TABLE, PREFILL_TABLE, TOKENS, decode_engine, fill, prefill_engine, small_model
 from coordinates import wrong_cells
 from kvferry import Agent, EventKind, GroupSteps, transport_kinds
+from kvferry.ucx import ucx_libraries
 
+package = sys.argv[1] == "package"
+how = {"transport": "ucx", "settings": {"ucx.library": ucx_libraries()[0], "ucx.tls": "tcp,self"}} if package else {}
 model = small_model()
 prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
-with Agent(prefill) as producer, Agent(decode, verify=True) as consumer:
+with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as consumer:
     theirs, ours = producer.allocate_regions(), consumer.allocate_regions()
     fill(prefill.shard(0), theirs, PREFILL_TABLE)
     producer.register(theirs)
@@ -27,10 +30,12 @@ with Agent(prefill) as producer, Agent(decode, verify=True) as consumer:
     event = consumer.wait_event(30)
     assert event and event.kind is EventKind.DONE, event
     assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
-assert "ucx" not in transport_kinds()
-for line in open("/proc/self/maps"):
-    for name in ("libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry"):
-        assert name not in line or sys.prefix in line, line
+assert "ucx" in transport_kinds()
+needed = ("libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry") + (("libucp", "libucs") if package else ())
+maps = open("/proc/self/maps").read().splitlines()
+for name in needed:
+    assert all(sys.prefix in line for line in maps if name in line), maps
+assert not package or any("/libucx/lib/libucp" in line for line in maps), maps
 print("works")
 """
 
@@ -46,10 +51,17 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
     environment["PATH"] = str(python.parent)
     for tool in ("cc", "gcc", "clang", "cmake", "make", "ninja"):
         assert not (python.parent / tool).exists()
+    def run(*arguments: str) -> str:
+        ran = subprocess.run(
+            [str(python), *arguments], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=600
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
     quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-    subprocess.run([str(python), *quiet, str(wheel)], env=environment, check=True, cwd=tmp_path)
+    run(*quiet, str(wheel))
     environment["PYTHONPATH"] = str(Path(__file__).parent)
-    ran = subprocess.run(
-        [str(python), "-c", SMOKE], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
-    assert ran.stdout == "works\n", ran.stderr
+    environment["UCX_NET_DEVICES"] = "lo"
+    assert run("-c", SMOKE, "machine") == "works\n"
+    run(*quiet, f"{wheel}[ucx]")
+    assert run("-c", SMOKE, "package") == "works\n"

@@ -2,8 +2,10 @@
  * Agents: opening and closing.
  */
 #include <sodium.h>
+#include <stdio.h>
 #include <unistd.h>
 
+#include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/ledger.h"
@@ -64,6 +66,7 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     o->max_peers = o->max_peers ? o->max_peers : 65536;
     o->max_requests_per_peer = o->max_requests_per_peer ? o->max_requests_per_peer : 16384;
     o->max_peers_per_key = o->max_peers_per_key ? o->max_peers_per_key : 8192;
+    o->max_connections = o->max_connections ? o->max_connections : 16384;
     take_default(&o->max_bytes_for_peers, 256ull << 20);
     take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
     take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, o->lease_ns));
@@ -107,6 +110,10 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                                 .allowed_keys = keys,
                                 .allowed_key_count = key_count,
                                 .insecure = o->insecure,
+                                .max_connections = o->max_connections,
+                                .max_connections_per_address = o->max_connections_per_address,
+                                .is_known = kvf_session_has_route,
+                                .on_crowded = kvf_budget_crowded,
                                 .on_message = kvf_on_message,
                                 .on_broken = kvf_on_broken,
                                 .context = agent};
@@ -123,6 +130,98 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
     return status ? kvf_fail_in(status,
                                 "%s: ", o->advertise ? "advertise" : "advertise is needed with this listen")
                   : KVF_OK;
+}
+
+/* Which libraries were loaded to move bytes with, and which kinds of transport do not work here. */
+static void log_findings(kvf_agent *agent) {
+    kvf_transport_finding found = {.struct_size = sizeof found};
+    if (!kvf_agent_logs(agent, KVF_LOG_INFO))
+        return;
+    for (uint32_t i = 0; kvf_transport_find(agent->transport, i, &found) == KVF_OK; i++) {
+        kvf_text line = {0};
+        if (found.works && found.library[0])
+            kvf_text_add(&line, "transport %s: %s, version %s%s%s", found.kind, found.library, found.version,
+                         found.ways[0] ? ", finds " : "", found.ways);
+        else if (found.asked && !found.works)
+            kvf_text_add(&line, "transport %s does not work here: %s", found.kind, found.why_not);
+        if (line.data && !line.failed)
+            kvf_agent_log(agent, KVF_LOG_INFO, line.data);
+        kvf_text_free(&line);
+    }
+}
+
+#define OWN_SETTINGS 3u
+
+/* What the transport's messages take over from the session's. */
+typedef struct carriage {
+    char listen[KVF_ENDPOINT_BYTES], advertise[KVF_ENDPOINT_BYTES];
+    kvf_setting settings[OWN_SETTINGS];
+    uint32_t count;
+} carriage;
+
+/* The host of an endpoint, with the brackets of an address that has them; "": it has none. */
+static void host_of(const char *endpoint, char out[KVF_ENDPOINT_BYTES]) {
+    static const char scheme[] = "tcp://";
+    const char *colon = strrchr(endpoint, ':'), *host = endpoint + sizeof scheme - 1;
+    out[0] = '\0';
+    if (strncmp(endpoint, scheme, sizeof scheme - 1) == 0 && colon > host)
+        (void)snprintf(out, KVF_ENDPOINT_BYTES, "%.*s", (int)(colon - host), host);
+}
+
+static void add_setting(carriage *to, const char *key, const char *value) {
+    to->settings[to->count++] = (kvf_setting){key, value};
+}
+
+/*
+ * Messages of the transport go the way of the session's own: by the same interface, under the address that peers are
+ * told, with the same keys. An agent that listens nowhere, or on a path, has no interface: with keys, or where it was
+ * told to be insecure, all of them are good, otherwise the loopback.
+ */
+static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out) {
+    const kvf_agent_options *o = &agent->options;
+    char host[KVF_ENDPOINT_BYTES];
+    *out = (carriage){0};
+    host_of(simulated ? "" : kvf_link_endpoint(agent->link), host);
+    bool everywhere = host[0] ? strcmp(host, "0.0.0.0") == 0 || strcmp(host, "[::]") == 0
+                              : !simulated && (o->secret_key || o->insecure);
+    const char *chosen = everywhere ? "*" : host[0] ? host : "127.0.0.1";
+    (void)snprintf(out->listen, sizeof out->listen, "tcp://%.*s:*", (int)(sizeof out->listen - 9), chosen);
+    add_setting(out, "messages.listen", out->listen);
+    host_of(o->advertise ? o->advertise : "", host);
+    size_t length = strlen(host);
+    if (length > 2 && host[0] == '[') { /* there it stands without brackets */
+        host[length - 1] = '\0';
+        memmove(host, host + 1, length - 1);
+    }
+    memcpy(out->advertise, host, sizeof host);
+    if (host[0] && !strchr(host, '%')) /* an interface's name means nothing elsewhere */
+        add_setting(out, "messages.advertise", out->advertise);
+    if (o->secret_key)
+        add_setting(out, "messages.secret_key", o->secret_key);
+}
+
+/* Settings of the caller come last, and so count. */
+static kvf_status open_transport(kvf_agent *agent, const kvf_surroundings *around) {
+    const kvf_agent_options *o = &agent->options;
+    carriage own;
+    if (o->setting_count > 0 && !o->settings)
+        return kvf_fail(KVF_E_INVALID, "settings is NULL, but setting_count is %u", o->setting_count);
+    take_carriage(agent, around->link != NULL, &own);
+    kvf_setting *settings = kvf_alloc((size_t)o->setting_count + own.count, sizeof *settings);
+    if (!settings)
+        return kvf_nomem("an agent");
+    memcpy(settings, own.settings, own.count * sizeof *settings);
+    if (o->setting_count > 0)
+        memcpy(settings + own.count, o->settings, o->setting_count * sizeof *settings);
+    kvf_transport_options options = {.struct_size = sizeof options,
+                                     .name = agent->name,
+                                     .settings = settings,
+                                     .setting_count = own.count + o->setting_count,
+                                     .on_peer_lost = on_peer_lost,
+                                     .context = agent};
+    kvf_status status = kvf_transport_open_over(around->fabric, o->transport, &options, &agent->transport);
+    kvf_free(settings);
+    return status;
 }
 
 static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, const kvf_engine *engine,
@@ -148,13 +247,10 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, 
     status = kvf_ledger_create(agent->shard, &agent->ledger);
     if (status)
         return status;
-    kvf_transport_options options = {.struct_size = sizeof options,
-                                     .name = agent->name,
-                                     .settings = o->settings,
-                                     .setting_count = o->setting_count,
-                                     .on_peer_lost = on_peer_lost,
-                                     .context = agent};
-    return kvf_transport_open_over(around->fabric, o->transport, &options, &agent->transport);
+    status = open_transport(agent, around);
+    if (!status)
+        log_findings(agent);
+    return status;
 }
 
 kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,

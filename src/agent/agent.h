@@ -65,6 +65,7 @@ typedef struct kvf_reader kvf_reader;
 typedef struct kvf_early kvf_early;
 typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_hashing kvf_hashing;
+typedef struct kvf_hashing_queue kvf_hashing_queue;
 typedef struct kvf_after kvf_after;
 typedef struct kvf_departed kvf_departed;
 typedef struct kvf_event_node kvf_event_node;
@@ -103,6 +104,14 @@ typedef struct kvf_hooks {
 } kvf_hooks;
 
 extern const kvf_hooks kvf_agent_hooks;
+
+/** Checksums that one owner wants, see hashing.h; zeroed at first, and in place while it wants any. */
+struct kvf_hashing_queue {
+    kvf_hashing *first;
+    uint32_t count;
+    kvf_hashing_queue *prev,
+        *next; /* agent->hashing: those of peers that want some, in order of their turns */
+};
 
 /* ---- the agent ------------------------------------------------------------------------------- */
 
@@ -187,7 +196,9 @@ struct kvf_agent {
     kvf_wake told_wake;            /* readable while there are any, and for good once we stop */
     uint64_t due;                  /* nothing is to be done by the clock before */
     bool again;                    /* more can be done at once */
-    kvf_hashing *hashing;          /* checksums being taken */
+    kvf_hashing_queue *hashing;    /* checksums being taken for peers, */
+    kvf_hashing_queue own_hashing; /* and for ourselves */
+    bool hashed_for_peer;          /* the last slice was */
     kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;

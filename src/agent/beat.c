@@ -10,6 +10,8 @@
 #include "agent/pull.h"
 #include "agent/push.h"
 
+#define SILENCE KVF_SECOND
+
 static bool is_alive(const kvf_ticket *ticket) {
     return ticket->state != KVF_TICKET_OVER && ticket->state != KVF_TICKET_DOUBT;
 }
@@ -108,9 +110,24 @@ static void beat(kvf_session *session, uint64_t now) {
     kvf_free(expectations);
 }
 
+/*
+ * A call that waits, for a hold that is still to come, is no reason to think that the connection hangs, and none to
+ * trust it: a beat, which is answered at once, tells. Sooner than the link would make another connection.
+ */
+static void beat_for_life(kvf_session *session, uint64_t now) {
+    if (!session->asked_ns || session->beat_for_life)
+        return;
+    session->beat_for_life = now >= session->asked_ns + SILENCE;
+    if (session->beat_for_life)
+        session->next_beat = now;
+    else
+        kvf_agent_due(session->agent, session->asked_ns + SILENCE);
+}
+
 void kvf_beat_tick(kvf_session *session, uint64_t now) {
     if (session->incoming || session->state != KVF_SESSION_OPEN || !session->sources)
         return;
+    beat_for_life(session, now);
     if (now >= session->next_beat) {
         session->next_beat = now + session->heartbeat_ns;
         beat(session, now);

@@ -9,6 +9,8 @@
 /* One that was used so lately does not go. */
 #define IN_USE_NS KVF_SECOND
 
+#define TOGETHER "over budget: peers together keep as much memory here as they may"
+
 typedef struct kvf_party {
     uint8_t key[KVF_KEY_BYTES]; /* of those who hold it; without keys, the route of its connection */
     uint32_t sessions;
@@ -83,7 +85,7 @@ kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {
         agent->stats.over_budget++;
         kvf_claim_tell(agent, session->engine, session->rank,
                        alone ? "over budget: its key or connection keeps as much memory here as it may"
-                             : "over budget: peers together keep as much memory here as they may");
+                             : TOGETHER);
         return kvf_fail(
             KVF_E_LIMIT, "%s keep %llu bytes here; allowed are %llu",
             alone ? "this peer and those of its key" : "all peers",
@@ -96,6 +98,17 @@ kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {
     return KVF_OK;
 }
 
+kvf_status kvf_budget_look(const kvf_session *session) {
+    kvf_agent *agent = session->agent;
+    if (agent->kept_bytes < agent->options.max_bytes_for_peers)
+        return KVF_OK;
+    agent->stats.over_budget++;
+    kvf_claim_tell(agent, session->engine, session->rank, TOGETHER);
+    return kvf_fail(KVF_E_LIMIT, "all peers keep %llu bytes here; allowed are %llu",
+                    (unsigned long long)agent->kept_bytes,
+                    (unsigned long long)agent->options.max_bytes_for_peers);
+}
+
 void kvf_budget_give(kvf_session *session, uint64_t bytes) {
     if (!session->party)
         return;
@@ -103,6 +116,10 @@ void kvf_budget_give(kvf_session *session, uint64_t bytes) {
     session->kept_bytes -= bytes;
     session->party->bytes -= bytes;
     session->agent->kept_bytes -= bytes;
+}
+
+void kvf_budget_crowded(void *context, const char *detail) {
+    kvf_claim_tell(context, "", KVF_NO_RANK, detail);
 }
 
 uint64_t kvf_budget_latest(const kvf_agent *agent, uint64_t now) {

@@ -19,6 +19,9 @@ void kvf_party_leave(kvf_session *session);
  * @return KVF_OK; KVF_E_AGAIN where its party, or all together, have as much as they may: the detail says whose budget
  */
 kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes);
+/** Whether all together have less than they may: what is kept of a peer beyond its session, as who is done with a
+ * request, counts for all. KVF_E_LIMIT. */
+kvf_status kvf_budget_look(const kvf_session *session);
 void kvf_budget_give(kvf_session *session, uint64_t bytes);
 
 /** When what a peer asked for ends at the latest, if it asks for it now. */
@@ -26,6 +29,9 @@ uint64_t kvf_budget_latest(const kvf_agent *agent, uint64_t now);
 
 /** When a peer that says nothing more counts as gone: what it waits for is given up then. */
 uint64_t kvf_budget_silent_at(const kvf_session *session);
+
+/** Takes note that a connection was closed, for there were too many; `context` is the agent. */
+void kvf_budget_crowded(void *context, const char *detail);
 
 /** Makes room where there are as many sessions as may be: one that has nothing under way goes. */
 void kvf_budget_make_room(kvf_agent *agent);

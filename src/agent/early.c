@@ -191,7 +191,7 @@ void kvf_flow_wait_no_more(kvf_flow *flow) {
 kvf_flow *kvf_flow_waiting_for(const kvf_agent *agent, const kvf_ticket *push) {
     const kvf_waiting *waiting = find_waiting(agent, push->id, push->id_bytes);
     kvf_flow *flow = waiting ? waiting->flows : NULL;
-    while (flow && flow->over)
+    while (flow && (flow->over || flow->more))
         flow = flow->same_next;
     return flow;
 }

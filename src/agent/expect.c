@@ -12,47 +12,77 @@
 #include "agent/push.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "model/model.h"
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
 /* Until it is asked again whether the kernel has cleared a process away. */
 #define ENDING_PAUSE (5 * KVF_MILLISECOND)
 
+static kvf_status say_tables(kvf_source *source, uint64_t until);
+
 static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
     source->call = NULL;
-    if (!status || status == KVF_E_PEER_LOST)
+    if (status == KVF_E_PEER_LOST)
         return; /* a lost session tells all who use it */
-    if (!answer)
-        return;             /* that was the deadline of the expectation, which has more to say */
-    source->settled = true; /* refused: it will not write */
-    kvf_ticket_fail(&source->ticket->base, status, kvf_error_detail(), source->session);
+    if (status && !answer)
+        return; /* that was the deadline of the expectation, which has more to say */
+    if (!status && !source->more)
+        return;
+    if (!status)
+        status = say_tables(source, source->until);
+    else
+        source->settled = true; /* refused: it will not write */
+    if (status)
+        kvf_ticket_fail(&source->ticket->base, status, kvf_error_detail(), source->session);
 }
 
 static void expect_check(kvf_asker *expect);
+
+static kvf_call_body body_of(const kvf_source *source, uint64_t until) {
+    const kvf_asker *expect = source->ticket;
+    return (kvf_call_body){.request = {expect->base.id, expect->base.id_bytes},
+                           .generation = kvf_expect_generation(expect),
+                           .time_ns = kvf_session_their_time(source->session, until),
+                           .rank_count = source->target->expected_ranks};
+}
+
+/* Where to write: as much of it as fits into a message. */
+static kvf_status say_tables(kvf_source *source, uint64_t until) {
+    kvf_asker *expect = source->ticket;
+    kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
+    kvf_call_body body = body_of(source, until);
+    const kvf_group_steps *groups = NULL;
+    kvf_group_steps *own = NULL;
+    kvf_status status = kvf_terms_say(expect->remote, expect->base.groups, &own, &groups);
+    if (status)
+        return status;
+    body.groups = part;
+    body.group_count = kvf_terms_group_count(expect->remote);
+    body.first_id = source->told_ids;
+    body.more = source->more = kvf_wire_part(groups, body.group_count, body.first_id, part);
+    for (uint32_t g = 0; g < body.group_count; g++)
+        source->told_ids += part[g].table.count;
+    status = kvf_call_start(source->session, KVF_CALL_EXPECT, &body, expect->base.deadline, false,
+                            on_expected, source, &source->call);
+    kvf_free(own);
+    return status;
+}
 
 static kvf_status ask(kvf_source *source) {
     kvf_asker *expect = source->ticket;
     kvf_session *session = source->session;
     bool writes = source->target->source != UINT32_MAX && !expect->base.empty;
-    kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
-                          .generation = kvf_expect_generation(expect),
-                          .rank_count = source->target->expected_ranks};
     uint64_t until = kvf_agent_now(expect->base.agent) + expect->base.agent->options.lease_ns;
-    body.time_ns = kvf_session_their_time(session, until);
     if (!writes) {
+        kvf_call_body body = body_of(source, until);
         source->settled = source->written = true;
         return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
     }
-    kvf_group_steps *own = NULL;
     kvf_status status = kvf_session_join(session);
     if (!status)
-        status = kvf_terms_say(expect->remote, expect->base.groups, &own, &body.groups);
-    body.group_count = kvf_terms_group_count(expect->remote);
-    if (!status)
-        status = kvf_call_start(session, KVF_CALL_EXPECT, &body, expect->base.deadline, false, on_expected,
-                                source, &source->call);
-    kvf_free(own);
+        status = say_tables(source, until);
     if (!status) {
         source->until = until;
         session->next_beat =

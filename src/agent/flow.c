@@ -13,6 +13,7 @@
 #include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/push.h"
+#include "model/model.h"
 #include "shard/shard.h"
 #include "transport/transfer.h"
 
@@ -130,13 +131,26 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     return KVF_OK;
 }
 
+/*
+ * A client that has told us its card, and tells the same in a new call, had lost us: it expects nothing of what it did
+ * before. What still moves to it hangs in a connection of which nobody knows how long that will hang.
+ */
+static void begin_anew(kvf_session *session) {
+    if (session->peer && !session->joins_again) {
+        kvf_peer_close(session->peer);
+        session->peer = NULL;
+    }
+    session->joins_again = false;
+}
+
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    (void)fresh;
     kvf_status status = KVF_OK;
     bool same = session->shard && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
-    if (same) { /* it asks anew, for it did not get the answer */
+    if (same) { /* where it is not fresh, for it did not get the answer */
+        if (fresh)
+            begin_anew(session);
         kvf_answer_status(session, call, KVF_OK, "");
         return;
     }
@@ -193,12 +207,56 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
     return flow;
 }
 
-/* What is kept for an expectation, with its places in tables. */
-static uint64_t flow_bytes(const kvf_call_body *call) {
-    uint64_t bytes = sizeof(kvf_flow) + call->request.size + 256;
+static uint64_t table_bytes(const kvf_call_body *call) {
+    uint64_t bytes = 0;
     for (uint32_t g = 0; g < call->group_count; g++)
         bytes += sizeof *call->groups + (uint64_t)call->groups[g].table.count * sizeof(uint32_t);
     return bytes;
+}
+
+/* What is kept for an expectation, with its places in tables. */
+static uint64_t flow_bytes(const kvf_call_body *call) {
+    return sizeof(kvf_flow) + call->request.size + 256 + table_bytes(call);
+}
+
+/* Part after part; with the last, all tables are there. */
+static kvf_status add_part(kvf_flow *flow, const kvf_call_body *call) {
+    kvf_agent *agent = flow->session->agent;
+    kvf_status status =
+        kvf_parts_add(&flow->parts, call->groups, call->group_count, call->first_id, call->more);
+    if (status)
+        return status;
+    flow->more = call->more;
+    flow->more_until = kvf_agent_now(agent) + agent->options.lease_ns;
+    kvf_agent_due(agent, flow->more_until);
+    if (!flow->more) {
+        flow->groups = kvf_parts_join(&flow->parts);
+        flow->more = !flow->groups;
+    }
+    return flow->more == call->more ? KVF_OK : kvf_nomem("an expectation");
+}
+
+kvf_status kvf_flow_add(kvf_flow *flow, const kvf_call_body *call) {
+    uint64_t bytes = table_bytes(call);
+    if (call->first_id < flow->parts.ids)
+        return KVF_OK; /* known */
+    kvf_status status = kvf_budget_take(flow->session, bytes);
+    if (status)
+        return status;
+    status = add_part(flow, call);
+    if (status)
+        kvf_budget_give(flow->session, bytes);
+    else
+        flow->kept_bytes += bytes;
+    return status;
+}
+
+static void free_memory(kvf_flow *flow) {
+    kvf_parts_free(&flow->parts);
+    kvf_free(flow->groups);
+    kvf_free(flow->detail);
+    kvf_free(flow->id);
+    kvf_free(flow);
 }
 
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out) {
@@ -211,11 +269,9 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
         return status;
     kvf_flow *flow = kvf_alloc0(1, sizeof *flow);
     void *id = kvf_copy(call->request.data, call->request.size, 1);
-    kvf_group_steps *groups = call->group_count ? kvf_steps_copy(call->groups, call->group_count) : NULL;
-    if (!flow || !id || (call->group_count && !groups)) {
+    if (!flow || !id) {
         kvf_free(flow);
         kvf_free(id);
-        kvf_free(groups);
         kvf_budget_give(session, bytes);
         return kvf_nomem("an expectation");
     }
@@ -226,17 +282,18 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
                        .expected_ranks = call->rank_count,
                        .until = kvf_min_u64(call->time_ns, latest),
                        .latest = latest,
-                       .kept_bytes = bytes,
-                       .groups = groups};
-    HASH_ADD(hh, session->flow_table, generation, sizeof flow->generation, flow);
-    if (!flow->hh.tbl || kvf_flow_wait(flow)) {
+                       .kept_bytes = bytes};
+    status = call->group_count ? add_part(flow, call) : KVF_OK;
+    if (!status) {
+        HASH_ADD(hh, session->flow_table, generation, sizeof flow->generation, flow);
+        status = flow->hh.tbl ? kvf_flow_wait(flow) : kvf_nomem("an expectation");
+    }
+    if (status) {
         if (flow->hh.tbl)
             HASH_DEL(session->flow_table, flow);
-        kvf_free(groups);
-        kvf_free(id);
-        kvf_free(flow);
+        free_memory(flow);
         kvf_budget_give(session, bytes);
-        return kvf_nomem("an expectation");
+        return status;
     }
     DL_APPEND2(session->flows, flow, session_prev, session_next);
     session->flow_count++;
@@ -261,10 +318,7 @@ void kvf_flow_free(kvf_flow *flow) {
     session->last_used = kvf_agent_now(session->agent);
     if (flow->transfer)
         end_part(flow);
-    kvf_free(flow->groups);
-    kvf_free(flow->detail);
-    kvf_free(flow->id);
-    kvf_free(flow);
+    free_memory(flow);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -306,7 +360,7 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
     const kvf_push *push = flow->push;
     const kvf_group_desc *group = kvf_model_group(kvf_engine_model(push->base.agent->engine), g);
     const kvf_group_steps *wanted = &flow->groups[g], *held = &push->base.groups[g];
-    uint64_t begin = kvf_max_u64(wanted->begin, kvf_group_first_needed(group, wanted->end));
+    uint64_t begin = kvf_first_moved(group, wanted->begin, wanted->end);
     uint64_t end = wanted->end;
     *out = (kvf_group_request){.local = wanted->table, .remote = held->table};
     if (begin >= end)
@@ -466,9 +520,10 @@ void kvf_flow_poll_transfer(kvf_flow *flow) {
         kvf_flow_pump(flow);
 }
 
-/* Until when its consumer wants it, or the consumer is heard of. */
+/* Until when its consumer wants it, or the consumer is heard of; or, while parts are to come, one does. */
 static uint64_t end_of(const kvf_flow *flow) {
-    return kvf_min_u64(flow->until, kvf_budget_silent_at(flow->session));
+    uint64_t end = kvf_min_u64(flow->until, kvf_budget_silent_at(flow->session));
+    return flow->more ? kvf_min_u64(end, flow->more_until) : end;
 }
 
 void kvf_flow_tick(kvf_flow *flow, uint64_t now) {

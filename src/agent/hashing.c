@@ -59,10 +59,22 @@ kvf_status kvf_hashing_slice(kvf_hashing *h) {
     return status;
 }
 
-/* ---- one after the other --------------------------------------------------------------------- */
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+/* Of those that are not to be read any more, so many end in a round. */
+#define ENDED_AT_ONCE 64u
+
+static kvf_hashing_queue *queue_of(const kvf_hashing *h) {
+    return h->queue ? h->queue : &h->agent->own_hashing;
+}
+
+static bool is_of_peer(const kvf_hashing *h) {
+    return h->queue != NULL;
+}
 
 kvf_status kvf_hashing_start(kvf_hashing *h) {
     kvf_agent *agent = h->agent;
+    kvf_hashing_queue *queue = queue_of(h);
     uint64_t none;
     /* Of no step: whether the rest can be. */
     kvf_status status = kvf_checksum_steps(agent->shard, agent->regions, h->group, h->part, h->layers,
@@ -73,28 +85,50 @@ kvf_status kvf_hashing_start(kvf_hashing *h) {
     h->step = h->begin;
     h->layer = h->layers.begin;
     h->unit = h->units.begin;
-    DL_APPEND(agent->hashing, h);
+    if (!queue->first && is_of_peer(h))
+        DL_APPEND(agent->hashing, queue);
+    DL_APPEND(queue->first, h);
+    queue->count++;
     agent->again = true;
     return KVF_OK;
 }
 
+static void unlist(kvf_hashing *h) {
+    kvf_hashing_queue *queue = queue_of(h);
+    DL_DELETE(queue->first, h);
+    queue->count--;
+    if (!queue->first && is_of_peer(h))
+        DL_DELETE(h->agent->hashing, queue);
+}
+
 void kvf_hashing_stop(kvf_hashing *h) {
     KVF_ASSERT(kvf_work_is_ours(h->agent));
-    DL_DELETE(h->agent->hashing, h);
+    unlist(h);
     kvf_free(h->sums);
     h->sums = NULL;
 }
 
 static void end(kvf_hashing *h, kvf_status status) {
     uint64_t *sums = h->sums;
-    DL_DELETE(h->agent->hashing, h);
+    unlist(h);
     h->done(h, status); /* may free it */
     kvf_free(sums);
 }
 
+bool kvf_hashing_waits(const kvf_agent *agent) {
+    return agent->hashing || agent->own_hashing.first;
+}
+
+/* Ours, and after it one of a peer. */
+static kvf_hashing *first_of(const kvf_agent *agent) {
+    if (agent->own_hashing.first && (agent->hashed_for_peer || !agent->hashing))
+        return agent->own_hashing.first;
+    return agent->hashing ? agent->hashing->first : NULL;
+}
+
 kvf_hashing *kvf_hashing_next(kvf_agent *agent) {
     kvf_hashing *h;
-    while ((h = agent->hashing)) {
+    for (uint32_t i = 0; i < ENDED_AT_ONCE && (h = first_of(agent)); i++) {
         kvf_status status = KVF_OK;
         h->blocks = h->table(h);
         if (!h->blocks)
@@ -109,6 +143,12 @@ kvf_hashing *kvf_hashing_next(kvf_agent *agent) {
 }
 
 void kvf_hashing_sliced(kvf_hashing *h, kvf_status status) {
+    kvf_agent *agent = h->agent;
+    agent->hashed_for_peer = is_of_peer(h);
+    if (is_of_peer(h)) { /* the next turn is another's */
+        DL_DELETE(agent->hashing, h->queue);
+        DL_APPEND(agent->hashing, h->queue);
+    }
     if (status || h->step == h->end)
         end(h, status);
 }

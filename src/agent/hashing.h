@@ -1,6 +1,7 @@
 /*
  * Checksums of our own cells, taken a slice at a time and without the agent's lock: of what we received, and for
- * peers that ask. One after the other, in the order in which they were started.
+ * peers that ask. Whoever wants some has a queue, in the order in which they were started. Every second slice is for
+ * our own, and the queues of peers take turns with the others: who asks for much waits for it longer.
  */
 #ifndef KVF_AGENT_HASHING_H
 #define KVF_AGENT_HASHING_H
@@ -10,6 +11,7 @@
 /** What is hashed. Its owner's struct begins with one, and sets all but what is marked as kept here. */
 struct kvf_hashing {
     kvf_agent *agent;
+    kvf_hashing_queue *queue; /* of its owner; NULL: it is for ourselves */
     uint32_t group, part;
     kvf_range layers, units;
     uint64_t begin, end; /* steps */
@@ -24,7 +26,7 @@ struct kvf_hashing {
     const kvf_block_table *blocks;
     uint64_t step; /* where the next slice begins, and layer and unit where it is less than a step */
     uint32_t layer, unit;
-    kvf_hashing *prev, *next; /* agent->hashing */
+    kvf_hashing *prev, *next; /* queue->first */
 };
 
 /** Starts. Fails where group, part, layers or units are not there: then done() is not called. */
@@ -34,7 +36,9 @@ void kvf_hashing_stop(kvf_hashing *hashing);
 
 /* For the loop: one slice a round. */
 
-/** The one whose turn it is, ready for a slice; NULL: there is none. */
+/** Whether anything is to be hashed. */
+bool kvf_hashing_waits(const kvf_agent *agent);
+/** The one whose turn it is, ready for a slice; NULL: none is, now. */
 kvf_hashing *kvf_hashing_next(kvf_agent *agent);
 /** Hashes a slice, with the work but without the lock. */
 kvf_status kvf_hashing_slice(kvf_hashing *hashing);

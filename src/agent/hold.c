@@ -12,6 +12,7 @@
 #include "agent/budget.h"
 #include "agent/early.h"
 #include "agent/hold.h"
+#include "model/model.h"
 
 #define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
 
@@ -121,10 +122,13 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
     uint64_t lease = hold->base.agent->options.lease_ns;
     reader->until = kvf_min_u64(kvf_agent_now(hold->base.agent) + lease, reader->latest);
     kvf_agent_due(hold->base.agent, reader->until);
+    kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = lease,
-                         .groups = hold->base.groups,
-                         .group_count = hold->base.group_count};
+                         .groups = part,
+                         .group_count = hold->base.group_count,
+                         .first_id = call->first_id};
+    answer.more = kvf_wire_part(hold->base.groups, hold->base.group_count, call->first_id, part);
     kvf_answer_send(session, call, &answer);
 }
 
@@ -232,7 +236,9 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
         if (!hold && call->status == KVF_OK) /* who gave up has no word on a hold that is still to come */
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }
-    if (hold)
+    if (hold && !reader_of(hold, session)) /* otherwise its lease makes room */
+        status = kvf_budget_look(session);
+    if (hold && !status)
         status = release(hold, session, call->rank_count, call->status);
     kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
 }
@@ -329,6 +335,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
 static kvf_status hold_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
     kvf_hold *hold = hold_of(ticket);
     hold->tally.wanted = request->consumers ? request->consumers : 1;
+    hold->tally.kept = &ticket->agent->kept_bytes;
     return kvf_after_take(ticket, request->after, &hold->after);
 }
 

@@ -82,6 +82,10 @@ kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
         stats.blocks_in_doubt_now = counts.in_doubt;
     }
     stats.memory_now_bytes = kept_for_peers(agent);
+    kvf_link_counts connections = kvf_link_count(agent->link);
+    stats.connections_now = connections.now;
+    stats.connections_closed = connections.closed;
+    stats.over_budget += connections.refused;
     kvf_agent_unlock(agent);
     kvf_fill_out(out, &stats, sizeof stats);
     return KVF_OK;

@@ -121,7 +121,7 @@ static bool move_and_hash(kvf_agent *agent) {
     kvf_turn_take(agent);
     if (hashing)
         kvf_hashing_sliced(hashing, status);
-    return busy || agent->hashing;
+    return busy || kvf_hashing_waits(agent);
 }
 
 /* One round; true when another would find something to do. */

@@ -86,6 +86,7 @@ static void close_memory(kvf_agent *agent) {
         HASH_DELETE(hh, agent->sessions, session);
         memset(&session->hh, 0, sizeof session->hh);
         randombytes_buf(session->id, sizeof session->id);
+        session->joins_again = true;
         HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
         if (!session->hh.tbl)
             kvf_session_lose(session, KVF_E_NOMEM, "not enough memory for a session");

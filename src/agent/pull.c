@@ -18,6 +18,7 @@
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "model/model.h"
 #include "transport/transfer.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -37,23 +38,37 @@ static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint
     return true;
 }
 
-static kvf_status take_tables(kvf_pull *pull, const kvf_answer *answer) {
+/* What one rank of the producer holds: the same as its siblings. `theirs` becomes the pull's, or is freed. */
+static kvf_status take_steps(kvf_pull *pull, kvf_group_steps *theirs) {
     uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->base.agent->engine));
+    kvf_group_steps *own = NULL;
+    const kvf_group_steps *heard;
+    kvf_status status = kvf_terms_hear(pull->asker.remote, theirs, &own, &heard);
+    if (!status && pull->theirs && !same_groups(pull->theirs, heard, groups))
+        status = kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
+    if (!status && !pull->theirs) {
+        pull->theirs = own ? kvf_steps_copy(own, groups) : theirs;
+        theirs = own ? theirs : NULL;
+        status = pull->theirs ? KVF_OK : kvf_nomem("a request");
+    }
+    kvf_free(own);
+    kvf_free(theirs);
+    return status;
+}
+
+/* A part of the tables of one rank; with the last, all of them. */
+static kvf_status take_tables(kvf_source *source, const kvf_answer *answer) {
+    kvf_pull *pull = pull_of(&source->ticket->base);
     uint32_t theirs = kvf_terms_group_count(pull->asker.remote);
     if (answer->group_count != theirs)
         return kvf_fail(KVF_E_MISMATCH, "the lease is on %u groups; the model has %u", answer->group_count,
                         theirs);
-    kvf_group_steps *own;
-    const kvf_group_steps *heard;
-    kvf_status status = kvf_terms_hear(pull->asker.remote, answer->groups, &own, &heard);
-    if (!status && !pull->theirs) {
-        pull->theirs = kvf_steps_copy(heard, groups);
-        status = pull->theirs ? KVF_OK : kvf_nomem("a request");
-    } else if (!status && !same_groups(pull->theirs, heard, groups)) {
-        status = kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
-    }
-    kvf_free(own);
-    return status;
+    kvf_status status =
+        kvf_parts_add(&source->parts, answer->groups, answer->group_count, answer->first_id, answer->more);
+    if (status || answer->more)
+        return status;
+    kvf_group_steps *all = kvf_parts_join(&source->parts);
+    return all ? take_steps(pull, all) : kvf_nomem("a request");
 }
 
 static void pull_move(kvf_pull *pull);
@@ -74,6 +89,25 @@ void kvf_pull_granted(kvf_source *source) {
     all_granted(pull);
 }
 
+static kvf_status ask(kvf_source *source);
+
+/* Another lease than the parts before were under, or the producer begins anew: so do we. */
+static bool goes_on(const kvf_source *source, const kvf_answer *answer) {
+    return answer->first_id == source->parts.ids &&
+           (source->parts.ids == 0 || answer->generation == source->generation);
+}
+
+/* Takes what came, and asks for what is missing; `complete` receives whether nothing is. */
+static kvf_status take_answer(kvf_source *source, const kvf_answer *answer, bool *complete) {
+    bool fits = goes_on(source, answer);
+    kvf_status status = fits ? take_tables(source, answer) : KVF_OK;
+    if (!fits)
+        kvf_parts_free(&source->parts);
+    source->generation = answer->generation;
+    *complete = fits && !answer->more;
+    return status || *complete ? status : ask(source);
+}
+
 static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
     kvf_pull *pull = pull_of(&source->ticket->base);
@@ -81,16 +115,17 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
     source->call = NULL;
     if (status == KVF_E_TIMEOUT && !answer)
         return; /* that was the pull's deadline, which has more to say */
-    if (!status) {
-        source->generation = answer->generation;
-        status = take_tables(pull, answer);
-    }
+    bool complete = false;
+    if (!status)
+        status = take_answer(source, answer, &complete);
     if (status) {
         if (status == KVF_E_PEER_LOST)
             return; /* the session says so itself, to all who use it */
         kvf_ticket_fail(&pull->base, status, kvf_error_detail(), source->session);
         return;
     }
+    if (!complete)
+        return;
     /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the
      * hold, a heartbeat has to say how long it lasts. */
     source->until = asked + answer->time_ns;
@@ -114,6 +149,7 @@ static kvf_status ask(kvf_source *source) {
     uint64_t now = kvf_agent_now(pull->base.agent), end = latest(pull);
     kvf_call_body body = {.request = {pull->base.id, pull->base.id_bytes},
                           .rank_count = source->target->expected_ranks,
+                          .first_id = source->parts.ids,
                           .time_ns = end > now ? end - now : 0};
     return kvf_call_start(source->session, KVF_CALL_ACQUIRE, &body, end, false, on_granted, source,
                           &source->call);
@@ -167,7 +203,7 @@ static kvf_status check_held(const kvf_pull *pull, uint32_t g) {
     const kvf_group_steps *ours = &pull->base.groups[g], *theirs = &pull->theirs[g];
     if (ours->begin >= ours->end)
         return KVF_OK;
-    uint64_t first = kvf_max_u64(ours->begin, kvf_group_first_needed(group, ours->end));
+    uint64_t first = kvf_first_moved(group, ours->begin, ours->end);
     if (theirs->begin <= first && ours->end <= theirs->end)
         return KVF_OK;
     return kvf_fail(KVF_E_RANGE,

@@ -73,20 +73,31 @@ static void take(kvf_push *push, kvf_flow *flow) {
         served(flow);
 }
 
-static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
-    kvf_agent *agent = session->agent;
-    kvf_flow *flow = kvf_flow_of(session, call->generation);
-    if (flow || !fresh)
-        return KVF_OK; /* known, or over */
-    if (call->group_count && call->group_count != kvf_model_group_count(kvf_engine_model(agent->engine)))
-        return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count,
-                        kvf_model_group_count(kvf_engine_model(agent->engine)));
+static kvf_status check_expect(const kvf_session *session, const kvf_call_body *call) {
+    const kvf_agent *agent = session->agent;
+    uint32_t groups = kvf_model_group_count(kvf_engine_model(agent->engine));
+    bool is_part = call->first_id > 0 || call->more;
+    if ((call->group_count || is_part) && call->group_count != groups)
+        return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count, groups);
     if (call->rank_count == 0)
         return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
     if (call->time_ns <= kvf_agent_now(agent))
         return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
-    kvf_status status = kvf_flow_make(session, call, &flow);
-    if (status)
+    return KVF_OK;
+}
+
+static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    kvf_agent *agent = session->agent;
+    kvf_flow *flow = kvf_flow_of(session, call->generation);
+    if (!fresh || (flow && !flow->more))
+        return KVF_OK; /* known, or over */
+    kvf_status status = check_expect(session, call);
+    if (!status && !flow && call->first_id > 0)
+        status = kvf_fail(KVF_E_NOT_FOUND, "EXPECT: the ids before %u are not known here any more",
+                          call->first_id);
+    if (!status)
+        status = flow ? kvf_flow_add(flow, call) : kvf_flow_make(session, call, &flow);
+    if (status || flow->more)
         return status;
     kvf_push *push = find_push(agent, flow->id, flow->id_bytes);
     if (push && push->base.state == KVF_TICKET_MOVING) {
@@ -206,6 +217,7 @@ static kvf_status push_begin(kvf_ticket *ticket, const kvf_agent_request *reques
     kvf_push *push = push_of(ticket);
     kvf_push_word *nothing; /* is ready when it is heard; but all waits behind it */
     push->tally.wanted = request->consumers ? request->consumers : 1;
+    push->tally.kept = &ticket->agent->kept_bytes;
     return request->after ? make_word(push, request->after, &nothing) : KVF_OK;
 }
 

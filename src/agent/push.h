@@ -4,6 +4,7 @@
 #ifndef KVF_AGENT_PUSH_H
 #define KVF_AGENT_PUSH_H
 
+#include "agent/parts.h"
 #include "agent/tally.h"
 #include "agent/ticket.h"
 
@@ -41,6 +42,9 @@ struct kvf_flow {
     uint64_t until, latest;  /* the latter whatever the consumer says */
     uint64_t kept_bytes;     /* of its budget */
     kvf_group_steps *groups; /* of the consumer; NULL: nothing */
+    bool more;               /* of which parts are still to come, */
+    uint64_t more_until;     /* until then */
+    kvf_parts parts;         /* and these have */
     uint64_t tokens;         /* done, or under way */
     uint32_t layers;         /* beyond them, up to chunk_end */
     uint64_t chunk_end;
@@ -63,6 +67,8 @@ struct kvf_flow {
 };
 
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out);
+/** Takes a part of its tables; with the last one the flow may be written. */
+kvf_status kvf_flow_add(kvf_flow *flow, const kvf_call_body *call);
 void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh); /**< serves EXPECT */
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);

@@ -6,6 +6,7 @@
 #include "agent/explain.h"
 #include "agent/remote.h"
 #include "agent/terms.h"
+#include "plan/plan.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
@@ -27,6 +28,8 @@ void kvf_remote_free(kvf_remote *remote) {
     kvf_match_free(remote->match);
     kvf_wire_buffer_free(&remote->introduction);
     kvf_gather_free(&remote->gathering);
+    kvf_siblings_drop(&remote->siblings);
+    kvf_free(remote->readers);
     kvf_siblings_free(remote->ranks, remote->rank_count);
     kvf_free(remote->targets);
     kvf_free(remote->name);
@@ -36,7 +39,7 @@ void kvf_remote_free(kvf_remote *remote) {
 }
 
 kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *session) {
-    bool has = remote->ready && session->rank < remote->rank_count &&
+    bool has = remote->ranks && session->rank < remote->rank_count &&
                remote->ranks[session->rank].session == session;
     return has ? &remote->ranks[session->rank] : NULL;
 }
@@ -134,53 +137,121 @@ static kvf_status read_shard(const void *remote, kvf_bytes bytes, kvf_shard **ou
     return kvf_terms_shard(remote, bytes, out);
 }
 
-static kvf_status take_engine(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
-    if (strcmp(welcome->engine, remote->name) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "engine %s answers at %s, not %s", welcome->engine, remote->endpoint,
+/* How much is done in a round: introductions that are read, ranks that are looked at, sessions that are begun. A few
+ * milliseconds each. */
+#define READ_AT_ONCE 512u
+#define LOOKED_AT_ONCE (1u << 18)
+#define CALLED_AT_ONCE 64u
+
+/* All introductions have come. */
+static kvf_status begin_reading(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *all) {
+    if (strcmp(all->engine, remote->name) != 0)
+        return kvf_fail(KVF_E_MISMATCH, "engine %s answers at %s, not %s", all->engine, remote->endpoint,
                         remote->name);
-    kvf_status status = kvf_terms_meet(remote, digest, welcome->facts);
-    if (status)
+    kvf_status status = kvf_terms_meet(remote, digest, all->facts);
+    remote->rank_count = all->introduction_count;
+    return status ? status : kvf_siblings_begin(&remote->siblings, remote->rank_count);
+}
+
+static kvf_status read_some(kvf_remote *remote) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < READ_AT_ONCE && remote->siblings.taken < remote->rank_count && !status; i++)
+        status = kvf_siblings_add(&remote->siblings, remote->gathering.introductions[remote->siblings.taken],
+                                  remote->name, remote->digest, read_shard, remote);
+    if (status || remote->siblings.taken < remote->rank_count)
         return status;
-    remote->rank_count = welcome->introduction_count;
-    return kvf_siblings_take(welcome, remote->digest, kvf_engine_model(remote->agent->engine), read_shard,
-                             remote, &remote->ranks, &remote->engine);
+    kvf_gather_free(&remote->gathering);
+    remote->readers = kvf_alloc0(remote->rank_count, sizeof *remote->readers);
+    if (!remote->readers)
+        return kvf_nomem("a remote engine");
+    return kvf_siblings_end(&remote->siblings, remote->name, kvf_engine_model(remote->agent->engine),
+                            &remote->ranks, &remote->engine);
 }
 
 /*
  * Every producer rank is told when it may free: by those of our ranks that read from it, and where nobody
  * does, by one of us. Our siblings work out the same, so each can say how many there are.
  */
-static kvf_status choose_targets(kvf_remote *remote) {
+static kvf_status ask_some(kvf_remote *remote) {
     const kvf_agent *agent = remote->agent;
-    uint32_t ours = agent->rank_count, theirs = remote->rank_count;
-    uint32_t *readers = kvf_alloc0(theirs, sizeof *readers);
-    remote->targets = kvf_alloc0(theirs, sizeof *remote->targets);
-    kvf_status status = readers && remote->targets ? KVF_OK : kvf_nomem("a remote engine");
-    for (uint32_t d = 0; d < ours && !status; d++) {
+    kvf_status status = KVF_OK;
+    for (uint64_t steps = 0;
+         steps < LOOKED_AT_ONCE && remote->own_ranks_asked < agent->rank_count && !status;) {
+        uint32_t d = remote->own_ranks_asked++;
         kvf_plan *plan = remote->plan;
         if (d != agent->rank)
             status = kvf_terms_cover(remote, kvf_engine_shard(agent->engine, d), &plan);
         for (uint32_t s = 0; !status && s < kvf_plan_source_count(plan); s++)
-            readers[kvf_plan_source_rank(plan, s)]++;
+            remote->readers[kvf_plan_source_rank(plan, s)]++;
+        steps += status ? 0 : plan->steps + remote->rank_count;
         if (!status && d != agent->rank)
             kvf_plan_free(plan);
     }
-    uint32_t source = 0;
-    for (uint32_t p = 0; p < theirs && !status; p++) {
+    return status;
+}
+
+static kvf_status choose_targets(kvf_remote *remote) {
+    const kvf_agent *agent = remote->agent;
+    uint32_t ours = agent->rank_count, theirs = remote->rank_count, source = 0;
+    remote->targets = kvf_alloc0(theirs, sizeof *remote->targets);
+    if (!remote->targets)
+        return kvf_nomem("a remote engine");
+    for (uint32_t p = 0; p < theirs; p++) {
         bool reads = kvf_plan_source_rank(remote->plan, source) == p;
         if (reads)
-            remote->targets[remote->target_count++] = (kvf_target){p, source++, readers[p]};
-        else if (readers[p] == 0 && ours > 0 && p % ours == agent->rank)
+            remote->targets[remote->target_count++] = (kvf_target){p, source++, remote->readers[p]};
+        else if (remote->readers[p] == 0 && ours > 0 && p % ours == agent->rank)
             remote->targets[remote->target_count++] = (kvf_target){p, UINT32_MAX, 1};
     }
-    kvf_free(readers);
-    return status;
+    return KVF_OK;
+}
+
+/* Those that cannot be called are seen when they are needed. */
+static void call_some(kvf_remote *remote) {
+    for (uint32_t i = 0; i < CALLED_AT_ONCE && remote->targets_called < remote->target_count; i++) {
+        kvf_session *session;
+        (void)kvf_session_to(remote, remote->targets[remote->targets_called++].rank, &session);
+    }
+}
+
+static void become_ready(kvf_remote *remote) {
+    kvf_agent *agent = remote->agent;
+    kvf_free(remote->readers);
+    remote->readers = NULL;
+    kvf_link_disconnect(agent->link, remote->route);
+    remote->route = 0;
+    remote->ready = true;
+    kvf_explain_meeting(remote);
+    agent->hooks->met(remote);
+}
+
+/* The next of the steps from introductions to being ready. */
+static void go_on(kvf_remote *remote) {
+    kvf_status status = KVF_OK;
+    if (!remote->engine)
+        status = read_some(remote);
+    else if (!remote->plan)
+        status = kvf_terms_plan(remote, remote->agent->shard, &remote->plan);
+    else if (remote->own_ranks_asked < remote->agent->rank_count)
+        status = ask_some(remote);
+    else if (!remote->targets)
+        status = choose_targets(remote);
+    else
+        call_some(remote);
+    if (status)
+        kvf_remote_fail(remote, status, kvf_error_detail());
+    else if (remote->targets && remote->targets_called == remote->target_count)
+        become_ready(remote);
+    else
+        remote->agent->due = 0;
 }
 
 void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
     kvf_agent *agent = remote->agent;
     uint32_t known = remote->gathering.count;
     bool complete = false;
+    if (remote->gathered)
+        return; /* once more */
     kvf_status status = kvf_gather(&remote->gathering, digest, welcome, &complete);
     if (!status && !complete) {
         if (remote->gathering.count > known) { /* the next part, at once */
@@ -191,21 +262,13 @@ void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_wel
     }
     const kvf_welcome all = kvf_gathered(&remote->gathering, welcome);
     if (!status)
-        status = take_engine(remote, digest, &all);
-    kvf_gather_free(&remote->gathering);
-    if (!status)
-        status = kvf_terms_plan(remote, agent->shard, &remote->plan);
-    if (!status)
-        status = choose_targets(remote);
+        status = begin_reading(remote, digest, &all);
     if (status) {
         kvf_remote_fail(remote, status, kvf_error_detail());
         return;
     }
-    kvf_link_disconnect(agent->link, remote->route);
-    remote->route = 0;
-    remote->ready = true;
-    kvf_explain_meeting(remote);
-    agent->hooks->met(remote);
+    remote->gathered = true;
+    agent->due = 0;
 }
 
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) {
@@ -229,6 +292,10 @@ void kvf_remotes_tick(kvf_agent *agent, uint64_t now) {
         }
         if (remote->ready || remote->stale)
             continue;
+        if (remote->gathered) {
+            go_on(remote);
+            continue;
+        }
         if (now >= remote->hello_next)
             hello(remote, now);
         else

@@ -26,6 +26,11 @@ struct kvf_remote {
     kvf_match *match;             /* what its model and ours have in common; NULL: they are the same */
     kvf_wire_buffer introduction; /* of us, in its terms; size 0: it knows ours */
     kvf_gathering gathering;      /* of its ranks, while it is being met */
+    kvf_siblings siblings;        /* then: those that were read so far */
+    bool gathered;                /* all have come: what follows is done in bounded steps, a round each */
+    uint32_t *readers;            /* by rank: so many of ours read it, as far as is known */
+    uint32_t own_ranks_asked;     /* of ours that were asked whom they read */
+    uint32_t targets_called;      /* sessions with these were begun */
     kvf_engine *engine;           /* in terms of our model */
     kvf_remote_rank *ranks;
     uint32_t rank_count;

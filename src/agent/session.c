@@ -295,6 +295,8 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
         kvf_remote *remote = meeting_on(agent, route);
         if (remote)
             agent->hooks->welcome(remote, message->digest, welcome);
+        else
+            agent->stats.messages_stale++;
         return;
     }
     kvf_session *session = greeting_on(agent, route);
@@ -324,8 +326,10 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
 static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) {
     kvf_remote *remote = meeting_on(agent, route);
     kvf_session *session = remote ? NULL : greeting_on(agent, route);
-    if (!remote && (!session || session->state != KVF_SESSION_GREETING))
+    if (!remote && (!session || session->state != KVF_SESSION_GREETING)) {
+        agent->stats.messages_stale++;
         return;
+    }
     const char *who = remote ? remote->name : session->engine;
     kvf_status status;
     if (message->version != KVF_WIRE_VERSION)
@@ -383,6 +387,8 @@ static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
 
 static void heard(kvf_session *session, kvf_route route) {
     session->last_heard = kvf_agent_now(session->agent);
+    session->asked_ns = 0;
+    session->beat_for_life = false;
     kvf_peer_heard(session);
     session->broken_since = 0;
     session->silent = session->unreachable = false;
@@ -485,13 +491,23 @@ static void on_answer(kvf_agent *agent, const kvf_letter *letter, kvf_message *m
     }
 }
 
-/* Nobody who has no session here has anything long to say. */
-static bool is_too_large(const kvf_agent *agent, const kvf_letter *letter) {
+bool kvf_session_has_route(void *context, kvf_route route) {
+    const kvf_agent *agent = context;
     kvf_session *known = NULL;
-    if (letter->bytes <= KVF_WIRE_STRANGER_BYTES || letter->called)
-        return false;
-    HASH_FIND(hh_route, agent->by_route, &letter->route, sizeof letter->route, known);
-    return !known;
+    HASH_FIND(hh_route, agent->by_route, &route, sizeof route, known);
+    return known != NULL;
+}
+
+/* Nobody who has no session here has anything long to say. */
+static bool is_too_large(kvf_agent *agent, const kvf_letter *letter) {
+    return letter->bytes > KVF_WIRE_STRANGER_BYTES && !letter->called &&
+           !kvf_session_has_route(agent, letter->route);
+}
+
+/* Who connected to us was never greeted by us. */
+static bool is_unasked(kvf_agent *agent, const kvf_letter *letter) {
+    agent->stats.messages_foreign += !letter->called;
+    return !letter->called;
 }
 
 void kvf_on_message(void *context, const kvf_letter *letter) {
@@ -507,10 +523,12 @@ void kvf_on_message(void *context, const kvf_letter *letter) {
         agent->hooks->greeted(agent, letter, &message);
         break;
     case KVF_MESSAGE_WELCOME:
-        on_welcome(agent, letter->route, &message);
+        if (!is_unasked(agent, letter))
+            on_welcome(agent, letter->route, &message);
         break;
     case KVF_MESSAGE_REFUSED:
-        on_refused(agent, letter->route, &message);
+        if (!is_unasked(agent, letter))
+            on_refused(agent, letter->route, &message);
         break;
     case KVF_MESSAGE_CALL:
     case KVF_MESSAGE_ANSWER:
@@ -549,7 +567,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         /* On one host a port that takes no connection any more had its process end. */
         session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
-    } else if (session->state == KVF_SESSION_OPEN && !session->broken_since) {
+    } else if (session->state == KVF_SESSION_OPEN && !session->broken_since && status == KVF_E_PEER_LOST) {
         /* It may come back, or be another process by now: greeting it again tells. */
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;

@@ -97,7 +97,10 @@ struct kvf_session {
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
+    bool joins_again;                      /* incoming: for it was told that we have forgotten the session */
     uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
+    uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
+    bool beat_for_life; /* a beat was sent to hear whether it lives, since */
 
     kvf_shard *shard;            /* incoming, joined */
     uint64_t joined_generation;  /* incoming, joined: of its regions */
@@ -109,6 +112,7 @@ struct kvf_session {
     kvf_flow *flow_table;
     uint32_t flow_count;
     uint32_t early_count;
+    kvf_hashing_queue hashing; /* incoming: checksums it asks for */
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
@@ -162,6 +166,9 @@ void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, u
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
 void kvf_session_free(kvf_session *session);
+
+/** Whether a session's messages take a route; `context` is the agent. */
+bool kvf_session_has_route(void *context, kvf_route route);
 
 void kvf_on_message(void *context, const kvf_letter *letter);
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);

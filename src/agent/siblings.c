@@ -10,18 +10,17 @@ void kvf_siblings_free(kvf_remote_rank *ranks, uint32_t count) {
     kvf_free(ranks);
 }
 
-static kvf_status check_introduction(const kvf_introduction *intro, const kvf_welcome *welcome,
-                                     const uint8_t *digest, kvf_shard *const *shards) {
-    uint32_t count = welcome->introduction_count;
-    if (strcmp(intro->engine, welcome->engine) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "an introduction is of engine %s, not %s", intro->engine,
-                        welcome->engine);
+static kvf_status check_introduction(const kvf_introduction *intro, const kvf_siblings *siblings,
+                                     const char *engine, const uint8_t *digest) {
+    uint32_t count = siblings->count;
+    if (strcmp(intro->engine, engine) != 0)
+        return kvf_fail(KVF_E_MISMATCH, "an introduction is of engine %s, not %s", intro->engine, engine);
     if (memcmp(intro->digest, digest, sizeof intro->digest) != 0)
         return kvf_fail(KVF_E_MISMATCH, "rank %u caches other cells than its siblings", intro->rank);
     if (intro->rank_count != count || intro->rank >= count)
         return kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, and there are %u", intro->rank,
                         intro->rank_count, count);
-    if (shards[intro->rank])
+    if (siblings->shards[intro->rank])
         return kvf_fail(KVF_E_MISMATCH, "rank %u is introduced twice", intro->rank);
     return KVF_OK;
 }
@@ -42,33 +41,61 @@ static kvf_status take_place(const kvf_introduction *intro, kvf_remote_rank *out
     return out->endpoint && out->public_key ? KVF_OK : kvf_nomem("an engine's ranks");
 }
 
+kvf_status kvf_siblings_begin(kvf_siblings *siblings, uint32_t count) {
+    *siblings = (kvf_siblings){.ranks = kvf_alloc0(count, sizeof *siblings->ranks),
+                               .shards = kvf_alloc0(count, sizeof *siblings->shards),
+                               .count = count};
+    if (siblings->ranks && siblings->shards)
+        return KVF_OK;
+    kvf_siblings_drop(siblings);
+    return kvf_nomem("an engine's ranks");
+}
+
+void kvf_siblings_drop(kvf_siblings *siblings) {
+    for (uint32_t i = 0; siblings->shards && i < siblings->count; i++)
+        kvf_shard_free(siblings->shards[i]);
+    kvf_free(siblings->shards);
+    kvf_siblings_free(siblings->ranks, siblings->count);
+    *siblings = (kvf_siblings){0};
+}
+
+kvf_status kvf_siblings_add(kvf_siblings *siblings, kvf_bytes introduction, const char *engine,
+                            const uint8_t *digest, kvf_shard_reader read, const void *context) {
+    kvf_introduction intro;
+    void *storage = NULL;
+    kvf_status status = kvf_wire_decode_introduction(introduction, &intro, &storage);
+    if (!status)
+        status = check_introduction(&intro, siblings, engine, digest);
+    if (!status)
+        status = take_shard(&intro, read, context, &siblings->shards[intro.rank]);
+    if (!status)
+        status = take_place(&intro, &siblings->ranks[intro.rank]);
+    siblings->taken += !status;
+    kvf_free(storage);
+    return status;
+}
+
+kvf_status kvf_siblings_end(kvf_siblings *siblings, const char *engine, const kvf_model *model,
+                            kvf_remote_rank **ranks, kvf_engine **out) {
+    kvf_status status = kvf_engine_from_shards(model, engine, siblings->shards, siblings->count, out);
+    if (status)
+        return status;
+    *ranks = siblings->ranks;
+    kvf_free(siblings->shards); /* the engine has what they point to */
+    *siblings = (kvf_siblings){0};
+    return KVF_OK;
+}
+
 kvf_status kvf_siblings_take(const kvf_welcome *welcome, const uint8_t *digest, const kvf_model *model,
                              kvf_shard_reader read, const void *context, kvf_remote_rank **ranks,
                              kvf_engine **out) {
-    uint32_t count = welcome->introduction_count;
-    kvf_remote_rank *places = kvf_alloc0(count, sizeof *places);
-    kvf_shard **shards = kvf_alloc0(count, sizeof *shards);
-    kvf_status status = places && shards ? KVF_OK : kvf_nomem("an engine's ranks");
-    for (uint32_t i = 0; i < count && !status; i++) {
-        kvf_introduction intro;
-        void *storage = NULL;
-        status = kvf_wire_decode_introduction(welcome->introductions[i], &intro, &storage);
-        if (!status)
-            status = check_introduction(&intro, welcome, digest, shards);
-        if (!status)
-            status = take_shard(&intro, read, context, &shards[intro.rank]);
-        if (!status)
-            status = take_place(&intro, &places[intro.rank]);
-        kvf_free(storage);
-    }
+    kvf_siblings siblings;
+    kvf_status status = kvf_siblings_begin(&siblings, welcome->introduction_count);
+    for (uint32_t i = 0; i < welcome->introduction_count && !status; i++)
+        status =
+            kvf_siblings_add(&siblings, welcome->introductions[i], welcome->engine, digest, read, context);
     if (!status)
-        status = kvf_engine_from_shards(model, welcome->engine, shards, count, out);
-    for (uint32_t i = 0; status && shards && i < count; i++)
-        kvf_shard_free(shards[i]);
-    kvf_free(shards);
-    if (status)
-        kvf_siblings_free(places, count);
-    else
-        *ranks = places;
+        status = kvf_siblings_end(&siblings, welcome->engine, model, ranks, out);
+    kvf_siblings_drop(&siblings);
     return status;
 }

@@ -3,6 +3,7 @@
  */
 #include "agent/steps.h"
 
+#include "model/model.h"
 #include "plan/walk.h"
 #include "request/request.h"
 #include "shard/shard.h"
@@ -45,8 +46,8 @@ static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_
 static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
                           uint64_t part_begin, uint64_t part_end, uint64_t *from, uint64_t *to) {
     const kvf_group_shard_desc *held = &shard->groups[group];
-    uint64_t first = kvf_group_first_needed(kvf_model_group(shard->model, group), steps->end);
-    first = kvf_max_u64(kvf_max_u64(first, steps->begin), part_begin);
+    uint64_t first = kvf_first_moved(kvf_model_group(shard->model, group), steps->begin, steps->end);
+    first = kvf_max_u64(first, part_begin);
     uint64_t last = kvf_min_u64(steps->end, part_end);
     kvf_walk_side side = {held->tokens_per_block, held->tokens};
     uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, last);

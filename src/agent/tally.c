@@ -10,8 +10,17 @@ static kvf_tally_engine *find_engine(const kvf_tally *tally, const char *name) {
     return NULL;
 }
 
+static void count_bytes(kvf_tally *tally, uint64_t bytes) {
+    tally->bytes += bytes;
+    if (tally->kept)
+        *tally->kept += bytes;
+}
+
 static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t expected_ranks,
                              kvf_tally_engine **out) {
+    if (tally->engine_count >= tally->wanted + KVF_TALLY_STRANGERS)
+        return kvf_fail(KVF_E_LIMIT, "ranks of %u engines have said that they are done, the most allowed",
+                        tally->engine_count);
     kvf_tally_engine *engine = kvf_alloc0(1, sizeof *engine);
     char *copy = kvf_strdup(name);
     if (!engine || !copy) {
@@ -23,25 +32,78 @@ static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t expect
     engine->expected_ranks = expected_ranks;
     engine->next = tally->engines;
     tally->engines = engine;
+    tally->engine_count++;
+    count_bytes(tally, sizeof *engine + strlen(name) + 1);
     *out = engine;
     return KVF_OK;
 }
 
-static kvf_status add_rank(kvf_tally_engine *engine, uint32_t rank, kvf_tally_mark mark) {
-    if (rank >= engine->rank_capacity) {
-        uint32_t capacity = (rank / 8 + 1) * 8;
-        uint8_t *ranks = kvf_resize(engine->ranks, capacity, 1);
-        if (!ranks)
-            return kvf_nomem("a count of consumers");
-        memset(ranks + engine->rank_capacity, 0, capacity - engine->rank_capacity);
-        engine->ranks = ranks;
-        engine->rank_capacity = capacity;
+/* ---- marks ----------------------------------------------------------------------------------- */
+
+#define RANK_MASK (KVF_WIRE_MAX_RANKS - 1)
+
+static uint32_t rank_of(uint32_t said) {
+    return said & RANK_MASK;
+}
+
+static kvf_tally_mark mark_of(uint32_t said) {
+    return (kvf_tally_mark)(said / KVF_WIRE_MAX_RANKS);
+}
+
+static void set_mark(uint32_t *said, uint32_t rank, kvf_tally_mark mark) {
+    *said = rank | (uint32_t)mark * KVF_WIRE_MAX_RANKS;
+}
+
+/* Where a rank stands, or would: the first that is not below it. */
+static uint32_t place_of(const kvf_tally_engine *engine, uint32_t rank) {
+    uint32_t low = 0, high = engine->said_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (rank_of(engine->said[middle]) < rank)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    engine->count += engine->ranks[rank] == KVF_TALLY_WAITS;
-    if (engine->ranks[rank] != KVF_TALLY_HAS_IT)
-        engine->ranks[rank] = (uint8_t)mark;
+    return low;
+}
+
+static uint32_t *find_rank(const kvf_tally_engine *engine, uint32_t rank) {
+    uint32_t place = engine ? place_of(engine, rank) : 0;
+    bool is_there = engine && place < engine->said_count && rank_of(engine->said[place]) == rank;
+    return is_there ? &engine->said[place] : NULL;
+}
+
+static kvf_status insert_rank(kvf_tally *tally, kvf_tally_engine *engine, uint32_t rank, uint32_t **out) {
+    uint32_t place = place_of(engine, rank);
+    if (engine->said_count == engine->said_capacity) {
+        uint32_t capacity = engine->said_capacity ? 2 * engine->said_capacity : 8;
+        uint32_t *said = kvf_resize(engine->said, capacity, sizeof *said);
+        if (!said)
+            return kvf_nomem("a count of consumers");
+        count_bytes(tally, (capacity - engine->said_capacity) * sizeof *said);
+        engine->said = said;
+        engine->said_capacity = capacity;
+    }
+    memmove(engine->said + place + 1, engine->said + place,
+            (engine->said_count - place) * sizeof *engine->said);
+    set_mark(&engine->said[place], rank, KVF_TALLY_WAITS);
+    engine->said_count++;
+    *out = &engine->said[place];
     return KVF_OK;
 }
+
+static kvf_status add_rank(kvf_tally *tally, kvf_tally_engine *engine, uint32_t rank, kvf_tally_mark mark) {
+    uint32_t *said = find_rank(engine, rank);
+    kvf_status status = said ? KVF_OK : insert_rank(tally, engine, rank, &said);
+    if (status)
+        return status;
+    engine->count += mark_of(*said) == KVF_TALLY_WAITS;
+    if (mark_of(*said) != KVF_TALLY_HAS_IT)
+        set_mark(said, rank, mark);
+    return KVF_OK;
+}
+
+/* ---- counting -------------------------------------------------------------------------------- */
 
 kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t expected_ranks,
                          kvf_tally_mark mark) {
@@ -57,30 +119,31 @@ kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint
     if (status)
         return status;
     bool before = engine->count >= engine->expected_ranks;
-    status = add_rank(engine, rank, mark);
+    status = add_rank(tally, engine, rank, mark);
     tally->done += !before && engine->count >= engine->expected_ranks;
     return status;
 }
 
 kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank) {
-    const kvf_tally_engine *engine = find_engine(tally, name);
-    return engine && rank < engine->rank_capacity ? (kvf_tally_mark)engine->ranks[rank] : KVF_TALLY_WAITS;
+    const uint32_t *said = find_rank(find_engine(tally, name), rank);
+    return said ? mark_of(*said) : KVF_TALLY_WAITS;
 }
 
 void kvf_tally_take_back(kvf_tally *tally, const char *name, uint32_t rank) {
     kvf_tally_engine *engine = find_engine(tally, name);
-    if (!engine || kvf_tally_of(tally, name, rank) != KVF_TALLY_GAVE_UP)
+    uint32_t *said = find_rank(engine, rank);
+    if (!said || mark_of(*said) != KVF_TALLY_GAVE_UP)
         return;
     tally->done -= engine->count == engine->expected_ranks;
     engine->count--;
-    engine->ranks[rank] = KVF_TALLY_WAITS;
+    set_mark(said, rank, KVF_TALLY_WAITS);
 }
 
 const char *kvf_tally_deserter(const kvf_tally *tally, uint32_t *rank) {
     for (const kvf_tally_engine *engine = tally->engines; engine; engine = engine->next)
-        for (uint32_t r = 0; r < engine->rank_capacity; r++)
-            if (engine->ranks[r] == KVF_TALLY_GAVE_UP) {
-                *rank = r;
+        for (uint32_t i = 0; i < engine->said_count; i++)
+            if (mark_of(engine->said[i]) == KVF_TALLY_GAVE_UP) {
+                *rank = rank_of(engine->said[i]);
                 return engine->name;
             }
     return NULL;
@@ -95,8 +158,11 @@ void kvf_tally_free(kvf_tally *tally) {
         kvf_tally_engine *engine = tally->engines;
         tally->engines = engine->next;
         kvf_free(engine->name);
-        kvf_free(engine->ranks);
+        kvf_free(engine->said);
         kvf_free(engine);
     }
-    tally->done = 0;
+    if (tally->kept)
+        *tally->kept -= tally->bytes;
+    tally->bytes = 0;
+    tally->engine_count = tally->done = 0;
 }

@@ -11,15 +11,22 @@ typedef struct kvf_tally_engine {
     char *name;
     uint32_t expected_ranks;
     uint32_t count;
-    uint8_t *ranks; /* [of the engine's ranks]: enum kvf_tally_mark */
-    uint32_t rank_capacity;
+    uint32_t
+        *said; /* by rank, of those that have said something: the rank, and above it its kvf_tally_mark */
+    uint32_t said_count, said_capacity;
     struct kvf_tally_engine *next;
 } kvf_tally_engine;
 
+/** So many engines more than are wanted may say something. */
+#define KVF_TALLY_STRANGERS 64u
+
 typedef struct kvf_tally {
     kvf_tally_engine *engines;
+    uint32_t engine_count;
     uint32_t wanted; /* engines */
     uint32_t done;   /* engines of which all ranks are done */
+    uint64_t bytes;  /* of memory that it takes */
+    uint64_t *kept;  /* where they are counted, too; NULL: nowhere */
 } kvf_tally;
 
 typedef enum kvf_tally_mark {
@@ -28,7 +35,8 @@ typedef enum kvf_tally_mark {
     KVF_TALLY_GAVE_UP,
 } kvf_tally_mark;
 
-/** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said). */
+/** Counts one rank, once. KVF_E_NOMEM; KVF_E_MISMATCH (another `of` than its siblings said); KVF_E_LIMIT (as many
+ * engines as may be have said something). */
 kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t expected_ranks,
                          kvf_tally_mark mark);
 kvf_tally_mark kvf_tally_of(const kvf_tally *tally, const char *name, uint32_t rank);

@@ -212,8 +212,10 @@ void kvf_ticket_unlist(kvf_ticket *ticket) {
 }
 
 static void free_asker(kvf_asker *ticket) {
-    for (uint32_t i = 0; ticket->remote && ticket->sources && i < ticket->remote->target_count; i++)
+    for (uint32_t i = 0; ticket->remote && ticket->sources && i < ticket->remote->target_count; i++) {
+        kvf_parts_free(&ticket->sources[i].parts);
         kvf_free(ticket->sources[i].card);
+    }
     kvf_ticket_detach(ticket);
     kvf_remote_drop(ticket->remote);
     kvf_free(ticket->sources);

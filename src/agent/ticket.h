@@ -5,6 +5,7 @@
 #ifndef KVF_AGENT_TICKET_H
 #define KVF_AGENT_TICKET_H
 
+#include "agent/parts.h"
 #include "agent/remote.h"
 #include "agent/steps.h"
 
@@ -89,9 +90,12 @@ struct kvf_source {
     const kvf_target *target;
     kvf_call *call;
     uint64_t generation; /* pull: of the lease; 0: none */
-    uint64_t until; /* pull: the lease is good until then. expect: it may write until then, at the latest */
-    uint64_t beat;  /* number of the last heartbeat that spoke of it */
-    void *card;     /* expect: of a writer in doubt, to shut it out */
+    uint64_t until;  /* pull: the lease is good until then. expect: it may write until then, at the latest */
+    uint64_t beat;   /* number of the last heartbeat that spoke of it */
+    kvf_parts parts; /* pull: of its block tables, until all have come */
+    uint32_t told_ids; /* expect: of ours that it knows */
+    bool more;         /* expect: and there are others */
+    void *card;        /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
     bool asked;              /* expect: EXPECT was sent */
     bool gone;               /* expect: the process of a writer in doubt has ended */

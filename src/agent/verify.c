@@ -6,12 +6,14 @@
  */
 #include <stdio.h>
 
+#include "agent/budget.h"
 #include "agent/expect.h"
 #include "agent/hashing.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
+#include "model/model.h"
 
 #define STEPS_AT_ONCE 8192u
 #define MOST_ASKED 1024u /* by one session at once; what is beyond it asks again */
@@ -125,7 +127,7 @@ static bool has_steps(struct kvf_check *check) {
         const kvf_group_steps *group = &ticket->base.groups[cut->group];
         const kvf_group_desc *desc =
             kvf_model_group(kvf_engine_model(ticket->base.agent->engine), cut->group);
-        uint64_t first = kvf_max_u64(group->begin, kvf_group_first_needed(desc, group->end));
+        uint64_t first = kvf_first_moved(desc, group->begin, group->end);
         check->begin = kvf_max_u64(check->end, first);
         if (group->begin < group->end && check->begin < group->end) {
             check->end = kvf_min_u64(group->end, check->begin + STEPS_AT_ONCE);
@@ -291,6 +293,16 @@ static const kvf_block_table *lent_blocks(kvf_hashing *hashing) {
     return NULL;
 }
 
+/* What is kept for a question, with its sums. */
+static uint64_t kept_for(const kvf_hashing *hashing) {
+    return sizeof(asked) + (hashing->end - hashing->begin) * sizeof *hashing->sums;
+}
+
+static void free_question(asked *question) {
+    kvf_budget_give(question->session, kept_for(&question->hashing));
+    kvf_free(question);
+}
+
 static void answer_sums(kvf_hashing *hashing, kvf_status status) {
     asked *question = (asked *)hashing;
     const kvf_call_body call = {.number = question->number, .kind = KVF_CALL_CHECKSUM};
@@ -298,37 +310,25 @@ static void answer_sums(kvf_hashing *hashing, kvf_status status) {
     answer.sum_count = status ? 0 : (uint32_t)(hashing->end - hashing->begin);
     answer.detail = status ? kvf_error_detail() : "";
     kvf_answer_send(question->session, &call, &answer);
-    kvf_free(question);
-}
-
-static asked *asked_of(kvf_hashing *hashing) {
-    return hashing->done == answer_sums ? (asked *)hashing : NULL;
+    free_question(question);
 }
 
 void kvf_verify_forget(kvf_session *session) {
-    kvf_hashing *hashing, *next;
-    DL_FOREACH_SAFE(session->agent->hashing, hashing, next) {
-        asked *question = asked_of(hashing);
-        if (!question || question->session != session)
-            continue;
-        kvf_hashing_stop(hashing);
-        kvf_free(question);
+    while (session->hashing.first) {
+        asked *question = (asked *)session->hashing.first;
+        kvf_hashing_stop(&question->hashing);
+        free_question(question);
     }
 }
 
 /* Is it a call that is being answered, or one too many? */
 static bool has_to_wait(const kvf_session *session, const kvf_call_body *call) {
-    uint32_t count = 0;
-    kvf_hashing *hashing;
-    DL_FOREACH(session->agent->hashing, hashing) {
-        const asked *question = asked_of(hashing);
-        if (!question || question->session != session)
-            continue;
-        if (question->number == call->number)
+    const kvf_hashing *hashing;
+    DL_FOREACH(session->hashing.first, hashing) {
+        if (((const asked *)hashing)->number == call->number)
             return true;
-        count++;
     }
-    return count >= MOST_ASKED;
+    return session->hashing.count >= MOST_ASKED;
 }
 
 static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) {
@@ -336,6 +336,7 @@ static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) 
     if (!question)
         return kvf_nomem("checksums");
     *question = (asked){.hashing = {.agent = session->agent,
+                                    .queue = &session->hashing,
                                     .group = call->group,
                                     .part = call->part,
                                     .layers = call->layers,
@@ -349,9 +350,14 @@ static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) 
                         .generation = call->generation};
     kvf_status status = lent_blocks(&question->hashing) ? KVF_OK : KVF_E_NOT_FOUND;
     if (!status)
-        status = kvf_hashing_start(&question->hashing);
-    if (status)
+        status = kvf_budget_take(session, kept_for(&question->hashing));
+    if (status) {
         kvf_free(question);
+        return status;
+    }
+    status = kvf_hashing_start(&question->hashing);
+    if (status)
+        free_question(question);
     return status;
 }
 
@@ -363,6 +369,6 @@ void kvf_verify_answer(kvf_session *session, const kvf_call_body *call) {
         status = kvf_fail(KVF_E_RANGE, "CHECKSUM: begin to end; allowed are 1 to %u steps", STEPS_AT_ONCE);
     if (!status)
         status = start_answer(session, call);
-    if (status)
+    if (status && status != KVF_E_LIMIT) /* who has no room now asks again */
         kvf_answer_status(session, call, status, kvf_error_detail());
 }

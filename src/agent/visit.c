@@ -18,6 +18,7 @@
 #define FIRST_PAUSE (50 * MILLISECOND)
 #define LONGEST_PAUSE (1000 * MILLISECOND)
 #define PATIENCE (5000 * MILLISECOND)
+#define MOST_GREETINGS 1000u
 
 struct kvf_visited {
     kvf_engine *engine;
@@ -25,6 +26,9 @@ struct kvf_visited {
     char *facts;
     kvf_remote_rank *ranks;
     uint32_t rank_count;
+    uint32_t protocol;
+    uint64_t *round_trips;
+    uint32_t round_trip_count;
 };
 
 /* A visit under way. */
@@ -40,6 +44,11 @@ typedef struct visit {
     char detail[KVF_DETAIL_BYTES]; /* why it failed, or has not succeeded so far */
     kvf_visited *found;
     kvf_gathering gathering;
+
+    uint32_t greetings;  /* that are still to be answered, to measure */
+    bool measuring;      /* the engine is known */
+    uint32_t unanswered; /* greetings that may still be: answers do not say which one they are to */
+    uint64_t greeted;    /* when the last of them went out */
 } visit;
 
 static void end(visit *v, kvf_status status) {
@@ -51,12 +60,16 @@ static void end(visit *v, kvf_status status) {
 static void greet(visit *v, uint64_t now) {
     v->pause = v->pause ? kvf_min_u64(2 * v->pause, LONGEST_PAUSE) : FIRST_PAUSE;
     v->next = now + v->pause;
+    v->greeted = now;
+    v->unanswered++;
+    /* To measure, the shortest answer will do: one rank, and no facts. */
+    uint32_t first_rank = v->measuring ? v->found->rank_count - 1 : v->gathering.count;
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
                            .hello = {.engine = "visitor",
                                      .incarnation = v->incarnation,
                                      .rank_count = 1,
                                      .wants_ranks = true,
-                                     .first_rank = v->gathering.count,
+                                     .first_rank = first_rank,
                                      .clock_ns = now}};
     memcpy(message.digest, v->digest, sizeof message.digest);
     kvf_wire_buffer bytes;
@@ -109,6 +122,42 @@ static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_we
                              &found->engine);
 }
 
+/* One greeting after the other, each when the one before was answered. */
+static void measure_next(visit *v) {
+    if (v->greetings == 0) {
+        end(v, KVF_OK);
+        return;
+    }
+    v->pause = LONGEST_PAUSE;
+    greet(v, kvf_now(&kvf_monotonic));
+}
+
+static void take_whole(visit *v, const kvf_message *message, const kvf_welcome *all) {
+    kvf_status status = take_engine(v, message, all);
+    v->found->protocol = message->version;
+    v->measuring = !status;
+    if (status)
+        end(v, status);
+    else
+        measure_next(v);
+}
+
+/* Answers do not say to which greeting they are: this one is to the last only when no other is on its way. */
+static void take_measured(visit *v) {
+    if (v->unanswered > 0)
+        return;
+    v->found->round_trips[v->found->round_trip_count++] = kvf_now(&kvf_monotonic) - v->greeted;
+    v->greetings--;
+    measure_next(v);
+}
+
+/* A greeting or its answer was lost. */
+static void give_up_measured(visit *v) {
+    v->unanswered = 0;
+    v->greetings--;
+    measure_next(v);
+}
+
 static void take_part(visit *v, const kvf_message *message) {
     bool complete = false;
     kvf_status status = kvf_gather(&v->gathering, message->digest, &message->welcome, &complete);
@@ -116,9 +165,17 @@ static void take_part(visit *v, const kvf_message *message) {
     if (status)
         end(v, status);
     else if (complete)
-        end(v, take_engine(v, message, &all));
+        take_whole(v, message, &all);
     else
         v->next = v->pause = 0; /* the next part, at once */
+}
+
+static void take_welcome(visit *v, const kvf_message *message) {
+    v->unanswered -= v->unanswered > 0;
+    if (!v->measuring)
+        take_part(v, message);
+    else
+        take_measured(v);
 }
 
 static void on_message(void *context, const kvf_letter *letter) {
@@ -137,7 +194,7 @@ static void on_message(void *context, const kvf_letter *letter) {
     else if (!welcome)
         on_refused(v, &message);
     else if (message.welcome.introduction_count > 0)
-        take_part(v, &message);
+        take_welcome(v, &message);
     kvf_message_free(&message);
 }
 
@@ -173,13 +230,19 @@ static void run(visit *v, uint64_t timeout_ns) {
         uint64_t now = kvf_now(&kvf_monotonic);
         if (v->over)
             break;
+        if (now >= deadline && v->measuring) {
+            end(v, KVF_OK); /* with what was measured */
+            break;
+        }
         if (now >= deadline) {
             char reason[sizeof v->detail];
             (void)snprintf(reason, sizeof reason, "%s", v->detail[0] ? v->detail : "nobody answers");
             end(v, kvf_fail(KVF_E_TIMEOUT, "no answer within %.1f s: %s", (double)timeout_ns / 1e9, reason));
             break;
         }
-        if (now >= v->next)
+        if (now >= v->next && v->measuring)
+            give_up_measured(v);
+        else if (now >= v->next)
             greet(v, now);
         if (!more && !kvf_link_pending(v->link))
             sleep_until(v, now, kvf_min_u64(v->next, deadline));
@@ -218,12 +281,20 @@ kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact
     status = kvf_check_reserved(contact->reserved, 2, "kvf_contact");
     if (status)
         return status;
+    if (options.greetings > MOST_GREETINGS)
+        return kvf_fail(KVF_E_RANGE, "greetings is %u; allowed are 0 to %u", options.greetings,
+                        MOST_GREETINGS);
     if (sodium_init() < 0)
         return kvf_fail(KVF_E_UNSUPPORTED, "libsodium cannot be initialised");
     visit *v = kvf_alloc0(1, sizeof *v);
     kvf_visited *found = kvf_alloc0(1, sizeof *found);
     status = v && found ? KVF_OK : kvf_nomem("a visit");
+    if (!status && options.greetings > 0) {
+        found->round_trips = kvf_alloc(options.greetings, sizeof *found->round_trips);
+        status = found->round_trips ? KVF_OK : kvf_nomem("a visit");
+    }
     if (!status) {
+        v->greetings = options.greetings;
         v->contact = contact;
         v->found = found;
         randombytes_buf(&v->incarnation, sizeof v->incarnation);
@@ -254,6 +325,7 @@ void kvf_visited_free(kvf_visited *visited) {
     kvf_engine_free(visited->engine);
     kvf_model_free(visited->model);
     kvf_free(visited->facts);
+    kvf_free(visited->round_trips);
     kvf_free(visited);
 }
 
@@ -263,6 +335,15 @@ const kvf_engine *kvf_visited_engine(const kvf_visited *visited) {
 
 const char *kvf_visited_facts(const kvf_visited *visited) {
     return visited->facts;
+}
+
+uint32_t kvf_visited_protocol(const kvf_visited *visited) {
+    return visited->protocol;
+}
+
+const uint64_t *kvf_visited_round_trips(const kvf_visited *visited, uint32_t *count) {
+    *count = visited->round_trip_count;
+    return visited->round_trips;
 }
 
 const char *kvf_visited_endpoint(const kvf_visited *visited, uint32_t rank) {

@@ -49,6 +49,12 @@ enum {
     COMMAND_BENCH = 4,
     COMMAND_MODELS = 8,
     COMMAND_EXPLAIN = 16,
+    COMMAND_TRANSPORTS = 32,
+    COMMAND_DOCTOR = 64,
+    COMMAND_SERVE = 128,
+    COMMAND_FETCH = 256,
+    COMMAND_PING = 512,
+    COMMAND_KEYS = 1024,
 };
 
 int run_plan(int argc, char **argv);
@@ -56,6 +62,12 @@ int run_demo(int argc, char **argv);
 int run_bench(int argc, char **argv);
 int run_models(int argc, char **argv);
 int run_explain(int argc, char **argv);
+int run_transports(int argc, char **argv);
+int run_doctor(int argc, char **argv);
+int run_serve(int argc, char **argv);
+int run_fetch(int argc, char **argv);
+int run_ping(int argc, char **argv);
+int run_keys(int argc, char **argv);
 
 /** Prints what `kvferry help COMMAND` says. */
 void print_command_help(uint32_t command_bit);

@@ -10,9 +10,9 @@
 int engines_read(const options *asked, engines *out) {
     *out = (engines){0};
     int result = options_load_model(asked, &out->model);
-    if (!result)
+    if (!result && asked->prefill)
         result = shape_parse("prefill", asked->prefill, out->model, &out->prefill_shape);
-    if (!result)
+    if (!result && asked->decode)
         result = shape_parse("decode", asked->decode, out->model, &out->decode_shape);
     return result;
 }
@@ -21,8 +21,10 @@ int engines_build(engines *all) {
     kvf_engine_free(all->prefill);
     kvf_engine_free(all->decode);
     all->prefill = all->decode = NULL;
-    int result = shape_build(&all->prefill_shape, all->model, &all->prefill);
-    if (!result)
+    int result = EXIT_DONE;
+    if (all->prefill_shape.groups)
+        result = shape_build(&all->prefill_shape, all->model, &all->prefill);
+    if (!result && all->decode_shape.groups)
         result = shape_build(&all->decode_shape, all->model, &all->decode);
     return result;
 }
@@ -38,7 +40,7 @@ void engines_free(engines *all) {
 
 uint64_t engine_bytes(const kvf_engine *engine) {
     uint64_t bytes = 0;
-    for (uint32_t rank = 0; rank < kvf_engine_rank_count(engine); rank++) {
+    for (uint32_t rank = 0; engine && rank < kvf_engine_rank_count(engine); rank++) {
         const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, rank));
         for (uint32_t region = 0; region < shard->region_count; region++)
             bytes += shard->region_bytes[region];
@@ -84,8 +86,10 @@ static void print_engine(const engine_shape *shape, const kvf_engine *engine) {
 
 void engines_print(const engines *all) {
     print_model(all->model);
-    print_engine(&all->prefill_shape, all->prefill);
-    print_engine(&all->decode_shape, all->decode);
+    if (all->prefill)
+        print_engine(&all->prefill_shape, all->prefill);
+    if (all->decode)
+        print_engine(&all->decode_shape, all->decode);
 }
 
 bool engines_print_regions(const kvf_engine *prefill, const kvf_engine *decode) {
@@ -106,18 +110,20 @@ static struct json_object *json_ranks(const kvf_engine *engine) {
     return out;
 }
 
+static void add_engine_json(struct json_object *out, const engine_shape *shape, const kvf_engine *engine) {
+    struct json_object *one = json_shape(shape, kvf_engine_model(engine), kvf_engine_rank_count(engine));
+    json_object_object_add(one, "regions_by_rank", json_ranks(engine));
+    json_object_object_add(out, shape->side, one);
+}
+
 void engines_add_json(const engines *all, struct json_object *out) {
     json_text(out, "model", kvf_model_name(all->model));
     json_count(out, "layers", kvf_model_layer_count(all->model));
     json_notes(out, "notes", all->model);
-    struct json_object *prefill =
-        json_shape(&all->prefill_shape, all->model, kvf_engine_rank_count(all->prefill));
-    struct json_object *decode =
-        json_shape(&all->decode_shape, all->model, kvf_engine_rank_count(all->decode));
-    json_object_object_add(prefill, "regions_by_rank", json_ranks(all->prefill));
-    json_object_object_add(decode, "regions_by_rank", json_ranks(all->decode));
-    json_object_object_add(out, "prefill", prefill);
-    json_object_object_add(out, "decode", decode);
+    if (all->prefill)
+        add_engine_json(out, &all->prefill_shape, all->prefill);
+    if (all->decode)
+        add_engine_json(out, &all->decode_shape, all->decode);
 }
 
 int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,

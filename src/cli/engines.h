@@ -16,24 +16,24 @@ typedef struct engines {
     kvf_engine *prefill, *decode; /* NULL until engines_build() */
 } engines;
 
-/** Loads the model and reads both shapes. Free with engines_free() in either case. */
+/** Loads the model and reads the shapes that were asked for. Free with engines_free() in either case. */
 int engines_read(const options *asked, engines *out);
 
-/** Lays out both engines, with the block counts that are in the shapes by now. */
+/** Lays out the engines that have a shape, with the block counts that are in it by now. */
 int engines_build(engines *all);
 
 void engines_free(engines *all);
 
-/** Prints the model and the two shapes, a line each. */
+/** Prints the model and the shapes, a line each. */
 void engines_print(const engines *all);
 
 /** Prints what the first ranks' memory regions hold; either may be NULL. False when memory ran out. */
 bool engines_print_regions(const kvf_engine *prefill, const kvf_engine *decode);
 
-/** The same for JSON, of all ranks: adds "model", "prefill" and "decode". */
+/** The same for JSON, of all ranks: adds "model", and "prefill" and "decode" of what there is. */
 void engines_add_json(const engines *all, struct json_object *out);
 
-/** Bytes of all memory regions of an engine. */
+/** Bytes of all memory regions of an engine; 0 of none. */
 uint64_t engine_bytes(const kvf_engine *engine);
 
 /** Builds the plan of one decode rank, with the asked choice of replicas. */

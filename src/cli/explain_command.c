@@ -4,7 +4,6 @@
  * The command visits agents as any engine that meets them would begin to (visit.h), and plans by itself: it asks
  * nothing that is not in an introduction, and what is planned here is what the engines plan.
  */
-#include <kvferry/visit.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +14,7 @@
 #include "report.h"
 #include "table.h"
 #include "text.h"
-
-enum { KEY_CHARACTERS = 40, MAX_KEY_FILE_BYTES = 4096 };
-
-/* The command's own keys; empty: none. */
-typedef struct key_pair {
-    char public_key[KEY_CHARACTERS + 1], secret_key[KEY_CHARACTERS + 1];
-} key_pair;
+#include "visiting.h"
 
 /* One side of a pair: an engine that was visited, or one of a shape. */
 typedef struct side {
@@ -30,93 +23,24 @@ typedef struct side {
     const kvf_engine *engine;
 } side;
 
-/* ---- visiting -------------------------------------------------------------------------------- */
-
-static bool take_key(struct json_object *all, const char *name, char key[KEY_CHARACTERS + 1]) {
-    struct json_object *value = NULL;
-    if (!json_object_object_get_ex(all, name, &value) || !json_object_is_type(value, json_type_string) ||
-        json_object_get_string_len(value) != KEY_CHARACTERS)
-        return false;
-    memcpy(key, json_object_get_string(value), KEY_CHARACTERS);
-    key[KEY_CHARACTERS] = '\0';
-    return true;
-}
-
-static int read_keys(const char *path, key_pair *out) {
-    *out = (key_pair){0};
-    if (!path)
-        return EXIT_DONE;
-    char content[MAX_KEY_FILE_BYTES + 1];
-    FILE *file = fopen(path, "r");
-    size_t bytes = file ? fread(content, 1, MAX_KEY_FILE_BYTES, file) : 0;
-    if (file)
-        (void)fclose(file);
-    content[bytes] = '\0';
-    struct json_object *all = json_tokener_parse(content);
-    bool whole = take_key(all, "public_key", out->public_key) && take_key(all, "secret_key", out->secret_key);
-    json_object_put(all);
-    memset(content, 0, sizeof content);
-    if (whole)
-        return EXIT_DONE;
-    return usage_error(
-        "--key-file is \"%s\"; allowed is a file with an object of public_key and secret_key, both "
-        "Z85 keys of %d characters",
-        path, KEY_CHARACTERS);
-}
+/* ---- the two sides --------------------------------------------------------------------------- */
 
 static int visit(const options *asked, const char *where, side *out) {
-    key_pair keys;
-    int result = read_keys(asked->key_file, &keys);
-    if (result)
-        return result;
-    char *endpoint = strdup(where);
-    if (!endpoint)
-        return failure("not enough memory");
-    char *comma = strchr(endpoint, ',');
-    if (comma)
-        *comma = '\0';
-    const kvf_contact contact = {.endpoint = endpoint, .public_key = comma ? comma + 1 : NULL};
-    const kvf_visit_options how = {.struct_size = sizeof how,
-                                   .public_key = keys.public_key[0] ? keys.public_key : NULL,
-                                   .secret_key = keys.secret_key[0] ? keys.secret_key : NULL,
-                                   .timeout_ns = (uint64_t)asked->timeout_s * 1000000000u};
-    kvf_status status = kvf_visit(&contact, &how, &out->visited);
-    free(endpoint);
-    memset(&keys, 0, sizeof keys);
-    if (status == KVF_E_INVALID || status == KVF_E_RANGE)
-        return library_error(status, "explain");
-    if (status)
-        return library_failure(status, "explain");
-    out->engine = kvf_visited_engine(out->visited);
-    return EXIT_DONE;
-}
-
-/* ---- an engine of a shape -------------------------------------------------------------------- */
-
-/* The model that shapes are laid out with: the one that was asked for, which must be the visited one's. */
-static int choose_model(const options *asked, const char *key, const kvf_engine *visited, kvf_model **out) {
-    const kvf_model *theirs = kvf_engine_model(visited);
-    if (asked->model) {
-        int result = options_load_model(asked, out);
-        kvf_status status = result ? KVF_OK : kvf_model_compare(*out, theirs);
-        return status ? library_error(status, "--model is not what %s caches", kvf_engine_name(visited))
-                      : result;
-    }
-    for (uint32_t g = 0; g < kvf_model_group_count(theirs); g++)
-        if (kvf_model_group(theirs, g)->kind == KVF_GROUP_STATE)
-            return usage_error(
-                "--%s needs --model: %s keeps state in group %s, and does not say which of its "
-                "channels stay together",
-                key, kvf_engine_name(visited), kvf_model_group(theirs, g)->name);
-    *out = kvf_model_retain(theirs);
-    return EXIT_DONE;
+    meeting_place place;
+    int result = place_read(where, &place);
+    if (!result)
+        result = place_visit(asked, "explain", &place, asked->timeout_s, 0, &out->visited);
+    place_free(&place);
+    if (!result)
+        out->engine = kvf_visited_engine(out->visited);
+    return result;
 }
 
 static int make(const options *asked, const char *key, const char *wanted, const kvf_engine *visited,
                 side *out) {
     kvf_model *model = NULL;
     engine_shape shape = {0};
-    int result = choose_model(asked, key, visited, &model);
+    int result = visited_model(asked, key, visited, &model);
     if (!result)
         result = shape_parse(key, wanted, model, &shape);
     if (!result) {

@@ -18,8 +18,18 @@ static const command commands[] = {
     {"plan", "", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
     {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO,
      WITH_AGENT(run_demo)},
+    {"serve", "", "hold a cache that another machine can fetch", COMMAND_SERVE, WITH_AGENT(run_serve)},
+    {"fetch", " ENDPOINT[,KEY]", "fetch what another machine serves, verify it and measure the way",
+     COMMAND_FETCH, WITH_AGENT(run_fetch)},
+    {"ping", " ENDPOINT[,KEY]", "say whether an engine answers, which one, and how far it is", COMMAND_PING,
+     WITH_AGENT(run_ping)},
+    {"keys", "", "make a pair of keys, as --key-file takes it", COMMAND_KEYS, WITH_AGENT(run_keys)},
     {"bench", "", "measure planning, run generation and transfer", COMMAND_BENCH, WITH_AGENT(run_bench)},
     {"models", "", "list the models that come with the library", COMMAND_MODELS, run_models},
+    {"transports", "", "list the kinds of transport, and say which work on this machine, and with what",
+     COMMAND_TRANSPORTS, run_transports},
+    {"doctor", "", "examine this machine: transports, permissions, limits, clocks, and what to do",
+     COMMAND_DOCTOR, run_doctor},
     {"explain", " ENDPOINT[,KEY] [ENDPOINT[,KEY]]",
      "say who running engines are, and who reads what from whom", COMMAND_EXPLAIN, WITH_AGENT(run_explain)},
 };
@@ -101,10 +111,10 @@ static int print_help(void) {
            "Moves KV caches between LLM inference engines of different shape.\n\n"
            "Commands:\n");
     for (size_t i = 0; i < command_count; i++)
-        printf("  %-8s %s\n", commands[i].name, commands[i].summary);
-    printf("  %-8s %s\n\n", "help", "say how a command is used: kvferry help COMMAND");
-    printf("  --help     this text\n"
-           "  --version  the version of the library\n");
+        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
+    printf("  %-10s %s\n\n", "help", "say how a command is used: kvferry help COMMAND");
+    printf("  --help       this text\n"
+           "  --version    the version of the library\n");
     return EXIT_DONE;
 }
 

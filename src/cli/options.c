@@ -1,7 +1,5 @@
 #include "options.h"
 
-#include <kvferry/transport.h>
-
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -14,7 +12,12 @@
 enum {
     ALL_SHAPES = COMMAND_PLAN | COMMAND_DEMO | COMMAND_BENCH,
     MOVING = COMMAND_DEMO | COMMAND_BENCH,
+    LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
     PLANNING = ALL_SHAPES | COMMAND_EXPLAIN,
+    HOLDING = PLANNING | COMMAND_SERVE, /* what has a prefill engine */
+    WANTING = PLANNING | COMMAND_FETCH, /* what has a decode engine */
+    EITHER = HOLDING | WANTING,
+    VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH,
 };
 
 enum option_id {
@@ -28,6 +31,8 @@ enum option_id {
     OPTION_REQUESTS,
     OPTION_TRANSPORT,
     OPTION_UCX_TLS,
+    OPTION_UCX_LIBRARY,
+    OPTION_UCX_DEVICES,
     OPTION_BROUGHT_MEMORY,
     OPTION_NO_DIRECT_READ,
     OPTION_MEMORY_LIMIT,
@@ -42,6 +47,10 @@ enum option_id {
     OPTION_DIE,
     OPTION_HANG,
     OPTION_KEY_FILE,
+    OPTION_LISTEN,
+    OPTION_ALLOW,
+    OPTION_INSECURE,
+    OPTION_COUNT,
 };
 
 typedef struct option_row {
@@ -53,37 +62,58 @@ typedef struct option_row {
 } option_row;
 
 static const option_row rows[] = {
+    {"listen", "ENDPOINT", "where to be met, such as tcp://10.0.0.1:5555 (tcp://127.0.0.1:*)", OPTION_LISTEN,
+     COMMAND_SERVE},
     {"model", "NAME|FILE", "a model that \"kvferry models\" lists, or a config.json (llama-3.1-8b)",
-     OPTION_MODEL, PLANNING},
+     OPTION_MODEL, HOLDING},
+    {"model", "NAME|FILE", "what the engine there must cache (whatever it does)", OPTION_MODEL,
+     COMMAND_FETCH},
     {"dtype", "NAME", "element type of the attention cache, such as bf16 or fp8", OPTION_DTYPE,
-     PLANNING | COMMAND_MODELS},
-    {"state-dtype", "NAME", "element type of recurrent state", OPTION_STATE_DTYPE, PLANNING | COMMAND_MODELS},
+     EITHER | COMMAND_MODELS},
+    {"state-dtype", "NAME", "element type of recurrent state", OPTION_STATE_DTYPE, EITHER | COMMAND_MODELS},
     {"scales", "NAME[/head]", "keep quantisation scales of this type: one a token, or one a token and head",
-     OPTION_SCALES, PLANNING | COMMAND_MODELS},
-    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL, PLANNING},
-    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE, PLANNING},
-    {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, PLANNING},
-    {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS, MOVING},
-    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, PLANNING},
-    {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS, MOVING},
+     OPTION_SCALES, EITHER | COMMAND_MODELS},
+    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL, HOLDING},
+    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE, WANTING},
+    {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, HOLDING},
+    {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS,
+     MOVING | COMMAND_SERVE},
+    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER},
+    {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS,
+     MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
+    {"ucx-library", "FILES", "the UCX to load: the first of these libucp that works (libucp.so.0)",
+     OPTION_UCX_LIBRARY, MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
+    {"ucx-devices", "LIST", "the interfaces UCX may use, as in UCX_NET_DEVICES", OPTION_UCX_DEVICES,
+     MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
     {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
-     OPTION_BROUGHT_MEMORY, MOVING},
+     OPTION_BROUGHT_MEMORY, MOVING | COMMAND_SERVE | COMMAND_FETCH},
     {"no-direct-read", NULL, "do as if the kernel forbade reading another process's memory",
      OPTION_NO_DIRECT_READ, MOVING},
     {"memory-limit", "BYTES", "caches of both engines together (4g)", OPTION_MEMORY_LIMIT, MOVING},
-    {"in-flight", "N", "requests that a decode rank has in flight at once (4)", OPTION_IN_FLIGHT, MOVING},
-    {"rounds", "N", "how often all requests are moved and verified", OPTION_ROUNDS, MOVING},
+    {"memory-limit", "BYTES", "caches of this engine (512m)", OPTION_MEMORY_LIMIT, COMMAND_SERVE},
+    {"memory-limit", "BYTES", "caches of this engine (4g)", OPTION_MEMORY_LIMIT, COMMAND_FETCH},
+    {"in-flight", "N", "requests that a decode rank has in flight at once (4)", OPTION_IN_FLIGHT,
+     MOVING | COMMAND_FETCH},
+    {"rounds", "N", "how often all requests are moved and verified", OPTION_ROUNDS, MOVING | COMMAND_FETCH},
+    {"count", "N", "how many round trips to measure (5)", OPTION_COUNT, COMMAND_PING},
     {"timeout", "SECONDS", "how long a rank may be silent (60)", OPTION_TIMEOUT, MOVING},
-    {"timeout", "SECONDS", "how long to wait for an answer (5)", OPTION_TIMEOUT, COMMAND_EXPLAIN},
-    {"key-file", "FILE", "own keys: an object of JSON with public_key and secret_key", OPTION_KEY_FILE,
-     COMMAND_EXPLAIN},
-    {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED, MOVING},
+    {"timeout", "SECONDS", "how long to wait for an answer (5)", OPTION_TIMEOUT,
+     COMMAND_EXPLAIN | COMMAND_PING},
+    {"timeout", "SECONDS", "how long meeting the engine, and each request, may take (60)", OPTION_TIMEOUT,
+     COMMAND_FETCH},
+    {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", OPTION_KEY_FILE,
+     VISITING | COMMAND_SERVE},
+    {"allow", "KEY", "a public key that may connect, several times if need be (everyone)", OPTION_ALLOW,
+     COMMAND_SERVE},
+    {"insecure", NULL, "listen beyond loopback without keys", OPTION_INSECURE, COMMAND_SERVE},
+    {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED,
+     MOVING | COMMAND_SERVE},
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
      OPTION_REPLICAS, COMMAND_PLAN | COMMAND_EXPLAIN},
     {"json", NULL, "print JSON instead of text", OPTION_JSON,
-     COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_EXPLAIN},
+     COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_SERVE | VISITING | LOOKING},
     {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},
-    {"corrupt", "COORDINATE", NULL, OPTION_CORRUPT, COMMAND_DEMO},
+    {"corrupt", "COORDINATE", NULL, OPTION_CORRUPT, COMMAND_DEMO | COMMAND_SERVE},
     {"die", "RANK", NULL, OPTION_DIE, COMMAND_DEMO},
     {"hang", "RANK", NULL, OPTION_HANG, COMMAND_DEMO},
 };
@@ -194,6 +224,13 @@ static int take_fault(fault_kind kind, const char *rank, options *out) {
     return EXIT_DONE;
 }
 
+static int take_key(const char *text, options *out) {
+    if (out->allowed_key_count == OPTIONS_MAX_KEYS)
+        return usage_error("--allow is given more than %d times", OPTIONS_MAX_KEYS);
+    out->allowed_keys[out->allowed_key_count++] = text;
+    return EXIT_DONE;
+}
+
 static int take(enum option_id id, const char *text, options *out) {
     switch (id) {
     case OPTION_MODEL:
@@ -219,6 +256,12 @@ static int take(enum option_id id, const char *text, options *out) {
         return take_transport(text, &out->transport);
     case OPTION_UCX_TLS:
         out->ucx_tls = text;
+        return EXIT_DONE;
+    case OPTION_UCX_LIBRARY:
+        out->ucx_library = text;
+        return EXIT_DONE;
+    case OPTION_UCX_DEVICES:
+        out->ucx_devices = text;
         return EXIT_DONE;
     case OPTION_BROUGHT_MEMORY:
         out->brought_memory = true;
@@ -256,6 +299,16 @@ static int take(enum option_id id, const char *text, options *out) {
     case OPTION_KEY_FILE:
         out->key_file = text;
         return EXIT_DONE;
+    case OPTION_LISTEN:
+        out->listen = text;
+        return EXIT_DONE;
+    case OPTION_ALLOW:
+        return take_key(text, out);
+    case OPTION_INSECURE:
+        out->insecure = true;
+        return EXIT_DONE;
+    case OPTION_COUNT:
+        return take_number32("count", text, 1000, &out->count);
     }
     return EXIT_DONE;
 }
@@ -283,10 +336,20 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
         .in_flight = 4,
         .timeout_s = 60,
         .seed = 1,
+        .listen = "tcp://127.0.0.1:*",
+        .count = 5,
     };
-    if (command_bit == COMMAND_EXPLAIN) {
-        out->model = out->prefill = out->decode = NULL;
+    if (command_bit & VISITING)
+        out->model = NULL;
+    if (command_bit & (COMMAND_EXPLAIN | COMMAND_PING)) {
+        out->prefill = out->decode = NULL;
         out->timeout_s = 5;
+    }
+    if (command_bit == COMMAND_FETCH)
+        out->prefill = NULL;
+    if (command_bit == COMMAND_SERVE) {
+        out->decode = NULL;
+        out->memory_limit = (uint64_t)512 << 20;
     }
     opterr = 0;
     optind = 1;
@@ -302,10 +365,29 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     }
     out->operands = argv + optind;
     out->operand_count = (uint32_t)(argc - optind);
-    uint32_t most = command_bit == COMMAND_EXPLAIN ? OPTIONS_MAX_OPERANDS : 0;
+    uint32_t most = command_bit == COMMAND_EXPLAIN ? OPTIONS_MAX_OPERANDS : command_bit & VISITING ? 1 : 0;
     if (out->operand_count > most)
         return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", out->operands[most], argv[0]);
     return EXIT_DONE;
+}
+
+uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]) {
+    uint32_t count = 0;
+    if (asked->ucx_tls)
+        out[count++] = (kvf_setting){"ucx.tls", asked->ucx_tls};
+    if (asked->ucx_library)
+        out[count++] = (kvf_setting){"ucx.library", asked->ucx_library};
+    if (asked->ucx_devices)
+        out[count++] = (kvf_setting){"ucx.devices", asked->ucx_devices};
+    return count;
+}
+
+int options_open_transport(const options *asked, kvf_transport **out) {
+    kvf_setting settings[UCX_SETTINGS_MAX];
+    kvf_transport_options how = {.struct_size = sizeof how, .name = "kvferry", .settings = settings};
+    how.setting_count = options_ucx_settings(asked, settings);
+    kvf_status status = kvf_transport_open("auto", &how, out);
+    return status ? library_error(status, "transports") : EXIT_DONE;
 }
 
 int options_load_model(const options *asked, kvf_model **out) {
@@ -339,6 +421,6 @@ void print_command_help(uint32_t command_bit) {
                        rows[i].argument ? rows[i].argument : "");
         printf("  %-24s %s\n", left, rows[i].help);
     }
-    if (command_bit & PLANNING)
+    if (command_bit & EITHER)
         print_shape_help();
 }

@@ -5,6 +5,7 @@
 #define KVFERRY_CLI_OPTIONS_H
 
 #include <kvferry/model.h>
+#include <kvferry/transport.h>
 
 #include "cli.h"
 
@@ -15,10 +16,11 @@ typedef enum fault_kind {
     FAULT_HANG,
 } fault_kind;
 
-/** The most operands that a command takes. */
-enum { OPTIONS_MAX_OPERANDS = 2 };
+/** The most operands that a command takes, and keys that it may be given to allow. */
+enum { OPTIONS_MAX_OPERANDS = 2, OPTIONS_MAX_KEYS = 64 };
 
-/** What was asked for. Texts belong to argv. Explaining has no shapes and no model but those asked for. */
+/** What was asked for. Texts belong to argv. What speaks with running engines has no shapes and no model but those
+ * asked for. */
 typedef struct options {
     const char *model;
     kvf_config_options config;
@@ -28,6 +30,8 @@ typedef struct options {
     uint64_t requests; /* 0: chosen */
     const char *transport;
     const char *ucx_tls;
+    const char *ucx_library;
+    const char *ucx_devices;
     bool brought_memory;
     bool no_direct_read;
     uint64_t memory_limit; /* bytes */
@@ -42,6 +46,11 @@ typedef struct options {
     fault_kind fault;
     const char *fault_rank; /* such as "decode:1" */
     const char *key_file;
+    const char *listen;
+    const char *allowed_keys[OPTIONS_MAX_KEYS]; /* public keys that may connect */
+    uint32_t allowed_key_count;                 /* 0: everyone */
+    bool insecure;
+    uint32_t count;        /* of greetings */
     char *const *operands; /* what is no option */
     uint32_t operand_count;
 } options;
@@ -52,6 +61,14 @@ typedef struct options {
  * @param command_bit  which command: options that it does not take are errors
  */
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
+
+enum { UCX_SETTINGS_MAX = 3 };
+
+/** What was asked for of UCX, as settings of a transport, whose number is returned. */
+uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]);
+
+/** Opens an endpoint with every kind of transport that works here; says what is wrong when it cannot. */
+int options_open_transport(const options *asked, kvf_transport **out);
 
 /** Loads the model that was asked for; says what is wrong when it cannot. */
 int options_load_model(const options *asked, kvf_model **out);

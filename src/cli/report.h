@@ -5,7 +5,7 @@
 #define KVFERRY_CLI_REPORT_H
 
 #include <json-c/json.h>
-#include <kvferry/plan.h>
+#include <kvferry/stage.h>
 
 #include "options.h"
 #include "table.h"
@@ -16,7 +16,7 @@ enum { REPORT_TOKENS = 1024 };
 /** Sums over all decode ranks. */
 typedef struct report_totals {
     uint64_t bytes, runs;
-    double slowest_ns;
+    double slowest_ns; /* by the cheaper way of each source */
     uint32_t plans, fewest_rules, most_rules;
     size_t least_memory, most_memory;
 } report_totals;

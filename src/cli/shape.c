@@ -306,7 +306,7 @@ void shape_fill_blocks(engine_shape *shape, const kvf_model *model) {
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out) {
     kvf_engine_spec spec = {
         .struct_size = sizeof spec,
-        .name = shape->side,
+        .name = shape->name ? shape->name : shape->side,
         .tp_size = shape->tp,
         .pp_size = shape->pp,
         .pp_layers = shape->pp_layers,

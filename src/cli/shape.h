@@ -21,7 +21,8 @@ typedef struct shape_setting {
 } shape_setting;
 
 typedef struct engine_shape {
-    const char *side; /* "prefill" or "decode": for messages, and the engine's name */
+    const char *side; /* "prefill" or "decode": for messages, and the engine's name unless it has another */
+    const char *name; /* NULL: as the side; the caller's */
     char *text;       /* owned, cut into the settings */
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;

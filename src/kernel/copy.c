@@ -35,3 +35,24 @@ void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run 
     const kvf_copy_loop *fast = bytes >= STREAM_BYTES ? kvf_kernel_copy_loop(1) : NULL;
     (fast ? fast : &kvf_copy_plain)->runs(way, bases, runs, count);
 }
+
+/* As in copy_avx2.c: the list says where the processor will have to wait, if it is not asked before. */
+#define AHEAD 4u /* runs */
+#define LINE ((size_t)64)
+#define AHEAD_BYTES 512u /* of each: then the processor's own prefetcher has caught up */
+
+static const unsigned char *source_of(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *run) {
+    return way == KVF_COPY_TO_LOCAL ? bases.from[run->remote_region] + run->remote_offset
+                                    : bases.from[run->local_region] + run->local_offset;
+}
+
+void kvf_kernel_pack_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            const unsigned char *next = source_of(way, bases, &runs[i + AHEAD]);
+            for (uint64_t at = 0; at < kvf_min_u64(runs[i + AHEAD].bytes, AHEAD_BYTES); at += LINE)
+                __builtin_prefetch(next + at);
+        }
+        copy_plain(way, bases, &runs[i], 1);
+    }
+}

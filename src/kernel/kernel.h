@@ -33,6 +33,9 @@ typedef struct kvf_copy_loop {
 void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count,
                           uint64_t bytes);
 
+/** Copies runs like the above, into memory that is read at once: what is written stays in the caches. Any thread. */
+void kvf_kernel_pack_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
+
 /** The loops this machine can run, plain first, the fastest for many bytes last; NULL past it. Any thread. */
 const kvf_copy_loop *kvf_kernel_copy_loop(uint32_t i);
 

@@ -52,6 +52,10 @@ kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed) 
     return link->table->allow(link, public_key, allowed);
 }
 
+kvf_link_counts kvf_link_count(const kvf_link *link) {
+    return link->table->counts ? link->table->counts(link) : (kvf_link_counts){0};
+}
+
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]) {
     return link->table->fds(link, fds);
 }

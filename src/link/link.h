@@ -43,6 +43,14 @@ typedef struct kvf_link_options {
     uint32_t allowed_key_count;      /* 0: everyone who knows our public key */
     bool insecure;                   /* allows to listen beyond loopback without keys */
 
+    /** Connections that others may make to us, in all and from one address; 0: as many as descriptors allow, and three
+     * quarters of all. See link_guests.h for who goes where there are more. */
+    uint32_t max_connections, max_connections_per_address;
+    /** Whether somebody is met over an incoming route: who is not goes first. NULL: nobody is. */
+    bool (*is_known)(void *context, kvf_route route);
+    /** Somebody was hung up for want of room; NULL: nobody wants to know. */
+    void (*on_crowded)(void *context, const char *detail);
+
     /** A message came. */
     void (*on_message)(void *context, const kvf_letter *letter);
     /**
@@ -87,7 +95,7 @@ const char *kvf_link_endpoint(const kvf_link *link);
  *                    keys
  * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (no such endpoint can be, or a key that is none),
  *         KVF_E_PERMISSION (only one side has keys), KVF_E_EXISTS (connected already under too many other
- *         keys: 1 for ipc, 16 for tcp), KVF_E_IO, KVF_E_NOMEM
+ *         keys: 1 for ipc, 16 for tcp), KVF_E_LIMIT (more connections than descriptors allow), KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
 
@@ -123,13 +131,22 @@ bool kvf_link_pending(kvf_link *link);
  */
 kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
 
-#define KVF_LINK_FDS 4u
+#define KVF_LINK_FDS 5u
 
 /** The descriptors that poll readable when something arrives; do not read them. Returns their number. */
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
 
 /** When kvf_link_progress() has something to do that no descriptor shows; UINT64_MAX: never. */
 uint64_t kvf_link_due(const kvf_link *link);
+
+/** Connections that others made to us. */
+typedef struct kvf_link_counts {
+    uint64_t now;     /* there are */
+    uint64_t closed;  /* were closed by us: they said nothing, or there was no room */
+    uint64_t refused; /* of these, for want of room */
+} kvf_link_counts;
+
+kvf_link_counts kvf_link_count(const kvf_link *link);
 
 /**
  * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what
@@ -148,6 +165,7 @@ struct kvf_link_table {
     uint32_t (*fds)(const kvf_link *link, int fds[KVF_LINK_FDS]);
     uint64_t (*due)(const kvf_link *link);
     kvf_status (*allow)(kvf_link *link, const char *public_key, bool allowed); /* NULL: has no list */
+    kvf_link_counts (*counts)(const kvf_link *link);                           /* NULL: nobody counts */
 };
 
 struct kvf_link {

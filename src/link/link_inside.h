@@ -6,6 +6,8 @@
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
+ *   link_guests.c    how many may be connected to us, and who goes first
+ *   link_door.c      who is connected to us
  *   link_fds.c       file descriptors
  */
 #ifndef KVF_LINK_INSIDE_H
@@ -13,16 +15,25 @@
 
 #include "link/link.h"
 #include "link/link_endpoint.h"
+#include "link/link_guests.h"
 
 #include "base/tables.h"
 #include <zmq.h>
 
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
-#define KVF_CONNECT_MS 10000 /* after which a try to connect is given up */
+/* After which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
+#define KVF_CONNECT_MS 1500
 
-/* How much one round of progress takes in from one socket. */
+/* How much one round of progress takes in from one socket: messages, and bytes of them. */
 #define KVF_LINK_BATCH 64u
+#define KVF_LINK_BATCH_BYTES (2u << 20)
+
+/* So long after something was said over a connection, and nothing heard, another is made in its place: where a link was
+ * down, TCP waits longer and longer before it tries again, up to two minutes. Doubled while nothing is heard, for what
+ * is silent may just be busy. */
+#define KVF_SILENCE_NS UINT64_C(2000000000)
+#define KVF_SILENCE_MAX_NS UINT64_C(30000000000)
 
 typedef enum kvf_line_state {
     KVF_LINE_DIALLED, /* ZeroMQ has it: connected, or trying to */
@@ -53,17 +64,26 @@ typedef struct kvf_line {
     bool closed;                      /* the try that is under way had a socket, which was closed */
     uint64_t tried_ns;                /* when that try began */
     uint64_t pause_ns, due_ns;
+    bool made;           /* DIALLED, and the handshake is done: there is a connection */
+    bool asking;         /* in the list of those that something was said over, and nothing heard since */
+    uint64_t asked_ns;   /* when that was, or when the connection was made */
+    uint64_t silence_ns; /* how long that may last */
     UT_hash_handle by_route, by_name, by_dialled;
-    struct kvf_line *next, *prev; /* in the list of its state, of broken or resting ones */
+    struct kvf_line *next, *prev; /* in the list of its state, of broken, resting or asking ones */
 } kvf_line;
 
 typedef struct kvf_zmq_link {
     kvf_link base;
-    void *zmq;        /* the context */
-    void *listener;   /* ROUTER; NULL when it listens nowhere */
-    void *caller;     /* ROUTER */
-    void *monitor;    /* PAIR: what happens to the caller's connections */
-    void *guard;      /* REP: who may connect, and by which key; NULL without encryption */
+    void *zmq;      /* the context */
+    void *listener; /* ROUTER; NULL when it listens nowhere */
+    void *caller;   /* ROUTER */
+    void *monitor;  /* PAIR: what happens to the caller's connections */
+    void *guard;    /* REP: who may connect, and by which key; NULL without encryption */
+    void *door;     /* PAIR: what happens to the listener's connections; NULL without a listener */
+    kvf_guests guests;
+    int empty_fd, spare_fd; /* see link_door.c */
+    bool listens_on_tcp;
+    uint64_t now;     /* of this round of progress */
     bool open_to_all; /* everyone who knows our key may */
     char endpoint[KVF_ENDPOINT_BYTES];
     bool encrypted;
@@ -76,13 +96,13 @@ typedef struct kvf_zmq_link {
 
     kvf_route last_route;
     kvf_line *lines_by_route, *lines_by_name, *lines_by_dialled;
-    kvf_line *broken, *resting;
+    kvf_line *broken, *resting, *asking;
     uint32_t padding; /* see link_line.c */
 
     int fds[KVF_LINK_FDS]; /* of the sockets */
     uint32_t fd_count;
     bool quiet;           /* nothing was pending, and nothing was done since */
-    uint64_t next_due_ns; /* when a resting line is dialled */
+    uint64_t next_due_ns; /* when a resting line is dialled, or a silent one dialled anew */
     const kvf_clock *clock;
 } kvf_zmq_link;
 
@@ -116,6 +136,17 @@ bool kvf_link_readable(void *socket);
  */
 uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity);
 
+/** Has a new PAIR told of some events of a socket. */
+kvf_status kvf_link_monitor(void *zmq, void *socket, const char *address, int events, void **out);
+
+/**
+ * Takes in one event without waiting.
+ *
+ * @param text  receives the endpoint that it is about, as a message that the caller has initialised; NULL: no interest
+ * @return whether there was one
+ */
+bool kvf_link_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg_t *text);
+
 /** Sends one message of two frames without waiting. 0, or errno. */
 int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes);
 
@@ -140,8 +171,11 @@ void kvf_lines_take_events(kvf_zmq_link *link);
 /** Hangs up what broke, once everything that came in over it has been read, and tells. */
 void kvf_lines_hang_up(kvf_zmq_link *link);
 
-/** Dials the lines whose pause is over. */
-void kvf_lines_redial(kvf_zmq_link *link);
+/** Dials the lines whose pause is over, and those that are silent anew if all that came in over them has been read. */
+void kvf_lines_redial(kvf_zmq_link *link, bool all_read);
+
+/** Something came in over a line. */
+void kvf_line_heard(kvf_zmq_link *link, kvf_line *line);
 
 kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
 
@@ -165,10 +199,31 @@ bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message, uint8_t key[
 /** See kvf_link_allow(). */
 kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed);
 
+/* ---- link_door.c ----------------------------------------------------------------------------- */
+
+/** Begins to watch the listener, which must not be bound yet. */
+kvf_status kvf_door_open(kvf_zmq_link *link, const kvf_link_options *options);
+
+/** Takes in who has come and gone, at most a batch, and hangs up where there are too many, or who says nothing. */
+void kvf_door_take_events(kvf_zmq_link *link);
+
+/** A message came over an incoming route. */
+void kvf_door_hear(kvf_zmq_link *link, kvf_route route, zmq_msg_t *message);
+
+/** Frees what is known of connections. The sockets are closed already. */
+void kvf_door_close(kvf_zmq_link *link);
+
 /* ---- link_fds.c ------------------------------------------------------------------------------ */
 
 /** Remembers the sockets' file descriptors. */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link);
+
+/** How many connections may be made to us: as many as wanted (0: any number), but no more than three quarters of the
+ * descriptors that this process may have. */
+uint32_t kvf_link_most_guests(uint32_t wanted);
+
+/** How many connections we may make: three quarters of the descriptors that this process may have. */
+uint32_t kvf_link_most_lines(void);
 
 /** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */
 kvf_status kvf_link_check_descriptors(void);

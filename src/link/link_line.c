@@ -40,21 +40,12 @@ static line_id id_of(const kvf_line *line) {
 }
 
 kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options) {
-    const int none = 0;
     kvf_status status = kvf_link_make_router(link, options, SEND_LIMIT, &link->caller);
-    if (status)
-        return status;
-    /* Events must never wait for us to read them: ZeroMQ's own thread would wait too. */
-    link->monitor = zmq_socket(link->zmq, ZMQ_PAIR);
-    if (!link->monitor || zmq_setsockopt(link->monitor, ZMQ_LINGER, &none, sizeof none) ||
-        zmq_setsockopt(link->monitor, ZMQ_RCVHWM, &none, sizeof none) ||
-        zmq_socket_monitor(link->caller, MONITOR_ADDRESS, MONITORED) ||
-        zmq_connect(link->monitor, MONITOR_ADDRESS))
-        return kvf_link_fail_zmq("watching connections");
-    return KVF_OK;
+    return status ? status
+                  : kvf_link_monitor(link->zmq, link->caller, MONITOR_ADDRESS, MONITORED, &link->monitor);
 }
 
-/* ---- dialling -------------------------------------------------------------------------------- */
+/* ---- where ZeroMQ has it ---------------------------------------------------------------------- */
 
 /* Finds an endpoint text that no other line of ours is connected by. The counter moves on each time, so that
  * late events of the connection before this one do not fit it. */
@@ -77,6 +68,35 @@ static void forget_text(kvf_zmq_link *link, kvf_line *line) {
     HASH_DELETE(by_dialled, link->lines_by_dialled, line);
 }
 
+/* ---- silence --------------------------------------------------------------------------------- */
+
+static void look_at(kvf_zmq_link *link, const kvf_line *line) {
+    if (line->made)
+        link->next_due_ns = kvf_min_u64(link->next_due_ns, line->asked_ns + line->silence_ns);
+}
+
+static void note_asked(kvf_zmq_link *link, kvf_line *line) {
+    if (line->asking)
+        return;
+    line->asking = true;
+    line->asked_ns = kvf_now(link->clock);
+    DL_APPEND(link->asking, line);
+    look_at(link, line);
+}
+
+static void forget_asked(kvf_zmq_link *link, kvf_line *line) {
+    if (line->asking)
+        DL_DELETE(link->asking, line);
+    line->asking = false;
+}
+
+void kvf_line_heard(kvf_zmq_link *link, kvf_line *line) {
+    forget_asked(link, line);
+    line->silence_ns = KVF_SILENCE_NS;
+}
+
+/* ---- dialling -------------------------------------------------------------------------------- */
+
 static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
     int ipv6 = line->endpoint.ipv6; /* only then: with it, names would be looked up as IPv6 first */
     if (!choose_text(link, line))
@@ -87,6 +107,7 @@ static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
     line->attempt++; /* ZeroMQ aborts when a routing id is used again before its old pipe is gone */
     line->why = KVF_OK;
     line->closed = false;
+    line->made = false;
     line->tried_ns = kvf_now(link->clock);
     line_id id = id_of(line);
     bool good = zmq_setsockopt(link->caller, ZMQ_IPV6, &ipv6, sizeof ipv6) == 0 &&
@@ -110,12 +131,32 @@ static void rest(kvf_zmq_link *link, kvf_line *line) {
     line->pause_ns = kvf_min_u64(line->pause_ns * 2, PAUSE_MAX_NS);
     line->state = KVF_LINE_RESTING;
     DL_APPEND(link->resting, line);
+    link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
 }
 
-void kvf_lines_redial(kvf_zmq_link *link) {
+/* Nobody is told: it may be back at once, and if it is not, that there is no connection is told then. */
+static void dial_anew(kvf_zmq_link *link, kvf_line *line) {
+    line->silence_ns = kvf_min_u64(2 * line->silence_ns, KVF_SILENCE_MAX_NS);
+    forget_asked(link, line);
+    (void)zmq_disconnect(link->caller, line->dialled);
+    forget_text(link, line);
+    if (dial(link, line))
+        rest(link, line);
+}
+
+void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
     kvf_line *next;
     uint64_t next_due = KVF_LINK_NEVER;
-    uint64_t now = link->resting ? kvf_now(link->clock) : 0;
+    if (link->next_due_ns == KVF_LINK_NEVER)
+        return;
+    uint64_t now = kvf_now(link->clock);
+    if (now < link->next_due_ns)
+        return;
+    for (kvf_line *line = link->asking; line && all_read; line = next) {
+        next = line->next;
+        if (line->made && now >= line->asked_ns + line->silence_ns)
+            dial_anew(link, line);
+    }
     for (kvf_line *line = link->resting; line; line = next) {
         next = line->next;
         if (line->due_ns > now)
@@ -127,6 +168,8 @@ void kvf_lines_redial(kvf_zmq_link *link) {
     for (const kvf_line *line = link->resting; line; line = line->next)
         next_due = kvf_min_u64(next_due, line->due_ns);
     link->next_due_ns = next_due;
+    for (const kvf_line *line = link->asking; line; line = line->next)
+        look_at(link, line);
 }
 
 /* ---- what happens to connections ------------------------------------------------------------- */
@@ -142,6 +185,7 @@ static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status,
 static void break_line(kvf_zmq_link *link, kvf_line *line) {
     if (line->state != KVF_LINE_DIALLED)
         return;
+    forget_asked(link, line);
     line->state = KVF_LINE_BROKEN;
     DL_APPEND(link->broken, line);
 }
@@ -184,7 +228,8 @@ static const char *why_none(const kvf_zmq_link *link, const kvf_line *line) {
         return "no connection: no socket could be made for it; trying again";
     if (line->endpoint.loopback)
         return "no connection: it was refused, for nobody listens there; trying again";
-    if (kvf_now(link->clock) - line->tried_ns >= KVF_CONNECT_MS * UINT64_C(1000000))
+    if (kvf_now(link->clock) - line->tried_ns >=
+        KVF_CONNECT_MS * UINT64_C(750000)) /* ZeroMQ's own is not exact */
         return "no connection: the host did not answer; trying again";
     return "no connection: it was refused, or no way leads to the host; trying again";
 }
@@ -207,6 +252,10 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
     }
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         line->pause_ns = PAUSE_NS;
+        line->made = true;
+        line->asked_ns = kvf_now(link->clock); /* what waited goes out now */
+        if (line->asking)
+            look_at(link, line);
         break;
     case ZMQ_EVENT_DISCONNECTED:
         break_line(link, line);
@@ -217,22 +266,16 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
 }
 
 void kvf_lines_take_events(kvf_zmq_link *link) {
-    for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
-        zmq_msg_t frames[2]; /* event and value; endpoint text */
-        uint16_t event;
-        uint32_t value;
-        (void)zmq_msg_init(&frames[0]);
-        (void)zmq_msg_init(&frames[1]);
-        uint32_t count = kvf_link_receive(link->monitor, frames, 2);
-        if (count == 2 && zmq_msg_size(&frames[0]) == sizeof event + sizeof value) {
-            memcpy(&event, zmq_msg_data(&frames[0]), sizeof event);
-            memcpy(&value, (const char *)zmq_msg_data(&frames[0]) + sizeof event, sizeof value);
-            take_event(link, event, value, zmq_msg_data(&frames[1]), zmq_msg_size(&frames[1]));
-        }
-        (void)zmq_msg_close(&frames[0]);
-        (void)zmq_msg_close(&frames[1]);
-        if (count == 0)
-            return;
+    uint16_t event;
+    uint32_t value;
+    bool more = true;
+    for (uint32_t i = 0; i < KVF_LINK_BATCH && more; i++) {
+        zmq_msg_t text;
+        (void)zmq_msg_init(&text);
+        more = kvf_link_take_event(link->monitor, &event, &value, &text);
+        if (more)
+            take_event(link, event, value, zmq_msg_data(&text), zmq_msg_size(&text));
+        (void)zmq_msg_close(&text);
     }
 }
 
@@ -274,12 +317,15 @@ kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, s
         return KVF_OK;
     line_id id = id_of(line);
     switch (kvf_link_transmit(link->caller, &id, sizeof id, data, bytes)) {
+    case 0:
+        note_asked(link, line);
+        return KVF_OK;
     case ENOMEM:
         return kvf_nomem("message");
     case EHOSTUNREACH: /* ZeroMQ gave it up, or is about to */
         break_line(link, line);
         return KVF_OK;
-    default: /* sent, or dropped */
+    default: /* dropped */
         return KVF_OK;
     }
 }
@@ -307,6 +353,7 @@ static kvf_status make_line(kvf_zmq_link *link, const kvf_endpoint *endpoint, co
         (void)zmq_z85_decode(line->key_bytes, key); /* check_server_key() saw that it is one */
     line->route = ++link->last_route;
     line->pause_ns = PAUSE_NS;
+    line->silence_ns = KVF_SILENCE_NS;
     line->users = 1;
     if (!line->name) {
         free_line(line);
@@ -358,6 +405,11 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
         *out = line->route;
         return KVF_OK;
     }
+    uint32_t most = kvf_link_most_lines();
+    if (HASH_CNT(by_route, link->lines_by_route) >= most)
+        return kvf_fail(KVF_E_LIMIT,
+                        "%s: there are %u connections, as many as the process's descriptors allow", read.text,
+                        most);
     status = make_line(link, &read, key, name, &line);
     if (status)
         return status;
@@ -375,6 +427,7 @@ void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route) {
     link->quiet = false;
     if (!line || --line->users > 0)
         return;
+    forget_asked(link, line);
     if (line->state == KVF_LINE_RESTING) {
         DL_DELETE(link->resting, line);
     } else {

@@ -8,14 +8,15 @@
 #include "link/link_inside.h"
 
 /* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
- * KVF_WIRE_MAX_BYTES. */
-#define RECEIVE_LIMIT 16
+ * KVF_WIRE_MAX_BYTES; with a fourth of it, a peer that has a hundred requests under way is stopped and woken so often
+ * that a third fewer get through. */
+#define RECEIVE_LIMIT 64
 /* What encryption adds to a message. */
 #define SEALED_BYTES 256
 
 #define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
 #define RECONNECT_MS 20
-#define RECONNECT_MAX_MS 1000
+#define RECONNECT_MAX_MS 500
 #define BACKLOG 4096
 
 /* A host that vanished is noticed after 30 + 3 * 10 s; a process that is only stopped stays connected. */
@@ -197,6 +198,39 @@ uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity) {
     }
     (void)zmq_msg_close(&surplus);
     return count;
+}
+
+kvf_status kvf_link_monitor(void *zmq, void *socket, const char *address, int events, void **out) {
+    const int none = 0;
+    *out = zmq_socket(zmq, ZMQ_PAIR);
+    /* Events must never wait for us to read them: ZeroMQ's own thread would wait too. */
+    if (!*out || zmq_setsockopt(*out, ZMQ_LINGER, &none, sizeof none) ||
+        zmq_setsockopt(*out, ZMQ_RCVHWM, &none, sizeof none) || zmq_socket_monitor(socket, address, events) ||
+        zmq_connect(*out, address))
+        return kvf_link_fail_zmq("watching connections");
+    return KVF_OK;
+}
+
+bool kvf_link_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg_t *text) {
+    zmq_msg_t frames[2]; /* event and value; endpoint text */
+    uint32_t count;
+    do { /* anything else would be ZeroMQ's mistake */
+        (void)zmq_msg_init(&frames[0]);
+        (void)zmq_msg_init(&frames[1]);
+        count = kvf_link_receive(monitor, frames, 2);
+        bool good = count == 2 && zmq_msg_size(&frames[0]) == sizeof *event + sizeof *value;
+        if (good) {
+            memcpy(event, zmq_msg_data(&frames[0]), sizeof *event);
+            memcpy(value, (const char *)zmq_msg_data(&frames[0]) + sizeof *event, sizeof *value);
+        }
+        if (good && text)
+            (void)zmq_msg_move(text, &frames[1]);
+        (void)zmq_msg_close(&frames[0]);
+        (void)zmq_msg_close(&frames[1]);
+        if (good)
+            return true;
+    } while (count > 0);
+    return false;
 }
 
 static int send_frame(void *socket, const void *data, size_t bytes, int flags) {

@@ -23,7 +23,9 @@ static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *opti
     /* With a domain, whoever is not answered for by the guard stays out. */
     if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
         return kvf_link_fail_zmq("ZMQ_ZAP_DOMAIN");
-    return kvf_link_bind(link, endpoint);
+    link->listens_on_tcp = endpoint->port_at > 0;
+    status = kvf_door_open(link, options);
+    return status ? status : kvf_link_bind(link, endpoint);
 }
 
 static kvf_status open_sockets(kvf_zmq_link *link, const kvf_link_options *options,
@@ -77,6 +79,7 @@ static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
     link->on_broken = options->on_broken;
     link->context = options->context;
     link->next_due_ns = KVF_LINK_NEVER;
+    link->empty_fd = link->spare_fd = -1;
     status = open_sockets(link, options, &endpoint);
     if (status) {
         close_zmq(&link->base);
@@ -92,7 +95,7 @@ static void close_zmq(kvf_link *base) {
      */
     if (strncmp(link->endpoint, "ipc://", 6) == 0 && link->endpoint[6] != '@')
         (void)unlink(link->endpoint + 6);
-    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
+    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         if (sockets[i])
             (void)zmq_close(sockets[i]);
@@ -100,6 +103,7 @@ static void close_zmq(kvf_link *base) {
     while (link->zmq && zmq_ctx_term(link->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_lines_free(link);
+    kvf_door_close(link);
     kvf_free(link->allowed);
     kvf_free(link);
 }
@@ -145,9 +149,10 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
 
 /* Who has sent a message over a connection that we made; false: one of the past. */
 static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
-    const kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
+    kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
     if (!line)
         return false;
+    kvf_line_heard(link, line);
     letter->route = line->route;
     letter->called = true;
     letter->key = link->encrypted ? line->key_bytes : NULL;
@@ -165,16 +170,21 @@ static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, 
     memcpy(&number, bytes + 1, sizeof number);
     letter->route = KVF_ROUTE_INCOMING | number;
     letter->key = link->encrypted ? key : NULL;
-    return !link->encrypted || kvf_guard_passes(link, message, key);
+    if (link->encrypted && !kvf_guard_passes(link, message, key))
+        return false;
+    kvf_door_hear(link, letter->route, message);
+    return true;
 }
 
 /* At most a batch; whether everything was taken in. */
 static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
-    for (uint32_t i = 0; i < KVF_LINK_BATCH; i++) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < KVF_LINK_BATCH && bytes < KVF_LINK_BATCH_BYTES; i++) {
         zmq_msg_t frames[2]; /* routing id; message */
         (void)zmq_msg_init(&frames[0]);
         (void)zmq_msg_init(&frames[1]);
         uint32_t count = kvf_link_receive(socket, frames, 2);
+        bytes += zmq_msg_size(&frames[1]);
         uint8_t key[KVF_KEY_BYTES];
         kvf_letter letter = {.data = zmq_msg_data(&frames[1]), .bytes = zmq_msg_size(&frames[1])};
         if (count == 2 && (called ? see_called(link, &frames[0], &letter)
@@ -193,25 +203,39 @@ static bool is_pending(kvf_link *base);
 static void progress_zmq(kvf_link *base, bool *more) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
     link->quiet = false;
+    link->now = kvf_now(link->clock);
     if (link->guard)
         kvf_guard_answer(link);
+    kvf_door_take_events(link);
     /* Events first: what they say is acted upon after the messages that came before them. */
     kvf_lines_take_events(link);
-    if (take_messages(link, link->caller, true))
+    bool all_read = take_messages(link, link->caller, true);
+    if (all_read)
         kvf_lines_hang_up(link);
-    kvf_lines_redial(link);
+    kvf_lines_redial(link, all_read);
     if (link->listener)
         (void)take_messages(link, link->listener, false);
     *more = is_pending(base);
 }
 
+static uint64_t due_of(const kvf_link *base) {
+    const kvf_zmq_link *link = (const kvf_zmq_link *)base;
+    return kvf_min_u64(link->next_due_ns, kvf_guests_due(&link->guests));
+}
+
+static kvf_link_counts counts_of(const kvf_link *base) {
+    const kvf_guests *guests = &((const kvf_zmq_link *)base)->guests;
+    return (kvf_link_counts){guests->count, guests->closed, guests->refused};
+}
+
 static bool is_pending(kvf_link *base) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
-    if (link->broken || (link->next_due_ns != KVF_LINK_NEVER && link->next_due_ns <= kvf_now(link->clock)))
+    uint64_t due = due_of(base);
+    if (link->broken || (due != KVF_LINK_NEVER && due <= kvf_now(link->clock)))
         return true;
     if (link->quiet)
         return false;
-    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard};
+    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         if (sockets[i] && kvf_link_readable(sockets[i]))
             return true;
@@ -224,10 +248,6 @@ static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
     memcpy(fds, link->fds, link->fd_count * sizeof *fds);
     return link->fd_count;
-}
-
-static uint64_t due_of(const kvf_link *base) {
-    return ((const kvf_zmq_link *)base)->next_due_ns;
 }
 
 static kvf_status allow_key(kvf_link *base, const char *public_key, bool allowed) {
@@ -245,5 +265,6 @@ const kvf_link_table kvf_link_zmq = {
     .pending = is_pending,
     .fds = fds_of,
     .due = due_of,
+    .counts = counts_of,
     .allow = allow_key,
 };

@@ -367,3 +367,7 @@ uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t end) {
         return (end - 1) / group->chunk_tokens * group->chunk_tokens;
     return 0;
 }
+
+uint64_t kvf_first_moved(const kvf_group_desc *group, uint64_t begin, uint64_t end) {
+    return kvf_min_u64(kvf_max_u64(kvf_group_first_needed(group, end), begin), end);
+}

@@ -28,6 +28,10 @@ typedef struct kvf_notes {
 /** kvf_model_create() with notes, which are copied; NULL: none. */
 kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *notes, kvf_model **out);
 
+/** The first of the steps [begin, end) of a request that moves: those before the group's window are left out. `end`
+ * where none does. */
+uint64_t kvf_first_moved(const kvf_group_desc *group, uint64_t begin, uint64_t end);
+
 /** "tokens" or "state". */
 const char *kvf_group_kind_name(kvf_group_kind kind);
 

@@ -10,12 +10,24 @@
 
 #include "plan/plan.h"
 
+/* A remote rank, as one part of one group sees it. */
+typedef struct holder {
+    uint32_t rank, share; /* of tokens */
+    kvf_range layers, units;
+} holder;
+
 typedef struct cover {
     kvf_plan *plan;
     uint32_t group, part;
-    uint32_t *layer_bounds; /* scratch: one entry more than twice the ranks, each */
-    uint32_t *unit_bounds;
-    uint32_t *candidates;
+    uint32_t *order; /* ranks by share, and then by their number */
+    holder *holders; /* in this order */
+    holder *near;    /* of them, those that hold the layers at hand */
+    uint32_t near_count;
+    uint32_t *shares; /* remote token shares that have tokens we keep, ascending */
+    uint32_t share_count;
+    uint32_t *bounds[2]; /* scratch, for layers and for units: two entries more than twice the ranks, each */
+    uint32_t *last_cuts; /* [share]: its last cut in these layers of this part; UINT32_MAX: none */
+    uint32_t *counts;    /* scratch, one entry more than ranks */
     uint32_t *cut_ranks; /* [cut]: the rank it is read from; sources are numbered when all are known */
     uint32_t cut_capacity;
 } cover;
@@ -61,19 +73,19 @@ static kvf_status uncovered(const cover *c, kvf_range layers, kvf_range units, k
                     shares);
 }
 
+static kvf_token_share share_of(const cover *c, uint32_t index) {
+    const kvf_engine_group *agreed = &c->plan->remote->groups[c->group];
+    return (kvf_token_share){index, agreed->share_count, agreed->share_width};
+}
+
 static kvf_status add_cut(cover *c, uint32_t rank, kvf_plan_cut cut) {
     kvf_plan *plan = c->plan;
     KVF_ASSERT(cut.layers.begin < cut.layers.end && cut.units.begin < cut.units.end);
     /* The same holder goes on where its last cut ended: cuts of other token shares may stand between. */
-    for (uint32_t i = plan->cut_count; i-- > 0;) {
-        kvf_plan_cut *last = &plan->cuts[i];
-        if (last->group != cut.group || last->part != cut.part || last->layers.begin != cut.layers.begin)
-            break;
-        if (c->cut_ranks[i] == rank && last->tokens.index == cut.tokens.index &&
-            last->units.end == cut.units.begin) {
-            last->units.end = cut.units.end;
-            return KVF_OK;
-        }
+    uint32_t last = c->last_cuts[cut.tokens.index];
+    if (last != UINT32_MAX && c->cut_ranks[last] == rank && plan->cuts[last].units.end == cut.units.begin) {
+        plan->cuts[last].units.end = cut.units.end;
+        return KVF_OK;
     }
     if (plan->cut_count == c->cut_capacity) {
         uint32_t capacity = c->cut_capacity ? 2 * c->cut_capacity : 16;
@@ -85,51 +97,46 @@ static kvf_status add_cut(cover *c, uint32_t rank, kvf_plan_cut cut) {
         c->cut_ranks = ranks;
         c->cut_capacity = capacity;
     }
+    c->last_cuts[cut.tokens.index] = plan->cut_count;
     c->cut_ranks[plan->cut_count] = rank;
     plan->cuts[plan->cut_count++] = cut;
     return KVF_OK;
 }
 
+/* Which of `n` holders reads: local replicas 0 .. m-1 of the same cells take holders 0 .. n-1 in equal shares. */
+static uint32_t choose(const cover *c, uint32_t n) {
+    const kvf_plan *plan = c->plan;
+    const kvf_part_share *share = &plan->local->groups[c->group].parts[c->part];
+    KVF_ASSERT(share->replica < share->replica_count);
+    if (plan->options.replicas != KVF_REPLICA_SPREAD)
+        return 0;
+    return (uint32_t)((uint64_t)share->replica * n / share->replica_count);
+}
+
 /* Gives one box to a holder of each remote token share. */
 static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
-    const kvf_plan *plan = c->plan;
-    const kvf_engine *remote = plan->remote;
-    const kvf_group_shard_desc *wanted = &plan->local->groups[c->group];
-    const kvf_part_share *share = &wanted->parts[c->part];
-    uint32_t holders = 0;
-    for (uint32_t rank = 0; rank < remote->shard_count; rank++) {
-        const kvf_shard *shard = remote->shards[rank];
-        if (contains(shard->group_layers[c->group], layers) &&
-            contains(shard->groups[c->group].parts[c->part].units, units))
-            c->candidates[holders++] = rank;
-    }
-    kvf_token_share tokens = {0, remote->groups[c->group].share_count, remote->groups[c->group].share_width};
-    for (; tokens.index < tokens.count; tokens.index++) {
-        if (!kvf_shares_meet(tokens, wanted->tokens))
-            continue;
-        uint32_t n = 0;
-        for (uint32_t i = 0; i < holders; i++)
-            n += remote->shards[c->candidates[i]]->groups[c->group].tokens.index == tokens.index;
+    uint32_t at = 0;
+    for (uint32_t s = 0; s < c->share_count; s++) {
+        kvf_plan_cut cut = {.group = c->group,
+                            .part = c->part,
+                            .layers = layers,
+                            .units = units,
+                            .tokens = share_of(c, c->shares[s])};
+        uint32_t n = 0, first, end;
+        while (at < c->near_count && c->near[at].share < cut.tokens.index)
+            at++;
+        first = at;
+        for (; at < c->near_count && c->near[at].share == cut.tokens.index; at++)
+            n += contains(c->near[at].units, units);
+        end = at;
+        c->plan->steps += end - first + 1;
         if (n == 0)
-            return uncovered(c, layers, units, tokens);
-        KVF_ASSERT(share->replica < share->replica_count);
-        /* Local replicas 0 .. m-1 of the same cells take holders 0 .. n-1 in equal shares. */
-        uint32_t pick = 0;
-        if (plan->options.replicas == KVF_REPLICA_SPREAD)
-            pick = (uint32_t)((uint64_t)share->replica * n / share->replica_count);
+            return uncovered(c, layers, units, cut.tokens);
+        uint32_t pick = choose(c, n), i = first;
         KVF_ASSERT(pick < n);
-        uint32_t rank = 0;
-        for (uint32_t i = 0; i < holders; i++) {
-            if (remote->shards[c->candidates[i]]->groups[c->group].tokens.index != tokens.index)
-                continue;
-            rank = c->candidates[i];
-            if (pick-- == 0)
-                break;
-        }
-        kvf_status status = add_cut(
-            c, rank,
-            (kvf_plan_cut){
-                .group = c->group, .part = c->part, .layers = layers, .units = units, .tokens = tokens});
+        while (!contains(c->near[i].units, units) || pick-- > 0)
+            i++;
+        kvf_status status = add_cut(c, c->near[i].rank, cut);
         if (status)
             return status;
     }
@@ -139,47 +146,101 @@ static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
 static kvf_status cover_units(cover *c, kvf_range layers) {
     const kvf_plan *plan = c->plan;
     kvf_range wanted = plan->local->groups[c->group].parts[c->part].units;
+    uint32_t n = 0, *bounds = c->bounds[1];
     if (wanted.begin == wanted.end)
         return KVF_OK;
-    uint32_t n = 0;
-    c->unit_bounds[n++] = wanted.begin;
-    c->unit_bounds[n++] = wanted.end;
-    for (uint32_t rank = 0; rank < plan->remote->shard_count; rank++) {
-        const kvf_shard *shard = plan->remote->shards[rank];
-        if (contains(shard->group_layers[c->group], layers))
-            n = add_bounds(c->unit_bounds, n, wanted, shard->groups[c->group].parts[c->part].units);
+    bounds[n++] = wanted.begin;
+    bounds[n++] = wanted.end;
+    c->near_count = 0;
+    for (uint32_t i = 0; i < plan->remote->shard_count; i++) {
+        if (!contains(c->holders[i].layers, layers))
+            continue;
+        n = add_bounds(bounds, n, wanted, c->holders[i].units);
+        c->near[c->near_count++] = c->holders[i];
     }
     KVF_ASSERT(n <= 2 * plan->remote->shard_count + 2);
-    n = sort_unique(c->unit_bounds, n);
+    n = sort_unique(bounds, n);
+    for (uint32_t s = 0; s < c->share_count; s++)
+        c->last_cuts[c->shares[s]] = UINT32_MAX;
     for (uint32_t i = 0; i + 1 < n; i++) {
-        kvf_status status = cover_box(c, layers, (kvf_range){c->unit_bounds[i], c->unit_bounds[i + 1]});
+        kvf_status status = cover_box(c, layers, (kvf_range){bounds[i], bounds[i + 1]});
         if (status)
             return status;
     }
     return KVF_OK;
 }
 
+static uint32_t share_held(const cover *c, uint32_t rank) {
+    return c->plan->remote->shards[rank]->groups[c->group].tokens.index;
+}
+
+/* Of more shares than there are ranks, some nobody has: names the first. */
+static kvf_status too_many_shares(const cover *c, kvf_range layers) {
+    uint32_t ranks = c->plan->remote->shard_count, missing = 0;
+    memset(c->counts, 0, (ranks + 1) * sizeof *c->counts);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        if (share_held(c, rank) <= ranks)
+            c->counts[share_held(c, rank)]++;
+    while (c->counts[missing] > 0)
+        missing++;
+    return uncovered(c, layers, c->plan->local->groups[c->group].parts[0].units, share_of(c, missing));
+}
+
+/* The ranks by share, and then by their number; and the shares that have tokens we keep. */
+static kvf_status sort_ranks(cover *c, kvf_range layers) {
+    const kvf_plan *plan = c->plan;
+    uint32_t ranks = plan->remote->shard_count, *ends = c->counts;
+    const kvf_token_share wanted = plan->local->groups[c->group].tokens, all = share_of(c, 0);
+    c->share_count = 0;
+    if (all.count > ranks)
+        return too_many_shares(c, layers);
+    for (uint32_t share = 0; share < all.count; share++)
+        if (kvf_shares_meet(share_of(c, share), wanted))
+            c->shares[c->share_count++] = share;
+    memset(ends, 0, (all.count + 1) * sizeof *ends);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        ends[share_held(c, rank) + 1]++;
+    for (uint32_t share = 0; share < all.count; share++)
+        ends[share + 1] += ends[share];
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        c->order[ends[share_held(c, rank)]++] = rank;
+    return KVF_OK;
+}
+
+static void list_holders(cover *c) {
+    const kvf_engine *remote = c->plan->remote;
+    for (uint32_t i = 0; i < remote->shard_count; i++) {
+        const kvf_shard *shard = remote->shards[c->order[i]];
+        const kvf_group_shard_desc *held = &shard->groups[c->group];
+        c->holders[i] = (holder){.rank = c->order[i],
+                                 .share = held->tokens.index,
+                                 .layers = shard->group_layers[c->group],
+                                 .units = held->parts[c->part].units};
+    }
+    c->plan->steps += remote->shard_count;
+}
+
 static kvf_status cover_group(cover *c) {
     const kvf_plan *plan = c->plan;
     kvf_range wanted = kvf_plan_wanted_layers(plan, c->group);
+    uint32_t n = 0, *bounds = c->bounds[0];
     if (wanted.begin == wanted.end)
         return KVF_OK;
-    uint32_t n = 0;
-    c->layer_bounds[n++] = wanted.begin;
-    c->layer_bounds[n++] = wanted.end;
+    bounds[n++] = wanted.begin;
+    bounds[n++] = wanted.end;
     for (uint32_t rank = 0; rank < plan->remote->shard_count; rank++)
-        n = add_bounds(c->layer_bounds, n, wanted, plan->remote->shards[rank]->group_layers[c->group]);
+        n = add_bounds(bounds, n, wanted, plan->remote->shards[rank]->group_layers[c->group]);
     KVF_ASSERT(n <= 2 * plan->remote->shard_count + 2);
-    n = sort_unique(c->layer_bounds, n);
+    n = sort_unique(bounds, n);
+    kvf_status status = sort_ranks(c, wanted);
     uint32_t parts = kvf_model_group(plan->local->model, c->group)->part_count;
-    for (uint32_t i = 0; i + 1 < n; i++) {
-        for (c->part = 0; c->part < parts; c->part++) {
-            kvf_status status = cover_units(c, (kvf_range){c->layer_bounds[i], c->layer_bounds[i + 1]});
-            if (status)
-                return status;
+    for (uint32_t i = 0; i + 1 < n && !status; i++) {
+        for (c->part = 0; c->part < parts && !status; c->part++) {
+            list_holders(c);
+            status = cover_units(c, (kvf_range){bounds[i], bounds[i + 1]});
         }
     }
-    return KVF_OK;
+    return status;
 }
 
 /* The ranks that are read, in ascending order, are the sources. */
@@ -204,21 +265,29 @@ static kvf_status number_sources(const cover *c) {
 }
 
 kvf_status kvf_plan_cover(kvf_plan *plan) {
-    size_t ranks = plan->remote->shard_count;
-    size_t bounds = 2 * ranks + 2;
-    uint32_t *scratch = kvf_alloc(2 * bounds + ranks, sizeof *scratch);
-    if (!scratch)
+    size_t ranks = plan->remote->shard_count, bounds = 2 * ranks + 2;
+    uint32_t *scratch = kvf_alloc(2 * bounds + 3 * ranks + ranks + 1, sizeof *scratch);
+    holder *holders = kvf_alloc(2 * ranks, sizeof *holders);
+    if (!scratch || !holders) {
+        kvf_free(scratch);
+        kvf_free(holders);
         return kvf_nomem("a plan");
+    }
     cover c = {.plan = plan,
-               .layer_bounds = scratch,
-               .unit_bounds = scratch + bounds,
-               .candidates = scratch + 2 * bounds};
+               .holders = holders,
+               .near = holders + ranks,
+               .bounds = {scratch, scratch + bounds},
+               .order = scratch + 2 * bounds,
+               .shares = scratch + 2 * bounds + ranks,
+               .last_cuts = scratch + 2 * bounds + 2 * ranks,
+               .counts = scratch + 2 * bounds + 3 * ranks};
     kvf_status status = KVF_OK;
     for (c.group = 0; c.group < kvf_model_group_count(plan->local->model) && !status; c.group++)
         status = cover_group(&c);
     if (!status)
         status = number_sources(&c);
     kvf_free(c.cut_ranks);
+    kvf_free(holders);
     kvf_free(scratch);
     return status;
 }

@@ -53,6 +53,9 @@ typedef struct fusion {
     kvf_plan *plan;
     nest *nests;
     uint32_t nest_count, nest_capacity;
+    uint32_t *table;       /* of nests, see place_of(): two places for each of the capacity */
+    uint32_t *first_walks; /* [remote share]: the first walk of a cut's group with it, if there is one */
+    uint32_t walk_capacity;
     lane *lanes;
     uint32_t lane_count, lane_capacity;
 } fusion;
@@ -67,28 +70,61 @@ static bool same_nest(const nest *a, const nest *b) {
            same_strides(&a->remote, &b->remote);
 }
 
+/* Mixes the numbers that tell nests apart. */
+static uint64_t hash_nest(const nest *n) {
+    const uint64_t numbers[] = {n->source,      n->walk,       n->units,      n->rows_per_step,
+                                n->local.block, n->local.row,  n->local.unit, n->remote.block,
+                                n->remote.row,  n->remote.unit};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        hash = (hash ^ numbers[i]) * UINT64_C(0x9E3779B97F4A7C15);
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+/* Where a nest stands in the table, or would: its number and one more, or 0. */
+static uint32_t *place_of(fusion *f, const nest *wanted) {
+    uint64_t at = hash_nest(wanted);
+    for (;; at++) {
+        uint32_t *place = &f->table[at & (2 * (uint64_t)f->nest_capacity - 1)];
+        f->plan->steps++;
+        if (*place == 0 || same_nest(&f->nests[*place - 1], wanted))
+            return place;
+    }
+}
+
+/* Twice as many nests, and a table with two places for each. */
+static kvf_status grow_nests(fusion *f) {
+    uint32_t capacity = f->nest_capacity ? 2 * f->nest_capacity : 16;
+    nest *nests = kvf_resize(f->nests, capacity, sizeof *nests);
+    f->nests = nests ? nests : f->nests;
+    uint32_t *table = nests ? kvf_alloc0(2 * (size_t)capacity, sizeof *table) : NULL;
+    if (!table)
+        return kvf_nomem("a plan");
+    kvf_free(f->table);
+    f->table = table;
+    f->nest_capacity = capacity;
+    for (uint32_t i = 0; i < f->nest_count; i++)
+        *place_of(f, &f->nests[i]) = i + 1;
+    return KVF_OK;
+}
+
 /* The number of a nest. `hint` is a guess: the lane before usually has the same. */
 static kvf_status intern(fusion *f, const nest *wanted, uint32_t hint, uint32_t *out) {
     if (hint < f->nest_count && same_nest(&f->nests[hint], wanted)) {
         *out = hint;
         return KVF_OK;
     }
-    for (uint32_t i = 0; i < f->nest_count; i++) {
-        if (same_nest(&f->nests[i], wanted)) {
-            *out = i;
-            return KVF_OK;
-        }
+    kvf_status status = f->nest_count == f->nest_capacity ? grow_nests(f) : KVF_OK;
+    if (status)
+        return status;
+    uint32_t *place = place_of(f, wanted);
+    if (*place == 0) {
+        f->nests[f->nest_count++] = *wanted;
+        *place = f->nest_count;
     }
-    if (f->nest_count == f->nest_capacity) {
-        uint32_t capacity = f->nest_capacity ? 2 * f->nest_capacity : 16;
-        nest *nests = kvf_resize(f->nests, capacity, sizeof *nests);
-        if (!nests)
-            return kvf_nomem("a plan");
-        f->nests = nests;
-        f->nest_capacity = capacity;
-    }
-    f->nests[f->nest_count] = *wanted;
-    *out = f->nest_count++;
+    *out = *place - 1;
     return KVF_OK;
 }
 
@@ -182,36 +218,45 @@ static bool has_whole_blocks(const kvf_plan_walk *walk, const kvf_group_desc *gr
            walk->remote.share.count == 1;
 }
 
-/* The walks of a cut, made when there are none: `count` of them from `first` on. */
-static kvf_status walks_of(kvf_plan *plan, const kvf_plan_cut *cut, uint32_t *first, uint32_t *count) {
-    for (uint32_t i = 0; i < plan->walk_count; i++) {
-        const kvf_plan_walk *walk = &plan->walks[i];
-        if (walk->group == cut->group && walk->remote.share.index == cut->tokens.index) {
-            *first = i;
-            *count = walk->whole_steps ? 2 : 1;
-            return KVF_OK;
-        }
-    }
-    /* Distinct (group, share) pairs: few, and bounded by the cuts. */
-    kvf_plan_walk *walks = kvf_resize(plan->walks, (size_t)plan->walk_count + 2, sizeof *walks);
+static kvf_status grow_walks(fusion *f) {
+    uint32_t capacity = f->walk_capacity ? 2 * f->walk_capacity : 8;
+    kvf_plan_walk *walks = kvf_resize(f->plan->walks, capacity, sizeof *walks);
     if (!walks)
         return kvf_nomem("a plan");
-    plan->walks = walks;
+    f->plan->walks = walks;
+    f->walk_capacity = capacity;
+    return KVF_OK;
+}
+
+/* The walks of a cut, made when there are none: `count` of them from `first` on. Cuts are in order of group. */
+static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, uint32_t *count) {
+    kvf_plan *plan = f->plan;
     const kvf_group_shard_desc *local = &plan->local->groups[cut->group];
     const kvf_engine_group *remote = &plan->remote->groups[cut->group];
+    uint32_t *known =
+        &f->first_walks[cut->tokens.index]; /* kvf_plan_cover() saw that ranks are not fewer than shares */
+    *first = *known;
+    if (*first < plan->walk_count && plan->walks[*first].group == cut->group &&
+        plan->walks[*first].remote.share.index == cut->tokens.index) {
+        *count = plan->walks[*first].whole_steps ? 2 : 1;
+        return KVF_OK;
+    }
+    kvf_status status = plan->walk_count + 2 > f->walk_capacity ? grow_walks(f) : KVF_OK;
+    if (status)
+        return status;
     kvf_plan_walk walk = {
         .group = cut->group,
         .local = {local->tokens_per_block / local->kernel_blocks_per_block, local->tokens},
         .remote = {remote->tokens_per_block / remote->kernel_blocks_per_block, cut->tokens}};
-    *first = plan->walk_count;
+    *first = *known = plan->walk_count;
     *count = 1;
     if (has_whole_blocks(&walk, kvf_model_group(plan->local->model, cut->group))) {
         walk.whole_steps = walk.local.kernel_tokens;
-        walks[plan->walk_count++] = walk;
+        plan->walks[plan->walk_count++] = walk;
         walk.takes_whole = true;
         *count = 2;
     }
-    walks[plan->walk_count++] = walk;
+    plan->walks[plan->walk_count++] = walk;
     return KVF_OK;
 }
 
@@ -317,13 +362,14 @@ static kvf_status make_lanes(fusion *f) {
     if (total > MAX_LANES)
         return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, MAX_LANES);
     f->lanes = kvf_alloc(total, sizeof *f->lanes);
-    if (!f->lanes)
+    f->first_walks = kvf_alloc0(plan->remote->shard_count, sizeof *f->first_walks);
+    if (!f->lanes || !f->first_walks)
         return kvf_nomem("a plan");
     f->lane_capacity = (uint32_t)total;
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const kvf_plan_cut *cut = &plan->cuts[i];
         uint32_t first = 0, count = 0;
-        kvf_status status = walks_of(plan, cut, &first, &count);
+        kvf_status status = walks_of(f, cut, &first, &count);
         for (uint32_t walk = first; walk < first + count; walk++)
             for (uint32_t layer = cut->layers.begin; layer < cut->layers.end && !status; layer++)
                 status = add_layer(f, cut, walk, layer);
@@ -451,27 +497,27 @@ static int by_rule(const void *a, const void *b) {
 
 static kvf_status renumber_nests(fusion *f) {
     uint32_t *numbers = kvf_alloc(f->nest_count, sizeof *numbers);
+    uint32_t *next = kvf_alloc0((size_t)f->plan->source_count + 1, sizeof *next); /* [source] */
     nest *sorted = kvf_alloc(f->nest_count, sizeof *sorted);
-    if (!numbers || !sorted) {
-        kvf_free(numbers);
-        kvf_free(sorted);
-        return kvf_nomem("a plan");
+    kvf_status status = numbers && next && sorted ? KVF_OK : kvf_nomem("a plan");
+    for (uint32_t i = 0; i < f->nest_count && !status; i++)
+        next[f->nests[i].source + 1]++;
+    for (uint32_t source = 0; source < f->plan->source_count && !status; source++)
+        next[source + 1] += next[source];
+    for (uint32_t i = 0; i < f->nest_count && !status; i++) {
+        numbers[i] = next[f->nests[i].source]++;
+        sorted[numbers[i]] = f->nests[i];
     }
-    uint32_t n = 0;
-    for (uint32_t source = 0; source < f->plan->source_count; source++) {
-        for (uint32_t i = 0; i < f->nest_count; i++) {
-            if (f->nests[i].source == source) {
-                sorted[n] = f->nests[i];
-                numbers[i] = n++;
-            }
-        }
-    }
-    for (uint32_t i = 0; i < f->lane_count; i++)
+    for (uint32_t i = 0; i < f->lane_count && !status; i++)
         f->lanes[i].nest = numbers[f->lanes[i].nest];
-    kvf_free(f->nests);
     kvf_free(numbers);
+    kvf_free(next);
+    if (status) {
+        kvf_free(sorted);
+        return status;
+    }
+    kvf_free(f->nests);
     f->nests = sorted;
-    KVF_ASSERT(n == f->nest_count);
     return KVF_OK;
 }
 
@@ -567,6 +613,8 @@ kvf_status kvf_plan_fuse(kvf_plan *plan) {
     if (!status)
         status = make_rules(&f);
     kvf_free(f.lanes);
+    kvf_free(f.first_walks);
     kvf_free(f.nests);
+    kvf_free(f.table);
     return status;
 }

@@ -52,6 +52,7 @@ struct kvf_plan {
     uint32_t lane_count;
     kvf_plan_walk *walks;
     uint32_t walk_count;
+    uint64_t steps; /* that finding out who is read took: ranks that were looked at */
 };
 
 /** The layers of a group the plan fills, as indices into the group's layers: held here, and in

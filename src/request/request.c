@@ -33,7 +33,10 @@ kvf_status kvf_request_create(const kvf_plan *plan, kvf_request **out) {
     request->next = kvf_alloc0(plan->walk_count, sizeof *request->next);
     request->begin = kvf_alloc0(groups, sizeof *request->begin);
     request->end = kvf_alloc0(groups, sizeof *request->end);
-    if (!request->walks || !request->next || !request->begin || !request->end) {
+    request->asked = kvf_alloc0(groups, sizeof *request->asked);
+    request->asked_next = kvf_alloc0(groups, sizeof *request->asked_next);
+    if (!request->walks || !request->next || !request->begin || !request->end || !request->asked ||
+        !request->asked_next) {
         kvf_request_free(request);
         return kvf_nomem("a request");
     }
@@ -54,6 +57,10 @@ void kvf_request_free(kvf_request *request) {
     kvf_free(request->next);
     kvf_free(request->begin);
     kvf_free(request->end);
+    kvf_free(request->asked);
+    kvf_free(request->asked_next);
+    kvf_free(request->ids);
+    kvf_free(request->ids_next);
     kvf_free(request);
 }
 
@@ -63,17 +70,8 @@ const kvf_plan *kvf_request_plan(const kvf_request *request) {
 
 /* ---- block tables ---------------------------------------------------------------------------- */
 
-/* One side of a group: its table and the sizes its blocks have there. */
-typedef struct table_side {
-    const char *name;
-    const kvf_block_table *table;
-    uint32_t kernel_tokens;
-    uint32_t kernel_blocks_per_block;
-    uint64_t block_count;
-} table_side;
-
-/* The kernel block of a position. The position's logical block must be in the table and in the cache. */
-static kvf_status look_up(const table_side *side, uint64_t position, uint64_t step, uint32_t *kernel_block) {
+kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint64_t step,
+                             uint32_t *kernel_block) {
     uint64_t kernel = position / side->kernel_tokens;
     uint64_t logical = kernel / side->kernel_blocks_per_block;
     const kvf_block_table *table = side->table;
@@ -111,8 +109,9 @@ static kvf_status add_piece(kvf_walk_pieces *walk, kvf_piece piece) {
 }
 
 /* Kernel block ids fit in 32 bits: shards bound the number of kernel blocks. */
-static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *local, const table_side *remote,
-                              uint64_t begin, uint64_t end, kvf_walk_pieces *out) {
+static kvf_status walk_tables(const kvf_plan_walk *sides, const kvf_table_side *local,
+                              const kvf_table_side *remote, uint64_t begin, uint64_t end,
+                              kvf_walk_pieces *out) {
     kvf_walk walk = {sides->local, sides->remote, begin, end};
     kvf_walk_piece at;
     while (kvf_walk_next(&walk, &at)) {
@@ -122,9 +121,9 @@ static kvf_status walk_tables(const kvf_plan_walk *sides, const table_side *loca
         kvf_piece piece = {.local_step = (uint32_t)(at.local_position % local->kernel_tokens),
                            .remote_step = (uint32_t)(at.remote_position % remote->kernel_tokens),
                            .steps = steps};
-        kvf_status status = look_up(local, at.local_position, at.step, &piece.local_block);
+        kvf_status status = kvf_table_look_up(local, at.local_position, at.step, &piece.local_block);
         if (!status)
-            status = look_up(remote, at.remote_position, at.step, &piece.remote_block);
+            status = kvf_table_look_up(remote, at.remote_position, at.step, &piece.remote_block);
         KVF_ASSERT(status || piece.local_step + steps <= local->kernel_tokens);
         KVF_ASSERT(status || piece.remote_step + steps <= remote->kernel_tokens);
         if (!status)
@@ -157,8 +156,7 @@ static kvf_status check_group_request(const kvf_group_request *group) {
 
 static uint64_t first_wanted(const kvf_request *request, uint32_t group, const kvf_group_request *wanted) {
     const kvf_group_desc *desc = kvf_model_group(request->plan->local->model, group);
-    uint64_t first = kvf_group_first_needed(desc, wanted->end);
-    return kvf_min_u64(kvf_max_u64(first, wanted->begin), wanted->end);
+    return kvf_first_moved(desc, wanted->begin, wanted->end);
 }
 
 static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_group_request *wanted) {
@@ -176,10 +174,10 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
         const kvf_plan_walk *sides = &plan->walks[w];
         if (sides->group != group)
             continue;
-        table_side local = {"local", &wanted->local, sides->local.kernel_tokens,
-                            held->kernel_blocks_per_block, held->block_count};
-        table_side remote = {"remote", &wanted->remote, sides->remote.kernel_tokens,
-                             remote_group->kernel_blocks_per_block, remote_group->block_count};
+        kvf_table_side local = {"local", &wanted->local, sides->local.kernel_tokens,
+                                held->kernel_blocks_per_block, held->block_count};
+        kvf_table_side remote = {"remote", &wanted->remote, sides->remote.kernel_tokens,
+                                 remote_group->kernel_blocks_per_block, remote_group->block_count};
         status = walk_tables(sides, &local, &remote, begin, wanted->end, &request->next[w]);
     }
     return status;
@@ -201,6 +199,59 @@ static kvf_status match_capacity(const kvf_request *request) {
     return KVF_OK;
 }
 
+const kvf_group_request *kvf_request_groups(const kvf_request *request) {
+    return request->asked;
+}
+
+static kvf_status make_room_for_ids(kvf_request *request, size_t count) {
+    if (count <= request->id_capacity)
+        return KVF_OK;
+    /* The tables that are set lie in `ids`: they move with it. */
+    uint32_t *ids = kvf_alloc(count, sizeof *ids), *next = kvf_alloc(count, sizeof *next);
+    if (!ids || !next) {
+        kvf_free(ids);
+        kvf_free(next);
+        return kvf_nomem("a request");
+    }
+    const uint32_t groups = kvf_model_group_count(request->plan->local->model);
+    size_t at = 0;
+    for (uint32_t g = 0; g < groups; g++) {
+        kvf_block_table *tables[2] = {&request->asked[g].local, &request->asked[g].remote};
+        for (int side = 0; side < 2; at += tables[side++]->count) {
+            if (tables[side]->count > 0)
+                memcpy(ids + at, tables[side]->ids, tables[side]->count * sizeof *ids);
+            tables[side]->ids = ids + at;
+        }
+    }
+    kvf_free(request->ids);
+    kvf_free(request->ids_next);
+    request->ids = ids;
+    request->ids_next = next;
+    request->id_capacity = count;
+    return KVF_OK;
+}
+
+/* Copies what is asked for beside what is set. */
+static kvf_status keep_groups(kvf_request *request, const kvf_group_request *groups, uint32_t count) {
+    size_t ids = 0;
+    for (uint32_t g = 0; g < count; g++)
+        ids += (size_t)groups[g].local.count + groups[g].remote.count;
+    kvf_status status = make_room_for_ids(request, ids);
+    if (status)
+        return status;
+    uint32_t *at = request->ids_next;
+    for (uint32_t g = 0; g < count; g++) {
+        request->asked_next[g] = groups[g];
+        kvf_block_table *tables[2] = {&request->asked_next[g].local, &request->asked_next[g].remote};
+        for (int side = 0; side < 2; at += tables[side++]->count) {
+            if (tables[side]->count > 0)
+                memcpy(at, tables[side]->ids, tables[side]->count * sizeof *at);
+            tables[side]->ids = at;
+        }
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups, uint32_t group_count) {
     if (!request || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", request ? "groups" : "request");
@@ -217,18 +268,26 @@ kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups
         if (status)
             return kvf_fail_in(status, "group %s: ", kvf_model_group(plan->local->model, g)->name);
     }
+    kvf_status status = keep_groups(request, groups, group_count);
+    if (!status)
+        status = match_capacity(request);
+    if (status)
+        return status;
     for (uint32_t g = 0; g < group_count; g++) {
         request->begin[g] = first_wanted(request, g, &groups[g]);
         request->end[g] = groups[g].end;
     }
-    kvf_status status = match_capacity(request);
-    if (status)
-        return status;
     for (uint32_t w = 0; w < plan->walk_count; w++)
         KVF_ASSERT(request->next[w].count <= request->walks[w].capacity);
     kvf_walk_pieces *filled = request->next;
     request->next = request->walks;
     request->walks = filled;
+    kvf_group_request *asked = request->asked_next;
+    request->asked_next = request->asked;
+    request->asked = asked;
+    uint32_t *ids = request->ids_next;
+    request->ids_next = request->ids;
+    request->ids = ids;
     return KVF_OK;
 }
 

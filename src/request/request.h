@@ -27,10 +27,33 @@ typedef struct kvf_walk_pieces {
 
 struct kvf_request {
     const kvf_plan *plan;
-    kvf_walk_pieces *walks; /* by walk of the plan */
-    kvf_walk_pieces *next;  /* being filled: becomes `walks` if all goes well */
-    uint64_t *begin, *end;  /* by group: the steps moved */
+    kvf_walk_pieces *walks;                /* by walk of the plan */
+    kvf_walk_pieces *next;                 /* being filled: becomes `walks` if all goes well */
+    uint64_t *begin, *end;                 /* by group: the steps moved */
+    kvf_group_request *asked, *asked_next; /* by group: what was set, with tables of its own */
+    uint32_t *ids, *ids_next;              /* of those tables */
+    size_t id_capacity;                    /* of either */
 };
+
+/** What a request was set to, one for each group of the model; owned by the request. */
+const kvf_group_request *kvf_request_groups(const kvf_request *request);
+
+/** One side of a group of a request: its table and the sizes its blocks have there. */
+typedef struct kvf_table_side {
+    const char *name; /* for messages */
+    const kvf_block_table *table;
+    uint32_t kernel_tokens;
+    uint32_t kernel_blocks_per_block;
+    uint64_t block_count;
+} kvf_table_side;
+
+/**
+ * Finds the kernel block of a position, see plan/walk.h. `step` is the one that is there, for messages.
+ *
+ * @return KVF_OK; KVF_E_RANGE where the table has no block for it, or one that the cache has not
+ */
+kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint64_t step,
+                             uint32_t *kernel_block);
 
 /** Whether a range of steps can be asked for: KVF_OK, KVF_E_INVALID or KVF_E_RANGE. */
 kvf_status kvf_check_steps(uint64_t begin, uint64_t end);

@@ -1,6 +1,7 @@
 #include "transport/card.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -195,4 +196,13 @@ void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]) {
         out[digit / 2] = (unsigned char)(out[digit / 2] | (digit % 2 ? value : value << 4));
         digit++;
     }
+}
+
+bool kvf_host_place(unsigned char out[KVF_PLACE_BYTES]) {
+    static const unsigned char unknown[KVF_HOST_ID_BYTES];
+    struct stat space;
+    kvf_host_identity(out);
+    bool known = memcmp(out, unknown, sizeof unknown) != 0 && stat("/proc/self/ns/net", &space) == 0;
+    kvf_put_number(out + KVF_HOST_ID_BYTES, known ? space.st_ino : 0, 8);
+    return known;
 }

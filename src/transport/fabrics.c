@@ -12,6 +12,9 @@ extern const kvf_fabric kvf_fabric_shm;
 #ifdef KVF_HAVE_UCX
 extern const kvf_fabric kvf_fabric_ucx;
 #endif
+#ifdef KVF_HAVE_MESSAGES
+extern const kvf_fabric kvf_fabric_messages;
+#endif
 
 /* In any order. */
 static const kvf_fabric *const fabrics[] = {
@@ -20,17 +23,22 @@ static const kvf_fabric *const fabrics[] = {
 #ifdef KVF_HAVE_UCX
     &kvf_fabric_ucx,
 #endif
+#ifdef KVF_HAVE_MESSAGES
+    &kvf_fabric_messages,
+#endif
 };
 #define FABRICS ((uint32_t)(sizeof fabrics / sizeof *fabrics))
 
 /* Those that a build may leave out. */
-static const char *const optional[] = {"ucx"};
+static const char *const optional[] = {"ucx", "messages"};
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
 static bool is_better(const kvf_transport_kind *a, const kvf_transport_kind *b) {
     if (a->reach != b->reach)
         return a->reach < b->reach;
+    if (a->cost.ns_per_byte != b->cost.ns_per_byte)
+        return a->cost.ns_per_byte < b->cost.ns_per_byte;
     if (a->cost.ns_per_run != b->cost.ns_per_run)
         return a->cost.ns_per_run < b->cost.ns_per_run;
     return strcmp(a->name, b->name) < 0;
@@ -199,6 +207,57 @@ kvf_status kvf_transport_describe(uint32_t i, kvf_transport_kind *out) {
     kvf_transport_kind known = fabric->kind;
     known.settings = known.settings ? known.settings : no_settings;
     kvf_fill_out(out, &known, sizeof known);
+    return KVF_OK;
+}
+
+kvf_status kvf_front_note_absent(kvf_transport *transport, const kvf_fabric *fabric) {
+    kvf_front_absent *grown = kvf_resize(transport->absent, transport->absent_count + 1, sizeof *grown);
+    if (!grown)
+        return kvf_nomem("a transport");
+    transport->absent = grown;
+    grown[transport->absent_count++] = (kvf_front_absent){fabric, kvf_strdup(kvf_error_detail())};
+    return KVF_OK;
+}
+
+void kvf_front_free_absent(kvf_transport *transport) {
+    for (uint32_t i = 0; i < transport->absent_count; i++)
+        kvf_free(transport->absent[i].why);
+    kvf_free(transport->absent);
+}
+
+static void find_out(const kvf_transport *transport, const kvf_fabric *fabric, kvf_transport_finding *out) {
+    for (uint32_t i = 0; i < transport->absent_count; i++) {
+        const kvf_front_absent *absent = &transport->absent[i];
+        if (absent->fabric != fabric)
+            continue;
+        out->asked = true;
+        (void)snprintf(out->why_not, sizeof out->why_not, "%s", absent->why ? absent->why : "");
+    }
+    for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        const kvf_front_fabric *front = &transport->fabrics[i];
+        if (front->fabric != fabric)
+            continue;
+        out->asked = out->works = true;
+        if (fabric->found)
+            fabric->found(front->endpoint, out);
+    }
+}
+
+kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_transport_finding *out) {
+    if (!transport)
+        return kvf_fail(KVF_E_INVALID, "find: transport is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_transport_finding");
+    if (!status)
+        status = kvf_front_check_process(transport, "find");
+    if (status)
+        return status;
+    const kvf_fabric *fabric = kvf_fabric_at(i);
+    if (!fabric)
+        return kvf_fail(KVF_E_NOT_FOUND, "find: kind %u; this build has %u", i, FABRICS);
+    kvf_transport_finding found = {0};
+    (void)snprintf(found.kind, sizeof found.kind, "%s", fabric->kind.name);
+    find_out(transport, fabric, &found);
+    kvf_fill_out(out, &found, sizeof found);
     return KVF_OK;
 }
 

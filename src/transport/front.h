@@ -54,6 +54,12 @@ typedef struct kvf_front_fabric {
     bool owns_memory; /* that others may have registered: closed after them */
 } kvf_front_fabric;
 
+/** A fabric of this build that is not part of an endpoint, though it was asked for. */
+typedef struct kvf_front_absent {
+    const kvf_fabric *fabric;
+    char *why; /* NULL: there was no memory for it */
+} kvf_front_absent;
+
 struct kvf_transport {
     kvf_transport_options options;
     char *name;
@@ -62,6 +68,8 @@ struct kvf_transport {
     bool automatic;
     kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
+    kvf_front_absent *absent;
+    uint32_t absent_count;
     kvf_memory *regions;
     unsigned char **bases; /* their addresses, for the copying loops */
     uint32_t region_count;
@@ -117,6 +125,12 @@ void kvf_front_update_wake(kvf_transport *transport);
 
 /** Frees what regions.c has; the fabrics are closed. */
 void kvf_front_free_memory(kvf_transport *transport);
+
+/** Notes why a fabric is not part of an endpoint, from the detail. */
+kvf_status kvf_front_note_absent(kvf_transport *transport, const kvf_fabric *fabric);
+
+/** Frees what that noted. */
+void kvf_front_free_absent(kvf_transport *transport);
 
 /** Frees the tables of batches.c. */
 void kvf_front_free_batches(kvf_transport *transport);

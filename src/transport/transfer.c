@@ -295,25 +295,37 @@ kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction directio
     return kvf_transfer_start_held(request, direction, peers, false, out);
 }
 
-kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
-                                  kvf_transfer **out) {
+/* What one source gives; `direction` KVF_WRITE: this process is that source. */
+static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                            kvf_direction direction, bool held, kvf_transfer **out) {
+    const char *what = direction == KVF_WRITE ? "push" : "transfer";
     if (!request || !peer || !out)
-        return kvf_fail(KVF_E_INVALID, "push: %s is NULL", !request ? "request" : !peer ? "peer" : "out");
+        return kvf_fail(KVF_E_INVALID, "%s: %s is NULL", what, !request ? "request" : !peer ? "peer" : "out");
     uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
     if (source >= sources)
-        return kvf_fail(KVF_E_RANGE, "push: source is %u; the plan has %u", source, sources);
+        return kvf_fail(KVF_E_RANGE, "%s: source is %u; the plan has %u", what, source, sources);
     kvf_transfer *transfer = NULL;
-    kvf_status status = kvf_front_check_peer(peer, "push");
+    kvf_status status = kvf_front_check_peer(peer, what);
     if (!status)
         status = make(1, &transfer);
     if (status)
         return status;
     transfer->transport = peer->transport;
-    transfer->direction = KVF_WRITE;
-    transfer->swapped = true;
+    transfer->direction = direction;
+    transfer->swapped = direction == KVF_WRITE;
     transfer->held = held;
     place_source(transfer, 0, request, source, peer);
     return launch(transfer, out);
+}
+
+kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
+                                  kvf_transfer **out) {
+    return start_one(request, source, peer, KVF_WRITE, held, out);
+}
+
+kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                                    kvf_transfer **out) {
+    return start_one(request, source, peer, KVF_READ, false, out);
 }
 
 kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,

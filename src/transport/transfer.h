@@ -12,6 +12,10 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
 kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                   kvf_transfer **out);
 
+/** Starts reading what one source of a plan gives; the others move in another way. */
+kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                                    kvf_transfer **out);
+
 /** Holds a transfer: it submits nothing more by itself; what is under way goes on. Or lets it go. */
 void kvf_transfer_hold(kvf_transfer *transfer, bool held);
 

@@ -69,7 +69,7 @@ static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric
     transport->fabrics = grown;
     status = fabric->open(transport, &transport->options, &opened.endpoint);
     if (status == KVF_E_UNSUPPORTED && transport->automatic)
-        return KVF_OK;
+        return kvf_front_note_absent(transport, fabric);
     if (status)
         return kvf_fail_in(status, "%s: ", fabric->kind.name);
     transport->fabrics[transport->fabric_count++] = opened;
@@ -321,6 +321,14 @@ kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_transport_
     return KVF_OK;
 }
 
+const char *kvf_peer_name(const kvf_peer *peer) {
+    return peer->name;
+}
+
+kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
+    return peer->transport;
+}
+
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
 }
@@ -415,6 +423,7 @@ void kvf_transport_close(kvf_transport *transport) {
     kvf_front_free_batches(transport);
     kvf_buffer_free(&transport->card);
     kvf_front_free_memory(transport);
+    kvf_front_free_absent(transport);
     kvf_free(transport->name);
     kvf_free(transport);
 }

@@ -127,6 +127,10 @@ typedef struct kvf_fabric {
     /** Takes a fence away. */
     kvf_status (*admit)(void *endpoint, const void *card, size_t bytes);
 
+    /** Fills in what the fabric loaded and found: `library`, `version` and `ways`, which are "" before. NULL: there is
+     * nothing to say. */
+    void (*found)(void *endpoint, kvf_transport_finding *out);
+
     /** Bounded work. Sets *busy when it should be called again at once. */
     kvf_status (*progress)(void *endpoint, bool *busy);
 
@@ -193,6 +197,10 @@ unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 /** The oldest generation of our memory of which a card may speak. */
 uint64_t kvf_transport_oldest(const kvf_transport *transport);
 
+/** The name that a peer's card gives it, and whose peer it is. */
+const char *kvf_peer_name(const kvf_peer *peer);
+kvf_transport *kvf_peer_transport(const kvf_peer *peer);
+
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 
@@ -219,7 +227,8 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
 /** The value that the options give to a key; NULL when they do not. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
 
-/** The fabrics of this build, best first: those that reach less far, then those that cost less. NULL past the last. */
+/** The fabrics of this build, best first: those that reach less far, then those to which a byte, then a run, costs
+ * less. NULL past the last. */
 const kvf_fabric *kvf_fabric_at(uint32_t i);
 
 /**

@@ -90,6 +90,24 @@ kvf_status kvf_wire_groups_write(kvf_packing *packing, const char *key, const kv
     return status;
 }
 
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+bool kvf_wire_part(const kvf_wire_group *groups, uint32_t count, uint32_t first_id, kvf_wire_group *part) {
+    uint32_t room = KVF_WIRE_MAX_BLOCKS, passed = first_id; /* ids that were told before, from here on */
+    bool more = false;
+    for (uint32_t g = 0; g < count; g++) {
+        const kvf_block_table *table = &groups[g].table;
+        uint32_t from = passed < table->count ? passed : table->count;
+        uint32_t n = table->count - from < room ? table->count - from : room;
+        passed -= from;
+        room -= n;
+        more = more || from + n < table->count;
+        part[g] = groups[g];
+        part[g].table = (kvf_block_table){n > 0 ? table->ids + from : NULL, n, table->first_block + from};
+    }
+    return more;
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 /* Of a group that is being read. */

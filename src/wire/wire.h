@@ -34,9 +34,10 @@
 #define KVF_WIRE_MAX_NAME 255u              /* engine names, endpoints, keys */
 #define KVF_WIRE_MAX_REQUEST 1024u          /* bytes of a request id */
 #define KVF_WIRE_MAX_RANKS 65536u
-#define KVF_WIRE_MAX_DETAIL 4096u        /* bytes of a detail text */
-#define KVF_WIRE_MAX_FACTS (256u << 10)  /* bytes of a text of facts */
-#define KVF_WIRE_MAX_BLOCKS (512u << 10) /* block ids in one message, over all groups */
+#define KVF_WIRE_MAX_DETAIL 4096u         /* bytes of a detail text */
+#define KVF_WIRE_MAX_FACTS (256u << 10)   /* bytes of a text of facts */
+#define KVF_WIRE_MAX_BLOCKS (192u << 10)  /* block ids in one message, over all groups: 768 KiB at most */
+#define KVF_WIRE_MAX_TABLE_IDS (4u << 20) /* in tables that come in parts */
 #define KVF_WIRE_DIGEST_BYTES 32u
 #define KVF_WIRE_SESSION_BYTES 16u
 #define KVF_WIRE_SECRET_BYTES 16u /* what a process proves its incarnation with */
@@ -223,6 +224,10 @@ typedef struct kvf_call_body {
     uint64_t bytes;      /* WRITTEN */
     const kvf_wire_group *groups; /* EXPECT; one for each group of the model, or none: nothing to write */
     uint32_t group_count;
+    /* Tables larger than a message. EXPECT: the first id of `groups`, counted over all groups, and whether others
+     * follow it in another EXPECT. ACQUIRE: the first that is to be told. */
+    uint32_t first_id;
+    bool more;
     kvf_bytes introduction; /* JOIN */
     kvf_bytes card;         /* JOIN */
     const uint64_t *leases; /* BEAT: generations of leases */
@@ -246,6 +251,8 @@ typedef struct kvf_answer {
     uint64_t time_ns;             /* ACQUIRE, BEAT: how long a lease lasts from now */
     const kvf_wire_group *groups; /* ACQUIRE */
     uint32_t group_count;
+    uint32_t first_id;    /* ACQUIRE: of `groups`, */
+    bool more;            /* and whether others follow it: another ACQUIRE asks for them */
     const uint64_t *gone; /* BEAT: leases and expectations that are no more */
     uint32_t gone_count;
     const uint64_t *sums; /* CHECKSUM: one a step */
@@ -274,6 +281,14 @@ typedef struct kvf_message {
 
 /** Encodes a message whole; `version` and `body` are filled in by this function. */
 kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out);
+
+/**
+ * Cuts out of block tables what fits into one message: as many ids as do, from `first_id` on, counted over all groups.
+ *
+ * @param part  receives `count` groups, whose tables lie in those of `groups`
+ * @return whether others follow
+ */
+bool kvf_wire_part(const kvf_wire_group *groups, uint32_t count, uint32_t first_id, kvf_wire_group *part);
 
 /** Writes another session into a call, or an answer, as kvf_wire_encode() made it: all sessions are equally long. */
 void kvf_wire_set_session(kvf_wire_buffer *message, const uint8_t session[KVF_WIRE_SESSION_BYTES]);

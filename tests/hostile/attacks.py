@@ -141,7 +141,7 @@ class Attacker:
         """Small EXPECTs of large tables, for ever."""
         speaker = self.greeted()
         for n in range(1 << 40):
-            speaker.send(speaker.expect(b"e%d" % n, 500_000))
+            speaker.send(speaker.expect(b"e%d" % n, 190_000))
             if n % 10 == 9:
                 speaker.drain()
                 time.sleep(0.02)
@@ -190,7 +190,7 @@ class Attacker:
         small, large = os.urandom(900_000), os.urandom(4 << 20)
         for n in range(1 << 40):
             speaker = speakers[n % 4]
-            speaker.send(speaker.call(ACQUIRE, request=small, time_ns=1, rank_count=1))
+            speaker.send(speaker.call(ACQUIRE, request=small, time_ns=1, rank_count=1, first_id=0))
             if n % 50 == 0:
                 speaker.send(large)
             time.sleep(0.01)

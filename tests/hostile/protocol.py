@@ -136,7 +136,7 @@ class Speaker:
         return envelope(CALL, head | body)
 
     def acquire(self, request: bytes, seconds: float = 3600) -> bytes:
-        return self.call(ACQUIRE, request=request, time_ns=int(seconds * 1e9), rank_count=1)
+        return self.call(ACQUIRE, request=request, time_ns=int(seconds * 1e9), rank_count=1, first_id=0)
 
     def release(self, request: bytes, generation: int = 0) -> bytes:
         return self.call(RELEASE, request=request, generation=generation, earlier=0, rank_count=1, status=OK)
@@ -150,6 +150,8 @@ class Speaker:
             time_ns=FOR_EVER,
             rank_count=1,
             groups=[table],
+            first_id=0,
+            more=False,
         )
 
     def beat(self, *leases: int, **other: Any) -> bytes:

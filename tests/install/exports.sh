@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The shared library exports what the public headers declare, and nothing else; the static one defines no global
-# name without the prefix, none twice, and no variable that anybody could change:
+# name without the prefix, none twice, and no variable that anybody could change; and UCX is not needed to load it:
 # exports.sh SHARED_LIBRARY STATIC_LIBRARY INCLUDE_DIR [HEADER_TO_LEAVE_OUT...]
 set -euo pipefail
 shared=$1
@@ -45,4 +45,6 @@ refuse "in the static library without the prefix kvf_" "$without"
 refuse "in the static library twice" "$(awk '{ print $1 }' <<<"$symbols" | sort | uniq -d)"
 refuse "in the static library, and may be changed by anybody" \
     "$(awk '$2 ~ /^(\.data|\.bss|\*COM\*|\.tbss|\.tdata)/ && $2 !~ /^\.data\.rel\.ro/ { print $1 }' <<<"$symbols")"
+# What is loaded at run time must not be needed to start.
+refuse "needed by the shared library" "$(readelf -d "$shared" | grep -E 'NEEDED.*\[libuc[mpst]')"
 exit "$bad"

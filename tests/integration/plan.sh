@@ -5,6 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/cases.bash"
 
 succeeds "each head range is read from its holder" '^ +1 +2 +full +k v +0-31 +heads 4-5 +all ' plan
+succeeds "on one host short runs go directly" ' direct$' plan --transport shm
 succeeds "plans are verified" '2 plans, each verified' plan
 succeeds "sizes that do not divide are cut" 'heads 2-3 ' plan --prefill tp=3 --decode tp=2
 succeeds "pipeline stages are cut" ' 20-31 ' plan --prefill pp-layers=20+12 --decode tp=2

@@ -64,7 +64,7 @@ static void expectations_take_no_more_than_the_budget(void **state) {
     (void)state;
     scene s;
     kvf_group_steps group;
-    enum { IDS = 400000, BUDGET = 8 << 20 };
+    enum { IDS = 190000, BUDGET = 8 << 20 };
     uint32_t *ids = calloc(IDS, sizeof *ids);
     assert_non_null(ids);
     for (uint32_t i = 0; i < IDS; i++)
@@ -255,6 +255,100 @@ static void where_all_sessions_are_taken_one_that_does_nothing_goes(void **state
     close_scene(&s);
 }
 
+/* ---- connections ------------------------------------------------------------------------------ */
+
+static void crowd_in(speaker *crowd, uint32_t count, const kvf_agent *to) {
+    for (uint32_t i = 0; i < count; i++)
+        speaker_open(&crowd[i], to, "Z", false, (uint8_t)(100 + i));
+}
+
+static void leave(speaker *crowd, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        speaker_close(&crowd[i]);
+}
+
+static void silent_connections_make_room_for_those_who_speak(void **state) {
+    (void)state;
+    enum { CROWD = 20, MOST = 6 };
+    static speaker crowd[CROWD];
+    scene s;
+    world_request held, wanted;
+    uint64_t hold, pull;
+    open_scene(&s, OPTIONS(.max_connections = MOST));
+    crowd_in(crowd, CROWD, s.p);
+    assert_int_equal(world_stats(s.p).connections_now, MOST);
+    assert_int_equal(world_stats(s.p).connections_closed, 1 + CROWD - MOST);
+    assert_int_equal(world_stats(s.p).over_budget, 1 + CROWD - MOST);
+    speaker_run_for(&s.w, &s.s, MS);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    /* Who has a session is still heard, and an engine that comes now gets in. */
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    world_request_make(&s.w, &s.w.p, "a", 40, 10, 1, &held);
+    world_request_make(&s.w, &s.w.d, "a", 40, 3, 1, &wanted);
+    world_hold(&s.w.p, &held, &hold);
+    world_pull(&s.w.d, &wanted, &s.w.p, &pull);
+    (void)world_done(&s.w, s.w.d.agents[0], pull);
+    assert_int_equal(world_stats(s.p).connections_now, MOST);
+    /* After a while only those with a session are there. */
+    world_run_for(&s.w, 20 * SECOND);
+    assert_int_equal(world_stats(s.p).connections_now, 2);
+    leave(crowd, CROWD);
+    close_scene(&s);
+}
+
+static void one_address_has_its_share_of_connections(void **state) {
+    (void)state;
+    enum { CROWD = 20, MOST = 10, OF_ADDRESS = 3 };
+    static speaker crowd[CROWD];
+    scene s;
+    open_scene(&s, OPTIONS(.max_connections = MOST, .max_connections_per_address = OF_ADDRESS));
+    net_dial_from("10.0.0.66");
+    crowd_in(crowd, CROWD, s.p);
+    assert_int_equal(world_stats(s.p).connections_now, 1 + OF_ADDRESS);
+    speaker_run_for(&s.w, &s.s, MS);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    leave(crowd, CROWD);
+    close_scene(&s);
+}
+
+static void where_all_connections_have_sessions_the_newcomer_waits(void **state) {
+    (void)state;
+    enum { MOST = 2 };
+    scene s;
+    speaker second, third;
+    open_scene(&s, OPTIONS(.max_connections = MOST));
+    speaker_open(&second, s.p, "Y", false, 2);
+    speaker_greet(&s.w, &second);
+    assert_int_equal(second.kind, KVF_MESSAGE_WELCOME);
+    speaker_open(&third, s.p, "Z", false, 3);
+    assert_int_equal(world_stats(s.p).connections_now, MOST);
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    assert_true(speaker_call(&s.w, &second, second.session, beat()));
+    speaker_close(&second);
+    speaker_run_for(&s.w, &third, SECOND); /* is let in now */
+    speaker_greet(&s.w, &third);
+    assert_int_equal(third.kind, KVF_MESSAGE_WELCOME);
+    speaker_close(&third);
+    close_scene(&s);
+}
+
+static void answers_that_nobody_asked_for_are_foreign(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
+                           .welcome = {.engine = "X", .rank_count = 1, .card = {"card", 4}, .facts = ""}};
+    kvf_message refused = {.kind = KVF_MESSAGE_REFUSED,
+                           .refused = {.status = KVF_E_PERMISSION, .detail = "no"}};
+    speaker_send(&s.s, &welcome);
+    speaker_send(&s.s, &refused);
+    speaker_run_for(&s.w, &s.s, 5 * MS);
+    assert_int_equal(world_stats(s.p).messages_foreign, 2);
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    close_scene(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
@@ -265,6 +359,10 @@ int main(void) {
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
+        cmocka_unit_test(silent_connections_make_room_for_those_who_speak),
+        cmocka_unit_test(one_address_has_its_share_of_connections),
+        cmocka_unit_test(where_all_connections_have_sessions_the_newcomer_waits),
+        cmocka_unit_test(answers_that_nobody_asked_for_are_foreign),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -1,4 +1,5 @@
 /* Whose block is it, and until when: leases, generations, doubt, cancelling, and messages that go astray. */
+#include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_scene.h"
 #include "faulty_fabric.h"
@@ -516,6 +517,41 @@ static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void *
 
 /* ---- astray ---------------------------------------------------------------------------------- */
 
+static void a_pull_that_waits_hears_within_seconds_whether_its_producer_lives(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ONE("D"), LEASE(60 * SECOND));
+    letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    assert_int_equal(letters_met(), 0);
+    world_run_for(&s.w, 1000 * MS); /* the next heartbeat is ten seconds away */
+    assert_int_equal(letters_met(), 1);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    tear_down(&s);
+}
+
+static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ONE("D"), LEASE(10 * SECOND));
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, 0);
+    kvf_work_take(s.d);
+    kvf_on_broken(s.d, s.d->all_sessions->route, KVF_E_IO, "no way leads to the host");
+    kvf_work_give(s.d);
+    world_run_for(&s.w, 7 * SECOND);
+    letters_no_rules();
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_stats(s.d).peers_lost, 0);
+    tear_down(&s);
+}
+
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -604,6 +640,8 @@ int main(void) {
         cmocka_unit_test(a_rank_that_has_read_gives_the_others_a_lease_more),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
         cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
+        cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
+        cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };

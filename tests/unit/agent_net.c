@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "link/link_endpoint.h"
+#include "link/link_guests.h"
 #include "shapes.h"
 
 #define LINKS 64u
@@ -41,6 +42,7 @@ struct net_link {
     char endpoint[64];
     parcel *inbox;
     net_line lines[LINES];
+    kvf_guests guests; /* connections to it, by their place in `connections` */
 };
 
 typedef struct connection {
@@ -49,12 +51,14 @@ typedef struct connection {
 } connection;
 
 #define FIRST_TIME 1000000000u
+#define FIRST_ADDRESS "10.0.0.1"
 
 static uint64_t time_now = FIRST_TIME;
 static net_link *links[LINKS];
 static connection connections[CONNECTIONS]; /* from 1 on */
 static uint32_t connection_count, link_count;
 static kvf_route last_route;
+static const char *dial_from = FIRST_ADDRESS;
 
 uint64_t net_now(void) {
     return time_now;
@@ -71,11 +75,16 @@ void net_reset(void) {
     connection_count = link_count = 0;
     last_route = 0;
     time_now = FIRST_TIME;
+    dial_from = FIRST_ADDRESS;
 }
 
 static uint64_t clock_now(void *context) {
     (void)context;
     return time_now;
+}
+
+void net_dial_from(const char *address) {
+    dial_from = address;
 }
 
 static void dial(net_link *link, net_line *line) {
@@ -86,10 +95,29 @@ static void dial(net_link *link, net_line *line) {
         connections[++connection_count] = (connection){link, links[i], line->route};
         line->connection = connection_count;
         line->pause = FIRST_PAUSE;
+        assert_ok(kvf_guests_arrive(&links[i]->guests, connection_count, 0, dial_from, time_now));
         return;
     }
     line->next_try = time_now + line->pause;
     line->pause = kvf_min_u64(2 * line->pause, LONGEST_PAUSE);
+}
+
+static void hang_up(net_link *client, kvf_route route) {
+    for (uint32_t i = 0; i < LINES; i++)
+        if (client->lines[i].users > 0 && client->lines[i].route == route) {
+            client->lines[i].connection = 0;
+            client->lines[i].broken = true;
+            client->lines[i].next_try = time_now + client->lines[i].pause;
+        }
+}
+
+/* A link has had enough of one who connected to it. */
+static void show_out(void *owner, kvf_guest *guest) {
+    connection *c = &connections[guest->id];
+    (void)owner;
+    if (c->client)
+        hang_up(c->client, c->route);
+    *c = (connection){0};
 }
 
 static kvf_status net_open(const kvf_link_options *options, kvf_link **out) {
@@ -106,17 +134,15 @@ static kvf_status net_open(const kvf_link_options *options, kvf_link **out) {
         place++;
     assert_true(place < LINKS);
     links[place] = link;
+    link->guests = (kvf_guests){.most = options->max_connections,
+                                .most_of_address = options->max_connections_per_address,
+                                .is_known = options->is_known,
+                                .on_crowded = options->on_crowded,
+                                .hang_up = show_out,
+                                .context = options->context,
+                                .owner = link};
     *out = &link->base;
     return KVF_OK;
-}
-
-static void hang_up(net_link *client, kvf_route route) {
-    for (uint32_t i = 0; i < LINES; i++)
-        if (client->lines[i].users > 0 && client->lines[i].route == route) {
-            client->lines[i].connection = 0;
-            client->lines[i].broken = true;
-            client->lines[i].next_try = time_now + client->lines[i].pause;
-        }
 }
 
 static void net_close(kvf_link *base) {
@@ -125,9 +151,12 @@ static void net_close(kvf_link *base) {
         connection *c = &connections[i];
         if (c->server == link && c->client)
             hang_up(c->client, c->route);
+        if (c->client == link && c->server)
+            kvf_guests_leave(&c->server->guests, i);
         if (c->server == link || c->client == link)
             *c = (connection){0};
     }
+    kvf_guests_free(&link->guests);
     for (uint32_t i = 0; i < LINKS; i++)
         links[i] = links[i] == link ? NULL : links[i];
     parcel *one, *next;
@@ -177,8 +206,10 @@ static void net_disconnect(kvf_link *base, kvf_route route) {
     net_line *line = line_of((net_link *)base, route);
     if (!line || --line->users > 0)
         return;
-    if (line->connection)
-        connections[line->connection] = (connection){0};
+    if (!line->connection)
+        return;
+    kvf_guests_leave(&connections[line->connection].server->guests, line->connection);
+    connections[line->connection] = (connection){0};
 }
 
 /* The key of a link is believed: nothing is encrypted here. */
@@ -225,7 +256,7 @@ static void take_care_of(net_link *link, net_line *line) {
     }
     if (line->users > 0 && !line->connection && time_now >= line->next_try) {
         dial(link, line);
-        if (!line->connection)
+        if (!line->connection && !line->broken) /* nobody was there, who has shown it out again */
             tell(link, line, KVF_E_IO,
                  "no connection: it was refused, for nobody listens there; trying again");
     }
@@ -233,7 +264,7 @@ static void take_care_of(net_link *link, net_line *line) {
 
 static bool net_pending(kvf_link *base) {
     const net_link *link = (const net_link *)base;
-    bool pending = link->inbox && link->inbox->due <= time_now;
+    bool pending = (link->inbox && link->inbox->due <= time_now) || kvf_guests_due(&link->guests) <= time_now;
     for (uint32_t i = 0; i < LINES; i++) {
         const net_line *line = &link->lines[i];
         pending |= line->users > 0 && (line->broken || (!line->connection && time_now >= line->next_try));
@@ -246,6 +277,8 @@ static void net_progress(kvf_link *base, bool *more) {
     while (link->inbox && link->inbox->due <= time_now) {
         parcel *one = link->inbox;
         DL_DELETE(link->inbox, one);
+        if ((one->route & INCOMING) && !kvf_guests_hear(&link->guests, one->route, time_now))
+            kvf_guests_name(&link->guests, one->route & ~INCOMING, one->route, time_now);
         if ((one->route & INCOMING) || line_of(link, one->route))
             link->options.on_message(link->options.context,
                                      &(const kvf_letter){.route = one->route,
@@ -255,6 +288,7 @@ static void net_progress(kvf_link *base, bool *more) {
                                                          .bytes = one->bytes});
         free(one);
     }
+    kvf_guests_tick(&link->guests, time_now);
     for (uint32_t i = 0; i < LINES; i++)
         take_care_of(link, &link->lines[i]);
     *more = net_pending(base);
@@ -268,11 +302,16 @@ static uint32_t net_fds(const kvf_link *base, int fds[KVF_LINK_FDS]) {
 
 static uint64_t net_due(const kvf_link *base) {
     const net_link *link = (const net_link *)base;
-    uint64_t due = link->inbox ? link->inbox->due : UINT64_MAX;
+    uint64_t due = kvf_min_u64(link->inbox ? link->inbox->due : UINT64_MAX, kvf_guests_due(&link->guests));
     for (uint32_t i = 0; i < LINES; i++)
         if (link->lines[i].users > 0 && !link->lines[i].connection)
             due = kvf_min_u64(due, link->lines[i].next_try);
     return due;
+}
+
+static kvf_link_counts net_counts(const kvf_link *base) {
+    const kvf_guests *guests = &((const net_link *)base)->guests;
+    return (kvf_link_counts){guests->count, guests->closed, guests->refused};
 }
 
 static const kvf_clock net_clock = {clock_now, NULL};
@@ -288,6 +327,7 @@ static const kvf_link_table net_table = {
     .pending = net_pending,
     .fds = net_fds,
     .due = net_due,
+    .counts = net_counts,
 };
 
 const kvf_surroundings net_surroundings = {.clock = &net_clock, .link = &net_table};

@@ -14,6 +14,8 @@ extern const kvf_surroundings net_surroundings;
 
 uint64_t net_now(void);
 void net_advance(uint64_t ns);
+/** The address that connections come from, from now on: a text that lasts. */
+void net_dial_from(const char *address);
 /** As at the beginning. No link may be open. */
 void net_reset(void);
 

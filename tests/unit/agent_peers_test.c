@@ -248,7 +248,7 @@ static void open_stranger(stranger *s, const world *w) {
 
 static void work_with(world *w, stranger *s) {
     bool more;
-    world_work(w);
+    world_run_for(w, MS / 4); /* a round alone would go on to when an agent has something to do */
     kvf_link_progress(s->link, &more);
 }
 

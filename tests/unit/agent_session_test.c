@@ -342,6 +342,36 @@ static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void 
     close_scene(&s);
 }
 
+static void what_hangs_from_before_is_over_when_a_client_joins_anew(void **state) {
+    (void)state;
+    scene s;
+    world_request wanted, pushed;
+    uint64_t push;
+    open_scene(&s);
+    kvf_wire_buffer introduction = {0};
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(say(&s, &s.rightful, join), KVF_OK);
+    for (uint64_t i = 1; i <= 2; i++) {
+        const char *id = i == 1 ? "a" : "b";
+        world_request_make(&s.w, &s.w.d, id, 40, 0, 1, &wanted);
+        world_request_make(&s.w, &s.w.p, id, 40, 0, 1, &pushed);
+        assert_int_equal(say(&s, &s.rightful, expect(&s, id, i, &wanted)), KVF_OK);
+        world_push(&s.w.p, &pushed, &push);
+        world_ready(&s.w.p, &push);
+        world_until(&s.w, session_of(&s)->flows->over); /* a new connection serves as the first one did */
+        assert_int_equal(session_of(&s)->flows->status, KVF_OK);
+        assert_non_null(session_of(&s)->peer);
+        assert_int_equal(say(&s, &s.rightful, join), KVF_OK);
+        assert_null(session_of(&s)->peer);
+        kvf_call_body withdraw = {
+            .kind = KVF_CALL_WITHDRAW, .request = {id, 1}, .generation = i | KVF_EXPECTATION};
+        assert_int_equal(say(&s, &s.rightful, withdraw), KVF_OK);
+        world_until(&s.w, !session_of(&s)->flows);
+    }
+    kvf_wire_buffer_free(&introduction);
+    close_scene(&s);
+}
+
 static void acquire_and_release_are_for_the_peer_of_the_session(void **state) {
     (void)state;
     scene s;
@@ -669,6 +699,7 @@ int main(void) {
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
+        cmocka_unit_test(what_hangs_from_before_is_over_when_a_client_joins_anew),
         cmocka_unit_test(acquire_and_release_are_for_the_peer_of_the_session),
         cmocka_unit_test(a_lease_of_another_session_is_none),
         cmocka_unit_test(numbers_of_leases_cannot_be_guessed),

@@ -71,6 +71,49 @@ static void a_rank_that_gave_up_counts_until_it_tries_again(void **state) {
     kvf_tally_free(&tally);
 }
 
+static void a_high_rank_costs_no_more_than_a_low_one(void **state) {
+    (void)state;
+    uint64_t kept = 100;
+    kvf_tally low = {.wanted = 1}, high = {.wanted = 1, .kept = &kept};
+    assert_ok(kvf_tally_add(&low, "d", 0, 2, KVF_TALLY_HAS_IT));
+    assert_ok(kvf_tally_add(&high, "d", KVF_WIRE_MAX_RANKS - 1, 2, KVF_TALLY_HAS_IT));
+    assert_int_equal(high.bytes, low.bytes);
+    assert_true(high.bytes < 256);
+    assert_int_equal(kept, 100 + high.bytes);
+    kvf_tally_free(&high);
+    assert_int_equal(kept, 100);
+    kvf_tally_free(&low);
+}
+
+static void thousands_of_ranks_in_any_order_are_kept_apart(void **state) {
+    (void)state;
+    enum { RANKS = 4096, STEP = 1597 }; /* no common divisor */
+    kvf_tally tally = {.wanted = 1};
+    for (uint32_t i = 0; i < RANKS; i++) {
+        uint32_t rank = i * STEP % RANKS;
+        assert_int_equal(kvf_tally_of(&tally, "d", rank), KVF_TALLY_WAITS);
+        assert_false(kvf_tally_complete(&tally));
+        assert_ok(kvf_tally_add(&tally, "d", rank, RANKS, rank % 2 ? KVF_TALLY_HAS_IT : KVF_TALLY_GAVE_UP));
+    }
+    assert_true(kvf_tally_complete(&tally));
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+        assert_int_equal(kvf_tally_of(&tally, "d", rank), rank % 2 ? KVF_TALLY_HAS_IT : KVF_TALLY_GAVE_UP);
+    assert_true(tally.bytes <= 2 * sizeof(uint32_t) * RANKS + 256);
+    kvf_tally_free(&tally);
+}
+
+static void engines_that_nobody_waits_for_are_counted_up_to_a_limit(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = 2};
+    for (uint32_t i = 0; i < 2 + KVF_TALLY_STRANGERS; i++) {
+        const char name[3] = {(char)('a' + i / 20), (char)('a' + i % 20), 0};
+        assert_ok(kvf_tally_add(&tally, name, 0, 2, KVF_TALLY_HAS_IT));
+    }
+    assert_fails(kvf_tally_add(&tally, "zz", 0, 2, KVF_TALLY_HAS_IT), KVF_E_LIMIT, "66 engines");
+    assert_ok(kvf_tally_add(&tally, "aa", 1, 2, KVF_TALLY_HAS_IT));
+    kvf_tally_free(&tally);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_gave_up_counts_until_it_tries_again),
@@ -78,6 +121,9 @@ int main(void) {
         cmocka_unit_test(a_rank_that_repeats_itself_counts_once),
         cmocka_unit_test(an_engine_counts_once_however_many_ranks_repeat_themselves),
         cmocka_unit_test(siblings_must_agree_on_how_many_they_are),
+        cmocka_unit_test(a_high_rank_costs_no_more_than_a_low_one),
+        cmocka_unit_test(thousands_of_ranks_in_any_order_are_kept_apart),
+        cmocka_unit_test(engines_that_nobody_waits_for_are_counted_up_to_a_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

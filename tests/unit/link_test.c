@@ -372,6 +372,58 @@ static void connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_tw
     kvf_link_close(server.link);
 }
 
+/* The machine's clock, put forward. */
+static uint64_t later_now(void *ahead_ns) {
+    return kvf_now(&kvf_monotonic) + *(const uint64_t *)ahead_ns;
+}
+
+static void a_connection_over_which_nothing_is_heard_is_made_anew_and_nobody_is_told(void **state) {
+    (void)state;
+    uint64_t ahead_ns = 0;
+    const kvf_clock clock = {later_now, &ahead_ns};
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+
+    send_text(&client, route, "first");
+    work_until(server.message_count == 1 && kvf_link_due(client.link) != UINT64_MAX, &server, &client);
+    ahead_ns = UINT64_C(2500000000);
+    work_until(kvf_link_due(client.link) == UINT64_MAX, &server, &client);
+    send_text(&client, route, "second");
+    work_until(server.message_count == 2, &server, &client);
+
+    assert_int_not_equal(server.messages[0].route, server.messages[1].route);
+    assert_int_equal(client.broken_count, 0);
+    send_text(&server, server.messages[1].route, "answer");
+    work_until(client.message_count == 1, &server, &client);
+    assert_int_equal(client.messages[0].route, route);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said(void **state) {
+    (void)state;
+    uint64_t ahead_ns = 0;
+    const kvf_clock clock = {later_now, &ahead_ns};
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
+    server.answers = true;
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+
+    send_text(&client, route, "first");
+    work_until(client.message_count == 1, &server, &client);
+    ahead_ns = UINT64_C(60000000000);
+    work_until(kvf_link_due(client.link) == UINT64_MAX, &server, &client);
+    send_text(&client, route, "second");
+    work_until(client.message_count == 2, &server, &client);
+
+    assert_int_equal(server.messages[0].route, server.messages[1].route);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
 static void a_new_connection_is_not_blamed_for_the_end_of_the_one_before(void **state) {
     (void)state;
     end server, client;
@@ -597,6 +649,8 @@ int main(void) {
         cmocka_unit_test(what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told),
         cmocka_unit_test(a_route_may_be_disconnected_while_its_break_is_told),
         cmocka_unit_test(connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_twice),
+        cmocka_unit_test(a_connection_over_which_nothing_is_heard_is_made_anew_and_nobody_is_told),
+        cmocka_unit_test(a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said),
         cmocka_unit_test(a_new_connection_is_not_blamed_for_the_end_of_the_one_before),
         cmocka_unit_test(it_listens_on_loopback_unless_told_otherwise),
         cmocka_unit_test(it_can_listen_nowhere),

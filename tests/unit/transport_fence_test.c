@@ -68,6 +68,9 @@ static const pair_kind kinds[] = {
     {"shm", {false, false}, "shm", {0}},
     {"shm", {true, false}, "shm", {"shm.direct", "off"}},
     {"shm", {false, false}, "shm", {"shm.direct", "off"}},
+#ifdef KVF_HAVE_MESSAGES
+    {"messages", {false, false}, "messages", {"messages.listen", "tcp://127.0.0.1:*"}},
+#endif
 };
 
 typedef struct both {

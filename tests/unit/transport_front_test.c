@@ -478,10 +478,16 @@ static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
 
 static void every_allocation_may_fail_and_nothing_leaks(void **state) {
     (void)state;
-    static const char *const kinds[] = {"inproc", "shm"};
+    static const char *const kinds[] = {
+        "inproc",
+        "shm",
+#ifdef KVF_HAVE_MESSAGES
+        "messages",
+#endif
+    };
     kvf_allocator allocator = {allocate_some, resize_some, release, NULL};
     assert_int_equal(kvf_set_allocator(&allocator), KVF_OK);
-    for (size_t kind = 0; kind < 2; kind++) {
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
         kvf_status status = KVF_E_NOMEM;
         for (uint32_t granted = 0; status != KVF_OK; granted++) {
             kvf_transport *transport = NULL;

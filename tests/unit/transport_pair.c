@@ -23,6 +23,8 @@ pair_kind transport_variants[] = {
     {"shm", {true, false}, "shm", {0}},
     {"shm", {true, false}, "shm", {"shm.direct", "off"}},
     {"toy", {false, false}, "toy", {0}},
+    {"messages", {false, false}, "messages", {"messages.listen", "tcp://127.0.0.1:*"}},
+    {"messages", {true, false}, "messages", {"messages.secret_key", TEST_SECRET_KEY}},
     {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}},
     {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}},
     {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}},

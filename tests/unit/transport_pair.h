@@ -12,6 +12,9 @@
 #define SIDE_REGIONS 3
 #define SIDE_NOTICES 4096
 
+/** A Z85 key that was made for these tests. */
+#define TEST_SECRET_KEY "<wTUPu+?2}1:*WEQsoW$W@]DO2efSbh{.{%@2Vws"
+
 /** How a pair is made. */
 typedef struct pair_kind {
     const char *kind;     /**< of kvf_transport_open() */

@@ -317,7 +317,7 @@ static kvf_status read_ids(const char *form, kvf_bytes ids) {
     msgpack_sbuffer_init(&body);
     msgpack_packer to;
     msgpack_packer_init(&to, &body, msgpack_sbuffer_write);
-    msgpack_pack_map(&to, 8);
+    msgpack_pack_map(&to, 10);
     text(&to, "session");
     msgpack_pack_bin_with_body(&to, "0123456789abcdef", 16);
     text(&to, "number");
@@ -332,6 +332,10 @@ static kvf_status read_ids(const char *form, kvf_bytes ids) {
     msgpack_pack_int(&to, 1);
     text(&to, "rank_count");
     msgpack_pack_int(&to, 1);
+    text(&to, "first_id");
+    msgpack_pack_int(&to, 0);
+    text(&to, "more");
+    msgpack_pack_false(&to);
     text(&to, "groups");
     msgpack_pack_array(&to, 1);
     msgpack_pack_map(&to, 4);
@@ -355,9 +359,9 @@ static void runs_of_blocks_are_bounded(void **state) {
     assert_ok(read_ids("ids", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
     assert_ok(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 9, 0, 0, 0)));
     assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
-                 "call EXPECT: groups[0]: the block tables have more than 524288 ids");
+                 "call EXPECT: groups[0]: the block tables have more than 196608 ids");
     assert_fails(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
-                 "more than 524288 ids");
+                 "more than 196608 ids");
     assert_fails(read_ids("runs", BYTES(0xfe, 0xff, 0xff, 0xff, 2, 0, 0, 0)), KVF_E_PARSE,
                  "runs has 2 ids from 4294967294 on");
     assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 0, 0, 0, 0)), KVF_E_PARSE, "runs has 0 ids");

@@ -157,6 +157,10 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
         call->detail = detail(out->detail, seed);
         call->bytes = number(seed);
     }
+    if (has[KVF_CALL_ACQUIRE] || has[KVF_CALL_EXPECT])
+        call->first_id = below(seed, KVF_WIRE_MAX_TABLE_IDS + 1);
+    if (has[KVF_CALL_EXPECT])
+        call->more = below(seed, 2);
     if (has[KVF_CALL_EXPECT])
         call->groups = groups(out, &call->group_count, seed);
 }
@@ -170,6 +174,8 @@ static void fill_answer(wire_sample *out, kvf_answer *answer, uint64_t *seed) {
         answer->generation = number(seed);
         answer->time_ns = number(seed);
         answer->groups = groups(out, &answer->group_count, seed);
+        answer->first_id = below(seed, KVF_WIRE_MAX_TABLE_IDS + 1);
+        answer->more = below(seed, 2);
     } else if (answer->kind == KVF_CALL_BEAT) {
         answer->time_ns = number(seed);
         answer->gone = numbers(out->numbers, &answer->gone_count, seed);

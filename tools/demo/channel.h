@@ -23,6 +23,7 @@ typedef enum message_type {
     /* To a rank. */
     MESSAGE_CONNECT, /* decode: where the prefill engine is met, a text */
     MESSAGE_MOVE,
+    MESSAGE_STAND, /* prefill: hold everything, again and again */
     MESSAGE_VERIFY,
     MESSAGE_PART,
     MESSAGE_PREPARE,
@@ -38,6 +39,7 @@ typedef struct move_figures {
     uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC, which all processes share */
     uint64_t bytes, runs;
     char kind[24]; /* of the transports that served */
+    char way[128]; /* of one of them; "": not known */
 } move_figures;
 
 typedef struct copy_figures {

@@ -278,7 +278,7 @@ static int take(crew *of, uint32_t member, message_type type, const char *doing,
 
 /* Ranks that wait for a silent one fall silent too, but later: the one to name has been silent longest. */
 static int check_silence(crew *of, const char *doing) {
-    uint64_t now = now_ns(), most = (uint64_t)of->job->asked->timeout_s * 1000000000u;
+    uint64_t now = now_ns(), most = (uint64_t)of->job->silence_s * 1000000000u;
     uint32_t silent = UINT32_MAX;
     for (uint32_t i = 0; i < of->count; i++)
         if (of->members[i].awaited &&
@@ -287,8 +287,8 @@ static int check_silence(crew *of, const char *doing) {
     if (silent == UINT32_MAX || now - of->members[silent].heard_ns <= most)
         return EXIT_DONE;
     clear_progress(of);
-    return failure("%s has said nothing for %u s while %s", name_of(of, silent).text,
-                   of->job->asked->timeout_s, doing);
+    return failure("%s has said nothing for %u s while %s", name_of(of, silent).text, of->job->silence_s,
+                   doing);
 }
 
 int crew_await(crew *of, crew_part whom, message_type type, const char *doing, crew_handler handle,
@@ -317,6 +317,30 @@ int crew_await(crew *of, crew_part whom, message_type type, const char *doing, c
             result = check_silence(of, doing);
     }
     clear_progress(of);
+    free(sources);
+    return result;
+}
+
+int crew_connect(crew *of, const char *endpoint) {
+    crew_send(of, CREW_DECODE, MESSAGE_CONNECT, endpoint, strlen(endpoint) + 1);
+    return crew_await(of, CREW_DECODE, MESSAGE_CONNECTED, "connecting", NULL, NULL);
+}
+
+int crew_stand(crew *of, int stop_fd, const char *doing) {
+    struct pollfd *sources = calloc((size_t)of->count + 1, sizeof *sources);
+    if (!sources)
+        return failure("not enough memory");
+    for (uint32_t i = 0; i < of->count; i++)
+        sources[i] = (struct pollfd){.fd = of->members[i].to.fd, .events = POLLIN};
+    sources[of->count] = (struct pollfd){.fd = stop_fd, .events = POLLIN};
+    int result = EXIT_DONE;
+    while (!result && !sources[of->count].revents) {
+        if (poll(sources, of->count + 1, -1) < 0 && errno != EINTR)
+            result = failure("poll: %s", strerror(errno));
+        for (uint32_t i = 0; i < of->count && !result; i++)
+            if (sources[i].revents)
+                result = take(of, i, MESSAGE_FAILED, doing, NULL, NULL);
+    }
     free(sources);
     return result;
 }

@@ -52,6 +52,16 @@ typedef bool (*crew_handler)(void *context, demo_side side, uint32_t index, cons
 int crew_await(crew *of, crew_part whom, message_type type, const char *doing, crew_handler handle,
                void *context);
 
+/** Lets the decode ranks meet the prefill engine there; says what failed. */
+int crew_connect(crew *of, const char *endpoint);
+
+/**
+ * Waits until a descriptor becomes readable, while the ranks do what they do.
+ *
+ * @return EXIT_DONE, or EXIT_FAILED after saying which rank failed or died
+ */
+int crew_stand(crew *of, int stop_fd, const char *doing);
+
 /** Tells all to quit and reaps them, killing those that do not. Returns EXIT_FAILED when one ended badly. */
 int crew_end(crew *of);
 

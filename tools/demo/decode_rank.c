@@ -19,12 +19,15 @@ typedef struct decode_rank {
     move_figures figures;
 } decode_rank;
 
+/* Where the prefill engine is laid out elsewhere, the agent alone plans. */
 static bool make_plan(decode_rank *self) {
     const demo_job *job = self->base.job;
-    kvf_status status = kvf_plan_build(self->base.shard, job->all.prefill, NULL, &self->plan);
-    if (!status)
+    kvf_status status = KVF_OK;
+    if (job->all.prefill)
+        status = kvf_plan_build(self->base.shard, job->all.prefill, NULL, &self->plan);
+    if (!status && self->plan)
         status = kvf_plan_verify(self->plan);
-    if (!status)
+    if (!status && self->plan)
         status = kvf_request_create(self->plan, &self->request);
     if (status)
         return rank_fail_status(&self->base, status, "planning");
@@ -35,7 +38,9 @@ static bool make_plan(decode_rank *self) {
 }
 
 static kvf_contact prefill_engine(const decode_rank *self) {
-    return (kvf_contact){.engine = self->base.job->all.prefill_shape.side, .endpoint = self->endpoint};
+    kvf_contact out = self->base.job->producer;
+    out.endpoint = self->endpoint;
+    return out;
 }
 
 static bool connect_engine(decode_rank *self, const message *endpoint) {
@@ -43,7 +48,7 @@ static bool connect_engine(decode_rank *self, const message *endpoint) {
         return rank_fail(&self->base, "an endpoint of %zu bytes", endpoint->bytes);
     memcpy(self->endpoint, endpoint->data, endpoint->bytes);
     kvf_contact contact = prefill_engine(self);
-    kvf_status status = kvf_agent_connect(self->base.agent, &contact, rank_patience_ns(self->base.job), NULL);
+    kvf_status status = kvf_agent_connect(self->base.agent, &contact, self->base.job->patience_ns, NULL);
     return status ? rank_fail_status(&self->base, status, "connecting") : true;
 }
 
@@ -52,7 +57,7 @@ static bool connect_engine(decode_rank *self, const message *endpoint) {
 static bool pull(decode_rank *self, uint32_t number) {
     const workload *work = &self->base.job->work;
     char id[24];
-    rank_request_id(self->round, number, id);
+    rank_request_id(self->base.job, self->round, number, id);
     for (uint32_t g = 0; g < work->group_count; g++) {
         const kvf_group_request *wanted = &workload_request(work, number)[g];
         self->groups[g] = (kvf_group_steps){wanted->local, wanted->begin, wanted->end};
@@ -61,7 +66,7 @@ static bool pull(decode_rank *self, uint32_t number) {
                                        .id = {id, strlen(id)},
                                        .groups = self->groups,
                                        .group_count = work->group_count,
-                                       .deadline_ns = rank_patience_ns(self->base.job),
+                                       .deadline_ns = self->base.job->patience_ns,
                                        .contact = prefill_engine(self)};
     uint64_t ticket;
     kvf_status status = kvf_agent_pull(self->base.agent, &request, &ticket);
@@ -95,11 +100,23 @@ static bool take_pulled(decode_rank *self, const kvf_event *event) {
     self->figures.end_ns = now_ns();
     rank_note_kinds(&self->base);
     memcpy(self->figures.kind, self->base.kind, sizeof self->figures.kind);
+    memcpy(self->figures.way, self->base.way, sizeof self->figures.way);
     return rank_send(&self->base, MESSAGE_MOVED, &self->figures, sizeof self->figures);
+}
+
+/* The producer has not held it again yet, since another rank is still to say that it has its part of the round
+ * before last. */
+static bool is_too_early(const decode_rank *self, const kvf_event *event) {
+    return self->base.job->standing && event->status == KVF_E_EXISTS &&
+           event->request_kind == KVF_REQUEST_PULL;
 }
 
 static bool heed(void *rank, const kvf_event *event) {
     decode_rank *self = rank;
+    uint32_t round, number;
+    if (event->kind == KVF_EVENT_FAILED && is_too_early(self, event) &&
+        rank_read_request_id(&event->id, &round, &number))
+        return pull(self, number);
     if (event->kind == KVF_EVENT_FAILED)
         return rank_fail(&self->base, "%.*s%s%s", (int)event->id.size, (const char *)event->id.data,
                          event->id.size ? ": " : "", event->detail);
@@ -113,7 +130,7 @@ static bool heed(void *rank, const kvf_event *event) {
 /* The prefill agents have closed; as long as their memory is mapped here it is not given back. */
 static bool part(decode_rank *self) {
     kvf_agent_stats stats = {.struct_size = sizeof stats};
-    uint64_t deadline = now_ns() + rank_patience_ns(self->base.job);
+    uint64_t deadline = now_ns() + self->base.job->patience_ns;
     bool message_waits;
     do {
         if (!rank_wait(&self->base, 10, &message_waits) || !rank_take_events(self, heed))

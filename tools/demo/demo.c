@@ -9,7 +9,7 @@
 #include <kvferry/agent.h>
 
 #include "copy_limit.h"
-#include "crew.h"
+#include "moving.h"
 #include "rank.h"
 #include "text.h"
 
@@ -59,6 +59,13 @@ static int reserve_copy_source(demo_job *job) {
 
 int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
     *out = (demo_job){.asked = asked, .rounds = asked->rounds ? asked->rounds : default_rounds};
+    /* Ranks wait longer than the coordinator does, so that it names who is silent. Leases outlast the slowest round,
+     * for nothing here frees blocks early; a peer that closed is let go of at once. */
+    out->patience_ns = (asked->timeout_s + UINT64_C(60)) * 1000000000u;
+    out->silence_s = asked->timeout_s;
+    out->agents = (kvf_agent_options){.struct_size = sizeof out->agents,
+                                      .lease_ns = out->patience_ns,
+                                      .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
     int result = engines_read(asked, &out->all);
     if (!result)
         result = workload_make(asked, &out->all, &out->work);
@@ -66,6 +73,7 @@ int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
         return result;
     out->prefill_ranks = kvf_engine_rank_count(out->all.prefill);
     out->decode_ranks = kvf_engine_rank_count(out->all.decode);
+    out->producer = (kvf_contact){.engine = out->all.prefill_shape.side};
     result = parse_fault(asked, out);
     if (!result && asked->corrupt)
         result = corruption_parse(asked->corrupt, &out->all, &out->work, &out->corrupt);
@@ -88,51 +96,15 @@ typedef struct run {
     const demo_job *job;
     crew all;
     demo_result *result;
-    kvf_agent *directory;      /* where the prefill engine is met */
-    uint64_t begin_ns, end_ns; /* of a round */
-    uint64_t bytes, runs;
+    kvf_agent *directory; /* where the prefill engine is met */
+    moved sum;
     uint64_t copy_ns;
-    verdict worst;
 } run;
 
 static bool take_ready(void *context, demo_side side, uint32_t index, const message *from) {
     (void)index;
     return side == SIDE_DECODE ||
            kvf_agent_introduce(((run *)context)->directory, from->data, from->bytes) == KVF_OK;
-}
-
-static bool take_moved(void *context, demo_side side, uint32_t index, const message *from) {
-    (void)side, (void)index;
-    run *self = context;
-    const move_figures *figures = from->data;
-    demo_result *result = self->result;
-    size_t length = strlen(result->transport);
-    if (!strstr(result->transport, figures->kind))
-        (void)snprintf(result->transport + length, sizeof result->transport - length, "%s%s",
-                       length ? "+" : "", figures->kind);
-    if (figures->begin_ns < self->begin_ns)
-        self->begin_ns = figures->begin_ns;
-    if (figures->end_ns > self->end_ns)
-        self->end_ns = figures->end_ns;
-    self->bytes += figures->bytes;
-    self->runs += figures->runs;
-    return from->bytes == sizeof *figures;
-}
-
-static bool take_verdict(void *context, demo_side side, uint32_t index, const message *from) {
-    (void)side, (void)index;
-    run *self = context;
-    const verdict *found = from->data;
-    self->result->verified_bytes += found->bytes;
-    self->result->untouched_bytes += found->untouched_bytes;
-    if (!found->wrong)
-        return true;
-    size_t i = 0;
-    while (i < 5 && found->order[i] == self->worst.order[i])
-        i++;
-    if (!self->worst.wrong || found->order[i] < self->worst.order[i])
-        self->worst = *found;
-    return true;
 }
 
 static bool take_copied(void *context, demo_side side, uint32_t index, const message *from) {
@@ -155,26 +127,16 @@ static int connect_ranks(run *self) {
     int result = crew_await(&self->all, CREW_ALL, MESSAGE_READY, "filling caches", take_ready, self);
     if (result)
         return result;
-    const char *endpoint = kvf_agent_endpoint(self->directory);
-    crew_send(&self->all, CREW_DECODE, MESSAGE_CONNECT, endpoint, strlen(endpoint) + 1);
-    return crew_await(&self->all, CREW_DECODE, MESSAGE_CONNECTED, "connecting", NULL, NULL);
+    return crew_connect(&self->all, kvf_agent_endpoint(self->directory));
 }
 
-static int move_round(run *self, uint32_t round) {
-    self->begin_ns = UINT64_MAX;
-    self->end_ns = self->bytes = self->runs = 0;
-    crew_send(&self->all, CREW_ALL, MESSAGE_MOVE, NULL, 0);
-    int result = crew_await(&self->all, CREW_DECODE, MESSAGE_MOVED, "moving", take_moved, self);
-    if (result)
-        return result;
-    self->result->seconds[round] = (double)(self->end_ns - self->begin_ns) / 1e9;
-    self->result->bytes = self->bytes;
-    self->result->runs = self->runs;
-    crew_send(&self->all, CREW_DECODE, MESSAGE_VERIFY, NULL, 0);
-    result = crew_await(&self->all, CREW_DECODE, MESSAGE_VERIFIED, "verifying", take_verdict, self);
-    if (!result && self->worst.wrong)
-        result = failure("%s", self->worst.text);
-    return result;
+static void note_moved(run *self) {
+    demo_result *result = self->result;
+    memcpy(result->transport, self->sum.transport, sizeof result->transport);
+    result->bytes = self->sum.bytes;
+    result->runs = self->sum.runs;
+    result->verified_bytes = self->sum.verified_bytes;
+    result->untouched_bytes = self->sum.untouched_bytes;
 }
 
 /* Prefill ranks give their memory back, and decode ranks let go of it. */
@@ -203,8 +165,11 @@ static int measure_copying(run *self) {
 
 static int run_phases(run *self) {
     int result = connect_ranks(self);
-    for (uint32_t round = 0; round < self->job->rounds && !result; round++)
-        result = move_round(self, round);
+    for (uint32_t round = 0; round < self->job->rounds && !result; round++) {
+        result = move_round(&self->all, &self->sum);
+        self->result->seconds[round] = self->sum.seconds;
+    }
+    note_moved(self);
     if (!result)
         result = part_ranks(self);
     return result ? result : measure_copying(self);

@@ -5,6 +5,8 @@
 #ifndef KVFERRY_DEMO_DEMO_H
 #define KVFERRY_DEMO_DEMO_H
 
+#include <kvferry/agent.h>
+
 #include "channel.h"
 #include "corrupt.h"
 #include "engines.h"
@@ -17,8 +19,14 @@ typedef struct demo_job {
     workload work;
     corruption corrupt;
     uint32_t rounds;
-    uint32_t prefill_ranks, decode_ranks;
-    uint32_t fault_rank;   /* counted over prefill, then decode ranks; UINT32_MAX: none */
+    uint32_t prefill_ranks, decode_ranks; /* that are started here */
+    kvf_agent_options agents;             /* of all ranks; transport and settings are as asked for */
+    uint16_t first_port;                  /* of rank 0, and so on; 0: any */
+    kvf_contact producer;                 /* its endpoint is told to decode ranks once it is known */
+    bool standing;                        /* every request is held again once it was fetched */
+    uint64_t patience_ns;                 /* how long ranks wait for each other */
+    uint32_t silence_s;                   /* how long a rank may say nothing */
+    uint32_t fault_rank;                  /* counted over prefill, then decode ranks; UINT32_MAX: none */
     uint8_t **copy_source; /* by prefill rank: memory as large as its regions together, to measure copying */
     uint64_t *copy_bytes;
 } demo_job;

@@ -1,5 +1,6 @@
 /*
- * A prefill rank: fills its caches, then holds each request until the decode engine has read it, round by round.
+ * A prefill rank: fills its caches, then holds each request until the decode engine has read it, round by round; or,
+ * where it stands for whoever comes, holds them all again and again.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +8,11 @@
 #include "pattern.h"
 #include "rank.h"
 
+#define STANDING_NS (UINT64_C(86400) * 365 * 1000000000) /* as good as for ever */
+
 typedef struct prefill_rank {
-    live_rank base; /* first, see rank_serve() */
+    live_rank base;          /* first, see rank_serve() */
+    kvf_group_steps *groups; /* room for one request's */
     uint64_t filled_bytes;
     uint64_t held, released; /* requests, in all rounds */
     uint32_t round;
@@ -43,10 +47,11 @@ static bool send_introduction(const prefill_rank *self) {
 }
 
 /* The whole prompt is here, whatever the decode engine has of it already. */
-static bool hold(prefill_rank *self, uint32_t number, kvf_group_steps *groups) {
+static bool hold(prefill_rank *self, uint32_t round, uint32_t number) {
     const workload *work = &self->base.job->work;
+    kvf_group_steps *groups = self->groups;
     char id[24];
-    rank_request_id(self->round, number, id);
+    rank_request_id(self->base.job, round, number, id);
     for (uint32_t g = 0; g < work->group_count; g++) {
         const kvf_group_request *wanted = &workload_request(work, number)[g];
         groups[g] = (kvf_group_steps){.table = wanted->remote, .end = wanted->end};
@@ -54,7 +59,8 @@ static bool hold(prefill_rank *self, uint32_t number, kvf_group_steps *groups) {
     const kvf_agent_request request = {.struct_size = sizeof request,
                                        .id = {id, strlen(id)},
                                        .groups = groups,
-                                       .group_count = work->group_count};
+                                       .group_count = work->group_count,
+                                       .deadline_ns = self->base.job->standing ? STANDING_NS : 0};
     uint64_t ticket;
     kvf_status status = kvf_agent_hold(self->base.agent, &request, &ticket);
     self->held += !status;
@@ -64,13 +70,26 @@ static bool hold(prefill_rank *self, uint32_t number, kvf_group_steps *groups) {
 static bool hold_round(prefill_rank *self) {
     const workload *work = &self->base.job->work;
     rank_suffer_fault(&self->base);
-    kvf_group_steps *groups = calloc(work->group_count, sizeof *groups);
-    bool all = groups != NULL;
+    bool all = true;
     for (uint32_t i = 0; i < work->request_count && all; i++)
-        all = hold(self, i, groups);
-    free(groups);
+        all = hold(self, self->round, i);
     self->round++;
     return all;
+}
+
+static bool hold_standing(prefill_rank *self) {
+    bool all = true;
+    for (uint32_t round = 0; round < STANDING_ROUNDS && all; round++)
+        all = hold_round(self);
+    return all;
+}
+
+/* Fetched, or given up by who fetched it: either way it is there for the next. */
+static bool hold_again(prefill_rank *self, const kvf_event *event) {
+    uint32_t round, number;
+    bool ended = event->request_kind == KVF_REQUEST_HOLD && event->blocks_free &&
+                 rank_read_request_id(&event->id, &round, &number);
+    return !ended || hold(self, round, number);
 }
 
 /* The decode engine has everything, but that it has may still be on its way. */
@@ -86,12 +105,16 @@ static bool obey(void *rank, const message *order) {
     prefill_rank *self = rank;
     if (order->type == MESSAGE_MOVE)
         return hold_round(self);
+    if (order->type == MESSAGE_STAND)
+        return hold_standing(self);
     self->parting = order->type == MESSAGE_PART;
     return self->parting && part_if_released(self);
 }
 
 static bool heed(void *rank, const kvf_event *event) {
     prefill_rank *self = rank;
+    if (self->base.job->standing)
+        return hold_again(self, event);
     if (event->kind == KVF_EVENT_FAILED)
         return rank_fail(&self->base, "request %.*s: %s", (int)event->id.size, (const char *)event->id.data,
                          event->detail);
@@ -100,12 +123,15 @@ static bool heed(void *rank, const kvf_event *event) {
 }
 
 int run_prefill_rank(rank_seat *seat) {
-    prefill_rank self = {.filled_bytes = 0};
+    prefill_rank self = {.groups = calloc(seat->job->work.group_count, sizeof *self.groups)};
     if (rank_open(&self.base, seat, PATTERN_UNUSED_PREFILL)) {
         fill_caches(&self);
-        if (send_introduction(&self))
+        if (!self.groups)
+            (void)rank_fail(&self.base, "not enough memory");
+        else if (send_introduction(&self))
             rank_serve(&self, obey, heed);
     }
     rank_close(&self.base);
+    free(self.groups);
     return EXIT_DONE;
 }

@@ -119,6 +119,8 @@ void rank_note_kinds(live_rank *of) {
     (void)kvf_agent_peers(of->agent, peers, room + 1, &count);
     for (uint32_t i = 0; i < count && i <= room; i++) {
         size_t length = strlen(of->kind);
+        if (peers[i].role == KVF_PEER_PRODUCER && peers[i].way[0])
+            memcpy(of->way, peers[i].way, sizeof of->way);
         if (peers[i].role == KVF_PEER_PRODUCER && !strstr(of->kind, peers[i].fabric))
             (void)snprintf(of->kind + length, sizeof of->kind - length, "%s%s", length ? "+" : "",
                            peers[i].fabric);
@@ -126,24 +128,26 @@ void rank_note_kinds(live_rank *of) {
     free(peers);
 }
 
-uint64_t rank_patience_ns(const demo_job *job) {
-    return (job->asked->timeout_s + UINT64_C(60)) * 1000000000u;
+/* "tcp://10.0.0.1:" and the rank's port; as asked for where no port was. */
+static const char *place_to_listen(const demo_job *job, uint32_t rank, char out[300]) {
+    const char *listen = job->agents.listen, *colon = listen ? strrchr(listen, ':') : NULL;
+    if (job->first_port && colon)
+        (void)snprintf(out, 300, "%.*s:%u", (int)(colon - listen), listen, job->first_port + rank);
+    return job->first_port && colon ? out : listen;
 }
 
-/* Leases outlast the slowest round, for nothing here frees blocks early; a peer that closed is let go of at once. */
 static kvf_status open_agent(live_rank *out) {
     const demo_job *job = out->job;
     const kvf_engine *engine = out->seat->side == SIDE_PREFILL ? job->all.prefill : job->all.decode;
-    kvf_setting settings[2];
-    kvf_agent_options how = {.struct_size = sizeof how,
-                             .transport = job->asked->transport,
-                             .settings = settings,
-                             .lease_ns = rank_patience_ns(job),
-                             .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
+    kvf_setting settings[UCX_SETTINGS_MAX + 1];
+    char listen[300];
+    kvf_agent_options how = job->agents;
+    how.listen = place_to_listen(job, out->seat->rank, listen);
+    how.transport = job->asked->transport;
+    how.settings = settings;
+    how.setting_count = options_ucx_settings(job->asked, settings);
     if (job->asked->no_direct_read)
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
-    if (job->asked->ucx_tls)
-        settings[how.setting_count++] = (kvf_setting){"ucx.tls", job->asked->ucx_tls};
     return kvf_agent_open(engine, out->seat->rank, &how, &out->agent);
 }
 
@@ -203,8 +207,20 @@ void rank_serve(void *rank, rank_obey obey, rank_heed heed) {
     }
 }
 
-void rank_request_id(uint32_t round, uint32_t request, char out[24]) {
-    (void)snprintf(out, 24, "%u.%u", round, request);
+void rank_request_id(const demo_job *job, uint32_t round, uint32_t request, char out[24]) {
+    (void)snprintf(out, 24, "%u.%u", job->standing ? round % STANDING_ROUNDS : round, request);
+}
+
+bool rank_read_request_id(const kvf_request_id *id, uint32_t *round, uint32_t *request) {
+    char text[24] = "", *end;
+    if (id->size >= sizeof text)
+        return false;
+    memcpy(text, id->data, id->size);
+    *round = (uint32_t)strtoul(text, &end, 10);
+    if (*end != '.')
+        return false;
+    *request = (uint32_t)strtoul(end + 1, &end, 10);
+    return *end == '\0';
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@ typedef struct live_rank {
     const kvf_shard *shard;
     kvf_agent *agent;
     char kind[24];     /* of the transports by which it reads, once it has begun to */
+    char way[128];     /* of one of them */
     uint8_t **regions; /* where each begins */
     uint32_t mapped;   /* regions that are ours to unmap: brought memory */
     uint64_t total_bytes;
@@ -29,9 +30,6 @@ bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused);
 
 /** Closes the agent, unless it is closed, and gives the memory back. */
 void rank_close(live_rank *closed);
-
-/** How long agents wait for each other: longer than the coordinator does, so that it names who is silent. */
-uint64_t rank_patience_ns(const demo_job *job);
 
 /** Notes by which kinds of transport it has read so far. */
 void rank_note_kinds(live_rank *of);
@@ -62,8 +60,15 @@ void rank_serve(void *rank, rank_obey obey, rank_heed heed);
 /** Gives all events that there are to `heed`. */
 bool rank_take_events(void *rank, rank_heed heed);
 
+/** Where requests are held again and again, there are so many rounds: the next one does not wait for the last rank to
+ * be done with this one. */
+enum { STANDING_ROUNDS = 2 };
+
 /** "0.17": how both sides name a request of a round. */
-void rank_request_id(uint32_t round, uint32_t request, char out[24]);
+void rank_request_id(const demo_job *job, uint32_t round, uint32_t request, char out[24]);
+
+/** The round and request of such a name; false: it is none. */
+bool rank_read_request_id(const kvf_request_id *id, uint32_t *round, uint32_t *request);
 
 /** Where this rank's cells are. */
 cell_memory rank_memory(const live_rank *of);

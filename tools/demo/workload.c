@@ -58,13 +58,20 @@ static kvf_group_request steps_of(const kvf_group_desc *group, prompt of) {
     return (kvf_group_request){.begin = of.hit, .end = of.tokens};
 }
 
-/* Blocks [begin, end) of the sequence hold the steps [first, last) on every rank of a side. */
+static bool is_here(const engine_shape *shape) {
+    return shape->groups != NULL;
+}
+
+/* Blocks [begin, end) of the sequence hold the steps [first, last) on every rank of a side; none of a side that is
+ * elsewhere. */
 typedef struct block_range {
     uint64_t begin, end;
 } block_range;
 
 static block_range blocks_of(const engine_shape *shape, const kvf_model *model, uint32_t group,
                              uint64_t first, uint64_t last) {
+    if (!is_here(shape))
+        return (block_range){0};
     bool is_state = kvf_model_group(model, group)->kind == KVF_GROUP_STATE;
     uint64_t count = is_state ? 1 : shape->dcp, width = count > 1 ? shape->dcp_width : 1;
     uint64_t block = shape->groups[group].tokens_per_block;
@@ -102,6 +109,8 @@ static int layout_bytes(const engine_shape *shape, const kvf_model *model, uint6
 /* Caches are linear in their number of blocks, so two layouts tell what a block costs. */
 static int weigh_blocks(chooser *c, side *of) {
     engine_shape *shape = of->shape;
+    if (!is_here(shape))
+        return EXIT_DONE;
     kvf_group_spec *asked = malloc(c->groups * sizeof *asked);
     if (!asked)
         return failure("not enough memory");
@@ -132,7 +141,7 @@ static uint64_t pool_blocks(const side *of, uint32_t pool) {
 
 static double side_bytes(const chooser *c, const side *of) {
     double bytes = 0; /* may pass 2^64 while requests are tried */
-    for (uint32_t pool = 0; pool < c->groups; pool++)
+    for (uint32_t pool = 0; is_here(of->shape) && pool < c->groups; pool++)
         bytes += (double)pool_blocks(of, pool) * (double)of->block_bytes[pool];
     return bytes;
 }
@@ -147,7 +156,7 @@ static void add_request(chooser *c, uint32_t request, int sign) {
 }
 
 static bool fits_fixed(const chooser *c, const side *of) {
-    for (uint32_t g = 0; g < c->groups; g++)
+    for (uint32_t g = 0; is_here(of->shape) && g < c->groups; g++)
         if (of->shape->fixed_blocks[g] && of->needed[g] > of->shape->groups[g].block_count)
             return false;
     return true;
@@ -182,7 +191,7 @@ static int say_what_does_not_fit(chooser *c, uint32_t count) {
         add_request(c, i, 1);
     const side *sides[] = {&c->prefill, &c->decode};
     for (size_t s = 0; s < 2; s++)
-        for (uint32_t g = 0; g < c->groups; g++)
+        for (uint32_t g = 0; is_here(sides[s]->shape) && g < c->groups; g++)
             if (sides[s]->shape->fixed_blocks[g] &&
                 sides[s]->needed[g] > sides[s]->shape->groups[g].block_count)
                 return usage_error(
@@ -223,7 +232,8 @@ static int choose(chooser *c, uint32_t *count) {
     for (uint32_t g = 0; g < c->groups; g++) {
         side *sides[] = {&c->prefill, &c->decode};
         for (size_t s = 0; s < 2; s++)
-            sides[s]->shape->groups[g].block_count = pool_blocks(sides[s], pool_of(sides[s], g));
+            if (is_here(sides[s]->shape))
+                sides[s]->shape->groups[g].block_count = pool_blocks(sides[s], pool_of(sides[s], g));
     }
     return EXIT_DONE;
 }
@@ -249,7 +259,8 @@ static bool shuffle(side *of, uint64_t count, uint64_t seed) {
 
 /* What is left of a pool goes to the next group of the same. */
 static bool open_pool(side *of, uint32_t group, uint64_t seed) {
-    return pool_of(of, group) != group || shuffle(of, of->shape->groups[group].block_count, seed);
+    return !is_here(of->shape) || pool_of(of, group) != group ||
+           shuffle(of, of->shape->groups[group].block_count, seed);
 }
 
 /* Entries of a decode table: it goes from the prefix hit on, and blocks before a window have no memory. */

@@ -1,6 +1,10 @@
 /*
  * The requests of a demo: prompt lengths, prefix hits, and scattered block tables of both engines, chosen so
  * that all of it fits in a given memory.
+ *
+ * Lengths follow from the seed, the longest prompt and the number of the request alone, and tables from those and
+ * their own engine's shape. So two machines that each have one of the engines, and know these numbers, have the same
+ * requests: where an engine has no shape its tables are empty and take no memory.
  */
 #ifndef KVFERRY_DEMO_WORKLOAD_H
 #define KVFERRY_DEMO_WORKLOAD_H

@@ -22,6 +22,7 @@
 #define LOOKS_OF_A_TURN 4u
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
+_Static_assert(SHM_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -96,7 +97,7 @@ static uint64_t descriptors_allowed(void) {
 static void shm_close(void *self) {
     kvf_shm_endpoint *endpoint = self;
     kvf_shm_close_clients(endpoint);
-    kvf_shm_guests_free(&endpoint->guests);
+    kvf_fences_free(&endpoint->fences);
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         (void)munmap(endpoint->arenas[i].address, endpoint->arenas[i].bytes);
         close_descriptor(endpoint->arenas[i].fd);

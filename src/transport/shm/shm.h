@@ -18,6 +18,7 @@
 #include <sys/uio.h>
 
 #include "base/wake.h"
+#include "transport/fences.h"
 #include "transport/shm/shm_choice.h"
 #include "transport/shm/shm_gate.h"
 #include "transport/shm/shm_tenants.h"
@@ -64,7 +65,7 @@ typedef struct kvf_shm_endpoint {
     kvf_shm_tenants tenants;
     kvf_shm_seat listen_seat;
     uint64_t door_until_ns; /* nobody is accepted before; 0: whoever comes is */
-    kvf_shm_guests guests;
+    kvf_fences fences;
     kvf_shm_link *links;
     kvf_shm_packet packet; /* being looked at */
     struct iovec local[SHM_VECTORS], remote[SHM_VECTORS];

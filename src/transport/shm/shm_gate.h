@@ -58,21 +58,4 @@ kvf_status kvf_shm_gate_map(int fd, kvf_shm_gate **out);
 /** NULL is accepted. */
 void kvf_shm_gate_unmap(kvf_shm_gate *gate);
 
-#define SHM_GUESTS_KEPT 1024u
-
-/** Who was here, and who must not come. */
-typedef struct kvf_shm_guests {
-    unsigned char (*fenced)[SHM_ID_BYTES];
-    uint32_t fenced_count;
-    unsigned char last[SHM_GUESTS_KEPT][SHM_ID_BYTES]; /**< a ring of those that showed the key */
-    uint64_t seen;
-} kvf_shm_guests;
-
-bool kvf_shm_guests_fenced(const kvf_shm_guests *guests, const unsigned char *name);
-bool kvf_shm_guests_seen(const kvf_shm_guests *guests, const unsigned char *name);
-void kvf_shm_guests_see(kvf_shm_guests *guests, const unsigned char *name);
-kvf_status kvf_shm_guests_fence(kvf_shm_guests *guests, const unsigned char *name);
-void kvf_shm_guests_admit(kvf_shm_guests *guests, const unsigned char *name);
-void kvf_shm_guests_free(kvf_shm_guests *guests);
-
 #endif

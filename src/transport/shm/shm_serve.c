@@ -382,7 +382,7 @@ static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
         return refuse(client, SHM_REFUSED_VERSION);
     if (!same_key(hello->key, client->endpoint->card.key))
         return refuse(client, SHM_REFUSED_KEY);
-    if (kvf_shm_guests_fenced(&client->endpoint->guests, hello->from))
+    if (kvf_fences_has(&client->endpoint->fences, hello->from))
         return refuse(client, SHM_REFUSED_FENCED);
     if (hello->generation < kvf_transport_oldest(client->endpoint->transport))
         return refuse(client, SHM_REFUSED_GENERATION);
@@ -397,7 +397,7 @@ static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
     KVF_LIST_ADD(client->endpoint->clients, client);
     memcpy(client->from, hello->from, SHM_ID_BYTES);
     memcpy(client->name, hello->name, SHM_NAME_BYTES - 1); /* the last byte stays 0 */
-    kvf_shm_guests_see(&client->endpoint->guests, hello->from);
+    kvf_fences_see(&client->endpoint->fences, hello->from);
     return true;
 }
 

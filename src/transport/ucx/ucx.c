@@ -18,22 +18,26 @@
  * target's UCX serves whatever address a message names, registered or not: UCX trusts everybody who has a
  * worker's address. So a card must only be given to peers that may be trusted with the process.
  *
+ * UCX is loaded when the first endpoint opens (ucx_library.c); endpoints of one process may use different ones.
  * UCX itself reads the environment (UCX_TLS, UCX_NET_DEVICES, ...); nothing is ever written there.
  */
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/descriptors.h"
-#include "base/fork.h"
 #include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
 /* A worker opens about 15, and more where there are more networks. UCX aborts at some that it cannot open. */
 #define DESCRIPTORS_OF_UCX 64u
 #define TLS "ucx.tls"
+#define LIBRARY "ucx.library"
+#define DEVICES "ucx.devices"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
@@ -64,26 +68,46 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static kvf_status configure(const kvf_transport_options *options, ucp_config_t **out) {
-    ucs_status_t status = ucp_config_read(NULL, NULL, out);
+/*
+ * A host that is silent over TCP is given up after a minute, and not within 20 seconds, as UCX would: links come back, and
+ * leases say how long to wait for them. What the user has set stays. Versions of UCX know these by one name or the other,
+ * and a version that knows neither does as it would.
+ */
+static void be_patient(const kvf_ucx_library *ucx, ucp_config_t *config) {
+    static const struct {
+        const char *variable, *value;
+    } times[] = {{"UCX_TCP_KEEPIDLE", "30s"}, {"UCX_TCP_KEEPINTVL", "10s"}};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        if (getenv(times[i].variable))
+            continue;
+        (void)ucx->ucp_config_modify(config, times[i].variable + strlen("UCX_"), times[i].value);
+        (void)ucx->ucp_config_modify(config, times[i].variable + strlen("UCX_TCP_"), times[i].value);
+    }
+}
+
+static kvf_status configure(const kvf_ucx_library *ucx, const kvf_transport_options *options,
+                            ucp_config_t **out) {
+    ucs_status_t status = ucx->ucp_config_read(NULL, NULL, out);
     if (status != UCS_OK)
-        return kvf_ucx_fail(status, "configuration");
+        return kvf_ucx_fail(ucx, status, "configuration");
     /* Memory for peers to map comes zeroed from these, and from no others. */
     const char *settings[][2] = {{"MM_ERROR_HANDLING", "y"},
                                  {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"},
-                                 {"TLS", kvf_setting_of(options, TLS)}};
+                                 {"TLS", kvf_setting_of(options, TLS)},
+                                 {"NET_DEVICES", kvf_setting_of(options, DEVICES)}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
         if (settings[i][1])
-            status = ucp_config_modify(*out, settings[i][0], settings[i][1]);
+            status = ucx->ucp_config_modify(*out, settings[i][0], settings[i][1]);
+    be_patient(ucx, *out);
     if (status == UCS_OK)
         return KVF_OK;
-    ucp_config_release(*out);
-    return kvf_ucx_fail(status, "configuration");
+    ucx->ucp_config_release(*out);
+    return kvf_ucx_fail(ucx, status, "configuration");
 }
 
 static kvf_status open_context(kvf_ucx_endpoint *endpoint, const kvf_transport_options *options) {
     ucp_config_t *config;
-    kvf_status failed = configure(options, &config);
+    kvf_status failed = configure(endpoint->ucx, options, &config);
     if (failed)
         return failed;
     ucp_params_t params = {
@@ -91,14 +115,15 @@ static kvf_status open_context(kvf_ucx_endpoint *endpoint, const kvf_transport_o
         .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
         .name = kvf_transport_name(endpoint->transport),
     };
-    ucs_status_t status = ucp_init(&params, config, &endpoint->context);
-    ucp_config_release(config);
+    ucs_status_t status = endpoint->ucx->ucp_init_version(KVF_UCX_MAJOR, KVF_UCX_MINOR_MIN, &params, config,
+                                                          &endpoint->context);
+    endpoint->ucx->ucp_config_release(config);
     if (status != UCS_OK)
-        return kvf_ucx_fail(status, "context");
+        return kvf_ucx_fail(endpoint->ucx, status, "context");
     ucp_context_attr_t attributes = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
-    status = ucp_context_query(endpoint->context, &attributes);
+    status = endpoint->ucx->ucp_context_query(endpoint->context, &attributes);
     endpoint->memory_types = attributes.memory_types;
-    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, "context");
+    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(endpoint->ucx, status, "context");
 }
 
 static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
@@ -107,9 +132,9 @@ static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
     };
-    ucs_status_t status = ucp_worker_create(endpoint->context, &params, &endpoint->worker);
+    ucs_status_t status = endpoint->ucx->ucp_worker_create(endpoint->context, &params, &endpoint->worker);
     if (status != UCS_OK)
-        return kvf_ucx_fail(status, "worker");
+        return kvf_ucx_fail(endpoint->ucx, status, "worker");
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -118,8 +143,8 @@ static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
         .cb = on_notify,
         .arg = endpoint,
     };
-    status = ucp_worker_set_am_recv_handler(endpoint->worker, &handler);
-    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, "notification handler");
+    status = endpoint->ucx->ucp_worker_set_am_recv_handler(endpoint->worker, &handler);
+    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(endpoint->ucx, status, "notification handler");
 }
 
 bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what) {
@@ -136,9 +161,9 @@ void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint) {
 
 static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
     int ucx_fd;
-    ucs_status_t status = ucp_worker_get_efd(endpoint->worker, &ucx_fd);
+    ucs_status_t status = endpoint->ucx->ucp_worker_get_efd(endpoint->worker, &ucx_fd);
     if (status != UCS_OK)
-        return kvf_ucx_fail(status, "event descriptor");
+        return kvf_ucx_fail(endpoint->ucx, status, "event descriptor");
     endpoint->event_fd = epoll_create1(EPOLL_CLOEXEC);
     kvf_status opened = kvf_wake_open(&endpoint->wake);
     if (opened)
@@ -155,17 +180,17 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_ucx_enter();
     kvf_ucx_beacon_close(&endpoint->beacon);
     if (endpoint->worker)
-        ucp_worker_destroy(endpoint->worker);
+        endpoint->ucx->ucp_worker_destroy(endpoint->worker);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         if (endpoint->regions[i].mapped)
-            (void)ucp_mem_unmap(endpoint->context, endpoint->regions[i].handle);
+            (void)endpoint->ucx->ucp_mem_unmap(endpoint->context, endpoint->regions[i].handle);
     for (kvf_ucx_allocation *at = endpoint->allocations, *following; at; at = following) {
         following = at->following;
-        (void)ucp_mem_unmap(endpoint->context, at->memory.handle);
+        (void)endpoint->ucx->ucp_mem_unmap(endpoint->context, at->memory.handle);
         kvf_free(at);
     }
     if (endpoint->context)
-        ucp_cleanup(endpoint->context);
+        endpoint->ucx->ucp_cleanup(endpoint->context);
     kvf_ucx_leave();
     if (endpoint->event_fd >= 0)
         (void)close(endpoint->event_fd);
@@ -178,16 +203,6 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_free(endpoint);
 }
 
-/* UCX's threads and descriptors do not survive fork(): in a child of a process that has opened it, opening it again
- * hangs or aborts. */
-static kvf_status check_process(void) {
-    static atomic_uint first; /* fork count when UCX was first opened, and 1 */
-    unsigned now = kvf_fork_count() + 1, none = 0;
-    if (atomic_compare_exchange_strong(&first, &none, now) || none == now)
-        return KVF_OK;
-    return kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that had opened UCX");
-}
-
 /* What it says of KVF_E_IO, as something that "auto" can do without. */
 static kvf_status check_room(void) {
     kvf_status status = kvf_descriptors_check("UCX", DESCRIPTORS_OF_UCX);
@@ -195,15 +210,17 @@ static kvf_status check_room(void) {
 }
 
 static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
-    kvf_status status = check_process();
+    const kvf_ucx_library *ucx;
+    kvf_status status = check_room();
     if (!status)
-        status = check_room();
+        status = kvf_ucx_load(kvf_setting_of(options, LIBRARY), &ucx);
     if (status)
         return status;
     kvf_ucx_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
     if (!endpoint)
         return kvf_nomem("a UCX endpoint");
     endpoint->transport = transport;
+    endpoint->ucx = ucx;
     endpoint->max_in_flight = options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT;
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
     endpoint->ready_last = &endpoint->ready;
@@ -256,10 +273,10 @@ static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool 
     *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->ready || endpoint->any_lost;
     kvf_status status = KVF_OK;
     if (!*busy && (endpoint->wake.on || fired)) {
-        ucs_status_t armed = ucp_worker_arm(endpoint->worker);
+        ucs_status_t armed = endpoint->ucx->ucp_worker_arm(endpoint->worker);
         *busy = armed != UCS_OK;
         if (armed != UCS_OK && armed != UCS_ERR_BUSY)
-            status = kvf_ucx_fail(armed, "event descriptor");
+            status = kvf_ucx_fail(endpoint->ucx, armed, "event descriptor");
     }
     kvf_wake_set(&endpoint->wake, *busy);
     return status;
@@ -277,7 +294,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
             more = true; /* what came stays where it is until there is memory for it */
             break;
         }
-        if (ucp_worker_progress(endpoint->worker) == 0)
+        if (endpoint->ucx->ucp_worker_progress(endpoint->worker) == 0)
             break;
         moved = true;
     }
@@ -296,12 +313,21 @@ static kvf_status ucx_progress(void *self, bool *busy) {
     return status ? status : rested;
 }
 
+static void ucx_found(void *self, kvf_transport_finding *out) {
+    const kvf_ucx_endpoint *endpoint = self;
+    (void)snprintf(out->library, sizeof out->library, "%s", endpoint->ucx->path);
+    (void)snprintf(out->version, sizeof out->version, "%s", endpoint->ucx->version);
+    kvf_ucx_enter();
+    kvf_ucx_resources(endpoint->ucx, endpoint->context, out->ways, sizeof out->ways);
+    kvf_ucx_leave();
+}
+
 static int ucx_event_fd(void *self) {
     const kvf_ucx_endpoint *endpoint = self;
     return endpoint->event_fd;
 }
 
-static const char *const settings[] = {TLS, NULL};
+static const char *const settings[] = {TLS, LIBRARY, DEVICES, NULL};
 
 extern const kvf_fabric kvf_fabric_ucx;
 
@@ -332,5 +358,6 @@ const kvf_fabric kvf_fabric_ucx = {
     .disconnect = kvf_ucx_disconnect,
     .progress = ucx_progress,
     .event_fd = ucx_event_fd,
+    .found = ucx_found,
     .close = ucx_close,
 };

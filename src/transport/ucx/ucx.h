@@ -7,6 +7,7 @@
  *   ucx_post.c    moving runs
  *   ucx_card.c    the form of its part of the card
  *   ucx_beacon.c  noticing that a peer on this machine is gone
+ *   ucx_library.c loading UCX, and what it finds
  *   ucx_words.c   UCX's errors and log lines as ours
  *
  * The front does not include this.
@@ -15,6 +16,7 @@
 #define KVF_TRANSPORT_UCX_H
 
 #include <ucp/api/ucp.h>
+#include <ucs/debug/log_def.h>
 
 #include "base/wake.h"
 #include "transport/transport.h"
@@ -26,6 +28,70 @@
 #define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_UCX_PLACE_BYTES)
 #define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
 
+/* ---- ucx_library.c --------------------------------------------------------------------------- */
+
+/** The UCX that can be used: what is called here has been there since that version. */
+#define KVF_UCX_MAJOR 1
+#define KVF_UCX_MINOR_MIN 13
+
+/** Every function of UCX that is called, and those that some versions may lack. */
+#define KVF_UCX_FUNCTIONS(NEEDED, USEFUL)                                                                    \
+    NEEDED(ucp_config_read)                                                                                  \
+    NEEDED(ucp_config_modify)                                                                                \
+    NEEDED(ucp_config_release)                                                                               \
+    NEEDED(ucp_init_version)                                                                                 \
+    NEEDED(ucp_context_query)                                                                                \
+    NEEDED(ucp_cleanup)                                                                                      \
+    NEEDED(ucp_worker_create)                                                                                \
+    NEEDED(ucp_worker_destroy)                                                                               \
+    NEEDED(ucp_worker_set_am_recv_handler)                                                                   \
+    NEEDED(ucp_worker_get_efd)                                                                               \
+    NEEDED(ucp_worker_arm)                                                                                   \
+    NEEDED(ucp_worker_progress)                                                                              \
+    NEEDED(ucp_worker_get_address)                                                                           \
+    NEEDED(ucp_worker_release_address)                                                                       \
+    NEEDED(ucp_mem_map)                                                                                      \
+    NEEDED(ucp_mem_unmap)                                                                                    \
+    NEEDED(ucp_mem_query)                                                                                    \
+    NEEDED(ucp_rkey_pack)                                                                                    \
+    NEEDED(ucp_rkey_buffer_release)                                                                          \
+    NEEDED(ucp_rkey_destroy)                                                                                 \
+    NEEDED(ucp_ep_create)                                                                                    \
+    NEEDED(ucp_ep_rkey_unpack)                                                                               \
+    NEEDED(ucp_ep_flush_nbx)                                                                                 \
+    NEEDED(ucp_ep_close_nbx)                                                                                 \
+    NEEDED(ucp_get_nbx)                                                                                      \
+    NEEDED(ucp_put_nbx)                                                                                      \
+    NEEDED(ucp_am_send_nbx)                                                                                  \
+    NEEDED(ucp_request_check_status)                                                                         \
+    NEEDED(ucp_request_free)                                                                                 \
+    NEEDED(ucs_status_string)                                                                                \
+    USEFUL(ucp_context_print_info)                                                                           \
+    USEFUL(ucs_log_push_handler)
+
+/** A UCX that was loaded: its functions under their own names. Lives as long as the process. */
+typedef struct kvf_ucx_library {
+    char *path; /**< of its libucp, without links */
+    char version[32];
+#define KVF_UCX_MEMBER(function) __typeof__(&(function)) function;
+    KVF_UCX_FUNCTIONS(KVF_UCX_MEMBER, KVF_UCX_MEMBER)
+#undef KVF_UCX_MEMBER
+    struct kvf_ucx_library *following;
+} kvf_ucx_library;
+
+/**
+ * Loads the first UCX of a list that can be used; one that is loaded already is the same again. Any thread may call.
+ *
+ * @param candidates  files, ':' between them; one without a slash is looked for as the system's loader does. NULL:
+ *                    the system's UCX
+ * @return KVF_OK, KVF_E_UNSUPPORTED (none can be used: each with the reason; or a child of a process that has loaded
+ *         one), KVF_E_INVALID (an empty name), KVF_E_NOMEM
+ */
+kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out);
+
+/** What a context can use, as "tcp/eth0 cma/memory", whole words only; "" when this UCX does not tell. */
+void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *out, size_t bytes);
+
 /* ---- ucx_words.c ----------------------------------------------------------------------------- */
 
 /** Our status for UCX's. */
@@ -35,7 +101,7 @@ kvf_status kvf_ucx_status(ucs_status_t status);
  * Fails with "<what>: <UCX's words>", and with the first error UCX logged since kvf_ucx_enter(), which says
  * more than its status.
  */
-kvf_status kvf_ucx_fail(ucs_status_t status, const char *what);
+kvf_status kvf_ucx_fail(const kvf_ucx_library *ucx, ucs_status_t status, const char *what);
 
 /**
  * Around calls of UCX: what UCX would print to the terminal from this thread is kept for kvf_ucx_fail()
@@ -43,6 +109,9 @@ kvf_status kvf_ucx_fail(ucs_status_t status, const char *what);
  */
 void kvf_ucx_enter(void);
 void kvf_ucx_leave(void);
+
+/** Sees to that for a UCX that was just loaded. */
+void kvf_ucx_catch_log(const kvf_ucx_library *ucx);
 
 /* ---- ucx_beacon.c ---------------------------------------------------------------------------- */
 
@@ -132,6 +201,7 @@ typedef struct kvf_ucx_allocation {
 
 typedef struct kvf_ucx_endpoint {
     kvf_transport *transport;
+    const kvf_ucx_library *ucx;
     ucp_context_h context;
     ucp_worker_h worker;
     uint64_t memory_types; /**< that this UCX knows, a bit each */
@@ -167,6 +237,7 @@ typedef struct kvf_ucx_target {
 
 struct kvf_ucx_link {
     kvf_ucx_endpoint *endpoint;
+    const kvf_ucx_library *ucx; /**< of the endpoint */
     kvf_peer *peer;
     ucp_ep_h ep; /**< NULL once closed */
     kvf_ucx_target *targets;

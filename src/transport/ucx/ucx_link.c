@@ -24,15 +24,16 @@ void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why) {
 
 static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
     (void)ep;
-    (void)kvf_ucx_fail(status, "connection");
-    kvf_ucx_mark_lost(argument, kvf_error_detail());
+    kvf_ucx_link *link = argument;
+    (void)kvf_ucx_fail(link->ucx, status, "connection");
+    kvf_ucx_mark_lost(link, kvf_error_detail());
 }
 
 static void linger_done(void *request, ucs_status_t status, void *user_data) {
     (void)status;
     kvf_ucx_link *link = user_data;
     link->lingering--;
-    ucp_request_free(request);
+    link->ucx->ucp_request_free(request);
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */
@@ -52,11 +53,11 @@ static void linger(kvf_ucx_link *link) {
     };
     if (!link->notified || link->lost || link->in_flight > 0)
         return;
-    if (!UCS_PTR_IS_PTR(ucp_ep_flush_nbx(link->ep, &param)))
+    if (!UCS_PTR_IS_PTR(link->ucx->ucp_ep_flush_nbx(link->ep, &param)))
         return;
     link->lingering++;
     for (int64_t end = now_ns() + LINGER_NS; link->lingering > 0 && !link->lost && now_ns() < end;)
-        (void)ucp_worker_progress(link->endpoint->worker);
+        (void)link->ucx->ucp_worker_progress(link->endpoint->worker);
 }
 
 /* Afterwards UCX touches no memory on behalf of this link any more: all its operations have called back. */
@@ -65,15 +66,15 @@ static void close_ep(kvf_ucx_link *link) {
     ucp_worker_h worker = link->endpoint->worker;
     if (!link->ep)
         return;
-    ucs_status_ptr_t closing = ucp_ep_close_nbx(link->ep, &param);
+    ucs_status_ptr_t closing = link->ucx->ucp_ep_close_nbx(link->ep, &param);
     link->ep = NULL;
     if (UCS_PTR_IS_PTR(closing)) {
-        while (ucp_request_check_status(closing) == UCS_INPROGRESS)
-            (void)ucp_worker_progress(worker);
-        ucp_request_free(closing);
+        while (link->ucx->ucp_request_check_status(closing) == UCS_INPROGRESS)
+            (void)link->ucx->ucp_worker_progress(worker);
+        link->ucx->ucp_request_free(closing);
     }
     while (link->in_flight > 0 || link->messages > 0 || link->lingering > 0)
-        (void)ucp_worker_progress(worker);
+        (void)link->ucx->ucp_worker_progress(worker);
     kvf_wake_set(&link->endpoint->wake, true); /* something of other links may have come in meanwhile */
 }
 
@@ -104,7 +105,7 @@ static void free_link(kvf_ucx_link *link) {
     close_ep(link);
     for (uint32_t i = 0; i < link->target_count; i++)
         if (link->targets[i].key)
-            ucp_rkey_destroy(link->targets[i].key);
+            link->ucx->ucp_rkey_destroy(link->targets[i].key);
     kvf_ucx_leave();
     stop_watching(link);
     for (kvf_ucx_message *message = link->spare, *following; message; message = following) {
@@ -142,12 +143,17 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
         .err_handler.cb = on_error,
         .err_handler.arg = link,
     };
-    ucs_status_t status = ucp_ep_create(link->endpoint->worker, &params, &link->ep);
+    ucs_status_t status = link->ucx->ucp_ep_create(link->endpoint->worker, &params, &link->ep);
     kvf_free(address);
     if (status == UCS_OK)
         return KVF_OK;
     link->ep = NULL;
-    kvf_status failed = kvf_ucx_fail(status, "connection");
+    kvf_status failed = kvf_ucx_fail(link->ucx, status, "connection");
+    if (status == UCS_ERR_UNREACHABLE) {
+        char words[KVF_REASON_BYTES];
+        (void)snprintf(words, sizeof words, "%s", kvf_error_detail());
+        failed = kvf_fail(failed, "%s; the setting ucx.devices says which interfaces to use", words);
+    }
     /* The memory through which shared memory transports meet went away with its owner. */
     return status == UCS_ERR_SHMEM_SEGMENT ? KVF_E_PEER_LOST : failed;
 }
@@ -161,10 +167,10 @@ static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
         void *key = kvf_ucx_card_blob(region->key, region->key_bytes);
         if (!key)
             return kvf_nomem("a memory key");
-        ucs_status_t status = ucp_ep_rkey_unpack(link->ep, key, &link->targets[i].key);
+        ucs_status_t status = link->ucx->ucp_ep_rkey_unpack(link->ep, key, &link->targets[i].key);
         kvf_free(key);
         if (status != UCS_OK)
-            return kvf_ucx_fail(status, "memory key");
+            return kvf_ucx_fail(link->ucx, status, "memory key");
         link->targets[i].address = region->address;
     }
     return KVF_OK;
@@ -180,6 +186,7 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
         return kvf_nomem("a link");
     }
     link->endpoint = endpoint;
+    link->ucx = endpoint->ucx;
     link->peer = peer;
     link->targets = targets;
     kvf_ucx_enter();
@@ -243,7 +250,7 @@ static void sent(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_message *message = user_data;
     message->link->messages--;
     recycle(message);
-    ucp_request_free(request);
+    message->link->ucx->ucp_request_free(request);
 }
 
 static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, size_t bytes) {
@@ -255,14 +262,14 @@ static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, siz
         .user_data = message,
     };
     link->notified = true;
-    ucs_status_ptr_t result =
-        ucp_am_send_nbx(link->ep, KVF_UCX_NOTIFY_ID, name, strlen(name), message->data, bytes, &param);
+    ucs_status_ptr_t result = link->ucx->ucp_am_send_nbx(link->ep, KVF_UCX_NOTIFY_ID, name, strlen(name),
+                                                         message->data, bytes, &param);
     if (UCS_PTR_IS_PTR(result)) {
         link->messages++;
         return KVF_OK;
     }
     recycle(message);
-    return UCS_PTR_IS_ERR(result) ? kvf_ucx_fail(UCS_PTR_STATUS(result), "notification") : KVF_OK;
+    return UCS_PTR_IS_ERR(result) ? kvf_ucx_fail(link->ucx, UCS_PTR_STATUS(result), "notification") : KVF_OK;
 }
 
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes) {

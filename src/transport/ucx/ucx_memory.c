@@ -12,8 +12,9 @@ static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx
         .flags = flags,
         .memory_type = memory->type,
     };
-    ucs_status_t status = ucp_mem_map(endpoint->context, &params, &memory->handle);
-    return status == UCS_OK ? KVF_OK : kvf_ucx_fail(status, flags ? "allocation" : "registration");
+    ucs_status_t status = endpoint->ucx->ucp_mem_map(endpoint->context, &params, &memory->handle);
+    return status == UCS_OK ? KVF_OK
+                            : kvf_ucx_fail(endpoint->ucx, status, flags ? "allocation" : "registration");
 }
 
 kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out) {
@@ -31,7 +32,7 @@ kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, u
     kvf_status status = map_memory(endpoint, UCP_MEM_MAP_ALLOCATE, &allocation->memory);
     ucp_mem_attr_t attributes = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
     if (!status)
-        (void)ucp_mem_query(allocation->memory.handle, &attributes);
+        (void)endpoint->ucx->ucp_mem_query(allocation->memory.handle, &attributes);
     kvf_ucx_leave();
     if (status) {
         kvf_free(allocation);
@@ -65,7 +66,7 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
         if (!(endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "region %u is CUDA memory, but this UCX (%s) works without CUDA here", i,
-                            ucp_get_version_string());
+                            endpoint->ucx->version);
     }
     const kvf_ucx_allocation *allocation = allocation_of(endpoint, region);
     if (allocation) {
@@ -103,7 +104,7 @@ kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
     kvf_ucx_memory *memory = &endpoint->regions[region];
     kvf_ucx_enter();
     if (memory->mapped)
-        (void)ucp_mem_unmap(endpoint->context, memory->handle);
+        (void)endpoint->ucx->ucp_mem_unmap(endpoint->context, memory->handle);
     kvf_ucx_leave();
     *memory = (kvf_ucx_memory){0};
     kvf_ucx_beacon_close(&endpoint->beacon);
@@ -122,9 +123,9 @@ static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card
         }
         void *key;
         size_t bytes;
-        ucs_status_t status = ucp_rkey_pack(endpoint->context, region->handle, &key, &bytes);
+        ucs_status_t status = endpoint->ucx->ucp_rkey_pack(endpoint->context, region->handle, &key, &bytes);
         if (status != UCS_OK)
-            return kvf_ucx_fail(status, "memory key");
+            return kvf_ucx_fail(endpoint->ucx, status, "memory key");
         card->regions[card->region_count++] = (kvf_ucx_card_region){
             .address = (uintptr_t)region->address,
             .bytes = region->bytes,
@@ -145,9 +146,9 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     size_t address_bytes = 0;
     kvf_ucx_enter();
     kvf_status status = KVF_OK;
-    ucs_status_t got = ucp_worker_get_address(endpoint->worker, &address, &address_bytes);
+    ucs_status_t got = endpoint->ucx->ucp_worker_get_address(endpoint->worker, &address, &address_bytes);
     if (got != UCS_OK)
-        status = kvf_ucx_fail(got, "worker address");
+        status = kvf_ucx_fail(endpoint->ucx, got, "worker address");
     card.worker = address;
     card.worker_bytes = (uint32_t)address_bytes;
     if (!status)
@@ -156,9 +157,9 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
         status = kvf_ucx_card_write(&card, out);
     for (uint32_t i = 0; i < card.region_count; i++)
         if (card.regions[i].key)
-            ucp_rkey_buffer_release((void *)(uintptr_t)card.regions[i].key);
+            endpoint->ucx->ucp_rkey_buffer_release((void *)(uintptr_t)card.regions[i].key);
     if (address)
-        ucp_worker_release_address(endpoint->worker, address);
+        endpoint->ucx->ucp_worker_release_address(endpoint->worker, address);
     kvf_ucx_leave();
     kvf_free(card.regions);
     return status;

@@ -97,13 +97,13 @@ void kvf_ucx_cancel(void *self, kvf_batch *batch) {
 /* ---- posting --------------------------------------------------------------------------------- */
 
 static void fail(kvf_ucx_job *job, ucs_status_t status, const char *what) {
-    kvf_status failed = kvf_ucx_fail(status, what);
+    kvf_status failed = kvf_ucx_fail(job->link->ucx, status, what);
     kvf_batch_fail(job->batch, failed, kvf_error_detail());
 }
 
 static void completed(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_job *job = user_data;
-    ucp_request_free(request);
+    job->link->ucx->ucp_request_free(request);
     job->link->in_flight--;
     job->batch->in_flight--;
     if (status != UCS_OK)
@@ -140,9 +140,9 @@ static uint64_t post_piece(kvf_ucx_link *link, kvf_ucx_job *job, ucp_request_par
     param->memory_type = local->type;
     param->memh = local->handle;
     if (bytes > 0 && batch->direction == KVF_READ)
-        result = ucp_get_nbx(link->ep, here, bytes, there, remote->key, param);
+        result = link->ucx->ucp_get_nbx(link->ep, here, bytes, there, remote->key, param);
     else if (bytes > 0)
-        result = ucp_put_nbx(link->ep, here, bytes, there, remote->key, param);
+        result = link->ucx->ucp_put_nbx(link->ep, here, bytes, there, remote->key, param);
     if (done + bytes < run->bytes) {
         link->posted_bytes = done + bytes;
     } else {
@@ -213,7 +213,7 @@ static bool still_flushing(kvf_ucx_job *job) {
         .cb.send = completed,
         .user_data = job,
     };
-    take_result(job, ucp_ep_flush_nbx(job->link->ep, &param), "flush");
+    take_result(job, job->link->ucx->ucp_ep_flush_nbx(job->link->ep, &param), "flush");
     return job->batch->in_flight > 0;
 }
 

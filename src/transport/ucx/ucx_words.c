@@ -5,24 +5,13 @@
  * its status codes ("no active messages transport to ..."), so they are caught and become part of the detail
  * text. Lines from UCX's own helper thread, and everything once the user sets UCX_LOG_LEVEL, are left alone.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "transport/ucx/ucx.h"
 
-#if defined(__has_include)
-#if __has_include(<ucs/debug/log_def.h>)
-#include <ucs/debug/log_def.h>
-#define KVF_UCX_CATCHES_LOG 1
-#endif
-#endif
-
 static _Thread_local unsigned depth;
 static _Thread_local char first_error[240];
-
-#ifdef KVF_UCX_CATCHES_LOG
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char *function,
                                     ucs_log_level_t level, const ucs_log_component_config_t *component,
@@ -44,16 +33,12 @@ static ucs_log_func_rc_t catch_line(const char *file, unsigned line, const char 
     return UCS_LOG_FUNC_RC_STOP;
 }
 
-static void install(void) {
-    if (!getenv("UCX_LOG_LEVEL"))
-        ucs_log_push_handler(catch_line);
+void kvf_ucx_catch_log(const kvf_ucx_library *ucx) {
+    if (ucx->ucs_log_push_handler && !getenv("UCX_LOG_LEVEL"))
+        ucx->ucs_log_push_handler(catch_line);
 }
-#endif
 
 void kvf_ucx_enter(void) {
-#ifdef KVF_UCX_CATCHES_LOG
-    (void)pthread_once(&once, install);
-#endif
     if (depth++ == 0)
         *first_error = '\0';
 }
@@ -84,7 +69,7 @@ kvf_status kvf_ucx_status(ucs_status_t status) {
     }
 }
 
-kvf_status kvf_ucx_fail(ucs_status_t status, const char *what) {
-    return kvf_fail(kvf_ucx_status(status), "UCX %s: %s%s%s", what, ucs_status_string(status),
+kvf_status kvf_ucx_fail(const kvf_ucx_library *ucx, ucs_status_t status, const char *what) {
+    return kvf_fail(kvf_ucx_status(status), "UCX %s: %s%s%s", what, ucx->ucs_status_string(status),
                     *first_error ? ": " : "", first_error);
 }

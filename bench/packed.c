@@ -1,0 +1,384 @@
+/*
+ * A request from another process, direct and packed, by the length of its runs: the same bytes over the same fabric in
+ * turns, beside a plain socket that moves them from memory to memory.
+ *
+ * The two ranks keep K and V of two heads in other orders (NHD and HND), so that a run is one head of one token, however
+ * long: 256 B is what models have. Every byte is compared before anything is measured.
+ *
+ *     bench/packed [--json FILE]
+ */
+#include <arpa/inet.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <kvferry/stage.h>
+
+#include "report.h"
+
+#define HEADS 2u
+#define LAYERS 2u
+#define ROUNDS 5
+#define SPINS 2000
+#define BLOCK_TOKENS 16u
+
+typedef struct bench_route {
+    const char *title, *kind, *tls;
+} bench_route;
+
+static const bench_route routes[] = {
+    {"UCX over TCP on loopback", "ucx", "tcp,self"},
+    {"The same host: memory that the library allocated", "shm", NULL},
+};
+
+#define ROUTES (sizeof routes / sizeof *routes)
+
+static const uint64_t run_bytes[] = {256, 1024, 4096, 32768, 1 << 20};
+#define RUN_SIZES (sizeof run_bytes / sizeof *run_bytes)
+
+static void must(kvf_status status) {
+    if (status)
+        (void)fprintf(stderr, "%s: %s\n", kvf_status_name(status), kvf_error_detail());
+    bench_require(status == KVF_OK, "a call of the library failed");
+}
+
+/* ---- both ends ------------------------------------------------------------------------------- */
+
+typedef struct bench_end {
+    kvf_engine *engine;
+    kvf_transport *transport;
+    kvf_stage *stage;
+    kvf_peer *peer;
+    unsigned char *memory[LAYERS];
+    uint64_t tokens;
+} bench_end;
+
+static uint64_t tokens_of(uint64_t run) {
+    uint64_t bytes = run < 4096 ? 8ull << 20 : 64ull << 20;
+    return bytes / (LAYERS * 2 * HEADS * run);
+}
+
+static kvf_engine *make_engine(uint64_t run, const char *order) {
+    const kvf_part_desc parts[] = {
+        {.name = "k", .dtype = KVF_DTYPE_BF16, .units = HEADS, .cell_elements = (uint32_t)(run / 2)},
+        {.name = "v", .dtype = KVF_DTYPE_BF16, .units = HEADS, .cell_elements = (uint32_t)(run / 2)}};
+    const uint32_t layers[LAYERS] = {0, 1};
+    const kvf_group_desc group = {
+        .name = "full", .layers = layers, .layer_count = LAYERS, .parts = parts, .part_count = 2};
+    const kvf_model_desc desc = {
+        .struct_size = sizeof desc, .layer_count = LAYERS, .groups = &group, .group_count = 1};
+    const kvf_engine_spec spec = {.struct_size = sizeof spec,
+                                  .all = {.tokens_per_block = BLOCK_TOKENS,
+                                          .block_count = (tokens_of(run) + BLOCK_TOKENS - 1) / BLOCK_TOKENS,
+                                          .order = order}};
+    kvf_model *model = NULL;
+    kvf_engine *engine = NULL;
+    must(kvf_model_create(&desc, &model));
+    must(kvf_engine_build(model, &spec, &engine));
+    kvf_model_free(model);
+    return engine;
+}
+
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
+    (void)transport;
+    (void)kvf_stage_notice(((bench_end *)context)->stage, sender, data, bytes);
+}
+
+static void on_event(void *context, const char *peer, kvf_status status, const char *text) {
+    (void)context;
+    (void)fprintf(stderr, "%s: %s: %s\n", peer, kvf_status_name(status), text);
+}
+
+static void open_end(bench_end *end, const bench_route *by, const char *name, uint64_t run,
+                     const char *order) {
+    const kvf_setting setting = {"ucx.tls", by->tls};
+    const kvf_transport_options options = {.struct_size = sizeof options,
+                                           .name = name,
+                                           .settings = &setting,
+                                           .setting_count = by->tls ? 1 : 0,
+                                           .on_notify = on_notify,
+                                           .context = end};
+    const kvf_stage_options stage = {.struct_size = sizeof stage, .on_event = on_event};
+    end->engine = make_engine(run, order);
+    end->tokens = tokens_of(run);
+    must(kvf_transport_open(by->kind, &options, &end->transport));
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(end->engine, 0));
+    bench_require(shard->region_count == LAYERS, "one region a layer");
+    kvf_memory regions[LAYERS];
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        void *memory;
+        must(kvf_transport_allocate(end->transport, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
+        end->memory[i] = memory;
+        regions[i] = (kvf_memory){sizeof(kvf_memory), memory, shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+    }
+    must(kvf_transport_register(end->transport, regions, LAYERS));
+    must(kvf_stage_open(end->transport, kvf_engine_shard(end->engine, 0), &stage, &end->stage));
+}
+
+static void exchange_cards(bench_end *end, int line) {
+    static unsigned char theirs[65536];
+    const void *card;
+    size_t bytes;
+    must(kvf_transport_export(end->transport, &card, &bytes));
+    bench_require(send(line, card, bytes, 0) == (ssize_t)bytes, "the card could not be sent");
+    ssize_t got = recv(line, theirs, sizeof theirs, 0);
+    bench_require(got > 0, "no card came");
+    must(kvf_transport_connect(end->transport, theirs, (size_t)got, &end->peer));
+    must(kvf_stage_join(end->stage, end->peer));
+}
+
+static void close_end(bench_end *end) {
+    kvf_stage_close(end->stage);
+    kvf_transport_close(end->transport);
+    kvf_engine_free(end->engine);
+}
+
+/* Works, and sleeps where there has been nothing to do for a while; `line` ends the sleep too. */
+static bool work(bench_end *end, unsigned *idle, int line) {
+    bool moving, staging;
+    must(kvf_transport_progress(end->transport, &moving));
+    must(kvf_stage_progress(end->stage, &staging));
+    *idle = moving || staging ? 0 : *idle + 1;
+    if (*idle < SPINS)
+        return true;
+    struct pollfd fds[2] = {{kvf_transport_event_fd(end->transport), POLLIN, 0}, {line, POLLIN, 0}};
+    (void)poll(fds, 2, 100);
+    return fds[1].revents == 0;
+}
+
+/* ---- cells ----------------------------------------------------------------------------------- */
+
+/* Every block in reverse, so that no two are neighbours on both sides. */
+static uint32_t block_of(const bench_end *end, uint64_t token) {
+    uint64_t blocks = (end->tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    return (uint32_t)(blocks - 1 - token / BLOCK_TOKENS);
+}
+
+static bool cells_are(const bench_end *end, bool fill) {
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t part = 0; part < 2; part++)
+            for (uint64_t token = 0; token < end->tokens; token++)
+                for (uint32_t head = 0; head < HEADS; head++) {
+                    kvf_cell_location at = {.struct_size = sizeof at};
+                    must(kvf_shard_locate(kvf_engine_shard(end->engine, 0), 0, layer, part,
+                                          block_of(end, token), (uint32_t)(token % BLOCK_TOKENS), head, &at));
+                    unsigned char *cell = end->memory[at.region] + at.offset;
+                    uint64_t seed = (((token * 2 + head) * 2 + part) * LAYERS + layer) * 0x9e3779b97f4a7c15u;
+                    for (uint64_t i = 0; i < at.bytes; i += 8) {
+                        uint64_t word = (seed ^ i) * 0xbf58476d1ce4e5b9u;
+                        if (fill)
+                            memcpy(cell + i, &word, 8);
+                        else if (memcmp(cell + i, &word, 8) != 0)
+                            return false;
+                    }
+                }
+    return true;
+}
+
+/* ---- the other process ----------------------------------------------------------------------- */
+
+/* Sends so many bytes of its memory through a socket. */
+static void send_plainly(const bench_end *end, int port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    address.sin_port = htons((uint16_t)port);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    bench_require(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "no connection");
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(end->engine, 0));
+    for (uint32_t i = 0; i < LAYERS; i++)
+        for (uint64_t at = 0; at < shard->region_bytes[i];) {
+            uint64_t left = shard->region_bytes[i] - at;
+            ssize_t sent = send(fd, end->memory[i] + at, left < 262144 ? left : 262144, MSG_NOSIGNAL);
+            bench_require(sent > 0, "the socket broke");
+            at += (uint64_t)sent;
+        }
+    (void)close(fd);
+}
+
+static _Noreturn void be_holder(const bench_route *by, uint64_t run, int line) {
+    bench_end end = {0};
+    unsigned idle = 0;
+    char word;
+    /* It opens the fabric only when its turn comes, and ends with the benchmark at the latest. */
+    if (recv(line, &word, 1, 0) != 1)
+        _exit(0);
+    open_end(&end, by, "holder", run, "L|BPHN");
+    (void)cells_are(&end, true);
+    exchange_cards(&end, line);
+    for (;;) {
+        while (work(&end, &idle, line))
+            ;
+        int port = 0;
+        if (recv(line, &port, sizeof port, 0) != sizeof port)
+            break;
+        send_plainly(&end, port);
+        idle = 0;
+    }
+    close_end(&end);
+    _exit(0);
+}
+
+/* ---- measuring ------------------------------------------------------------------------------- */
+
+typedef struct bench_reader {
+    bench_end end;
+    int line, listener, port;
+    pid_t holder;
+    kvf_engine *remote;
+    kvf_plan *plan;
+    kvf_request *request;
+    uint64_t bytes;
+} bench_reader;
+
+static void listen_plainly(bench_reader *reader) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    reader->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bench_require(reader->listener >= 0 && bind(reader->listener, (struct sockaddr *)&address, bytes) == 0 &&
+                      listen(reader->listener, 1) == 0 &&
+                      getsockname(reader->listener, (struct sockaddr *)&address, &bytes) == 0,
+                  "no socket");
+    reader->port = ntohs(address.sin_port);
+}
+
+/* Before this process opens UCX, which does not outlive a fork. */
+static void start_holder(bench_reader *reader, const bench_route *by, uint64_t run) {
+    int lines[2];
+    bench_require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, lines) == 0, "no socket pair");
+    reader->holder = fork();
+    bench_require(reader->holder >= 0, "no process");
+    if (reader->holder == 0) {
+        (void)close(lines[0]);
+        be_holder(by, run, lines[1]);
+    }
+    (void)close(lines[1]);
+    reader->line = lines[0];
+}
+
+static void open_reader(bench_reader *reader, const bench_route *by, uint64_t run) {
+    bench_require(send(reader->line, "g", 1, 0) == 1, "the holder is gone");
+    listen_plainly(reader);
+    open_end(&reader->end, by, "reader", run, "L|BPNH");
+    exchange_cards(&reader->end, reader->line);
+    reader->remote = make_engine(run, "L|BPHN");
+    must(kvf_plan_build(kvf_engine_shard(reader->end.engine, 0), reader->remote, NULL, &reader->plan));
+    must(kvf_request_create(reader->plan, &reader->request));
+    uint32_t blocks = (uint32_t)((reader->end.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    uint32_t *ids = bench_alloc(blocks, sizeof *ids);
+    for (uint32_t i = 0; i < blocks; i++)
+        ids[i] = blocks - 1 - i;
+    kvf_group_request group = {{ids, blocks, 0}, {ids, blocks, 0}, 0, reader->end.tokens};
+    must(kvf_request_set(reader->request, &group, 1));
+    reader->bytes = kvf_request_bytes(reader->request, 0);
+}
+
+static void close_reader(bench_reader *reader) {
+    (void)shutdown(reader->line, SHUT_RDWR);
+    (void)waitpid(reader->holder, NULL, 0);
+    (void)close(reader->line);
+    (void)close(reader->listener);
+    kvf_request_free(reader->request);
+    kvf_plan_free(reader->plan);
+    kvf_engine_free(reader->remote);
+    close_end(&reader->end);
+}
+
+/* Gigabytes a second of one request; `info` may be NULL. */
+static double pull(bench_reader *reader, kvf_way way, kvf_move_info *info) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = way};
+    kvf_move *move = NULL;
+    kvf_status status;
+    unsigned idle = 0;
+    uint64_t begin = bench_now_ns();
+    must(kvf_stage_pull(reader->end.stage, reader->request, &reader->end.peer, &options, &move));
+    while ((status = kvf_move_status(move)) == KVF_IN_PROGRESS)
+        (void)work(&reader->end, &idle, -1);
+    uint64_t ns = bench_now_ns() - begin;
+    must(status);
+    if (info)
+        must(kvf_move_get_info(move, info));
+    kvf_move_free(move);
+    return (double)reader->bytes / (double)ns;
+}
+
+static double receive_plainly(bench_reader *reader) {
+    uint64_t begin = bench_now_ns(), got = 0, size[LAYERS];
+    bench_require(send(reader->line, &reader->port, sizeof reader->port, 0) == sizeof reader->port,
+                  "the holder is gone");
+    int fd = accept(reader->listener, NULL, NULL);
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        size[i] = kvf_shard_get(kvf_engine_shard(reader->end.engine, 0))->region_bytes[i];
+        for (uint64_t at = 0; at < size[i];) {
+            ssize_t n = recv(fd, reader->end.memory[i] + at, size[i] - at, 0);
+            bench_require(n > 0, "the socket broke");
+            at += (uint64_t)n;
+            got += (uint64_t)n;
+        }
+    }
+    (void)close(fd);
+    return (double)got / (double)(bench_now_ns() - begin);
+}
+
+static void verify(bench_reader *reader, kvf_way way) {
+    for (uint32_t i = 0; i < LAYERS; i++)
+        memset(reader->end.memory[i], 0x5a, 4096);
+    bench_require(!cells_are(&reader->end, false), "cells are right before they were moved");
+    (void)pull(reader, way, NULL);
+    bench_require(cells_are(&reader->end, false), "a cell has other bytes than its holder's");
+}
+
+static void compare(bench_report *report, const bench_route *by, uint64_t run, bench_reader *reader) {
+    double direct[ROUNDS], packed[ROUNDS], chosen[ROUNDS], plain[ROUNDS], gain[ROUNDS], share[ROUNDS];
+    kvf_move_info info = {.struct_size = sizeof info};
+    open_reader(reader, by, run);
+    verify(reader, KVF_WAY_DIRECT);
+    verify(reader, KVF_WAY_PACKED);
+    for (int i = 0; i < ROUNDS; i++) {
+        plain[i] = receive_plainly(reader);
+        direct[i] = pull(reader, KVF_WAY_DIRECT, NULL);
+        packed[i] = pull(reader, KVF_WAY_PACKED, NULL);
+        chosen[i] = pull(reader, KVF_WAY_AUTO, &info);
+        gain[i] = packed[i] / direct[i];
+        share[i] = packed[i] / plain[i];
+    }
+    double packed_ns = (double)reader->bytes / bench_spread_of(packed, ROUNDS).median;
+    double direct_ns = (double)reader->bytes / bench_spread_of(direct, ROUNDS).median;
+    bench_text(report, bench_bytes(run));
+    bench_number(report, 3, bench_spread_of(direct, ROUNDS).median);
+    bench_number(report, 3, bench_spread_of(packed, ROUNDS).median);
+    bench_number(report, 3, bench_spread_of(chosen, ROUNDS).median);
+    bench_text(report, info.packed ? "packed" : "direct");
+    bench_number(report, 3, bench_spread_of(plain, ROUNDS).median);
+    bench_number(report, 2, bench_spread_of(gain, ROUNDS).median);
+    bench_number(report, 2, bench_spread_of(share, ROUNDS).median);
+    bench_number(report, 2, info.direct_ns / direct_ns);
+    bench_number(report, 2, info.packed_ns / packed_ns);
+    close_reader(reader);
+}
+
+int main(int argc, char **argv) {
+    bench_report *report = bench_report_start("packed", argc, argv);
+    static bench_reader readers[ROUTES][RUN_SIZES];
+    for (size_t r = 0; r < ROUTES; r++)
+        for (size_t i = 0; i < RUN_SIZES; i++)
+            start_holder(&readers[r][i], &routes[r], run_bytes[i]);
+    for (size_t r = 0; r < ROUTES; r++) {
+        const char *kind;
+        bool there = false;
+        for (uint32_t i = 0; (kind = kvf_transport_kind_name(i)); i++)
+            there = there || strcmp(kind, routes[r].kind) == 0;
+        if (!there)
+            continue;
+        bench_table(report, routes[r].title,
+                    (const char *[]){"run", "direct GB/s", "packed GB/s", "chosen GB/s", "way", "socket GB/s",
+                                     "packed/direct", "packed/socket", "direct predicted", "packed predicted",
+                                     NULL});
+        for (size_t i = 0; i < RUN_SIZES; i++)
+            compare(report, &routes[r], run_bytes[i], &readers[r][i]);
+        bench_note(report, "predicted: time predicted for the last round over the median that was seen");
+    }
+    return bench_report_end(report);
+}

@@ -1,0 +1,28 @@
+# The headers of UCX, which the transport is compiled with; UCX itself is loaded at run time. Any from the oldest
+# version on that is loaded will do.
+
+# kvf_find_ucx_headers(VARIABLE): sets it to the folder that holds ucp/api/ucp.h, or to an empty text.
+function(kvf_find_ucx_headers variable)
+  set(${variable} "" PARENT_SCOPE)
+  file(STRINGS ${PROJECT_SOURCE_DIR}/src/transport/ucx/ucx.h oldest REGEX "define KVF_UCX_M(AJOR|INOR_MIN) ")
+  string(REGEX REPLACE ".* ([0-9]+);.* ([0-9]+)$" "\\1.\\2" oldest "${oldest}")
+  pkg_check_modules(UCX QUIET ucx)
+  find_path(KVF_UCX_HEADERS ucp/api/ucp.h HINTS ${UCX_INCLUDE_DIRS} DOC "Folder with the headers of UCX")
+  set(problem "")
+  if(NOT KVF_UCX_HEADERS)
+    set(problem "ucp/api/ucp.h is not found (Debian: libucx-dev)")
+  else()
+    file(STRINGS ${KVF_UCX_HEADERS}/ucp/api/ucp_version.h found REGEX "define UCP_API_M(AJOR|INOR) ")
+    string(REGEX REPLACE ".* ([0-9]+);.* ([0-9]+)$" "\\1.\\2" found "${found}")
+    if(found VERSION_LESS oldest)
+      set(problem "${KVF_UCX_HEADERS} has the headers of UCX ${found}; needed are those of ${oldest} or later")
+    endif()
+  endif()
+  if(NOT problem)
+    set(${variable} ${KVF_UCX_HEADERS} PARENT_SCOPE)
+  elseif(KVF_WITH_UCX STREQUAL "ON")
+    message(FATAL_ERROR "KVF_WITH_UCX is ON, but ${problem}")
+  else()
+    message(STATUS "Without the UCX transport: ${problem}")
+  endif()
+endfunction()

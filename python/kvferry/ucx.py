@@ -1,0 +1,48 @@
+"""The UCX that Python packages bring: where it lies. The library loads it, see "ucx.library" in kvferry/transport.h."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+SYSTEM = "libucp.so.0"
+"""As the system's loader finds it."""
+
+# Packages with a UCX of their own, and where it lies beside or in them. Wheels that carry libraries give them names
+# with a hash.
+PACKAGES = (
+    ("libucx", "lib", "libucp.so.0"),
+    ("nixl_cu13", "../nixl_cu13.libs", "libucp-*.so.0*"),
+    ("nixl_cu12", "../nixl_cu12.libs", "libucp-*.so.0*"),
+    ("nixl", "../nixl.libs", "libucp-*.so.0*"),
+)
+
+
+def _folders(package: str) -> list[Path]:
+    """Where a package is installed; it is not imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+
+
+def ucx_libraries() -> list[str]:
+    """The libucp of each installed package that is known to bring one: libucx-cu12, libucx-cu13, and NIXL's wheels."""
+    return [
+        str(file.resolve())
+        for package, folder, pattern in PACKAGES
+        for place in _folders(package)
+        for file in sorted((place / folder).glob(pattern))
+    ]
+
+
+def with_ucx(settings: Mapping[str, str] | None) -> dict[str, str]:
+    """The settings, with "ucx.library" where it is not given: the system's UCX, then those of packages."""
+    found = dict(settings or {})
+    if "ucx.library" not in found:
+        files = [file for file in ucx_libraries() if ":" not in file]
+        if files:
+            found["ucx.library"] = ":".join([SYSTEM, *files])
+    return found

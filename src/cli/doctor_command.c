@@ -1,0 +1,242 @@
+/*
+ * kvferry doctor: what of this machine decides how well caches move, what was found, and what can be done about it.
+ */
+#include <errno.h>
+#include <glob.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/timex.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <kvferry/transport.h>
+
+#include "json.h"
+#include "options.h"
+#include "table.h"
+#include "text.h"
+
+enum {
+    DESCRIPTORS_GOOD = 4096,
+    MEMORY_FILES_GOOD = 1 << 30,
+    CHECKS_MAX = 32,
+};
+
+typedef struct check {
+    char name[48];
+    bool good;
+    char found[1200];
+    const char *advice; /* where it is not good */
+} check;
+
+typedef struct examination {
+    check checks[CHECKS_MAX];
+    size_t count;
+} examination;
+
+static check *add(examination *all, const char *name, bool good, const char *advice) {
+    check *made = &all->checks[all->count < CHECKS_MAX - 1 ? all->count++ : CHECKS_MAX - 1];
+    *made = (check){.good = good, .advice = advice};
+    (void)snprintf(made->name, sizeof made->name, "%s", name);
+    return made;
+}
+
+__attribute__((format(printf, 2, 3))) static void say_found(check *at, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(at->found, sizeof at->found, format, arguments);
+    va_end(arguments);
+}
+
+/* The first line of a small file; "" when there is none. */
+static void read_line(const char *path, char *out, int bytes) {
+    FILE *file = fopen(path, "r");
+    if (!file || !fgets(out, bytes, file))
+        out[0] = '\0';
+    if (file)
+        (void)fclose(file);
+    out[strcspn(out, "\n")] = '\0';
+}
+
+/* ---- reading another process's memory -------------------------------------------------------- */
+
+/* Has one child read the memory of another, as two engines would. Returns 0 or an error number. */
+static int try_reading(void) {
+    static char word[8] = "before";
+    pid_t owner = fork();
+    if (owner < 0)
+        return errno;
+    if (owner == 0) {
+        for (;;)
+            (void)pause();
+    }
+    pid_t reader = fork();
+    if (reader == 0) {
+        char copy[sizeof word];
+        struct iovec here = {copy, sizeof copy}, there = {word, sizeof word};
+        _exit(process_vm_readv(owner, &here, 1, &there, 1, 0) == sizeof copy ? 0 : errno);
+    }
+    int status = 0, error = reader < 0 ? errno : 0;
+    if (reader > 0 && waitpid(reader, &status, 0) == reader)
+        error = WIFEXITED(status) ? WEXITSTATUS(status) : EINTR;
+    (void)kill(owner, SIGKILL);
+    (void)waitpid(owner, &status, 0);
+    return error;
+}
+
+static void check_reading(examination *all) {
+    int error = try_reading();
+    char scope[32];
+    read_line("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof scope);
+    check *at =
+        add(all, "reading other processes", error == 0,
+            "memory that an engine brings goes through a buffer meanwhile: allow process_vm_readv (sysctl "
+            "kernel.yama.ptrace_scope=0; in a container CAP_SYS_PTRACE), or let kvferry allocate the memory");
+    say_found(at, "process_vm_readv %s%s%s", error ? strerror(error) : "works",
+              scope[0] ? ", kernel.yama.ptrace_scope is " : "", scope);
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+static const char *limit_words(rlim_t limit, bool bytes, text *out) {
+    *out = limit == RLIM_INFINITY ? text_format("unlimited") : bytes ? text_bytes(limit) : text_count(limit);
+    return out->text;
+}
+
+static void check_descriptors(examination *all) {
+    struct rlimit limit;
+    text soft, hard;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return;
+    check *at = add(all, "file descriptors", limit.rlim_cur >= DESCRIPTORS_GOOD,
+                    "raise it (ulimit -n, LimitNOFILE=): a connection takes a few, and UCX 64 to begin with");
+    say_found(at, "%s, at most %s", limit_words(limit.rlim_cur, false, &soft),
+              limit_words(limit.rlim_max, false, &hard));
+}
+
+static size_t count_files(const char *pattern) {
+    glob_t found;
+    size_t count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    if (count)
+        globfree(&found);
+    return count;
+}
+
+static void check_locked_memory(examination *all) {
+    struct rlimit limit;
+    text words;
+    size_t devices = count_files("/sys/class/infiniband/*");
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+        return;
+    check *at = add(all, "locked memory", devices == 0 || limit.rlim_cur == RLIM_INFINITY,
+                    "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity): RDMA locks the whole cache");
+    say_found(at, "%s, RDMA devices: %zu", limit_words(limit.rlim_cur, true, &words), devices);
+}
+
+static void check_shared_memory(examination *all) {
+    struct statvfs files;
+    if (statvfs("/dev/shm", &files) != 0)
+        return;
+    uint64_t bytes = (uint64_t)files.f_bavail * files.f_frsize;
+    check *at =
+        add(all, "/dev/shm", bytes >= MEMORY_FILES_GOOD,
+            "UCX may run out of it (in a container: --shm-size); kvferry's own shared memory is not there");
+    say_found(at, "%s free", text_bytes(bytes).text);
+}
+
+/* ---- clocks ---------------------------------------------------------------------------------- */
+
+static void check_clocks(examination *all) {
+    char source[32];
+    read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
+    bool slow =
+        strcmp(source, "hpet") == 0 || strcmp(source, "acpi_pm") == 0 || strcmp(source, "jiffies") == 0;
+    check *at = add(all, "clock source", !slow, "every look at the clock is a system call, or more: use tsc");
+    say_found(at, "%s", source[0] ? source : "not known");
+    struct timex how = {0};
+    int state = adjtimex(&how);
+    if (state < 0)
+        return; /* not to be asked here */
+    at = add(all, "wall clock", state != TIME_ERROR && !(how.status & STA_UNSYNC),
+             "only times in logs of several machines suffer: run chrony or ntpd on the host");
+    say_found(at, "%s", at->good ? "synchronised" : "the kernel knows of no synchronisation");
+}
+
+/* ---- transports ------------------------------------------------------------------------------ */
+
+static void check_transports(examination *all, kvf_transport *transport) {
+    kvf_transport_finding found = {.struct_size = sizeof found};
+    for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++) {
+        char name[48];
+        (void)snprintf(name, sizeof name, "transport %s", found.kind);
+        check *at = add(
+            all, name, found.works,
+            strcmp(found.kind, "ucx") == 0
+                ? "for other machines: install UCX 1.13 or later (Debian: libucx0; Python: libucx-cu12), or "
+                  "name its libucp with --ucx-library and the setting ucx.library"
+                : "see the reason");
+        if (!found.works)
+            say_found(at, "%s", found.why_not);
+        else if (found.library[0])
+            say_found(at, "%s, %s", found.version, found.library);
+        else
+            say_found(at, "works");
+    }
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+static int print_all(const examination *all) {
+    table list;
+    table_start(&list, "|what|found");
+    for (size_t i = 0; i < all->count; i++) {
+        table_cell(&list, all->checks[i].good ? "ok" : "look");
+        table_cell(&list, all->checks[i].name);
+        table_cell(&list, all->checks[i].found);
+    }
+    if (!table_print(&list, 0))
+        return failure("not enough memory");
+    for (size_t i = 0; i < all->count; i++)
+        if (!all->checks[i].good)
+            printf("\n%s: %s\n", all->checks[i].name, all->checks[i].advice);
+    return EXIT_DONE;
+}
+
+static struct json_object *json_all(const examination *all) {
+    struct json_object *list = json_object_new_array();
+    for (size_t i = 0; i < all->count; i++) {
+        struct json_object *one = json_object_new_object();
+        json_text(one, "what", all->checks[i].name);
+        json_object_object_add(one, "good", json_object_new_boolean(all->checks[i].good));
+        json_text(one, "found", all->checks[i].found);
+        json_text(one, "advice", all->checks[i].good ? "" : all->checks[i].advice);
+        json_object_array_add(list, one);
+    }
+    return list;
+}
+
+int run_doctor(int argc, char **argv) {
+    options asked;
+    int result = options_parse(argc, argv, COMMAND_DOCTOR, &asked);
+    if (result)
+        return result;
+    examination all = {.count = 0};
+    check_reading(&all); /* while there is nothing that a child should not have */
+    kvf_transport *transport = NULL;
+    result = options_open_transport(&asked, &transport);
+    if (result)
+        return result;
+    check_transports(&all, transport);
+    kvf_transport_close(transport);
+    check_descriptors(&all);
+    check_locked_memory(&all);
+    check_shared_memory(&all);
+    check_clocks(&all);
+    return asked.json ? json_write(json_all(&all), "-") : print_all(&all);
+}

@@ -1,0 +1,24 @@
+/*
+ * kvferry keys: a new pair of keys, as --key-file takes it.
+ */
+#include <kvferry/agent.h>
+#include <string.h>
+
+#include "json.h"
+#include "options.h"
+
+int run_keys(int argc, char **argv) {
+    options asked;
+    char public_key[41], secret_key[41];
+    int result = options_parse(argc, argv, COMMAND_KEYS, &asked);
+    if (result)
+        return result;
+    kvf_status status = kvf_agent_make_keys(public_key, secret_key);
+    if (status)
+        return library_failure(status, "keys");
+    struct json_object *out = json_object_new_object();
+    json_text(out, "public_key", public_key);
+    json_text(out, "secret_key", secret_key);
+    memset(secret_key, 0, sizeof secret_key);
+    return json_write(out, "-");
+}

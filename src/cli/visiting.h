@@ -1,0 +1,50 @@
+/*
+ * Visiting running engines, as several commands do: where one is met, with which keys, and by which model shapes for
+ * its other side are laid out.
+ */
+#ifndef KVFERRY_CLI_VISITING_H
+#define KVFERRY_CLI_VISITING_H
+
+#include <kvferry/visit.h>
+
+#include "options.h"
+
+enum { KEY_CHARACTERS = 40 };
+
+/** The command's own keys; empty: none. */
+typedef struct key_pair {
+    char public_key[KEY_CHARACTERS + 1], secret_key[KEY_CHARACTERS + 1];
+} key_pair;
+
+/** Reads an object of JSON with both keys. Without a path there are none; says what is wrong with the file. */
+int keys_read(const char *path, key_pair *out);
+
+/** "ENDPOINT" or "ENDPOINT,KEY", taken apart. */
+typedef struct meeting_place {
+    char *endpoint;  /* owned */
+    const char *key; /* inside `endpoint`; NULL: none */
+} meeting_place;
+
+/** Free with place_free() in either case. */
+int place_read(const char *text, meeting_place *out);
+void place_free(meeting_place *place);
+
+/**
+ * Visits the engine that is met there; says why it cannot. Free the visit with kvf_visited_free().
+ *
+ * @param name       of the command, for messages
+ * @param patience_s  how long to wait for an answer
+ * @param greetings  further ones, to measure how far it is
+ */
+int place_visit(const options *asked, const char *name, const meeting_place *place, uint32_t patience_s,
+                uint32_t greetings, kvf_visited **out);
+
+/**
+ * The model that shapes are laid out with: the one that was asked for, which must be the visited one's, or the
+ * visited engine's own. Says what is wrong; free the model with kvf_model_free().
+ *
+ * @param key  the option that has the shape: "decode"
+ */
+int visited_model(const options *asked, const char *key, const kvf_engine *visited, kvf_model **out);
+
+#endif

@@ -1,0 +1,83 @@
+#include "stage/arena.h"
+
+kvf_status kvf_arena_open(kvf_arena *arena, void *memory, uint32_t slot_count, uint32_t slot_bytes) {
+    *arena = (kvf_arena){.slots = kvf_alloc0(slot_count, sizeof *arena->slots),
+                         .slot_count = slot_count,
+                         .slot_bytes = slot_bytes,
+                         .free_count = slot_count};
+    if (!arena->slots)
+        return kvf_nomem("the slots of an arena");
+    for (uint32_t i = slot_count; i-- > 0;) {
+        kvf_slot *slot = &arena->slots[i];
+        slot->memory = (unsigned char *)memory + kvf_slot_offset(arena, i);
+        slot->number = i;
+        slot->following = arena->first_free;
+        arena->first_free = slot;
+    }
+    return KVF_OK;
+}
+
+void kvf_arena_close(kvf_arena *arena) {
+    kvf_free(arena->slots);
+    *arena = (kvf_arena){0};
+}
+
+uint32_t kvf_arena_lendable(const kvf_arena *arena) {
+    return arena->slot_count / 2;
+}
+
+uint32_t kvf_arena_share(const kvf_arena *arena) {
+    uint32_t half = kvf_arena_lendable(arena) / 2;
+    return half > 0 ? half : 1;
+}
+
+/* The one that was used last: its memory is in the processor's caches. */
+kvf_slot *kvf_arena_take(kvf_arena *arena) {
+    kvf_slot *slot = arena->first_free;
+    if (!slot)
+        return NULL;
+    KVF_ASSERT(slot->state == KVF_SLOT_FREE && arena->free_count > 0);
+    arena->first_free = slot->following;
+    arena->free_count--;
+    slot->state = KVF_SLOT_OWN;
+    return slot;
+}
+
+kvf_slot *kvf_arena_lend(kvf_arena *arena, kvf_slot_share *share) {
+    if (arena->lent >= kvf_arena_lendable(arena) || share->lent >= kvf_arena_share(arena))
+        return NULL;
+    kvf_slot *slot = kvf_arena_take(arena);
+    if (!slot)
+        return NULL;
+    slot->state = KVF_SLOT_LENT;
+    slot->share = share;
+    slot->generation = slot->generation == UINT32_MAX ? 1 : slot->generation + 1;
+    share->lent++;
+    arena->lent++;
+    return slot;
+}
+
+void kvf_arena_doubt(kvf_arena *arena, kvf_slot *slot) {
+    KVF_ASSERT(slot->state == KVF_SLOT_LENT);
+    slot->state = KVF_SLOT_DOUBT;
+    slot->share->doubt++;
+    arena->doubt++;
+}
+
+void kvf_arena_give(kvf_arena *arena, kvf_slot *slot) {
+    KVF_ASSERT(slot->state != KVF_SLOT_FREE);
+    if (slot->state == KVF_SLOT_DOUBT) {
+        slot->share->doubt--;
+        arena->doubt--;
+    }
+    if (slot->share) {
+        KVF_ASSERT(slot->share->lent > 0 && arena->lent > 0);
+        slot->share->lent--;
+        arena->lent--;
+    }
+    slot->share = NULL;
+    slot->state = KVF_SLOT_FREE;
+    slot->following = arena->first_free;
+    arena->first_free = slot;
+    arena->free_count++;
+}

@@ -1,0 +1,93 @@
+#include "stage/cost.h"
+
+#include <math.h>
+
+#include "model/model.h"
+#include "stage/message.h"
+#include "stage/stream.h"
+
+/* Of one core of a current server, beyond its caches: orders of magnitude. */
+#define NS_PER_PIECE 6.0        /* to find it and to begin a copy, at either end */
+#define NS_PER_COPIED_BYTE 0.15 /* gathered or scattered */
+#define NOTICES_PER_SLOT 2.0    /* lent and returned */
+#define NOTICES_PER_FLOW 4.0    /* opened, accepted, ended by both */
+#define NOTICE_RUNS 2.0         /* what a notification costs, in operations of the fabric */
+#define WEIGHT 0.25             /* of one transfer in the average */
+#define FACTOR_MAX 16.0         /* a transfer that took longer was disturbed by something else */
+
+void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes) {
+    kvf_cost_model fabric;
+    (void)kvf_cost_assumed(kind, &fabric);
+    *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = fabric, .packed = fabric};
+    double operation = fabric.ns_per_run;
+    cost->packed.ns_per_run = 2 * NS_PER_PIECE;
+    cost->packed.ns_per_byte = fabric.ns_per_byte + 2 * NS_PER_COPIED_BYTE +
+                               operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
+    cost->packed.ns_per_source = fabric.ns_per_source + NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+}
+
+double kvf_cost_predict(const kvf_cost_model *cost, uint64_t runs, uint64_t bytes) {
+    return cost->ns_per_source + cost->ns_per_run * (double)runs + cost->ns_per_byte * (double)bytes;
+}
+
+static void move(double *price, double share, double factor) {
+    *price *= pow(factor, WEIGHT * share);
+}
+
+void kvf_cost_learn(kvf_cost_model *cost, uint64_t runs, uint64_t bytes, double ns) {
+    double predicted = kvf_cost_predict(cost, runs, bytes);
+    if (!(predicted > 0) || !(ns > 0))
+        return;
+    double factor = fmin(fmax(ns / predicted, 1 / FACTOR_MAX), FACTOR_MAX);
+    double by_source = cost->ns_per_source / predicted;
+    double by_runs = cost->ns_per_run * (double)runs / predicted;
+    double by_bytes = cost->ns_per_byte * (double)bytes / predicted;
+    move(&cost->ns_per_source, by_source, factor);
+    move(&cost->ns_per_run, by_runs, factor);
+    move(&cost->ns_per_byte, by_bytes, factor);
+}
+
+/* ---- before there is a stage ------------------------------------------------------------------- */
+
+static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t tokens, uint64_t *pieces) {
+    const kvf_model *model = kvf_shard_model(kvf_plan_local(plan));
+    uint64_t steps[KVF_MODEL_MAX_GROUPS] = {0};
+    kvf_selection *selection = NULL;
+    kvf_stream_map *map = NULL;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        steps[g] = kvf_model_group(model, g)->kind == KVF_GROUP_STATE ? 1 : tokens;
+    kvf_status status = kvf_selection_of_plan(plan, source, &selection);
+    if (!status)
+        status = kvf_stream_map_create(kvf_plan_local(plan), selection, &map);
+    if (!status)
+        *pieces = kvf_stream_map_size(map, steps).pieces;
+    kvf_stream_map_free(map);
+    kvf_selection_free(selection);
+    return status;
+}
+
+kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens, const char *kind,
+                           kvf_way_prediction *out) {
+    kvf_status status = kvf_check_out(out, "kvf_way_prediction");
+    if (status || !plan)
+        return status ? status : kvf_fail(KVF_E_INVALID, "prediction: plan is NULL");
+    kvf_prediction runs = {.struct_size = sizeof runs};
+    kvf_way_prediction found = {.way = KVF_WAY_DIRECT};
+    kvf_stage_cost cost;
+    kvf_cost_assume(&cost, kind, KVF_SLOT_BYTES);
+    status = kvf_plan_predict(plan, source, tokens, NULL, &runs);
+    if (!status)
+        status = count_pieces(plan, source, tokens, &found.pieces);
+    if (status)
+        return status;
+    found.bytes = runs.bytes;
+    found.runs = runs.runs;
+    found.direct_ns = kvf_cost_predict(&cost.direct, found.runs, found.bytes);
+    const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
+                       kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
+    found.packed_ns = alike ? kvf_cost_predict(&cost.packed, found.pieces, found.bytes) : 0;
+    if (alike && found.bytes > 0 && found.packed_ns < found.direct_ns)
+        found.way = KVF_WAY_PACKED;
+    kvf_fill_out(out, &found, sizeof found);
+    return KVF_OK;
+}

@@ -1,0 +1,257 @@
+#include "stage/flow.h"
+
+#include <stdio.h>
+
+#include "transport/transport.h"
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint64_t id, bool mover) {
+    kvf_stage_flow *flow = kvf_alloc0(1, sizeof *flow);
+    if (!flow)
+        return NULL;
+    flow->stage = stage;
+    flow->peer = peer;
+    flow->id = id;
+    flow->mover = mover;
+    flow->heard_ns = kvf_now(stage->clock);
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        flow->credits[i].flow = flow;
+    KVF_QUEUE_ADD(stage->first, stage->last, flow);
+    if (!mover)
+        peer->flows[0]++;
+    return flow;
+}
+
+void kvf_stage_flow_line_up(kvf_stage_flow *flow) {
+    kvf_stage *stage = flow->stage;
+    KVF_QUEUE_REMOVE(stage->first, stage->last, flow);
+    kvf_stage_flow *before = stage->last;
+    while (before && before->priority < flow->priority)
+        before = before->previous;
+    flow->previous = before;
+    flow->following = before ? before->following : stage->first;
+    if (flow->following)
+        flow->following->previous = flow;
+    else
+        stage->last = flow;
+    if (before)
+        before->following = flow;
+    else
+        stage->first = flow;
+}
+
+kvf_stage_flow *kvf_stage_flow_find(const kvf_stage *stage, const kvf_stage_peer *peer, uint64_t id,
+                                    bool mover) {
+    kvf_stage_flow *flow = stage->first;
+    while (flow && (flow->id != id || flow->peer != peer || flow->mover != mover))
+        flow = flow->following;
+    return flow;
+}
+
+static void drop_opening(kvf_stage_flow *flow) {
+    kvf_free(flow->opening);
+    flow->opening = NULL;
+    if (flow->peer->outgoing == flow)
+        flow->peer->outgoing = NULL;
+    if (flow->peer->incoming == flow)
+        flow->peer->incoming = NULL;
+}
+
+void kvf_credit_give(kvf_credit *credit, kvf_credit_state next) {
+    if (credit->own)
+        kvf_arena_give(&credit->flow->stage->arena, credit->own);
+    credit->own = NULL;
+    credit->state = next;
+}
+
+/* What was lent is in doubt where the flow did not end well: the peer may not know yet. */
+static void end_credit(kvf_credit *credit, kvf_status status) {
+    kvf_stage *stage = credit->flow->stage;
+    if (credit->state == KVF_CREDIT_MOVING)
+        (void)kvf_transport_cancel(stage->transport, credit->operation);
+    else if (credit->state != KVF_CREDIT_LENT)
+        kvf_credit_give(credit, KVF_CREDIT_NONE);
+    else if (status)
+        kvf_arena_doubt(&stage->arena, credit->own);
+}
+
+void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
+    if (flow->ended)
+        return;
+    kvf_stage *stage = flow->stage;
+    flow->ended = true;
+    flow->status = status;
+    if (status) {
+        (void)snprintf(flow->detail, sizeof flow->detail, "%s", kvf_error_detail());
+        stage->counts.failed++;
+    } else if (!flow->mover) {
+        stage->counts.lent_bytes += flow->bytes;
+    }
+    if (flow->began_ns > 0)
+        flow->took_ns = kvf_now(stage->clock) - flow->began_ns;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        end_credit(&flow->credits[i], status);
+    if (flow->mover && flow->opening && flow->opening_at == 0) /* nobody has heard of it */
+        flow->end_sent = flow->end_heard = true;
+    drop_opening(flow);
+}
+
+void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
+    KVF_ASSERT(flow->ended);
+    flow->end_heard = true;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        if (flow->credits[i].state == KVF_CREDIT_LENT)
+            kvf_credit_give(&flow->credits[i], KVF_CREDIT_NONE);
+}
+
+bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {
+    return flow->ended && flow->end_sent && flow->end_heard && flow->moving == 0 && !flow->owned;
+}
+
+void kvf_stage_flow_free(kvf_stage_flow *flow) {
+    KVF_ASSERT(flow->ended && flow->moving == 0);
+    kvf_stage *stage = flow->stage;
+    KVF_QUEUE_REMOVE(stage->first, stage->last, flow);
+    if (!flow->mover || flow->began_ns > 0)
+        flow->peer->flows[flow->mover]--;
+    kvf_stream_free(flow->stream);
+    kvf_shapes_leave(flow->shape);
+    kvf_free(flow);
+}
+
+void kvf_stage_flow_leave(kvf_stage_flow *flow) {
+    if (!flow->ended)
+        kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "cancelled by its owner"));
+    kvf_stage *stage = flow->stage;
+    flow->owned = false;
+    if (kvf_stage_flow_is_over(flow))
+        kvf_stage_flow_free(flow);
+    if (stage->closed)
+        kvf_stage_release(stage);
+}
+
+/* ---- peers that break the rules ---------------------------------------------------------------- */
+
+void kvf_stage_blame(kvf_stage *stage, const char *peer, kvf_status status) {
+    stage->counts.refused++;
+    if (stage->options.on_event) {
+        char text[KVF_STAGE_DETAIL_BYTES];
+        (void)snprintf(text, sizeof text, "%s", kvf_error_detail());
+        stage->options.on_event(stage->options.context, peer, status, text);
+        kvf_error_restore(text);
+    }
+}
+
+void kvf_stage_flow_blame(kvf_stage_flow *flow, kvf_status status) {
+    (void)kvf_fail_in(status, "flow %llu: ", (unsigned long long)flow->id);
+    kvf_stage_blame(flow->stage, flow->peer->name, status);
+    kvf_stage_flow_end(flow, status);
+}
+
+/* ---- talking --------------------------------------------------------------------------------- */
+
+bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message) {
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    if (!flow->peer->peer)
+        return false;
+    message->flow = flow->id;
+    size_t bytes = kvf_stage_write_message(message, data);
+    kvf_status status = kvf_transport_notify(flow->peer->peer, data, bytes);
+    if (status == KVF_E_AGAIN)
+        flow->stage->held_up = true;
+    else if (status) {
+        kvf_stage_flow_end(flow, status);
+        flow->end_sent = true; /* nothing reaches it; the rest is a matter of kvf_stage_leave() */
+    }
+    return !status;
+}
+
+kvf_credit *kvf_stage_flow_credit(kvf_stage_flow *flow, kvf_credit_state state) {
+    kvf_credit *first = NULL;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
+        kvf_credit *credit = &flow->credits[i];
+        if (credit->state == state && (!first || credit->note.bytes.begin < first->note.bytes.begin))
+            first = credit;
+    }
+    return first;
+}
+
+/* The next to be named: where slots are full, that with the next bytes. */
+static kvf_credit *next_to_say(kvf_stage_flow *flow, kvf_credit_state state, bool full) {
+    kvf_credit *credit = kvf_stage_flow_credit(flow, state);
+    return credit && full && credit->note.bytes.begin != flow->told ? NULL : credit;
+}
+
+void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_credit_state from,
+                              kvf_credit_state to) {
+    const bool full = (word == KVF_STAGE_LEND) == (flow->direction == KVF_READ);
+    const uint64_t told = flow->told;
+    kvf_stage_message message = {.word = word};
+    kvf_credit *said[KVF_STAGE_SLOTS_MAX], *credit;
+    while ((credit = next_to_say(flow, from, full))) {
+        said[message.slot_count_named] = credit;
+        message.slots[message.slot_count_named++] =
+            full ? credit->note : (kvf_slot_note){credit->note.slot, credit->note.generation, {0, 0}};
+        credit->state = to;
+        if (full)
+            flow->told = credit->note.bytes.end;
+    }
+    if (message.slot_count_named == 0 || kvf_stage_flow_say(flow, &message) || flow->ended)
+        return;
+    flow->told = told;
+    for (uint32_t i = 0; i < message.slot_count_named; i++)
+        said[i]->state = from;
+}
+
+void kvf_stage_flow_say_end(kvf_stage_flow *flow) {
+    if (!flow->ended || flow->end_sent || flow->moving > 0)
+        return;
+    kvf_stage_message message = {.word = KVF_STAGE_END, .by_lender = !flow->mover, .status = flow->status};
+    (void)snprintf(message.sentence, sizeof message.sentence, "%s", flow->status ? flow->detail : "");
+    if (kvf_stage_flow_say(flow, &message))
+        flow->end_sent = true;
+}
+
+/* ---- the shard's memory ------------------------------------------------------------------------ */
+
+kvf_status kvf_stage_check_memory(const kvf_stage *stage) {
+    uint32_t count;
+    const kvf_memory *regions = kvf_transport_regions(stage->transport, &count);
+    const kvf_shard_desc *shard = kvf_shard_get(stage->shard);
+    for (uint32_t i = 0; i < shard->region_count; i++) {
+        uint64_t there = i < count ? regions[i].bytes : 0;
+        if (there < shard->region_bytes[i])
+            return kvf_fail(KVF_E_NOT_REGISTERED, "region %u has %llu bytes; the shard's has %llu", i,
+                            (unsigned long long)there, (unsigned long long)shard->region_bytes[i]);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_stage_flow_gather(const kvf_stage_flow *flow, kvf_byte_range bytes, unsigned char *slot) {
+    kvf_status status = kvf_stage_check_memory(flow->stage);
+    if (!status)
+        kvf_stream_gather(flow->stream, kvf_transport_bases(flow->stage->transport), bytes, slot);
+    return status;
+}
+
+kvf_status kvf_stage_flow_scatter(const kvf_stage_flow *flow, kvf_byte_range bytes,
+                                  const unsigned char *slot) {
+    kvf_status status = kvf_stage_check_memory(flow->stage);
+    if (!status)
+        kvf_stream_scatter(flow->stream, kvf_transport_bases(flow->stage->transport), bytes, slot);
+    return status;
+}
+
+kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range bytes, uint64_t most) {
+    uint64_t length = bytes.end - bytes.begin;
+    if (bytes.begin != flow->next || bytes.end > flow->bytes || length == 0)
+        return kvf_fail(KVF_E_RANGE, "a slot has bytes [%llu, %llu) of the stream; the next are [%llu, %llu)",
+                        (unsigned long long)bytes.begin, (unsigned long long)bytes.end,
+                        (unsigned long long)flow->next, (unsigned long long)flow->bytes);
+    if (length > most || kvf_stream_cut(flow->stream, bytes.begin, length) != length)
+        return kvf_fail(
+            KVF_E_RANGE, "a slot has %llu bytes at %llu of the stream; allowed up to %llu, whole elements",
+            (unsigned long long)length, (unsigned long long)bytes.begin, (unsigned long long)most);
+    return KVF_OK;
+}

@@ -1,0 +1,230 @@
+/*
+ * A flow: one stream on its way between this rank and a peer, through slots of both arenas.
+ *
+ * The mover opens it and its operations move the bytes; the lender lends slots of its arena (see message.h):
+ *
+ *     pull    lender: gather into a slot, lend it           mover: read it into a slot of its own, return it, scatter
+ *     push    lender: lend an empty slot .. scatter it      mover: gather into a slot of its own, write it, return it
+ *
+ * Bytes go in the order of the stream. A side ends the flow with one END, which is the last that it says of it, and
+ * which a mover says only when none of its operations is under way: so with the mover's END all lent slots are free, and
+ * a flow of which both ENDs have been said is forgotten. Nothing that comes later speaks of it.
+ *
+ * What is to be said is a matter of state (which slots are to be lent or returned, whether the END was sent), so where a
+ * peer takes no notification at the moment, nothing is queued and nothing is lost.
+ *
+ * Files call one way: stage.c and ways.c (what users call), lender.c and mover.c (what each side does), flow.c (what is
+ * the same for both), arena.c, shape.c, message.c, cost.c.
+ */
+#ifndef KVF_STAGE_FLOW_H
+#define KVF_STAGE_FLOW_H
+
+#include <kvferry/stage.h>
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "stage/arena.h"
+#include "stage/message.h"
+#include "stage/shape.h"
+#include "stage/stream.h"
+
+#define KVF_WINDOW_MAX KVF_STAGE_SLOTS_MAX
+#define KVF_STAGE_DETAIL_BYTES 512u
+
+typedef struct kvf_stage_flow kvf_stage_flow;
+typedef struct kvf_stage_peer kvf_stage_peer;
+
+/** What becomes of one slot of the window. */
+typedef enum kvf_credit_state {
+    KVF_CREDIT_NONE = 0,
+    /* at the lender */
+    KVF_CREDIT_TO_LEND, /**< the slot is ready; to be said */
+    KVF_CREDIT_LENT,    /**< the mover has it */
+    KVF_CREDIT_BACK,    /**< push: it came back full */
+    /* at the mover */
+    KVF_CREDIT_HERE,      /**< the lender has lent a slot */
+    KVF_CREDIT_MOVING,    /**< an operation is under way between it and a slot of our own */
+    KVF_CREDIT_MOVED,     /**< pull: the bytes are in our own slot */
+    KVF_CREDIT_TO_RETURN, /**< to be said */
+} kvf_credit_state;
+
+typedef struct kvf_credit {
+    kvf_stage_flow *flow;
+    kvf_credit_state state;
+    kvf_slot *own;      /**< of our arena: lent, or between the lender's and our memory; NULL: none */
+    kvf_slot_note note; /**< the lender's slot and what is in it, as messages say it */
+    kvf_run run;
+    kvf_operation operation;
+} kvf_credit;
+
+struct kvf_stage_flow {
+    kvf_stage *stage;
+    kvf_stage_peer *peer;
+    uint64_t id;
+    bool mover;              /**< we are; else the lender */
+    kvf_direction direction; /**< KVF_READ: a pull. The mover reads */
+    uint32_t priority, window;
+
+    unsigned char *opening; /**< mover: to be sent; lender: as far as it has come. NULL: all of it was */
+    uint32_t opening_bytes, opening_at;
+    bool open;     /**< lender: it has come and was accepted; mover: the lender has said so */
+    bool accepted; /**< lender: that is said */
+
+    kvf_stage_shape *shape;
+    kvf_stream *stream;
+    uint64_t bytes; /**< of the stream */
+    uint64_t next;  /**< the first byte that is in no credit yet */
+    uint64_t told;  /**< the first byte that no message of ours has named */
+    uint64_t done;  /**< how many bytes have arrived where they belong, or came back read */
+    kvf_credit credits[KVF_WINDOW_MAX];
+    uint32_t region, slot_bytes, slot_count; /**< mover: of the lender's arena */
+    uint32_t moving;                         /**< operations under way */
+
+    bool ended; /**< nothing more is done for it, but for what is under way; `status` is final */
+    bool end_sent, end_heard;
+    kvf_status status;
+    char detail[KVF_STAGE_DETAIL_BYTES];
+    bool owned;          /**< by a move, which lets go of it with kvf_stage_flow_leave() */
+    uint64_t began_ns;   /**< mover: when its opening began to be sent; 0: it waits for its turn */
+    uint64_t took_ns;    /**< mover: from then to the end */
+    uint64_t heard_ns;   /**< when the peer last said something of it */
+    uint64_t doubt_ends; /**< lender, of a peer that has left: when its slots are free; 0: not begun */
+    kvf_stage_flow *previous, *following; /**< all of the stage, in the order of turns */
+};
+
+struct kvf_stage_peer {
+    kvf_peer *peer; /**< NULL: it has left */
+    char *name;
+    kvf_slot_share share;
+    kvf_stage_cost cost;
+    kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
+    kvf_stage_flow *incoming; /**< whose opening is coming in */
+    uint32_t flows[2]; /**< that are not over: [0] it has opened, [1] we have, without those that wait */
+    kvf_stage_peer *previous, *following;
+};
+
+struct kvf_stage {
+    kvf_transport *transport;
+    const kvf_shard *shard;
+    kvf_stage_options options;
+    const kvf_clock *clock;
+    kvf_arena arena;
+    uint32_t region;
+    uint64_t model;
+    kvf_shapes shapes;
+    kvf_stage_peer *peers;
+    kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
+    uint64_t last_flow;           /**< number of ours */
+    uint32_t moving;              /**< operations under way, of all flows */
+    bool closed;                  /**< freed with the last of them */
+    bool held_up;                 /**< something is to be said to a peer who takes nothing at the moment */
+    kvf_stage_info counts;
+};
+
+/* ---- flow.c: what is the same for both sides ----------------------------------------------------- */
+
+/** A flow in the list, without a stream. @return NULL: no memory */
+kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint64_t id, bool mover);
+
+/** Gives a flow its place among those of its priority: the last. */
+void kvf_stage_flow_line_up(kvf_stage_flow *flow);
+
+/** Its flow of that number, as mover or as lender; NULL: there is none. */
+kvf_stage_flow *kvf_stage_flow_find(const kvf_stage *stage, const kvf_stage_peer *peer, uint64_t id,
+                                    bool mover);
+
+/** Ends our side, once; slots that nobody else touches are free. The detail of the thread is its sentence. */
+void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status);
+
+/** The same, and an event: the peer broke the rules. */
+void kvf_stage_flow_blame(kvf_stage_flow *flow, kvf_status status);
+
+/** Counts what a peer must not have sent, and tells the user; the detail of the thread is the sentence. */
+void kvf_stage_blame(kvf_stage *stage, const char *peer, kvf_status status);
+
+/** Says a message of this flow. False where the peer takes none at the moment, or is lost. */
+bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message);
+
+/** Says what slots are in this state, in the order of the stream, and what becomes of them. */
+void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_credit_state from,
+                              kvf_credit_state to);
+
+/** Says the END where it is due. */
+void kvf_stage_flow_say_end(kvf_stage_flow *flow);
+
+/** The peer touches no slot of this flow any more: it has said its END, or is gone for good. */
+void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
+
+/** The credit in this state whose bytes are the first; NULL: none. */
+kvf_credit *kvf_stage_flow_credit(kvf_stage_flow *flow, kvf_credit_state state);
+
+/** Gives the slot of our arena that a credit has, if any. */
+void kvf_credit_give(kvf_credit *credit, kvf_credit_state next);
+
+/** Whether the shard's memory is registered: regions come and go, and what is not there is not touched.
+ * @return KVF_OK, KVF_E_NOT_REGISTERED */
+kvf_status kvf_stage_check_memory(const kvf_stage *stage);
+
+/** Copies between the shard and a slot, where the shard's memory is registered. */
+kvf_status kvf_stage_flow_gather(const kvf_stage_flow *flow, kvf_byte_range bytes, unsigned char *slot);
+kvf_status kvf_stage_flow_scatter(const kvf_stage_flow *flow, kvf_byte_range bytes,
+                                  const unsigned char *slot);
+
+/** Whether bytes that a peer names are the next of the stream and end at an element: KVF_OK, KVF_E_RANGE. */
+kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range bytes, uint64_t most);
+
+/** Whether nothing more is to be done or said, and nobody has it. */
+bool kvf_stage_flow_is_over(const kvf_stage_flow *flow);
+
+void kvf_stage_flow_free(kvf_stage_flow *flow);
+
+/* ---- lender.c, mover.c ---------------------------------------------------------------------------
+ *
+ * step: one slot's worth of work, copying at most; false where there is nothing to do now.
+ * talk: says what is to be said. hear: takes a message.
+ */
+
+bool kvf_lender_step(kvf_stage_flow *flow);
+void kvf_lender_talk(kvf_stage_flow *flow);
+void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
+/** A part of an opening: the first makes the flow. */
+void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message);
+
+bool kvf_mover_step(kvf_stage_flow *flow);
+void kvf_mover_talk(kvf_stage_flow *flow);
+void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
+
+/** What a mover wants. */
+typedef struct kvf_flow_wish {
+    kvf_direction direction;
+    kvf_stage_shape *shape;        /**< taken over, whatever becomes of the flow */
+    const kvf_group_steps *ours;   /**< steps and blocks of this rank */
+    const kvf_group_steps *theirs; /**< the same steps, with the peer's blocks */
+    uint32_t group_count;
+    uint32_t priority;
+} kvf_flow_wish;
+
+/**
+ * Begins a flow; nothing is said before kvf_stage_progress().
+ *
+ * @param wish  read during the call
+ * @param out   receives a flow that is `owned`, see kvf_stage_flow_leave()
+ */
+kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flow_wish *wish,
+                           kvf_stage_flow **out);
+
+/** Ends it where it is not over, and lets go of it. */
+void kvf_stage_flow_leave(kvf_stage_flow *flow);
+
+/* ---- stage.c ------------------------------------------------------------------------------------- */
+
+/** kvf_stage_open() with a clock of the caller's. */
+kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
+                             const kvf_stage_options *options, const kvf_clock *clock, kvf_stage **out);
+
+/** Frees a stage that was closed, with its last operation. */
+void kvf_stage_release(kvf_stage *stage);
+
+kvf_stage_peer *kvf_stage_find_peer(const kvf_stage *stage, const kvf_peer *peer);
+
+#endif

@@ -1,0 +1,75 @@
+/*
+ * The steps that two ranks both keep, by number, and where one of them has each.
+ *
+ * Both ranks share the tokens of a sequence, each in its way. The steps that both keep repeat after a *period*, a
+ * multiple of either side's own, and in terms of our positions (plan/walk.h) they are a few *stretches* of it:
+ *
+ *   width 2, we are 0 of 2    |0 1 . . 4 5 . . 8 9 . .|      our positions    0 1 2 3 4 5
+ *   width 3, they 0 of 2      |0 1 2 . . . 6 7 8 . . .|      both keep        x x . . x .
+ *   both                       0 1             8              stretches        [0, 2), [4, 5) of 6
+ *
+ * Where one side keeps all steps there is one stretch, and it is the whole period where the other has no other steps.
+ * So the i-th common step is found by a division and a binary search, and nothing here grows with the sequence.
+ */
+#ifndef KVF_STAGE_KEPT_H
+#define KVF_STAGE_KEPT_H
+
+#include "base/base.h"
+#include "plan/walk.h"
+
+/** How often the shares of two ranks may alternate until they repeat. */
+#define KVF_KEPT_MAX_STRETCHES 4096u
+
+/** Neighbouring positions in a period, all of which are kept by both. */
+typedef struct kvf_kept_stretch {
+    uint64_t position; /* the first */
+    uint64_t before;   /* common steps of the period before it */
+} kvf_kept_stretch;
+
+typedef struct kvf_kept {
+    kvf_token_share own;       /* defaults filled in */
+    uint64_t positions, steps; /* of a period: our positions, and how many of them both keep; may be 0 */
+    kvf_kept_stretch *stretches;
+    uint32_t count;
+} kvf_kept;
+
+/**
+ * @param own, other  defaults filled in
+ * @return KVF_OK, KVF_E_LIMIT (they repeat too rarely), KVF_E_NOMEM
+ */
+kvf_status kvf_kept_make(kvf_token_share own, kvf_token_share other, kvf_kept *out);
+
+/** A zeroed one is accepted. */
+void kvf_kept_free(kvf_kept *kept);
+
+/** How many common steps lie at positions before this one. */
+uint64_t kvf_kept_before(const kvf_kept *kept, uint64_t position);
+
+/** How many common steps of the sequence come before `step`. */
+static inline uint64_t kvf_kept_number(const kvf_kept *kept, uint64_t step) {
+    const kvf_walk_side side = {1, kept->own};
+    return kvf_kept_before(kept, kvf_walk_position(&side, step));
+}
+
+/** Neighbours among positions. */
+typedef struct kvf_kept_place {
+    uint64_t position;
+    uint64_t steps; /* common ones from there on without another between; UINT64_MAX: all that follow */
+} kvf_kept_place;
+
+/** Where the i-th common step of the sequence is. There must be one. */
+kvf_kept_place kvf_kept_find(const kvf_kept *kept, uint64_t i);
+
+/**
+ * How many of `steps` common steps from the `first` on are at a position that is a multiple of `tokens`, with the one
+ * before them at the position before. So with 1: how many follow the one before them without a gap.
+ */
+uint64_t kvf_kept_edges(const kvf_kept *kept, uint64_t first, uint64_t steps, uint64_t tokens);
+
+/** The step at a position. */
+static inline uint64_t kvf_kept_step(const kvf_kept *kept, uint64_t position) {
+    const kvf_token_share *own = &kept->own;
+    return (position / own->width * own->count + own->index) * own->width + position % own->width;
+}
+
+#endif

@@ -1,0 +1,279 @@
+/*
+ * The side that lends slots of its arena: it holds the cells of a pull, and reads those of a push.
+ */
+#include "stage/flow.h"
+
+/* ---- being opened ---------------------------------------------------------------------------- */
+
+static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) {
+    kvf_stage *stage = flow->stage;
+    const kvf_model *model = kvf_shard_model(stage->shard);
+    kvf_selection *selection = NULL;
+    kvf_status status = kvf_selection_check(model, opening->items, opening->item_count, &selection);
+    if (!status)
+        status = kvf_shapes_use(&stage->shapes, selection, &flow->shape);
+    if (!status)
+        status = kvf_stream_create(flow->shape->map, opening->groups, opening->group_count, &flow->stream);
+    if (status)
+        return status;
+    flow->bytes = kvf_stream_bytes(flow->stream);
+    if (flow->bytes != opening->stream_bytes || flow->bytes == 0)
+        return kvf_fail(KVF_E_MISMATCH, "its stream has %llu bytes, ours %llu",
+                        (unsigned long long)opening->stream_bytes, (unsigned long long)flow->bytes);
+    if (kvf_stream_cut(flow->stream, 0, flow->slot_bytes) == 0)
+        return kvf_fail(KVF_E_RANGE, "it takes %u bytes in a slot: less than an element", flow->slot_bytes);
+    return KVF_OK;
+}
+
+static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
+    kvf_stage *stage = flow->stage;
+    if (opening->model != stage->model)
+        return kvf_fail(KVF_E_MISMATCH, "its model has other groups, layers or parts");
+    if (stage->options.permit &&
+        !stage->options.permit(stage->options.context, flow->peer->name, opening->direction))
+        return kvf_fail(KVF_E_PERMISSION, "it may not %s here",
+                        opening->direction == KVF_READ ? "read" : "write");
+    flow->direction = opening->direction;
+    flow->priority = opening->priority;
+    flow->window = opening->window < stage->options.window ? opening->window : stage->options.window;
+    flow->slot_bytes =
+        opening->slot_bytes < stage->arena.slot_bytes ? opening->slot_bytes : stage->arena.slot_bytes;
+    return make_stream(flow, opening);
+}
+
+static void finish_opening(kvf_stage_flow *flow) {
+    kvf_opening opening;
+    kvf_status status = kvf_stage_read_opening(flow->opening, flow->opening_bytes, &opening);
+    if (!status) {
+        status = accept(flow, &opening);
+        kvf_stage_free_opening(&opening);
+    }
+    if (status) {
+        kvf_stage_flow_blame(flow, status);
+        return;
+    }
+    kvf_free(flow->opening);
+    flow->opening = NULL;
+    flow->peer->incoming = NULL;
+    flow->open = true;
+    kvf_stage_flow_line_up(flow);
+}
+
+static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message) {
+    const uint32_t most = stage->options.flows;
+    if (peer->flows[0] >= 2 * most) {
+        kvf_stage_blame(stage, peer->name,
+                        kvf_fail(KVF_E_LIMIT, "flow %llu: %u flows of its are open; allowed %u",
+                                 (unsigned long long)message->flow, peer->flows[0], most));
+        return NULL;
+    }
+    kvf_stage_flow *flow = kvf_stage_flow_new(stage, peer, message->flow, false);
+    if (!flow) {
+        kvf_stage_blame(stage, peer->name, kvf_nomem("a flow"));
+        return NULL;
+    }
+    if (peer->flows[0] > most)
+        kvf_stage_flow_blame(
+            flow, kvf_fail(KVF_E_LIMIT, "%u flows of its are open; allowed %u", peer->flows[0] - 1, most));
+    else if (!(flow->opening = kvf_alloc(message->opening_bytes, 1)))
+        kvf_stage_flow_end(flow, kvf_nomem("the opening of a flow"));
+    else
+        peer->incoming = flow;
+    flow->opening_bytes = message->opening_bytes;
+    return flow;
+}
+
+/* The flow that a part belongs to, new where it is the first. */
+static kvf_stage_flow *flow_of_part(kvf_stage *stage, kvf_stage_peer *peer,
+                                    const kvf_stage_message *message) {
+    kvf_stage_flow *flow = kvf_stage_flow_find(stage, peer, message->flow, false);
+    unsigned long long id = message->flow;
+    if (message->at > 0) {
+        if (!flow)
+            kvf_stage_blame(
+                stage, peer->name,
+                kvf_fail(KVF_E_NOT_FOUND, "flow %llu: a part of an opening without the first", id));
+        return flow;
+    }
+    if (flow) {
+        kvf_stage_blame(stage, peer->name, kvf_fail(KVF_E_EXISTS, "flow %llu: opened a second time", id));
+        return NULL;
+    }
+    if (peer->incoming)
+        kvf_stage_flow_blame(peer->incoming,
+                             kvf_fail(KVF_E_PARSE, "%u bytes of its opening have come, and then another one",
+                                      peer->incoming->opening_at));
+    return begin(stage, peer, message);
+}
+
+void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message) {
+    kvf_stage_flow *flow = flow_of_part(stage, peer, message);
+    if (!flow || flow->ended)
+        return;
+    if (!flow->opening || message->at != flow->opening_at || message->opening_bytes != flow->opening_bytes) {
+        kvf_stage_flow_blame(flow, kvf_fail(KVF_E_PARSE, "part %u of an opening of %u; expected %u of %u",
+                                            message->at, message->opening_bytes, flow->opening_at,
+                                            flow->opening_bytes));
+        return;
+    }
+    flow->heard_ns = kvf_now(stage->clock);
+    memcpy(flow->opening + message->at, message->part, message->part_bytes);
+    flow->opening_at += (uint32_t)message->part_bytes;
+    if (flow->opening_at == flow->opening_bytes)
+        finish_opening(flow);
+}
+
+/* ---- lending --------------------------------------------------------------------------------- */
+
+static uint32_t credits_in_use(const kvf_stage_flow *flow) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        count += flow->credits[i].state != KVF_CREDIT_NONE;
+    return count;
+}
+
+/* A slot that the peer will have, in a credit that is free. */
+static kvf_credit *take_slot(kvf_stage_flow *flow) {
+    if (credits_in_use(flow) >= flow->window)
+        return NULL;
+    kvf_slot *slot = kvf_arena_lend(&flow->stage->arena, &flow->peer->share);
+    if (!slot)
+        return NULL;
+    kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_NONE);
+    credit->own = slot;
+    credit->note = (kvf_slot_note){slot->number, slot->generation, {0, 0}};
+    credit->state = KVF_CREDIT_TO_LEND;
+    return credit;
+}
+
+/* Pull: the next bytes into a slot. */
+static bool lend_full(kvf_stage_flow *flow) {
+    kvf_credit *credit = flow->next < flow->bytes ? take_slot(flow) : NULL;
+    if (!credit)
+        return false;
+    uint64_t length = kvf_stream_cut(flow->stream, flow->next, flow->slot_bytes);
+    credit->note.bytes = (kvf_byte_range){flow->next, flow->next + length};
+    flow->next += length;
+    kvf_status status = kvf_stage_flow_gather(flow, credit->note.bytes, credit->own->memory);
+    if (status)
+        kvf_stage_flow_end(flow, status);
+    return true;
+}
+
+/* Push: as many empty slots as the rest needs. */
+static bool lend_empty(kvf_stage_flow *flow) {
+    uint64_t lent = 0;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        lent += flow->credits[i].state == KVF_CREDIT_LENT || flow->credits[i].state == KVF_CREDIT_TO_LEND;
+    return lent * flow->slot_bytes < flow->bytes - flow->next && take_slot(flow);
+}
+
+/* Push: what came back full goes where it belongs. */
+static bool take_in(kvf_stage_flow *flow) {
+    kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_BACK);
+    if (!credit)
+        return false;
+    kvf_status status = kvf_stage_flow_scatter(flow, credit->note.bytes, credit->own->memory);
+    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
+    kvf_credit_give(credit, KVF_CREDIT_NONE);
+    if (status || flow->done == flow->bytes)
+        kvf_stage_flow_end(flow, status);
+    return true;
+}
+
+bool kvf_lender_step(kvf_stage_flow *flow) {
+    if (flow->ended || !flow->open)
+        return false;
+    if (flow->direction == KVF_READ)
+        return lend_full(flow);
+    bool did = false;
+    while (lend_empty(flow))
+        did = true;
+    return take_in(flow) || did;
+}
+
+void kvf_lender_talk(kvf_stage_flow *flow) {
+    if (flow->open && !flow->ended && !flow->accepted) {
+        const kvf_stage *stage = flow->stage;
+        kvf_stage_message message = {.word = KVF_STAGE_ACCEPT,
+                                     .region = stage->region,
+                                     .slot_bytes = stage->arena.slot_bytes,
+                                     .slot_count = stage->arena.slot_count,
+                                     .stream_bytes = flow->bytes};
+        flow->accepted = kvf_stage_flow_say(flow, &message);
+    }
+    if (flow->accepted && !flow->ended)
+        kvf_stage_flow_say_slots(flow, KVF_STAGE_LEND, KVF_CREDIT_TO_LEND, KVF_CREDIT_LENT);
+    kvf_stage_flow_say_end(flow);
+}
+
+/* ---- hearing --------------------------------------------------------------------------------- */
+
+static kvf_status find_lent(kvf_stage_flow *flow, const kvf_slot_note *note, kvf_credit **out) {
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
+        kvf_credit *credit = &flow->credits[i];
+        if (credit->state != KVF_CREDIT_LENT || credit->note.slot != note->slot)
+            continue;
+        *out = credit;
+        return credit->note.generation == note->generation
+                   ? KVF_OK
+                   : kvf_fail(KVF_E_INVALID, "it returned slot %u of generation %u, which is at %u",
+                              note->slot, note->generation, credit->note.generation);
+    }
+    return kvf_fail(KVF_E_INVALID, "it returned slot %u of generation %u, which it does not have", note->slot,
+                    note->generation);
+}
+
+/* Pull: it has read the slot. */
+static kvf_status come_back_empty(kvf_stage_flow *flow, kvf_credit *credit, const kvf_slot_note *note) {
+    if (note->bytes.end > 0)
+        return kvf_fail(KVF_E_INVALID, "it returned slot %u with bytes, of a pull", note->slot);
+    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
+    kvf_credit_give(credit, KVF_CREDIT_NONE);
+    if (flow->done == flow->bytes)
+        kvf_stage_flow_end(flow, KVF_OK);
+    return KVF_OK;
+}
+
+static kvf_status come_back_full(kvf_stage_flow *flow, kvf_credit *credit, const kvf_slot_note *note) {
+    kvf_status status = kvf_stage_flow_check_bytes(flow, note->bytes, flow->stage->arena.slot_bytes);
+    if (status)
+        return status;
+    credit->note.bytes = note->bytes;
+    credit->state = KVF_CREDIT_BACK;
+    flow->next = note->bytes.end;
+    return KVF_OK;
+}
+
+static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
+    kvf_credit *credit = NULL;
+    kvf_status status = find_lent(flow, note, &credit);
+    if (!status && flow->ended)
+        kvf_credit_give(credit, KVF_CREDIT_NONE);
+    else if (!status)
+        status = flow->direction == KVF_READ ? come_back_empty(flow, credit, note)
+                                             : come_back_full(flow, credit, note);
+    if (status && !flow->ended)
+        kvf_stage_flow_blame(flow, status);
+}
+
+static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    unsigned long long bytes = flow->bytes, got = flow->direction == KVF_READ ? flow->told : flow->done;
+    if (!flow->ended && message->status)
+        kvf_stage_flow_end(flow, kvf_fail(message->status, "%s: %s", flow->peer->name, message->sentence));
+    else if (!flow->ended && flow->open && flow->direction == KVF_READ && got == bytes)
+        kvf_stage_flow_end(flow, KVF_OK); /* with it the last slots come back */
+    else if (!flow->ended)
+        kvf_stage_flow_blame(flow,
+                             kvf_fail(KVF_E_INVALID, "it ended well after %llu of %llu bytes", got, bytes));
+    kvf_stage_flow_hear_end(flow);
+}
+
+void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    flow->heard_ns = kvf_now(flow->stage->clock);
+    if (message->word == KVF_STAGE_END)
+        hear_end(flow, message);
+    else
+        for (uint32_t i = 0; i < message->slot_count_named; i++)
+            hear_return(flow, &message->slots[i]);
+}

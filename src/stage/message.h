@@ -1,0 +1,112 @@
+/*
+ * What two stages say to each other, as bytes of one notification each. docs/protocol.md has them as tables.
+ *
+ * The rank that opens a flow is its *mover*: its operations move the bytes, reading (a pull) or writing (a push). The
+ * other rank is the *lender*: it lends slots of its arena. In a pull slots are lent full and come back empty, in a
+ * push they are lent empty and come back full.
+ *
+ *     mover     OPEN (in parts)          RETURN ..               END
+ *     lender                   ACCEPT            LEND ..               END
+ */
+#ifndef KVF_STAGE_MESSAGE_H
+#define KVF_STAGE_MESSAGE_H
+
+#include <kvferry/transport.h>
+
+#include "stage/stream.h"
+
+#define KVF_STAGE_VERSION 1u
+#define KVF_STAGE_MESSAGE_MAX 4096u
+#define KVF_STAGE_SLOTS_MAX 16u      /**< of one LEND or RETURN */
+#define KVF_STAGE_SENTENCE_MAX 1024u /**< bytes of an END's */
+
+typedef enum kvf_stage_word {
+    KVF_STAGE_OPEN = 1,
+    KVF_STAGE_ACCEPT = 2,
+    KVF_STAGE_LEND = 3,
+    KVF_STAGE_RETURN = 4,
+    KVF_STAGE_END = 5,
+} kvf_stage_word;
+
+/** A slot of the lender's, and the bytes of the stream that are in it; none: begin and end are 0. */
+typedef struct kvf_slot_note {
+    uint32_t slot;
+    uint32_t generation;
+    kvf_byte_range bytes;
+} kvf_slot_note;
+
+typedef struct kvf_stage_message {
+    kvf_stage_word word;
+    uint64_t flow;
+    /* OPEN: bytes [at, at + part_bytes) of an opening of so many */
+    uint32_t opening_bytes, at;
+    const unsigned char *part;
+    size_t part_bytes;
+    /* ACCEPT: where slots are, and the bytes of the stream */
+    uint32_t region, slot_bytes, slot_count;
+    uint64_t stream_bytes;
+    /* LEND, RETURN */
+    uint32_t slot_count_named;
+    kvf_slot_note slots[KVF_STAGE_SLOTS_MAX];
+    /* END */
+    bool by_lender;
+    kvf_status status;
+    char sentence[KVF_STAGE_SENTENCE_MAX];
+} kvf_stage_message;
+
+/** Whether a notification is of a stage, of whatever version, well formed or not. */
+bool kvf_stage_is_message(const void *data, size_t bytes);
+
+/**
+ * Reads one. `out->part` points into the data.
+ *
+ * @return KVF_OK, KVF_E_UNSUPPORTED (of another version), KVF_E_PARSE (the detail names what is wrong)
+ */
+kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_message *out);
+
+/** Writes one and returns its bytes. The part of an OPEN and the sentence of an END are cut to fit; of the former, see
+ * kvf_stage_part_max(). */
+size_t kvf_stage_write_message(const kvf_stage_message *message, unsigned char out[KVF_STAGE_MESSAGE_MAX]);
+
+/** The most bytes of an opening that one OPEN brings. */
+size_t kvf_stage_part_max(void);
+
+/* ---- the opening ----------------------------------------------------------------------------- */
+
+#define KVF_STAGE_OPENING_MAX (8u << 20) /**< bytes: two million blocks */
+
+/** What a mover asks for. */
+typedef struct kvf_opening {
+    kvf_direction direction; /**< KVF_READ: the mover reads */
+    uint32_t priority;
+    uint32_t window;       /**< the most slots it wants lent at once */
+    uint32_t slot_bytes;   /**< the most bytes that it takes in one */
+    uint64_t stream_bytes; /**< as the mover works them out */
+    uint64_t model;        /**< kvf_stage_model_sum() of its model */
+    const kvf_stream_item *items;
+    uint32_t item_count;
+    const kvf_group_steps *groups; /**< with the lender's blocks */
+    uint32_t group_count;
+} kvf_opening;
+
+/** A sum over what a model's elements are; equal models have equal sums. */
+uint64_t kvf_stage_model_sum(const kvf_model *model);
+
+/**
+ * @param out  receives bytes owned by the caller, see kvf_free()
+ * @return KVF_OK, KVF_E_LIMIT (more than KVF_STAGE_OPENING_MAX), KVF_E_NOMEM
+ */
+kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **out, size_t *bytes);
+
+/**
+ * Reads an opening in place: block ids are taken as they lie.
+ *
+ * @param data  changed; must live as long as what was read. Aligned as malloc()'s
+ * @return KVF_OK, KVF_E_PARSE, KVF_E_NOMEM; `out` is then freed already
+ */
+kvf_status kvf_stage_read_opening(unsigned char *data, size_t bytes, kvf_opening *out);
+
+/** Frees what kvf_stage_read_opening() made. */
+void kvf_stage_free_opening(kvf_opening *opening);
+
+#endif

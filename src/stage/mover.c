@@ -1,0 +1,273 @@
+/*
+ * The side that opens a flow and whose operations move the bytes: it reads the cells of a pull, and holds those of a
+ * push.
+ */
+#include "stage/flow.h"
+
+#include "transport/transport.h"
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static kvf_status write_opening(kvf_stage_flow *flow, const kvf_group_steps *theirs, uint32_t group_count) {
+    const kvf_stage *stage = flow->stage;
+    kvf_opening opening = {.direction = flow->direction,
+                           .priority = flow->priority,
+                           .window = flow->window,
+                           .slot_bytes = stage->arena.slot_bytes,
+                           .stream_bytes = flow->bytes,
+                           .model = stage->model,
+                           .items = flow->shape->selection->items,
+                           .item_count = flow->shape->selection->item_count,
+                           .groups = theirs,
+                           .group_count = group_count};
+    size_t bytes = 0;
+    kvf_status status = kvf_stage_write_opening(&opening, &flow->opening, &bytes);
+    flow->opening_bytes = (uint32_t)bytes;
+    return status;
+}
+
+kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flow_wish *wish,
+                           kvf_stage_flow **out) {
+    kvf_stage_flow *flow = kvf_stage_flow_new(stage, peer, stage->last_flow + 1, true);
+    if (!flow) {
+        kvf_shapes_leave(wish->shape);
+        return kvf_nomem("a flow");
+    }
+    stage->last_flow++;
+    flow->direction = wish->direction;
+    flow->priority = wish->priority;
+    flow->window = stage->options.window;
+    flow->shape = wish->shape;
+    kvf_status status = kvf_stream_create(flow->shape->map, wish->ours, wish->group_count, &flow->stream);
+    if (!status) {
+        flow->bytes = kvf_stream_bytes(flow->stream);
+        status = write_opening(flow, wish->theirs, wish->group_count);
+    }
+    if (status) {
+        kvf_stage_flow_end(flow, status);
+        kvf_stage_flow_free(flow);
+        return status;
+    }
+    flow->owned = true;
+    kvf_stage_flow_line_up(flow);
+    *out = flow;
+    return KVF_OK;
+}
+
+/* One opening at a time goes to a peer, and so many flows as both may have. */
+static bool may_open(kvf_stage_flow *flow) {
+    kvf_stage_peer *peer = flow->peer;
+    if (flow->began_ns > 0)
+        return peer->outgoing == flow;
+    if (peer->outgoing || peer->flows[1] >= flow->stage->options.flows)
+        return false;
+    peer->outgoing = flow;
+    peer->flows[1]++;
+    flow->began_ns = flow->heard_ns = kvf_now(flow->stage->clock);
+    return true;
+}
+
+static void say_open(kvf_stage_flow *flow) {
+    while (flow->opening && may_open(flow)) {
+        kvf_stage_message message = {.word = KVF_STAGE_OPEN,
+                                     .opening_bytes = flow->opening_bytes,
+                                     .at = flow->opening_at,
+                                     .part = flow->opening + flow->opening_at};
+        message.part_bytes = kvf_min_u64(flow->opening_bytes - flow->opening_at, kvf_stage_part_max());
+        if (!kvf_stage_flow_say(flow, &message))
+            return;
+        flow->opening_at += (uint32_t)message.part_bytes;
+        if (flow->opening_at == flow->opening_bytes) {
+            kvf_free(flow->opening);
+            flow->opening = NULL;
+            flow->peer->outgoing = NULL;
+        }
+    }
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    (void)operation;
+    kvf_credit *credit = context;
+    kvf_stage_flow *flow = credit->flow;
+    kvf_stage *stage = flow->stage;
+    flow->moving--;
+    stage->moving--;
+    flow->heard_ns = kvf_now(stage->clock);
+    if (status || flow->ended)
+        kvf_credit_give(credit, KVF_CREDIT_NONE);
+    else if (flow->direction == KVF_WRITE)
+        kvf_credit_give(credit, KVF_CREDIT_TO_RETURN);
+    else
+        credit->state = KVF_CREDIT_MOVED;
+    if (status && !flow->ended)
+        kvf_stage_flow_end(flow, kvf_fail(status, "%s", detail));
+    if (stage->closed)
+        kvf_stage_release(stage);
+}
+
+/* Between the lender's slot and one of ours, in one operation. */
+static bool submit(kvf_stage_flow *flow, kvf_credit *credit) {
+    kvf_stage *stage = flow->stage;
+    credit->run = (kvf_run){.local_offset = kvf_slot_offset(&stage->arena, credit->own->number),
+                            .remote_offset = (uint64_t)credit->note.slot * flow->slot_bytes,
+                            .bytes = credit->note.bytes.end - credit->note.bytes.begin,
+                            .local_region = stage->region,
+                            .remote_region = flow->region};
+    kvf_status status = kvf_transport_submit(flow->peer->peer, flow->direction, &credit->run, 1, on_done,
+                                             credit, &credit->operation);
+    if (status) {
+        kvf_stage_flow_end(flow, status);
+        return false;
+    }
+    credit->state = KVF_CREDIT_MOVING;
+    flow->moving++;
+    stage->moving++;
+    return true;
+}
+
+/* Pull: reads begin as soon as a slot of ours is free. */
+static bool read_slots(kvf_stage_flow *flow) {
+    bool did = false;
+    kvf_credit *credit;
+    while (!flow->ended && (credit = kvf_stage_flow_credit(flow, KVF_CREDIT_HERE)) &&
+           (credit->own = kvf_arena_take(&flow->stage->arena)))
+        did = submit(flow, credit) || did;
+    return did;
+}
+
+static bool scatter_slot(kvf_stage_flow *flow) {
+    kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_MOVED);
+    if (!credit)
+        return false;
+    kvf_status status = kvf_stage_flow_scatter(flow, credit->note.bytes, credit->own->memory);
+    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
+    kvf_credit_give(credit, KVF_CREDIT_TO_RETURN);
+    if (status || flow->done == flow->bytes)
+        kvf_stage_flow_end(flow, status);
+    return true;
+}
+
+/* Push: the next bytes, through a slot of ours, into one of the lender's. */
+static bool write_slot(kvf_stage_flow *flow) {
+    kvf_arena *arena = &flow->stage->arena;
+    kvf_credit *credit = flow->next < flow->bytes ? kvf_stage_flow_credit(flow, KVF_CREDIT_HERE) : NULL;
+    if (!credit || !(credit->own = kvf_arena_take(arena)))
+        return false;
+    uint64_t most = kvf_min_u64(arena->slot_bytes, flow->slot_bytes);
+    uint64_t length = kvf_stream_cut(flow->stream, flow->next, most);
+    credit->note.bytes = (kvf_byte_range){flow->next, flow->next + length};
+    flow->next += length;
+    kvf_status status = kvf_stage_flow_gather(flow, credit->note.bytes, credit->own->memory);
+    if (status)
+        kvf_stage_flow_end(flow, status);
+    else
+        (void)submit(flow, credit);
+    return true;
+}
+
+bool kvf_mover_step(kvf_stage_flow *flow) {
+    if (flow->ended || !flow->open)
+        return false;
+    if (flow->direction == KVF_WRITE)
+        return write_slot(flow);
+    bool did = read_slots(flow);
+    return (!flow->ended && scatter_slot(flow)) || did;
+}
+
+void kvf_mover_talk(kvf_stage_flow *flow) {
+    if (!flow->ended)
+        say_open(flow);
+    if (!flow->ended)
+        kvf_stage_flow_say_slots(flow, KVF_STAGE_RETURN, KVF_CREDIT_TO_RETURN, KVF_CREDIT_NONE);
+    kvf_stage_flow_say_end(flow);
+}
+
+/* ---- hearing --------------------------------------------------------------------------------- */
+
+static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    uint32_t count;
+    const uint64_t *regions = kvf_peer_region_bytes(flow->peer->peer, &count);
+    uint64_t there = message->region < count ? regions[message->region] : 0;
+    if (flow->open || flow->opening)
+        return kvf_fail(KVF_E_INVALID, "it accepted what it %s",
+                        flow->open ? "had accepted" : "cannot know yet");
+    if (message->slot_bytes == 0 || message->slot_count == 0 ||
+        (uint64_t)message->slot_bytes * message->slot_count > there)
+        return kvf_fail(KVF_E_RANGE, "its arena: %u slots of %u bytes in region %u, which has %llu bytes",
+                        message->slot_count, message->slot_bytes, message->region, (unsigned long long)there);
+    if (message->stream_bytes != flow->bytes)
+        return kvf_fail(KVF_E_MISMATCH, "its stream has %llu bytes, ours %llu",
+                        (unsigned long long)message->stream_bytes, (unsigned long long)flow->bytes);
+    if (flow->direction == KVF_WRITE && kvf_stream_cut(flow->stream, 0, message->slot_bytes) == 0)
+        return kvf_fail(KVF_E_RANGE, "its slots have %u bytes: less than an element", message->slot_bytes);
+    flow->region = message->region;
+    flow->slot_bytes = message->slot_bytes;
+    flow->slot_count = message->slot_count;
+    flow->open = true;
+    return KVF_OK;
+}
+
+static kvf_status check_lent(const kvf_stage_flow *flow, const kvf_slot_note *note) {
+    uint32_t have = 0;
+    if (!flow->open || note->slot >= flow->slot_count)
+        return kvf_fail(KVF_E_RANGE, "it lends slot %u; its arena has %u", note->slot,
+                        flow->open ? flow->slot_count : 0);
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
+        const kvf_credit *credit = &flow->credits[i];
+        have += credit->state != KVF_CREDIT_NONE;
+        if (credit->state != KVF_CREDIT_NONE && credit->note.slot == note->slot)
+            return kvf_fail(KVF_E_INVALID, "it lends slot %u a second time", note->slot);
+    }
+    if (have >= flow->window)
+        return kvf_fail(KVF_E_LIMIT, "it lends more than %u slots at once", flow->window);
+    if (flow->direction == KVF_WRITE)
+        return note->bytes.end == 0
+                   ? KVF_OK
+                   : kvf_fail(KVF_E_INVALID, "it lends slot %u with bytes, of a push", note->slot);
+    return kvf_stage_flow_check_bytes(flow, note->bytes,
+                                      kvf_min_u64(flow->slot_bytes, flow->stage->arena.slot_bytes));
+}
+
+static kvf_status hear_lent(kvf_stage_flow *flow, const kvf_slot_note *note) {
+    kvf_status status = check_lent(flow, note);
+    if (status)
+        return status;
+    kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_NONE);
+    credit->note = *note;
+    credit->state = KVF_CREDIT_HERE;
+    if (flow->direction == KVF_READ)
+        flow->next = note->bytes.end;
+    return KVF_OK;
+}
+
+static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    if (!flow->ended && message->status)
+        kvf_stage_flow_end(flow, kvf_fail(message->status, "%s: %s", flow->peer->name, message->sentence));
+    else if (!flow->ended && flow->direction == KVF_WRITE && flow->told == flow->bytes)
+        kvf_stage_flow_end(flow, KVF_OK);
+    else if (!flow->ended)
+        kvf_stage_flow_blame(flow,
+                             kvf_fail(KVF_E_INVALID, "it ended well before all of %llu bytes have moved",
+                                      (unsigned long long)flow->bytes));
+    kvf_stage_flow_hear_end(flow);
+}
+
+void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    kvf_status status = KVF_OK;
+    flow->heard_ns = kvf_now(flow->stage->clock);
+    if (message->word == KVF_STAGE_END) {
+        hear_end(flow, message);
+        return;
+    }
+    if (flow->ended)
+        return; /* it was on its way */
+    if (message->word == KVF_STAGE_ACCEPT)
+        status = hear_accept(flow, message);
+    else
+        for (uint32_t i = 0; i < message->slot_count_named && !status; i++)
+            status = hear_lent(flow, &message->slots[i]);
+    if (status)
+        kvf_stage_flow_blame(flow, status);
+}

@@ -1,0 +1,71 @@
+/*
+ * How many bytes and pieces a stream has, without walking it.
+ *
+ * Pieces stand in the order of row, unit and piece. Between two that follow each other one of these indices goes up by
+ * one and those inside it begin anew, so whether they touch depends on which it is: a placement has four such edges at
+ * most, and what is counted is how often each comes.
+ */
+#include "model/model.h"
+#include "stage/inside.h"
+
+/* How often steps of a group follow each other, in the same kernel block and from one to the next of a logical block. */
+typedef struct step_edges {
+    uint64_t steps, in_kernel_block, between_kernel_blocks;
+} step_edges;
+
+static step_edges count_steps(const kvf_stream_map *map, uint32_t group, uint64_t end) {
+    const kvf_kept *kept = &map->kept[group];
+    const kvf_group_shard_desc *held = &map->shard->groups[group];
+    step_edges edges = {.steps = 0};
+    if (kept->steps == 0)
+        return edges;
+    const uint64_t begin = kvf_first_moved(kvf_model_group(map->shard->model, group), 0, end);
+    const uint64_t first = kvf_kept_number(kept, begin);
+    edges.steps = kvf_kept_number(kept, end) - first;
+    const uint64_t kernel_edges =
+        kvf_kept_edges(kept, first, edges.steps, held->tokens_per_block / held->kernel_blocks_per_block);
+    edges.in_kernel_block = kvf_kept_edges(kept, first, edges.steps, 1) - kernel_edges;
+    edges.between_kernel_blocks =
+        kernel_edges - kvf_kept_edges(kept, first, edges.steps, held->tokens_per_block);
+    return edges;
+}
+
+static uint64_t count_pieces(const kvf_stream_map *map, const kvf_lane *lane, const step_edges *edges) {
+    const kvf_stream_item *item = &map->selection->items[lane->item];
+    const kvf_item_shape *shape = &map->shapes[lane->item];
+    const kvf_placement *placement = kvf_lane_placement(map, lane);
+    const kvf_part_desc *part = &kvf_model_group(map->shard->model, item->group)->parts[item->part];
+    const uint64_t piece = kvf_piece_bytes(part, placement), pieces = placement->pieces;
+    const uint64_t block_rows = kvf_kernel_rows(&map->shard->groups[item->group], part);
+    /* From the first byte of the first piece to the last of the last one: of a cell, a row, a kernel block. */
+    const uint64_t cell = (pieces - 1) * placement->piece_stride + piece;
+    const uint64_t row = (shape->units - 1) * placement->unit_stride + cell;
+    const uint64_t block = (block_rows - 1) * placement->row_stride + row;
+    const uint64_t rows = edges->steps * shape->rows_per_step;
+    uint64_t count = rows * shape->units * pieces;
+    if (placement->piece_stride == piece)
+        count -= rows * shape->units * (pieces - 1);
+    if (placement->unit_stride == cell)
+        count -= rows * (shape->units - 1);
+    if (placement->row_stride == row)
+        count -= edges->steps * (shape->rows_per_step - 1) + edges->in_kernel_block;
+    if (placement->block_stride == block)
+        count -= edges->between_kernel_blocks;
+    return count;
+}
+
+kvf_stream_size kvf_stream_map_size(const kvf_stream_map *map, const uint64_t *steps) {
+    kvf_stream_size size = {0, 0};
+    step_edges edges = {.steps = 0};
+    for (uint32_t i = 0; i < map->selection->item_count; i++) { /* ascending by group */
+        const kvf_stream_item *item = &map->selection->items[i];
+        const kvf_item_shape *shape = &map->shapes[i];
+        if (i == 0 || item->group != item[-1].group)
+            edges = count_steps(map, item->group, steps[item->group]);
+        size.bytes +=
+            edges.steps * shape->step_atoms * shape->stream_atom * (item->layers.end - item->layers.begin);
+        for (uint32_t layer = item->layers.begin; layer < item->layers.end; layer++)
+            size.pieces += count_pieces(map, &(kvf_lane){.item = i, .group_layer = layer}, &edges);
+    }
+    return size;
+}

@@ -1,0 +1,367 @@
+/*
+ * What users call of a stage, but for moves: opening it, who its peers are, messages, turns, and time.
+ */
+#include <sys/random.h>
+
+#include "stage/cost.h"
+#include "stage/flow.h"
+#include "transport/transport.h"
+
+#define ARENA_BYTES (64u << 20)
+#define SLOT_BYTES_LEAST 4096u
+#define SLOT_BYTES_MOST (1u << 20)
+#define WINDOW 8u
+#define FLOWS 64u
+#define SECOND UINT64_C(1000000000)
+#define COPIED_BYTES (1u << 20) /* of one kvf_stage_progress(): meanwhile nobody progresses the transport */
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static kvf_status take_options(kvf_stage_options *options, const kvf_stage_options *given) {
+    kvf_status status = kvf_take_options(options, sizeof *options, given, "stage options");
+    if (status)
+        return status;
+    if (options->reserved)
+        return kvf_fail(KVF_E_INVALID, "stage options: reserved is %u; it must be 0", options->reserved);
+    options->arena_bytes = options->arena_bytes ? options->arena_bytes : ARENA_BYTES;
+    options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
+    options->window = options->window ? options->window : WINDOW;
+    options->flows = options->flows ? options->flows : FLOWS;
+    options->stall_ns = options->stall_ns ? options->stall_ns : 30 * SECOND;
+    options->doubt_ns = options->doubt_ns ? options->doubt_ns : 30 * SECOND;
+    const uint32_t slot = options->slot_bytes;
+    if (slot < SLOT_BYTES_LEAST || slot > SLOT_BYTES_MOST || (slot & (slot - 1)))
+        return kvf_fail(KVF_E_INVALID, "stage options: slot_bytes is %u; allowed are powers of two, %u to %u",
+                        slot, SLOT_BYTES_LEAST, SLOT_BYTES_MOST);
+    if (options->arena_bytes / slot < 4 || options->arena_bytes / slot > UINT32_MAX)
+        return kvf_fail(KVF_E_INVALID,
+                        "stage options: arena_bytes is %llu; allowed are 4 slots of %u and more",
+                        (unsigned long long)options->arena_bytes, slot);
+    if (options->window > KVF_WINDOW_MAX)
+        return kvf_fail(KVF_E_INVALID, "stage options: window is %u; allowed 0 to %u", options->window,
+                        KVF_WINDOW_MAX);
+    return KVF_OK;
+}
+
+static kvf_status open_arena(kvf_stage *stage) {
+    kvf_memory memory = {.struct_size = sizeof memory};
+    const uint32_t slot = stage->options.slot_bytes;
+    uint32_t slots = (uint32_t)(stage->options.arena_bytes / slot);
+    memory.bytes = (uint64_t)slots * slot;
+    kvf_status status =
+        kvf_transport_allocate(stage->transport, memory.kind, 0, memory.bytes, &memory.address);
+    if (!status)
+        status = kvf_arena_open(&stage->arena, memory.address, slots, slot);
+    if (!status)
+        status = kvf_transport_register_region(stage->transport, stage->region, &memory);
+    return status;
+}
+
+kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard, const kvf_stage_options *options,
+                          kvf_stage **out) {
+    return kvf_stage_open_at(transport, shard, options, &kvf_monotonic, out);
+}
+
+kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
+                             const kvf_stage_options *options, const kvf_clock *clock, kvf_stage **out) {
+    if (!transport || !shard || !out)
+        return kvf_fail(KVF_E_INVALID, "stage: %s is NULL",
+                        !transport ? "transport"
+                        : !shard   ? "shard"
+                                   : "out");
+    kvf_stage *stage = kvf_alloc0(1, sizeof *stage);
+    if (!stage)
+        return kvf_nomem("a stage");
+    stage->transport = transport;
+    stage->shard = stage->shapes.shard = shard;
+    stage->clock = clock;
+    (void)kvf_transport_regions(transport, &stage->region);
+    stage->model = kvf_stage_model_sum(kvf_shard_model(shard));
+    /* Numbers of flows are never used again, not by the process that comes after this one either. */
+    if (getrandom(&stage->last_flow, sizeof stage->last_flow, 0) != sizeof stage->last_flow)
+        stage->last_flow = kvf_now(clock);
+    stage->last_flow >>= 1;
+    kvf_status status = take_options(&stage->options, options);
+    if (!status)
+        status = kvf_stage_check_memory(stage);
+    if (!status)
+        status = open_arena(stage);
+    if (status) {
+        kvf_arena_close(&stage->arena);
+        kvf_free(stage);
+        return status;
+    }
+    *out = stage;
+    return KVF_OK;
+}
+
+/* ---- closing --------------------------------------------------------------------------------- */
+
+static void free_peer(kvf_stage *stage, kvf_stage_peer *peer) {
+    KVF_LIST_REMOVE(stage->peers, peer);
+    kvf_free(peer->name);
+    kvf_free(peer);
+}
+
+static void free_flows(kvf_stage *stage) {
+    for (kvf_stage_flow *flow = stage->first, *following; flow; flow = following) {
+        following = flow->following;
+        if (kvf_stage_flow_is_over(flow))
+            kvf_stage_flow_free(flow);
+    }
+}
+
+void kvf_stage_release(kvf_stage *stage) {
+    free_flows(stage);
+    if (stage->first || stage->moving > 0)
+        return;
+    while (stage->peers)
+        free_peer(stage, stage->peers);
+    kvf_shapes_free(&stage->shapes);
+    kvf_arena_close(&stage->arena);
+    kvf_free(stage);
+}
+
+void kvf_stage_close(kvf_stage *stage) {
+    if (!stage)
+        return;
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
+        kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "the stage was closed"));
+        flow->end_sent = true;
+        kvf_stage_flow_hear_end(flow); /* nobody uses the arena again */
+    }
+    stage->closed = true;
+    kvf_stage_release(stage);
+}
+
+/* ---- peers ----------------------------------------------------------------------------------- */
+
+static kvf_stage_peer *find_name(const kvf_stage *stage, const char *name) {
+    kvf_stage_peer *peer = stage->peers;
+    while (peer && strcmp(peer->name, name) != 0)
+        peer = peer->following;
+    return peer;
+}
+
+kvf_stage_peer *kvf_stage_find_peer(const kvf_stage *stage, const kvf_peer *peer) {
+    kvf_stage_peer *found = stage->peers;
+    while (found && found->peer != peer)
+        found = found->following;
+    return found;
+}
+
+kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
+    if (!stage || !peer || kvf_peer_transport(peer) != stage->transport)
+        return kvf_fail(KVF_E_INVALID, "join: %s",
+                        !stage  ? "stage is NULL"
+                        : !peer ? "peer is NULL"
+                                : "the peer is of another transport");
+    const char *name = kvf_peer_name(peer);
+    kvf_stage_peer *joined = find_name(stage, name);
+    if (joined && joined->peer)
+        return kvf_fail(KVF_E_EXISTS, "join: a peer named %s has joined", name);
+    if (!joined) {
+        joined = kvf_alloc0(1, sizeof *joined);
+        if (!joined || !(joined->name = kvf_strdup(name))) {
+            kvf_free(joined);
+            return kvf_nomem("a peer of a stage");
+        }
+        KVF_LIST_ADD(stage->peers, joined);
+    }
+    joined->peer = peer; /* slots that one of this name may still touch count against its share */
+    kvf_cost_assume(&joined->cost, kvf_peer_kind(peer), stage->arena.slot_bytes);
+    return KVF_OK;
+}
+
+/* The peer says nothing more, and hears nothing. */
+static void part_from(kvf_stage_flow *flow) {
+    const kvf_stage *stage = flow->stage;
+    kvf_stage_flow_end(flow, kvf_fail(KVF_E_PEER_LOST, "%s has left", flow->peer->name));
+    flow->end_sent = true;
+    bool doubt = false;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        doubt = doubt || flow->credits[i].state == KVF_CREDIT_LENT;
+    if (doubt)
+        flow->doubt_ends = kvf_now(stage->clock) + stage->options.doubt_ns;
+    else
+        kvf_stage_flow_hear_end(flow);
+}
+
+void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
+    kvf_stage_peer *left = stage && peer ? kvf_stage_find_peer(stage, peer) : NULL;
+    if (!left)
+        return;
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        if (flow->peer == left && !flow->doubt_ends)
+            part_from(flow);
+    left->peer = NULL;
+}
+
+void kvf_stage_quiet(kvf_stage *stage, const char *name) {
+    kvf_stage_peer *peer = stage && name ? find_name(stage, name) : NULL;
+    for (kvf_stage_flow *flow = peer ? stage->first : NULL; flow; flow = flow->following)
+        if (flow->peer == peer && flow->doubt_ends)
+            kvf_stage_flow_hear_end(flow);
+}
+
+void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer) {
+    const kvf_stage_peer *stopped = stage && peer ? kvf_stage_find_peer(stage, peer) : NULL;
+    for (kvf_stage_flow *flow = stopped ? stage->first : NULL; flow; flow = flow->following)
+        if (flow->peer == stopped && !flow->mover)
+            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "it was stopped here"));
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static bool is_from_lender(const kvf_stage_message *message) {
+    return message->word == KVF_STAGE_ACCEPT || message->word == KVF_STAGE_LEND ||
+           (message->word == KVF_STAGE_END && message->by_lender);
+}
+
+static void hear(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message) {
+    if (message->word == KVF_STAGE_OPEN) {
+        kvf_lender_hear_open(stage, peer, message);
+        return;
+    }
+    bool mover = is_from_lender(message);
+    kvf_stage_flow *flow = kvf_stage_flow_find(stage, peer, message->flow, mover);
+    if (!flow || flow->end_heard || (mover && flow->began_ns == 0))
+        kvf_stage_blame(stage, peer->name,
+                        kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d about flow %llu, which there is not",
+                                 (int)message->word, (unsigned long long)message->flow));
+    else if (mover)
+        kvf_mover_hear(flow, message);
+    else
+        kvf_lender_hear(flow, message);
+}
+
+bool kvf_stage_notice(kvf_stage *stage, const char *sender, const void *data, size_t bytes) {
+    if (!stage || stage->closed || !sender || !data || !kvf_stage_is_message(data, bytes))
+        return false;
+    kvf_stage_peer *peer = find_name(stage, sender);
+    kvf_stage_message message = {0};
+    kvf_status status = peer && peer->peer
+                            ? kvf_stage_read_message(data, bytes, &message)
+                            : kvf_fail(KVF_E_NOT_FOUND, "a message from %s, who has not joined", sender);
+    if (status)
+        kvf_stage_blame(stage, sender, status);
+    else
+        hear(stage, peer, &message);
+    return true;
+}
+
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+static bool step(kvf_stage_flow *flow) {
+    return flow->mover ? kvf_mover_step(flow) : kvf_lender_step(flow);
+}
+
+static void talk(kvf_stage_flow *flow) {
+    if (flow->mover)
+        kvf_mover_talk(flow);
+    else
+        kvf_lender_talk(flow);
+}
+
+/* Whether only the peer can bring a flow on. */
+static bool waits_for_peer(const kvf_stage_flow *flow) {
+    if (flow->ended || (flow->mover && flow->began_ns == 0))
+        return false;
+    bool lent = false, ours = flow->moving > 0;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
+        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
+        ours =
+            ours || flow->credits[i].state == KVF_CREDIT_HERE || flow->credits[i].state == KVF_CREDIT_MOVED;
+    }
+    return flow->mover ? !ours || flow->next == flow->bytes : lent || !flow->open;
+}
+
+static void watch_time(kvf_stage *stage) {
+    const uint64_t now = kvf_now(stage->clock);
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
+        if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
+            kvf_stage_flow_hear_end(flow);
+        if (!waits_for_peer(flow) || now - flow->heard_ns <= stage->options.stall_ns)
+            continue;
+        kvf_status status = kvf_fail(KVF_E_TIMEOUT, "nothing was heard of it for %llu ms",
+                                     (unsigned long long)((now - flow->heard_ns) / 1000000));
+        if (flow->mover)
+            kvf_stage_flow_end(flow, kvf_fail_in(status, "%s: ", flow->peer->name));
+        else
+            kvf_stage_flow_blame(flow, status);
+    }
+}
+
+static void free_peers(kvf_stage *stage) {
+    for (kvf_stage_peer *peer = stage->peers, *following; peer; peer = following) {
+        following = peer->following;
+        bool used = peer->peer != NULL;
+        for (const kvf_stage_flow *flow = stage->first; flow && !used; flow = flow->following)
+            used = flow->peer == peer;
+        if (!used)
+            free_peer(stage, peer);
+    }
+}
+
+/* One slot's work for each flow in turn; whoever had its turn goes behind the others of its priority. */
+static bool take_turns(kvf_stage *stage) {
+    uint32_t left = COPIED_BYTES / stage->arena.slot_bytes;
+    kvf_stage_flow *flow = stage->first;
+    while (flow && left > 0) {
+        if (!step(flow)) {
+            flow = flow->following;
+            continue;
+        }
+        talk(flow);
+        kvf_stage_flow_line_up(flow);
+        flow = stage->first;
+        left--;
+    }
+    return left == 0;
+}
+
+kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
+    if (busy)
+        *busy = false;
+    if (!stage || stage->closed)
+        return kvf_fail(KVF_E_INVALID, "stage: %s", stage ? "it is closed" : "stage is NULL");
+    stage->held_up = false;
+    watch_time(stage);
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        talk(flow);
+    bool more = take_turns(stage);
+    free_flows(stage);
+    free_peers(stage);
+    if (busy)
+        *busy = more || stage->held_up;
+    return KVF_OK;
+}
+
+/* ---- seen from outside ----------------------------------------------------------------------- */
+
+kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out) {
+    kvf_status status = kvf_check_out(out, "kvf_stage_info");
+    if (status || !stage)
+        return status ? status : kvf_fail(KVF_E_INVALID, "stage: stage is NULL");
+    kvf_stage_info info = stage->counts;
+    info.region = stage->region;
+    info.slots = stage->arena.slot_count;
+    info.slots_free = stage->arena.free_count;
+    info.slots_lent = stage->arena.lent - stage->arena.doubt;
+    info.slots_doubt = stage->arena.doubt;
+    for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        info.flows++;
+    kvf_fill_out(out, &info, sizeof info);
+    return KVF_OK;
+}
+
+kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_stage_cost *out) {
+    kvf_status status = kvf_check_out(out, "kvf_stage_cost");
+    if (status || !stage || !peer)
+        return status ? status : kvf_fail(KVF_E_INVALID, "stage: %s is NULL", stage ? "peer" : "stage");
+    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
+    if (!joined)
+        return kvf_fail(KVF_E_NOT_FOUND, "the peer has not joined the stage");
+    kvf_fill_out(out, &joined->cost, sizeof joined->cost);
+    return KVF_OK;
+}

@@ -1,0 +1,352 @@
+/*
+ * Whole requests: for each source the way it goes, what that was predicted to take, and what it took.
+ */
+#include <stdio.h>
+
+#include "model/model.h"
+#include "request/request.h"
+#include "stage/cost.h"
+#include "stage/flow.h"
+#include "transport/transfer.h"
+
+/* What one source gives. */
+typedef struct leg {
+    kvf_way way; /* as it goes; KVF_WAY_AUTO: it has nothing to move */
+    kvf_peer *peer;
+    kvf_transfer *transfer;
+    kvf_stage_flow *flow;
+    uint64_t bytes, runs, pieces;
+    uint64_t began_ns;
+    bool over;
+} leg;
+
+struct kvf_move {
+    kvf_stage *stage;
+    leg *legs;
+    uint32_t leg_count;
+    kvf_status failed; /* the first failure */
+    char detail[KVF_STAGE_DETAIL_BYTES];
+    kvf_move_info info;
+};
+
+/* What is asked for, of one source. */
+typedef struct order {
+    const kvf_request *request;
+    uint32_t source;
+    kvf_peer *peer;
+    kvf_direction direction;
+    kvf_move_options options;
+} order;
+
+/* ---- the two ways ---------------------------------------------------------------------------- */
+
+static kvf_status go_direct(const kvf_move *move, const order *by, leg *out) {
+    out->way = KVF_WAY_DIRECT;
+    out->began_ns = kvf_now(move->stage->clock);
+    return by->direction == KVF_READ
+               ? kvf_transfer_read_source(by->request, by->source, by->peer, &out->transfer)
+               : kvf_transfer_push(by->request, by->source, by->peer, &out->transfer);
+}
+
+/* The shape of what the source gives, in our memory. */
+static kvf_status find_shape(kvf_stage *stage, const order *by, kvf_stage_shape **out) {
+    kvf_selection *selection = NULL;
+    kvf_status status = kvf_selection_of_plan(kvf_request_plan(by->request), by->source, &selection);
+    return status ? status : kvf_shapes_use(&stage->shapes, selection, out);
+}
+
+static kvf_status go_packed(const kvf_move *move, const order *by, kvf_stage_shape *shape, leg *out) {
+    const kvf_group_request *groups = kvf_request_groups(by->request);
+    const uint32_t count = kvf_model_group_count(kvf_shard_model(move->stage->shard));
+    kvf_group_steps *steps = kvf_alloc((size_t)count * 2, sizeof *steps);
+    kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
+    if (!steps) {
+        kvf_shapes_leave(shape);
+        return kvf_nomem("a move");
+    }
+    for (uint32_t g = 0; g < count; g++) {
+        bool pull = by->direction == KVF_READ;
+        steps[g] =
+            (kvf_group_steps){pull ? groups[g].local : groups[g].remote, groups[g].begin, groups[g].end};
+        steps[count + g] =
+            (kvf_group_steps){pull ? groups[g].remote : groups[g].local, groups[g].begin, groups[g].end};
+    }
+    kvf_flow_wish wish = {by->direction, shape, steps, steps + count, count, by->options.priority};
+    kvf_status status = kvf_mover_begin(move->stage, peer, &wish, &out->flow);
+    kvf_free(steps);
+    out->way = KVF_WAY_PACKED;
+    return status;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
+
+/* Whether the source can go packed at all. */
+static kvf_status check_packed(const kvf_stage *stage, const order *by) {
+    const kvf_plan *plan = kvf_request_plan(by->request);
+    if (!kvf_stage_find_peer(stage, by->peer))
+        return kvf_fail(KVF_E_NOT_FOUND, "source %u: its peer has not joined the stage", by->source);
+    if (kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) != stage->model ||
+        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan))) != stage->model)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "source %u: packed flows need the same groups, layers and parts on both sides",
+                        by->source);
+    return KVF_OK;
+}
+
+/* Runs of the direct way: those of a request from the first step on, in proportion. */
+static kvf_status count_runs(const order *by, uint64_t bytes, uint64_t *runs) {
+    const kvf_plan *plan = kvf_request_plan(by->request);
+    const kvf_model *model = kvf_shard_model(kvf_plan_local(plan));
+    const kvf_group_request *groups = kvf_request_groups(by->request);
+    uint64_t tokens = 1;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        if (kvf_model_group(model, g)->kind == KVF_GROUP_TOKENS && groups[g].begin < groups[g].end)
+            tokens = kvf_max_u64(tokens, groups[g].end);
+    kvf_prediction all = {.struct_size = sizeof all};
+    kvf_status status = kvf_plan_predict(plan, by->source, tokens, NULL, &all);
+    *runs = !status && all.bytes > 0 ? (uint64_t)((double)all.runs * ((double)bytes / (double)all.bytes)) : 0;
+    return status;
+}
+
+/* Pieces of our memory in the stream, likewise. */
+static uint64_t count_pieces(const order *by, const kvf_stage_shape *shape, uint64_t bytes) {
+    uint64_t steps[KVF_MODEL_MAX_GROUPS] = {0};
+    const kvf_group_request *groups = kvf_request_groups(by->request);
+    const uint32_t count =
+        kvf_model_group_count(kvf_shard_model(kvf_plan_local(kvf_request_plan(by->request))));
+    for (uint32_t g = 0; g < count; g++)
+        steps[g] = groups[g].begin < groups[g].end ? groups[g].end : 0;
+    kvf_stream_size all = kvf_stream_map_size(shape->map, steps);
+    return all.bytes > 0 ? (uint64_t)((double)all.pieces * ((double)bytes / (double)all.bytes)) : 0;
+}
+
+/* Counts and predicts both ways, and says which is the cheaper. */
+static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out,
+                         kvf_way *way) {
+    const kvf_stage_cost *cost = &kvf_stage_find_peer(move->stage, by->peer)->cost;
+    kvf_status status = count_runs(by, out->bytes, &out->runs);
+    if (status)
+        return status;
+    out->pieces = count_pieces(by, shape, out->bytes);
+    double direct = kvf_cost_predict(&cost->direct, out->runs, out->bytes);
+    double packed = kvf_cost_predict(&cost->packed, out->pieces, out->bytes);
+    move->info.direct_ns += direct;
+    move->info.packed_ns += packed;
+    *way = by->options.way ? by->options.way : packed < direct ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
+    return KVF_OK;
+}
+
+/* Lets go what one source gives. */
+static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
+    kvf_stage *stage = move->stage;
+    kvf_stage_shape *shape = NULL;
+    kvf_way way = KVF_WAY_DIRECT;
+    out->peer = by->peer;
+    out->bytes = kvf_request_bytes(by->request, by->source);
+    if (out->bytes == 0) {
+        out->over = true;
+        return KVF_OK;
+    }
+    kvf_status status = check_packed(stage, by);
+    if (!status) {
+        status = find_shape(stage, by, &shape);
+        if (!status)
+            status = choose(move, by, shape, out, &way);
+        if (status)
+            kvf_shapes_leave(shape);
+    } else if (by->options.way != KVF_WAY_PACKED) {
+        status = KVF_OK;
+    }
+    if (status)
+        return status;
+    stage->counts.moves[KVF_WAY_AUTO] += by->options.way == KVF_WAY_AUTO;
+    stage->counts.moves[way]++;
+    move->info.packed += way == KVF_WAY_PACKED;
+    if (way == KVF_WAY_PACKED)
+        return go_packed(move, by, shape, out);
+    kvf_shapes_leave(shape);
+    return go_direct(move, by, out);
+}
+
+/* ---- moves ----------------------------------------------------------------------------------- */
+
+static kvf_status take_options(kvf_move_options *options, const kvf_move_options *given) {
+    *options = (kvf_move_options){0};
+    kvf_status status = kvf_take_options(options, sizeof *options, given, "move options");
+    if (!status && (options->way > KVF_WAY_PACKED || options->priority > 255))
+        return kvf_fail(KVF_E_INVALID, "move options: way is %d, priority %u; allowed 0 to 2, 0 to 255",
+                        (int)options->way, options->priority);
+    return status;
+}
+
+static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
+    kvf_move *move = kvf_alloc0(1, sizeof *move);
+    if (!move || !(move->legs = kvf_alloc0(legs, sizeof *move->legs))) {
+        kvf_free(move);
+        return kvf_nomem("a move");
+    }
+    move->stage = stage;
+    move->leg_count = legs;
+    move->info.sources = legs;
+    *out = move;
+    return KVF_OK;
+}
+
+kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
+                          const kvf_move_options *options, kvf_move **out) {
+    uint32_t sources = request ? kvf_plan_source_count(kvf_request_plan(request)) : 0;
+    if (!stage || !request || (sources > 0 && !peers) || !out)
+        return kvf_fail(KVF_E_INVALID, "pull: %s is NULL",
+                        !stage     ? "stage"
+                        : !request ? "request"
+                        : !out     ? "out"
+                                   : "peers");
+    order by = {.request = request, .direction = KVF_READ};
+    kvf_move *move = NULL;
+    kvf_status status = take_options(&by.options, options);
+    for (uint32_t i = 0; i < sources && !status; i++)
+        if (!peers[i])
+            status = kvf_fail(KVF_E_INVALID, "pull: the peer of source %u is NULL", i);
+    if (!status)
+        status = make(stage, sources, &move);
+    for (uint32_t i = 0; i < sources && !status; i++) {
+        by.source = i;
+        by.peer = peers[i];
+        status = start_leg(move, &by, &move->legs[i]);
+    }
+    if (!status)
+        *out = move;
+    else if (move)
+        kvf_move_free(move);
+    return status;
+}
+
+kvf_status kvf_stage_push(kvf_stage *stage, const kvf_request *request, uint32_t source, kvf_peer *peer,
+                          const kvf_move_options *options, kvf_move **out) {
+    if (!stage || !request || !peer || !out)
+        return kvf_fail(KVF_E_INVALID, "push: %s is NULL",
+                        !stage     ? "stage"
+                        : !request ? "request"
+                        : !peer    ? "peer"
+                                   : "out");
+    uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
+    if (source >= sources)
+        return kvf_fail(KVF_E_RANGE, "push: source is %u; the plan has %u", source, sources);
+    order by = {.request = request, .source = source, .peer = peer, .direction = KVF_WRITE};
+    kvf_move *move = NULL;
+    kvf_status status = take_options(&by.options, options);
+    if (!status)
+        status = make(stage, 1, &move);
+    if (!status)
+        status = start_leg(move, &by, &move->legs[0]);
+    if (!status)
+        *out = move;
+    else if (move)
+        kvf_move_free(move);
+    return status;
+}
+
+static void stop(const leg *at) {
+    if (at->transfer)
+        kvf_transfer_cancel(at->transfer);
+    if (at->flow && !at->flow->ended)
+        kvf_stage_flow_end(at->flow, kvf_fail(KVF_E_CANCELLED, "cancelled by its owner"));
+}
+
+static void fail(kvf_move *move, kvf_status status, const char *detail) {
+    if (move->failed)
+        return;
+    move->failed = status;
+    (void)snprintf(move->detail, sizeof move->detail, "%s", detail);
+    for (uint32_t i = 0; i < move->leg_count; i++)
+        if (!move->legs[i].over)
+            stop(&move->legs[i]);
+}
+
+static uint64_t bytes_of(const leg *at) {
+    uint64_t bytes = 0;
+    if (at->transfer)
+        kvf_transfer_counts(at->transfer, &bytes, NULL);
+    else if (at->flow)
+        bytes = at->flow->direction == KVF_READ ? at->flow->done : at->flow->told;
+    return bytes;
+}
+
+/* What a source's bytes took is what the next ones are predicted from. */
+static void learn(kvf_move *move, const leg *at) {
+    kvf_stage *stage = move->stage;
+    stage->counts.bytes[at->way] += at->bytes;
+    kvf_stage_peer *peer = kvf_stage_find_peer(stage, at->peer);
+    if (!peer)
+        return;
+    if (at->flow) {
+        kvf_cost_learn(&peer->cost.packed, at->pieces, at->bytes, (double)at->flow->took_ns);
+        peer->cost.packed_seen++;
+    } else {
+        uint64_t runs;
+        kvf_transfer_counts(at->transfer, NULL, &runs);
+        kvf_cost_learn(&peer->cost.direct, runs, at->bytes, (double)(kvf_now(stage->clock) - at->began_ns));
+        peer->cost.direct_seen++;
+    }
+}
+
+static void look_at(kvf_move *move, leg *at) {
+    kvf_status status = KVF_OK;
+    const char *detail = "";
+    if (at->transfer) {
+        status = kvf_transfer_status(at->transfer);
+        detail = kvf_transfer_detail(at->transfer);
+    } else {
+        status = !at->flow->ended ? KVF_IN_PROGRESS : at->flow->status;
+        detail = at->flow->detail;
+    }
+    if (status == KVF_IN_PROGRESS)
+        return;
+    at->over = true;
+    if (status)
+        fail(move, status, detail);
+    else
+        learn(move, at);
+}
+
+kvf_status kvf_move_status(kvf_move *move) {
+    if (!move)
+        return kvf_fail(KVF_E_INVALID, "move: move is NULL");
+    bool over = true;
+    for (uint32_t i = 0; i < move->leg_count; i++) {
+        if (!move->legs[i].over)
+            look_at(move, &move->legs[i]);
+        over = over && move->legs[i].over;
+    }
+    if (!over)
+        return KVF_IN_PROGRESS;
+    return move->failed ? kvf_fail(move->failed, "%s", move->detail) : KVF_OK;
+}
+
+kvf_status kvf_move_get_info(const kvf_move *move, kvf_move_info *out) {
+    kvf_status status = kvf_check_out(out, "kvf_move_info");
+    if (status || !move)
+        return status ? status : kvf_fail(KVF_E_INVALID, "move: move is NULL");
+    kvf_move_info info = move->info;
+    for (uint32_t i = 0; i < move->leg_count; i++)
+        info.bytes += bytes_of(&move->legs[i]);
+    kvf_fill_out(out, &info, sizeof info);
+    return KVF_OK;
+}
+
+void kvf_move_cancel(kvf_move *move) {
+    if (move)
+        fail(move, KVF_E_CANCELLED, "the move was cancelled by its owner");
+}
+
+void kvf_move_free(kvf_move *move) {
+    if (!move)
+        return;
+    for (uint32_t i = 0; i < move->leg_count; i++) {
+        kvf_transfer_free(move->legs[i].transfer);
+        if (move->legs[i].flow)
+            kvf_stage_flow_leave(move->legs[i].flow);
+    }
+    kvf_free(move->legs);
+    kvf_free(move);
+}

@@ -1,0 +1,336 @@
+/*
+ * Endpoints of the fabric by messages: settings, sockets, and a turn of work.
+ */
+#include "transport/messages/messages.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/descriptors.h"
+
+#define LISTEN "messages.listen"
+#define ADVERTISE "messages.advertise"
+#define SECRET_KEY "messages.secret_key"
+
+#define DEFAULT_LISTEN "tcp://*:*"
+
+/* A context with its two threads and a socket that listens, and our own. */
+#define DESCRIPTORS 20
+#define SOCKETS_MAX 16383
+#define EVENTS 64
+
+/* Who has been silent for so long is gone: its host, its network, or a process that was stopped. The kernel's own way
+ * would take the children of a process that has died for itself. */
+#define HEARTBEAT_MS 10000
+#define SILENCE_MS 40000
+#define HANDSHAKE_MS 15000
+#define BACKLOG 1024
+#define SEALED_BYTES 256 /* what encryption adds to a message */
+
+/* ---- ZeroMQ ---------------------------------------------------------------------------------- */
+
+kvf_status kvf_messages_fail(const char *what) {
+    int error = zmq_errno();
+    return error == ENOMEM ? kvf_nomem(what) : kvf_fail(KVF_E_IO, "%s: %s", what, zmq_strerror(error));
+}
+
+kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket) {
+    const struct {
+        int option, value;
+    } numbers[] = {
+        {ZMQ_LINGER, MESSAGES_LINGER_MS},
+        {ZMQ_SNDHWM, MESSAGES_SEND_LIMIT},
+        {ZMQ_BACKLOG, BACKLOG},
+        {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
+        {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS},
+        {ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS},
+    };
+    const int64_t longest = MESSAGES_BYTES_MAX + SEALED_BYTES;
+    bool good = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        good = good &&
+               zmq_setsockopt(socket, numbers[i].option, &numbers[i].value, sizeof numbers[i].value) == 0;
+    if (good && endpoint->card.encrypted)
+        good =
+            zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, endpoint->keys.public_key, MESSAGES_KEY_TEXT) == 0 &&
+            zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, endpoint->keys.secret_key, MESSAGES_KEY_TEXT) == 0;
+    return good ? KVF_OK : kvf_messages_fail("zmq_setsockopt");
+}
+
+bool kvf_messages_receive(void *socket, zmq_msg_t *frame) {
+    int result;
+    do
+        result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
+    while (result < 0 && zmq_errno() == EINTR);
+    return result >= 0;
+}
+
+bool kvf_messages_readable(void *socket) {
+    int events = 0;
+    size_t bytes = sizeof events;
+    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
+}
+
+static kvf_status watch_fd(kvf_messages_endpoint *endpoint, int fd, void *what) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = what};
+    return epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0
+               ? KVF_OK
+               : kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
+}
+
+kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, void *what, int *fd) {
+    size_t bytes = sizeof *fd;
+    int found;
+    if (zmq_getsockopt(socket, ZMQ_FD, &found, &bytes))
+        return kvf_messages_fail("ZMQ_FD");
+    kvf_status status = watch_fd(endpoint, found, what);
+    if (!status)
+        *fd = found;
+    return status;
+}
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+/* The public key follows from the secret one. */
+static kvf_status take_keys(kvf_messages_endpoint *endpoint, const char *secret_key) {
+    if (!secret_key)
+        return KVF_OK;
+    if (!zmq_has("curve"))
+        return kvf_fail(KVF_E_UNSUPPORTED, "the ZeroMQ of this machine is built without CURVE: no keys");
+    kvf_messages_keys *keys = &endpoint->keys;
+    if (strnlen(secret_key, MESSAGES_KEY_TEXT) != MESSAGES_KEY_TEXT - 1 ||
+        !zmq_z85_decode(endpoint->card.key, secret_key) ||
+        zmq_curve_public(keys->public_key, secret_key) != 0 ||
+        !zmq_z85_decode(endpoint->card.key, keys->public_key))
+        return kvf_fail(KVF_E_INVALID, "%s is no Z85 key of %u characters", SECRET_KEY,
+                        MESSAGES_KEY_TEXT - 1);
+    memcpy(keys->secret_key, secret_key, MESSAGES_KEY_TEXT);
+    endpoint->card.encrypted = true;
+    return KVF_OK;
+}
+
+/* "10.0.0.7", or several with commas between. */
+static kvf_status take_advertised(kvf_messages_card *card, const char *text) {
+    char host[MESSAGES_HOST_BYTES];
+    while (text && *text) {
+        size_t length = strcspn(text, ",");
+        if (length < sizeof host) {
+            memcpy(host, text, length);
+            host[length] = '\0';
+        }
+        if (length >= sizeof host || !kvf_messages_is_host(host) || card->host_count == MESSAGES_HOSTS_MAX)
+            return kvf_fail(
+                KVF_E_INVALID,
+                "%s: \"%.*s\": allowed are up to %u host names and addresses, with commas between", ADVERTISE,
+                (int)(length < 64 ? length : 64), text, MESSAGES_HOSTS_MAX);
+        kvf_messages_add_host(card, host);
+        text += length + (text[length] == ',');
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_listen(const char *listen) {
+    const char *port = strrchr(listen, ':');
+    if (strncmp(listen, "tcp://", 6) == 0 && port > listen + 5 && port[1] &&
+        strlen(listen) < MESSAGES_ADDRESS_BYTES)
+        return KVF_OK;
+    return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed is tcp://HOST:PORT, where either may be *",
+                    LISTEN, listen);
+}
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+static kvf_status open_events(kvf_messages_endpoint *endpoint) {
+    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (endpoint->epoll_fd < 0)
+        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
+    kvf_status status = kvf_wake_open(&endpoint->wake);
+    if (!status)
+        status = kvf_messages_pool_open(&endpoint->pool);
+    if (!status)
+        status = watch_fd(endpoint, endpoint->wake.fd, &endpoint->wake);
+    return status ? status : watch_fd(endpoint, endpoint->pool.fd, &endpoint->pool);
+}
+
+static kvf_status open_sockets(kvf_messages_endpoint *endpoint, const char *listen) {
+    endpoint->zmq = zmq_ctx_new();
+    if (!endpoint->zmq)
+        return kvf_messages_fail("zmq_ctx_new");
+    (void)zmq_ctx_set(endpoint->zmq, ZMQ_MAX_SOCKETS, SOCKETS_MAX);
+    return kvf_messages_listen(endpoint, listen);
+}
+
+static void close_endpoint(void *self) {
+    kvf_messages_endpoint *endpoint = self;
+    if (endpoint->router) {
+        kvf_messages_close_clients(endpoint);
+        if (endpoint->router_fd >= 0)
+            (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->router_fd, NULL);
+        (void)zmq_close(endpoint->router);
+    }
+    while (endpoint->zmq && zmq_ctx_term(endpoint->zmq) != 0 && zmq_errno() == EINTR) {
+    }
+    kvf_messages_pool_close(&endpoint->pool);
+    kvf_fences_free(&endpoint->fences);
+    kvf_wake_close(&endpoint->wake);
+    if (endpoint->epoll_fd >= 0)
+        (void)close(endpoint->epoll_fd);
+    kvf_free(endpoint);
+}
+
+static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_options *options) {
+    const char *listen = kvf_setting_of(options, LISTEN);
+    kvf_messages_card *card = &endpoint->card;
+    listen = listen ? listen : DEFAULT_LISTEN;
+    kvf_status status = check_listen(listen);
+    if (!status)
+        status = take_advertised(card, kvf_setting_of(options, ADVERTISE));
+    if (!status)
+        status = take_keys(endpoint, kvf_setting_of(options, SECRET_KEY));
+    if (!status && kvf_descriptors_check("messages", DESCRIPTORS))
+        status = kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ");
+    if (!status && (getrandom(card->secret, sizeof card->secret, 0) != (ssize_t)sizeof card->secret ||
+                    getrandom(card->id, sizeof card->id, 0) != (ssize_t)sizeof card->id))
+        status = kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+    (void)kvf_host_place(card->place);
+    if (!status)
+        status = open_events(endpoint);
+    return status ? status : open_sockets(endpoint, listen);
+}
+
+static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    kvf_messages_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
+    if (!endpoint)
+        return kvf_nomem("an endpoint");
+    endpoint->transport = transport;
+    endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
+    endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
+    if (endpoint->window > MESSAGES_WINDOW_MAX)
+        endpoint->window = MESSAGES_WINDOW_MAX;
+    kvf_status status = open_all(endpoint, options);
+    if (status)
+        close_endpoint(endpoint);
+    else
+        *out = endpoint;
+    return status;
+}
+
+/* ---- memory and cards ------------------------------------------------------------------------ */
+
+static kvf_status register_region(void *self, uint32_t region, const kvf_memory *memory) {
+    (void)self, (void)region, (void)memory;
+    return KVF_OK; /* the front's table says all there is to say */
+}
+
+/* Whatever is moved is moved whole within progress(): nobody can be in the middle of a write. */
+static kvf_status unregister_region(void *self, uint32_t region) {
+    kvf_messages_endpoint *endpoint = self;
+    (void)region;
+    kvf_messages_refuse_old(endpoint, kvf_transport_oldest(endpoint->transport));
+    kvf_wake_set(&endpoint->wake, true);
+    return KVF_OK;
+}
+
+static kvf_status write_card(void *self, kvf_buffer *out) {
+    const kvf_messages_endpoint *endpoint = self;
+    return kvf_messages_card_write(&endpoint->card, out);
+}
+
+/* ---- progress -------------------------------------------------------------------------------- */
+
+static void clear_pool(const kvf_messages_endpoint *endpoint) {
+    uint64_t count;
+    (void)!read(endpoint->pool.fd, &count, sizeof count);
+}
+
+/* Notes which sockets have something to say. */
+static void look_around(kvf_messages_endpoint *endpoint) {
+    struct epoll_event events[EVENTS];
+    int count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
+    for (int i = 0; i < count; i++) {
+        void *what = events[i].data.ptr;
+        if (what == endpoint)
+            endpoint->router_stirs = true;
+        else if (what == &endpoint->pool)
+            clear_pool(endpoint);
+        else if (what != &endpoint->wake)
+            ((kvf_messages_link *)what)->stirs = true;
+    }
+}
+
+static bool serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
+    bool more = false;
+    if (endpoint->router_stirs) {
+        endpoint->router_stirs = false;
+        more = kvf_messages_take(endpoint);
+    }
+    more = kvf_messages_serve(endpoint, budget) || more;
+    if (more || (endpoint->router_stirs && kvf_messages_readable(endpoint->router)))
+        endpoint->router_stirs = true; /* also next time */
+    else
+        endpoint->router_stirs = false;
+    return endpoint->router_stirs;
+}
+
+static kvf_status progress(void *self, bool *busy) {
+    kvf_messages_endpoint *endpoint = self;
+    uint64_t budget = KVF_SLICE_BYTES, serving = KVF_SLICE_BYTES;
+    *busy = false;
+    look_around(endpoint);
+    kvf_messages_slots_back(endpoint);
+    for (kvf_messages_link *link = endpoint->links, *next; link; link = next) {
+        next = link->following;
+        if (!link->stirs && !link->starved)
+            continue;
+        bool more = kvf_messages_work(link, &budget);
+        link->stirs = link->stirs || more;
+        *busy = *busy || more;
+    }
+    *busy = serve(endpoint, &serving) || *busy;
+    kvf_wake_set(&endpoint->wake, *busy);
+    return KVF_OK;
+}
+
+static int event_fd(void *self) {
+    return ((kvf_messages_endpoint *)self)->epoll_fd;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static const char *const settings[] = {LISTEN, ADVERTISE, SECRET_KEY, NULL};
+
+extern const kvf_fabric kvf_fabric_messages;
+
+const kvf_fabric kvf_fabric_messages = {
+    .kind =
+        {
+            .name = "messages",
+            .reach = KVF_REACH_NETWORK,
+            .memory_kinds = 1u << KVF_MEMORY_HOST,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
+            .served = true,
+            .lists = true,
+            .fences = true,
+            .in_flight = MESSAGES_WINDOW_DEFAULT,
+            /* Gathering and scattering on both sides, and a stream over TCP. */
+            .cost = {.ns_per_run = 40, .ns_per_byte = 0.5, .ns_per_source = 100e3},
+            .settings = settings,
+        },
+    .open = open_endpoint,
+    .register_region = register_region,
+    .unregister_region = unregister_region,
+    .card = write_card,
+    .connect = kvf_messages_connect,
+    .submit = kvf_messages_submit,
+    .cancel = kvf_messages_cancel,
+    .notify = kvf_messages_notify,
+    .way = kvf_messages_way,
+    .disconnect = kvf_messages_disconnect,
+    .fence = kvf_messages_fence,
+    .admit = kvf_messages_admit,
+    .progress = progress,
+    .event_fd = event_fd,
+    .close = close_endpoint,
+};

@@ -1,0 +1,447 @@
+/*
+ * The consumer's side: connecting to an owner by one of the hosts its card names, saying who we are, and hearing what
+ * it says. A connection that was made and ends is lost; ZeroMQ would make it anew, but its owner would know nobody.
+ */
+#include <stdio.h>
+#include <sys/epoll.h>
+
+#include "base/clock.h"
+#include "base/descriptors.h"
+#include "transport/messages/messages.h"
+
+/* A context has them once; a connection has two sockets, each with a descriptor, a third that ZeroMQ makes to watch
+ * it, and its own. */
+#define DESCRIPTORS_OF_A_LINK 6
+#define CONNECT_MS 5000     /* for each host */
+#define NEVER_MS 100000000  /* ZeroMQ shall not connect anew */
+#define SAME_PLACE_MS 1000u /* on one machine there is an answer in less than one */
+#define MESSAGES_A_TURN 64
+
+#define MONITORED                                                                                            \
+    (ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |                    \
+     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |                            \
+     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
+
+void kvf_messages_lose(kvf_messages_link *link, const char *why) {
+    if (link->lost)
+        return;
+    link->lost = link->stirs = true;
+    (void)snprintf(link->why, sizeof link->why, "%s", why);
+}
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+static void hang_up(kvf_messages_link *link, int linger_ms) {
+    void **sockets[] = {&link->dealer, &link->monitor};
+    int *fds[] = {&link->dealer_fd, &link->monitor_fd};
+    if (link->dealer) {
+        (void)zmq_socket_monitor(link->dealer, NULL, 0);
+        (void)zmq_setsockopt(link->dealer, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (*fds[i] >= 0)
+            (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, *fds[i], NULL);
+        if (*sockets[i])
+            (void)zmq_close(*sockets[i]);
+        *sockets[i] = NULL;
+        *fds[i] = -1;
+    }
+    link->greeted = false;
+}
+
+static kvf_status open_monitor(kvf_messages_link *link) {
+    const int none = 0;
+    char name[48];
+    (void)snprintf(name, sizeof name, "inproc://link-%llu", (unsigned long long)link->endpoint->dialled++);
+    link->monitor = zmq_socket(link->endpoint->zmq, ZMQ_PAIR);
+    if (!link->monitor || zmq_setsockopt(link->monitor, ZMQ_LINGER, &none, sizeof none) ||
+        zmq_setsockopt(link->monitor, ZMQ_RCVHWM, &none, sizeof none) ||
+        zmq_socket_monitor(link->dealer, name, MONITORED) || zmq_connect(link->monitor, name))
+        return kvf_messages_fail("watching a connection");
+    return kvf_messages_watch(link->endpoint, link->monitor, link, &link->monitor_fd);
+}
+
+static kvf_status set_server_key(const kvf_messages_link *link) {
+    char key[MESSAGES_KEY_TEXT];
+    if (!link->card.encrypted)
+        return KVF_OK;
+    if (!zmq_z85_encode(key, link->card.key, MESSAGES_KEY_BYTES) ||
+        zmq_setsockopt(link->dealer, ZMQ_CURVE_SERVERKEY, key, sizeof key))
+        return kvf_messages_fail("the owner's key");
+    return KVF_OK;
+}
+
+static kvf_status dial(kvf_messages_link *link, const char *host) {
+    const int never = NEVER_MS, connect = CONNECT_MS, six = strchr(host, ':') != NULL;
+    const int receive = (int)MESSAGES_WINDOW_MAX;
+    link->dealer = zmq_socket(link->endpoint->zmq, ZMQ_DEALER);
+    if (!link->dealer)
+        return kvf_messages_fail("zmq_socket");
+    kvf_status status = kvf_messages_tune(link->endpoint, link->dealer);
+    if (!status && (zmq_setsockopt(link->dealer, ZMQ_RECONNECT_IVL, &never, sizeof never) ||
+                    zmq_setsockopt(link->dealer, ZMQ_CONNECT_TIMEOUT, &connect, sizeof connect) ||
+                    zmq_setsockopt(link->dealer, ZMQ_RCVHWM, &receive, sizeof receive) ||
+                    zmq_setsockopt(link->dealer, ZMQ_IPV6, &six, sizeof six)))
+        status = kvf_messages_fail("zmq_setsockopt");
+    if (!status)
+        status = set_server_key(link);
+    if (!status)
+        status = open_monitor(link);
+    if (!status)
+        status = kvf_messages_watch(link->endpoint, link->dealer, link, &link->dealer_fd);
+    kvf_messages_address(host, link->card.port, link->address, sizeof link->address);
+    if (!status && zmq_connect(link->dealer, link->address))
+        status = kvf_messages_fail(link->address);
+    return status;
+}
+
+/* Where the owner's loopback is ours it comes first, elsewhere not at all. NULL: all were tried. */
+static const char *next_host(kvf_messages_link *link) {
+    uint32_t count = link->card.host_count;
+    for (; link->tried < 2 * count; link->tried++) {
+        const char *host = link->card.hosts[link->tried % count];
+        if (kvf_messages_is_loopback(host) ? link->tried < count && link->same_place : link->tried >= count) {
+            link->tried++;
+            return host;
+        }
+    }
+    return NULL;
+}
+
+/* The next host, or the link is lost; `why` the last one was of no use. */
+static void try_next(kvf_messages_link *link, const char *why) {
+    char words[KVF_REASON_BYTES];
+    (void)snprintf(words, sizeof words, "%s: %s", link->address, why);
+    hang_up(link, 0);
+    const char *host = next_host(link);
+    if (!host)
+        kvf_messages_lose(link, words);
+    else if (dial(link, host))
+        kvf_messages_lose(link, kvf_error_detail());
+}
+
+/* ---- what happens to the connection ---------------------------------------------------------- */
+
+static void greet(kvf_messages_link *link) {
+    kvf_messages_endpoint *endpoint = link->endpoint;
+    kvf_messages_hello hello = {.generation = kvf_peer_generation(link->peer)};
+    zmq_msg_t message;
+    (void)kvf_peer_region_bytes(link->peer, &hello.region_count);
+    memcpy(hello.secret, link->card.secret, sizeof hello.secret);
+    memcpy(hello.id, endpoint->card.id, sizeof hello.id);
+    (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(endpoint->transport));
+    unsigned char bytes[MESSAGES_HELLO_BYTES_MAX];
+    size_t length = kvf_messages_hello_write(&hello, bytes);
+    if (zmq_msg_init_size(&message, length)) {
+        kvf_messages_lose(link, "no memory to greet it");
+        return;
+    }
+    memcpy(zmq_msg_data(&message), bytes, length);
+    link->greeted = true;
+    (void)snprintf(link->way, sizeof link->way, "messages to %s%s", link->address,
+                   link->card.encrypted ? ", encrypted" : "");
+    kvf_messages_say(link, &message);
+}
+
+static void say_notice(kvf_messages_link *link, const void *data, size_t bytes) {
+    zmq_msg_t message;
+    if (zmq_msg_init_size(&message, bytes + 1)) {
+        kvf_messages_lose(link, "no memory for a notification");
+        return;
+    }
+    unsigned char *at = zmq_msg_data(&message);
+    *at = MESSAGES_NOTICE;
+    memcpy(at + 1, data, bytes);
+    kvf_messages_say(link, &message);
+}
+
+/* What was to be said before there was a connection. Each is its length, and its bytes. */
+static void say_early(kvf_messages_link *link) {
+    kvf_byte_reader from = {link->early.data, link->early.length, false};
+    while (from.left > 0) {
+        size_t bytes = (size_t)kvf_take_number(&from, 2);
+        say_notice(link, kvf_take_bytes(&from, bytes), bytes);
+    }
+    kvf_buffer_free(&link->early);
+}
+
+static const char *why_failed(const kvf_messages_link *link, uint32_t event, uint32_t value) {
+    bool encrypted = link->card.encrypted;
+    if (event == ZMQ_EVENT_CONNECT_RETRIED)
+        return kvf_messages_is_loopback(link->card.hosts[(link->tried - 1) % link->card.host_count])
+                   ? "nobody listens there: its endpoint has closed, or its process has ended"
+                   : "no connection: it was refused, the host did not answer, or no way leads there";
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+        return encrypted ? "who listens there does not encrypt" : "who listens there encrypts";
+    return encrypted ? "no handshake: who listens there has another key than the card says"
+                     : "no handshake: who listens there is not the endpoint of the card";
+}
+
+static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) {
+    if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
+        greet(link);
+        say_early(link);
+    } else if (event == ZMQ_EVENT_DISCONNECTED && link->greeted) {
+        link->broken = true;
+    } else if (event != ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
+        try_next(link, why_failed(link, event, value));
+    }
+}
+
+/* One event; false: there is none. */
+static bool receive_event(kvf_messages_link *link) {
+    zmq_msg_t frames[2]; /* event and value; the address */
+    (void)zmq_msg_init(&frames[0]);
+    (void)zmq_msg_init(&frames[1]);
+    bool received = link->monitor && kvf_messages_receive(link->monitor, &frames[0]) &&
+                    kvf_messages_receive(link->monitor, &frames[1]) && zmq_msg_size(&frames[0]) == 6;
+    uint16_t event = 0;
+    uint32_t value = 0;
+    if (received) {
+        const char *data = zmq_msg_data(&frames[0]);
+        memcpy(&event, data, sizeof event);
+        memcpy(&value, data + sizeof event, sizeof value);
+    }
+    (void)zmq_msg_close(&frames[0]);
+    (void)zmq_msg_close(&frames[1]);
+    if (received)
+        take_event(link, event, value);
+    return received;
+}
+
+/* ---- what the owner says --------------------------------------------------------------------- */
+
+static void take_refusal(kvf_messages_link *link, const unsigned char *data, size_t bytes) {
+    kvf_byte_reader from = {data, bytes, false};
+    char words[KVF_REASON_BYTES];
+    (void)kvf_take_number(&from, 4);
+    uint32_t why = (uint32_t)kvf_take_number(&from, 4);
+    unsigned long long detail = kvf_take_number(&from, 8);
+    switch (why) {
+    case MESSAGES_REFUSED_STRANGER:
+        (void)snprintf(words, sizeof words, "another endpoint than that of the card listens at %s",
+                       link->address);
+        break;
+    case MESSAGES_REFUSED_VERSION:
+        (void)snprintf(words, sizeof words, "it speaks version %llu of the messages, and we %u", detail,
+                       MESSAGES_VERSION);
+        break;
+    case MESSAGES_REFUSED_GENERATION:
+        (void)snprintf(
+            words, sizeof words,
+            "the card speaks of generation %llu of its memory, which is now %llu or newer: a new card "
+            "is needed",
+            (unsigned long long)kvf_peer_generation(link->peer), detail);
+        break;
+    case MESSAGES_REFUSED_FENCED:
+        (void)snprintf(words, sizeof words, "it has shut this endpoint out");
+        break;
+    case MESSAGES_REFUSED_CLOSED:
+        (void)snprintf(words, sizeof words, "its endpoint has closed");
+        break;
+    case MESSAGES_REFUSED_FULL:
+        (void)snprintf(words, sizeof words, "it has no room for another connection");
+        break;
+    default:
+        (void)snprintf(words, sizeof words, "it says that we do not keep to the protocol (reason %u)", why);
+    }
+    kvf_messages_lose(link, words);
+}
+
+static bool take_taken(kvf_messages_link *link, const unsigned char *data, size_t bytes) {
+    kvf_byte_reader from = {data, bytes, false};
+    (void)kvf_take_number(&from, 4);
+    uint32_t count = (uint32_t)kvf_take_number(&from, 4);
+    if (from.cut_off || count > link->untaken)
+        return false;
+    link->untaken -= count;
+    return true;
+}
+
+/* False: it does not keep to the protocol. */
+static bool take_message(kvf_messages_link *link, const unsigned char *data, size_t bytes, uint64_t *budget) {
+    int kind = bytes > 0 ? data[0] : 0;
+    switch (kind) {
+    case MESSAGES_REFUSED:
+        take_refusal(link, data, bytes);
+        return true;
+    case MESSAGES_DATA:
+    case MESSAGES_DONE:
+    case MESSAGES_FAILED:
+        return kvf_messages_answered(link, (kvf_messages_kind)kind, data, bytes, budget);
+    case MESSAGES_TAKEN:
+        return take_taken(link, data, bytes);
+    case MESSAGES_ALIVE:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* One message; false: there is none. */
+static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
+    zmq_msg_t message;
+    (void)zmq_msg_init(&message);
+    bool received = link->dealer && kvf_messages_receive(link->dealer, &message);
+    if (received && !take_message(link, zmq_msg_data(&message), zmq_msg_size(&message), budget))
+        kvf_messages_lose(link, "it does not keep to the protocol");
+    (void)zmq_msg_close(&message);
+    return received;
+}
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
+    int sent;
+    link->stirs = true; /* sending can swallow the signal on the descriptor */
+    while ((sent = zmq_msg_send(message, link->dealer, ZMQ_DONTWAIT)) < 0 && zmq_errno() == EINTR) {
+    }
+    if (sent >= 0)
+        return;
+    (void)kvf_messages_fail("sending to it");
+    kvf_messages_lose(link, kvf_error_detail());
+    (void)zmq_msg_close(message);
+}
+
+/* No batch of the link touches memory any more: only we do. */
+static void tell_lost(kvf_messages_link *link) {
+    kvf_peer *peer = link->peer;
+    hang_up(link, 0);
+    kvf_buffer_free(&link->early);
+    link->slices = (kvf_slices){0};
+    link->count = 0;
+    link->starved = false;
+    link->peer = NULL;
+    if (peer)
+        kvf_peer_lost(peer, link->why);
+}
+
+bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
+    link->stirs = false;
+    if (!link->peer)
+        return false;
+    /* Events first: what they say counts after the messages that came before them. */
+    while (!link->lost && receive_event(link)) {
+    }
+    kvf_messages_forget(link);
+    bool more = true;
+    for (int i = 0; i < MESSAGES_A_TURN && more && !link->lost && *budget > 0; i++) {
+        kvf_messages_ask(link, budget);
+        more = receive_one(link, budget);
+        if (kvf_transport_hurried(link->endpoint->transport))
+            break;
+    }
+    if (!more && link->broken)
+        kvf_messages_lose(link, "the connection broke: its process has ended, or the network has");
+    if (link->lost) {
+        tell_lost(link);
+        return false;
+    }
+    kvf_messages_forget(link);
+    link->stirs = false;
+    return more || link->broken || (link->dealer && kvf_messages_readable(link->dealer)) ||
+           (link->greeted && link->slices.current && !link->starved && link->count < link->endpoint->window);
+}
+
+/* ---- the fabric's functions ------------------------------------------------------------------ */
+
+static kvf_status check_card(const kvf_messages_endpoint *endpoint, const kvf_messages_card *card) {
+    if (card->encrypted != endpoint->card.encrypted)
+        return kvf_fail(KVF_E_PERMISSION, card->encrypted
+                                              ? "the peer encrypts, and we have no messages.secret_key"
+                                              : "the peer has no keys, and we encrypt");
+    return KVF_OK;
+}
+
+/* Within a machine it is known at once whether somebody listens. */
+static kvf_status wait_for_answer(kvf_messages_link *link) {
+    uint64_t end = kvf_now(&kvf_monotonic) + SAME_PLACE_MS * UINT64_C(1000000);
+    while (!link->greeted && !link->lost && kvf_now(&kvf_monotonic) < end) {
+        zmq_pollitem_t item = {.socket = link->monitor, .events = ZMQ_POLLIN};
+        (void)zmq_poll(&item, 1, 10);
+        while (!link->greeted && !link->lost && receive_event(link)) {
+        }
+    }
+    return link->lost ? kvf_fail(KVF_E_PEER_LOST, "%s", link->why) : KVF_OK;
+}
+
+static void free_link(kvf_messages_link *link) {
+    hang_up(link, link->lost || !link->greeted ? 0 : MESSAGES_LINGER_MS);
+    kvf_buffer_free(&link->early);
+    kvf_free(link);
+}
+
+static kvf_status reach(kvf_messages_link *link) {
+    const char *host = next_host(link);
+    if (!host)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer listens on the loopback of another machine only");
+    kvf_status status = dial(link, host);
+    if (!status && link->same_place)
+        status = wait_for_answer(link);
+    return status;
+}
+
+kvf_status kvf_messages_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
+    kvf_messages_endpoint *endpoint = self;
+    kvf_messages_link *link = kvf_alloc0(1, sizeof *link);
+    if (!link)
+        return kvf_nomem("a peer");
+    link->endpoint = endpoint;
+    link->peer = peer;
+    link->dealer_fd = link->monitor_fd = -1;
+    kvf_status status = kvf_messages_card_read(data, bytes, &link->card);
+    if (!status)
+        status = check_card(endpoint, &link->card);
+    if (!status)
+        status = kvf_descriptors_check("a connection by messages", DESCRIPTORS_OF_A_LINK);
+    unsigned char here[KVF_PLACE_BYTES];
+    link->same_place = kvf_host_place(here) && memcmp(here, link->card.place, sizeof here) == 0;
+    if (!status)
+        status = reach(link);
+    if (status) {
+        free_link(link);
+        return status;
+    }
+    KVF_LIST_ADD(endpoint->links, link);
+    kvf_wake_set(&endpoint->wake, true);
+    *out = link;
+    return KVF_OK;
+}
+
+void kvf_messages_disconnect(void *self) {
+    kvf_messages_link *link = self;
+    zmq_msg_t bye;
+    if (link->greeted && !link->lost && zmq_msg_init_size(&bye, 1) == 0) {
+        *(unsigned char *)zmq_msg_data(&bye) = MESSAGES_BYE;
+        kvf_messages_say(link, &bye);
+    }
+    KVF_LIST_REMOVE(link->endpoint->links, link);
+    free_link(link);
+}
+
+kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
+    kvf_messages_link *link = self;
+    unsigned char length[2];
+    if (link->lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
+    if (link->untaken == MESSAGES_NOTICES_MAX)
+        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for it", MESSAGES_NOTICES_MAX);
+    kvf_status status = link->greeted ? KVF_OK : kvf_buffer_room(&link->early, sizeof length + bytes);
+    if (status)
+        return status;
+    link->untaken++;
+    if (link->greeted) {
+        say_notice(link, data, bytes);
+    } else {
+        kvf_put_number(length, bytes, sizeof length);
+        (void)kvf_buffer_add(&link->early, length, sizeof length);
+        (void)kvf_buffer_add(&link->early, data, bytes);
+    }
+    kvf_wake_set(&link->endpoint->wake, true);
+    return KVF_OK;
+}
+
+const char *kvf_messages_way(const void *self) {
+    const kvf_messages_link *link = self;
+    return link->way;
+}

@@ -1,0 +1,190 @@
+/*
+ * The consumer's side of a transfer: batches are cut into requests of at most MESSAGES_CHUNK_BYTES, of which a window
+ * is under way. The owner answers them in order.
+ */
+#include "transport/messages/messages.h"
+
+kvf_status kvf_messages_submit(void *self, kvf_batch *batch) {
+    kvf_messages_link *link = self;
+    kvf_slices_add(&link->slices, batch);
+    link->stirs = true;
+    kvf_wake_set(&link->endpoint->wake, true);
+    return KVF_OK;
+}
+
+void kvf_messages_cancel(void *self, kvf_batch *batch) {
+    (void)batch;
+    kvf_messages_link *link = self;
+    kvf_slices_cancel(&link->slices);
+    link->stirs = true;
+    kvf_wake_set(&link->endpoint->wake, true);
+}
+
+static const kvf_run *slice_runs(const kvf_slice *slice, size_t *count) {
+    *count = slice->count ? slice->count : 1;
+    return slice->count ? slice->runs : &slice->part;
+}
+
+/* Between our memory and the data of a message, run behind run. */
+static void copy_slice(const kvf_messages_link *link, const kvf_slice *slice, unsigned char *data,
+                       bool gather) {
+    kvf_messages_endpoint *endpoint = link->endpoint;
+    unsigned char *const *ours = kvf_transport_bases(endpoint->transport);
+    size_t count, laid_out;
+    const kvf_run *runs = slice_runs(slice, &count);
+    uint64_t at = 0;
+    for (; count > 0; count -= laid_out, runs += laid_out) {
+        laid_out = count < MESSAGES_RUNS ? count : MESSAGES_RUNS;
+        for (size_t i = 0; i < laid_out; i++) {
+            endpoint->runs[i] = (kvf_run){runs[i].local_offset, at, runs[i].bytes, runs[i].local_region, 0};
+            at += runs[i].bytes;
+        }
+        if (gather)
+            kvf_kernel_pack_runs(KVF_COPY_TO_REMOTE, (kvf_copy_bases){&data, ours}, endpoint->runs, laid_out);
+        else
+            kvf_kernel_copy_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){ours, &data}, endpoint->runs, laid_out,
+                                 slice->bytes);
+    }
+}
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+static kvf_status make_read(kvf_messages_link *link, const kvf_slice *slice, uint32_t number,
+                            zmq_msg_t *out) {
+    kvf_messages_endpoint *endpoint = link->endpoint;
+    size_t count;
+    const kvf_run *runs = slice_runs(slice, &count);
+    size_t list = kvf_messages_list_write(runs, count, endpoint->list);
+    if (zmq_msg_init_size(out, MESSAGES_REQUEST_BYTES + list))
+        return kvf_nomem("a message");
+    unsigned char *at = zmq_msg_data(out);
+    kvf_messages_request_write(MESSAGES_READ, number, (uint32_t)list, (uint32_t)slice->bytes, at);
+    memcpy(at + MESSAGES_REQUEST_BYTES, endpoint->list, list);
+    return KVF_OK;
+}
+
+/* KVF_E_AGAIN: there is no slot now. */
+static kvf_status make_write(kvf_messages_link *link, const kvf_slice *slice, uint32_t number,
+                             zmq_msg_t *out) {
+    size_t count;
+    const kvf_run *runs = slice_runs(slice, &count);
+    kvf_messages_slot *slot = kvf_messages_pool_take(&link->endpoint->pool);
+    if (!slot)
+        return KVF_E_AGAIN;
+    size_t list = kvf_messages_list_write(runs, count, slot->memory + MESSAGES_REQUEST_BYTES);
+    kvf_messages_request_write(MESSAGES_WRITE, number, (uint32_t)list, (uint32_t)slice->bytes, slot->memory);
+    copy_slice(link, slice, slot->memory + MESSAGES_REQUEST_BYTES + list, true);
+    kvf_status status = kvf_messages_pool_message(slot, 0, MESSAGES_REQUEST_BYTES + list + slice->bytes, out);
+    if (status)
+        kvf_messages_pool_give(slot);
+    return status;
+}
+
+/* Asks for what comes next. */
+static kvf_status ask_one(kvf_messages_link *link, uint64_t *budget) {
+    kvf_batch *batch = link->slices.current;
+    kvf_slice slice;
+    zmq_msg_t message;
+    kvf_slices_peek(&link->slices, MESSAGES_CHUNK_BYTES, MESSAGES_CHUNK_RUNS, &slice);
+    uint32_t number = link->number + 1;
+    kvf_status status = batch->direction == KVF_READ ? make_read(link, &slice, number, &message)
+                                                     : make_write(link, &slice, number, &message);
+    if (status)
+        return status;
+    link->number = number;
+    kvf_messages_say(link, &message);
+    link->asked[(link->first + link->count++) % MESSAGES_WINDOW_MAX] =
+        (kvf_messages_asked){batch, slice, number, batch->direction};
+    batch->in_flight++;
+    *budget -= kvf_min_u64(*budget, batch->direction == KVF_WRITE ? slice.bytes : slice.count + 1);
+    (void)kvf_slices_advance(&link->slices, &slice);
+    return KVF_OK;
+}
+
+void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget) {
+    kvf_status status = KVF_OK;
+    link->starved = false;
+    while (link->greeted && !link->lost && !status && link->slices.current && *budget > 0 &&
+           link->count < link->endpoint->window)
+        status = ask_one(link, budget);
+    if (status == KVF_E_AGAIN || status == KVF_E_NOMEM) {
+        link->starved = true;
+        kvf_messages_pool_want(&link->endpoint->pool);
+    }
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+/* A batch that is not the current one has been asked for whole, or was stopped: it ends with its last answer. */
+static void settle(kvf_messages_link *link, kvf_batch *batch) {
+    if (batch->failed && batch == link->slices.current)
+        (void)kvf_slices_drop_current(&link->slices);
+    if (batch->in_flight > 0 || batch == link->slices.current)
+        return;
+    if (batch->cancelled)
+        kvf_slices_end_cancelled(batch);
+    else
+        kvf_batch_end(batch);
+}
+
+/* The owner's sentence, as far as it may be printed. */
+static void fail_batch(kvf_batch *batch, const unsigned char *text, size_t bytes) {
+    char reason[MESSAGES_TEXT_BYTES + 32];
+    size_t length = (size_t)kvf_min_u64(bytes, MESSAGES_TEXT_BYTES), at = strlen("its owner refused it: ");
+    memcpy(reason, "its owner refused it: ", at);
+    for (size_t i = 0; i < length; i++)
+        reason[at++] = (char)(text[i] >= ' ' && text[i] <= '~' ? text[i] : '?');
+    reason[at] = '\0';
+    kvf_batch_fail(batch, KVF_E_IO, reason);
+}
+
+static bool fits(const kvf_messages_asked *asked, kvf_messages_kind kind, uint32_t number, size_t bytes) {
+    if (number != asked->number)
+        return false;
+    if (kind == MESSAGES_DATA)
+        return asked->direction == KVF_READ && bytes == asked->slice.bytes;
+    return kind == MESSAGES_FAILED || (asked->direction == KVF_WRITE && bytes == 0);
+}
+
+bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, const unsigned char *data,
+                           size_t bytes, uint64_t *budget) {
+    kvf_byte_reader from = {data, bytes, false};
+    (void)kvf_take_number(&from, 4);
+    uint32_t number = (uint32_t)kvf_take_number(&from, 4);
+    kvf_messages_asked *asked = &link->asked[link->first % MESSAGES_WINDOW_MAX];
+    if (from.cut_off || link->count == 0 || !fits(asked, kind, number, from.left))
+        return false;
+    kvf_batch *batch = asked->batch;
+    kvf_slice slice = asked->slice;
+    link->first++;
+    link->count--;
+    if (!batch)
+        return true;
+    batch->in_flight--;
+    if (kind == MESSAGES_FAILED)
+        fail_batch(batch, from.at, from.left);
+    if (kind == MESSAGES_DATA && !batch->failed && !batch->cancelled) {
+        unsigned char *read_only;
+        memcpy(&read_only, &from.at, sizeof read_only);
+        copy_slice(link, &slice, read_only, false);
+        *budget -= kvf_min_u64(*budget, slice.bytes);
+    }
+    settle(link, batch);
+    return true;
+}
+
+/* What was to be read only we could write to our memory; what was to be written the owner may still write. */
+void kvf_messages_forget(kvf_messages_link *link) {
+    if (!link->slices.cancelled)
+        return;
+    for (uint32_t i = 0; i < link->count; i++) {
+        kvf_messages_asked *asked = &link->asked[(link->first + i) % MESSAGES_WINDOW_MAX];
+        kvf_batch *batch = asked->batch;
+        if (!batch || !batch->cancelled || asked->direction != KVF_READ)
+            continue;
+        asked->batch = NULL;
+        if (--batch->in_flight == 0 && batch != link->slices.current)
+            kvf_slices_end_cancelled(batch);
+    }
+    kvf_slices_reap(&link->slices);
+}

@@ -1,0 +1,507 @@
+/*
+ * The owner's side. ZeroMQ knows each connection by a number; who has said the secret in it becomes a client, and
+ * whatever comes over others is dropped. A client that is refused is told why, forgotten, and then dropped likewise:
+ * ZeroMQ has no way to hang up.
+ *
+ * Nobody tells us that a connection has ended: clients say goodbye, and who could not is found when it is sent to.
+ */
+#include <errno.h>
+
+#include "transport/messages/messages.h"
+
+#define MESSAGES_A_TURN 64
+#define CLIENTS_SWEPT 64u
+
+/* ZeroMQ's name for a connection: a zero byte and a number. */
+#define NAME_BYTES 5u
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+/* 0, or errno: EHOSTUNREACH, it is gone; EAGAIN, it does not read. The message is taken over in any case. */
+static int send_to(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
+    unsigned char name[NAME_BYTES] = {0};
+    int error = 0;
+    memcpy(name + 1, &number, sizeof number);
+    endpoint->router_stirs = true; /* sending can swallow the signal on the descriptor */
+    while (zmq_send(endpoint->router, name, sizeof name, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
+        if ((error = zmq_errno()) != EINTR)
+            break;
+        else
+            error = 0;
+    while (!error && zmq_msg_send(message, endpoint->router, ZMQ_DONTWAIT) < 0)
+        if ((error = zmq_errno()) == EINTR)
+            error = 0;
+    if (error)
+        (void)zmq_msg_close(message);
+    return error;
+}
+
+static int send_bytes(kvf_messages_endpoint *endpoint, uint32_t number, const void *data, size_t bytes) {
+    zmq_msg_t message;
+    if (zmq_msg_init_size(&message, bytes))
+        return ENOMEM;
+    memcpy(zmq_msg_data(&message), data, bytes);
+    return send_to(endpoint, number, &message);
+}
+
+static void send_refusal(kvf_messages_endpoint *endpoint, uint32_t number, kvf_messages_refusal why,
+                         uint64_t detail) {
+    unsigned char out[MESSAGES_ANSWER_BYTES + 8];
+    kvf_messages_answer_write(MESSAGES_REFUSED, why, out);
+    kvf_put_number(out + MESSAGES_ANSWER_BYTES, detail, 8);
+    (void)send_bytes(endpoint, number, out, sizeof out);
+}
+
+/* ---- clients --------------------------------------------------------------------------------- */
+
+static kvf_messages_client *find_client(kvf_messages_endpoint *endpoint, uint32_t number) {
+    kvf_messages_client *client;
+    HASH_FIND(hh, endpoint->clients, &number, sizeof number, client);
+    return client;
+}
+
+static void set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client, bool ready) {
+    if (client->is_ready == ready)
+        return;
+    client->is_ready = ready;
+    if (ready) {
+        KVF_QUEUE_ADD(endpoint->ready, endpoint->last_ready, client);
+        endpoint->ready_count++;
+    } else {
+        KVF_QUEUE_REMOVE(endpoint->ready, endpoint->last_ready, client);
+        endpoint->ready_count--;
+    }
+}
+
+/* Whatever it asked for and was not answered is dropped. */
+static void forget_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
+    set_ready(endpoint, client, false);
+    for (; client->count > 0; client->count--)
+        (void)zmq_msg_close(&client->pending[client->first++ % MESSAGES_WINDOW_MAX]);
+    HASH_DELETE(hh, endpoint->clients, client);
+    kvf_free(client);
+}
+
+static void refuse(kvf_messages_endpoint *endpoint, kvf_messages_client *client, kvf_messages_refusal why,
+                   uint64_t detail) {
+    send_refusal(endpoint, client->number, why, detail);
+    forget_client(endpoint, client);
+}
+
+/* Sends an answer; false: the client is gone, or does not read what it asked for, and is forgotten. */
+static bool answer(kvf_messages_endpoint *endpoint, kvf_messages_client *client, zmq_msg_t *message) {
+    if (send_to(endpoint, client->number, message) == 0)
+        return true;
+    forget_client(endpoint, client);
+    return false;
+}
+
+static bool answer_bytes(kvf_messages_endpoint *endpoint, kvf_messages_client *client, const void *data,
+                         size_t bytes) {
+    if (send_bytes(endpoint, client->number, data, bytes) == 0)
+        return true;
+    forget_client(endpoint, client);
+    return false;
+}
+
+/* Those that are gone are forgotten. */
+static void sweep(kvf_messages_endpoint *endpoint) {
+    unsigned char alive[MESSAGES_ANSWER_BYTES];
+    kvf_messages_client *client, *next;
+    kvf_messages_answer_write(MESSAGES_ALIVE, 0, alive);
+    HASH_ITER(hh, endpoint->clients, client, next)
+    (void)answer_bytes(endpoint, client, alive, sizeof alive);
+    endpoint->sweep_at = 2 * HASH_COUNT(endpoint->clients) + CLIENTS_SWEPT;
+}
+
+void kvf_messages_refuse_old(kvf_messages_endpoint *endpoint, uint64_t oldest) {
+    kvf_messages_client *client, *next;
+    HASH_ITER(hh, endpoint->clients, client, next)
+    if (client->generation < oldest)
+        refuse(endpoint, client, MESSAGES_REFUSED_GENERATION, oldest);
+}
+
+void kvf_messages_close_clients(kvf_messages_endpoint *endpoint) {
+    kvf_messages_client *client, *next;
+    HASH_ITER(hh, endpoint->clients, client, next)
+    refuse(endpoint, client, MESSAGES_REFUSED_CLOSED, 0);
+    if (endpoint->greeting)
+        (void)zmq_msg_close(&endpoint->hello);
+}
+
+/* ---- fences ---------------------------------------------------------------------------------- */
+
+kvf_status kvf_messages_fence(void *self, const void *part, size_t bytes) {
+    kvf_messages_endpoint *endpoint = self;
+    kvf_messages_card card;
+    kvf_status status = kvf_messages_card_read(part, bytes, &card);
+    if (!status)
+        status = kvf_fences_add(&endpoint->fences, card.id);
+    if (status)
+        return status == KVF_E_UNSUPPORTED ? KVF_E_PARSE : status;
+    kvf_messages_client *client, *next;
+    HASH_ITER(hh, endpoint->clients, client, next)
+    if (memcmp(client->id, card.id, sizeof card.id) == 0)
+        refuse(endpoint, client, MESSAGES_REFUSED_FENCED, 0);
+    kvf_wake_set(&endpoint->wake, true);
+    return kvf_fences_seen(&endpoint->fences, card.id) ? KVF_OK : KVF_E_NOT_FOUND;
+}
+
+kvf_status kvf_messages_admit(void *self, const void *part, size_t bytes) {
+    kvf_messages_endpoint *endpoint = self;
+    kvf_messages_card card;
+    kvf_status status = kvf_messages_card_read(part, bytes, &card);
+    if (!status)
+        kvf_fences_remove(&endpoint->fences, card.id);
+    return status == KVF_E_UNSUPPORTED ? KVF_E_PARSE : status;
+}
+
+/* ---- greetings ------------------------------------------------------------------------------- */
+
+/* Takes as long for any secret: the time would tell how much of it is right. */
+static bool is_secret(const unsigned char *said, const unsigned char *ours) {
+    volatile unsigned char difference = 0;
+    for (size_t i = 0; i < MESSAGES_SECRET_BYTES; i++)
+        difference = (unsigned char)(difference | (said[i] ^ ours[i]));
+    return difference == 0;
+}
+
+/* Why it is not let in; 0: it is. */
+static int check_hello(const kvf_messages_endpoint *endpoint, const kvf_messages_hello *hello,
+                       uint32_t version, uint64_t *detail) {
+    uint32_t region_count;
+    (void)kvf_transport_regions(endpoint->transport, &region_count);
+    *detail = MESSAGES_VERSION;
+    if (version != MESSAGES_VERSION)
+        return MESSAGES_REFUSED_VERSION;
+    *detail = kvf_transport_oldest(endpoint->transport);
+    if (!is_secret(hello->secret, endpoint->card.secret))
+        return MESSAGES_REFUSED_STRANGER;
+    if (kvf_fences_has(&endpoint->fences, hello->id))
+        return MESSAGES_REFUSED_FENCED;
+    if (hello->generation < *detail)
+        return MESSAGES_REFUSED_GENERATION;
+    if (hello->region_count > region_count)
+        return MESSAGES_REFUSED_PROTOCOL;
+    return HASH_COUNT(endpoint->clients) >= MESSAGES_CLIENTS_MAX ? MESSAGES_REFUSED_FULL : 0;
+}
+
+/* False: there is no memory for it now. */
+static bool let_in(kvf_messages_endpoint *endpoint, uint32_t number, const kvf_messages_hello *hello) {
+    kvf_messages_client *client = kvf_alloc0(1, sizeof *client);
+    if (!client)
+        return false;
+    client->number = number;
+    client->generation = hello->generation;
+    client->region_count = hello->region_count;
+    memcpy(client->id, hello->id, sizeof hello->id);
+    memcpy(client->name, hello->name, sizeof hello->name);
+    HASH_ADD(hh, endpoint->clients, number, sizeof client->number, client);
+    if (!client->hh.tbl) {
+        kvf_free(client);
+        return false;
+    }
+    kvf_fences_see(&endpoint->fences, client->id);
+    return true;
+}
+
+/* False: later. */
+static bool greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *data, size_t bytes) {
+    kvf_messages_hello hello;
+    uint32_t version;
+    uint64_t detail;
+    if (!kvf_messages_hello_read(data, bytes, &hello, &version))
+        return true;
+    if (HASH_COUNT(endpoint->clients) >= endpoint->sweep_at)
+        sweep(endpoint);
+    int why = check_hello(endpoint, &hello, version, &detail);
+    if (!why)
+        return let_in(endpoint, number, &hello);
+    send_refusal(endpoint, number, (kvf_messages_refusal)why, detail);
+    return true;
+}
+
+/* ---- taking in ------------------------------------------------------------------------------- */
+
+static void take_notice(kvf_messages_endpoint *endpoint, kvf_messages_client *client, const void *data,
+                        size_t bytes) {
+    if (bytes < 1 || bytes > KVF_NOTICE_MAX) {
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+        return;
+    }
+    (void)kvf_deliver(endpoint->transport, client->name, data, bytes); /* there is room: see below */
+    client->taken++;
+    set_ready(endpoint, client, true);
+}
+
+static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *client, zmq_msg_t *message) {
+    if (client->count == MESSAGES_WINDOW_MAX) {
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+        return;
+    }
+    zmq_msg_t *place = &client->pending[(client->first + client->count++) % MESSAGES_WINDOW_MAX];
+    (void)zmq_msg_init(place);
+    (void)zmq_msg_move(place, message);
+    set_ready(endpoint, client, true);
+}
+
+/* A greeting for which there is no memory waits, and everything behind it. */
+static void hear(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
+    if (greet(endpoint, number, zmq_msg_data(message), zmq_msg_size(message)))
+        return;
+    endpoint->greeting = true;
+    endpoint->greeter = number;
+    (void)zmq_msg_init(&endpoint->hello);
+    (void)zmq_msg_move(&endpoint->hello, message);
+}
+
+static bool hear_again(kvf_messages_endpoint *endpoint) {
+    zmq_msg_t *hello = &endpoint->hello;
+    if (endpoint->greeting && !greet(endpoint, endpoint->greeter, zmq_msg_data(hello), zmq_msg_size(hello)))
+        return false;
+    if (endpoint->greeting)
+        (void)zmq_msg_close(hello);
+    endpoint->greeting = false;
+    return true;
+}
+
+static void take_message(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
+    const unsigned char *data = zmq_msg_data(message);
+    size_t bytes = zmq_msg_size(message);
+    kvf_messages_client *client = find_client(endpoint, number);
+    int kind = bytes > 0 ? data[0] : 0;
+    if (!client && kind == MESSAGES_HELLO)
+        hear(endpoint, number, message);
+    else if (!client)
+        return;
+    else if (kind == MESSAGES_READ || kind == MESSAGES_WRITE)
+        take_request(endpoint, client, message);
+    else if (kind == MESSAGES_NOTICE)
+        take_notice(endpoint, client, data + 1, bytes - 1);
+    else if (kind == MESSAGES_BYE)
+        forget_client(endpoint, client);
+    else
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+}
+
+/* One message of two frames; others are dropped. False: there is none. */
+static bool receive_one(kvf_messages_endpoint *endpoint) {
+    zmq_msg_t name, message, surplus;
+    (void)zmq_msg_init(&name);
+    (void)zmq_msg_init(&message);
+    (void)zmq_msg_init(&surplus);
+    bool received = kvf_messages_receive(endpoint->router, &name);
+    bool whole = received && zmq_msg_more(&name) && kvf_messages_receive(endpoint->router, &message);
+    bool more = whole && zmq_msg_more(&message);
+    const unsigned char *at = zmq_msg_data(&name);
+    if (whole && !more && zmq_msg_size(&name) == NAME_BYTES && at[0] == 0) {
+        uint32_t number;
+        memcpy(&number, at + 1, sizeof number);
+        take_message(endpoint, number, &message);
+    }
+    while (more && kvf_messages_receive(endpoint->router, &surplus))
+        more = zmq_msg_more(&surplus);
+    (void)zmq_msg_close(&surplus);
+    (void)zmq_msg_close(&message);
+    (void)zmq_msg_close(&name);
+    return received;
+}
+
+bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
+    for (int i = 0; i < MESSAGES_A_TURN; i++) {
+        /* It may be a notification, which must not be lost for want of memory. */
+        if (!hear_again(endpoint) || kvf_deliver_room(endpoint->transport, KVF_NOTICE_ROOM_MAX))
+            return true;
+        if (!receive_one(endpoint))
+            return false;
+    }
+    return true;
+}
+
+/* ---- serving --------------------------------------------------------------------------------- */
+
+static void copy_listed(kvf_messages_endpoint *endpoint, const kvf_messages_request *request, bool write,
+                        unsigned char *data) {
+    unsigned char *const *ours = kvf_transport_bases(endpoint->transport);
+    kvf_messages_walk walk = {.from = {request->list, request->list_bytes, false}};
+    size_t count;
+    while ((count = kvf_messages_walk_runs(&walk, endpoint->runs, MESSAGES_RUNS)) > 0) {
+        if (write)
+            kvf_kernel_copy_runs(KVF_COPY_TO_REMOTE, (kvf_copy_bases){ours, &data}, endpoint->runs, count,
+                                 request->bytes);
+        else
+            kvf_kernel_pack_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){&data, ours}, endpoint->runs, count);
+    }
+}
+
+static bool fail_request(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint32_t number) {
+    unsigned char out[MESSAGES_ANSWER_BYTES + MESSAGES_TEXT_BYTES];
+    size_t length = strnlen(kvf_error_detail(), MESSAGES_TEXT_BYTES);
+    kvf_messages_answer_write(MESSAGES_FAILED, number, out);
+    memcpy(out + MESSAGES_ANSWER_BYTES, kvf_error_detail(), length);
+    return answer_bytes(endpoint, client, out, MESSAGES_ANSWER_BYTES + length);
+}
+
+/* KVF_E_AGAIN: there is no slot now. */
+static kvf_status send_data(kvf_messages_endpoint *endpoint, kvf_messages_client *client,
+                            const kvf_messages_request *request) {
+    const size_t begin = MESSAGES_REQUEST_BYTES - MESSAGES_ANSWER_BYTES; /* the data at a multiple of 16 */
+    zmq_msg_t message;
+    kvf_messages_slot *slot =
+        client->slots < MESSAGES_CLIENT_SLOTS ? kvf_messages_pool_take(&endpoint->pool) : NULL;
+    if (!slot)
+        return KVF_E_AGAIN;
+    kvf_messages_answer_write(MESSAGES_DATA, request->number, slot->memory + begin);
+    copy_listed(endpoint, request, false, slot->memory + MESSAGES_REQUEST_BYTES);
+    if (kvf_messages_pool_message(slot, begin, MESSAGES_ANSWER_BYTES + request->bytes, &message)) {
+        kvf_messages_pool_give(slot);
+        return KVF_E_AGAIN;
+    }
+    slot->served = true;
+    slot->client = client->number;
+    client->slots++;
+    return answer(endpoint, client, &message) ? KVF_OK : KVF_E_PEER_LOST;
+}
+
+static kvf_status write_data(kvf_messages_endpoint *endpoint, kvf_messages_client *client,
+                             const kvf_messages_request *request) {
+    unsigned char done[MESSAGES_ANSWER_BYTES], *data;
+    memcpy(&data, &request->data, sizeof data); /* it is read only */
+    copy_listed(endpoint, request, true, data);
+    kvf_messages_answer_write(MESSAGES_DONE, request->number, done);
+    return answer_bytes(endpoint, client, done, sizeof done) ? KVF_OK : KVF_E_PEER_LOST;
+}
+
+/* The first of what a client asks. KVF_E_AGAIN: later; KVF_E_PEER_LOST: the client was forgotten. */
+static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_client *client,
+                              uint64_t *budget) {
+    zmq_msg_t *message = &client->pending[client->first % MESSAGES_WINDOW_MAX];
+    kvf_messages_request request;
+    const unsigned char *data = zmq_msg_data(message);
+    uint32_t region_count;
+    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, &region_count);
+    if (!kvf_messages_request_read(data, zmq_msg_size(message), &request)) {
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+        return KVF_E_PEER_LOST;
+    }
+    kvf_status status = kvf_messages_list_check(request.list, request.list_bytes, request.bytes, regions,
+                                                (uint32_t)kvf_min_u64(region_count, client->region_count));
+    if (status)
+        status = fail_request(endpoint, client, request.number) ? KVF_OK : KVF_E_PEER_LOST;
+    else if (data[0] == MESSAGES_READ)
+        status = send_data(endpoint, client, &request);
+    else
+        status = write_data(endpoint, client, &request);
+    if (status)
+        return status;
+    *budget -= kvf_min_u64(*budget, request.bytes + 1);
+    (void)zmq_msg_close(message);
+    client->first++;
+    client->count--;
+    return KVF_OK;
+}
+
+/* Whether anything was done. */
+static bool serve_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *budget) {
+    bool done = client->taken > 0;
+    if (done) {
+        unsigned char taken[MESSAGES_ANSWER_BYTES];
+        kvf_messages_answer_write(MESSAGES_TAKEN, client->taken, taken);
+        client->taken = 0;
+        if (!answer_bytes(endpoint, client, taken, sizeof taken))
+            return true;
+    }
+    kvf_status status = client->count > 0 ? serve_first(endpoint, client, budget) : KVF_E_AGAIN;
+    if (status == KVF_E_PEER_LOST)
+        return true;
+    set_ready(endpoint, client, false); /* to the end */
+    set_ready(endpoint, client, client->count > 0);
+    return done || status == KVF_OK;
+}
+
+bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
+    uint32_t idle = 0;
+    bool hurried = false;
+    while (endpoint->ready_count > idle && *budget > 0 && !hurried) {
+        idle = serve_client(endpoint, endpoint->ready, budget) ? 0 : idle + 1;
+        hurried = kvf_transport_hurried(endpoint->transport);
+    }
+    if (endpoint->ready_count > 0 && endpoint->ready_count <= idle)
+        kvf_messages_pool_want(&endpoint->pool);
+    return endpoint->ready_count > idle;
+}
+
+void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
+    kvf_messages_slot *slot = kvf_messages_pool_returned(&endpoint->pool), *next;
+    for (; slot; slot = next) {
+        next = slot->following;
+        kvf_messages_client *client = slot->served ? find_client(endpoint, slot->client) : NULL;
+        if (client && client->slots > 0)
+            client->slots--;
+        slot->served = false;
+        kvf_messages_pool_give(slot);
+    }
+}
+
+/* ---- listening ------------------------------------------------------------------------------- */
+
+static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *listen) {
+    const int six = strchr(listen, '*') == strchr(listen, '/') + 2 || strchr(listen, '[') != NULL;
+    if (zmq_setsockopt(endpoint->router, ZMQ_IPV6, &six, sizeof six))
+        return kvf_messages_fail("ZMQ_IPV6");
+    if (zmq_bind(endpoint->router, listen) == 0)
+        return KVF_OK;
+    int error = zmq_errno();
+    kvf_status status = KVF_E_IO;
+    if (error == EADDRINUSE)
+        status = KVF_E_EXISTS;
+    else if (error == EACCES || error == EPERM)
+        status = KVF_E_PERMISSION;
+    else if (error == EINVAL || error == ENODEV || error == EADDRNOTAVAIL)
+        status = KVF_E_INVALID;
+    return kvf_fail(status, "cannot listen on %s: %s", listen, zmq_strerror(error));
+}
+
+/* "tcp://[::]:4711", as ZeroMQ says where it listens. */
+static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
+    char bound[MESSAGES_ADDRESS_BYTES + 16];
+    size_t bytes = sizeof bound;
+    if (zmq_getsockopt(endpoint->router, ZMQ_LAST_ENDPOINT, bound, &bytes))
+        return kvf_messages_fail("ZMQ_LAST_ENDPOINT");
+    char *host = bound + strlen("tcp://"), *colon = strrchr(bound, ':');
+    unsigned port = 0;
+    for (const char *digit = colon + 1; *digit >= '0' && *digit <= '9'; digit++)
+        port = port * 10 + (unsigned)(*digit - '0');
+    endpoint->card.port = (uint16_t)port;
+    *colon = '\0';
+    if (host[0] == '[' && colon[-1] == ']') {
+        colon[-1] = '\0';
+        host++;
+    }
+    if (kvf_messages_is_host(host))
+        kvf_messages_add_host(&endpoint->card, host);
+    else if (endpoint->card.host_count > 0) /* users have said where others find us */
+        kvf_messages_add_host(&endpoint->card, "127.0.0.1");
+    else
+        kvf_messages_add_interfaces(&endpoint->card);
+    return KVF_OK;
+}
+
+kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen) {
+    const int server = 1, mandatory = 1, receive = MESSAGES_RECEIVE_LIMIT;
+    endpoint->router = zmq_socket(endpoint->zmq, ZMQ_ROUTER);
+    if (!endpoint->router)
+        return kvf_messages_fail("zmq_socket");
+    endpoint->sweep_at = CLIENTS_SWEPT;
+    kvf_status status = kvf_messages_tune(endpoint, endpoint->router);
+    if (!status && (zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
+                    zmq_setsockopt(endpoint->router, ZMQ_RCVHWM, &receive, sizeof receive) ||
+                    (endpoint->card.encrypted &&
+                     zmq_setsockopt(endpoint->router, ZMQ_CURVE_SERVER, &server, sizeof server))))
+        status = kvf_messages_fail("zmq_setsockopt");
+    if (!status)
+        status = bind_router(endpoint, listen);
+    if (!status)
+        status = read_bound(endpoint);
+    return status ? status : kvf_messages_watch(endpoint, endpoint->router, endpoint, &endpoint->router_fd);
+}

@@ -1,0 +1,268 @@
+/*
+ * Loading UCX when it is first needed.
+ *
+ * Nothing here is linked against UCX: what kvferry calls of it is looked up in a library that is opened at run time,
+ * so that one build serves machines with any UCX, and with none. UCX keeps its interface from version to version:
+ * structs say by a mask which of their fields are set, and fields are added at the end. So whatever headers kvferry
+ * was compiled with, every UCX from 1.13 on reads the same.
+ *
+ * A process may have several: the system's, those of Python packages, one that another library brought. They are
+ * opened with RTLD_LOCAL, so that the names of one do not stand in for those of another. That is not enough in two
+ * cases:
+ *
+ *  - Files of the same name. The loader takes what a library needs ("libucs.so.0") from whatever is loaded under that
+ *    name already, wherever it lies. A UCX put together from two is refused. Wheels that carry a UCX of their own give
+ *    their files names that nobody else has.
+ *  - A UCX among the process's global names: the program is linked against one, or opened one with RTLD_GLOBAL. Its
+ *    names come before those of any library opened later. Then, and only then, ours is opened with RTLD_DEEPBIND,
+ *    which turns that round, and which also takes malloc() from libc past any replacement.
+ *
+ * What was loaded stays: UCX has patched the memory calls of libc by then, and its threads may run.
+ */
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "base/fork.h"
+#include "transport/ucx/ucx.h"
+
+#define CANDIDATES_DEFAULT "libucp.so.0"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static kvf_ucx_library *all_loaded;
+static atomic_uint owner; /* fork count, and 1, of the process that loads or has loaded one; 0: none */
+
+/* ---- what is looked up ----------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    size_t at;
+    bool may_lack;
+} functions[] = {
+#define NEEDED(function) {#function, offsetof(kvf_ucx_library, function), false},
+#define USEFUL(function) {#function, offsetof(kvf_ucx_library, function), true},
+    KVF_UCX_FUNCTIONS(NEEDED, USEFUL)
+#undef NEEDED
+#undef USEFUL
+};
+
+static kvf_status find_functions(void *handle, kvf_ucx_library *out) {
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *address = dlsym(handle, functions[i].name);
+        if (!address && !functions[i].may_lack)
+            return kvf_fail(KVF_E_UNSUPPORTED, "it has no %s()", functions[i].name);
+        memcpy((char *)out + functions[i].at, &address, sizeof address);
+    }
+    return KVF_OK;
+}
+
+/* The file that an address is in, without links; "" when that cannot be told. */
+static void file_of(void *address, char out[PATH_MAX]) {
+    Dl_info info;
+    if (!dladdr(address, &info) || !info.dli_fname || !realpath(info.dli_fname, out))
+        out[0] = '\0';
+}
+
+/* ---- whether it can be used ------------------------------------------------------------------ */
+
+static kvf_status check_version(void *handle, kvf_ucx_library *out) {
+    void (*get_version)(unsigned *, unsigned *, unsigned *);
+    void *address = dlsym(handle, "ucp_get_version");
+    if (!address)
+        return kvf_fail(KVF_E_UNSUPPORTED, "it has no ucp_get_version(), so it is no UCX");
+    memcpy(&get_version, &address, sizeof address);
+    unsigned major = 0, minor = 0, release = 0;
+    get_version(&major, &minor, &release);
+    (void)snprintf(out->version, sizeof out->version, "%u.%u.%u", major, minor, release);
+    if (major != KVF_UCX_MAJOR || minor < KVF_UCX_MINOR_MIN)
+        return kvf_fail(KVF_E_UNSUPPORTED, "it is UCX %s; allowed are %d.%d and later versions of %d",
+                        out->version, KVF_UCX_MAJOR, KVF_UCX_MINOR_MIN, KVF_UCX_MAJOR);
+    return KVF_OK;
+}
+
+/* A UCX is three libraries and more, which lie in one folder. */
+static kvf_status check_parts(void *handle, kvf_ucx_library *out) {
+    char path[PATH_MAX], part[PATH_MAX];
+    file_of(dlsym(handle, "ucp_get_version"), path);
+    file_of(dlsym(handle, "ucs_status_string"), part);
+    const char *name = strrchr(path, '/'), *part_name = strrchr(part, '/');
+    if (!name || !part_name)
+        return kvf_fail(KVF_E_UNSUPPORTED, "where it was loaded from cannot be told");
+    if (name - path != part_name - part || strncmp(path, part, (size_t)(name - path)) != 0)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "this process has the %s of another UCX already (%s), and would mix the two",
+                        part_name + 1, part);
+    out->path = kvf_strdup(path);
+    return out->path ? KVF_OK : kvf_nomem("a library's path");
+}
+
+static kvf_ucx_library *loaded_from(const char *path) {
+    for (kvf_ucx_library *at = all_loaded; at; at = at->following)
+        if (strcmp(at->path, path) == 0)
+            return at;
+    return NULL;
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+/* UCX keeps a function of ours, so whatever this code is part of stays too. Fails for a program, which does anyway. */
+static void stay_loaded(void) {
+    Dl_info info;
+    if (dladdr(&all_loaded, &info) && info.dli_fname)
+        (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+static void drop(kvf_ucx_library *library) {
+    kvf_free(library->path);
+    kvf_free(library);
+}
+
+static kvf_status examine(void *handle, kvf_ucx_library **out) {
+    kvf_ucx_library *made = kvf_alloc0(1, sizeof *made);
+    if (!made)
+        return kvf_nomem("a library's functions");
+    kvf_status status = check_version(handle, made);
+    if (!status)
+        status = find_functions(handle, made);
+    if (!status)
+        status = check_parts(handle, made);
+    if (status) {
+        drop(made);
+        return status;
+    }
+    kvf_ucx_library *known = loaded_from(made->path);
+    if (known) {
+        drop(made);
+    } else {
+        known = made;
+        made->following = all_loaded;
+        all_loaded = made;
+        kvf_ucx_catch_log(made);
+        stay_loaded();
+    }
+    *out = known;
+    return KVF_OK;
+}
+
+/* A wheel's own UCX comes with its own libraries for InfiniBand, under names with a hash, but its module for EFA needs
+ * libefa of the system, and so the system's copies of the same libraries. Opened by that module they would call into the
+ * wheel's, and the process would crash when it ends (nixl-cu13 1.5.1 on Debian 12, with or without kvferry). Opened
+ * before, on their own, they keep to themselves. */
+static void keep_apart(const char *name) {
+    const char *file = strrchr(name, '/');
+    if (file && strncmp(file, "/libucp.so", strlen("/libucp.so")) != 0)
+        (void)dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL);
+}
+
+/* Opening anything but a plain file may block, and a name without a slash is the loader's to find. */
+static kvf_status check_file(const char *name) {
+    struct stat file;
+    if (!strchr(name, '/') || stat(name, &file) != 0 || S_ISREG(file.st_mode))
+        return KVF_OK;
+    return kvf_fail(KVF_E_UNSUPPORTED, "it is no plain file");
+}
+
+static kvf_status load_one(const char *name, kvf_ucx_library **out) {
+    kvf_status status = check_file(name);
+    if (status)
+        return status;
+    int flags = RTLD_NOW | RTLD_LOCAL;
+#ifdef RTLD_DEEPBIND
+    if (dlsym(RTLD_DEFAULT, "ucs_status_string"))
+        flags |= RTLD_DEEPBIND;
+#endif
+    keep_apart(name);
+    void *handle = dlopen(name, flags);
+    if (!handle) {
+        const char *reason = dlerror();
+        size_t length = strlen(name);
+        if (reason && strncmp(reason, name, length) == 0 && strncmp(reason + length, ": ", 2) == 0)
+            reason += length + 2;
+        return kvf_fail(KVF_E_UNSUPPORTED, "%s", reason ? reason : "it cannot be loaded");
+    }
+    status = examine(handle, out);
+    if (status)
+        (void)dlclose(handle); /* or its files stand in for those of the next one */
+    return status;
+}
+
+static kvf_status load_first(const char *candidates, kvf_ucx_library **out) {
+    char *names = kvf_strdup(candidates), *rest = names;
+    if (!names)
+        return kvf_nomem("the libraries' names");
+    kvf_text reasons = {0};
+    kvf_status status = KVF_E_UNSUPPORTED;
+    for (char *name; status == KVF_E_UNSUPPORTED && (name = strsep(&rest, ":")) != NULL;) {
+        status = *name
+                     ? load_one(name, out)
+                     : kvf_fail(KVF_E_INVALID,
+                                "ucx.library is \"%s\"; allowed are files with ':' between them", candidates);
+        if (status == KVF_E_UNSUPPORTED)
+            kvf_text_add(&reasons, "%s%s: %s", reasons.length ? "; " : "", name, kvf_error_detail());
+    }
+    if (status == KVF_E_UNSUPPORTED)
+        status = kvf_fail(status, "no UCX was loaded: %s", reasons.data ? reasons.data : candidates);
+    kvf_text_free(&reasons);
+    kvf_free(names);
+    return status;
+}
+
+/* UCX's threads and descriptors do not survive fork(): in a child of a process that has opened it, opening it again
+ * hangs or aborts. */
+static kvf_status check_process(unsigned *now) {
+    unsigned none = 0;
+    *now = kvf_fork_count() + 1;
+    if (atomic_compare_exchange_strong(&owner, &none, *now) || none == *now)
+        return KVF_OK;
+    return kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that had opened UCX");
+}
+
+kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out) {
+    unsigned now;
+    kvf_status status = check_process(&now);
+    if (status)
+        return status;
+    kvf_ucx_library *found = NULL;
+    (void)pthread_mutex_lock(&lock);
+    status = load_first(candidates ? candidates : CANDIDATES_DEFAULT, &found);
+    atomic_store(&owner, all_loaded ? now : 0); /* a child may load one where this process has none */
+    (void)pthread_mutex_unlock(&lock);
+    *out = found;
+    return status;
+}
+
+/* ---- what it found --------------------------------------------------------------------------- */
+
+/* UCX prints its resources, "<transport>/<device>", one a line; nothing else tells them. */
+static void note_resource(const char *line, char *out, size_t bytes) {
+    size_t used = strlen(out);
+    const char *last = line + strlen(line);
+    while (last > line && (last[-1] == ' ' || last[-1] == '\n'))
+        last--;
+    const char *first = last;
+    while (first > line && first[-1] != ' ')
+        first--;
+    size_t length = (size_t)(last - first);
+    if (length > 0 && memchr(first, '/', length) && used + length + 2 <= bytes)
+        (void)snprintf(out + used, bytes - used, "%s%.*s", used ? " " : "", (int)length, first);
+}
+
+void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *out, size_t bytes) {
+    char *text = NULL, *rest, *line;
+    size_t length = 0;
+    FILE *memory = ucx->ucp_context_print_info ? open_memstream(&text, &length) : NULL;
+    out[0] = '\0';
+    if (!memory)
+        return;
+    ucx->ucp_context_print_info(context, memory);
+    bool written = fclose(memory) == 0;
+    rest = text;
+    while (written && (line = strsep(&rest, "\n")) != NULL)
+        if (strstr(line, " resource "))
+            note_resource(line, out, bytes);
+    free(text);
+}

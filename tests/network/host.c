@@ -1,0 +1,231 @@
+/*
+ * One engine of one rank on a host of its own, told what to do:
+ * host produce|consume LISTEN FABRIC LEASE_MS [ENDPOINT of the producer]
+ *
+ * Prints where it is met. Commands on standard input; N is the number of a request, and its bytes follow from it:
+ *
+ *   hold N, push N        the producer lends, or writes
+ *   pull N MS, expect N MS  the consumer reads, or is written to; the deadline is MS milliseconds away
+ *   spoil                 the next request's bytes are wrong in one cell
+ *
+ * and lines that say what became of them, with the milliseconds since the command:
+ *
+ *   done KIND N MS WRONG      the consumer has looked at every byte; WRONG cells are not as they should be
+ *   failed KIND N MS STATUS DETAIL
+ *   lost DETAIL               a peer
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "content.h"
+
+#define SLOTS 16u
+#define TOKENS 64u
+#define GROUPS 4u
+#define SECOND 1000000000ull
+#define MILLISECOND 1000000ull
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (call) {                                                                                          \
+            (void)fprintf(stderr, "host: %s\n", kvf_error_detail());                                         \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+/* Blocks of a request, in use while it has a ticket. */
+typedef struct slot {
+    uint64_t ticket, number, begun;
+    char kind[8];
+    content_table tables[GROUPS];
+} slot;
+
+typedef struct host {
+    bool produces, spoils;
+    kvf_engine *engine;
+    kvf_agent *agent;
+    content_rank rank;
+    kvf_contact peer;
+    slot slots[SLOTS];
+} host;
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
+}
+
+static void open_engine(host *h, const kvf_model *model) {
+    const kvf_engine_spec spec = {.struct_size = sizeof spec,
+                                  .name = h->produces ? "prefill" : "decode",
+                                  .tp_size = 1,
+                                  .all = {.tokens_per_block = h->produces ? 8 : 16,
+                                          .block_count = SLOTS * TOKENS / 8,
+                                          .order = h->produces ? "BLHNP" : "L|BPHN"}};
+    TRY(kvf_engine_build(model, &spec, &h->engine));
+}
+
+static void open_memory(host *h) {
+    h->rank.shard = kvf_engine_shard(h->engine, 0);
+    const kvf_shard_desc *shard = kvf_shard_get(h->rank.shard);
+    for (uint32_t i = 0; i < shard->region_count && i < CONTENT_REGIONS; i++) {
+        h->rank.regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = shard->region_bytes[i]};
+        TRY(kvf_agent_allocate(h->agent, KVF_MEMORY_HOST, 0, shard->region_bytes[i],
+                               &h->rank.regions[i].address));
+    }
+    TRY(kvf_agent_register(h->agent, h->rank.regions, shard->region_count));
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static uint32_t group_count(const host *h) {
+    return kvf_model_group_count(kvf_engine_model(h->engine));
+}
+
+static slot *free_slot(host *h) {
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (h->slots[i].ticket == 0)
+            return &h->slots[i];
+    (void)fprintf(stderr, "host: more than %u requests at once\n", SLOTS);
+    exit(1);
+}
+
+static void fill(host *h, slot *s, kvf_group_steps groups[GROUPS]) {
+    for (uint32_t g = 0; g < group_count(h); g++) {
+        content_table *table = &s->tables[g];
+        uint32_t per_block = kvf_shard_get(h->rank.shard)->groups[g].tokens_per_block;
+        *table = (content_table){.count = TOKENS / per_block, .end = TOKENS};
+        for (uint32_t i = 0; i < table->count; i++)
+            table->ids[i] = (uint32_t)(s - h->slots) * table->count + i;
+        content_part all = content_all(&h->rank, g, table);
+        content_fill(&h->rank, g, table, all, h->produces ? s->number : ~s->number);
+        if (h->spoils && g == 0) {
+            all.begin = TOKENS - 1; /* the last token */
+            content_fill(&h->rank, g, table, all, s->number + 1);
+        }
+        groups[g] = (kvf_group_steps){{table->ids, table->count, 0}, 0, TOKENS};
+    }
+    h->spoils = false;
+}
+
+static void start(host *h, const char *kind, uint64_t number, uint64_t deadline_ms) {
+    static const struct {
+        const char *name;
+        kvf_status (*begin)(kvf_agent *, const kvf_agent_request *, uint64_t *);
+    } kinds[] = {{"hold", kvf_agent_hold},
+                 {"push", kvf_agent_push},
+                 {"pull", kvf_agent_pull},
+                 {"expect", kvf_agent_expect}};
+    char id[32];
+    kvf_group_steps groups[GROUPS];
+    slot *s = free_slot(h);
+    s->number = number;
+    s->begun = now_ns();
+    (void)snprintf(s->kind, sizeof s->kind, "%s", kind);
+    fill(h, s, groups);
+    int id_bytes = snprintf(id, sizeof id, "%llu", (unsigned long long)number);
+    const kvf_agent_request request = {.struct_size = sizeof request,
+                                       .id = {id, (size_t)id_bytes},
+                                       .groups = groups,
+                                       .group_count = group_count(h),
+                                       .deadline_ns = deadline_ms * MILLISECOND,
+                                       .contact = h->peer};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(kinds[i].name, kind) == 0)
+            TRY(kinds[i].begin(h->agent, &request, &s->ticket));
+    if (strcmp(kind, "push") == 0)
+        TRY(kvf_agent_push_ready(h->agent, s->ticket, NULL));
+}
+
+static uint32_t count_wrong(const host *h, const slot *s) {
+    char first[256];
+    uint32_t wrong = 0;
+    for (uint32_t g = 0; g < group_count(h) && !h->produces; g++)
+        wrong += content_wrong(&h->rank, g, &s->tables[g], s->number, ~s->number, first, sizeof first);
+    return wrong;
+}
+
+static void take(host *h, const kvf_event *event) {
+    if (event->kind == KVF_EVENT_PEER_LOST)
+        (void)printf("lost %s\n", event->detail);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        slot *s = &h->slots[i];
+        if (event->ticket == 0 || event->ticket != s->ticket)
+            continue;
+        double ms = (double)(now_ns() - s->begun) / 1e6;
+        if (event->kind == KVF_EVENT_DONE)
+            (void)printf("done %s %llu %.1f %u\n", s->kind, (unsigned long long)s->number, ms,
+                         count_wrong(h, s));
+        else if (event->kind == KVF_EVENT_FAILED)
+            (void)printf("failed %s %llu %.1f %s %s\n", s->kind, (unsigned long long)s->number, ms,
+                         kvf_status_name(event->status), event->detail);
+        if (event->blocks_free)
+            s->ticket = 0;
+    }
+    (void)fflush(stdout);
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+/* Returns false when there will be no more. */
+static bool take_commands(host *h) {
+    static char text[4096];
+    static size_t length;
+    ssize_t bytes = read(STDIN_FILENO, text + length, sizeof text - 1 - length);
+    if (bytes <= 0)
+        return false;
+    length += (size_t)bytes;
+    text[length] = '\0';
+    for (char *end; (end = strchr(text, '\n'));) {
+        char kind[8] = "";
+        unsigned long long number = 0, deadline_ms = 0;
+        *end = '\0';
+        (void)sscanf(text, "%7s %llu %llu", kind, &number, &deadline_ms);
+        if (strcmp(kind, "spoil") == 0)
+            h->spoils = true;
+        else
+            start(h, kind, number, deadline_ms);
+        length -= (size_t)(end + 1 - text);
+        memmove(text, end + 1, length + 1);
+    }
+    return true;
+}
+
+static void run(host *h) {
+    struct pollfd polled[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                               {.fd = kvf_agent_event_fd(h->agent), .events = POLLIN}};
+    do {
+        kvf_event event = {.struct_size = sizeof event};
+        TRY(kvf_agent_progress(h->agent, NULL));
+        while (kvf_agent_next_event(h->agent, &event) == KVF_OK)
+            take(h, &event);
+    } while (poll(polled, 2, -1) >= 0 && (!polled[0].revents || take_commands(h)));
+}
+
+int main(int argc, char **argv) {
+    static host h;
+    if (argc < 5)
+        return fprintf(stderr, "host produce|consume LISTEN FABRIC LEASE_MS [ENDPOINT]\n"), 2;
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .listen = argv[2],
+                                       .insecure = true,
+                                       .transport = argv[3],
+                                       .lease_ns = strtoull(argv[4], NULL, 10) * MILLISECOND};
+    h.produces = strcmp(argv[1], "produce") == 0;
+    h.peer = (kvf_contact){.engine = "prefill", .endpoint = argc > 5 ? argv[5] : NULL};
+    kvf_model *model = content_model(1);
+    open_engine(&h, model);
+    TRY(kvf_agent_open(h.engine, 0, &options, &h.agent));
+    open_memory(&h);
+    (void)printf("%s\n", kvf_agent_endpoint(h.agent));
+    (void)fflush(stdout);
+    run(&h);
+    kvf_agent_close(h.agent);
+    kvf_engine_free(h.engine);
+    kvf_model_free(model);
+    return 0;
+}

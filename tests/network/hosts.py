@@ -1,0 +1,241 @@
+"""Hosts that are network namespaces, and the links between them: a switch of veth pairs, or a wire that is shaped.
+
+Everything that is made here has a name of this process's own, and is gone when the Network is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import subprocess
+import threading
+import time
+from typing import Any
+
+PREFIX = f"kvf{os.getpid()}"
+
+
+def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20)
+    assert not check or done.returncode == 0, f"{' '.join(arguments)}: {done.stderr.strip()}"
+    return done
+
+
+def works(*arguments: str) -> bool:
+    return run(*arguments, check=False).returncode == 0
+
+
+def missing() -> str | None:
+    """What this machine lacks for namespaces with links, in words."""
+    if os.geteuid() != 0:
+        return "not root"
+    for tool in ("ip", "tc"):
+        if not shutil.which(tool):
+            return f"there is no {tool} (Debian: iproute2)"
+    name = f"{PREFIX}probe"
+    if not works("ip", "netns", "add", name):
+        return "network namespaces cannot be made here"
+    try:
+        if not works("ip", "link", "add", "v0", "netns", name, "type", "veth", "peer", "name", "v1", "netns", name):
+            return "this kernel has no veth"
+        if not works("ip", "netns", "exec", name, "ip", "link", "add", "b0", "type", "bridge"):
+            return "this kernel has no bridge"
+        if not works("ip", "netns", "exec", name, "ip", "tuntap", "add", "t0", "mode", "tun"):
+            return "this kernel has no TUN devices"
+    finally:
+        run("ip", "netns", "del", name, check=False)
+    return None
+
+
+class Lacking(Exception):
+    """This machine cannot do what a case needs."""
+
+
+class Process:
+    """A program whose lines are read as they come."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+            env=os.environ | environment,
+        )
+        self.lines: queue.Queue[tuple[float, str]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.put((time.monotonic(), line.rstrip("\n")))
+
+    def say(self, command: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def line(self, seconds: float) -> str:
+        """The next line; what it says at all where there is none in time."""
+        try:
+            return self.lines.get(timeout=seconds)[1]
+        except queue.Empty:
+            raise AssertionError(f"no word within {seconds} s from {self.process.args}") from None
+
+    def line_with(self, words: str, seconds: float) -> str:
+        end = time.monotonic() + seconds
+        seen = []
+        while (left := end - time.monotonic()) > 0:
+            try:
+                line = self.lines.get(timeout=left)[1]
+            except queue.Empty:
+                break
+            if words in line:
+                return line
+            seen.append(line)
+        raise AssertionError(f"nothing with '{words}' within {seconds} s: {seen}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """As whoever stops it politely; kills what does not end."""
+        if self.process.stdin:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Host:
+    def __init__(self, network: Network, name: str) -> None:
+        self.network = network
+        self.name = name
+        self.space = f"{PREFIX}{name}"
+        self.address = ""
+        run("ip", "netns", "add", self.space)
+        self.ip("link", "set", "lo", "up")
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["ip", "netns", "exec", self.space, *arguments]
+
+    def ip(self, *arguments: str) -> None:
+        run("ip", "-n", self.space, *arguments)
+
+    def tc(self, *arguments: str) -> None:
+        run("tc", "-n", self.space, *arguments)
+
+    def lose(self, percent: float) -> None:
+        """Packets that come in are lost at random, by nftables."""
+        if not shutil.which("nft"):
+            raise Lacking("there is no nft (Debian: nftables)")
+        for line in (
+            "add table ip loss",
+            "add chain ip loss input { type filter hook input priority 0; }",
+            f"add rule ip loss input numgen random mod 100000 lt {round(percent * 1000)} drop",
+        ):
+            if not works(*self.command("nft", line)):
+                raise Lacking("this kernel's nftables has no numgen")
+
+    def start(self, *arguments: str, **environment: str) -> Process:
+        process = Process(self.command(*arguments), environment)
+        self.network.processes.append(process)
+        return process
+
+    def run(self, *arguments: str, seconds: float, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), capture_output=True, text=True, timeout=seconds, env=os.environ | environment
+        )
+
+
+class Network:
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self.hosts: list[Host] = []
+        self.switches: list[Host] = []
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for process in reversed(self.processes):
+            process.end()
+        for host in self.hosts + self.switches:
+            run("ip", "netns", "del", host.space, check=False)
+
+    def host(self, name: str) -> Host:
+        host = Host(self, name)
+        self.hosts.append(host)
+        return host
+
+    def switch(
+        self, names: str, mbits: int = 0, mtu: int = 1500, device: str = "eth0", ipv6: bool = False
+    ) -> list[Host]:
+        """Hosts on one network; those that are there get another device on it."""
+        number = len(self.switches)
+        bridge = Host(self, f"switch{number}")
+        self.switches.append(bridge)
+        bridge.ip("link", "add", "bridge0", "type", "bridge")
+        bridge.ip("link", "set", "bridge0", "mtu", str(mtu), "up")
+        known = {host.name: host for host in self.hosts}
+        hosts = [known.get(name) or self.host(name) for name in names]
+        for i, host in enumerate(hosts):
+            port = f"to{host.name}"
+            run("ip", "link", "add", device, "netns", host.space, "type", "veth",
+                "peer", "name", port, "netns", bridge.space)  # fmt: skip
+            bridge.ip("link", "set", port, "mtu", str(mtu), "master", "bridge0", "up")
+            host.ip("link", "set", device, "mtu", str(mtu), "up")
+            if ipv6:
+                address = f"fd0{number}::{i + 1}"
+                host.ip("addr", "add", f"{address}/64", "dev", device, "nodad")
+                address = f"[{address}]"
+            else:
+                address = f"10.77.{number}.{i + 1}"
+                host.ip("addr", "add", f"{address}/24", "dev", device)
+            host.address = host.address or address
+            if mbits:
+                host.tc("qdisc", "add", "dev", device, "root", "tbf", "rate", f"{mbits}mbit",
+                        "burst", "512kb", "latency", "20ms")  # fmt: skip
+        return hosts
+
+    def wire(self, program: str, mtu: int = 1500) -> tuple[Host, Host, Wire]:
+        a, b = self.host("a"), self.host("b")
+        process = Process([program, a.space, b.space, str(mtu)], {})
+        self.processes.append(process)
+        process.line_with("ready", 5)
+        for host, own in ((a, 1), (b, 2)):
+            host.ip("addr", "add", f"10.78.0.{own}/24", "dev", "wire")
+            host.address = f"10.78.0.{own}"
+        return a, b, Wire(process)
+
+
+class Wire:
+    """See wire.c for what it can be told."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    def tell(self, **settings: float | str) -> None:
+        for name, value in settings.items():
+            self.process.say(f"{name} {value}")
+            answer = self.process.line(5)
+            assert answer == "ok", answer
+
+    def cut(self, direction: str = "both") -> None:
+        self.tell(cut=direction)
+
+    def heal(self) -> None:
+        self.tell(heal="")
+
+    def count(self) -> str:
+        self.process.say("count")
+        return self.process.line(5)

@@ -1,0 +1,520 @@
+"""Engines on hosts of their own, over links that are slow, far, lossy, cut, and gone: run.py BUILD [--short] [NAME...]
+
+Every byte that moves is verified: by `kvferry fetch` by coordinates, and by the program host of this folder. Prints a
+line for each case, and at the end `N passed, N failed`. What the machine lacks is said under the name "network".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hosts import Host, Lacking, Network, Process, missing
+
+# Which fabrics reach other hosts, and what keeps them to the network: hosts that are namespaces share their memory.
+FABRICS: dict[str, dict[str, str]] = {"ucx": {"UCX_TLS": "tcp"}}
+
+DEVICES = {"ucx": ("--ucx-devices", "eth0")}  # what keeps a fabric to one interface, where it takes several
+
+RECOVERY_S = 2.0  # until the next request is done, once the link is back
+LONG = ("--prefill", "tp=1,block=16,order=hnd"), ("--decode", "tp=1,block=16,order=hnd")
+SHORT_RUNS = ("--prefill", "tp=2,block=16,order=nhd"), ("--decode", "tp=1,block=24,order=hnd")
+
+
+class Programs:
+    def __init__(self, build: Path) -> None:
+        self.kvferry = str(build / "kvferry")
+        self.wire = str(build / "tests/network/wire")
+        self.host = str(build / "tests/network/host")
+
+
+class Case:
+    """What a case is given: the programs, a fabric, and a network that goes with it."""
+
+    def __init__(self, programs: Programs, fabric: str, network: Network) -> None:
+        self.programs = programs
+        self.fabric = fabric
+        self.network = network
+        self.notes: list[str] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return FABRICS[self.fabric]
+
+    # ---- kvferry serve and fetch
+
+    def serve(self, host: Host, shape: tuple[str, str], *more: str, tokens: int = 64, requests: int = 2) -> str:
+        process = host.start(
+            self.programs.kvferry, "serve", "--insecure", "--listen", f"tcp://{host.address}:*", *shape,
+            "--transport", self.fabric, "--tokens", str(tokens), "--requests", str(requests), *more,
+            **self.environment,
+        )  # fmt: skip
+        return process.line_with("met at", 30).split()[-1]
+
+    def fetch(self, host: Host, endpoint: str, shape: tuple[str, str], *more: str, seconds: float = 120) -> dict[str, Any]:
+        done = host.run(
+            self.programs.kvferry, "fetch", endpoint, *shape, "--transport", self.fabric, "--json", *more,
+            seconds=seconds, **self.environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr.strip()
+        figures: dict[str, Any] = json.loads(done.stdout)
+        assert figures["transport"] == self.fabric, figures["transport"]
+        assert figures["verified_bytes"] == figures["bytes"] * len(figures["rounds"])
+        return figures
+
+    def move(self, producer: Host, consumer: Host, shapes: Any = LONG, tokens: int = 64, requests: int = 2,
+             rounds: int = 3) -> dict[str, Any]:  # fmt: skip
+        endpoint = self.serve(producer, shapes[0], tokens=tokens, requests=requests)
+        figures = self.fetch(consumer, endpoint, shapes[1], "--rounds", str(rounds))
+        self.notes.append(
+            f"{figures['gb_per_s']:.3f} GB/s, plain stream {figures['stream_gb_per_s']:.3f}, "
+            f"round trip {figures['round_trip_ns'] / 1e6:.2f} ms"
+        )
+        return figures
+
+    # ---- the program host
+
+    def pair(self, a: Host, b: Host, lease_ms: int) -> Pair:
+        return Pair(self, a, b, lease_ms)
+
+
+class Engine:
+    """A program host, and what became of its requests."""
+
+    def __init__(self, case: Case, host: Host, kind: str, port: int, lease_ms: int, *peer: str) -> None:
+        self.process: Process = host.start(
+            case.programs.host, kind, f"tcp://{host.address}:{port}", case.fabric, str(lease_ms), *peer,
+            **case.environment,
+        )  # fmt: skip
+        self.endpoint = self.process.line(20)
+        assert self.endpoint.startswith("tcp://"), self.endpoint
+        self.ended: dict[tuple[str, int], tuple[float, list[str]]] = {}
+        self.changed = threading.Condition()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            when, line = self.process.lines.get()
+            words = line.split(" ", 5)
+            if words[0] not in ("done", "failed"):
+                continue
+            with self.changed:
+                self.ended[words[1], int(words[2])] = (when, words)
+                self.changed.notify_all()
+
+    def wait(self, kind: str, number: int, seconds: float) -> tuple[float, list[str]]:
+        with self.changed:
+            there = self.changed.wait_for(lambda: (kind, number) in self.ended, seconds)
+        assert there, f"{kind} {number} hangs: no end within {seconds:.1f} s"
+        return self.ended[kind, number]
+
+
+class Pair:
+    """A producer on a and a consumer on b, whose requests have numbers from 1 on."""
+
+    def __init__(self, case: Case, a: Host, b: Host, lease_ms: int) -> None:
+        self.case, self.a, self.b, self.lease_ms = case, a, b, lease_ms
+        self.last = 0
+        self.producer = Engine(case, a, "produce", 5555, lease_ms)
+        self.consumer = Engine(case, b, "consume", 5556, lease_ms, self.producer.endpoint)
+
+    def begin(self, writes: bool, deadline_ms: int = 30000) -> int:
+        self.last += 1
+        self.producer.process.say(f"{'push' if writes else 'hold'} {self.last} {deadline_ms}")
+        self.consumer.process.say(f"{'expect' if writes else 'pull'} {self.last} {deadline_ms}")
+        return self.last
+
+    def move(self, writes: bool = False, seconds: float = 20) -> tuple[float, list[str]]:
+        """One request, which must be done and right; when it was, and its words."""
+        number = self.begin(writes)
+        when, words = self.consumer.wait("expect" if writes else "pull", number, seconds)
+        assert words[0] == "done", " ".join(words)
+        assert words[4] == "0", f"{words[4]} cells of request {number} are wrong"
+        return when, words
+
+
+class Traffic(threading.Thread):
+    """Requests of a pair, reads and writes in turn, until it is stopped: none may fail or be wrong."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(daemon=True)
+        self.pair = pair
+        self.stopping = False
+        self.ends: list[float] = []
+        self.failure = ""
+
+    def run(self) -> None:
+        try:
+            while not self.stopping:
+                when, _ = self.pair.move(writes=self.pair.last % 2 == 1, seconds=60)
+                self.ends.append(when)
+        except AssertionError as failed:
+            self.failure = str(failed)
+
+    def finish(self) -> None:
+        self.stopping = True
+        self.join(70)
+        assert not self.failure, self.failure
+        assert not self.is_alive(), "a request hangs"
+
+
+CASES: list[tuple[str, bool, Callable[[Case], None]]] = []
+
+
+def case(name: str, short: bool = False) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    def note(function: Callable[[Case], None]) -> Callable[[Case], None]:
+        CASES.append((name, short, function))
+        return function
+
+    return note
+
+
+# ---- links that work -----------------------------------------------------------------------------
+
+
+def rate(mbits: int, tokens: int) -> Callable[[Case], None]:
+    def check(self: Case) -> None:
+        a, b = self.network.switch("ab", mbits=mbits)
+        figures = self.move(a, b, tokens=tokens, requests=4)
+        assert figures["gb_per_s"] <= mbits / 8000 * 1.1, "faster than the link: it went another way"
+
+    return check
+
+
+case("a link of 1 Gbit/s")(rate(1000, 64))
+case("a link of 10 Gbit/s", short=True)(rate(10000, 100))
+case("a link of 25 Gbit/s")(rate(25000, 200))
+
+
+@case("short runs at 10 Gbit/s")
+def short_runs(self: Case) -> None:
+    a, b = self.network.switch("ab", mbits=10000)
+    self.move(a, b, shapes=SHORT_RUNS)
+
+
+@case("frames of 9000 bytes at 10 Gbit/s")
+def large_frames(self: Case) -> None:
+    a, b = self.network.switch("ab", mbits=10000, mtu=9000)
+    self.move(a, b, tokens=100, requests=4)
+
+
+@case("a pair with IPv6 only", short=True)
+def ipv6_only(self: Case) -> None:
+    a, b = self.network.switch("ab", ipv6=True)
+    self.move(a, b)
+
+
+@case("two interfaces", short=True)
+def two_interfaces(self: Case) -> None:
+    a, b = self.network.switch("ab")
+    self.network.switch("ab", device="eth1")
+    self.move(a, b)
+
+
+@case("a second interface that leads nowhere", short=True)
+def useless_interface(self: Case) -> None:
+    """As on hosts with containers: a bridge that has the same address on both. It may be taken, and then the sentence says
+    what helps."""
+    a, b = self.network.switch("ab")
+    for host in (a, b):
+        host.ip("link", "add", "docker0", "type", "bridge")
+        host.ip("addr", "add", "172.17.0.1/16", "dev", "docker0")
+        host.ip("link", "set", "docker0", "up")
+        host.ip("link", "add", "inside", "type", "veth", "peer", "name", "outside")
+        host.ip("link", "set", "outside", "master", "docker0", "up")
+        host.ip("link", "set", "inside", "up")
+    only = DEVICES.get(self.fabric, ())
+    self.fetch(b, self.serve(a, LONG[0], *only), LONG[1], *only)
+    try:
+        self.fetch(b, self.serve(a, LONG[0]), LONG[1], "--timeout", "10")
+    except AssertionError as failed:
+        assert only and only[0].lstrip("-").replace("-", ".") in str(failed), failed
+        self.notes.append("without being told which to use: the sentence says how")
+
+
+@case("three hosts, two of which fetch at once")
+def three_hosts(self: Case) -> None:
+    a, b, c = self.network.switch("abc", mbits=10000)
+    endpoint = self.serve(a, LONG[0], tokens=100, requests=4)
+    failures: list[str] = []
+
+    def fetch(host: Host) -> None:
+        try:
+            self.fetch(host, endpoint, LONG[1], "--rounds", "4")
+        except AssertionError as failed:
+            failures.append(f"{host.name}: {failed}")
+
+    threads = [threading.Thread(target=fetch, args=(host,)) for host in (b, c)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, "; ".join(failures)
+
+
+@case("a wrong byte is noticed", short=True)
+def wrong_byte(self: Case) -> None:
+    a, b = self.network.switch("ab")
+    endpoint = self.serve(a, LONG[0], "--corrupt", "1,5,v,17,3,40")
+    done = b.run(
+        self.programs.kvferry, "fetch", endpoint, *LONG[1], "--transport", self.fabric, seconds=60, **self.environment
+    )
+    assert done.returncode == 1, "the fetch says that all is well"
+    assert "request 1, layer 5, part v, token 17, head 3, element 40: expected" in done.stderr, done.stderr
+    pair = self.pair(a, b, 10000)
+    pair.move()
+    pair.producer.process.say("spoil")
+    number = pair.begin(writes=False)
+    _, words = pair.consumer.wait("pull", number, 20)
+    assert words[0] == "done" and int(words[4]) > 0, " ".join(words)
+
+
+# ---- links that are far, and lose ----------------------------------------------------------------
+
+
+def shaped(**settings: float | str) -> Callable[[Case], None]:
+    def check(self: Case) -> None:
+        a, b, wire = self.network.wire(self.programs.wire)
+        wire.tell(**settings)
+        self.move(a, b)
+        self.notes.append(wire.count())
+
+    return check
+
+
+case("a delay of 0.1 ms")(shaped(rate=10000, delay=0.1))
+case("a delay of 1 ms")(shaped(rate=10000, delay=1))
+case("a delay of 10 ms", short=True)(shaped(rate=1000, delay=10))
+case("a delay of 50 ms")(shaped(rate=1000, delay=50))
+case("a loss of 0.1 %")(shaped(rate=1000, segments="off", loss=0.1))
+case("a loss of 1 %", short=True)(shaped(rate=1000, segments="off", loss=1))
+case("a loss of 5 %")(shaped(rate=1000, segments="off", loss=5))
+case("a loss of 1 % at 10 ms")(shaped(rate=1000, segments="off", loss=1, delay=10))
+@case("a loss of 0.1 % at 10 Gbit/s")
+def loss_at_speed(self: Case) -> None:
+    a, b = self.network.switch("ab", mbits=10000)
+    for host in (a, b):
+        host.lose(0.1)
+    self.move(a, b, tokens=100, requests=4)
+
+
+case("jitter of 5 ms")(shaped(rate=1000, segments="off", delay=5, jitter=5))
+case("reordering of 5 %")(shaped(rate=1000, segments="off", delay=2, reorder=5))
+
+
+# ---- links that are cut --------------------------------------------------------------------------
+
+
+def short_outage(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
+    """Shorter than the lease: nothing fails. What was under way is done when TCP has tried again: after a silence it
+    waits about as long as that has lasted."""
+
+    def check(self: Case) -> None:
+        a, b, wire = self.network.wire(self.programs.wire)
+        wire.tell(rate=1000, delay=0.2)
+        traffic = Traffic(self.pair(a, b, lease_ms))
+        traffic.start()
+        begun = time.monotonic()
+        while not traffic.ends and time.monotonic() - begun < 10:
+            time.sleep(0.05)
+        assert traffic.ends, "nothing moves over a link that is up"
+        if time.monotonic() - begun > 1:
+            self.notes.append(f"the first request took {traffic.ends[0] - begun:.2f} s")
+        time.sleep(0.5)
+        wire.cut(direction)
+        time.sleep(seconds)
+        wire.heal()
+        healed = time.monotonic()
+        time.sleep(seconds + RECOVERY_S)
+        traffic.finish()
+        after = [end for end in traffic.ends if end > healed]
+        assert after, "nothing was done after the link was back"
+        self.notes.append(f"the next request was done {after[0] - healed:.2f} s after the link was back")
+        assert after[0] - healed <= seconds + RECOVERY_S, self.notes[-1]
+
+    return check
+
+
+case("a link that is down for 1 s")(short_outage(1, 10000))
+case("a link that is down for 3 s of a lease of 10 s", short=True)(short_outage(3, 10000))
+case("a link that is down for 10 s of a lease of 30 s")(short_outage(10, 30000))
+case("a link that is down for 20 s of a lease of 30 s")(short_outage(20, 30000))
+case("one direction, to the consumer, is down for 5 s of a lease of 30 s")(short_outage(5, 30000, "ab"))
+case("one direction, to the producer, is down for 5 s of a lease of 30 s")(short_outage(5, 30000, "ba"))
+
+
+@case("a request that waits while the link is down for 25 s of a lease of 30 s")
+def waiting(self: Case) -> None:
+    """Nothing moves: the fabric's connection is idle, and must not be given up."""
+    a, b, wire = self.network.wire(self.programs.wire)
+    pair = self.pair(a, b, 30000)
+    pair.move()
+    pair.move(writes=True)
+    pair.last += 1
+    pair.consumer.process.say(f"pull {pair.last} 60000")
+    time.sleep(1)
+    wire.cut()
+    time.sleep(25)
+    wire.heal()
+    healed = time.monotonic()
+    pair.producer.process.say(f"hold {pair.last}")
+    when, words = pair.consumer.wait("pull", pair.last, 30)
+    assert words[0] == "done" and words[4] == "0", " ".join(words)
+    self.notes.append(f"done {when - healed:.2f} s after the link was back")
+    assert when - healed <= RECOVERY_S, self.notes[-1]
+
+
+def long_outage(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
+    """Longer than the lease: what was under way fails in time, and the next request works soon after."""
+
+    def check(self: Case) -> None:
+        a, b, wire = self.network.wire(self.programs.wire)
+        wire.tell(rate=1000, delay=0.2)
+        pair = self.pair(a, b, lease_ms)
+        pair.move()
+        pair.move(writes=True)
+        wire.cut(direction)
+        time.sleep(0.1)
+        deadline_ms = 4000
+        caught = [(pair.begin(writes, deadline_ms), "expect" if writes else "pull") for writes in (False, True)]
+        down = time.monotonic()
+        for number, kind in caught:
+            _, words = pair.consumer.wait(kind, number, deadline_ms / 1000 + 1)
+            assert words[0] == "failed", " ".join(words)
+        patient = pair.begin(False, deadline_ms=int(seconds * 1000) + 20000)
+        time.sleep(max(0.0, seconds - (time.monotonic() - down)))
+        wire.heal()
+        healed = time.monotonic()
+        for writes in (False, True):
+            when, _ = pair.move(writes, seconds=20)
+            self.notes.append(f"a {'write' if writes else 'read'} was done {when - healed:.2f} s after")
+            assert when - healed <= RECOVERY_S, self.notes[-1]
+        pair.consumer.wait("pull", patient, 30)  # either way, but not for ever
+
+    return check
+
+
+case("a link that is down for 8 s of a lease of 3 s", short=True)(long_outage(8, 3000))
+case("a link that is down for 60 s of a lease of 10 s")(long_outage(60, 10000))
+case("one direction, to the consumer, is down for 8 s of a lease of 3 s")(long_outage(8, 3000, "ab"))
+case("one direction, to the producer, is down for 8 s of a lease of 3 s")(long_outage(8, 3000, "ba"))
+
+
+@case("a link that is down for 5 s in the middle of a long fetch")
+def down_while_fetching(self: Case) -> None:
+    a, b, wire = self.network.wire(self.programs.wire)
+    wire.tell(rate=200, delay=0.2)
+    endpoint = self.serve(a, LONG[0], tokens=400)
+    timer = threading.Timer(4, wire.cut)
+    healer = threading.Timer(9, wire.heal)
+    timer.start()
+    healer.start()
+    figures = self.fetch(b, endpoint, LONG[1], "--rounds", "1")
+    self.notes.append(f"{figures['rounds'][0]['seconds']:.1f} s for {figures['bytes'] / 1e6:.0f} MB at 200 Mbit/s")
+    assert figures["rounds"][0]["seconds"] > 5, "the outage did not fall into it"
+
+
+@case("a host that vanishes", short=True)
+def vanishes(self: Case) -> None:
+    """The producer's host: power off, and later another process at the same address."""
+    a, b, wire = self.network.wire(self.programs.wire)
+    pair = self.pair(a, b, 3000)
+    pair.move()
+    pair.move(writes=True)
+    wire.cut()
+    pair.producer.process.kill()
+    caught = [(pair.last + 1, "pull"), (pair.last + 2, "expect")]
+    for number, kind in caught:
+        pair.consumer.process.say(f"{kind} {number} 5000")
+    for number, kind in caught:
+        when, words = pair.consumer.wait(kind, number, 7)
+        assert words[0] == "failed", " ".join(words)
+    pair.last += 2
+    wire.heal()
+    pair.producer = Engine(self, a, "produce", 5555, 3000)
+    back = time.monotonic()
+    when, _ = pair.move()
+    self.notes.append(f"the next request was done {when - back:.2f} s after it was back")
+    assert when - back <= RECOVERY_S, self.notes[-1]
+
+
+@case("a consumer's host that vanishes")
+def consumer_vanishes(self: Case) -> None:
+    """What was lent to it is free again when its lease is over."""
+    a, b, wire = self.network.wire(self.programs.wire)
+    pair = self.pair(a, b, 3000)
+    pair.move()
+    number = pair.last + 1
+    pair.producer.process.say(f"hold {number} 2000")
+    pair.consumer.process.say(f"expect {number + 1} 20000")
+    pair.producer.process.say(f"push {number + 1} 20000")
+    wire.cut()
+    pair.consumer.process.kill()
+    pair.producer.wait("hold", number, 12)
+    pair.producer.wait("push", number + 1, 30)
+    wire.heal()
+    pair.last += 2
+    pair.consumer = Engine(self, b, "consume", 5556, 3000, pair.producer.endpoint)
+    back = time.monotonic()
+    when, _ = pair.move()
+    assert when - back <= RECOVERY_S + 3, f"{when - back:.2f} s"
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def run_case(programs: Programs, fabric: str, name: str, check: Callable[[Case], None]) -> bool | None:
+    """Whether it went well; None: this machine lacks what it needs."""
+    begun = time.monotonic()
+    title = f"{name}, over {fabric}"
+    try:
+        with Network() as network:
+            self = Case(programs, fabric, network)
+            check(self)
+    except Lacking as lacking:
+        print(f"[  SKIPPED ] network: {title}: {lacking}")
+        return None
+    except Exception as failed:  # noqa: BLE001: one that fails must not keep the others from running
+        print(f"[  FAILED  ] {title}: {failed}")
+        if not isinstance(failed, AssertionError):
+            traceback.print_exc(file=sys.stdout)
+        return False
+    print(f"[       OK ] {title} ({time.monotonic() - begun:.1f} s)")
+    for note in self.notes:
+        print(f"             {note}")
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--short", action="store_true", help="less than a minute")
+    parser.add_argument("--fabric", choices=FABRICS, action="append")
+    parser.add_argument("names", nargs="*", help="parts of the names of cases")
+    asked = parser.parse_args()
+    lacking = missing()
+    if lacking:
+        print(f"[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] network: {lacking}")
+        return 0
+    programs = Programs(asked.build)
+    passed = failed = 0
+    for fabric in asked.fabric or FABRICS:
+        for name, short, check in CASES:
+            if (asked.short and not short) or (asked.names and not any(part in name for part in asked.names)):
+                continue
+            good = run_case(programs, fabric, name, check)
+            passed, failed = passed + (good is True), failed + (good is False)
+            sys.stdout.flush()
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0 or passed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

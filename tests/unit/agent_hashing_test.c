@@ -1,0 +1,146 @@
+/* Checksums that peers ask for: who asks for much does not keep others from theirs, and all of it is counted. */
+#include "agent/session.h"
+#include "agent_net.h"
+#include "agent_speaker.h"
+
+#define ONE(engine_name)                                                                                     \
+    ENGINE(.name = (engine_name), .all = {.block_count = BLOCKS, .tokens_per_block = PER_BLOCK})
+#define BLOCKS 512u
+#define PER_BLOCK 16u
+#define STEPS (BLOCKS * PER_BLOCK) /* as many as one call may ask for: 1 MiB, four slices */
+#define MANY 200u
+#define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
+
+typedef struct scene {
+    world w;
+    kvf_agent *p;
+    speaker greedy, modest;
+    uint64_t greedy_lease, modest_lease;
+    kvf_session *of_greedy, *of_modest;
+} scene;
+
+static uint64_t acquire(scene *s, speaker *by) {
+    const kvf_call_body call = {.kind = KVF_CALL_ACQUIRE, .request = {"a", 1}, .rank_count = 1};
+    assert_true(speaker_call(&s->w, by, by->session, call));
+    assert_int_equal(by->status, KVF_OK);
+    return by->generation;
+}
+
+static kvf_session *session_of(const scene *s, const char *engine) {
+    kvf_session *session;
+    DL_FOREACH(s->p->all_sessions, session) {
+        if (strcmp(session->engine, engine) == 0)
+            return session;
+    }
+    return NULL;
+}
+
+static void open_scene(scene *s, const kvf_agent_options *options) {
+    world_request held;
+    uint64_t ticket;
+    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), options);
+    s->p = s->w.p.agents[0];
+    world_request_make(&s->w, &s->w.p, "a", STEPS, 0, 1, &held);
+    world_hold(&s->w.p, &held, &ticket);
+    speaker_open(&s->greedy, s->p, "X", false, 1);
+    speaker_open(&s->modest, s->p, "Y", false, 2);
+    speaker_greet(&s->w, &s->greedy);
+    speaker_greet(&s->w, &s->modest);
+    s->greedy_lease = acquire(s, &s->greedy);
+    s->modest_lease = acquire(s, &s->modest);
+    s->of_greedy = session_of(s, "X");
+    s->of_modest = session_of(s, "Y");
+    assert_true(s->of_greedy && s->of_modest);
+}
+
+static void close_scene(scene *s) {
+    speaker_close(&s->greedy);
+    speaker_close(&s->modest);
+    world_close(&s->w);
+}
+
+static void ask(speaker *by, uint64_t lease, uint64_t steps) {
+    kvf_call_body call = {.kind = KVF_CALL_CHECKSUM,
+                          .number = ++by->number,
+                          .generation = lease,
+                          .layers = {0, 2},
+                          .units = {0, 4},
+                          .end = steps};
+    memcpy(call.session, by->session, sizeof call.session);
+    speaker_send(by, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = call});
+}
+
+static void one_round(const scene *s) {
+    bool busy;
+    assert_ok(kvf_agent_progress(s->p, &busy));
+}
+
+static void who_asks_for_little_is_answered_beside_one_who_asks_for_much(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, NULL);
+    for (uint32_t i = 0; i < MANY; i++)
+        ask(&s.greedy, s.greedy_lease, STEPS);
+    ask(&s.modest, s.modest_lease, PER_BLOCK);
+    net_advance(NET_LATENCY_NS);
+    one_round(&s);
+    assert_int_equal(s.of_greedy->hashing.count, MANY);
+    uint32_t rounds = 1;
+    for (; s.of_modest->hashing.count > 0; rounds++)
+        one_round(&s);
+    assert_true(rounds <= 4);
+    assert_true(s.of_greedy->hashing.count >= MANY - 1);
+    speaker_run_for(&s.w, &s.modest, MS);
+    assert_int_equal(s.modest.call, KVF_CALL_CHECKSUM);
+    assert_int_equal(s.modest.sums, PER_BLOCK);
+    close_scene(&s);
+}
+
+static void a_round_hashes_one_slice(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, NULL);
+    ask(&s.greedy, s.greedy_lease, STEPS);
+    net_advance(NET_LATENCY_NS);
+    uint32_t rounds = 0;
+    do {
+        one_round(&s);
+        rounds++;
+    } while (s.of_greedy->hashing.count > 0);
+    assert_int_equal(rounds, 4); /* of 256 KiB */
+    close_scene(&s);
+}
+
+/* What is asked for is kept for the peer, and who has no room is answered later. */
+static void questions_are_within_the_budget(void **state) {
+    (void)state;
+    enum { BUDGET = 1 << 20 };
+    scene s;
+    open_scene(&s, OPTIONS(.max_bytes_per_key = BUDGET));
+    uint64_t before = world_stats(s.p).memory_now_bytes;
+    for (uint32_t i = 0; i < MANY; i++)
+        ask(&s.greedy, s.greedy_lease, STEPS);
+    net_advance(NET_LATENCY_NS);
+    one_round(&s);
+    uint32_t taken = s.of_greedy->hashing.count;
+    assert_in_range(taken, 8, BUDGET / (STEPS * sizeof(uint64_t)));
+    assert_true(world_stats(s.p).memory_now_bytes <= before + BUDGET);
+    assert_int_equal(world_stats(s.p).over_budget, MANY - taken);
+    ask(&s.modest, s.modest_lease, PER_BLOCK);
+    speaker_run_for(&s.w, &s.modest, 10 * MS);
+    assert_int_equal(s.modest.sums, PER_BLOCK);
+    speaker_run_for(&s.w, &s.greedy, 10 * MS);
+    assert_int_equal(s.of_greedy->hashing.count, 0);
+    assert_int_equal(s.greedy.letters, 2 + taken); /* nobody was refused */
+    assert_int_equal(world_stats(s.p).memory_now_bytes, before);
+    close_scene(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_asks_for_little_is_answered_beside_one_who_asks_for_much),
+        cmocka_unit_test(a_round_hashes_one_slice),
+        cmocka_unit_test(questions_are_within_the_budget),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

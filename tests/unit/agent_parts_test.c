@@ -1,0 +1,295 @@
+/* Block tables that are larger than a message: they come in parts. */
+#include <stdio.h>
+
+#include "agent/parts.h"
+#include "agent/push.h"
+#include "agent_letters.h"
+#include "agent_net.h"
+#include "agent_speaker.h"
+
+#define TOKENS (1u << 20) /* a block each, and no two are neighbours */
+#define ENGINE_OF(engine_name, tp)                                                                           \
+    ENGINE(.name = (engine_name), .tp_size = (tp), .all = {.block_count = TOKENS, .tokens_per_block = 1})
+#define LEASE (10 * SECOND)
+#define OPTIONS(...)                                                                                         \
+    (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .lease_ns = LEASE, __VA_ARGS__})
+
+/* ---- cutting and joining --------------------------------------------------------------------- */
+
+/* Groups of three tables, whose ids tell which they are. */
+static void fill(kvf_wire_group groups[3], uint32_t *ids, const uint32_t counts[3]) {
+    for (uint32_t g = 0; g < 3; g++) {
+        groups[g] = (kvf_wire_group){{ids, counts[g], 10 * g}, 5, 6 + g};
+        for (uint32_t i = 0; i < counts[g]; i++)
+            *ids++ = g << 24 | i;
+    }
+}
+
+static void parts_together_are_the_whole(void **state) {
+    (void)state;
+    const uint32_t cases[][3] = {{0, 0, 0},
+                                 {1, 0, 2},
+                                 {KVF_WIRE_MAX_BLOCKS, 0, 1},
+                                 {KVF_WIRE_MAX_BLOCKS - 1, KVF_WIRE_MAX_BLOCKS + 1, 0},
+                                 {300000, 500000, 100}};
+    uint32_t *ids = calloc(1000000, sizeof *ids);
+    assert_non_null(ids);
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
+        kvf_wire_group groups[3], part[3];
+        kvf_parts parts = {0};
+        uint32_t told = 0, messages = 0, all = cases[c][0] + cases[c][1] + cases[c][2];
+        fill(groups, ids, cases[c]);
+        for (bool more = true; more; messages++) {
+            uint32_t some = 0;
+            more = kvf_wire_part(groups, 3, told, part);
+            assert_ok(kvf_parts_add(&parts, part, 3, told, more));
+            for (uint32_t g = 0; g < 3; g++)
+                some += part[g].table.count;
+            assert_true(some <= KVF_WIRE_MAX_BLOCKS && (some > 0 || !more));
+            told += some;
+        }
+        assert_int_equal(told, all);
+        assert_int_equal(messages, all == 0 ? 1 : (all + KVF_WIRE_MAX_BLOCKS - 1) / KVF_WIRE_MAX_BLOCKS);
+        kvf_group_steps *joined = kvf_parts_join(&parts);
+        assert_non_null(joined);
+        for (uint32_t g = 0; g < 3; g++) {
+            assert_int_equal(joined[g].begin, 5);
+            assert_int_equal(joined[g].end, 6 + g);
+            assert_int_equal(joined[g].table.first_block, 10 * g);
+            assert_int_equal(joined[g].table.count, cases[c][g]);
+            for (uint32_t i = 0; i < cases[c][g]; i++)
+                assert_int_equal(joined[g].table.ids[i], g << 24 | i);
+        }
+        kvf_free(joined);
+        kvf_parts_free(&parts);
+    }
+    free(ids);
+}
+
+static void a_part_that_does_not_go_on_is_refused(void **state) {
+    (void)state;
+    static const uint32_t ids[4] = {1, 2, 3, 4};
+    kvf_parts parts = {0};
+    kvf_wire_group group = {{ids, 2, 7}, 0, 9};
+    assert_ok(kvf_parts_add(&parts, &group, 1, 0, true));
+    assert_fails(kvf_parts_add(&parts, &group, 1, 3, true), KVF_E_RANGE,
+                 "first_id is 3, and 2 ids are known");
+    assert_fails(kvf_parts_add(&parts, &group, 1, 2, true), KVF_E_RANGE, "first_block is 7", "end with 9");
+    group.table.first_block = 9;
+    group.end = 10;
+    assert_fails(kvf_parts_add(&parts, &group, 1, 2, true), KVF_E_MISMATCH, "group 0: steps are [0, 10)");
+    group.end = 9;
+    assert_fails(kvf_parts_add(&parts, (kvf_wire_group[2]){group, group}, 2, 2, true), KVF_E_MISMATCH,
+                 "2 groups");
+    group.table.count = 0;
+    assert_fails(kvf_parts_add(&parts, &group, 1, 2, true), KVF_E_RANGE, "without ids");
+    assert_ok(kvf_parts_add(&parts, &group, 1, 2, false));
+    kvf_parts_free(&parts);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+typedef struct scene {
+    world w;
+    world_request given, wanted;
+    uint32_t *ids;
+    uint64_t out[WORLD_MAX_RANKS], in[WORLD_MAX_RANKS];
+} scene;
+
+static void request(const world_engine *engine, uint32_t *ids, uint32_t stride, world_request *out) {
+    (void)engine;
+    *out = (world_request){.group_count = 1};
+    for (uint32_t i = 0; i < TOKENS; i++)
+        ids[i] = (i * stride + stride / 2) % TOKENS; /* `stride` is odd: each once */
+    out->groups[0] = (kvf_group_steps){{ids, TOKENS, 0}, 0, TOKENS};
+    out->request = (kvf_agent_request){.struct_size = sizeof out->request,
+                                       .id = {"large", 5},
+                                       .groups = out->groups,
+                                       .group_count = 1,
+                                       .deadline_ns = WORLD_PATIENCE_S * SECOND};
+}
+
+static void open_scene(scene *s) {
+    world_open_model(&s->w, attention(1, 2, 4), ENGINE_OF("P", 2), ENGINE_OF("D", 1), OPTIONS(.idle_ns = 0));
+    s->ids = calloc(2 * (size_t)TOKENS, sizeof *s->ids);
+    assert_non_null(s->ids);
+    request(&s->w.p, s->ids, 5, &s->given);
+    request(&s->w.d, s->ids + TOKENS, 3, &s->wanted);
+    s->given.request.groups = s->given.groups;
+    s->wanted.request.groups = s->wanted.groups;
+    world_fill(&s->w, &s->w.p, &s->given, 7);
+}
+
+static void wait_for_both(scene *s) {
+    world_all_done(&s->w, &s->w.d, s->in);
+    world_all_done(&s->w, &s->w.p, s->out);
+}
+
+static void check_and_close(scene *s) {
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 7), 0);
+    assert_true(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 8) > 0);
+    world_quiet(&s->w);
+    free(s->ids);
+    world_close(&s->w);
+}
+
+static void a_million_blocks_are_pulled(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s);
+    world_hold(&s.w.p, &s.given, s.out);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.in);
+    wait_for_both(&s);
+    check_and_close(&s);
+}
+
+static void a_million_blocks_are_pushed(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s);
+    world_push(&s.w.p, &s.given, s.out);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.in);
+    world_ready(&s.w.p, s.out);
+    wait_for_both(&s);
+    check_and_close(&s);
+}
+
+/* Calls and answers are lost, come twice and late: parts come in order for all that. */
+static void parts_arrive_over_a_bad_link(void **state) {
+    (void)state;
+    for (uint32_t push = 0; push < 2; push++) {
+        scene s;
+        open_scene(&s);
+        letters_begin();
+        letters_scramble(11 + push, 20, 20, 20);
+        if (push) {
+            world_push(&s.w.p, &s.given, s.out);
+            world_expect(&s.w.d, &s.wanted, &s.w.p, s.in);
+            world_ready(&s.w.p, s.out);
+        } else {
+            world_hold(&s.w.p, &s.given, s.out);
+            world_pull(&s.w.d, &s.wanted, &s.w.p, s.in);
+        }
+        wait_for_both(&s);
+        letters_end();
+        check_and_close(&s);
+    }
+}
+
+/* ---- those who stop in the middle ------------------------------------------------------------ */
+
+#define SOME 1000u
+
+typedef struct attack {
+    world w;
+    kvf_agent *p;
+    speaker s;
+    uint32_t ids[SOME];
+    kvf_group_steps group;
+} attack;
+
+static void open_attack(attack *a, const kvf_agent_options *options) {
+    world_open_model(&a->w, attention(1, 2, 4), ENGINE(.name = "P", .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64}), options);
+    a->p = a->w.p.agents[0];
+    speaker_open(&a->s, a->p, "X", false, 1);
+    speaker_greet(&a->w, &a->s);
+}
+
+static void close_attack(attack *a) {
+    speaker_close(&a->s);
+    world_close(&a->w);
+}
+
+/* A part of an expectation, which is allowed for ever. */
+static kvf_status say_part(attack *a, uint64_t generation, uint32_t first_id, uint32_t count, bool more) {
+    a->group = (kvf_group_steps){.table = {a->ids, count, first_id}, .begin = 0, .end = 1u << 20};
+    kvf_call_body call = {.kind = KVF_CALL_EXPECT,
+                          .request = {"never", 5},
+                          .generation = generation | KVF_EXPECTATION,
+                          .time_ns = UINT64_MAX,
+                          .rank_count = 1,
+                          .groups = &a->group,
+                          .group_count = 1,
+                          .first_id = first_id,
+                          .more = more};
+    assert_true(speaker_call(&a->w, &a->s, a->s.session, call));
+    return a->s.status;
+}
+
+static uint64_t kept(const attack *a) {
+    return world_stats(a->p).memory_now_bytes;
+}
+
+static void beat_for(attack *a, uint64_t generation, uint64_t ns) {
+    const uint64_t allowed[2] = {generation | KVF_EXPECTATION, UINT64_MAX};
+    for (uint64_t end = world_now() + ns; world_now() < end;) {
+        const kvf_call_body call = {.kind = KVF_CALL_BEAT, .expectations = allowed, .expectation_count = 1};
+        assert_true(speaker_call(&a->w, &a->s, a->s.session, call));
+        speaker_run_for(&a->w, &a->s, SECOND);
+    }
+}
+
+static void parts_that_stop_coming_are_forgotten_though_their_sender_beats(void **state) {
+    (void)state;
+    attack a;
+    open_attack(&a, OPTIONS(.idle_ns = 0));
+    uint64_t before = kept(&a);
+    assert_int_equal(say_part(&a, 1, 0, SOME, true), KVF_OK);
+    assert_int_equal(say_part(&a, 1, SOME, SOME, true), KVF_OK);
+    assert_true(kept(&a) - before >= 2 * SOME * sizeof(uint32_t));
+    assert_int_equal(a.p->all_sessions->flow_count, 1);
+    beat_for(&a, 1, LEASE - 3 * SECOND);
+    assert_int_equal(a.p->all_sessions->flow_count, 1);
+    beat_for(&a, 1, 6 * SECOND);
+    assert_int_equal(a.p->all_sessions->flow_count, 0);
+    assert_int_equal(kept(&a), before);
+    assert_int_equal(say_part(&a, 1, 2 * SOME, SOME, false), KVF_E_NOT_FOUND);
+    assert_non_null(strstr(a.s.detail, "the ids before 2000 are not known here any more"));
+    close_attack(&a);
+}
+
+static void parts_are_within_the_budget(void **state) {
+    (void)state;
+    enum { BUDGET = 64 << 10 };
+    attack a;
+    open_attack(&a, OPTIONS(.max_bytes_per_key = BUDGET));
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < 100 && !status; i++)
+        status = say_part(&a, 1, i * SOME, SOME, true);
+    assert_int_equal(status, KVF_E_LIMIT);
+    assert_true(kept(&a) <= BUDGET);
+    assert_int_equal(world_stats(a.p).over_budget, 1);
+    close_attack(&a);
+}
+
+static void a_part_told_again_changes_nothing(void **state) {
+    (void)state;
+    attack a;
+    open_attack(&a, OPTIONS(.idle_ns = 0));
+    assert_int_equal(say_part(&a, 1, 0, SOME, true), KVF_OK);
+    uint64_t before = kept(&a);
+    assert_int_equal(say_part(&a, 1, 0, SOME, true), KVF_OK);
+    assert_int_equal(say_part(&a, 1, SOME + 1, SOME, true), KVF_E_RANGE);
+    assert_int_equal(kept(&a), before);
+    assert_int_equal(say_part(&a, 1, SOME, 1, false), KVF_OK);
+    kvf_flow *flow = kvf_flow_of(a.p->all_sessions, 1 | KVF_EXPECTATION);
+    assert_non_null(flow);
+    assert_false(flow->more);
+    assert_int_equal(flow->groups[0].table.count, SOME + 1);
+    close_attack(&a);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts_together_are_the_whole),
+        cmocka_unit_test(a_part_that_does_not_go_on_is_refused),
+        cmocka_unit_test(a_million_blocks_are_pulled),
+        cmocka_unit_test(a_million_blocks_are_pushed),
+        cmocka_unit_test(parts_arrive_over_a_bad_link),
+        cmocka_unit_test(parts_that_stop_coming_are_forgotten_though_their_sender_beats),
+        cmocka_unit_test(parts_are_within_the_budget),
+        cmocka_unit_test(a_part_told_again_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

@@ -1,0 +1,227 @@
+/*
+ * Each converting loop against numbers: the value of every 16-bit element is worked out from its fields, and the nearest
+ * of another type is looked for among all of its values.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernel/convert.h"
+
+#define ALL 65536u
+
+typedef void (*convert)(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past);
+
+static void for_each_loop(void (*test)(convert)) {
+    const kvf_convert_loop *loop;
+    for (uint32_t i = 0; (loop = kvf_kernel_convert_loop(i)) != NULL; i++) {
+        print_message("loop: %s\n", loop->name);
+        test(loop->convert);
+    }
+}
+
+/* ---- what elements are worth ------------------------------------------------------------------ */
+
+static const kvf_dtype halves[] = {KVF_DTYPE_F16, KVF_DTYPE_BF16};
+
+static unsigned fraction_bits(kvf_dtype type) {
+    return type == KVF_DTYPE_F16 ? 10 : type == KVF_DTYPE_BF16 ? 7 : 23;
+}
+static unsigned exponent_bits(kvf_dtype type) {
+    return type == KVF_DTYPE_F16 ? 5 : 8;
+}
+static unsigned width(kvf_dtype type) {
+    return 1 + exponent_bits(type) + fraction_bits(type);
+}
+
+/* NAN for a NaN. */
+static double value_of(kvf_dtype type, uint32_t bits) {
+    const unsigned f = fraction_bits(type), e = exponent_bits(type);
+    const int bias = (1 << (e - 1)) - 1, top = (1 << e) - 1;
+    const int exponent = (int)(bits >> f) & top;
+    const double fraction = ldexp((double)(bits & ((1u << f) - 1)), -(int)f);
+    const double sign = bits >> (e + f) & 1 ? -1 : 1;
+    if (exponent == top)
+        return fraction != 0 ? (double)NAN : sign * (double)INFINITY;
+    return sign * (exponent ? ldexp(1 + fraction, exponent - bias) : ldexp(fraction, 1 - bias));
+}
+
+/* What a NaN becomes: sign and first bits of the payload, quiet. */
+static uint32_t nan_of(kvf_dtype from, uint32_t bits, kvf_dtype to) {
+    const unsigned f = fraction_bits(from), g = fraction_bits(to);
+    const uint32_t sign = bits >> (width(from) - 1), payload = bits & ((1u << f) - 1);
+    const uint32_t kept = g >= f ? payload << (g - f) : payload >> (f - g);
+    const uint32_t top = ((1u << exponent_bits(to)) - 1) << g;
+    return sign << (width(to) - 1) | top | 1u << (g - 1) | kept;
+}
+
+/* The nearest element of a 16-bit type, by bisection among the magnitudes, which ascend with their bits. */
+static uint32_t nearest(kvf_dtype type, double value) {
+    const double magnitude = fabs(value);
+    const uint32_t infinite = ((1u << exponent_bits(type)) - 1) << fraction_bits(type);
+    const uint32_t sign = signbit(value) ? 1u << (width(type) - 1) : 0;
+    uint32_t low = 0, high = infinite; /* value_of(low) <= magnitude */
+    if (isinf(value))
+        return sign | infinite;
+    while (high - low > 1) {
+        const uint32_t middle = (low + high) / 2;
+        if (value_of(type, middle) <= magnitude)
+            low = middle;
+        else
+            high = middle;
+    }
+    /* Beyond the greatest the next would be as far again as the one before it. */
+    const double below = value_of(type, low);
+    const double above = high == infinite ? 2 * below - value_of(type, low - 1) : value_of(type, high);
+    const double to_below = magnitude - below, to_above = above - magnitude;
+    if (to_below != to_above)
+        return sign | (to_below < to_above ? low : high);
+    return sign | (low % 2 == 0 ? low : high);
+}
+
+/* ---- from 16 bits: all of them ---------------------------------------------------------------- */
+
+static void expect(kvf_dtype from, uint32_t bits, kvf_dtype to, uint32_t got) {
+    const double value = value_of(from, bits);
+    uint32_t wanted;
+    if (from == to)
+        wanted = bits;
+    else if (isnan(value))
+        wanted = nan_of(from, bits, to);
+    else if (to == KVF_DTYPE_F32) {
+        const float exact = (float)value;
+        assert_true((double)exact == value);
+        memcpy(&wanted, &exact, sizeof wanted);
+    } else
+        wanted = nearest(to, value);
+    if (got != wanted) {
+        print_error("%s %#x becomes %s %#x; wanted is %#x\n", kvf_dtype_name(from), bits, kvf_dtype_name(to),
+                    got, wanted);
+        fail();
+    }
+}
+
+static void test_all_halves(convert run) {
+    static uint16_t in[ALL], narrow[ALL];
+    static uint32_t wide[ALL];
+    for (uint32_t i = 0; i < ALL; i++)
+        in[i] = (uint16_t)i;
+    for (size_t f = 0; f < 2; f++) {
+        const kvf_dtype from = halves[f], to = halves[1 - f];
+        run(from, KVF_DTYPE_F32, in, wide, ALL, false);
+        run(from, to, in, narrow, ALL, true);
+        for (uint32_t i = 0; i < ALL; i++) {
+            expect(from, i, KVF_DTYPE_F32, wide[i]);
+            expect(from, i, to, narrow[i]);
+        }
+    }
+}
+
+static void every_element_of_16_bits_becomes_the_nearest_of_the_other_types(void **state) {
+    (void)state;
+    for_each_loop(test_all_halves);
+}
+
+/* ---- from f32 --------------------------------------------------------------------------------- */
+
+/* Around every element of the narrow type, and half way to the next: there rounding turns. */
+static size_t edges_of(kvf_dtype type, uint32_t *out) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < ALL; i++) {
+        uint32_t bits;
+        const double value = value_of(type, i);
+        const float exact = (float)value;
+        memcpy(&bits, &exact, sizeof bits);
+        if (isnan(value))
+            bits =
+                nan_of(type, i, KVF_DTYPE_F32) & ~0x400000u; /* one that is not quiet, if something is left */
+        const uint32_t half = 1u << (22 - fraction_bits(type));
+        const uint32_t near[] = {bits, bits + 1, bits - 1, bits + half, bits + half + 1, bits + half - 1};
+        for (size_t k = 0; k < sizeof near / sizeof *near; k++)
+            out[n++] = near[k];
+    }
+    return n;
+}
+
+static void test_f32(convert run) {
+    static uint32_t in[ALL * 6 + 4096];
+    static uint16_t got[ALL * 6 + 4096];
+    for (size_t t = 0; t < 2; t++) {
+        size_t n = edges_of(halves[t], in);
+        for (uint32_t i = 0; i < 4096; i++) /* every exponent, both signs, eight fractions */
+            in[n++] = i << 20 | i * 2654435761u >> 12;
+        run(KVF_DTYPE_F32, halves[t], in, got, n, t != 0);
+        for (size_t i = 0; i < n; i++)
+            expect(KVF_DTYPE_F32, in[i], halves[t], got[i]);
+    }
+}
+
+static void f32_is_rounded_to_the_nearest_and_to_the_even_one_half_way(void **state) {
+    (void)state;
+    for_each_loop(test_f32);
+}
+
+/* Some millions of them, and all 2^32 where KVF_CASES asks for as many cases as make check-long. */
+static void test_many_f32(convert run) {
+    enum { AT_ONCE = 4096 };
+    static uint32_t in[AT_ONCE];
+    static uint16_t got[AT_ONCE], wanted[AT_ONCE];
+    const char *cases = getenv("KVF_CASES");
+    const uint64_t step = cases && strtoull(cases, NULL, 0) >= 100000 ? 1 : 997;
+    for (size_t t = 0; t < 2; t++)
+        for (uint64_t first = 0; first < 1ull << 32; first += AT_ONCE * step) {
+            for (uint32_t i = 0; i < AT_ONCE; i++)
+                in[i] = (uint32_t)(first + i * step);
+            run(KVF_DTYPE_F32, halves[t], in, got, AT_ONCE, false);
+            kvf_convert_plain.convert(KVF_DTYPE_F32, halves[t], in, wanted, AT_ONCE, false);
+            assert_memory_equal(got, wanted, sizeof got);
+        }
+}
+
+static void every_loop_gives_the_same_bits_for_f32(void **state) {
+    (void)state;
+    for_each_loop(test_many_f32);
+}
+
+/* ---- sizes and places ------------------------------------------------------------------------- */
+
+static void check_tail(convert run, kvf_dtype from, kvf_dtype to, size_t count, bool past) {
+    enum { BYTES = 4 * 600 };
+    static unsigned char in[BYTES], got[BYTES] __attribute__((aligned(64))), wanted[BYTES];
+    for (size_t i = 0; i < sizeof in; i++)
+        in[i] = (unsigned char)(i * 37 + 11);
+    const size_t at = count % 7, to_at = past ? count % 5 * 2 : count % 4;
+    memset(got, 0xee, sizeof got);
+    memset(wanted, 0xee, sizeof wanted);
+    run(from, to, in + at, got + to_at, count, past);
+    kvf_convert_plain.convert(from, to, in + at, wanted + to_at, count, past);
+    assert_memory_equal(got, wanted, sizeof got);
+}
+
+static void test_tails(convert run) {
+    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
+    for (size_t f = 0; f < 3; f++)
+        for (size_t t = 0; t < 3; t++)
+            for (size_t count = 0; count < 540 && f != t; count++)
+                for (int past = 0; past < 2; past++)
+                    check_tail(run, types[f], types[t], count, past);
+}
+
+static void any_number_at_any_address_is_converted_and_nothing_behind_it_written(void **state) {
+    (void)state;
+    for_each_loop(test_tails);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_element_of_16_bits_becomes_the_nearest_of_the_other_types),
+        cmocka_unit_test(f32_is_rounded_to_the_nearest_and_to_the_even_one_half_way),
+        cmocka_unit_test(every_loop_gives_the_same_bits_for_f32),
+        cmocka_unit_test(any_number_at_any_address_is_converted_and_nothing_behind_it_written),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

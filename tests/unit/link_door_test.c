@@ -1,0 +1,170 @@
+/* Connections to a link by ZeroMQ: how many there may be, and what becomes of those over which nothing is said. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "link_ends.h"
+
+#define MOST 6u
+#define CROWD 20u
+
+static uint64_t passed_ns; /* beside the machine's time */
+
+static uint64_t clock_now(void *context) {
+    (void)context;
+    return kvf_now(&kvf_monotonic) + passed_ns;
+}
+
+static const kvf_clock clock_ahead = {clock_now, NULL};
+
+static uint64_t known_route;
+static uint32_t told;
+
+static bool is_known(void *context, kvf_route route) {
+    (void)context;
+    return route == known_route;
+}
+
+static void on_crowded(void *context, const char *detail) {
+    (void)context;
+    assert_non_null(strstr(detail, "over budget"));
+    told++;
+}
+
+static void open_door(end *server, const char *listen) {
+    passed_ns = known_route = told = 0;
+    open_end(server, (kvf_link_options){.listen = listen,
+                                        .clock = &clock_ahead,
+                                        .max_connections = MOST,
+                                        .max_connections_per_address = MOST,
+                                        .is_known = is_known,
+                                        .on_crowded = on_crowded});
+}
+
+/* A connection over which nothing is said. */
+static int knock(const end *server) {
+    const char *endpoint = kvf_link_endpoint(server->link);
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)atoi(strrchr(endpoint, ':') + 1))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(inet_pton(AF_INET, "127.0.0.1", &to.sin_addr), 1);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* Whether the other end has hung up: what it greets with is taken in first. */
+static bool is_over(int fd) {
+    char bytes[256];
+    ssize_t read;
+    do
+        read = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    while (read > 0);
+    return read == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
+static uint32_t count_over(const int *fds, uint32_t count) {
+    uint32_t over = 0;
+    for (uint32_t i = 0; i < count; i++)
+        over += is_over(fds[i]);
+    return over;
+}
+
+static void silent_connections_make_room(void **state) {
+    (void)state;
+    end server, client;
+    int fds[CROWD];
+    open_door(&server, NULL);
+    for (uint32_t i = 0; i < CROWD; i++)
+        fds[i] = knock(&server);
+    work_until(count_over(fds, CROWD) == CROWD - MOST, &server);
+    assert_true(told >= CROWD - MOST);
+    assert_int_equal(kvf_link_count(server.link).now, MOST);
+    assert_int_equal(kvf_link_count(server.link).refused, CROWD - MOST);
+    /* One who speaks gets in, and stays when others come and it is somebody. */
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    send_text(&client, route, "here I am");
+    work_until(has_message(&server, "here I am"), &server, &client);
+    known_route = server.messages[0].route;
+    for (uint32_t i = 0; i < CROWD; i++) {
+        (void)close(fds[i]);
+        fds[i] = knock(&server);
+    }
+    work_until(count_over(fds, CROWD) == CROWD - MOST + 1, &server, &client);
+    send_text(&client, route, "still here");
+    work_until(has_message(&server, "still here"), &server, &client);
+    assert_int_equal(server.messages[1].route, known_route);
+    assert_int_equal(client.broken_count, 0);
+    for (uint32_t i = 0; i < CROWD; i++)
+        (void)close(fds[i]);
+    work_until(kvf_link_count(server.link).now == 1, &server, &client);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void who_says_nothing_is_hung_up(void **state) {
+    (void)state;
+    char endpoints[3][64] = {"tcp://127.0.0.1:*"};
+    (void)snprintf(endpoints[1], sizeof endpoints[1], "ipc:///tmp/kvferry_door_%d", (int)getpid());
+    (void)snprintf(endpoints[2], sizeof endpoints[2], "ipc://@kvferry_door_%d", (int)getpid());
+    for (size_t i = 0; i < COUNT_OF(endpoints); i++) {
+        end server, client, silent;
+        open_door(&server, endpoints[i]);
+        open_end(&client, (kvf_link_options){.listen = ""});
+        open_end(&silent, (kvf_link_options){.listen = ""});
+        (void)connect_end(&silent, kvf_link_endpoint(server.link));
+        send_text(&client, connect_end(&client, kvf_link_endpoint(server.link)), "hello");
+        work_until(has_message(&server, "hello") && kvf_link_count(server.link).now == 2, &server, &client,
+                   &silent);
+        known_route = server.messages[0].route;
+        assert_true(kvf_link_due(server.link) != UINT64_MAX);
+        passed_ns = 16 * UINT64_C(1000000000);
+        work_until(silent.broken_count > 0, &server, &client, &silent);
+        assert_int_equal(client.broken_count, 0);
+        assert_int_equal(kvf_link_count(server.link).closed, 1);
+        assert_int_equal(kvf_link_count(server.link).refused, 0);
+        assert_int_equal(told, 0);
+        kvf_link_close(silent.link);
+        kvf_link_close(client.link);
+        kvf_link_close(server.link);
+    }
+}
+
+/* ZeroMQ has closed a connection before we are told that it was there, and its descriptor is somebody else's now. */
+static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
+    (void)state;
+    end server;
+    int fds[CROWD], pairs[CROWD][2];
+    char byte = 1;
+    open_door(&server, NULL);
+    for (uint32_t i = 0; i < CROWD; i++)
+        fds[i] = knock(&server);
+    (void)usleep(50000);
+    for (uint32_t i = 0; i < CROWD; i++)
+        (void)close(fds[i]);
+    (void)usleep(
+        50000); /* the descriptors of both ends are free: however that went, nothing of ours is hung up */
+    for (uint32_t i = 0; i < CROWD; i++)
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pairs[i]), 0);
+    work_until(!kvf_link_pending(server.link), &server);
+    for (uint32_t i = 0; i < CROWD; i++) {
+        assert_int_equal(send(pairs[i][0], &byte, 1, MSG_NOSIGNAL), 1);
+        assert_int_equal(recv(pairs[i][1], &byte, 1, MSG_DONTWAIT), 1);
+        (void)close(pairs[i][0]);
+        (void)close(pairs[i][1]);
+    }
+    assert_int_equal(kvf_link_count(server.link).now, 0);
+    kvf_link_close(server.link);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(silent_connections_make_room),
+        cmocka_unit_test(who_says_nothing_is_hung_up),
+        cmocka_unit_test(a_descriptor_that_is_somebody_elses_is_left_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,175 @@
+/* Which connections go where there are too many, or where nothing is said over them. */
+#include <stdio.h>
+
+#include "link/link_guests.h"
+#include "shapes.h"
+
+#define SECONDS(n) ((n)*UINT64_C(1000000000))
+
+typedef struct house {
+    kvf_guests guests;
+    uint64_t gone[64], gone_count;
+    uint64_t known_below; /* routes below it are somebody's */
+    char crowded[256];
+    uint32_t looked; /* how often somebody asked who is known */
+} house;
+
+static bool is_known(void *context, kvf_route route) {
+    house *h = context;
+    h->looked++;
+    return route < h->known_below;
+}
+
+static void hang_up(void *owner, kvf_guest *guest) {
+    house *h = owner;
+    assert_true(h->gone_count < COUNT_OF(h->gone));
+    h->gone[h->gone_count++] = guest->id;
+}
+
+static void on_crowded(void *context, const char *detail) {
+    house *h = context;
+    (void)snprintf(h->crowded, sizeof h->crowded, "%s", detail);
+}
+
+static void open_house(house *h, uint32_t most, uint32_t most_of_address) {
+    *h = (house){.guests = {.most = most,
+                            .most_of_address = most_of_address,
+                            .is_known = is_known,
+                            .hang_up = hang_up,
+                            .on_crowded = on_crowded,
+                            .context = h,
+                            .owner = h}};
+}
+
+static void arrive(house *h, uint64_t id, const char *address, uint64_t now) {
+    assert_ok(kvf_guests_arrive(&h->guests, id, 0, address, now));
+}
+
+static void the_stranger_that_was_silent_longest_goes(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 3, 0);
+    for (uint64_t id = 1; id <= 3; id++)
+        arrive(&h, id, "a", id);
+    kvf_guests_name(&h.guests, 1, 101, 10); /* 2 is silent now since 2 */
+    arrive(&h, 4, "a", 11);
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.gone[0], 2);
+    assert_int_equal(h.guests.count, 3);
+    assert_int_equal(h.guests.refused, 1);
+    assert_non_null(strstr(h.crowded, "there are 3 connections"));
+    kvf_guests_leave(&h.guests, 2);
+    assert_true(kvf_guests_hear(&h.guests, 101, 12));
+    assert_false(kvf_guests_hear(&h.guests, 102, 12));
+    kvf_guests_free(&h.guests);
+}
+
+static void the_known_stay_and_the_newcomer_goes(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 3, 0);
+    h.known_below = 200;
+    for (uint64_t id = 1; id <= 3; id++) {
+        arrive(&h, id, "a", id);
+        kvf_guests_name(&h.guests, id, 100 + id, id);
+    }
+    arrive(&h, 4, "a", 11);
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.gone[0], 4);
+    assert_int_equal(h.guests.count, 3);
+    kvf_guests_free(&h.guests);
+}
+
+static void one_address_does_not_take_the_places_of_others(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 4, 2);
+    arrive(&h, 1, "honest", 1);
+    for (uint64_t id = 2; id <= 9; id++)
+        arrive(&h, id, "crowd", id);
+    assert_int_equal(h.guests.count, 3);
+    assert_int_equal(h.gone_count, 6);
+    for (uint64_t i = 0; i < h.gone_count; i++)
+        assert_int_equal(h.gone[i], 2 + i);
+    assert_non_null(strstr(h.crowded, "crowd has 2 connections"));
+    kvf_guests_free(&h.guests);
+}
+
+static void who_says_nothing_goes_after_a_while(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 0, 0);
+    h.known_below = 102;
+    arrive(&h, 1, "a", SECONDS(1)); /* is known */
+    kvf_guests_name(&h.guests, 1, 101, SECONDS(1));
+    arrive(&h, 2, "a", SECONDS(1)); /* speaks */
+    kvf_guests_name(&h.guests, 2, 102, SECONDS(1));
+    arrive(&h, 3, "a", SECONDS(1));
+    assert_true(kvf_guests_hear(&h.guests, 102, SECONDS(10)));
+    kvf_guests_tick(&h.guests, SECONDS(15));
+    assert_int_equal(h.gone_count, 0);
+    assert_int_equal(kvf_guests_due(&h.guests), SECONDS(16));
+    kvf_guests_tick(&h.guests, SECONDS(16));
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.gone[0], 3);
+    assert_int_equal(kvf_guests_due(&h.guests), SECONDS(25));
+    kvf_guests_tick(&h.guests, SECONDS(25));
+    assert_int_equal(h.gone_count, 2);
+    assert_int_equal(h.gone[1], 2);
+    assert_int_equal(h.guests.refused, 0);
+    assert_int_equal(h.guests.closed, 2);
+    kvf_guests_free(&h.guests);
+}
+
+static void a_place_that_was_taken_again_is_another_guest(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 0, 0);
+    arrive(&h, 7, "a", 1);
+    kvf_guests_name(&h.guests, 7, 101, 1);
+    kvf_guests_name(&h.guests, 7, 102, 2); /* of one that is not told of yet */
+    assert_true(kvf_guests_hear(&h.guests, 101, 3));
+    assert_false(kvf_guests_hear(&h.guests, 102, 3));
+    arrive(&h, 7, "b", 4);
+    assert_int_equal(h.guests.count, 1);
+    assert_false(kvf_guests_hear(&h.guests, 101, 5));
+    kvf_guests_leave(&h.guests, 7);
+    kvf_guests_leave(&h.guests, 7);
+    assert_int_equal(h.guests.count, 0);
+    assert_int_equal(kvf_guests_due(&h.guests), UINT64_MAX);
+    kvf_guests_free(&h.guests);
+}
+
+/* A newcomer among thousands that are known costs as much as among a few. */
+static void looking_for_room_takes_bounded_steps(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 5000, 0);
+    h.known_below = UINT64_MAX;
+    for (uint64_t id = 1; id <= 5000; id++) {
+        arrive(&h, id, "a", id);
+        kvf_guests_name(&h.guests, id, 10000 + id, id);
+    }
+    for (uint64_t id = 5001; id <= 5020; id++) {
+        h.looked = 0;
+        arrive(&h, id, "a", id);
+        assert_int_equal(h.gone[h.gone_count - 1], id);
+        assert_true(h.looked <= 64);
+    }
+    h.looked = 0;
+    kvf_guests_tick(&h.guests, SECONDS(100));
+    assert_true(h.looked <= 64);
+    kvf_guests_free(&h.guests);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_stranger_that_was_silent_longest_goes),
+        cmocka_unit_test(the_known_stay_and_the_newcomer_goes),
+        cmocka_unit_test(one_address_does_not_take_the_places_of_others),
+        cmocka_unit_test(who_says_nothing_goes_after_a_while),
+        cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
+        cmocka_unit_test(looking_for_room_takes_bounded_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

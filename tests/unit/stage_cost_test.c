@@ -1,0 +1,244 @@
+/*
+ * What ways cost, slots, and what a stage refuses.
+ */
+#include "stage_world.h"
+
+#include "stage/cost.h"
+
+#define SLOT 4096u
+
+/* ---- costs ----------------------------------------------------------------------------------- */
+
+static void a_prediction_is_source_runs_and_bytes(void **state) {
+    (void)state;
+    const kvf_cost_model cost = {.ns_per_source = 1000, .ns_per_run = 10, .ns_per_byte = 0.5};
+    assert_float_equal(kvf_cost_predict(&cost, 100, 4000), 1000 + 1000 + 2000, 1e-9);
+}
+
+/* Transfers that take what they take: prices move to them, whatever was assumed. */
+static void costs_are_learned_from_short_runs_and_long_ones(void **state) {
+    (void)state;
+    const double real_run = 8000, real_byte = 1.4;
+    kvf_cost_model cost = {.ns_per_source = 20000, .ns_per_run = 600, .ns_per_byte = 0.1};
+    for (int i = 0; i < 60; i++) {
+        kvf_cost_learn(&cost, 65536, 65536 * 256, 65536 * real_run + 65536 * 256 * real_byte);
+        kvf_cost_learn(&cost, 64, 64 << 20, 64 * real_run + (64 << 20) * real_byte);
+    }
+    assert_true(cost.ns_per_run > 0.9 * real_run && cost.ns_per_run < 1.1 * real_run);
+    assert_true(cost.ns_per_byte > 0.9 * real_byte && cost.ns_per_byte < 1.1 * real_byte);
+}
+
+static void one_transfer_that_was_disturbed_moves_little(void **state) {
+    (void)state;
+    kvf_cost_model cost = {.ns_per_run = 100, .ns_per_byte = 1};
+    const double before = kvf_cost_predict(&cost, 1000, 100000);
+    kvf_cost_learn(&cost, 1000, 100000, before * 1e6); /* a process that was stopped */
+    assert_true(kvf_cost_predict(&cost, 1000, 100000) <= before * 2.1);
+    kvf_cost_learn(&cost, 0, 0, 5);
+    kvf_cost_learn(&cost, 1000, 100000, 0);
+    assert_true(kvf_cost_predict(&cost, 1000, 100000) > 0);
+}
+
+/* On one host runs are cheap, between machines they are not: 256 B runs go packed there. */
+static void the_kind_of_transport_decides_the_way(void **state) {
+    (void)state;
+    const kvf_engine_spec d = {.struct_size = sizeof d,
+                               .tp_size = 1,
+                               .all = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPNH"}};
+    const kvf_engine_spec p = {.struct_size = sizeof p,
+                               .tp_size = 1,
+                               .all = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPHN"}};
+    const pair engines = pair_of(attention(2, 8, 128), &d, &p);
+    kvf_plan *plan = plan_of(&engines, 0);
+    kvf_way_prediction found = {.struct_size = sizeof found};
+    assert_ok(kvf_way_predict(plan, 0, 1000, "inproc", &found));
+    assert_int_equal(found.way, KVF_WAY_DIRECT);
+    /* A run a head and token; but the last of K and the first of V touch in both orders, in all 62 whole blocks. */
+    assert_int_equal(found.runs, 2 * 2 * 8 * 1000 - 2 * 62);
+    assert_int_equal(found.bytes, 2 * 2 * 8 * 1000 * 256);
+    assert_int_equal(found.pieces, 2 * 2 * 63); /* NHD: the whole of a block's K is in order */
+    if (kvf_transport_kind_name(2)) {
+        assert_ok(kvf_way_predict(plan, 0, 1000, "ucx", &found));
+        assert_int_equal(found.way, KVF_WAY_PACKED);
+        assert_true(found.packed_ns < found.direct_ns);
+    }
+    assert_fails(kvf_way_predict(plan, 1, 1000, "inproc", &found), KVF_E_RANGE, "source");
+    assert_fails(kvf_way_predict(NULL, 0, 1000, "inproc", &found), KVF_E_INVALID, "plan is NULL");
+    kvf_plan_free(plan);
+    free_pair(&engines);
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static void half_of_an_arena_is_lent_and_half_of_that_to_one_peer(void **state) {
+    (void)state;
+    static unsigned char memory[16 * 16];
+    kvf_arena arena;
+    kvf_slot_share shares[3] = {{0}};
+    kvf_slot *lent[16], *own[16];
+    uint32_t count = 0, taken = 0;
+    assert_ok(kvf_arena_open(&arena, memory, 16, 16));
+    for (uint32_t peer = 0; peer < 3; peer++)
+        for (kvf_slot *slot; (slot = kvf_arena_lend(&arena, &shares[peer])); count++)
+            lent[count] = slot;
+    assert_int_equal(shares[0].lent, 4);
+    assert_int_equal(shares[1].lent, 4);
+    assert_int_equal(shares[2].lent, 0);
+    while ((own[taken] = kvf_arena_take(&arena)))
+        taken++;
+    assert_int_equal(taken, 8);
+    /* One in doubt is not lent again, and counts. */
+    kvf_arena_doubt(&arena, lent[0]);
+    assert_int_equal(shares[0].doubt, 1);
+    assert_null(kvf_arena_lend(&arena, &shares[0]));
+    const uint32_t generation = lent[0]->generation, number = lent[0]->number;
+    kvf_arena_give(&arena, lent[0]);
+    assert_int_equal(shares[0].doubt + arena.doubt, 0);
+    kvf_slot *again = kvf_arena_lend(&arena, &shares[2]);
+    assert_int_equal(again->number, number);
+    assert_int_equal(again->generation, generation + 1);
+    assert_ptr_equal(again->memory, memory + number * 16);
+    kvf_arena_give(&arena, again);
+    for (uint32_t i = 1; i < count; i++)
+        kvf_arena_give(&arena, lent[i]);
+    for (uint32_t i = 0; i < taken; i++)
+        kvf_arena_give(&arena, own[i]);
+    assert_int_equal(arena.free_count, 16);
+    kvf_arena_close(&arena);
+}
+
+/* ---- what a stage refuses -------------------------------------------------------------------- */
+
+static const kvf_engine_spec one = {
+    .struct_size = sizeof one, .tp_size = 1, .all = {.tokens_per_block = 8, .block_count = 20}};
+
+static stage_world *two_ranks(void) {
+    const stage_pair shape = {
+        attention(2, 2, 16), &one, &one, 100, {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT}};
+    return stage_world_open("inproc", &shape);
+}
+
+static void options_out_of_range_are_refused(void **state) {
+    (void)state;
+    stage_world *w = two_ranks();
+    kvf_stage *stage = NULL;
+    const kvf_shard *shard = w->d[0].cells.shard;
+    const struct {
+        kvf_stage_options options;
+        const char *words;
+    } wrong[] = {{{.slot_bytes = 5000}, "slot_bytes is 5000"},
+                 {{.slot_bytes = 2048}, "slot_bytes is 2048"},
+                 {{.slot_bytes = 2 << 20}, "slot_bytes is 2097152"},
+                 {{.arena_bytes = 3 * SLOT, .slot_bytes = SLOT}, "arena_bytes is 12288"},
+                 {{.window = 17}, "window is 17; allowed 0 to 16"},
+                 {{.reserved = 1}, "reserved is 1"}};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        kvf_stage_options options = wrong[i].options;
+        options.struct_size = sizeof options;
+        assert_fails(kvf_stage_open(w->d[0].transport, shard, &options, &stage), KVF_E_INVALID,
+                     wrong[i].words);
+    }
+    assert_fails(kvf_stage_open(NULL, shard, NULL, &stage), KVF_E_INVALID, "transport is NULL");
+    kvf_transport *empty;
+    assert_ok(kvf_transport_open("inproc", NULL, &empty));
+    assert_fails(kvf_stage_open(empty, shard, NULL, &stage), KVF_E_NOT_REGISTERED, "region 0 has 0 bytes");
+    kvf_transport_close(empty);
+    stage_world_close(w);
+}
+
+static void peers_join_once_and_by_one_name(void **state) {
+    (void)state;
+    stage_world *w = two_ranks();
+    kvf_peer *again;
+    const void *card;
+    size_t bytes;
+    assert_ok(kvf_transport_export(w->p[0].transport, &card, &bytes));
+    assert_ok(kvf_transport_connect(w->d[0].transport, card, bytes, &again));
+    assert_fails(kvf_stage_join(w->d[0].stage, again), KVF_E_EXISTS, "a peer named p0 has joined");
+    assert_fails(kvf_stage_join(w->d[0].stage, w->p[0].peers[0]), KVF_E_INVALID, "another transport");
+    kvf_stage_leave(w->d[0].stage, w->d[0].peers[0]);
+    assert_ok(kvf_stage_join(w->d[0].stage, again));
+    kvf_stage_cost cost = {.struct_size = sizeof cost};
+    assert_ok(kvf_stage_get_cost(w->d[0].stage, again, &cost));
+    assert_fails(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], &cost), KVF_E_NOT_FOUND, "not joined");
+    stage_world_close(w);
+}
+
+static void who_has_not_joined_is_read_directly(void **state) {
+    (void)state;
+    stage_world *w = two_ranks();
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    kvf_move *move;
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    kvf_stage_leave(w->d[0].stage, w->d[0].peers[0]);
+    kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    assert_fails(kvf_stage_pull(w->d[0].stage, request, w->d[0].peers, &options, &move), KVF_E_NOT_FOUND,
+                 "source 0: its peer has not joined");
+    options.priority = 256;
+    assert_fails(kvf_stage_pull(w->d[0].stage, request, w->d[0].peers, &options, &move), KVF_E_INVALID,
+                 "priority 256");
+    assert_fails(kvf_stage_push(w->d[0].stage, request, 1, w->d[0].peers[0], NULL, &move), KVF_E_RANGE,
+                 "source is 1");
+    cell_rank before;
+    rank_copy(&before, &w->d[0].cells);
+    assert_ok(kvf_stage_pull(w->d[0].stage, request, w->d[0].peers, NULL, &move));
+    assert_ok(stage_world_finish(w, move));
+    assert_int_equal(stage_world_wrong_bytes(&w->d[0], &before, 5), 0);
+    kvf_move_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_move_get_info(move, &info));
+    assert_int_equal(info.packed, 0);
+    assert_int_equal(info.sources, 1);
+    kvf_move_free(move);
+    rank_close(&before);
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    stage_world_close(w);
+}
+
+/* What was seen is what the next ones are chosen by: a way that turns out slow is left. */
+static void a_way_that_turns_out_slow_is_left(void **state) {
+    (void)state;
+    stage_world *w = two_ranks();
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    uint32_t packed[2] = {0};
+    for (uint32_t i = 0; i < 40; i++) {
+        kvf_move *move;
+        kvf_move_info info = {.struct_size = sizeof info};
+        assert_ok(kvf_stage_pull(w->d[0].stage, request, w->d[0].peers, NULL, &move));
+        assert_ok(kvf_move_get_info(move, &info));
+        w->now_ns += info.packed ? 1000 : UINT64_C(10000000); /* as if this way took so long */
+        assert_ok(stage_world_finish(w, move));
+        packed[i >= 20] += info.packed;
+        kvf_move_free(move);
+    }
+    assert_int_equal(packed[1], 20);
+    kvf_stage_info info = stage_info_of(w->d[0].stage);
+    assert_int_equal(info.moves[KVF_WAY_AUTO], 40);
+    assert_int_equal(info.moves[KVF_WAY_PACKED], packed[0] + packed[1]);
+    assert_int_equal(info.bytes[KVF_WAY_PACKED], info.moves[KVF_WAY_PACKED] * kvf_request_bytes(request, 0));
+    kvf_stage_cost cost = {.struct_size = sizeof cost};
+    assert_ok(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], &cost));
+    assert_int_equal(cost.packed_seen, info.moves[KVF_WAY_PACKED]);
+    assert_int_equal(cost.direct_seen, info.moves[KVF_WAY_DIRECT]);
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    stage_world_close(w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prediction_is_source_runs_and_bytes),
+        cmocka_unit_test(costs_are_learned_from_short_runs_and_long_ones),
+        cmocka_unit_test(one_transfer_that_was_disturbed_moves_little),
+        cmocka_unit_test(the_kind_of_transport_decides_the_way),
+        cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_that_to_one_peer),
+        cmocka_unit_test(options_out_of_range_are_refused),
+        cmocka_unit_test(peers_join_once_and_by_one_name),
+        cmocka_unit_test(who_has_not_joined_is_read_directly),
+        cmocka_unit_test(a_way_that_turns_out_slow_is_left),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,587 @@
+/*
+ * Peers that break the rules of flows: each has one clear error and event, and harms nothing but its own flow. The
+ * attacker speaks by hand-made notifications of an endpoint that has joined as any peer.
+ */
+#include "stage_world.h"
+
+#include <stdio.h>
+
+#include "transport/transport.h"
+
+#define SLOT 4096u
+
+static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
+                                       .tp_size = 1,
+                                       .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}},
+                             p_spec = {
+                                 .struct_size = sizeof p_spec,
+                                 .tp_size = 1,
+                                 .all = {.tokens_per_block = 16, .block_count = 100, .order = "L|BPHN"}};
+
+/* What came to the attacker, the last of each kind. */
+typedef struct attacker {
+    kvf_transport *transport;
+    kvf_peer *victim;
+    kvf_stage_message last[6];
+    uint32_t heard[6];
+} attacker;
+
+/* An honest pair with a request that the attacker's messages must not harm. The attacker says it is a rank of D. */
+typedef struct scene {
+    stage_world *w;
+    kvf_plan *plan;
+    kvf_request *request;
+    kvf_selection *selection;
+    cell_rank before;
+    stage_end *d, *p;
+    attacker by;
+} scene;
+
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
+    attacker *by = context;
+    (void)transport;
+    (void)sender;
+    kvf_stage_message message = {0};
+    assert_ok(kvf_stage_read_message(data, bytes, &message));
+    by->last[message.word] = message;
+    by->heard[message.word]++;
+}
+
+static void work(scene *s) {
+    for (int i = 0; i < 20; i++) {
+        (void)stage_world_work(s->w);
+        assert_ok(kvf_transport_progress(s->by.transport, NULL));
+    }
+}
+
+static kvf_peer *connect_to(kvf_transport *from, kvf_transport *to) {
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer = NULL;
+    assert_ok(kvf_transport_export(to, &card, &bytes));
+    assert_ok(kvf_transport_connect(from, card, bytes, &peer));
+    return peer;
+}
+
+static scene scene_open(void) {
+    const stage_pair shape = {attention(2, 2, 32),
+                              &d_spec,
+                              &p_spec,
+                              600,
+                              {.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .window = 4, .flows = 3}};
+    scene s = {.w = stage_world_open("inproc", &shape)};
+    s.plan = plan_of(&s.w->engines, 0);
+    s.request = request_of(s.plan);
+    set_sequences(s.request, &s.w->d_sequence, &s.w->p_sequence);
+    assert_ok(kvf_selection_of_plan(s.plan, 0, &s.selection));
+    s.d = &s.w->d[0];
+    s.p = &s.w->p[0];
+    rank_copy(&s.before, &s.d->cells);
+    return s;
+}
+
+/* Apart from scene_open(): the attacker stays where it is. */
+static void attacker_join(scene *s) {
+    static unsigned char memory[1 << 16];
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .name = "mallory", .on_notify = on_notify, .context = &s->by};
+    const kvf_memory region = {sizeof region, memory, sizeof memory, KVF_MEMORY_HOST, 0};
+    assert_ok(kvf_transport_open("inproc", &options, &s->by.transport));
+    assert_ok(kvf_transport_register(s->by.transport, &region, 1));
+    s->by.victim = connect_to(s->by.transport, s->p->transport);
+    assert_ok(kvf_stage_join(s->p->stage, connect_to(s->p->transport, s->by.transport)));
+}
+
+static void scene_close(scene *s) {
+    rank_close(&s->before);
+    kvf_selection_free(s->selection);
+    kvf_request_free(s->request);
+    kvf_plan_free(s->plan);
+    stage_world_close(s->w);
+    kvf_transport_close(s->by.transport);
+}
+
+/* ---- what the attacker says -------------------------------------------------------------------- */
+
+static void say(const scene *s, const kvf_stage_message *message) {
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    size_t bytes = kvf_stage_write_message(message, data);
+    assert_ok(kvf_transport_notify(s->by.victim, data, bytes));
+}
+
+/* A proper opening of the honest request; tests change it. */
+static kvf_opening opening_of(const scene *s, kvf_direction direction, kvf_group_steps *steps) {
+    *steps = (kvf_group_steps){s->w->p_sequence.tables[0], 0, s->w->p_sequence.steps[0]};
+    return (kvf_opening){.direction = direction,
+                         .window = 4,
+                         .slot_bytes = SLOT,
+                         .stream_bytes = kvf_request_bytes(s->request, 0),
+                         .model = kvf_stage_model_sum(s->w->engines.model),
+                         .items = s->selection->items,
+                         .item_count = s->selection->item_count,
+                         .groups = steps,
+                         .group_count = 1};
+}
+
+static void open_flow(scene *s, uint64_t flow, const kvf_opening *opening) {
+    kvf_stage_message message = {.word = KVF_STAGE_OPEN, .flow = flow};
+    unsigned char *data;
+    size_t bytes;
+    assert_ok(kvf_stage_write_opening(opening, &data, &bytes));
+    assert_true(bytes <= kvf_stage_part_max());
+    message.part = data;
+    message.part_bytes = message.opening_bytes = (uint32_t)bytes;
+    say(s, &message);
+    kvf_free(data);
+    work(s);
+}
+
+static void open_well(scene *s, uint64_t flow, kvf_direction direction) {
+    kvf_group_steps steps;
+    const kvf_opening opening = opening_of(s, direction, &steps);
+    const uint32_t accepted = s->by.heard[KVF_STAGE_ACCEPT];
+    open_flow(s, flow, &opening);
+    assert_int_equal(s->by.heard[KVF_STAGE_ACCEPT], accepted + 1);
+    assert_true(s->by.heard[KVF_STAGE_LEND] > 0);
+}
+
+static void end_flow(scene *s, uint64_t flow, kvf_status status) {
+    const kvf_stage_message message = {
+        .word = KVF_STAGE_END, .flow = flow, .status = status, .sentence = "enough"};
+    say(s, &message);
+    work(s);
+}
+
+static void give_back(scene *s, uint64_t flow, kvf_slot_note note) {
+    kvf_stage_message message = {
+        .word = KVF_STAGE_RETURN, .flow = flow, .slot_count_named = 1, .slots = {note}};
+    say(s, &message);
+    work(s);
+}
+
+/* One event with this status and these words; where `end` is set, the attacker was told so too. */
+static void assert_event(scene *s, uint32_t events, kvf_status status, const char *words, bool end) {
+    assert_int_equal(s->p->events, events);
+    assert_int_equal(s->p->event, status);
+    if (!strstr(s->p->event_text, words))
+        fail_msg("\"%s\" is not in \"%s\"", words, s->p->event_text);
+    if (end) {
+        assert_int_equal(s->by.last[KVF_STAGE_END].status, status);
+        assert_non_null(strstr(s->by.last[KVF_STAGE_END].sentence, words));
+    }
+}
+
+/* An honest request goes on beside whatever was done, and nothing is left of it. */
+static void assert_unharmed(scene *s) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        kvf_move *move;
+        if (direction == KVF_READ)
+            assert_ok(kvf_stage_pull(s->d->stage, s->request, s->d->peers, &options, &move));
+        else
+            assert_ok(kvf_stage_push(s->p->stage, s->request, 0, s->p->peers[0], &options, &move));
+        assert_ok(stage_world_finish(s->w, move));
+        kvf_move_free(move);
+        assert_int_equal(stage_world_wrong_bytes(s->d, &s->before, 5), 0);
+    }
+    work(s);
+    assert_int_equal(s->d->events, 0);
+    assert_stage_idle(s->d->stage);
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static void slots_it_was_not_given(void **state) {
+    (void)state;
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        scene s = scene_open();
+        attacker_join(&s);
+        open_well(&s, 7, (kvf_direction)direction);
+        give_back(&s, 7, (kvf_slot_note){31, 1, {0, 0}});
+        assert_event(&s, 1, KVF_E_INVALID, "it returned slot 31 of generation 1, which it does not have",
+                     true);
+        assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 4); /* it may touch what it was lent */
+        assert_unharmed(&s);
+        end_flow(&s, 7, KVF_OK);
+        assert_stage_idle(s.p->stage);
+        scene_close(&s);
+    }
+}
+
+static void an_older_generation(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    open_well(&s, 7, KVF_READ);
+    const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
+    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, 0}});
+    assert_int_equal(s.p->events, 0);
+    assert_int_equal(s.by.last[KVF_STAGE_LEND].slots[0].slot, note.slot); /* it is lent again */
+    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, 0}});
+    assert_event(&s, 1, KVF_E_INVALID, "of generation", true);
+    assert_unharmed(&s);
+    end_flow(&s, 7, KVF_E_CANCELLED);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+static void bytes_that_are_not_the_next(void **state) {
+    (void)state;
+    const uint64_t all = 2 * 2 * 600 * 2 * 64;
+    const kvf_byte_range wrong[] = {{0, 0},      {64, 128},       {0, SLOT + 2},  {0, 3},
+                                    {2, 1 << 9}, {all, all + 64}, {0, UINT64_MAX}};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        scene s = scene_open();
+        attacker_join(&s);
+        open_well(&s, 7, KVF_WRITE);
+        kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
+        note.bytes = wrong[i];
+        give_back(&s, 7, note);
+        assert_event(&s, 1, KVF_E_RANGE, "of the stream", true);
+        end_flow(&s, 7, KVF_OK);
+        assert_stage_idle(s.p->stage);
+        scene_close(&s);
+    }
+}
+
+static void more_bytes_than_the_stream_has(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    open_well(&s, 7, KVF_READ);
+    const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
+    give_back(&s, 7,
+              (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* of a pull, nothing comes back */
+    assert_event(&s, 1, KVF_E_INVALID, "with bytes, of a pull", true);
+    assert_unharmed(&s);
+    end_flow(&s, 7, KVF_OK);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+static void fewer_bytes_than_the_stream_has(void **state) {
+    (void)state;
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        scene s = scene_open();
+        attacker_join(&s);
+        open_well(&s, 7, (kvf_direction)direction);
+        end_flow(&s, 7, KVF_OK);
+        assert_event(&s, 1, KVF_E_INVALID, "it ended well after", true);
+        assert_stage_idle(s.p->stage);
+        assert_unharmed(&s);
+        scene_close(&s);
+    }
+}
+
+/* ---- flows ----------------------------------------------------------------------------------- */
+
+static void flows_that_there_are_not(void **state) {
+    (void)state;
+    const kvf_stage_word words[] = {KVF_STAGE_ACCEPT, KVF_STAGE_LEND, KVF_STAGE_RETURN, KVF_STAGE_END};
+    scene s = scene_open();
+    attacker_join(&s);
+    for (uint32_t i = 0; i < COUNT_OF(words); i++) {
+        const kvf_stage_message message = {.word = words[i], .flow = 99, .slot_count_named = 1};
+        say(&s, &message);
+        work(&s);
+        assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which there is not", false);
+    }
+    assert_unharmed(&s);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+static void the_same_flow_opened_twice(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    open_well(&s, 7, KVF_READ);
+    kvf_group_steps steps;
+    const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
+    open_flow(&s, 7, &opening);
+    assert_event(&s, 1, KVF_E_EXISTS, "flow 7: opened a second time", false);
+    assert_int_equal(s.by.heard[KVF_STAGE_END], 0); /* the first goes on */
+    assert_unharmed(&s);
+    end_flow(&s, 7, KVF_E_CANCELLED);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+static void more_flows_than_a_peer_may_have(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    for (uint32_t i = 0; i < 3; i++) {
+        kvf_group_steps steps;
+        const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
+        open_flow(&s, i, &opening);
+    }
+    assert_int_equal(s.p->events, 0);
+    assert_int_equal(stage_info_of(s.p->stage).slots_lent, 8); /* a quarter of the arena is its share */
+    for (uint32_t i = 3; i < 20; i++) {
+        kvf_group_steps steps;
+        const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
+        open_flow(&s, i, &opening);
+        assert_event(&s, i - 2, KVF_E_LIMIT, "of its are open; allowed 3", i < 6);
+    }
+    assert_true(stage_info_of(s.p->stage).flows <= 6);
+    assert_unharmed(&s);
+    for (uint32_t i = 0; i < 6; i++)
+        end_flow(&s, i, KVF_E_CANCELLED);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+static void parts_that_never_come(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    const unsigned char part[100] = {0};
+    kvf_stage_message message = {
+        .word = KVF_STAGE_OPEN, .flow = 1, .opening_bytes = 5000, .part = part, .part_bytes = sizeof part};
+    say(&s, &message);
+    work(&s);
+    assert_int_equal(s.p->events, 0);
+    /* Another one begins: of the first, no more will come. */
+    message.flow = 2;
+    say(&s, &message);
+    work(&s);
+    assert_event(&s, 1, KVF_E_PARSE, "100 bytes of its opening have come, and then another one", true);
+    /* Not the next part. */
+    message.at = 300;
+    say(&s, &message);
+    work(&s);
+    assert_event(&s, 2, KVF_E_PARSE, "part 300 of an opening of 5000; expected 100 of 5000", true);
+    /* A part without the first. */
+    message.flow = 3;
+    say(&s, &message);
+    work(&s);
+    assert_event(&s, 3, KVF_E_NOT_FOUND, "without the first", false);
+    /* The rest does not come in time. */
+    message.flow = 4;
+    message.at = 0;
+    say(&s, &message);
+    work(&s);
+    s.w->now_ns += UINT64_C(31000000000);
+    work(&s);
+    assert_event(&s, 4, KVF_E_TIMEOUT, "flow 4: nothing was heard of it", true);
+    for (uint32_t i = 1; i < 5; i++)
+        if (i != 3)
+            end_flow(&s, i, KVF_OK);
+    assert_unharmed(&s);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+static void openings_that_are_not_ours(void **state) {
+    (void)state;
+    enum { MODEL, BYTES, ITEM, BLOCK, STEPS, SLOTS, GROUPS, CASES };
+    const struct {
+        kvf_status status;
+        const char *words;
+    } wanted[CASES] = {[MODEL] = {KVF_E_MISMATCH, "its model has other groups"},
+                       [BYTES] = {KVF_E_MISMATCH, "its stream has 1 bytes"},
+                       [ITEM] = {KVF_E_RANGE, "unit"},
+                       [BLOCK] = {KVF_E_RANGE, "block"},
+                       [STEPS] = {KVF_E_RANGE, "step"},
+                       [SLOTS] = {KVF_E_RANGE, "less than an element"},
+                       [GROUPS] = {KVF_E_INVALID, "group"}};
+    for (uint32_t i = 0; i < CASES; i++) {
+        scene s = scene_open();
+        attacker_join(&s);
+        kvf_group_steps steps[2];
+        kvf_opening opening = opening_of(&s, KVF_READ, steps);
+        kvf_stream_item items[8];
+        uint32_t ids[100];
+        steps[1] = steps[0];
+        memcpy(items, opening.items, opening.item_count * sizeof *items);
+        memcpy(ids, steps[0].table.ids, steps[0].table.count * sizeof *ids);
+        opening.items = items;
+        steps[0].table.ids = ids;
+        opening.model += i == MODEL;
+        opening.stream_bytes = i == BYTES ? 1 : opening.stream_bytes;
+        items[0].units.end += i == ITEM ? 100 : 0;
+        ids[3] = i == BLOCK ? 100 : ids[3];
+        steps[0].end += i == STEPS ? 100 : 0;
+        opening.slot_bytes = i == SLOTS ? 1 : SLOT;
+        opening.group_count = i == GROUPS ? 2 : 1;
+        open_flow(&s, 7, &opening);
+        assert_event(&s, 1, wanted[i].status, wanted[i].words, true);
+        assert_int_equal(s.by.heard[KVF_STAGE_ACCEPT], 0);
+        end_flow(&s, 7, KVF_OK);
+        assert_unharmed(&s);
+        assert_stage_idle(s.p->stage);
+        scene_close(&s);
+    }
+}
+
+/* ---- a lender that lies ------------------------------------------------------------------------ */
+
+/* P pushes to the attacker, who lends what it has not. */
+static kvf_move *push_to_attacker(scene *s, uint64_t *flow) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    kvf_move *move;
+    kvf_stage_peer *peer = s->p->stage->peers;
+    while (strcmp(peer->name, "mallory") != 0)
+        peer = peer->following;
+    assert_ok(kvf_stage_push(s->p->stage, s->request, 0, peer->peer, &options, &move));
+    work(s);
+    assert_int_equal(s->by.heard[KVF_STAGE_OPEN], 1);
+    *flow = s->by.last[KVF_STAGE_OPEN].flow;
+    return move;
+}
+
+static void accept_with(scene *s, uint64_t flow, uint32_t region, uint32_t slots, uint64_t bytes) {
+    const kvf_stage_message message = {.word = KVF_STAGE_ACCEPT,
+                                       .flow = flow,
+                                       .region = region,
+                                       .slot_bytes = SLOT,
+                                       .slot_count = slots,
+                                       .stream_bytes = bytes};
+    say(s, &message);
+    work(s);
+}
+
+static void lend(scene *s, uint64_t flow, uint32_t first, uint32_t count, kvf_byte_range bytes) {
+    kvf_stage_message message = {.word = KVF_STAGE_LEND, .flow = flow, .slot_count_named = count};
+    for (uint32_t i = 0; i < count; i++)
+        message.slots[i] = (kvf_slot_note){first + i, 1, bytes};
+    say(s, &message);
+    work(s);
+}
+
+static void slots_and_credits_that_do_not_exist(void **state) {
+    (void)state;
+    enum { REGION, TOO_MANY, BYTES, BEYOND, TWICE, CREDITS, FULL, EARLY, ENDED, CASES };
+    const struct {
+        kvf_status status;
+        const char *words;
+    } wanted[CASES] = {
+        [REGION] = {KVF_E_RANGE, "in region 1, which has 0 bytes"},
+        [TOO_MANY] = {KVF_E_RANGE, "17 slots of 4096 bytes in region 0, which has 65536 bytes"},
+        [BYTES] = {KVF_E_MISMATCH, "its stream has 5 bytes"},
+        [BEYOND] = {KVF_E_RANGE, "it lends slot 16; its arena has 16"},
+        [TWICE] = {KVF_E_INVALID, "it lends slot 2 a second time"},
+        [CREDITS] = {KVF_E_LIMIT, "it lends more than 4 slots at once"},
+        [FULL] = {KVF_E_INVALID, "with bytes, of a push"},
+        [EARLY] = {KVF_E_RANGE, "it lends slot 0; its arena has 0"},
+        [ENDED] = {KVF_E_INVALID, "it ended well before all of"}};
+    for (uint32_t i = 0; i < CASES; i++) {
+        scene s = scene_open();
+        attacker_join(&s);
+        uint64_t flow, bytes = kvf_request_bytes(s.request, 0);
+        kvf_move *move = push_to_attacker(&s, &flow);
+        if (i != EARLY)
+            accept_with(&s, flow, i == REGION, i == TOO_MANY ? 17 : 16, i == BYTES ? 5 : bytes);
+        if (i == TWICE)
+            s.p->stands_still = true; /* so that both come before the first is used */
+        if (i == TWICE)
+            lend(&s, flow, 2, 1, (kvf_byte_range){0, 0});
+        if (i == BEYOND || i == TWICE || i == FULL || i == EARLY)
+            lend(&s, flow, i == BEYOND ? 16 : i == TWICE ? 2 : 0, 1, (kvf_byte_range){0, i == FULL ? 64 : 0});
+        s.p->stands_still = false;
+        if (i == CREDITS)
+            lend(&s, flow, 0, 5, (kvf_byte_range){0, 0});
+        if (i == ENDED) {
+            const kvf_stage_message end = {.word = KVF_STAGE_END, .flow = flow, .by_lender = true};
+            say(&s, &end);
+        }
+        work(&s);
+        assert_event(&s, 1, wanted[i].status, wanted[i].words, true);
+        assert_fails(kvf_move_status(move), wanted[i].status, wanted[i].words);
+        kvf_move_free(move);
+        const kvf_stage_message end = {
+            .word = KVF_STAGE_END, .flow = flow, .by_lender = true, .status = KVF_E_CANCELLED};
+        if (i != ENDED)
+            say(&s, &end);
+        work(&s);
+        assert_unharmed(&s);
+        assert_stage_idle(s.p->stage);
+        scene_close(&s);
+    }
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void messages_that_are_none(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    const struct {
+        const char *bytes;
+        size_t count;
+        kvf_status status;
+    } wrong[] = {{"kvfs", 4, KVF_E_UNSUPPORTED},
+                 {"kvfs\2", 5, KVF_E_UNSUPPORTED},
+                 {"kvfs\1", 5, KVF_E_PARSE},
+                 {"kvfs\1\6\0\0\0\0\0\0\0\0", 14, KVF_E_PARSE},
+                 {"kvfs\1\3\0\0\0\0\0\0\0\0\0", 15, KVF_E_PARSE},
+                 {"kvfs\1\3\0\0\0\0\0\0\0\0\21", 15, KVF_E_PARSE},
+                 {"kvfs\1\3\0\0\0\0\0\0\0\0\1xxxx", 19, KVF_E_PARSE},
+                 {"kvfs\1\5\0\0\0\0\0\0\0\0\2\0\0", 17, KVF_E_PARSE},
+                 {"kvfs\1\5\0\0\0\0\0\0\0\0\1\377\0", 17, KVF_E_PARSE}};
+    for (uint32_t i = 0; i < COUNT_OF(wrong); i++) {
+        assert_ok(kvf_transport_notify(s.by.victim, wrong[i].bytes, wrong[i].count));
+        work(&s);
+        assert_event(&s, i + 1, wrong[i].status, "", false);
+    }
+    /* Of no stage, and of somebody who has not joined. */
+    assert_ok(kvf_transport_notify(s.by.victim, "kvf", 3));
+    work(&s);
+    assert_int_equal(s.p->other_notices, 1);
+    assert_true(kvf_stage_notice(s.p->stage, "nobody", "kvfs\1", 5));
+    assert_event(&s, COUNT_OF(wrong) + 1, KVF_E_NOT_FOUND, "nobody, who has not joined", false);
+    assert_unharmed(&s);
+    scene_close(&s);
+}
+
+static void every_message_is_read_as_it_was_written(void **state) {
+    (void)state;
+    kvf_stage_message full = {.word = KVF_STAGE_LEND, .flow = 0x123456789abcdef0, .slot_count_named = 16};
+    for (uint32_t i = 0; i < 16; i++)
+        full.slots[i] = (kvf_slot_note){i * 7, i + 1, {i, (uint64_t)i << 40}};
+    const kvf_stage_message messages[] = {
+        {.word = KVF_STAGE_ACCEPT,
+         .flow = 1,
+         .region = 2,
+         .slot_bytes = 3,
+         .slot_count = 4,
+         .stream_bytes = 5},
+        full,
+        {.word = KVF_STAGE_END, .flow = 9, .by_lender = true, .status = KVF_E_LIMIT, .sentence = "a \x01 b"}};
+    for (size_t i = 0; i < COUNT_OF(messages); i++) {
+        unsigned char data[KVF_STAGE_MESSAGE_MAX];
+        kvf_stage_message got = {0};
+        size_t bytes = kvf_stage_write_message(&messages[i], data);
+        assert_ok(kvf_stage_read_message(data, bytes, &got));
+        assert_int_equal(got.flow, messages[i].flow);
+        assert_int_equal(got.stream_bytes, messages[i].stream_bytes);
+        assert_int_equal(got.slot_count_named, messages[i].slot_count_named);
+        assert_memory_equal(got.slots, messages[i].slots, sizeof got.slots);
+        assert_int_equal(got.by_lender, messages[i].by_lender);
+        assert_int_equal(got.status, messages[i].status);
+        assert_string_equal(got.sentence, i == 2 ? "a ? b" : "");
+        for (size_t cut = 4; cut < bytes && messages[i].word != KVF_STAGE_END; cut++)
+            assert_int_not_equal(kvf_stage_read_message(data, cut, &got), KVF_OK);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_it_was_not_given),
+        cmocka_unit_test(an_older_generation),
+        cmocka_unit_test(bytes_that_are_not_the_next),
+        cmocka_unit_test(more_bytes_than_the_stream_has),
+        cmocka_unit_test(fewer_bytes_than_the_stream_has),
+        cmocka_unit_test(flows_that_there_are_not),
+        cmocka_unit_test(the_same_flow_opened_twice),
+        cmocka_unit_test(more_flows_than_a_peer_may_have),
+        cmocka_unit_test(parts_that_never_come),
+        cmocka_unit_test(openings_that_are_not_ours),
+        cmocka_unit_test(slots_and_credits_that_do_not_exist),
+        cmocka_unit_test(messages_that_are_none),
+        cmocka_unit_test(every_message_is_read_as_it_was_written),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

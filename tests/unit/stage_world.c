@@ -1,0 +1,283 @@
+#include "stage_world.h"
+
+#include <poll.h>
+#include <stdio.h>
+
+#define IDLE_MS 60000
+
+/* ---- callbacks ------------------------------------------------------------------------------- */
+
+static uint64_t now_of(void *context) {
+    return ((const stage_world *)context)->now_ns;
+}
+
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
+    stage_end *end = context;
+    (void)transport;
+    if (end->is_deaf)
+        return;
+    if (!end->stage || !kvf_stage_notice(end->stage, sender, data, bytes))
+        end->other_notices++;
+}
+
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
+    stage_end *end = context;
+    (void)transport;
+    (void)detail;
+    if (end->stage)
+        kvf_stage_leave(end->stage, peer);
+    for (uint32_t i = 0; i < end->peer_count; i++)
+        if (end->peers[i] == peer)
+            end->peers[i] = NULL;
+    kvf_peer_close(peer);
+}
+
+static void on_event(void *context, const char *peer, kvf_status status, const char *text) {
+    stage_end *end = context;
+    (void)peer;
+    end->events++;
+    end->event = status;
+    (void)snprintf(end->event_text, sizeof end->event_text, "%s", text);
+}
+
+static bool permit(void *context, const char *peer, kvf_direction direction) {
+    (void)peer;
+    (void)direction;
+    return !((const stage_end *)context)->refuses;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static void *allocate(void *context, uint64_t bytes) {
+    void *memory = NULL;
+    assert_ok(kvf_transport_allocate(context, KVF_MEMORY_HOST, 0, bytes, &memory));
+    return memory;
+}
+
+static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf_shard *shard,
+                     const cell_sequence *sequence, kvf_stage_options stage) {
+    const kvf_transport_options options = {.struct_size = sizeof options,
+                                           .name = end->name,
+                                           .on_notify = on_notify,
+                                           .on_peer_lost = on_peer_lost,
+                                           .context = end};
+    assert_ok(kvf_transport_open(kind, &options, &end->transport));
+    rank_open(&end->cells, shard, sequence, allocate, end->transport);
+    assert_ok(kvf_transport_register(end->transport, end->cells.regions, end->cells.region_count));
+    stage.struct_size = sizeof stage;
+    stage.permit = permit;
+    stage.on_event = on_event;
+    stage.context = end;
+    assert_ok(kvf_stage_open_at(end->transport, shard, &stage, &w->clock, &end->stage));
+}
+
+static void connect_end(stage_end *from, const stage_end *to) {
+    const void *card;
+    size_t bytes;
+    kvf_peer **peer = &from->peers[from->peer_count++];
+    assert_ok(kvf_transport_export(to->transport, &card, &bytes));
+    assert_ok(kvf_transport_connect(from->transport, card, bytes, peer));
+    assert_ok(kvf_stage_join(from->stage, *peer));
+}
+
+stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
+    stage_world *w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    w->clock = (kvf_clock){now_of, w};
+    w->now_ns = 1000000000;
+    w->engines = pair_of(shape->model, shape->d, shape->p);
+    w->d_count = kvf_engine_rank_count(w->engines.local);
+    w->p_count = kvf_engine_rank_count(w->engines.remote);
+    assert_true(w->d_count <= WORLD_RANKS && w->p_count <= WORLD_RANKS);
+    sequence_open(&w->d_sequence, kvf_engine_shard(w->engines.local, 0), shape->tokens, 1);
+    sequence_open(&w->p_sequence, kvf_engine_shard(w->engines.remote, 0), shape->tokens, 2);
+    for (uint32_t i = 0; i < w->d_count; i++) {
+        (void)snprintf(w->d[i].name, sizeof w->d[i].name, "d%u", i);
+        open_end(w, &w->d[i], kind, kvf_engine_shard(w->engines.local, i), &w->d_sequence, shape->options);
+    }
+    for (uint32_t i = 0; i < w->p_count; i++) {
+        (void)snprintf(w->p[i].name, sizeof w->p[i].name, "p%u", i);
+        open_end(w, &w->p[i], kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence, shape->options);
+    }
+    for (uint32_t i = 0; i < w->d_count; i++)
+        for (uint32_t j = 0; j < w->p_count; j++) {
+            connect_end(&w->d[i], &w->p[j]);
+            connect_end(&w->p[j], &w->d[i]);
+        }
+    stage_world_refill(w, 5);
+    return w;
+}
+
+void stage_end_close(stage_end *end) {
+    kvf_stage_close(end->stage);
+    end->stage = NULL;
+    rank_close(&end->cells);
+    kvf_transport_close(end->transport);
+    end->transport = NULL;
+}
+
+void stage_world_close(stage_world *w) {
+    for (uint32_t i = 0; i < w->d_count; i++)
+        stage_end_close(&w->d[i]);
+    for (uint32_t i = 0; i < w->p_count; i++)
+        stage_end_close(&w->p[i]);
+    sequence_close(&w->d_sequence);
+    sequence_close(&w->p_sequence);
+    free_pair(&w->engines);
+    free(w);
+}
+
+void stage_world_refill(stage_world *w, uint32_t seed) {
+    for (uint32_t i = 0; i < w->p_count; i++) {
+        rank_scribble(&w->p[i].cells, 100 + seed);
+        rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), seed);
+    }
+    for (uint32_t i = 0; i < w->d_count; i++)
+        rank_scribble(&w->d[i].cells, 200 + seed);
+}
+
+/* ---- working --------------------------------------------------------------------------------- */
+
+static bool work(const stage_end *end) {
+    bool moving = false, staging = false;
+    if (!end->transport || end->stands_still)
+        return false;
+    assert_ok(kvf_transport_progress(end->transport, &moving));
+    if (end->stage)
+        assert_ok(kvf_stage_progress(end->stage, &staging));
+    return moving || staging;
+}
+
+bool stage_world_work(const stage_world *w) {
+    bool busy = false;
+    for (uint32_t i = 0; i < w->d_count; i++)
+        busy = work(&w->d[i]) || busy;
+    for (uint32_t i = 0; i < w->p_count; i++)
+        busy = work(&w->p[i]) || busy;
+    return busy;
+}
+
+/* Waits until somebody has something to do. */
+static bool wait_for_work(const stage_world *w, int timeout_ms) {
+    struct pollfd fds[2 * WORLD_RANKS];
+    nfds_t count = 0;
+    for (uint32_t i = 0; i < w->d_count + w->p_count; i++) {
+        const stage_end *end = i < w->d_count ? &w->d[i] : &w->p[i - w->d_count];
+        if (end->transport && !end->stands_still)
+            fds[count++] = (struct pollfd){kvf_transport_event_fd(end->transport), POLLIN, 0};
+    }
+    return poll(fds, count, timeout_ms) > 0;
+}
+
+void stage_world_work_until(const stage_world *w, bool (*done)(void *context), void *context) {
+    while (!done(context))
+        if (!stage_world_work(w) && !done(context))
+            assert_true(wait_for_work(w, IDLE_MS));
+}
+
+void stage_world_work_idle(const stage_world *w) {
+    for (int idle = 0; idle < 4;)
+        idle = stage_world_work(w) || wait_for_work(w, idle == 3 ? 10 : 0) ? 0 : idle + 1;
+}
+
+static bool is_move_over(void *context) {
+    return kvf_move_status(context) != KVF_IN_PROGRESS;
+}
+
+kvf_status stage_world_finish(const stage_world *w, kvf_move *move) {
+    stage_world_work_until(w, is_move_over, move);
+    return kvf_move_status(move);
+}
+
+/* ---- whole requests -------------------------------------------------------------------------- */
+
+uint64_t stage_world_wrong_bytes(const stage_end *d, const cell_rank *before, uint32_t seed) {
+    cell_rank wanted;
+    uint64_t wrong = 0;
+    rank_copy(&wanted, before);
+    rank_fill(&wanted, all_layers(wanted.shard), seed);
+    for (uint32_t i = 0; i < wanted.region_count; i++) {
+        const unsigned char *a = d->cells.regions[i].address, *b = wanted.regions[i].address;
+        for (uint64_t at = 0; at < wanted.regions[i].bytes; at++)
+            wrong += a[at] != b[at];
+    }
+    rank_close(&wanted);
+    return wrong;
+}
+
+void stage_world_sources(const stage_world *w, const stage_end *d, const kvf_plan *plan, kvf_peer **peers) {
+    assert_true(kvf_plan_source_count(plan) <= w->p_count);
+    for (uint32_t s = 0; s < kvf_plan_source_count(plan); s++)
+        peers[s] = d->peers[kvf_plan_source_rank(plan, s)];
+}
+
+void stage_world_pull_all(stage_world *w, kvf_way way, uint32_t seed) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = way};
+    kvf_plan *plans[WORLD_RANKS];
+    kvf_request *requests[WORLD_RANKS];
+    kvf_move *moves[WORLD_RANKS];
+    cell_rank before[WORLD_RANKS];
+    for (uint32_t i = 0; i < w->d_count; i++) {
+        kvf_peer *peers[WORLD_RANKS];
+        plans[i] = plan_of(&w->engines, i);
+        requests[i] = request_of(plans[i]);
+        rank_copy(&before[i], &w->d[i].cells);
+        set_sequences(requests[i], &w->d_sequence, &w->p_sequence);
+        stage_world_sources(w, &w->d[i], plans[i], peers);
+        assert_ok(kvf_stage_pull(w->d[i].stage, requests[i], peers, &options, &moves[i]));
+    }
+    for (uint32_t i = 0; i < w->d_count; i++) {
+        assert_ok(stage_world_finish(w, moves[i]));
+        assert_int_equal(stage_world_wrong_bytes(&w->d[i], &before[i], seed), 0);
+        kvf_move_free(moves[i]);
+        kvf_request_free(requests[i]);
+        kvf_plan_free(plans[i]);
+        rank_close(&before[i]);
+    }
+}
+
+void stage_world_push_all(stage_world *w, kvf_way way, uint32_t seed) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = way};
+    kvf_move *moves[WORLD_RANKS * WORLD_RANKS];
+    uint32_t count = 0;
+    kvf_plan *plans[WORLD_RANKS];
+    kvf_request *requests[WORLD_RANKS];
+    cell_rank before[WORLD_RANKS];
+    for (uint32_t i = 0; i < w->d_count; i++) {
+        plans[i] = plan_of(&w->engines, i);
+        requests[i] = request_of(plans[i]);
+        rank_copy(&before[i], &w->d[i].cells);
+        set_sequences(requests[i], &w->d_sequence, &w->p_sequence);
+        for (uint32_t s = 0; s < kvf_plan_source_count(plans[i]); s++) {
+            stage_end *p = &w->p[kvf_plan_source_rank(plans[i], s)];
+            assert_ok(kvf_stage_push(p->stage, requests[i], s, p->peers[i], &options, &moves[count++]));
+        }
+    }
+    for (uint32_t m = 0; m < count; m++) {
+        assert_ok(stage_world_finish(w, moves[m]));
+        kvf_move_free(moves[m]);
+    }
+    for (uint32_t i = 0; i < w->d_count; i++) {
+        assert_int_equal(stage_world_wrong_bytes(&w->d[i], &before[i], seed), 0);
+        kvf_request_free(requests[i]);
+        kvf_plan_free(plans[i]);
+        rank_close(&before[i]);
+    }
+}
+
+/* ---- looking --------------------------------------------------------------------------------- */
+
+kvf_stage_info stage_info_of(const kvf_stage *stage) {
+    kvf_stage_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_stage_get_info(stage, &info));
+    return info;
+}
+
+void assert_stage_idle(const kvf_stage *stage) {
+    kvf_stage_info info = stage_info_of(stage);
+    assert_int_equal(info.slots_lent, 0);
+    assert_int_equal(info.slots_doubt, 0);
+    assert_int_equal(info.slots_free, info.slots);
+    assert_int_equal(info.flows, 0);
+}

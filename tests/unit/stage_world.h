@@ -1,0 +1,85 @@
+/*
+ * Two engines whose ranks have stages: each has an endpoint, knows all ranks of the other engine, and works when it is
+ * told to. Time stands still until a test moves it.
+ */
+#ifndef STAGE_WORLD_H
+#define STAGE_WORLD_H
+
+#include <kvferry/stage.h>
+
+#include "base/clock.h"
+#include "cells.h"
+#include "stage/flow.h"
+
+#define WORLD_RANKS 4u
+
+typedef struct stage_end {
+    char name[16];
+    kvf_transport *transport; /**< NULL: closed */
+    kvf_stage *stage;
+    cell_rank cells;
+    kvf_peer *peers[WORLD_RANKS]; /**< the other engine's ranks; NULL: lost or closed */
+    uint32_t peer_count;
+    uint32_t events;
+    kvf_status event; /**< the last */
+    char event_text[512];
+    uint32_t other_notices; /**< that were none of the stage */
+    bool refuses;           /**< nobody may begin a flow here */
+    bool stands_still;      /**< it does nothing */
+    bool is_deaf;           /**< it drops the stage's messages */
+} stage_end;
+
+typedef struct stage_world {
+    pair engines; /**< local: D, who reads; remote: P */
+    cell_sequence d_sequence, p_sequence;
+    stage_end d[WORLD_RANKS], p[WORLD_RANKS];
+    uint32_t d_count, p_count;
+    uint64_t now_ns;
+    kvf_clock clock;
+} stage_world;
+
+/** What both engines are, and how long the one sequence is that is in their caches. */
+typedef struct stage_pair {
+    kvf_model *model; /**< becomes the world's */
+    const kvf_engine_spec *d, *p;
+    uint64_t tokens;
+    kvf_stage_options options; /**< of all stages; struct_size and callbacks are filled in */
+} stage_pair;
+
+stage_world *stage_world_open(const char *kind, const stage_pair *shape);
+void stage_world_close(stage_world *w);
+
+/** Closes one rank as a process that ends. */
+void stage_end_close(stage_end *end);
+
+/** Everybody works once. Returns whether somebody has more to do at once. */
+bool stage_world_work(const stage_world *w);
+
+/** Everybody works until `done(context)`. Fails the test where nothing happens for a minute. */
+void stage_world_work_until(const stage_world *w, bool (*done)(void *context), void *context);
+
+/** Until nobody has had anything to do for a while. */
+void stage_world_work_idle(const stage_world *w);
+
+/** Until the move is over. */
+kvf_status stage_world_finish(const stage_world *w, kvf_move *move);
+
+/** D's ranks pull all, or P's push all, and every byte of D's memory must then be right. */
+void stage_world_pull_all(stage_world *w, kvf_way way, uint32_t seed);
+void stage_world_push_all(stage_world *w, kvf_way way, uint32_t seed);
+
+/** P's cells get new bytes, and D's memory others. */
+void stage_world_refill(stage_world *w, uint32_t seed);
+
+/** Bytes of a rank of D that are not as a copy cell by cell makes them out of what was there before. */
+uint64_t stage_world_wrong_bytes(const stage_end *d, const cell_rank *before, uint32_t seed);
+
+/** The peers of D's rank for the sources of a plan. */
+void stage_world_sources(const stage_world *w, const stage_end *d, const kvf_plan *plan, kvf_peer **peers);
+
+/** No slot of a stage is lent, in doubt or in use, and there is no flow. */
+void assert_stage_idle(const kvf_stage *stage);
+
+kvf_stage_info stage_info_of(const kvf_stage *stage);
+
+#endif

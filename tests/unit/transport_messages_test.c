@@ -1,0 +1,621 @@
+/*
+ * What only the fabric by messages can meet: lists of runs that lie, cards that lead elsewhere, and peers at the other
+ * end of a socket that do not keep to the protocol, or never knew the secret.
+ */
+#include "transport/messages/messages.h"
+
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "transport/front.h"
+#include "transport_pair.h"
+
+#define LOOPBACK "tcp://127.0.0.1:*"
+static const pair_kind plain = {"messages", {false, false}, "messages", {"messages.listen", LOOPBACK}};
+static const pair_kind keyed = {
+    "messages", {false, false}, "messages", {"messages.secret_key", TEST_SECRET_KEY}};
+
+/* ---- lists of runs --------------------------------------------------------------------------- */
+
+static const kvf_memory memory_of_two[] = {{.bytes = 100000}, {.bytes = 0}, {.bytes = UINT64_MAX - 5}};
+
+static void assert_list(const unsigned char *list, size_t bytes, uint64_t total, kvf_status status,
+                        const char *word) {
+    assert_int_equal(kvf_messages_list_check(list, bytes, total, memory_of_two, 3), status);
+    if (status && !strstr(kvf_error_detail(), word))
+        fail_msg("\"%s\" has no \"%s\"", kvf_error_detail(), word);
+}
+
+/* Where byte `at` of the data lies. */
+static void find_byte(const kvf_run *runs, size_t count, uint64_t at, uint32_t *region, uint64_t *offset) {
+    size_t i = 0;
+    while (i < count && at >= runs[i].bytes)
+        at -= runs[i++].bytes;
+    assert_true(i < count);
+    *region = runs[i].remote_region;
+    *offset = runs[i].remote_offset + at;
+}
+
+static void a_list_names_the_bytes_it_was_made_of(void **state) {
+    (void)state;
+    static kvf_run runs[400], again[400];
+    static unsigned char list[400 * MESSAGES_RUN_BYTES_MAX];
+    for (uint64_t seed = 1; seed < 200; seed++) {
+        uint64_t chance = seed * 7919, total = 0;
+        size_t count = 1 + draw(&chance, 399), taken = 0, here;
+        for (size_t i = 0; i < count; i++) {
+            runs[i] = (kvf_run){.remote_offset = draw(&chance, 90000), .bytes = draw(&chance, 40)};
+            runs[i].remote_region = draw(&chance, 3) ? 0 : 2;
+            if (i > 1 && draw(&chance, 3)) { /* goes on as before: also backwards, and where runs touch */
+                runs[i] = runs[i - 1];
+                runs[i].remote_offset += runs[i - 1].remote_offset - runs[i - 2].remote_offset;
+                if (runs[i].remote_offset > 90000)
+                    runs[i].remote_offset = runs[i - 1].remote_offset;
+            }
+            total += runs[i].bytes;
+        }
+        size_t bytes = kvf_messages_list_write(runs, count, list);
+        assert_list(list, bytes, total, KVF_OK, "");
+        assert_list(list, bytes, total + 1, KVF_E_PARSE, "fewer bytes than the request");
+        if (total > 0)
+            assert_list(list, bytes, total - 1, KVF_E_PARSE, "more than the");
+        kvf_messages_walk walk = {.from = {list, bytes, false}};
+        while ((here = kvf_messages_walk_runs(&walk, again + taken, 7)) > 0)
+            taken += here;
+        assert_int_equal(walk.at, total);
+        for (uint64_t at = 0; at < total; at += 1 + draw(&chance, 9)) {
+            uint32_t regions[2];
+            uint64_t offsets[2];
+            find_byte(runs, count, at, &regions[0], &offsets[0]);
+            find_byte(again, taken, at, &regions[1], &offsets[1]);
+            assert_int_equal(regions[0], regions[1]);
+            assert_int_equal(offsets[0], offsets[1]);
+        }
+    }
+}
+
+/* A head of 256 bytes out of tokens of 2 KiB, for 4096 tokens; and any 4096 runs, at most 7 bytes each. */
+static void a_regular_list_is_a_dozen_bytes_and_any_other_short(void **state) {
+    (void)state;
+    static kvf_run runs[4096];
+    static unsigned char list[MESSAGES_LIST_BYTES];
+    uint64_t chance = 5;
+    for (size_t i = 0; i < 4096; i++)
+        runs[i] = (kvf_run){.remote_offset = 512 + i * 2048, .bytes = 256};
+    assert_true(kvf_messages_list_write(runs, 4096, list) <= 12);
+    for (size_t i = 0; i < 4096; i++)
+        runs[i].remote_offset = draw(&chance, 1u << 30);
+    assert_true(kvf_messages_list_write(runs, 4096, list) <= 4096 * 7);
+    for (size_t i = 0; i < 4096; i++)
+        runs[i].remote_offset = i * 256; /* they touch */
+    assert_true(kvf_messages_list_write(runs, 4096, list) <= 6);
+}
+
+#define ALL_BITS 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01
+#define BIT_63 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01
+
+static void lists_that_lie_are_refused_with_their_run(void **state) {
+    (void)state;
+    static const struct {
+        unsigned char list[48];
+        size_t bytes;
+        uint64_t total;
+        kvf_status status;
+        const char *word;
+    } cases[] = {
+        {{2, 10, 0}, 3, 10, KVF_OK, ""},
+        {{2, 10}, 2, 10, KVF_E_PARSE, "malformed"},               /* no place */
+        {{8, 10, 0}, 3, 10, KVF_E_PARSE, "malformed"},            /* a flag that is none */
+        {{0, 0}, 2, 0, KVF_E_PARSE, "malformed"},                 /* runs of no bytes */
+        {{2, 10, 1}, 3, 10, KVF_E_RANGE, "run 0"},                /* begins at -1 */
+        {{2, 10, ALL_BITS}, 12, 10, KVF_E_RANGE, "run 0"},        /* far below 0 */
+        {{3, 1, 10, 0}, 4, 10, KVF_E_NOT_REGISTERED, "region 1"}, /* was unregistered */
+        {{3, 3, 10, 0}, 4, 10, KVF_E_NOT_REGISTERED, "region 3"},
+        {{3, 0xff, 0xff, 0xff, 0xff, 0x1f, 10, 0}, 8, 10, KVF_E_PARSE, "malformed"}, /* 33 bits */
+        {{6, 10, 0, 3, 20}, 5, 30, KVF_OK, ""},
+        {{6, 10, 0, 3, 19}, 5, 30, KVF_E_RANGE, "run 0"},           /* goes down from 0 */
+        {{6, 10, 40, 3, 19}, 5, 30, KVF_OK, ""},                    /* goes down to 0 */
+        {{6, 10, 38, 3, 19}, 5, 30, KVF_E_RANGE, "run 0"},          /* to -1 */
+        {{6, 10, 0, 0, 20}, 5, 0, KVF_E_PARSE, "malformed"},        /* no runs */
+        {{6, 10, 0, BIT_63, 20}, 14, 30, KVF_E_PARSE, "more than"}, /* 2^63 runs */
+        {{6, 10, 0, ALL_BITS, 20}, 14, 30, KVF_E_PARSE, "more than"},
+        {{6, 1, 0, 0x81, 0x40, 0}, 6, 8193, KVF_E_PARSE, "more than 8192 runs"},
+        {{6, 10, 0, 3, ALL_BITS}, 14, 30, KVF_E_RANGE, "run 0"}, /* 2^63 apart, downwards */
+        {{2, ALL_BITS, 0}, 12, 10, KVF_E_PARSE, "more than the 10 bytes"},
+        {{3, 2, ALL_BITS, 0}, 13, UINT64_MAX, KVF_E_RANGE, "run 0"}, /* longer than its region */
+        {{2, 10, 0, 0, ALL_BITS}, 14, 20, KVF_E_RANGE, "run 1"},     /* counted from the end of the first */
+        {{2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0},
+         13,
+         10,
+         KVF_E_PARSE,
+         "malformed"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_list(cases[i].list, cases[i].bytes, cases[i].total, cases[i].status, cases[i].word);
+}
+
+/* ---- cards and settings ---------------------------------------------------------------------- */
+
+/* Our part of an endpoint's card. */
+static kvf_messages_card part_of(const test_side *side) {
+    const void *data;
+    size_t bytes;
+    kvf_card card;
+    kvf_messages_card part = {0};
+    assert_int_equal(kvf_transport_export(side->transport, &data, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(data, bytes, &card), KVF_OK);
+    assert_string_equal(card.parts[0].kind, "messages");
+    assert_int_equal(kvf_messages_card_read(card.parts[0].data, card.parts[0].bytes, &part), KVF_OK);
+    kvf_card_free(&card);
+    return part;
+}
+
+/* Connects by a card that names the regions of `like`, and this part. */
+static kvf_status connect_by(const test_side *from, const test_side *like, const kvf_messages_card *part,
+                             kvf_peer **out) {
+    uint64_t sizes[SIDE_REGIONS];
+    kvf_buffer bytes = {0}, own = {0};
+    for (int i = 0; i < SIDE_REGIONS; i++)
+        sizes[i] = like->regions[i].bytes;
+    assert_int_equal(kvf_messages_card_write(part, &own), KVF_OK);
+    kvf_card_part parts[] = {{"messages", own.data, own.length}};
+    kvf_card card = {"somebody", 1, sizes, SIDE_REGIONS, parts, 1};
+    assert_int_equal(kvf_card_write(&card, &bytes), KVF_OK);
+    kvf_status status = kvf_transport_connect(from->transport, bytes.data, bytes.length, out);
+    kvf_buffer_free(&bytes);
+    kvf_buffer_free(&own);
+    return status;
+}
+
+static void a_card_is_read_as_it_was_written_and_refused_when_cut_off(void **state) {
+    (void)state;
+    kvf_messages_card card = {
+        .secret = "fifteen letters", .id = "another fifteen", .port = 4711, .encrypted = true};
+    kvf_messages_card read;
+    kvf_buffer bytes = {0};
+    kvf_messages_add_host(&card, "10.0.0.7");
+    kvf_messages_add_host(&card, "fd00::7");
+    kvf_messages_add_host(&card, "node-7.example");
+    kvf_messages_add_host(&card, "10.0.0.7");
+    kvf_messages_add_host(&card, "0.0.0.0");
+    kvf_messages_add_host(&card, "::");
+    kvf_messages_add_host(&card, "no host");
+    assert_int_equal(card.host_count, 3);
+    assert_int_equal(kvf_messages_card_write(&card, &bytes), KVF_OK);
+    assert_int_equal(kvf_messages_card_read(bytes.data, bytes.length, &read), KVF_OK);
+    assert_memory_equal(&read, &card, sizeof card);
+    for (size_t length = 0; length < bytes.length; length++)
+        assert_int_equal(kvf_messages_card_read(bytes.data, length, &read), KVF_E_PARSE);
+    bytes.data[0]++;
+    assert_int_equal(kvf_messages_card_read(bytes.data, bytes.length, &read), KVF_E_UNSUPPORTED);
+    kvf_buffer_free(&bytes);
+}
+
+static void settings_that_mean_nothing_are_refused(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"messages.listen", "ipc:///tmp/x"},    {"messages.listen", "tcp://"},
+        {"messages.listen", "tcp://127.0.0.1"}, {"messages.listen", "tcp://203.0.113.1:*"},
+        {"messages.secret_key", "short"},       {"messages.secret_key", ""},
+        {"messages.advertise", "two words"},    {"messages.advertise", "0.0.0.0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const kvf_setting setting = {cases[i][0], cases[i][1]};
+        const kvf_transport_options options = {
+            .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+        kvf_transport *transport = NULL;
+        assert_int_equal(kvf_transport_open("messages", &options, &transport), KVF_E_INVALID);
+        assert_non_null(strstr(kvf_error_detail(), "messages"));
+    }
+}
+
+static void loopback_and_keys_of_others_are_refused_before_anything_is_sent(void **state) {
+    (void)state;
+    test_side here, there;
+    kvf_peer *peer;
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    kvf_messages_card far = part_of(&there), secured = far;
+    far.place[0] ^= 1;
+    assert_int_equal(connect_by(&here, &there, &far, &peer), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "loopback of another machine"));
+    secured.encrypted = true;
+    assert_int_equal(connect_by(&here, &there, &secured, &peer), KVF_E_PERMISSION);
+    side_close(&here);
+    side_close(&there);
+}
+
+static void whoever_has_another_key_than_the_card_says_is_not_talked_to(void **state) {
+    (void)state;
+    test_side here, there;
+    kvf_peer *peer;
+    side_open(&here, &keyed, 1);
+    side_open(&there, &keyed, 2);
+    kvf_messages_card part = part_of(&there);
+    assert_true(part.encrypted);
+    part.key[5] ^= 1;
+    kvf_status status = connect_by(&here, &there, &part, &peer);
+    if (!status) {
+        drive(&here, &there, &here.lost, 1);
+        assert_non_null(strstr(here.lost_detail, "another key"));
+    } else {
+        assert_int_equal(status, KVF_E_PEER_LOST);
+        assert_non_null(strstr(kvf_error_detail(), "another key"));
+    }
+    side_close(&here);
+    side_close(&there);
+}
+
+static void another_endpoint_at_the_address_of_the_card_is_found_out(void **state) {
+    (void)state;
+    test_side here, there;
+    kvf_peer *peer;
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    kvf_messages_card part = part_of(&there);
+    part.secret[3] ^= 1; /* as if the one of the card had gone, and another had got its port */
+    assert_int_equal(connect_by(&here, &there, &part, &peer), KVF_OK);
+    kvf_run run = {0, 0, 1000, 0, 0};
+    test_outcome outcome = {0};
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+    drive(&here, &there, &here.lost, 1);
+    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    assert_non_null(strstr(here.lost_detail, "another endpoint than that of the card listens"));
+    assert_int_equal(side_memory(&here, 0)[10], side_byte(1, 0, 10));
+    side_close(&here);
+    side_close(&there);
+}
+
+/* ---- consumers that do not keep to the protocol ---------------------------------------------- */
+
+static const kvf_messages_endpoint *inside(const test_side *side) {
+    return side->transport->fabrics[0].endpoint;
+}
+
+/* A socket that says what it likes to an endpoint. */
+typedef struct raw_end {
+    void *zmq, *socket;
+} raw_end;
+
+static raw_end raw_open(const test_side *to) {
+    kvf_messages_card part = part_of(to);
+    raw_end made = {.zmq = zmq_ctx_new()};
+    char address[MESSAGES_ADDRESS_BYTES];
+    int none = 0;
+    made.socket = zmq_socket(made.zmq, ZMQ_DEALER);
+    assert_non_null(made.socket);
+    assert_int_equal(zmq_setsockopt(made.socket, ZMQ_LINGER, &none, sizeof none), 0);
+    kvf_messages_address("127.0.0.1", part.port, address, sizeof address);
+    assert_int_equal(zmq_connect(made.socket, address), 0);
+    return made;
+}
+
+static void raw_close(raw_end *end) {
+    (void)zmq_close(end->socket);
+    (void)zmq_ctx_term(end->zmq);
+}
+
+static void raw_send(const raw_end *end, const void *data, size_t bytes) {
+    assert_int_equal(zmq_send(end->socket, data, bytes, 0), (int)bytes);
+}
+
+static void raw_greet(const raw_end *end, const test_side *to, unsigned char wrong) {
+    kvf_messages_card part = part_of(to);
+    kvf_messages_hello hello = {.generation = 1000, .region_count = SIDE_REGIONS, .name = "raw", .id = "raw"};
+    unsigned char bytes[MESSAGES_HELLO_BYTES_MAX];
+    memcpy(hello.secret, part.secret, sizeof hello.secret);
+    hello.secret[15] ^= wrong;
+    raw_send(end, bytes, kvf_messages_hello_write(&hello, bytes));
+}
+
+/* The next message that the endpoint sends, while it works. */
+static size_t raw_hear(const raw_end *end, const test_side *from, unsigned char *out, size_t size) {
+    for (;;) {
+        int got = zmq_recv(end->socket, out, size, ZMQ_DONTWAIT);
+        if (got >= 0)
+            return (size_t)got;
+        assert_int_equal(kvf_transport_progress(from->transport, NULL), KVF_OK);
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+static void assert_refused(const raw_end *end, const test_side *by, kvf_messages_refusal why) {
+    unsigned char heard[64];
+    assert_true(raw_hear(end, by, heard, sizeof heard) >= 8);
+    assert_int_equal(heard[0], MESSAGES_REFUSED);
+    assert_int_equal(heard[4], why);
+}
+
+/* One run. */
+static size_t make_request(kvf_messages_kind kind, uint32_t number, kvf_run run, unsigned char *out) {
+    size_t list = kvf_messages_list_write(&run, 1, out + MESSAGES_REQUEST_BYTES);
+    kvf_messages_request_write(kind, number, (uint32_t)list, (uint32_t)run.bytes, out);
+    size_t bytes = MESSAGES_REQUEST_BYTES + list;
+    if (kind == MESSAGES_WRITE) {
+        memset(out + bytes, 0xee, run.bytes);
+        bytes += run.bytes;
+    }
+    return bytes;
+}
+
+static void who_does_not_know_the_secret_gets_nothing(void **state) {
+    (void)state;
+    test_side there;
+    unsigned char request[4096], heard[64];
+    side_open(&there, &plain, 2);
+    raw_end end = raw_open(&there);
+    size_t bytes = make_request(MESSAGES_WRITE, 1, (kvf_run){.bytes = 500}, request);
+    raw_send(&end, request, bytes); /* before any greeting */
+    raw_send(&end, "", 0);
+    raw_send(&end, "\1KVFM", 5);
+    raw_greet(&end, &there, 1);
+    assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
+    raw_send(&end, request, bytes);
+    raw_send(&end, "\4hello", 6);
+    raw_greet(&end, &there, 2); /* what came before it has been looked at when it is answered */
+    assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
+    assert_int_equal(zmq_recv(end.socket, heard, sizeof heard, ZMQ_DONTWAIT), -1);
+    assert_int_equal(there.notices, 0);
+    for (uint64_t at = 0; at < 600; at++)
+        assert_int_equal(side_memory(&there, 0)[at], side_byte(2, 0, at));
+    raw_close(&end);
+    side_close(&there);
+}
+
+static void runs_outside_of_memory_are_refused_by_their_owner(void **state) {
+    (void)state;
+    static const kvf_messages_kind kinds[] = {MESSAGES_READ, MESSAGES_WRITE};
+    test_side there;
+    unsigned char request[4096], heard[4096];
+    side_open(&there, &plain, 2);
+    raw_end end = raw_open(&there);
+    raw_greet(&end, &there, 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        kvf_run outside = {.remote_offset = there.regions[1].bytes - 499, .bytes = 500, .remote_region = 1};
+        raw_send(&end, request, make_request(kinds[i], 7 + i, outside, request));
+        size_t bytes = raw_hear(&end, &there, heard, sizeof heard - 1);
+        heard[bytes] = '\0';
+        assert_int_equal(heard[0], MESSAGES_FAILED);
+        assert_int_equal(heard[4], 7 + i);
+        assert_non_null(strstr((char *)heard + 8, "run 0: 1 of 500 bytes from offset 69502 of region 1"));
+    }
+    for (uint64_t at = 69502; at < 70001; at++)
+        assert_int_equal(side_memory(&there, 1)[at], side_byte(2, 1, at));
+    /* The connection goes on. */
+    kvf_run inside = {.remote_offset = 1, .bytes = 500, .remote_region = 1};
+    raw_send(&end, request, make_request(MESSAGES_READ, 9, inside, request));
+    assert_int_equal(raw_hear(&end, &there, heard, sizeof heard), 508);
+    assert_int_equal(heard[0], MESSAGES_DATA);
+    for (uint64_t at = 0; at < 500; at++)
+        assert_int_equal(heard[8 + at], side_byte(2, 1, 1 + at));
+    raw_close(&end);
+    side_close(&there);
+}
+
+/* Each of them, after a greeting that is right. */
+static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
+    (void)state;
+    static const unsigned char endless[KVF_NOTICE_MAX + 2] = {MESSAGES_NOTICE};
+    test_side there;
+    unsigned char request[4096], heard[64];
+    side_open(&there, &plain, 2);
+    size_t bytes = make_request(MESSAGES_READ, 1, (kvf_run){.bytes = 500}, request);
+    for (int wrong = 0; wrong < 6; wrong++) {
+        raw_end end = raw_open(&there);
+        raw_greet(&end, &there, 0);
+        if (wrong == 0)
+            raw_greet(&end, &there, 0);
+        else if (wrong == 1)
+            raw_send(&end, request, bytes - 1);
+        else if (wrong == 2)
+            raw_send(&end, request, 3);
+        else if (wrong == 3)
+            raw_send(&end, "\4", 1); /* a notification of nothing */
+        else if (wrong == 4)
+            raw_send(&end, "\x63", 1);
+        else
+            raw_send(&end, endless, sizeof endless); /* a notification that is too long */
+        assert_refused(&end, &there, MESSAGES_REFUSED_PROTOCOL);
+        raw_send(&end, request, bytes); /* is dropped */
+        raw_greet(&end, &there, 1);
+        assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
+        assert_int_equal(zmq_recv(end.socket, heard, sizeof heard, ZMQ_DONTWAIT), -1);
+        raw_close(&end);
+    }
+    assert_int_equal(there.notices, 0);
+    side_close(&there);
+}
+
+/* Its window is all that one can ask for; answers that it does not read keep no more slots than it may have. */
+static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) {
+    (void)state;
+    static unsigned char request[4096];
+    test_side here, there;
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    raw_end end = raw_open(&there);
+    raw_greet(&end, &there, 0);
+    size_t bytes = make_request(MESSAGES_READ, 1, (kvf_run){.bytes = MESSAGES_CHUNK_BYTES}, request);
+    for (int i = 0; i < 200; i++) {
+        if (zmq_send(end.socket, request, bytes, ZMQ_DONTWAIT) < 0)
+            break;
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    }
+    kvf_run run = {0, 0, 3u << 20, 0, 0};
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
+    assert_true(inside(&there)->pool.made <= 2 * MESSAGES_CLIENT_SLOTS);
+    raw_close(&end);
+    side_close(&here);
+    side_close(&there);
+}
+
+static void connections_that_come_and_go_are_forgotten(void **state) {
+    (void)state;
+    test_side there;
+    unsigned char heard[64], request[64];
+    size_t bytes = make_request(MESSAGES_READ, 1, (kvf_run){.bytes = 20}, request);
+    side_open(&there, &plain, 2);
+    for (int i = 0; i < 300; i++) {
+        raw_end end = raw_open(&there);
+        raw_greet(&end, &there, 0);
+        raw_send(&end, request, bytes);
+        while (raw_hear(&end, &there, heard, sizeof heard) != 28)
+            assert_int_equal(heard[0], MESSAGES_ALIVE); /* the others are looked for */
+        raw_close(&end);                                /* without a word */
+    }
+    assert_true(HASH_COUNT(inside(&there)->clients) < 200);
+    side_close(&there);
+}
+
+/* ---- owners that do not keep to the protocol ------------------------------------------------- */
+
+/* What such an owner answers to a first request. */
+typedef struct wrong_answer {
+    unsigned char data[40];
+    size_t bytes;
+} wrong_answer;
+
+static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
+    (void)state;
+    static const wrong_answer answers[] = {
+        {{MESSAGES_DATA, 0, 0, 0, 2}, 8 + 20}, /* another number */
+        {{MESSAGES_DATA, 0, 0, 0, 1}, 8 + 19}, /* too short */
+        {{MESSAGES_DATA, 0, 0, 0, 1}, 8 + 21}, /* too long */
+        {{MESSAGES_DONE, 0, 0, 0, 1}, 8},      /* of a write */
+        {{MESSAGES_TAKEN, 0, 0, 0, 1}, 8},     /* nothing was said */
+        {{MESSAGES_DATA}, 1},
+        {{99}, 1},
+        {{0}, 0},
+    };
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        test_side here;
+        kvf_peer *peer;
+        side_open(&here, &plain, 1);
+        kvf_messages_card part = part_of(&here);
+        void *zmq = zmq_ctx_new(), *router = zmq_socket(zmq, ZMQ_ROUTER);
+        int none = 0;
+        char bound[64];
+        size_t length = sizeof bound;
+        assert_int_equal(zmq_setsockopt(router, ZMQ_LINGER, &none, sizeof none), 0);
+        assert_int_equal(zmq_bind(router, LOOPBACK), 0);
+        assert_int_equal(zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, bound, &length), 0);
+        part.port = (uint16_t)atoi(strrchr(bound, ':') + 1);
+        assert_int_equal(connect_by(&here, &here, &part, &peer), KVF_OK);
+        kvf_run run = {100, 0, 20, 0, 0};
+        test_outcome outcome = {0};
+        assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+        assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+        unsigned char name[16], heard[600];
+        for (int message = 0; message < 2; message++) { /* HELLO, READ */
+            assert_int_equal(zmq_recv(router, name, sizeof name, 0), 5);
+            assert_int_equal(zmq_recv(router, heard, sizeof heard, 0) > 0, 1);
+        }
+        assert_int_equal(heard[0], MESSAGES_READ);
+        assert_int_equal(zmq_send(router, name, 5, ZMQ_SNDMORE), 5);
+        assert_int_equal(zmq_send(router, answers[i].data, answers[i].bytes, 0), (int)answers[i].bytes);
+        drive(&here, NULL, &here.lost, 1);
+        assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+        assert_non_null(strstr(here.lost_detail, "protocol"));
+        for (uint64_t at = 100; at < 120; at++)
+            assert_int_equal(side_memory(&here, 0)[at], side_byte(1, 0, at));
+        (void)zmq_close(router);
+        (void)zmq_ctx_term(zmq);
+        side_close(&here);
+    }
+}
+
+/* ---- processes that die ---------------------------------------------------------------------- */
+
+static void a_killed_owner_is_lost(void **state) {
+    (void)state;
+    int lines[2];
+    unsigned char card[4096];
+    kvf_peer *peer = NULL;
+    assert_int_equal(pipe(lines), 0);
+    (void)fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        test_side own;
+        const void *data;
+        size_t bytes;
+        (void)alarm(100);
+        side_open(&own, &plain, 2);
+        (void)kvf_transport_export(own.transport, &data, &bytes);
+        (void)!write(lines[1], data, bytes);
+        for (;;)
+            drive(&own, NULL, &(uint32_t){0}, 1);
+    }
+    test_side here;
+    side_open(&here, &plain, 1);
+    ssize_t bytes = read(lines[0], card, sizeof card);
+    assert_true(bytes > 0);
+    assert_int_equal(kvf_transport_connect(here.transport, card, (size_t)bytes, &peer), KVF_OK);
+    kvf_run small = {0, 0, 5000, 1, 1}, big = {0, 0, 5u << 20, 0, 0};
+    assert_int_equal(move_runs(&here, NULL, peer, KVF_READ, &small, 1), KVF_OK);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    test_outcome outcome = {0};
+    if (kvf_transport_submit(peer, KVF_READ, &big, 1, note_outcome, &outcome, NULL) == KVF_OK) {
+        drive(&here, NULL, &here.lost, 1);
+        assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    }
+    assert_non_null(strstr(here.lost_detail, "its process has ended"));
+    assert_int_equal(kvf_transport_connect(here.transport, card, (size_t)bytes, &peer), KVF_E_PEER_LOST);
+    assert_non_null(strstr(kvf_error_detail(), "nobody listens there"));
+    side_close(&here);
+    (void)close(lines[0]);
+    (void)close(lines[1]);
+}
+
+static void a_peer_says_by_which_address_it_is_reached(void **state) {
+    for (int secured = 0; secured < 2; secured++) {
+        test_side here, there;
+        char way[128];
+        (void)state;
+        side_open(&here, secured ? &keyed : &plain, 1);
+        side_open(&there, secured ? &keyed : &plain, 2);
+        kvf_peer *peer = side_connect(&here, &there);
+        kvf_run run = {.bytes = 10};
+        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+        kvf_peer_info info = {.struct_size = sizeof info};
+        assert_int_equal(kvf_peer_get_info(peer, &info), KVF_OK);
+        (void)snprintf(way, sizeof way, "messages to tcp://127.0.0.1:%u%s", part_of(&there).port,
+                       secured ? ", encrypted" : "");
+        assert_string_equal(info.way, way);
+        side_close(&here);
+        side_close(&there);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_list_names_the_bytes_it_was_made_of),
+        cmocka_unit_test(a_regular_list_is_a_dozen_bytes_and_any_other_short),
+        cmocka_unit_test(lists_that_lie_are_refused_with_their_run),
+        cmocka_unit_test(a_card_is_read_as_it_was_written_and_refused_when_cut_off),
+        cmocka_unit_test(settings_that_mean_nothing_are_refused),
+        cmocka_unit_test(loopback_and_keys_of_others_are_refused_before_anything_is_sent),
+        cmocka_unit_test(whoever_has_another_key_than_the_card_says_is_not_talked_to),
+        cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
+        cmocka_unit_test(who_does_not_know_the_secret_gets_nothing),
+        cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
+        cmocka_unit_test(who_does_not_keep_to_the_protocol_is_cut_off),
+        cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
+        cmocka_unit_test(connections_that_come_and_go_are_forgotten),
+        cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
+        cmocka_unit_test(a_killed_owner_is_lost),
+        cmocka_unit_test(a_peer_says_by_which_address_it_is_reached),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
