@@ -84,7 +84,7 @@ check-long:
 	@scripts/build asan -DKVF_BUILD_TESTS=ON
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
-	scripts/check-hostile asan shm --seconds 30
+	scripts/check-hostile asan shm --seconds 30 --together 60 --any-speed
 	scripts/check-ucx asan
 	@scripts/fuzz
 

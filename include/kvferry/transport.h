@@ -343,6 +343,26 @@ KVF_API kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t
  */
 KVF_API kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy);
 
+/**
+ * What peers take of an endpoint, as far as its kinds of transport count it: "shm" does. What one process may take is
+ * bounded, however many connections it opens.
+ */
+typedef struct kvf_transport_info {
+    size_t struct_size;   /**< sizeof(kvf_transport_info); set by the caller */
+    uint32_t clients;     /**< connections of peers to us now */
+    uint32_t clients_max; /**< that there may be; 0: nothing here counts them */
+    uint32_t processes;   /**< that they, and connections that have not shown a card yet, are of */
+    uint32_t stuck; /**< peers that were to stop writing and have not yet: kvf_transport_fence() says which */
+    uint64_t buffer_bytes; /**< memory of peers that is mapped here now, to copy through */
+    uint64_t
+        cut_buffers; /**< so far: of which only a little is mapped, for the budget of their process or of all is
+                              spent; these peers are served more slowly */
+    uint64_t refused; /**< so far: connections refused or ended because a limit was reached */
+} kvf_transport_info;
+
+/** @return KVF_OK, KVF_E_INVALID */
+KVF_API kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_transport_info *info);
+
 /** A file descriptor that polls readable when kvf_transport_progress() has something to do. Do not read it.
  */
 KVF_API int kvf_transport_event_fd(kvf_transport *transport);

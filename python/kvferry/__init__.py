@@ -83,7 +83,16 @@ from kvferry.shard import (
     TokenShare,
 )
 from kvferry.transfer import Transfer
-from kvferry.transport import Direction, Finding, Operation, Peer, PeerInfo, Transport, transport_kinds
+from kvferry.transport import (
+    Direction,
+    Finding,
+    Operation,
+    Peer,
+    PeerInfo,
+    Transport,
+    TransportInfo,
+    transport_kinds,
+)
 
 __version__ = version()
 
@@ -170,6 +179,7 @@ __all__ = [
     "TpRule",
     "Transfer",
     "Transport",
+    "TransportInfo",
     "UncoveredError",
     "UnsupportedError",
     "__version__",

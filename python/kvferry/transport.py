@@ -57,6 +57,19 @@ class PeerInfo:
 
 
 @dataclass(frozen=True)
+class TransportInfo:
+    """What peers take of an endpoint; see kvf_transport_info in kvferry/transport.h."""
+
+    clients: int
+    clients_max: int
+    processes: int
+    stuck: int
+    buffer_bytes: int
+    cut_buffers: int
+    refused: int
+
+
+@dataclass(frozen=True)
 class Finding:
     """What a transport found of one kind on this machine; see kvf_transport_finding in kvferry/transport.h."""
 
@@ -321,6 +334,22 @@ class Transport:
             refuse_overlap(region, found, others)
             call(lib.kvf_transport_register_region, pointer, region, memory_array([found]))
             self._endpoint.regions[region] = found
+
+    @property
+    def info(self) -> TransportInfo:
+        """What peers take of this endpoint, as far as its kinds count it."""
+        with self._using() as pointer:
+            info = Arena().new("kvf_transport_info")
+            call(lib.kvf_transport_get_info, pointer, info)
+            return TransportInfo(
+                info.clients,
+                info.clients_max,
+                info.processes,
+                info.stuck,
+                info.buffer_bytes,
+                info.cut_buffers,
+                info.refused,
+            )
 
     def unregister_region(self, region: int) -> None:
         """Takes one region back, at any time: cards of before are refused from then on.

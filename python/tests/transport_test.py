@@ -280,6 +280,21 @@ def test_single_regions_come_and_go() -> None:
             assert other.connect(transport.card).region_bytes == [32, 32]
 
 
+def test_an_endpoint_counts_what_peers_take_of_it() -> None:
+    with Transport("shm") as owner, Transport("shm") as reader:
+        owner.register([np.zeros(64, np.uint8)])
+        reader.register([np.zeros(64, np.uint8)])
+        assert (owner.info.clients, owner.info.processes, owner.info.refused) == (0, 0, 0)
+        peer = reader.connect(owner.card)
+        owner.progress()
+        assert (owner.info.clients, owner.info.processes, owner.info.stuck) == (1, 1, 0)
+        assert owner.info.clients_max > 1
+        peer.close()
+        owner.progress()
+        assert owner.info.clients == 0
+    assert Transport("inproc").info.clients_max == 0
+
+
 def test_a_forgotten_transport_is_closed_and_lets_its_memory_go() -> None:
     memory = np.zeros(64, np.uint8)
     transport = Transport("inproc")

@@ -307,6 +307,20 @@ kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
     return KVF_OK;
 }
 
+kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_transport_info *out) {
+    if (!transport || !out || out->struct_size == 0)
+        return kvf_fail(KVF_E_INVALID, "transport: %s",
+                        !transport ? "transport is NULL"
+                        : !out     ? "info is NULL"
+                                   : "struct_size is 0");
+    kvf_transport_info info = {.struct_size = out->struct_size};
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        if (transport->fabrics[i].fabric->count)
+            transport->fabrics[i].fabric->count(transport->fabrics[i].endpoint, &info);
+    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    return KVF_OK;
+}
+
 const char *kvf_peer_name(const kvf_peer *peer) {
     return peer->name;
 }

@@ -134,6 +134,9 @@ typedef struct kvf_fabric {
     /** Bounded work. Sets *busy when it should be called again at once. */
     kvf_status (*progress)(void *endpoint, bool *busy);
 
+    /** Adds what peers take of the endpoint to the numbers there. NULL: it does not count them. */
+    void (*count)(const void *endpoint, kvf_transport_info *info);
+
     /** Readable when progress() has something to do. */
     int (*event_fd)(void *endpoint);
 

@@ -123,11 +123,11 @@ def a_wrong_byte_is_noticed(program: Path) -> bool:
     return noticed
 
 
-def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], alone: bool) -> list[str]:
+def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], judged_by_speed: bool) -> list[str]:
     """What judge() found, and what holds for this transport besides."""
     faults = faults + pair.harm
     pair.harm = []
-    if alone and (figures["of burning"] < LEAST or figures["after"] < LEAST):
+    if judged_by_speed and (figures["of burning"] < LEAST or figures["after"] < LEAST):
         faults.append(f"{STARVED}: {figures['of burning']} of the moves, {figures['after']} after it")
     if figures["ms of a call"] > CALL_MS:
         faults.append(f"one call of progress took {figures['ms of a call']} ms of the processor")
@@ -138,13 +138,13 @@ def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], alone
     return faults
 
 
-def judge_one(program: Path, names: list[str], seconds: float) -> tuple[dict[str, Any], list[str]]:
+def judge_one(program: Path, names: list[str], seconds: float, by_speed: bool) -> tuple[dict[str, Any], list[str]]:
     """Some attacks at once on a pair of their own."""
     pair = open_pair(program)
     wait_for(pair.consumer, "done", 20, 30)
     figures, faults = judge(pair, [one for name in names for one in PLANS[name]], seconds, False)
     figures["attack"] = names[0] if len(names) == 1 else f"all {len(names)}"
-    faults = find_faults(pair, figures, faults, len(names) == 1)
+    faults = find_faults(pair, figures, faults, by_speed)
     if pair.close():
         faults.append("the pair did not end as it should")
     figures["moves/s"] = figures.pop("requests/s")
@@ -152,13 +152,13 @@ def judge_one(program: Path, names: list[str], seconds: float) -> tuple[dict[str
     return figures, faults
 
 
-def judge_fairly(program: Path, name: str, seconds: float) -> tuple[dict[str, Any], list[str]]:
+def judge_fairly(program: Path, name: str, seconds: float, by_speed: bool) -> tuple[dict[str, Any], list[str]]:
     """Others use the machine too: where all that is wrong is a throughput, it is measured again."""
-    rounds = [judge_one(program, [name], seconds)]
+    rounds = [judge_one(program, [name], seconds, by_speed)]
     faults = rounds[0][1]
     if not faults or not all(STARVED in fault for fault in faults):
         return rounds[0]
-    rounds += [judge_one(program, [name], seconds) for _ in range(ROUNDS - 1)]
+    rounds += [judge_one(program, [name], seconds, by_speed) for _ in range(ROUNDS - 1)]
     worse = [one for one in rounds if not all(STARVED in fault for fault in one[1])]
     return worse[0] if worse else sorted(rounds, key=lambda one: one[0]["of burning"])[ROUNDS // 2]
 
@@ -170,6 +170,9 @@ def main() -> int:
         "--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none"
     )
     parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
+    parser.add_argument(
+        "--any-speed", action="store_true", help="not judged by speed, for programs with sanitizers"
+    )
     parser.add_argument("--only", action="append", choices=sorted(PLANS), help="this attack; may be repeated")
     parser.add_argument("--json", help="write the figures there too")
     options = parser.parse_args()
@@ -183,8 +186,9 @@ def main() -> int:
         print(word.ljust(6), *text, flush=True)
 
     say(*("ok", "a wrong byte is noticed") if a_wrong_byte_is_noticed(program) else ("FAILED", "it is not"))
-    judged = (judge_fairly(program, name, options.seconds) for name in names if options.seconds)
-    at_once = (judge_one(program, names, seconds) for seconds in [options.together] if seconds)
+    by_speed = not options.any_speed
+    judged = (judge_fairly(program, name, options.seconds, by_speed) for name in names if options.seconds)
+    at_once = (judge_one(program, names, seconds, False) for seconds in [options.together] if seconds)
     for figures, faults in itertools.chain(judged, at_once):
         rows.append(figures)
         say("FAILED" if faults else "ok", json.dumps(figures), *faults)

@@ -416,6 +416,9 @@ static void own(ownership *o) {
         (void)snprintf(who, sizeof who, "(process %ld) has been in the middle of a write", (long)o->writer);
         assert_non_null(strstr(kvf_error_detail(), who));
         work(o);
+        kvf_transport_info info = {.struct_size = sizeof info};
+        assert_int_equal(kvf_transport_get_info(o->transport, &info), KVF_OK);
+        assert_int_equal(info.stuck, 1);
     }
 }
 

@@ -501,6 +501,12 @@ static void a_process_with_as_many_connections_as_one_may_have_is_refused_by_nam
         drive(&here, &owner, &here.lost, refused);
         assert_non_null(strstr(here.lost_detail, "this process has 64 connections"));
     }
+    kvf_transport_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.clients, 64);
+    assert_int_equal(info.processes, 1);
+    assert_int_equal(info.refused, 2);
+    assert_true(info.clients_max >= 64);
     (void)close(fds[0]);
     drive_idle(&owner, NULL);
     check_served(&owner);
@@ -531,8 +537,15 @@ static void beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one
     side_fill(side_memory(&here, 1), 77, 1, bytes);
     assert_int_equal(move_runs(&here, &owner, peer, KVF_WRITE, &run, 1), KVF_OK);
     assert_memory_equal(side_memory(&owner, 1), side_memory(&here, 1), bytes);
+    kvf_transport_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.buffer_bytes, (16u << 20) + 65536);
+    assert_int_equal(info.cut_buffers, 1);
     (void)close(fds[0]);
     (void)close(fds[1]);
+    drive_idle(&owner, NULL);
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.buffer_bytes, 65536);
     side_close(&here);
     side_close(&owner);
 }

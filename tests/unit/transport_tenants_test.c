@@ -156,7 +156,7 @@ static uint64_t door_work_of_a_second(house *h, uint64_t now_ns) {
     return work;
 }
 
-static void strangers_have_a_thousand_connections_at_once_and_then_a_sixth_of_the_time(void **state) {
+static void strangers_have_a_thousand_connections_at_once_and_then_an_eighth_of_the_time(void **state) {
     (void)state;
     house *h = house_open(1024);
     uint64_t now_ns = 1ull << 60, second = 1000 * (uint64_t)SHM_DOOR_WORK_PER_MS;
@@ -281,7 +281,7 @@ int main(void) {
         cmocka_unit_test(connections_of_a_process_take_turns),
         cmocka_unit_test(one_that_wants_little_does_not_wait_for_those_that_want_a_lot),
         cmocka_unit_test(nobody_waits_where_nobody_wants_anything),
-        cmocka_unit_test(strangers_have_a_thousand_connections_at_once_and_then_a_sixth_of_the_time),
+        cmocka_unit_test(strangers_have_a_thousand_connections_at_once_and_then_an_eighth_of_the_time),
         cmocka_unit_test(a_process_has_64_connections),
         cmocka_unit_test(all_have_half_of_the_descriptors_and_who_has_most_gives_way),
         cmocka_unit_test(processes_that_cannot_be_told_apart_have_half_of_the_room),

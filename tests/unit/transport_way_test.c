@@ -108,6 +108,14 @@ static void an_older_caller_gets_what_it_knows(void **state) {
     assert_fails(kvf_peer_get_info(peer, &info), KVF_E_INVALID, "struct_size");
     assert_fails(kvf_peer_get_info(peer, NULL), KVF_E_INVALID, "info");
     assert_fails(kvf_peer_get_info(NULL, &info), KVF_E_INVALID, "peer");
+    kvf_transport_info all = {.struct_size = offsetof(kvf_transport_info, clients_max), .clients_max = 7};
+    assert_ok(kvf_transport_get_info(a.transport, &all));
+    assert_int_equal(all.clients, 0);
+    assert_int_equal(all.clients_max, 7);
+    all.struct_size = 0;
+    assert_fails(kvf_transport_get_info(a.transport, &all), KVF_E_INVALID, "struct_size");
+    assert_fails(kvf_transport_get_info(a.transport, NULL), KVF_E_INVALID, "info");
+    assert_fails(kvf_transport_get_info(NULL, &all), KVF_E_INVALID, "transport");
     close_side(&a);
     close_side(&b);
 }

@@ -189,6 +189,20 @@ static kvf_status shm_write_card(void *self, kvf_buffer *out) {
     return kvf_buffer_add(out, &endpoint->card, sizeof endpoint->card);
 }
 
+static void shm_count(const void *self, kvf_transport_info *info) {
+    const kvf_shm_endpoint *endpoint = self;
+    const kvf_shm_tenants *tenants = &endpoint->tenants;
+    info->clients += tenants->clients;
+    info->clients_max += tenants->clients_max;
+    for (const kvf_shm_tenant *tenant = tenants->all; tenant; tenant = tenant->next)
+        info->processes++;
+    for (const kvf_shm_client *client = endpoint->clients; client; client = client->following)
+        info->stuck += client->retired;
+    info->buffer_bytes += tenants->buffer_bytes;
+    info->cut_buffers += tenants->cut_buffers;
+    info->refused += tenants->refused;
+}
+
 static int shm_event_fd(void *self) {
     return ((kvf_shm_endpoint *)self)->epoll_fd;
 }
@@ -328,6 +342,7 @@ const kvf_fabric kvf_fabric_shm = {
     .fence = kvf_shm_fence,
     .admit = kvf_shm_admit,
     .progress = shm_progress,
+    .count = shm_count,
     .event_fd = shm_event_fd,
     .close = shm_close,
 };

@@ -195,6 +195,7 @@ static bool refuse_one(kvf_shm_endpoint *endpoint) {
     (void)close(endpoint->spare_fd);
     int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
+        endpoint->tenants.refused++;
         say_refused(fd, SHM_REFUSED_FULL, endpoint->tenants.clients);
         (void)close(fd);
     }
@@ -358,6 +359,7 @@ static bool find_place(const kvf_shm_client *client) {
     uint64_t limit;
     kvf_shm_tenant *loser;
     kvf_shm_refusal over = kvf_shm_tenants_admit(&client->endpoint->tenants, client->tenant, &limit, &loser);
+    client->endpoint->tenants.refused += over || loser;
     if (over) {
         say_refused(client->fd, over, limit);
         return false;

@@ -100,6 +100,7 @@ void kvf_shm_tenants_take_buffer(kvf_shm_tenants *tenants, kvf_shm_tenant *tenan
     uint64_t bytes = *slot_bytes * *slots;
     bool fits = tenants->buffer_bytes + bytes <= SHM_BUFFERS_BYTES && tenant->buffer_bytes + bytes <= most;
     if (!fits && bytes > SHM_BUFFER_BYTES_LEAST) {
+        tenants->cut_buffers++;
         *slots = 1;
         *slot_bytes = kvf_min_u64(*slot_bytes, SHM_BUFFER_BYTES_LEAST);
     }

@@ -4,8 +4,11 @@
  * are strangers. Accepting and hearing them is the door's work, which has half a tenant's share for all of them.
  *
  * Time is shared out in turns. Work is counted in bytes, as if all of it were copying. A tenant has SHM_TURN_WORK for
- * each of its turns, the door half. A message is handled as a whole: what that takes beyond, the tenant pays in its next turns. The
- * queue of tenants goes on from one progress() to the next, so nobody is always the first.
+ * each of its turns, the door half. A message is handled as a whole: what that takes beyond, the tenant pays in its
+ * next turns. The queue of tenants goes on from one progress() to the next, so nobody is always the first.
+ *
+ * Strangers that keep coming would take all the time that nobody else wants, and the processor with it. So beyond about
+ * a thousand connections at once the door works for an eighth of the time, and is shut in between.
  *
  * These functions know no socket: processes are numbers to them, and connections are seats.
  */
@@ -25,10 +28,9 @@
 
 /* Work that is no copying, in bytes that are copied in the same time: 8 of them take a nanosecond. */
 #define SHM_TURN_WORK (256u << 10)
-#define SHM_DOOR_WORK_PER_MS                                                                                 \
-    (1u << 20)                    /* a sixth of a processor, for strangers would take all that is left; ... */
-#define SHM_DOOR_WORK (64u << 20) /* ... beyond so much, about a thousand connections at once */
-#define SHM_RUN_WORK 512u         /* to find a piece of memory, as the costs of the fabric say */
+#define SHM_DOOR_WORK (64u << 20)       /* for strangers at once, and then ... */
+#define SHM_DOOR_WORK_PER_MS (1u << 20) /* ... so much a millisecond */
+#define SHM_RUN_WORK 512u               /* to find a piece of memory, as the costs of the fabric say */
 #define SHM_MESSAGE_WORK (16u << 10)    /* to receive or send one */
 #define SHM_LOOK_WORK (4u << 10)        /* to find that there is none */
 #define SHM_CONNECTION_WORK (64u << 10) /* to accept one, and to close it */
@@ -61,6 +63,8 @@ typedef struct kvf_shm_tenants {
     uint64_t process_clients_max; /**< of all endpoints of this process */
     uint32_t clients, strangers;  /**< of all tenants */
     uint64_t buffer_bytes;
+    uint64_t cut_buffers; /**< so far: of which only a little was taken */
+    uint64_t refused;     /**< so far: clients, for a limit was reached, and those that gave way */
     kvf_shm_tenant *all;
     kvf_shm_tenant *first, *last; /**< that wait for a turn */
     kvf_shm_tenant door;
