@@ -68,7 +68,8 @@ typedef struct kvf_stage_options {
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,
                                   const kvf_stage_options *options, kvf_stage **out);
 
-/** Ends all flows, without a word to the peers. Before the transport is closed; NULL is accepted. */
+/** Ends all flows, without a word to the peers. Before the transport is closed; moves may be freed before or after it.
+ * NULL is accepted. */
 KVF_API void kvf_stage_close(kvf_stage *stage);
 
 /**

@@ -113,7 +113,7 @@ static void free_flows(kvf_stage *stage) {
 
 void kvf_stage_release(kvf_stage *stage) {
     free_flows(stage);
-    if (stage->first || stage->moving > 0)
+    if (stage->first || stage->moving > 0 || stage->moves > 0)
         return;
     while (stage->peers)
         free_peer(stage, stage->peers);

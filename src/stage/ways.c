@@ -188,6 +188,7 @@ static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
         return kvf_nomem("a move");
     }
     move->stage = stage;
+    stage->moves++;
     move->leg_count = legs;
     move->info.sources = legs;
     *out = move;
@@ -350,6 +351,9 @@ void kvf_move_free(kvf_move *move) {
         if (move->legs[i].flow)
             kvf_stage_flow_leave(move->legs[i].flow);
     }
+    move->stage->moves--;
+    if (move->stage->closed)
+        kvf_stage_release(move->stage);
     kvf_free(move->legs);
     kvf_free(move);
 }
