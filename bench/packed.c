@@ -62,7 +62,7 @@ typedef struct bench_end {
 
 static uint64_t tokens_of(uint64_t run) {
     uint64_t bytes = run < 4096 ? 8ull << 20 : 64ull << 20;
-    return bytes / (LAYERS * 2 * HEADS * run);
+    return bytes / ((uint64_t)LAYERS * 2 * HEADS * run);
 }
 
 static kvf_engine *make_engine(uint64_t run, const char *order) {
