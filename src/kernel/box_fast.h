@@ -191,7 +191,7 @@ static void transpose(const matrix *m, uint64_t bytes) {
 
 /* The same past the caches: as many of the new rows as fit are made aside. */
 static void transpose_past(const matrix *m, uint64_t bytes) {
-    unsigned char aside[ASIDE_BYTES] __attribute__((aligned(64)));
+    unsigned char room[ASIDE_BYTES + LINE], *aside = room + -(uintptr_t)room % LINE;
     const uint64_t row = m->rows * bytes, at_once = ASIDE_BYTES / row;
     for (uint64_t c = 0; c < m->columns; c += at_once) {
         const uint64_t columns = kvf_min_u64(at_once, m->columns - c);
