@@ -1,7 +1,7 @@
 /*
  * Gathering cells of a cache into a packed stream, and scattering one into a cache, beside one thread's memcpy of the
- * same bytes. All lie in memory: 192 MiB of cells in scattered blocks, and as much beside them. The three take turns of
- * some MiB on bytes that none has touched for long; the ratio is the median of the turns' ratios.
+ * same bytes. All lie in memory: 192 MiB of cells in scattered blocks, and as much beside them. The three take turns,
+ * each on the third of the memory after that of the one before; the ratio is the median of the turns' ratios.
  *
  * Heads come before tokens in a block, so that no two cells of the stream touch in memory; a row of the stream is as many
  * cells as there are heads. Pieces of 2 B are keys channel by channel: 128 channels of blocks of 16 and 64 tokens.
@@ -17,10 +17,10 @@
 #include "stage/stream.h"
 
 #define MEMORY_BYTES (192ull << 20)
-#define TURN_BYTES (8ull << 20)
+#define TURNS                                                                                                \
+    3u /* through all of the memory: each is twice what the caches hold, so that hardly a byte is a gift */
 #define RANGE_BYTES (1ull << 20) /* of one call: a slot of an arena */
-#define ROUNDS 4u
-#define MOST_SAMPLES 128u
+#define SAMPLES 15u
 
 typedef struct subject {
     uint32_t cell_bytes; /* in the cache */
@@ -156,7 +156,8 @@ static void scatter(const setting *s, kvf_byte_range bytes) {
 
 /* As many bytes as the others read and write, from the memory to beside it. */
 static void copy(const setting *s, kvf_byte_range bytes) {
-    const uint64_t begin = (uint64_t)((double)bytes.begin * s->mean) % (MEMORY_BYTES / 2);
+    const uint64_t place = (uint64_t)((double)bytes.begin * s->mean) % (MEMORY_BYTES - 2 * RANGE_BYTES);
+    const uint64_t begin = place / 4096 * 4096;
     memcpy(s->packed + begin, s->memory + begin, (size_t)((double)(bytes.end - bytes.begin) * s->mean));
 }
 
@@ -169,15 +170,13 @@ static double take_turn(work run, const setting *s, uint64_t turn) {
 }
 
 static void measure(bench_report *report, const subject *what, const setting *s) {
-    const uint64_t turns = kvf_stream_bytes(s->cache->stream) / s->turn_bytes;
-    static double copied[MOST_SAMPLES], gathered[MOST_SAMPLES], put[MOST_SAMPLES], of[2][MOST_SAMPLES];
+    double copied[SAMPLES], gathered[SAMPLES], put[SAMPLES], of[2][SAMPLES];
     size_t n = 0;
-    /* A third of the memory lies between what they work on; the first round only warms. */
-    for (uint64_t turn = 0; turn < turns * (ROUNDS + 1) && n < MOST_SAMPLES; turn++) {
-        const double a = take_turn(copy, s, turn % turns);
-        const double b = take_turn(gather, s, (turn + turns / 3) % turns);
-        const double c = take_turn(scatter, s, (turn + 2 * turns / 3) % turns);
-        if (turn < turns)
+    for (uint64_t turn = 0; n < SAMPLES; turn++) {
+        const double a = take_turn(copy, s, turn % TURNS);
+        const double b = take_turn(gather, s, (turn + 1) % TURNS);
+        const double c = take_turn(scatter, s, (turn + 2) % TURNS);
+        if (turn == 0) /* only warms */
             continue;
         copied[n] = a;
         gathered[n] = b;
@@ -198,7 +197,10 @@ static void measure(bench_report *report, const subject *what, const setting *s)
 static void row(bench_report *report, const subject *what, unsigned char *memory, unsigned char *packed) {
     const cache c = open_cache(what);
     const double to = kvf_dtype_bits(what->to), from = kvf_dtype_bits(what->from);
-    const setting s = {&c, memory, packed, TURN_BYTES, (1 + from / to) / 2};
+    const uint64_t turn = kvf_stream_bytes(c.stream) / TURNS / RANGE_BYTES * RANGE_BYTES;
+    setting s = {.cache = &c, .turn_bytes = turn, .mean = (1 + from / to) / 2};
+    s.memory = memory;
+    s.packed = packed;
     char text[64];
     (void)snprintf(text, sizeof text, "%u x %s", what->heads, bench_bytes(what->cell_bytes));
     bench_text(report, text);
@@ -211,13 +213,20 @@ static void row(bench_report *report, const subject *what, unsigned char *memory
     close_cache(&c);
 }
 
+/* As caches and arenas begin. */
+static unsigned char *pages(uint64_t bytes) {
+    unsigned char *memory = aligned_alloc(4096, bytes);
+    bench_require(memory != NULL, "there is no memory");
+    return memory;
+}
+
 int main(int argc, char **argv) {
     bench_report *report = bench_report_start("stage", argc, argv);
     static const char *const columns[] = {
         "cells",  "tokens",  "pieces",           "elements",          "memcpy GB/s",
         "gather", "scatter", "gather of memcpy", "scatter of memcpy", NULL};
     bench_table(report, "Packed streams beyond the caches", columns);
-    unsigned char *memory = bench_alloc(MEMORY_BYTES, 1), *packed = bench_alloc(2 * MEMORY_BYTES, 1);
+    unsigned char *memory = pages(MEMORY_BYTES), *packed = pages(2 * MEMORY_BYTES);
     for (uint64_t i = 0; i < MEMORY_BYTES; i++)
         memory[i] = packed[2 * i] = packed[2 * i + 1] = (unsigned char)(i * 31);
     for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)

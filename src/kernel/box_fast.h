@@ -45,28 +45,39 @@ static void stream_run(unsigned char *to, const unsigned char *from, size_t byte
 
 typedef enum run_way { RUN_COPY, RUN_LINES, RUN_STREAM } run_way;
 
-/* `bytes` and `way` are constants. `next`, if any, is read after this. */
+/* `bytes`, `way` and `asks` are constants; `next` is read after this. */
 ALWAYS void copy_nest(const nest *n, unsigned char *to, const unsigned char *from, const unsigned char *next,
-                      size_t bytes, run_way way) {
+                      size_t bytes, run_way way, bool asks) {
+    const uint64_t count = n->count[2], to_step = n->to[2], from_step = n->from[2];
     for (uint64_t i = 0; i < n->count[0]; i++)
-        for (uint64_t j = 0; j < n->count[1]; j++)
-            for (uint64_t k = 0; k < n->count[2]; k++) {
-                const uint64_t at = i * n->from[0] + j * n->from[1] + k * n->from[2];
-                unsigned char *out = to + i * n->to[0] + j * n->to[1] + k * n->to[2];
-                if (next && bytes >= LINE)
-                    ask_for(next + at, bytes);
+        for (uint64_t j = 0; j < n->count[1]; j++) {
+            const uint64_t at = i * n->from[0] + j * n->from[1];
+            unsigned char *out = to + i * n->to[0] + j * n->to[1];
+            const unsigned char *in = from + at, *ask = asks ? next + at : from;
+            for (uint64_t k = 0; k < count; k++, out += to_step, in += from_step, ask += from_step) {
+                if (asks)
+                    ask_for(ask, bytes);
                 if (way == RUN_LINES)
-                    stream_lines(out, from + at, bytes / LINE);
+                    stream_lines(out, in, bytes / LINE);
                 else if (way == RUN_STREAM)
-                    stream_run(out, from + at, bytes);
+                    stream_run(out, in, bytes);
                 else
-                    memcpy(out, from + at, bytes);
+                    memcpy(out, in, bytes);
             }
+        }
 }
+
+#define NEST(size, way)                                                                                      \
+    do {                                                                                                     \
+        if (next)                                                                                            \
+            copy_nest(n, to, from, next, size, way, true);                                                   \
+        else                                                                                                 \
+            copy_nest(n, to, from, NULL, size, way, false);                                                  \
+    } while (0)
 
 #define FIXED(size)                                                                                          \
     case size:                                                                                               \
-        copy_nest(n, to, from, next, size, RUN_COPY);                                                        \
+        copy_nest(n, to, from, NULL, size, RUN_COPY, false);                                                 \
         return
 
 static void copy_runs(const nest *n, unsigned char *to, const unsigned char *from, const unsigned char *next,
@@ -74,15 +85,17 @@ static void copy_runs(const nest *n, unsigned char *to, const unsigned char *fro
     const uint64_t line_bits = (uintptr_t)to | n->bytes | n->to[0] | n->to[1] | n->to[2];
     if (past && line_bits % LINE == 0) {
         if (n->bytes == LINE)
-            copy_nest(n, to, from, next, LINE, RUN_LINES);
+            NEST(LINE, RUN_LINES);
+        else if (n->bytes == 2 * LINE)
+            NEST(2 * LINE, RUN_LINES);
         else if (n->bytes == 4 * LINE)
-            copy_nest(n, to, from, next, 4 * LINE, RUN_LINES);
+            NEST(4 * LINE, RUN_LINES);
         else
-            copy_nest(n, to, from, next, n->bytes, RUN_LINES);
+            NEST(n->bytes, RUN_LINES);
         return;
     }
     if (past && n->bytes >= STREAM_LEAST) {
-        copy_nest(n, to, from, next, n->bytes, RUN_STREAM);
+        NEST(n->bytes, RUN_STREAM);
         return;
     }
     switch (n->bytes) {
@@ -96,7 +109,7 @@ static void copy_runs(const nest *n, unsigned char *to, const unsigned char *fro
         FIXED(128);
         FIXED(256);
     default:
-        copy_nest(n, to, from, next, n->bytes, RUN_COPY);
+        NEST(n->bytes, RUN_COPY);
     }
 }
 
@@ -178,7 +191,7 @@ static void transpose(const matrix *m, uint64_t bytes) {
 
 /* The same past the caches: as many of the new rows as fit are made aside. */
 static void transpose_past(const matrix *m, uint64_t bytes) {
-    unsigned char aside[ASIDE_BYTES] __attribute__((aligned(64)));
+    unsigned char room[ASIDE_BYTES + LINE], *aside = room + -(uintptr_t)room % LINE;
     const uint64_t row = m->rows * bytes, at_once = ASIDE_BYTES / row;
     for (uint64_t c = 0; c < m->columns; c += at_once) {
         const uint64_t columns = kvf_min_u64(at_once, m->columns - c);
@@ -277,28 +290,38 @@ static void read_upwards(nest *n) {
                 swap_loops(n, i, i + 1);
 }
 
-/* Each unit of a page is a matrix: of pieces by rows in memory, of rows by pieces in the packed form. */
+/* The matrix that a unit of a page is: of pieces by rows in memory, of rows by pieces in the packed form. */
+static matrix matrix_of(const kvf_box *box, const page *p, uint64_t unit, unsigned char *out,
+                        const unsigned char *in) {
+    const uint64_t cell = box->pieces * box->piece_bytes, row = box->units * cell;
+    unsigned char *memory = p->memory + unit * box->unit_stride;
+    matrix m = {.to_stride = row, .from_stride = box->piece_stride, .rows = box->pieces, .columns = p->rows};
+    m.from = memory;
+    if (out) {
+        m.to = out + unit * cell;
+        return m;
+    }
+    m = (matrix){.to_stride = box->piece_stride, .from_stride = row, .rows = p->rows, .columns = box->pieces};
+    m.to = memory;
+    m.from = in + unit * cell;
+    return m;
+}
+
+/* Those of the matrix that is moved after one, which is like it but for the place. */
+static void ask_for_rows(const matrix *like, const unsigned char *from, uint64_t bytes) {
+    for (uint64_t r = 0; r < like->rows; r++)
+        ask_for(from + r * like->from_stride, like->columns * bytes);
+}
+
 static void move_matrices(const kvf_box *box, const page *p, unsigned char *out, const unsigned char *in,
                           bool past) {
-    const uint64_t bytes = box->piece_bytes, cell = box->pieces * bytes, row = box->units * cell;
+    const uint64_t bytes = box->piece_bytes, row = box->units * box->pieces * bytes;
     for (uint64_t u = 0; u < box->units; u++) {
-        unsigned char *memory = p->memory + u * box->unit_stride;
-        matrix m = {.to = memory,
-                    .from = in + u * cell,
-                    .to_stride = box->piece_stride,
-                    .from_stride = row,
-                    .rows = p->rows,
-                    .columns = box->pieces};
-        if (out)
-            m = (matrix){.to = out + u * cell,
-                         .from = memory,
-                         .to_stride = row,
-                         .from_stride = box->piece_stride,
-                         .rows = box->pieces,
-                         .columns = p->rows};
-        if (out && p->next)
-            for (uint64_t i = 0; i < box->pieces; i++)
-                __builtin_prefetch(p->next + u * box->unit_stride + i * box->piece_stride, 0, 3);
+        const matrix m = matrix_of(box, p, u, out, in);
+        if (u + 1 < box->units)
+            ask_for_rows(&m, matrix_of(box, p, u + 1, out, in).from, bytes);
+        else if (p->next)
+            ask_for_rows(&m, out ? p->next : in + p->rows * row, bytes);
         if (past && goes_past(&m, bytes))
             transpose_past(&m, bytes);
         else
