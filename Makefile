@@ -18,7 +18,7 @@ help:
 	@echo 'make check-network    engines on hosts of their own over links that are slow, cut and gone; as root; ARGS=--short'
 	@echo 'make check-ucx        the UCX transport over several versions of UCX, which are downloaded into build/ucx (100 MB)'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets'
+	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
@@ -77,7 +77,7 @@ check-vectors:
 	build/release/tests/vectors/vectors $(VECTORS)
 
 check-long:
-	@scripts/setup build check fuzz
+	@scripts/setup build check cross fuzz
 	@scripts/build faults -DKVF_BUILD_TESTS=ON
 	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property faults
 	build/faults/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
@@ -86,6 +86,7 @@ check-long:
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30 --together 60 --any-speed
 	scripts/check-ucx asan
+	@scripts/check-neon
 	@scripts/fuzz
 
 fuzz:

@@ -198,7 +198,9 @@ static void row(bench_report *report, const subject *what, unsigned char *memory
     const cache c = open_cache(what);
     const double to = kvf_dtype_bits(what->to), from = kvf_dtype_bits(what->from);
     const uint64_t turn = kvf_stream_bytes(c.stream) / TURNS / RANGE_BYTES * RANGE_BYTES;
-    const setting s = {&c, memory, packed, turn, (1 + from / to) / 2};
+    setting s = {.cache = &c, .turn_bytes = turn, .mean = (1 + from / to) / 2};
+    s.memory = memory;
+    s.packed = packed;
     char text[64];
     (void)snprintf(text, sizeof text, "%u x %s", what->heads, bench_bytes(what->cell_bytes));
     bench_text(report, text);

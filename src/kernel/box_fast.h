@@ -191,7 +191,7 @@ static void transpose(const matrix *m, uint64_t bytes) {
 
 /* The same past the caches: as many of the new rows as fit are made aside. */
 static void transpose_past(const matrix *m, uint64_t bytes) {
-    unsigned char aside[ASIDE_BYTES] __attribute__((aligned(64)));
+    unsigned char room[ASIDE_BYTES + LINE], *aside = room + -(uintptr_t)room % LINE;
     const uint64_t row = m->rows * bytes, at_once = ASIDE_BYTES / row;
     for (uint64_t c = 0; c < m->columns; c += at_once) {
         const uint64_t columns = kvf_min_u64(at_once, m->columns - c);
@@ -290,28 +290,38 @@ static void read_upwards(nest *n) {
                 swap_loops(n, i, i + 1);
 }
 
-/* Each unit of a page is a matrix: of pieces by rows in memory, of rows by pieces in the packed form. */
+/* The matrix that a unit of a page is: of pieces by rows in memory, of rows by pieces in the packed form. */
+static matrix matrix_of(const kvf_box *box, const page *p, uint64_t unit, unsigned char *out,
+                        const unsigned char *in) {
+    const uint64_t cell = box->pieces * box->piece_bytes, row = box->units * cell;
+    unsigned char *memory = p->memory + unit * box->unit_stride;
+    matrix m = {.to_stride = row, .from_stride = box->piece_stride, .rows = box->pieces, .columns = p->rows};
+    m.from = memory;
+    if (out) {
+        m.to = out + unit * cell;
+        return m;
+    }
+    m = (matrix){.to_stride = box->piece_stride, .from_stride = row, .rows = p->rows, .columns = box->pieces};
+    m.to = memory;
+    m.from = in + unit * cell;
+    return m;
+}
+
+/* Those of the matrix that is moved after one, which is like it but for the place. */
+static void ask_for_rows(const matrix *like, const unsigned char *from, uint64_t bytes) {
+    for (uint64_t r = 0; r < like->rows; r++)
+        ask_for(from + r * like->from_stride, like->columns * bytes);
+}
+
 static void move_matrices(const kvf_box *box, const page *p, unsigned char *out, const unsigned char *in,
                           bool past) {
-    const uint64_t bytes = box->piece_bytes, cell = box->pieces * bytes, row = box->units * cell;
+    const uint64_t bytes = box->piece_bytes, row = box->units * box->pieces * bytes;
     for (uint64_t u = 0; u < box->units; u++) {
-        unsigned char *memory = p->memory + u * box->unit_stride;
-        matrix m = {.to = memory,
-                    .from = in + u * cell,
-                    .to_stride = box->piece_stride,
-                    .from_stride = row,
-                    .rows = p->rows,
-                    .columns = box->pieces};
-        if (out)
-            m = (matrix){.to = out + u * cell,
-                         .from = memory,
-                         .to_stride = row,
-                         .from_stride = box->piece_stride,
-                         .rows = box->pieces,
-                         .columns = p->rows};
-        if (out && p->next)
-            for (uint64_t i = 0; i < box->pieces; i++)
-                __builtin_prefetch(p->next + u * box->unit_stride + i * box->piece_stride, 0, 3);
+        const matrix m = matrix_of(box, p, u, out, in);
+        if (u + 1 < box->units)
+            ask_for_rows(&m, matrix_of(box, p, u + 1, out, in).from, bytes);
+        else if (p->next)
+            ask_for_rows(&m, out ? p->next : in + p->rows * row, bytes);
         if (past && goes_past(&m, bytes))
             transpose_past(&m, bytes);
         else

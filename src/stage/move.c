@@ -14,6 +14,7 @@
 
 /* Of elements that are converted at once, as they are in memory. */
 #define ASIDE_BYTES 16384u
+#define LINE_BYTES 64u
 
 /* Ranges from which bytes are written past the caches: shorter ones may well stay in the second level until somebody
  * reads them. */
@@ -136,7 +137,7 @@ static uint64_t converted_at_once(const kvf_item_shape *shape) {
 static void convert_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, packed at) {
     const kvf_item_shape *shape = walk->shape;
     const uint64_t at_once = converted_at_once(shape);
-    unsigned char aside[ASIDE_BYTES] __attribute__((aligned(64)));
+    unsigned char room[ASIDE_BYTES + LINE_BYTES], *aside = room + -(uintptr_t)room % LINE_BYTES;
     while (begin < end) {
         const uint64_t next = kvf_min_u64(end, (begin / at_once + 1) * at_once), atoms = next - begin;
         if (at.out) {

@@ -268,7 +268,7 @@ static bool check_layers(const stream_end *end) {
         if (range.begin != at || range.end != at + bytes)
             return wrong("layer %u is bytes [%llu, %llu) of the stream; expected [%llu, %llu)", layer,
                          (unsigned long long)range.begin, (unsigned long long)range.end,
-                         (unsigned long long)at, (unsigned long long)(at + bytes));
+                         (unsigned long long)at, (unsigned long long)at + bytes);
         at += bytes;
     }
     return true;
