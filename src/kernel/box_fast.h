@@ -133,7 +133,8 @@ ALWAYS void transpose_edge(size_t bytes, const matrix *m, uint64_t row, uint64_t
 /*
  * A square of 16 bytes a side. Number its elements by (register, place): interleaving the registers of the first half
  * with those of the second turns the bits of that number left by one, so as often as there are bits in the place, and
- * the two have changed sides.
+ * the two have changed sides. Rows at great powers of two meet in the same places of the first cache, which has few of
+ * each: on the side whose rows lie farther apart lines are used up before others come.
  */
 #define TRANSPOSE(name, type, side, LOW, HIGH)                                                               \
     typedef type name##_vector __attribute__((vector_size(16)));                                             \
@@ -155,10 +156,14 @@ ALWAYS void transpose_edge(size_t bytes, const matrix *m, uint64_t row, uint64_t
     }                                                                                                        \
     static void name(const matrix *m) {                                                                      \
         const uint64_t rows = m->rows / (side) * (side), columns = m->columns / (side) * (side);             \
-        for (uint64_t c = 0; c < columns; c += (side))                                                       \
+        const uint64_t across = m->from_stride > m->to_stride ? LINE / sizeof(type) : (side);                \
+        for (uint64_t line = 0; line < columns; line += across) {                                            \
+            const uint64_t end = kvf_min_u64(columns, line + across);                                        \
             for (uint64_t r = 0; r < rows; r += (side))                                                      \
-                name##_square(m->to + c * m->to_stride + r * sizeof(type), m->to_stride,                     \
-                              m->from + r * m->from_stride + c * sizeof(type), m->from_stride);              \
+                for (uint64_t c = line; c < end; c += (side))                                                \
+                    name##_square(m->to + c * m->to_stride + r * sizeof(type), m->to_stride,                 \
+                                  m->from + r * m->from_stride + c * sizeof(type), m->from_stride);          \
+        }                                                                                                    \
         transpose_edge(sizeof(type), m, 0, rows, columns, m->columns);                                       \
         transpose_edge(sizeof(type), m, rows, m->rows, 0, m->columns);                                       \
     }
