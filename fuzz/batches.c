@@ -24,7 +24,8 @@ static void read_card(const uint8_t *data, size_t size) {
         FUZZ_MUST(kvf_messages_is_host(card.hosts[i]));
     FUZZ_MUST(kvf_messages_card_write(&card, &bytes) == KVF_OK);
     FUZZ_MUST(kvf_messages_card_read(bytes.data, bytes.length, &again) == KVF_OK);
-    FUZZ_MUST(memcmp(&again, &card, sizeof card) == 0);
+    FUZZ_MUST(again.port == card.port && again.host_count == card.host_count &&
+              memcmp(again.hosts, card.hosts, sizeof card.hosts) == 0);
     kvf_buffer_free(&bytes);
 }
 

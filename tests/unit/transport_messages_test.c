@@ -539,7 +539,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
         assert_int_equal(zmq_setsockopt(router, ZMQ_LINGER, &none, sizeof none), 0);
         assert_int_equal(zmq_bind(router, LOOPBACK), 0);
         assert_int_equal(zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, bound, &length), 0);
-        part.port = (uint16_t)atoi(strrchr(bound, ':') + 1);
+        part.port = (uint16_t)strtoul(strrchr(bound, ':') + 1, NULL, 10);
         assert_int_equal(connect_by(&here, &here, &part, &peer), KVF_OK);
         kvf_run run = {100, 0, 20, 0, 0};
         test_outcome outcome = {0};
