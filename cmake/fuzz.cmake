@@ -34,7 +34,8 @@ foreach(source IN LISTS fuzz_sources)
     target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   endif()
 endforeach()
-kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_agent.c fuzz/seeds_card.c fuzz/seeds_shm.c fuzz/messages.c)
+kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_agent.c fuzz/seeds_card.c fuzz/seeds_shm.c
+                 fuzz/seeds_batches.c fuzz/messages.c)
 
 # Whole agents, over the network and the clock that the tests have.
 if(NOT CMOCKA_FOUND)

@@ -174,5 +174,6 @@ int main(int argc, char **argv) {
     seed_agent();
     seed_cards();
     seed_shm();
+    seed_batches();
     return 0;
 }

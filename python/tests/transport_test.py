@@ -84,7 +84,7 @@ def until(condition: Callable[[], bool], *transports: Transport) -> None:
             transport.progress()
 
 
-@pytest.mark.parametrize("kind", ["inproc", "shm", "auto"])
+@pytest.mark.parametrize("kind", ["inproc", "shm", "messages", "auto"])
 def test_a_request_is_pulled_from_two_ranks(kind: str) -> None:
     pair = Pair(kind)
     with pair.here.pull(pair.request, pair.peers) as transfer:

@@ -46,7 +46,7 @@ typedef struct run {
     uint32_t requests, per_round, limit_s, intensity;
     bool verbose;          /* prints every failure of a request */
     bool gentle;           /* stops nobody in the middle of a write */
-    const char *transport; /* NULL: "shm" or "auto" */
+    const char *transport; /* NULL: "shm", "messages" or "auto" */
     chance chance;
     crew crew;
     traffic traffic;
@@ -101,7 +101,9 @@ static void choose_setting(run *r) {
                           .heartbeat_ns = 50 * MS,
                           .peer_timeout_ns = 200 * MS,
                           .idle_ns = 1500 * MS};
-    const char *kind = chance_per_mille(dice, 300) ? "auto" : "shm";
+    static const char *const kinds[] = {"auto", "auto", "auto", "messages", "messages",
+                                        "shm",  "shm",  "shm",  "shm"};
+    const char *kind = kinds[chance_between(dice, 0, sizeof kinds / sizeof *kinds - 1)];
     (void)snprintf(s->transport, sizeof s->transport, "%s", r->transport ? r->transport : kind);
     uint32_t level = chance_between(dice, 0, 3);
     s->mail = (mail_options){.late_ms = chance_between(dice, 1, 300)};

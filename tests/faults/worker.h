@@ -19,7 +19,7 @@ typedef struct worker_window {
 typedef struct worker_setting {
     uint64_t seed;
     uint32_t model;
-    char transport[8];
+    char transport[16];
     bool verify, encrypted, faulty_fabric, own_thread;
     kvf_failure_policy policy;
     mail_options mail;

@@ -19,6 +19,8 @@ succeeds "requests move from brought memory that peers may not read" 'brought me
 succeeds "one request at a time moves as well" "$verified" demo "${small[@]}" --in-flight 1
 succeeds "more requests in flight than there are move as well" "$verified" demo "${small[@]}" --in-flight 64
 
+succeeds "requests move as messages" ' messages ' demo "${small[@]}" --transport messages
+
 run demo "${small[@]}" --transport ucx
 if [ "$code" -eq 1 ] && grep -q 'KVF_E_UNSUPPORTED' "$errors"; then
     echo "UCX is not in this build"

@@ -59,6 +59,37 @@ static void with_keys_on_the_list_a_pull_goes_well(void **state) {
     world_close(&w);
 }
 
+/* By messages, which need nothing but what the sessions need. */
+static void the_cache_goes_encrypted_where_the_sessions_do(void **state) {
+    (void)state;
+    for (int secured = 0; secured < 2; secured++) {
+        world w;
+        world_request held;
+        uint64_t pull, hold;
+        keys of_p = make_keys(), of_d = make_keys();
+        kvf_agent_options p = secured ? with_keys(&of_p) : *OPTIONS(), d = secured ? with_keys(&of_d) : p;
+        p.transport = d.transport = "messages";
+        open_with(&w, &p, &d);
+        world_request_make(&w, &w.p, "a", 40, 5, 1, &held);
+        world_fill(&w, &w.p, &held, 1);
+        world_hold(&w.p, &held, &hold);
+        assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
+        (void)world_done(&w, w.d.agents[0], pull);
+        (void)world_done(&w, w.p.agents[0], hold);
+        world_request_make(&w, &w.d, "a", 40, 0, 1, &held);
+        assert_int_equal(world_wrong_cells(&w, &w.d, &held, 1), 0);
+        kvf_agent_peer peer = {.struct_size = sizeof peer};
+        uint32_t count = 0;
+        assert_ok(kvf_agent_peers(w.d.agents[0], &peer, 1, &count));
+        assert_int_equal(count, 1);
+        assert_string_equal(peer.fabric, "messages");
+        assert_non_null(strstr(peer.way, "messages to tcp://127.0.0.1:"));
+        assert_int_equal(strstr(peer.way, ", encrypted") != NULL, secured);
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
 static void a_key_that_is_not_on_the_list_is_refused_at_once(void **state) {
     (void)state;
     world w;
@@ -202,6 +233,7 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
+        cmocka_unit_test(the_cache_goes_encrypted_where_the_sessions_do),
         cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
         cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
         cmocka_unit_test(keys_are_allowed_and_withdrawn_while_an_agent_runs),

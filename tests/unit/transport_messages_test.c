@@ -4,12 +4,14 @@
  */
 #include "transport/messages/messages.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -477,6 +479,34 @@ static void connections_that_come_and_go_are_forgotten(void **state) {
     side_close(&there);
 }
 
+/* Connections that say nothing, garbage, or the beginning of a handshake, and stay. */
+static void half_open_connections_do_not_disturb_others(void **state) {
+    (void)state;
+    static const char *const sayings[] = {"", "GET / HTTP/1.1\r\n\r\n", "\xff\x01\x02", "\xff"};
+    test_side here, there;
+    int fds[100];
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                  .sin_port = htons(part_of(&there).port)};
+    for (int i = 0; i < 100; i++) {
+        const char *saying = sayings[i % 4];
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(fds[i], (struct sockaddr *)&address, sizeof address), 0);
+        (void)send(fds[i], saying, strlen(saying), MSG_NOSIGNAL);
+    }
+    kvf_peer *peer = side_connect(&here, &there);
+    kvf_run run = {0, 0, 3u << 20, 0, 0};
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
+    assert_int_equal(HASH_COUNT(inside(&there)->clients), 1);
+    for (int i = 0; i < 100; i++)
+        (void)close(fds[i]);
+    side_close(&here);
+    side_close(&there);
+}
+
 /* ---- owners that do not keep to the protocol ------------------------------------------------- */
 
 /* What such an owner answers to a first request. */
@@ -509,7 +539,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
         assert_int_equal(zmq_setsockopt(router, ZMQ_LINGER, &none, sizeof none), 0);
         assert_int_equal(zmq_bind(router, LOOPBACK), 0);
         assert_int_equal(zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, bound, &length), 0);
-        part.port = (uint16_t)atoi(strrchr(bound, ':') + 1);
+        part.port = (uint16_t)strtoul(strrchr(bound, ':') + 1, NULL, 10);
         assert_int_equal(connect_by(&here, &here, &part, &peer), KVF_OK);
         kvf_run run = {100, 0, 20, 0, 0};
         test_outcome outcome = {0};
@@ -613,6 +643,7 @@ int main(void) {
         cmocka_unit_test(who_does_not_keep_to_the_protocol_is_cut_off),
         cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
+        cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
         cmocka_unit_test(a_killed_owner_is_lost),
         cmocka_unit_test(a_peer_says_by_which_address_it_is_reached),

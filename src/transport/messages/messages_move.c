@@ -26,6 +26,7 @@ static const kvf_run *slice_runs(const kvf_slice *slice, size_t *count) {
 }
 
 /* Between our memory and the data of a message, run behind run. */
+/* NOLINTNEXTLINE(readability-non-const-parameter): it is written through the bases */
 static void copy_slice(const kvf_messages_link *link, const kvf_slice *slice, unsigned char *data,
                        bool gather) {
     kvf_messages_endpoint *endpoint = link->endpoint;

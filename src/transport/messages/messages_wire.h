@@ -18,7 +18,7 @@
 #define MESSAGES_CHUNK_RUNS 8192u
 /** A list of so many runs, each with another region, size and place. */
 #define MESSAGES_RUN_BYTES_MAX 20u
-#define MESSAGES_LIST_BYTES (MESSAGES_CHUNK_RUNS * MESSAGES_RUN_BYTES_MAX)
+#define MESSAGES_LIST_BYTES ((size_t)MESSAGES_CHUNK_RUNS * MESSAGES_RUN_BYTES_MAX)
 
 /** Requests that a consumer may have unanswered, and notifications that it may have untaken. */
 #define MESSAGES_WINDOW_MAX 32u
