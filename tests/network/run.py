@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import threading
 import time
@@ -503,6 +504,7 @@ def main() -> int:
     if lacking:
         print(f"[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] network: {lacking}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made goes with us
     programs = Programs(asked.build)
     passed = failed = 0
     for fabric in asked.fabric or FABRICS:
