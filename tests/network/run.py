@@ -59,7 +59,9 @@ class Case:
         )  # fmt: skip
         return process.line_with("met at", 30).split()[-1]
 
-    def fetch(self, host: Host, endpoint: str, shape: tuple[str, str], *more: str, seconds: float = 120) -> dict[str, Any]:
+    def fetch(
+        self, host: Host, endpoint: str, shape: tuple[str, str], *more: str, seconds: float = 120
+    ) -> dict[str, Any]:
         done = host.run(
             self.programs.kvferry, "fetch", endpoint, *shape, "--transport", self.fabric, "--json", *more,
             seconds=seconds, **self.environment,
