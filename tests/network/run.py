@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import threading
 import time
@@ -58,7 +59,9 @@ class Case:
         )  # fmt: skip
         return process.line_with("met at", 30).split()[-1]
 
-    def fetch(self, host: Host, endpoint: str, shape: tuple[str, str], *more: str, seconds: float = 120) -> dict[str, Any]:
+    def fetch(
+        self, host: Host, endpoint: str, shape: tuple[str, str], *more: str, seconds: float = 120
+    ) -> dict[str, Any]:
         done = host.run(
             self.programs.kvferry, "fetch", endpoint, *shape, "--transport", self.fabric, "--json", *more,
             seconds=seconds, **self.environment,
@@ -503,6 +506,7 @@ def main() -> int:
     if lacking:
         print(f"[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] network: {lacking}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made goes with us
     programs = Programs(asked.build)
     passed = failed = 0
     for fabric in asked.fabric or FABRICS:
