@@ -3,7 +3,8 @@ could that was given the card.
 
 For each attack what run.py says of those by the protocol, with moves of the pair for requests: each alone, or
 all at once. Alone, an attack must leave the pair half of its speed beside a program that only takes the
-processor; at once, nothing is judged by speed but whether the pair stands still. Ends with `N passed, N failed`.
+processor; at once, nothing is judged by speed but whether the pair stands still. Ends with a line `N passed, N
+failed`.
 """
 
 from __future__ import annotations
