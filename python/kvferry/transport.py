@@ -354,8 +354,8 @@ class Transport:
     def unregister_region(self, region: int) -> None:
         """Takes one region back, at any time: cards of before are refused from then on.
 
-        Raises AgainError (operations use it, or a peer is in the middle of a write, which the message names with its
-        process: progress and repeat), NotRegisteredError.
+        Raises AgainError (operations use it, or a peer, which the message names with its process, is in the
+        middle of a write: progress and repeat), NotRegisteredError.
         """
         with self._using() as pointer:
             call(lib.kvf_transport_unregister_region, pointer, region)
