@@ -80,7 +80,7 @@ check-long:
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30
-	scripts/check-ucx asan
+	scripts/check-ucx faults
 	@scripts/fuzz
 
 fuzz:
