@@ -85,7 +85,7 @@ check-long:
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30 --together 60 --any-speed
-	scripts/check-ucx asan
+	scripts/check-ucx faults
 	@scripts/check-neon
 	@scripts/fuzz
 
