@@ -455,7 +455,7 @@ static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) 
     kvf_run run = {0, 0, 3u << 20, 0, 0};
     assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
     assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
-    assert_true(inside(&there)->pool.made <= 2 * MESSAGES_CLIENT_SLOTS);
+    assert_true(inside(&there)->pool.made <= 2 * MESSAGES_PEER_SLOTS);
     raw_close(&end);
     side_close(&here);
     side_close(&there);

@@ -28,14 +28,15 @@
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
 
-#define MESSAGES_SLOTS_MAX 64u      /* of an endpoint: what it can have on its way */
-#define MESSAGES_CLIENT_SLOTS 8u    /* of them, for one that reads */
-#define MESSAGES_WINDOW_DEFAULT 8u  /* requests under way on one connection */
-#define MESSAGES_RECEIVE_LIMIT 6    /* messages of one connection that wait to be looked at */
-#define MESSAGES_SEND_LIMIT 256     /* more than are ever due to one that keeps to the protocol */
-#define MESSAGES_CLIENTS_MAX 65536u /* known at once */
-#define MESSAGES_RUNS 256u          /* laid out at a time */
-#define MESSAGES_LINGER_MS 200      /* what a closed connection still has to say gets so long */
+#define MESSAGES_SLOTS_MAX 128u      /* of an endpoint: what it can have on its way */
+#define MESSAGES_PEER_SLOTS 8u       /* of them, for one peer */
+#define MESSAGES_PEER_SLOTS_LEAST 2u /* when more than half of them are on their way */
+#define MESSAGES_WINDOW_DEFAULT 8u   /* requests under way on one connection */
+#define MESSAGES_RECEIVE_LIMIT 6     /* messages of one connection that wait to be looked at */
+#define MESSAGES_SEND_LIMIT 256      /* more than are ever due to one that keeps to the protocol */
+#define MESSAGES_CLIENTS_MAX 65536u  /* known at once */
+#define MESSAGES_RUNS 256u           /* laid out at a time */
+#define MESSAGES_LINGER_MS 200       /* what a closed connection still has to say gets so long */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
 
 /* ---- messages_pool.c ------------------------------------------------------------------------- */
@@ -56,13 +57,16 @@ struct kvf_messages_pool {
     _Atomic(kvf_messages_slot *) returned; /**< by ZeroMQ's thread */
     atomic_bool wanted;                    /**< somebody waits for a slot */
     int fd;                                /**< readable when a slot has come back that was waited for */
-    uint32_t made;
+    uint32_t made, taken;
 };
 
 kvf_status kvf_messages_pool_open(kvf_messages_pool *pool);
 
-/** A slot; NULL: none now, and the descriptor becomes readable when one comes back. */
-kvf_messages_slot *kvf_messages_pool_take(kvf_messages_pool *pool);
+/**
+ * A slot for a peer that has `held` of them: many as long as there are many, so that peers that read nothing, because
+ * they were stopped, leave some for others. NULL: none now.
+ */
+kvf_messages_slot *kvf_messages_pool_take(kvf_messages_pool *pool, uint32_t held);
 
 /** Whoever waits for a slot is to be woken by the next that comes back. */
 void kvf_messages_pool_want(kvf_messages_pool *pool);
@@ -194,15 +198,17 @@ struct kvf_messages_link {
     int dealer_fd, monitor_fd;
     char address[MESSAGES_ADDRESS_BYTES];
     char way[MESSAGES_ADDRESS_BYTES + 32];
-    bool greeted; /* there is a connection, and we have said who we are */
-    bool broken;  /* it has ended, but what came before may still be unread */
-    bool stirs;   /* there may be something to do */
-    bool starved; /* it waits for a slot */
-    bool lost;    /* noticed; to be told to the front by progress() */
+    bool connected; /* but perhaps not yet shaken hands */
+    bool greeted;   /* there is a connection, and we have said who we are */
+    bool broken;    /* it has ended, but what came before may still be unread */
+    bool stirs;     /* there may be something to do */
+    bool starved;   /* it waits for a slot */
+    bool lost;      /* noticed; to be told to the front by progress() */
     char why[KVF_REASON_BYTES];
     kvf_slices slices;
     kvf_messages_asked asked[MESSAGES_WINDOW_MAX]; /* a ring */
     uint32_t first, count;
+    uint32_t writes;  /* of those that were asked */
     uint32_t number;  /* of the last request */
     uint32_t untaken; /* notifications */
     kvf_buffer early; /* notifications of before there was a connection */

@@ -14,13 +14,14 @@
 #define DESCRIPTORS_OF_A_LINK 6
 #define CONNECT_MS 5000     /* for each host */
 #define NEVER_MS 100000000  /* ZeroMQ shall not connect anew */
-#define SAME_PLACE_MS 1000u /* on one machine there is an answer in less than one */
+#define SAME_PLACE_MS 1000u /* on one machine it is known in less than one whether somebody listens, */
+#define HANDSHAKE_MS 100u   /* and with whom; a process that was stopped does not say */
 #define MESSAGES_A_TURN 64
 
 #define MONITORED                                                                                            \
-    (ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |                    \
-     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |                            \
-     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
+    (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED |                              \
+     ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |                                  \
+     ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
 void kvf_messages_lose(kvf_messages_link *link, const char *why) {
     if (link->lost)
@@ -46,7 +47,7 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *sockets[i] = NULL;
         *fds[i] = -1;
     }
-    link->greeted = false;
+    link->greeted = link->connected = false;
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
@@ -178,7 +179,9 @@ static const char *why_failed(const kvf_messages_link *link, uint32_t event, uin
 }
 
 static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) {
-    if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
+    if (event == ZMQ_EVENT_CONNECTED) {
+        link->connected = true;
+    } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
         greet(link);
         say_early(link);
     } else if (event == ZMQ_EVENT_DISCONNECTED && link->greeted) {
@@ -309,7 +312,7 @@ static void tell_lost(kvf_messages_link *link) {
     hang_up(link, 0);
     kvf_buffer_free(&link->early);
     link->slices = (kvf_slices){0};
-    link->count = 0;
+    link->count = link->writes = 0;
     link->starved = false;
     link->peer = NULL;
     if (peer)
@@ -358,9 +361,12 @@ static kvf_status wait_for_answer(kvf_messages_link *link) {
     uint64_t end = kvf_now(&kvf_monotonic) + SAME_PLACE_MS * UINT64_C(1000000);
     while (!link->greeted && !link->lost && kvf_now(&kvf_monotonic) < end) {
         zmq_pollitem_t item = {.socket = link->monitor, .events = ZMQ_POLLIN};
+        bool before = link->connected;
         (void)zmq_poll(&item, 1, 10);
         while (!link->greeted && !link->lost && receive_event(link)) {
         }
+        if (link->connected && !before)
+            end = kvf_now(&kvf_monotonic) + HANDSHAKE_MS * UINT64_C(1000000);
     }
     return link->lost ? kvf_fail(KVF_E_PEER_LOST, "%s", link->why) : KVF_OK;
 }

@@ -69,7 +69,7 @@ static kvf_status make_write(kvf_messages_link *link, const kvf_slice *slice, ui
                              zmq_msg_t *out) {
     size_t count;
     const kvf_run *runs = slice_runs(slice, &count);
-    kvf_messages_slot *slot = kvf_messages_pool_take(&link->endpoint->pool);
+    kvf_messages_slot *slot = kvf_messages_pool_take(&link->endpoint->pool, link->writes);
     if (!slot)
         return KVF_E_AGAIN;
     size_t list = kvf_messages_list_write(runs, count, slot->memory + MESSAGES_REQUEST_BYTES);
@@ -96,6 +96,7 @@ static kvf_status ask_one(kvf_messages_link *link, uint64_t *budget) {
     kvf_messages_say(link, &message);
     link->asked[(link->first + link->count++) % MESSAGES_WINDOW_MAX] =
         (kvf_messages_asked){batch, slice, number, batch->direction};
+    link->writes += batch->direction == KVF_WRITE;
     batch->in_flight++;
     *budget -= kvf_min_u64(*budget, batch->direction == KVF_WRITE ? slice.bytes : slice.count + 1);
     (void)kvf_slices_advance(&link->slices, &slice);
@@ -157,6 +158,7 @@ bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, cons
         return false;
     kvf_batch *batch = asked->batch;
     kvf_slice slice = asked->slice;
+    link->writes -= asked->direction == KVF_WRITE;
     link->first++;
     link->count--;
     if (!batch)

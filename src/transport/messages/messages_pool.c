@@ -29,12 +29,16 @@ static kvf_messages_slot *make_slot(kvf_messages_pool *pool) {
     return slot;
 }
 
-kvf_messages_slot *kvf_messages_pool_take(kvf_messages_pool *pool) {
+kvf_messages_slot *kvf_messages_pool_take(kvf_messages_pool *pool, uint32_t held) {
+    bool scarce = pool->taken >= MESSAGES_SLOTS_MAX / 2;
+    if (held >= (scarce ? MESSAGES_PEER_SLOTS_LEAST : MESSAGES_PEER_SLOTS))
+        return NULL;
     kvf_messages_slot *slot = pool->free;
     if (slot)
         pool->free = slot->following;
     else
         slot = make_slot(pool);
+    pool->taken += slot != NULL;
     return slot;
 }
 
@@ -47,6 +51,8 @@ void kvf_messages_pool_want(kvf_messages_pool *pool) {
 }
 
 void kvf_messages_pool_give(kvf_messages_slot *slot) {
+    KVF_ASSERT(slot->pool->taken > 0);
+    slot->pool->taken--;
     slot->following = slot->pool->free;
     slot->pool->free = slot;
 }

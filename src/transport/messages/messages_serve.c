@@ -350,8 +350,7 @@ static kvf_status send_data(kvf_messages_endpoint *endpoint, kvf_messages_client
                             const kvf_messages_request *request) {
     const size_t begin = MESSAGES_REQUEST_BYTES - MESSAGES_ANSWER_BYTES; /* the data at a multiple of 16 */
     zmq_msg_t message;
-    kvf_messages_slot *slot =
-        client->slots < MESSAGES_CLIENT_SLOTS ? kvf_messages_pool_take(&endpoint->pool) : NULL;
+    kvf_messages_slot *slot = kvf_messages_pool_take(&endpoint->pool, client->slots);
     if (!slot)
         return KVF_E_AGAIN;
     kvf_messages_answer_write(MESSAGES_DATA, request->number, slot->memory + begin);
