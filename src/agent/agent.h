@@ -10,6 +10,7 @@
  *   claim.h    who may speak for which rank                      claim.c
  *   greet.h    being greeted                                     greet.c
  *   budget.h   what peers may make us keep                       budget.c
+ *   parts.h    block tables in several messages                  parts.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   after.h    what is waited for before memory is read          after.c

@@ -23,7 +23,7 @@
 #define GROUPS 4u
 #define MAX_KEYS 8u
 #define SECOND 1000000000ull
-/* How many times longer a call may take where each access is checked. */
+/* How many times longer all may take where each access is checked. */
 #if defined __SANITIZE_ADDRESS__
 #define SLOWER 10u
 #else
@@ -107,7 +107,7 @@ static void start(honest *h, slot *s) {
                                        .id = {id, (size_t)id_bytes},
                                        .groups = groups,
                                        .group_count = group_count(h),
-                                       .deadline_ns = 60 * SECOND,
+                                       .deadline_ns = 60 * SECOND * SLOWER,
                                        .contact = h->peer};
     if (h->produces && writes) {
         TRY(kvf_agent_push(h->agent, &request, &s->ticket));
@@ -224,8 +224,10 @@ static char *after_comma(char *text) {
 int main(int argc, char **argv) {
     static honest h;
     const char *allowed[MAX_KEYS];
-    kvf_agent_options options = {
-        .struct_size = sizeof options, .allowed_keys = allowed, .lease_ns = 10 * SECOND};
+    kvf_agent_options options = {.struct_size = sizeof options,
+                                 .allowed_keys = allowed,
+                                 .lease_ns = 10 * SECOND * (SLOWER > 1 ? 3 : 1),
+                                 .peer_timeout_ns = 2 * SECOND * SLOWER};
     h.produces = argc > 1 && strcmp(argv[1], "produce") == 0;
     for (int i = 2; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--keys") == 0) {
