@@ -97,6 +97,9 @@ struct kvf_session {
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
+    bool join_wanted;                      /* outgoing: it is to be told, by whoever has the work */
+    bool join_failed;                      /* outgoing: it did not take our card */
+    bool takes_flows;                      /* of ours, by its stage */
     uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
 
     kvf_shard *shard;            /* incoming, joined */
@@ -116,6 +119,7 @@ struct kvf_session {
     char *failure;                /* what */
     char *way_told;               /* by which it is reached, as the log knows it */
     uint64_t bytes_received;      /* outgoing: that it wrote to us */
+    uint64_t bytes_packed;        /* by us, from it or to it */
     int64_t clock_offset;         /* of the peer's clock against ours */
     uint64_t clock_error;         /* UINT64_MAX: not known */
     uint8_t *key;                 /* incoming: incarnation, rank and engine */
@@ -135,6 +139,16 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
 
 /** The transport's connection to the peer of a session that is open and whose card we have. */
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
+
+/** The connection by which our stage and the peer's speak, maybe that of another session with the same process; NULL:
+ * one of the two has no stage. */
+kvf_peer *kvf_session_mate(const kvf_session *session);
+
+/** Whether our stage takes flows that the peer opens. */
+bool kvf_session_takes_flows(const kvf_session *session);
+
+/** Ends the transport's connection, if there is one: what moves by it has ended after this. */
+void kvf_session_disconnect(kvf_session *session);
 
 /** Takes the card of the peer's memory, copied; one that is not the card we had ends the transport's connection by
  * that. */

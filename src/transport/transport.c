@@ -315,6 +315,10 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
     return peer->transport;
 }
 
+kvf_reach kvf_peer_reach(const kvf_peer *peer) {
+    return peer->fabric->kind.reach;
+}
+
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
 }

@@ -128,6 +128,7 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
     if (has[KVF_CALL_JOIN]) {
         call->introduction = bytes(out->bytes[0], seed);
         call->card = bytes(out->bytes[1], seed);
+        call->stage = below(seed, 2);
     } else if (has[KVF_CALL_BEAT]) {
         call->leases = numbers(out->numbers, &call->lease_count, seed);
         call->expectations = numbers(out->pairs, &call->expectation_count, seed);
@@ -158,6 +159,8 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
         call->bytes = number(seed);
     }
     if (has[KVF_CALL_EXPECT])
+        call->packed = below(seed, 2);
+    if (has[KVF_CALL_EXPECT])
         call->groups = groups(out, &call->group_count, seed);
 }
 
@@ -166,7 +169,9 @@ static void fill_answer(wire_sample *out, kvf_answer *answer, uint64_t *seed) {
     answer->number = number(seed);
     answer->status = some_status(seed);
     answer->detail = detail(out->detail, seed);
-    if (answer->kind == KVF_CALL_ACQUIRE) {
+    if (answer->kind == KVF_CALL_JOIN) {
+        answer->stage = below(seed, 2);
+    } else if (answer->kind == KVF_CALL_ACQUIRE) {
         answer->generation = number(seed);
         answer->time_ns = number(seed);
         answer->groups = groups(out, &answer->group_count, seed);
