@@ -13,12 +13,18 @@ kvf_way kvf_way_of(const kvf_ticket *ticket) {
 }
 
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
-    kvf_peer *peer;
-    if (!session->agent->stage || way == KVF_WAY_DIRECT)
+    const kvf_agent *agent = session->agent;
+    kvf_peer *peer = session->peer;
+    if (!agent->stage || way == KVF_WAY_DIRECT)
         return false;
+    if (way == KVF_WAY_PACKED)
+        return true;
     /* On one host runs cost nanoseconds: nothing is gained that would pay for another copy. */
-    return way == KVF_WAY_PACKED ||
-           (kvf_session_peer(session, &peer) == KVF_OK && kvf_peer_reach(peer) == KVF_REACH_NETWORK);
+    if (session->same_host && kvf_transport_is_near(agent->transport))
+        return false;
+    if (!peer && !kvf_work_is_ours(agent))
+        return true; /* as far as it is known */
+    return kvf_session_peer(session, &peer) == KVF_OK && kvf_peer_reach(peer) == KVF_REACH_NETWORK;
 }
 
 static kvf_status cannot_pack(const kvf_session *session) {

@@ -69,7 +69,7 @@ static kvf_status ask(kvf_source *source) {
     body.packed = is_packed(expect);
     kvf_status status = check_way(expect);
     if (!status)
-        status = kvf_session_join(session);
+        status = kvf_session_join(session, kvf_way_uses_stage(session, kvf_way_of(&expect->base)));
     if (!status)
         status = kvf_terms_say(expect->remote, expect->base.groups, &own, &body.groups);
     body.group_count = kvf_terms_group_count(expect->remote);

@@ -187,6 +187,7 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
     session->takes_flows = !status && answer->stage;
     if (status == KVF_E_PEER_LOST)
         return;
+    session->agent->due = 0;                     /* for one that waits behind it */
     if (!status || !is_to_be_written(session)) { /* what is read needs no card of ours: it goes directly */
         session->agent->hooks->joined(session);
         return;
@@ -196,24 +197,26 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
     kvf_session_lose(session, status, detail);
 }
 
-kvf_status kvf_session_join(kvf_session *session) {
+kvf_status kvf_session_join(kvf_session *session, bool staged) {
     kvf_agent *agent = session->agent;
     kvf_peer *peer;
-    if (session->joined || session->joining)
+    bool known = session->joined || session->joining;
+    if (known && !session->join_wanted && (session->join_staged || !staged))
         return KVF_OK;
-    session->join_wanted = agent->stage && !kvf_work_is_ours(agent);
-    if (session->join_wanted) {
+    session->join_staged = session->join_staged || staged;
+    session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
+    if (session->join_wanted) { /* in a tick, when the one before is answered */
         agent->due = 0;
         return KVF_OK;
     }
-    if (agent->stage) /* it may open flows as soon as it has heard this */
+    if (session->join_staged) /* it may open flows as soon as it has heard this */
         (void)kvf_session_peer(session, &peer);
     kvf_wire_buffer own =
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size},
                           .card = {agent->card, agent->card_bytes},
                           .generation = agent->regions_generation,
-                          .stage = kvf_session_takes_flows(session)};
+                          .stage = session->join_staged && kvf_session_takes_flows(session)};
     kvf_status status =
         kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
                        on_joined, NULL, NULL);
@@ -450,6 +453,8 @@ static void tell(kvf_flow *flow) {
 
 void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
+    if (flow->packed && session->agent->stage && !session->takes_flows)
+        return; /* it has not said yet that it does: another JOIN is on its way */
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || flow->withdrawn ||
         !session->shard)
         return;

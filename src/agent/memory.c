@@ -81,7 +81,7 @@ static void close_memory(kvf_agent *agent) {
     agent->card_bytes = 0;
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        session->joined = session->join_failed = false;
+        session->joined = session->join_failed = session->join_staged = false;
         if (!session->incoming || !session->hh.tbl)
             continue;
         /* The analyser does not know that what has a table is in its list. */

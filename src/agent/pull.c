@@ -244,11 +244,10 @@ static bool waits_to_join(kvf_pull *pull) {
     for (uint32_t i = 0; i < pull->asker.source_count && !pull->asker.remote->match; i++) {
         const kvf_source *source = &pull->asker.sources[i];
         kvf_session *session = source->session;
-        if (source->target->source == UINT32_MAX || session->joined || session->join_failed ||
-            !kvf_way_uses_stage(session, way))
+        if (source->target->source == UINT32_MAX || session->join_failed || !kvf_way_uses_stage(session, way))
             continue;
-        session->join_failed = kvf_session_join(session) != KVF_OK;
-        waits = waits || !session->join_failed;
+        session->join_failed = kvf_session_join(session, true) != KVF_OK;
+        waits = waits || session->joining || session->join_wanted;
     }
     return waits;
 }

@@ -259,7 +259,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
         return kvf_nomem("a session");
     session->state = KVF_SESSION_OPEN;
     kvf_peer_met(session);
-    session->joined = session->join_failed = false;
+    session->joined = session->join_failed = session->join_staged = false;
     session->hello_pause = 0;
     session->heartbeat_ns = agent->options.heartbeat_ns;
     if (welcome->lease_ns > 0) /* so long it keeps what we have without a sign of life */
@@ -609,8 +609,9 @@ static void tick_session(kvf_session *session, uint64_t now) {
         else
             kvf_agent_due(agent, session->hello_next);
     }
-    if (session->join_wanted && session->state == KVF_SESSION_OPEN)
-        (void)kvf_session_join(session); /* where it cannot be told, those who wait time out */
+    if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
+        (void)kvf_session_join(session,
+                               session->join_staged); /* where it cannot be told, those who wait time out */
     kvf_calls_tick(session, now);
     agent->hooks->beat(session, now);
     if (is_idle(session, now)) {

@@ -98,6 +98,7 @@ struct kvf_session {
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
     bool join_wanted;                      /* outgoing: it is to be told, by whoever has the work */
+    bool join_staged;                      /* outgoing: with it that our stage takes its flows */
     bool join_failed;                      /* outgoing: it did not take our card */
     bool takes_flows;                      /* of ours, by its stage */
     uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
@@ -174,7 +175,8 @@ void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
-kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
+/** Sees to it that the peer has our card; with `staged`, that its stage and ours know each other. */
+kvf_status kvf_session_join(kvf_session *session, bool staged);
 void kvf_session_free(kvf_session *session);
 
 void kvf_on_message(void *context, const kvf_letter *letter);

@@ -197,6 +197,9 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer);
 /** How far away the fabric that serves a peer may reach. */
 kvf_reach kvf_peer_reach(const kvf_peer *peer);
 
+/** Whether an endpoint has a fabric for peers on its own host that serves its memory. */
+bool kvf_transport_is_near(const kvf_transport *transport);
+
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 

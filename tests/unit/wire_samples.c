@@ -303,6 +303,8 @@ static void same_call(const kvf_call_body *a, const kvf_call_body *b) {
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
     same_bytes(a->introduction, b->introduction);
     same_bytes(a->card, b->card);
+    assert_int_equal(a->stage, b->stage);
+    assert_int_equal(a->packed, b->packed);
     same_numbers(a->leases, a->lease_count, b->leases, b->lease_count, 1);
     same_numbers(a->expectations, a->expectation_count, b->expectations, b->expectation_count, 2);
     assert_int_equal(a->clock_ns, b->clock_ns);
@@ -321,6 +323,7 @@ static void same_answer(const kvf_answer *a, const kvf_answer *b) {
     assert_int_equal(a->status, b->status);
     same_text(a->detail, b->detail);
     assert_int_equal(a->generation, b->generation);
+    assert_int_equal(a->stage, b->stage);
     assert_int_equal(a->time_ns, b->time_ns);
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
     same_numbers(a->gone, a->gone_count, b->gone, b->gone_count, 1);
