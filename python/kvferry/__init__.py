@@ -55,6 +55,7 @@ from kvferry.events import (
     LogLevel,
     LogLine,
     RequestKind,
+    Way,
 )
 from kvferry.model import (
     Agreement,
@@ -171,6 +172,7 @@ __all__ = [
     "Transport",
     "UncoveredError",
     "UnsupportedError",
+    "Way",
     "__version__",
     "builtin_models",
     "checksum_cells",

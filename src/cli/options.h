@@ -5,6 +5,7 @@
 #define KVFERRY_CLI_OPTIONS_H
 
 #include <kvferry/model.h>
+#include <kvferry/stage.h>
 
 #include "cli.h"
 
@@ -28,6 +29,7 @@ typedef struct options {
     uint64_t requests; /* 0: chosen */
     const char *transport;
     const char *ucx_tls;
+    kvf_way way;
     bool brought_memory;
     bool no_direct_read;
     uint64_t memory_limit; /* bytes */

@@ -90,7 +90,7 @@ typedef struct run {
     demo_result *result;
     kvf_agent *directory;      /* where the prefill engine is met */
     uint64_t begin_ns, end_ns; /* of a round */
-    uint64_t bytes, runs;
+    uint64_t bytes, bytes_packed, runs;
     uint64_t copy_ns;
     verdict worst;
 } run;
@@ -115,6 +115,7 @@ static bool take_moved(void *context, demo_side side, uint32_t index, const mess
     if (figures->end_ns > self->end_ns)
         self->end_ns = figures->end_ns;
     self->bytes += figures->bytes;
+    self->bytes_packed += figures->bytes_packed;
     self->runs += figures->runs;
     return from->bytes == sizeof *figures;
 }
@@ -162,13 +163,14 @@ static int connect_ranks(run *self) {
 
 static int move_round(run *self, uint32_t round) {
     self->begin_ns = UINT64_MAX;
-    self->end_ns = self->bytes = self->runs = 0;
+    self->end_ns = self->bytes = self->bytes_packed = self->runs = 0;
     crew_send(&self->all, CREW_ALL, MESSAGE_MOVE, NULL, 0);
     int result = crew_await(&self->all, CREW_DECODE, MESSAGE_MOVED, "moving", take_moved, self);
     if (result)
         return result;
     self->result->seconds[round] = (double)(self->end_ns - self->begin_ns) / 1e9;
     self->result->bytes = self->bytes;
+    self->result->bytes_packed = self->bytes_packed;
     self->result->runs = self->runs;
     crew_send(&self->all, CREW_DECODE, MESSAGE_VERIFY, NULL, 0);
     result = crew_await(&self->all, CREW_DECODE, MESSAGE_VERIFIED, "verifying", take_verdict, self);
@@ -245,7 +247,10 @@ double demo_copy_rate(const demo_result *result, uint32_t round) {
 }
 
 void demo_describe_transport(const demo_job *job, const demo_result *result, char *out, size_t bytes) {
-    (void)snprintf(out, bytes, "%s%s%s", result->transport,
+    (void)snprintf(out, bytes, "%s%s%s%s", result->transport,
+                   result->bytes_packed == 0               ? ""
+                   : result->bytes_packed == result->bytes ? ", packed"
+                                                           : ", partly packed",
                    job->asked->brought_memory ? ", brought memory" : "",
                    job->asked->no_direct_read ? ", no direct read" : "");
 }

@@ -138,6 +138,7 @@ static kvf_status open_agent(live_rank *out) {
     kvf_agent_options how = {.struct_size = sizeof how,
                              .transport = job->asked->transport,
                              .settings = settings,
+                             .way = job->asked->way,
                              .lease_ns = rank_patience_ns(job),
                              .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
     if (job->asked->no_direct_read)
