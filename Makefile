@@ -16,7 +16,7 @@ help:
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle" or "shm --seconds 5"'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets'
+	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; all fuzz targets; kernels for ARM, emulated'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
@@ -66,7 +66,7 @@ check-vectors:
 	build/release/tests/vectors/vectors $(VECTORS)
 
 check-long:
-	@scripts/setup build check fuzz
+	@scripts/setup build check cross fuzz
 	@scripts/build faults -DKVF_BUILD_TESTS=ON
 	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property faults
 	build/faults/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
@@ -74,6 +74,7 @@ check-long:
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30
+	@scripts/check-neon
 	@scripts/fuzz
 
 fuzz:

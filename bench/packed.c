@@ -1,6 +1,6 @@
 /*
- * A request from another process, direct and packed, by the length of its runs: the same bytes over the same fabric in
- * turns, beside a plain socket that moves them from memory to memory.
+ * A request between two processes, pulled and pushed, direct and packed, by the length of its runs: the same bytes over
+ * the same fabric in turns, beside a plain socket that moves them from memory to memory.
  *
  * The two ranks keep K and V of two heads in other orders (NHD and HND), so that a run is one head of one token, however
  * long: 256 B is what models have. Every byte is compared before anything is measured.
@@ -27,11 +27,15 @@
 
 typedef struct bench_route {
     const char *title, *kind, *tls;
+    bool push; /* this process holds the cells and writes; else it reads */
 } bench_route;
 
+#define CHECK_CELLS (-1) /* an order to the other process, in place of a port */
+
 static const bench_route routes[] = {
-    {"UCX over TCP on loopback", "ucx", "tcp,self"},
-    {"The same host: memory that the library allocated", "shm", NULL},
+    {"Pulled by UCX over TCP on loopback", "ucx", "tcp,self", false},
+    {"Pushed by UCX over TCP on loopback", "ucx", "tcp,self", true},
+    {"Pulled on the same host: memory that the library allocated", "shm", NULL, false},
 };
 
 #define ROUTES (sizeof routes / sizeof *routes)
@@ -58,7 +62,7 @@ typedef struct bench_end {
 
 static uint64_t tokens_of(uint64_t run) {
     uint64_t bytes = run < 4096 ? 8ull << 20 : 64ull << 20;
-    return bytes / (LAYERS * 2 * HEADS * run);
+    return bytes / ((uint64_t)LAYERS * 2 * HEADS * run);
 }
 
 static kvf_engine *make_engine(uint64_t run, const char *order) {
@@ -93,8 +97,11 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     (void)fprintf(stderr, "%s: %s: %s\n", peer, kvf_status_name(status), text);
 }
 
-static void open_end(bench_end *end, const bench_route *by, const char *name, uint64_t run,
-                     const char *order) {
+static const char *order_of(bool holds) {
+    return holds ? "L|BPHN" : "L|BPNH";
+}
+
+static void open_end(bench_end *end, const bench_route *by, const char *name, uint64_t run, bool holds) {
     const kvf_setting setting = {"ucx.tls", by->tls};
     const kvf_transport_options options = {.struct_size = sizeof options,
                                            .name = name,
@@ -103,7 +110,7 @@ static void open_end(bench_end *end, const bench_route *by, const char *name, ui
                                            .on_notify = on_notify,
                                            .context = end};
     const kvf_stage_options stage = {.struct_size = sizeof stage, .on_event = on_event};
-    end->engine = make_engine(run, order);
+    end->engine = make_engine(run, order_of(holds));
     end->tokens = tokens_of(run);
     must(kvf_transport_open(by->kind, &options, &end->transport));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(end->engine, 0));
@@ -198,24 +205,30 @@ static void send_plainly(const bench_end *end, int port) {
     (void)close(fd);
 }
 
-static _Noreturn void be_holder(const bench_route *by, uint64_t run, int line) {
+static _Noreturn void be_other(const bench_route *by, uint64_t run, int line) {
     bench_end end = {0};
     unsigned idle = 0;
     char word;
     /* It opens the fabric only when its turn comes, and ends with the benchmark at the latest. */
     if (recv(line, &word, 1, 0) != 1)
         _exit(0);
-    open_end(&end, by, "holder", run, "L|BPHN");
-    (void)cells_are(&end, true);
+    open_end(&end, by, "other", run, !by->push);
+    if (!by->push)
+        (void)cells_are(&end, true);
     exchange_cards(&end, line);
     for (;;) {
         while (work(&end, &idle, line))
             ;
-        int port = 0;
-        if (recv(line, &port, sizeof port, 0) != sizeof port)
+        int order = 0;
+        if (recv(line, &order, sizeof order, 0) != sizeof order)
             break;
-        send_plainly(&end, port);
         idle = 0;
+        if (order != CHECK_CELLS) {
+            send_plainly(&end, order);
+            continue;
+        }
+        word = cells_are(&end, false) ? 'y' : 'n';
+        bench_require(send(line, &word, 1, 0) == 1, "the other process is gone");
     }
     close_end(&end);
     _exit(0);
@@ -223,96 +236,105 @@ static _Noreturn void be_holder(const bench_route *by, uint64_t run, int line) {
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
-typedef struct bench_reader {
+typedef struct bench_mover {
     bench_end end;
+    const bench_route *by;
     int line, listener, port;
-    pid_t holder;
-    kvf_engine *remote;
+    pid_t other;
+    kvf_engine *theirs;
     kvf_plan *plan;
     kvf_request *request;
     uint64_t bytes;
-} bench_reader;
+} bench_mover;
 
-static void listen_plainly(bench_reader *reader) {
+static void listen_plainly(bench_mover *mover) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof address;
-    reader->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bench_require(reader->listener >= 0 && bind(reader->listener, (struct sockaddr *)&address, bytes) == 0 &&
-                      listen(reader->listener, 1) == 0 &&
-                      getsockname(reader->listener, (struct sockaddr *)&address, &bytes) == 0,
+    mover->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bench_require(mover->listener >= 0 && bind(mover->listener, (struct sockaddr *)&address, bytes) == 0 &&
+                      listen(mover->listener, 1) == 0 &&
+                      getsockname(mover->listener, (struct sockaddr *)&address, &bytes) == 0,
                   "no socket");
-    reader->port = ntohs(address.sin_port);
+    mover->port = ntohs(address.sin_port);
 }
 
 /* Before this process opens UCX, which does not outlive a fork. */
-static void start_holder(bench_reader *reader, const bench_route *by, uint64_t run) {
+static void start_other(bench_mover *mover, const bench_route *by, uint64_t run) {
     int lines[2];
     bench_require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, lines) == 0, "no socket pair");
-    reader->holder = fork();
-    bench_require(reader->holder >= 0, "no process");
-    if (reader->holder == 0) {
+    mover->other = fork();
+    bench_require(mover->other >= 0, "no process");
+    if (mover->other == 0) {
         (void)close(lines[0]);
-        be_holder(by, run, lines[1]);
+        be_other(by, run, lines[1]);
     }
     (void)close(lines[1]);
-    reader->line = lines[0];
+    mover->line = lines[0];
 }
 
-static void open_reader(bench_reader *reader, const bench_route *by, uint64_t run) {
-    bench_require(send(reader->line, "g", 1, 0) == 1, "the holder is gone");
-    listen_plainly(reader);
-    open_end(&reader->end, by, "reader", run, "L|BPNH");
-    exchange_cards(&reader->end, reader->line);
-    reader->remote = make_engine(run, "L|BPHN");
-    must(kvf_plan_build(kvf_engine_shard(reader->end.engine, 0), reader->remote, NULL, &reader->plan));
-    must(kvf_request_create(reader->plan, &reader->request));
-    uint32_t blocks = (uint32_t)((reader->end.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+static void open_mover(bench_mover *mover, const bench_route *by, uint64_t run) {
+    bench_require(send(mover->line, "g", 1, 0) == 1, "the other process is gone");
+    listen_plainly(mover);
+    mover->by = by;
+    open_end(&mover->end, by, "mover", run, by->push);
+    if (by->push)
+        (void)cells_are(&mover->end, true);
+    exchange_cards(&mover->end, mover->line);
+    mover->theirs = make_engine(run, order_of(!by->push));
+    const kvf_engine *reader = by->push ? mover->theirs : mover->end.engine;
+    must(kvf_plan_build(kvf_engine_shard(reader, 0), by->push ? mover->end.engine : mover->theirs, NULL,
+                        &mover->plan));
+    must(kvf_request_create(mover->plan, &mover->request));
+    uint32_t blocks = (uint32_t)((mover->end.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
     uint32_t *ids = bench_alloc(blocks, sizeof *ids);
     for (uint32_t i = 0; i < blocks; i++)
         ids[i] = blocks - 1 - i;
-    kvf_group_request group = {{ids, blocks, 0}, {ids, blocks, 0}, 0, reader->end.tokens};
-    must(kvf_request_set(reader->request, &group, 1));
-    reader->bytes = kvf_request_bytes(reader->request, 0);
+    kvf_group_request group = {{ids, blocks, 0}, {ids, blocks, 0}, 0, mover->end.tokens};
+    must(kvf_request_set(mover->request, &group, 1));
+    mover->bytes = kvf_request_bytes(mover->request, 0);
 }
 
-static void close_reader(bench_reader *reader) {
-    (void)shutdown(reader->line, SHUT_RDWR);
-    (void)waitpid(reader->holder, NULL, 0);
-    (void)close(reader->line);
-    (void)close(reader->listener);
-    kvf_request_free(reader->request);
-    kvf_plan_free(reader->plan);
-    kvf_engine_free(reader->remote);
-    close_end(&reader->end);
+static void close_mover(bench_mover *mover) {
+    (void)shutdown(mover->line, SHUT_RDWR);
+    (void)waitpid(mover->other, NULL, 0);
+    (void)close(mover->line);
+    (void)close(mover->listener);
+    kvf_request_free(mover->request);
+    kvf_plan_free(mover->plan);
+    kvf_engine_free(mover->theirs);
+    close_end(&mover->end);
 }
 
 /* Gigabytes a second of one request; `info` may be NULL. */
-static double pull(bench_reader *reader, kvf_way way, kvf_move_info *info) {
+static double move_all(bench_mover *mover, kvf_way way, kvf_move_info *info) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = way};
     kvf_move *move = NULL;
     kvf_status status;
     unsigned idle = 0;
     uint64_t begin = bench_now_ns();
-    must(kvf_stage_pull(reader->end.stage, reader->request, &reader->end.peer, &options, &move));
+    if (mover->by->push)
+        must(kvf_stage_push(mover->end.stage, mover->request, 0, mover->end.peer, &options, &move));
+    else
+        must(kvf_stage_pull(mover->end.stage, mover->request, &mover->end.peer, &options, &move));
     while ((status = kvf_move_status(move)) == KVF_IN_PROGRESS)
-        (void)work(&reader->end, &idle, -1);
+        (void)work(&mover->end, &idle, -1);
     uint64_t ns = bench_now_ns() - begin;
     must(status);
     if (info)
         must(kvf_move_get_info(move, info));
     kvf_move_free(move);
-    return (double)reader->bytes / (double)ns;
+    return (double)mover->bytes / (double)ns;
 }
 
-static double receive_plainly(bench_reader *reader) {
+static double receive_plainly(bench_mover *mover) {
     uint64_t begin = bench_now_ns(), got = 0, size[LAYERS];
-    bench_require(send(reader->line, &reader->port, sizeof reader->port, 0) == sizeof reader->port,
-                  "the holder is gone");
-    int fd = accept(reader->listener, NULL, NULL);
+    bench_require(send(mover->line, &mover->port, sizeof mover->port, 0) == sizeof mover->port,
+                  "the other process is gone");
+    int fd = accept(mover->listener, NULL, NULL);
     for (uint32_t i = 0; i < LAYERS; i++) {
-        size[i] = kvf_shard_get(kvf_engine_shard(reader->end.engine, 0))->region_bytes[i];
+        size[i] = kvf_shard_get(kvf_engine_shard(mover->end.engine, 0))->region_bytes[i];
         for (uint64_t at = 0; at < size[i];) {
-            ssize_t n = recv(fd, reader->end.memory[i] + at, size[i] - at, 0);
+            ssize_t n = recv(fd, mover->end.memory[i] + at, size[i] - at, 0);
             bench_require(n > 0, "the socket broke");
             at += (uint64_t)n;
             got += (uint64_t)n;
@@ -322,30 +344,43 @@ static double receive_plainly(bench_reader *reader) {
     return (double)got / (double)(bench_now_ns() - begin);
 }
 
-static void verify(bench_reader *reader, kvf_way way) {
-    for (uint32_t i = 0; i < LAYERS; i++)
-        memset(reader->end.memory[i], 0x5a, 4096);
-    bench_require(!cells_are(&reader->end, false), "cells are right before they were moved");
-    (void)pull(reader, way, NULL);
-    bench_require(cells_are(&reader->end, false), "a cell has other bytes than its holder's");
+static bool has_arrived(bench_mover *mover) {
+    const int order = CHECK_CELLS;
+    char word = 'n';
+    if (!mover->by->push)
+        return cells_are(&mover->end, false);
+    bench_require(send(mover->line, &order, sizeof order, 0) == sizeof order &&
+                      recv(mover->line, &word, 1, 0) == 1,
+                  "the other process is gone");
+    return word == 'y';
 }
 
-static void compare(bench_report *report, const bench_route *by, uint64_t run, bench_reader *reader) {
+/* What is pushed goes to memory of the other process, which only the first way finds empty. */
+static void verify(bench_mover *mover, kvf_way way, bool first) {
+    for (uint32_t i = 0; i < LAYERS && !mover->by->push; i++)
+        memset(mover->end.memory[i], 0x5a, 4096);
+    bench_require((mover->by->push && !first) || !has_arrived(mover),
+                  "cells are right before they were moved");
+    (void)move_all(mover, way, NULL);
+    bench_require(has_arrived(mover), "a cell has other bytes than its holder's");
+}
+
+static void compare(bench_report *report, const bench_route *by, uint64_t run, bench_mover *mover) {
     double direct[ROUNDS], packed[ROUNDS], chosen[ROUNDS], plain[ROUNDS], gain[ROUNDS], share[ROUNDS];
     kvf_move_info info = {.struct_size = sizeof info};
-    open_reader(reader, by, run);
-    verify(reader, KVF_WAY_DIRECT);
-    verify(reader, KVF_WAY_PACKED);
+    open_mover(mover, by, run);
+    verify(mover, KVF_WAY_PACKED, true);
+    verify(mover, KVF_WAY_DIRECT, false);
     for (int i = 0; i < ROUNDS; i++) {
-        plain[i] = receive_plainly(reader);
-        direct[i] = pull(reader, KVF_WAY_DIRECT, NULL);
-        packed[i] = pull(reader, KVF_WAY_PACKED, NULL);
-        chosen[i] = pull(reader, KVF_WAY_AUTO, &info);
+        plain[i] = receive_plainly(mover);
+        direct[i] = move_all(mover, KVF_WAY_DIRECT, NULL);
+        packed[i] = move_all(mover, KVF_WAY_PACKED, NULL);
+        chosen[i] = move_all(mover, KVF_WAY_AUTO, &info);
         gain[i] = packed[i] / direct[i];
         share[i] = packed[i] / plain[i];
     }
-    double packed_ns = (double)reader->bytes / bench_spread_of(packed, ROUNDS).median;
-    double direct_ns = (double)reader->bytes / bench_spread_of(direct, ROUNDS).median;
+    double packed_ns = (double)mover->bytes / bench_spread_of(packed, ROUNDS).median;
+    double direct_ns = (double)mover->bytes / bench_spread_of(direct, ROUNDS).median;
     bench_text(report, bench_bytes(run));
     bench_number(report, 3, bench_spread_of(direct, ROUNDS).median);
     bench_number(report, 3, bench_spread_of(packed, ROUNDS).median);
@@ -356,15 +391,15 @@ static void compare(bench_report *report, const bench_route *by, uint64_t run, b
     bench_number(report, 2, bench_spread_of(share, ROUNDS).median);
     bench_number(report, 2, info.direct_ns / direct_ns);
     bench_number(report, 2, info.packed_ns / packed_ns);
-    close_reader(reader);
+    close_mover(mover);
 }
 
 int main(int argc, char **argv) {
     bench_report *report = bench_report_start("packed", argc, argv);
-    static bench_reader readers[ROUTES][RUN_SIZES];
+    static bench_mover movers[ROUTES][RUN_SIZES];
     for (size_t r = 0; r < ROUTES; r++)
         for (size_t i = 0; i < RUN_SIZES; i++)
-            start_holder(&readers[r][i], &routes[r], run_bytes[i]);
+            start_other(&movers[r][i], &routes[r], run_bytes[i]);
     for (size_t r = 0; r < ROUTES; r++) {
         const char *kind;
         bool there = false;
@@ -377,7 +412,7 @@ int main(int argc, char **argv) {
                                      "packed/direct", "packed/socket", "direct predicted", "packed predicted",
                                      NULL});
         for (size_t i = 0; i < RUN_SIZES; i++)
-            compare(report, &routes[r], run_bytes[i], &readers[r][i]);
+            compare(report, &routes[r], run_bytes[i], &movers[r][i]);
         bench_note(report, "predicted: time predicted for the last round over the median that was seen");
     }
     return bench_report_end(report);

@@ -80,7 +80,8 @@ typedef struct kvf_stage_options {
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,
                                   const kvf_stage_options *options, kvf_stage **out);
 
-/** Ends all flows, without a word to the peers. Before the transport is closed; NULL is accepted. */
+/** Ends all flows, without a word to the peers. Before the transport is closed; moves may be freed before or after it.
+ * NULL is accepted. */
 KVF_API void kvf_stage_close(kvf_stage *stage);
 
 /**
@@ -205,7 +206,7 @@ typedef struct kvf_stage_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
-/** What is expected of the two ways to one peer: assumed at first, and moved towards what was seen. */
+/** What is expected of the two ways to one peer in one direction: assumed at first, and moved towards what was seen. */
 typedef struct kvf_stage_cost {
     size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */
     kvf_cost_model direct;
@@ -216,7 +217,8 @@ typedef struct kvf_stage_cost {
 } kvf_stage_cost;
 
 /** @return KVF_OK, KVF_E_NOT_FOUND (it has not joined), KVF_E_INVALID */
-KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_stage_cost *out);
+KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
+                                      kvf_stage_cost *out);
 
 /** What both ways are assumed to take. */
 typedef struct kvf_way_prediction {

@@ -32,10 +32,42 @@ static inline uint64_t kvf_box_bytes(const kvf_box *box) {
     return box->rows * box->units * box->pieces * box->piece_bytes;
 }
 
-/** Copies a box to where its pieces lie side by side. Any thread. */
-void kvf_kernel_gather(const kvf_box *box, void *to);
+/** One way to do it. */
+typedef struct kvf_box_loops {
+    const char *name; /**< "plain", "avx2", "avx512", "neon" */
+    void (*gather)(const kvf_box *box, void *to, bool past);
+    void (*scatter)(const kvf_box *box, const void *from, bool past);
+} kvf_box_loops;
 
-/** Copies pieces that lie side by side into a box. Any thread. */
-void kvf_kernel_scatter(const kvf_box *box, const void *from);
+/**
+ * Copies a box to where its pieces lie side by side, by the fastest loops of this machine. Any thread.
+ *
+ * @param past  what is written will not be read soon by this thread: write past the caches where that can be done. Later
+ *              stores of this thread are seen after the bytes
+ */
+void kvf_kernel_gather(const kvf_box *box, void *to, bool past);
+
+/** Copies pieces that lie side by side into a box, in the same way. */
+void kvf_kernel_scatter(const kvf_box *box, const void *from, bool past);
+
+/** The loops this machine can run, plain first, the fastest last; NULL past it. Any thread. */
+const kvf_box_loops *kvf_kernel_box_loops(uint32_t i);
+
+/** The address of the first unit and piece of a row of a box. */
+static inline unsigned char *kvf_box_row(const kvf_box *box, uint64_t row) {
+    const uint64_t at = box->first_row + row, kernel = at / box->block_rows;
+    const uint64_t block =
+        (uint64_t)box->blocks[kernel / box->kernel_blocks] * box->kernel_blocks + kernel % box->kernel_blocks;
+    return box->memory + block * box->block_stride + at % box->block_rows * box->row_stride;
+}
+
+/** memcpy, piece by piece: right, and what the others are compared with. */
+extern const kvf_box_loops kvf_box_plain;
+#if defined(__x86_64__)
+extern const kvf_box_loops kvf_box_avx2;
+extern const kvf_box_loops kvf_box_avx512;
+#elif defined(__aarch64__)
+extern const kvf_box_loops kvf_box_neon;
+#endif
 
 #endif

@@ -1,5 +1,9 @@
-#include "kernel/convert.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include <stdatomic.h>
 
+#include "kernel/convert.h"
 #include "model/match.h"
 
 /*
@@ -96,7 +100,8 @@ static void write_f32(kvf_dtype type, uint32_t bits, unsigned char *out) {
 }
 
 /* Over f32, which has every f16 and bf16: so nothing is rounded twice. */
-static void convert_plain(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count) {
+static void convert_plain(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {
+    (void)past;
     const size_t in_bytes = kvf_dtype_bits(from) / 8, out_bytes = kvf_dtype_bits(to) / 8;
     const unsigned char *at = in;
     unsigned char *to_at = out;
@@ -106,14 +111,38 @@ static void convert_plain(kvf_dtype from, kvf_dtype to, const void *in, void *ou
 
 const kvf_convert_loop kvf_convert_plain = {"plain", convert_plain};
 
+#if defined(__x86_64__)
+/* Not every compiler has a name for it. */
+static bool has_f16c(void) {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 const kvf_convert_loop *kvf_kernel_convert_loop(uint32_t i) {
-    return i == 0 ? &kvf_convert_plain : NULL;
+    if (i == 0)
+        return &kvf_convert_plain;
+#if defined(__x86_64__)
+    if (i == 1 && __builtin_cpu_supports("avx2") && has_f16c())
+        return &kvf_convert_avx2;
+    if (i == 2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && has_f16c())
+        return &kvf_convert_avx512;
+#elif defined(__aarch64__)
+    if (i == 1)
+        return &kvf_convert_neon;
+#endif
+    return NULL;
 }
 
-void kvf_kernel_convert(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count) {
+void kvf_kernel_convert(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {
     KVF_ASSERT(kvf_kernel_converts(from, to));
-    const kvf_convert_loop *fastest = &kvf_convert_plain, *next;
-    for (uint32_t i = 1; (next = kvf_kernel_convert_loop(i)) != NULL; i++)
-        fastest = next;
-    fastest->convert(from, to, in, out, count);
+    static _Atomic(const kvf_convert_loop *)
+        fastest; /* asking a virtual processor takes as long as some KiB */
+    const kvf_convert_loop *loop = atomic_load_explicit(&fastest, memory_order_relaxed), *next;
+    if (!loop) {
+        for (uint32_t i = 0; (next = kvf_kernel_convert_loop(i)) != NULL; i++)
+            loop = next;
+        atomic_store_explicit(&fastest, loop, memory_order_relaxed);
+    }
+    loop->convert(from, to, in, out, count, past);
 }

@@ -115,6 +115,8 @@ void kvf_stage_flow_free(kvf_stage_flow *flow) {
     KVF_QUEUE_REMOVE(stage->first, stage->last, flow);
     if (!flow->mover || flow->began_ns > 0)
         flow->peer->flows[flow->mover]--;
+    if (!flow->mover)
+        flow->peer->opened_bytes -= flow->opening_bytes;
     kvf_stream_free(flow->stream);
     kvf_shapes_leave(flow->shape);
     kvf_free(flow);

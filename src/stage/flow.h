@@ -101,10 +101,11 @@ struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
     kvf_slot_share share;
-    kvf_stage_cost cost;
+    kvf_stage_cost costs[2];  /**< by direction */
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */
-    uint32_t flows[2]; /**< that are not over: [0] it has opened, [1] we have, without those that wait */
+    uint32_t flows[2];     /**< that are not over: [0] it has opened, [1] we have, without those that wait */
+    uint64_t opened_bytes; /**< openings of those that it has opened: what it makes us keep */
     kvf_stage_peer *previous, *following;
 };
 
@@ -121,7 +122,8 @@ struct kvf_stage {
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
     uint64_t last_flow;           /**< number of ours */
     uint32_t moving;              /**< operations under way, of all flows */
-    bool closed;                  /**< freed with the last of them */
+    uint32_t moves;               /**< that are not freed */
+    bool closed;                  /**< freed with the last of these */
     bool held_up;                 /**< something is to be said to a peer who takes nothing at the moment */
     kvf_stage_info counts;
 };

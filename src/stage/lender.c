@@ -3,6 +3,9 @@
  */
 #include "stage/flow.h"
 
+#define OPENED_BYTES                                                                                         \
+    (64u << 20) /* of one peer's openings: what comes from elsewhere must not fill our memory */
+
 /* ---- being opened ---------------------------------------------------------------------------- */
 
 static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) {
@@ -89,14 +92,18 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
         kvf_stage_blame(stage, peer->name, kvf_nomem("a flow"));
         return NULL;
     }
+    flow->opening_bytes = message->opening_bytes;
+    peer->opened_bytes += message->opening_bytes;
     if (peer->flows[0] > most)
         kvf_stage_flow_blame(
             flow, kvf_fail(KVF_E_LIMIT, "%u flows of its are open; allowed %u", peer->flows[0] - 1, most));
+    else if (peer->opened_bytes > OPENED_BYTES)
+        kvf_stage_flow_blame(flow, kvf_fail(KVF_E_LIMIT, "its openings have %llu bytes; allowed %u",
+                                            (unsigned long long)peer->opened_bytes, OPENED_BYTES));
     else if (!(flow->opening = kvf_alloc(message->opening_bytes, 1)))
         kvf_stage_flow_end(flow, kvf_nomem("the opening of a flow"));
     else
         peer->incoming = flow;
-    flow->opening_bytes = message->opening_bytes;
     return flow;
 }
 

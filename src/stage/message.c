@@ -175,8 +175,8 @@ kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_mess
 /* ---- the opening ----------------------------------------------------------------------------- */
 
 #define FIXED_BYTES (1 + 1 + 2 + 4 + 8 + 8 + 8 + 4 + 4)
-#define ITEM_BYTES (13 * 4)
-#define GROUP_BYTES (8 + 8 + 4 + 4)
+#define ITEM_BYTES ((size_t)52)
+#define GROUP_BYTES ((size_t)24)
 
 uint64_t kvf_stage_model_sum(const kvf_model *model) {
     uint64_t sum = KVF_BYTE_SUM_START;
@@ -227,7 +227,7 @@ static void read_item(kvf_byte_reader *from, kvf_stream_item *item) {
 }
 
 kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **out, size_t *bytes) {
-    uint64_t all = FIXED_BYTES + (uint64_t)opening->item_count * ITEM_BYTES;
+    uint64_t all = FIXED_BYTES + opening->item_count * ITEM_BYTES;
     for (uint32_t g = 0; g < opening->group_count; g++)
         all += GROUP_BYTES + (uint64_t)opening->groups[g].table.count * 4;
     if (all > KVF_STAGE_OPENING_MAX)
@@ -263,30 +263,27 @@ kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **o
     return KVF_OK;
 }
 
-/* The ids of a table become numbers of this machine where they lie. */
-static bool read_table(kvf_byte_reader *from, kvf_block_table *table) {
+/* Gives the table the ids behind `ids`, and returns those behind it; NULL: it is cut off. */
+static uint32_t *read_table(kvf_byte_reader *from, uint32_t *ids, kvf_block_table *table) {
     table->first_block = (uint32_t)kvf_take_number(from, 4);
     table->count = (uint32_t)kvf_take_number(from, 4);
+    table->ids = ids;
     if (from->cut_off || table->count > from->left / 4)
-        return false;
-    unsigned char *ids = (unsigned char *)kvf_take_bytes(from, (size_t)table->count * 4);
-    for (uint32_t i = 0; i < table->count; i++) {
-        kvf_byte_reader one = {ids + (size_t)i * 4, 4, false};
-        uint32_t id = (uint32_t)kvf_take_number(&one, 4);
-        memcpy(ids + (size_t)i * 4, &id, 4);
-    }
-    table->ids = (const uint32_t *)(const void *)ids; /* everything in front of it is a multiple of 4 */
-    return true;
+        return NULL;
+    for (uint32_t i = 0; i < table->count; i++)
+        ids[i] = (uint32_t)kvf_take_number(from, 4);
+    return ids + table->count;
 }
 
 static kvf_status read_parts(kvf_byte_reader *from, kvf_stream_item *items, kvf_group_steps *groups,
                              const kvf_opening *sizes) {
+    uint32_t *ids = sizes->ids;
     for (uint32_t i = 0; i < sizes->item_count; i++)
         read_item(from, &items[i]);
     for (uint32_t g = 0; g < sizes->group_count; g++) {
         groups[g].begin = kvf_take_number(from, 8);
         groups[g].end = kvf_take_number(from, 8);
-        if (!read_table(from, &groups[g].table))
+        if (!(ids = read_table(from, ids, &groups[g].table)))
             return kvf_fail(KVF_E_PARSE, "the opening ends in the table of group %u", g);
     }
     if (from->cut_off || from->left > 0)
@@ -294,7 +291,7 @@ static kvf_status read_parts(kvf_byte_reader *from, kvf_stream_item *items, kvf_
     return KVF_OK;
 }
 
-kvf_status kvf_stage_read_opening(unsigned char *data, size_t bytes, kvf_opening *out) {
+kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_opening *out) {
     kvf_byte_reader from = {data, bytes, false};
     uint64_t direction = kvf_take_number(&from, 1);
     *out = (kvf_opening){.direction = (kvf_direction)direction};
@@ -310,15 +307,16 @@ kvf_status kvf_stage_read_opening(unsigned char *data, size_t bytes, kvf_opening
         return kvf_fail(KVF_E_PARSE, "an opening of %zu bytes: direction %llu, window %u", bytes,
                         (unsigned long long)direction, out->window);
     if (out->item_count > from.left / ITEM_BYTES ||
-        out->group_count > (from.left - (size_t)out->item_count * ITEM_BYTES) / GROUP_BYTES)
+        out->group_count > (from.left - out->item_count * ITEM_BYTES) / GROUP_BYTES)
         return kvf_fail(KVF_E_PARSE, "an opening of %zu bytes cannot have %u items and %u groups", bytes,
                         out->item_count, out->group_count);
     kvf_stream_item *items = kvf_alloc0(out->item_count, sizeof *items);
     kvf_group_steps *groups = kvf_alloc0(out->group_count, sizeof *groups);
     out->items = items;
     out->groups = groups;
-    kvf_status status =
-        items && groups ? read_parts(&from, items, groups, out) : kvf_nomem("the opening of a flow");
+    out->ids = kvf_alloc(from.left / 4, sizeof *out->ids); /* no more can follow */
+    kvf_status status = items && groups && out->ids ? read_parts(&from, items, groups, out)
+                                                    : kvf_nomem("the opening of a flow");
     if (status)
         kvf_stage_free_opening(out);
     return status;
@@ -327,6 +325,8 @@ kvf_status kvf_stage_read_opening(unsigned char *data, size_t bytes, kvf_opening
 void kvf_stage_free_opening(kvf_opening *opening) {
     kvf_free((void *)opening->items);
     kvf_free((void *)opening->groups);
+    kvf_free(opening->ids);
     opening->items = NULL;
     opening->groups = NULL;
+    opening->ids = NULL;
 }

@@ -88,6 +88,7 @@ typedef struct kvf_opening {
     uint32_t item_count;
     const kvf_group_steps *groups; /**< with the lender's blocks */
     uint32_t group_count;
+    uint32_t *ids; /**< of all tables, where it was read */
 } kvf_opening;
 
 /** A sum over what a model's elements are; equal models have equal sums. */
@@ -99,13 +100,8 @@ uint64_t kvf_stage_model_sum(const kvf_model *model);
  */
 kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **out, size_t *bytes);
 
-/**
- * Reads an opening in place: block ids are taken as they lie.
- *
- * @param data  changed; must live as long as what was read. Aligned as malloc()'s
- * @return KVF_OK, KVF_E_PARSE, KVF_E_NOMEM; `out` is then freed already
- */
-kvf_status kvf_stage_read_opening(unsigned char *data, size_t bytes, kvf_opening *out);
+/** @return KVF_OK, KVF_E_PARSE, KVF_E_NOMEM; `out` is then freed already */
+kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_opening *out);
 
 /** Frees what kvf_stage_read_opening() made. */
 void kvf_stage_free_opening(kvf_opening *opening);

@@ -12,24 +12,30 @@
 #include "kernel/convert.h"
 #include "stage/inside.h"
 
-/* Elements that are converted at once: they stay in the first cache, in both types. */
-#define CONVERTED_AT_ONCE 2048u
+/* Of elements that are converted at once, as they are in memory. */
+#define ASIDE_BYTES 16384u
+#define LINE_BYTES 64u
+
+/* Ranges from which bytes are written past the caches: shorter ones may well stay in the second level until somebody
+ * reads them. */
+#define PAST_BYTES (256u << 10)
 
 /* One of the two ways: `in` is NULL when gathering, `out` when scattering. */
 typedef struct packed {
     unsigned char *out;
     const unsigned char *in;
+    bool past; /* the caches: what is written is not read soon */
 } packed;
 
 static packed after(packed at, uint64_t bytes) {
-    return (packed){at.out ? at.out + bytes : NULL, at.in ? at.in + bytes : NULL};
+    return (packed){at.out ? at.out + bytes : NULL, at.in ? at.in + bytes : NULL, at.past};
 }
 
 static void move_box(const kvf_box *box, packed at) {
     if (at.out)
-        kvf_kernel_gather(box, at.out);
+        kvf_kernel_gather(box, at.out, at.past);
     else
-        kvf_kernel_scatter(box, at.in);
+        kvf_kernel_scatter(box, at.in, at.past);
 }
 
 /* A lane of one request. */
@@ -117,21 +123,32 @@ static void move_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, pack
     }
 }
 
-/* The same for elements that have another type in the stream. */
+/* How many atoms are converted at once: whole rows, if there is room for one; of those a number that divides blocks, most
+ * likely. */
+static uint64_t converted_at_once(const kvf_item_shape *shape) {
+    const uint64_t atoms = ASIDE_BYTES / shape->memory_atom, rows = atoms / shape->row_atoms;
+    uint64_t power = 1;
+    while (2 * power <= rows)
+        power *= 2;
+    return rows > 0 ? power * shape->row_atoms : atoms;
+}
+
+/* The same for elements that have another type in the stream: through memory that stays in the first cache. */
 static void convert_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, packed at) {
     const kvf_item_shape *shape = walk->shape;
-    unsigned char aside[CONVERTED_AT_ONCE * sizeof(float)];
+    const uint64_t at_once = converted_at_once(shape);
+    unsigned char room[ASIDE_BYTES + LINE_BYTES], *aside = room + -(uintptr_t)room % LINE_BYTES;
     while (begin < end) {
-        const uint64_t atoms = kvf_min_u64(end - begin, CONVERTED_AT_ONCE);
+        const uint64_t next = kvf_min_u64(end, (begin / at_once + 1) * at_once), atoms = next - begin;
         if (at.out) {
-            move_atoms(walk, begin, begin + atoms, (packed){.out = aside});
-            kvf_kernel_convert(shape->memory_type, shape->stream_type, aside, at.out, atoms);
+            move_atoms(walk, begin, next, (packed){.out = aside});
+            kvf_kernel_convert(shape->memory_type, shape->stream_type, aside, at.out, atoms, at.past);
         } else {
-            kvf_kernel_convert(shape->stream_type, shape->memory_type, at.in, aside, atoms);
-            move_atoms(walk, begin, begin + atoms, (packed){.in = aside});
+            kvf_kernel_convert(shape->stream_type, shape->memory_type, at.in, aside, atoms, false);
+            move_atoms(walk, begin, next, (packed){.in = aside, .past = at.past});
         }
         at = after(at, atoms * shape->stream_atom);
-        begin += atoms;
+        begin = next;
     }
 }
 
@@ -155,10 +172,10 @@ static void move(const kvf_stream *stream, unsigned char *const *bases, kvf_byte
 
 void kvf_stream_gather(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
                        void *out) {
-    move(stream, bases, bytes, (packed){.out = out});
+    move(stream, bases, bytes, (packed){.out = out, .past = bytes.end - bytes.begin >= PAST_BYTES});
 }
 
 void kvf_stream_scatter(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
                         const void *in) {
-    move(stream, bases, bytes, (packed){.in = in});
+    move(stream, bases, bytes, (packed){.in = in, .past = bytes.end - bytes.begin >= PAST_BYTES});
 }

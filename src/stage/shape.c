@@ -2,7 +2,8 @@
 
 #include "base/list.h"
 
-#define KEPT 256u /* shapes; a large deployment has a few for each pair of engines */
+#define KEPT 256u             /* shapes; a large deployment has a few for each pair of engines */
+#define KEPT_LANES (1u << 18) /* of all of them: some MiB, whatever peers ask for */
 
 _Static_assert(sizeof(kvf_stream_item) == 13 * sizeof(uint32_t),
                "an item has no padding: it is compared as bytes");
@@ -15,19 +16,30 @@ static bool is_same(const kvf_selection *a, const kvf_selection *b) {
 static void forget(kvf_shapes *shapes, kvf_stage_shape *shape) {
     KVF_LIST_REMOVE(shapes->first, shape);
     shapes->count--;
+    shapes->lanes -= shape->lanes;
     kvf_stream_map_free(shape->map);
     kvf_selection_free(shape->selection);
     kvf_free(shape);
 }
 
-/* The one that was used least recently, of those that nobody uses. */
-static void forget_oldest(kvf_shapes *shapes) {
-    kvf_stage_shape *oldest = NULL;
-    for (kvf_stage_shape *shape = shapes->first; shape; shape = shape->following)
-        if (shape->users == 0)
-            oldest = shape;
-    if (oldest)
+/* Forgets those that were used least recently, of those that nobody uses. */
+static void make_room(kvf_shapes *shapes, uint64_t lanes) {
+    while (shapes->count >= KEPT || shapes->lanes + lanes > KEPT_LANES) {
+        kvf_stage_shape *oldest = NULL;
+        for (kvf_stage_shape *shape = shapes->first; shape; shape = shape->following)
+            if (shape->users == 0)
+                oldest = shape;
+        if (!oldest)
+            return;
         forget(shapes, oldest);
+    }
+}
+
+static uint64_t lanes_of(const kvf_selection *selection) {
+    uint64_t lanes = 0;
+    for (uint32_t i = 0; i < selection->item_count; i++)
+        lanes += selection->items[i].layers.end - selection->items[i].layers.begin;
+    return lanes;
 }
 
 static kvf_status make(kvf_shapes *shapes, kvf_selection *selection, kvf_stage_shape **out) {
@@ -40,8 +52,9 @@ static kvf_status make(kvf_shapes *shapes, kvf_selection *selection, kvf_stage_s
         return status;
     }
     shape->selection = selection;
-    if (shapes->count >= KEPT)
-        forget_oldest(shapes);
+    shape->lanes = lanes_of(selection);
+    make_room(shapes, shape->lanes);
+    shapes->lanes += shape->lanes;
     shapes->count++;
     *out = shape;
     return KVF_OK;

@@ -12,6 +12,7 @@ typedef struct kvf_stage_shape {
     kvf_selection *selection;
     kvf_stream_map *map;
     uint32_t users; /**< flows */
+    uint64_t lanes; /**< items times their layers: what it takes */
     struct kvf_stage_shape *previous, *following;
 } kvf_stage_shape;
 
@@ -20,6 +21,7 @@ typedef struct kvf_shapes {
     const kvf_shard *shard;
     kvf_stage_shape *first;
     uint32_t count;
+    uint64_t lanes;
 } kvf_shapes;
 
 /**

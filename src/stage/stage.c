@@ -114,7 +114,7 @@ static void free_flows(kvf_stage *stage) {
 
 void kvf_stage_release(kvf_stage *stage) {
     free_flows(stage);
-    if (stage->first || stage->moving > 0)
+    if (stage->first || stage->moving > 0 || stage->moves > 0)
         return;
     while (stage->peers)
         free_peer(stage, stage->peers);
@@ -170,7 +170,8 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         KVF_LIST_ADD(stage->peers, joined);
     }
     joined->peer = peer; /* slots that one of this name may still touch count against its share */
-    kvf_cost_assume(&joined->cost, kvf_peer_kind(peer), stage->arena.slot_bytes);
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
+        kvf_cost_assume(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
     return KVF_OK;
 }
 
@@ -371,13 +372,17 @@ kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out) {
     return KVF_OK;
 }
 
-kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_stage_cost *out) {
+kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
+                              kvf_stage_cost *out) {
     kvf_status status = kvf_check_out(out, "kvf_stage_cost");
     if (status || !stage || !peer)
         return status ? status : kvf_fail(KVF_E_INVALID, "stage: %s is NULL", stage ? "peer" : "stage");
+    if (direction != KVF_READ && direction != KVF_WRITE)
+        return kvf_fail(KVF_E_INVALID, "stage: direction is %d; allowed 0 (read) and 1 (write)",
+                        (int)direction);
     const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
     if (!joined)
         return kvf_fail(KVF_E_NOT_FOUND, "the peer has not joined the stage");
-    kvf_fill_out(out, &joined->cost, sizeof joined->cost);
+    kvf_fill_out(out, &joined->costs[direction], sizeof joined->costs[direction]);
     return KVF_OK;
 }

@@ -14,6 +14,7 @@
 typedef struct leg {
     kvf_way way; /* as it goes; KVF_WAY_AUTO: it has nothing to move */
     kvf_peer *peer;
+    kvf_direction direction;
     kvf_transfer *transfer;
     kvf_stage_flow *flow;
     uint64_t bytes, runs, pieces;
@@ -134,7 +135,7 @@ static uint64_t count_pieces(const order *by, const kvf_stage_shape *shape, uint
 /* Counts and predicts both ways, and says which is the cheaper. */
 static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out,
                          kvf_way *way) {
-    const kvf_stage_cost *cost = &kvf_stage_find_peer(move->stage, by->peer)->cost;
+    const kvf_stage_cost *cost = &kvf_stage_find_peer(move->stage, by->peer)->costs[by->direction];
     kvf_status status = count_runs(by, out->bytes, &out->runs);
     if (status)
         return status;
@@ -153,6 +154,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
     kvf_stage_shape *shape = NULL;
     kvf_way way = KVF_WAY_DIRECT;
     out->peer = by->peer;
+    out->direction = by->direction;
     out->bytes = kvf_request_bytes(by->request, by->source);
     if (out->bytes == 0) {
         out->over = true;
@@ -197,6 +199,7 @@ static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
         return kvf_nomem("a move");
     }
     move->stage = stage;
+    stage->moves++;
     move->leg_count = legs;
     move->info.sources = legs;
     *out = move;
@@ -302,14 +305,15 @@ static void learn(kvf_move *move, const leg *at) {
     kvf_stage_peer *peer = kvf_stage_find_peer(stage, at->peer);
     if (!peer)
         return;
+    kvf_stage_cost *cost = &peer->costs[at->direction];
     if (at->flow) {
-        kvf_cost_learn(&peer->cost.packed, at->pieces, at->bytes, (double)at->flow->took_ns);
-        peer->cost.packed_seen++;
+        kvf_cost_learn(&cost->packed, at->pieces, at->bytes, (double)at->flow->took_ns);
+        cost->packed_seen++;
     } else {
         uint64_t runs;
         kvf_transfer_counts(at->transfer, NULL, &runs);
-        kvf_cost_learn(&peer->cost.direct, runs, at->bytes, (double)(kvf_now(stage->clock) - at->began_ns));
-        peer->cost.direct_seen++;
+        kvf_cost_learn(&cost->direct, runs, at->bytes, (double)(kvf_now(stage->clock) - at->began_ns));
+        cost->direct_seen++;
     }
 }
 
@@ -411,6 +415,9 @@ void kvf_move_free(kvf_move *move) {
         if (move->legs[i].flow)
             kvf_stage_flow_leave(move->legs[i].flow);
     }
+    move->stage->moves--;
+    if (move->stage->closed)
+        kvf_stage_release(move->stage);
     kvf_free(move->legs);
     kvf_free(move);
 }

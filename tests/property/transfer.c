@@ -7,6 +7,7 @@
 
 #include "coverage.h"
 #include "forms.h"
+#include "packed.h"
 #include "random.h"
 #include "requests.h"
 
@@ -385,7 +386,8 @@ static bool use_plan(transfer *t, choices *out) {
     if (status)
         return wrong("kvf_request_create() gives %s", kvf_status_name(status));
     t->choices = out;
-    bool good = move_request(t, request);
+    const packed_transfer packed = {t->w, t->rank, kvf_plan_local(t->plan), t->plan, &t->ask, out, t->remote};
+    bool good = move_request(t, request) && move_packed(&packed);
     kvf_request_free(request);
     note_request(t);
     note_if(KIND_RANK_EMPTY, kvf_plan_source_count(t->plan) == 0);

@@ -159,8 +159,9 @@ static void peers_join_once_and_by_one_name(void **state) {
     kvf_stage_leave(w->d[0].stage, w->d[0].peers[0]);
     assert_ok(kvf_stage_join(w->d[0].stage, again));
     kvf_stage_cost cost = {.struct_size = sizeof cost};
-    assert_ok(kvf_stage_get_cost(w->d[0].stage, again, &cost));
-    assert_fails(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], &cost), KVF_E_NOT_FOUND, "not joined");
+    assert_ok(kvf_stage_get_cost(w->d[0].stage, again, KVF_READ, &cost));
+    assert_fails(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], KVF_READ, &cost), KVF_E_NOT_FOUND,
+                 "not joined");
     stage_world_close(w);
 }
 
@@ -220,7 +221,7 @@ static void a_way_that_turns_out_slow_is_left(void **state) {
     assert_int_equal(info.moves[KVF_WAY_PACKED], packed[0] + packed[1]);
     assert_int_equal(info.bytes[KVF_WAY_PACKED], info.moves[KVF_WAY_PACKED] * kvf_request_bytes(request, 0));
     kvf_stage_cost cost = {.struct_size = sizeof cost};
-    assert_ok(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], &cost));
+    assert_ok(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], KVF_READ, &cost));
     assert_int_equal(cost.packed_seen, info.moves[KVF_WAY_PACKED]);
     assert_int_equal(cost.direct_seen, info.moves[KVF_WAY_DIRECT]);
     kvf_request_free(request);

@@ -234,6 +234,23 @@ static void a_move_that_waits_for_its_turn_can_be_freed(void **state) {
     scene_close(&s);
 }
 
+static void a_move_may_outlive_its_stage(void **state) {
+    for (int way = KVF_WAY_DIRECT; way <= KVF_WAY_PACKED; way++) {
+        scene s = scene_open(*state, small_arena);
+        const kvf_move_options options = {.struct_size = sizeof options, .way = (kvf_way)way};
+        kvf_move *move = NULL;
+        assert_ok(kvf_stage_pull(s.d->stage, s.request, s.d->peers, &options, &move));
+        for (int i = 0; i < 8; i++)
+            (void)stage_world_work(s.w);
+        kvf_stage_close(s.d->stage);
+        s.d->stage = NULL;
+        kvf_status status = stage_world_finish(s.w, move);
+        assert_true(status == KVF_OK || (way == KVF_WAY_PACKED && status == KVF_E_CANCELLED));
+        kvf_move_free(move);
+        scene_close(&s);
+    }
+}
+
 /* The lender stops: the mover hears why, and with its END all slots are free. */
 static void stop(const char *kind, kvf_direction direction) {
     scene s = scene_open(kind, small_arena);
@@ -418,6 +435,7 @@ int main(void) {
         NAMED(a_pull_is_cancelled_in_the_middle),
         NAMED(a_push_is_cancelled_in_the_middle),
         NAMED(a_move_that_waits_for_its_turn_can_be_freed),
+        NAMED(a_move_may_outlive_its_stage),
         NAMED(a_pull_is_stopped_by_its_holder),
         NAMED(a_push_is_stopped_by_its_reader),
         NAMED(who_may_not_begin_a_flow_hears_it),

@@ -333,6 +333,34 @@ static void more_flows_than_a_peer_may_have(void **state) {
     scene_close(&s);
 }
 
+/* Openings are kept as long as their flows: what a peer makes us keep has a limit. */
+static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    s.p->stage->options.flows = 64;
+    const unsigned char part[100] = {0};
+    kvf_stage_message message = {.word = KVF_STAGE_OPEN,
+                                 .opening_bytes = KVF_STAGE_OPENING_MAX,
+                                 .part = part,
+                                 .part_bytes = sizeof part};
+    for (message.flow = 0; message.flow < 9; message.flow++) {
+        say(&s, &message); /* and each is given up when the next one begins, but not ended by the attacker */
+        work(&s);
+    }
+    assert_event(&s, 9, KVF_E_LIMIT, "its openings have 75497472 bytes; allowed 67108864", true);
+    for (uint64_t i = 0; i < 9; i++)
+        end_flow(&s, i, KVF_OK);
+    message.flow = 10;
+    say(&s, &message);
+    work(&s);
+    end_flow(&s, 10, KVF_E_CANCELLED);
+    assert_int_equal(s.p->events, 9);
+    assert_unharmed(&s);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
 static void parts_that_never_come(void **state) {
     (void)state;
     scene s = scene_open();
@@ -577,6 +605,7 @@ int main(void) {
         cmocka_unit_test(flows_that_there_are_not),
         cmocka_unit_test(the_same_flow_opened_twice),
         cmocka_unit_test(more_flows_than_a_peer_may_have),
+        cmocka_unit_test(more_bytes_of_openings_than_a_peer_may_have),
         cmocka_unit_test(parts_that_never_come),
         cmocka_unit_test(openings_that_are_not_ours),
         cmocka_unit_test(slots_and_credits_that_do_not_exist),

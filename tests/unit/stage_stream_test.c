@@ -42,7 +42,7 @@ static packed_walk walk_of(const ends *e, int end, unsigned char *bytes) {
 
 /* Whole, and in pieces of every size up to some. */
 static void check_gather(const ends *e, int end, const unsigned char *wanted, uint64_t bytes) {
-    unsigned char *got = malloc(bytes + 1);
+    unsigned char *got = calloc(bytes + 1, 1);
     for (uint64_t most = 2; most < 2 * bytes; most += 1 + most / 2) {
         memset(got, 0xee, bytes + 1);
         for (uint64_t at = 0; at < bytes;) {
@@ -83,7 +83,7 @@ static void check_ends(ends *e) {
     assert_true(bytes > 0);
     for (int end = 0; end < 2; end++)
         assert_int_equal(kvf_stream_bytes(e->streams[end]), bytes);
-    unsigned char *stream = malloc(bytes);
+    unsigned char *stream = malloc(bytes + 1);
     packed_walk walk = walk_of(e, 0, stream);
     packed_walk_all(&walk);
     check_gather(e, 0, stream, bytes);
@@ -275,7 +275,7 @@ static void elements_become_those_of_the_reader_on_the_way(void **state) {
         assert_int_equal(kvf_stream_bytes(e.streams[end]), elements * sizeof(float));
     }
     for (uint32_t region = 0; region < 2; region++) /* the cache is one row of numbers */
-        for (uint16_t i = 0; i < 3 * 4 * 2 * 2 * 4; i++) {
+        for (uint32_t i = 0; i < 3 * 4 * 2 * 2 * 4; i++) {
             const uint16_t number = (uint16_t)(0x4000 + 32 * region + i);
             memcpy(e.ranks[0].regions[region] + 2 * i, &number, 2);
         }

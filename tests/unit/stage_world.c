@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <stdio.h>
 
+#include "faulty_fabric.h"
+
 #define IDLE_MS 60000
 
 /* ---- callbacks ------------------------------------------------------------------------------- */
@@ -62,7 +64,7 @@ static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf
                                            .on_notify = on_notify,
                                            .on_peer_lost = on_peer_lost,
                                            .context = end};
-    assert_ok(kvf_transport_open(kind, &options, &end->transport));
+    assert_ok(kvf_transport_open_over(faulty_fabric(kind), kind, &options, &end->transport));
     rank_open(&end->cells, shard, sequence, allocate, end->transport);
     assert_ok(kvf_transport_register(end->transport, end->cells.regions, end->cells.region_count));
     stage.struct_size = sizeof stage;

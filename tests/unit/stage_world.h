@@ -46,6 +46,7 @@ typedef struct stage_pair {
     kvf_stage_options options; /**< of all stages; struct_size and callbacks are filled in */
 } stage_pair;
 
+/** Over the faulty fabric where that is installed. */
 stage_world *stage_world_open(const char *kind, const stage_pair *shape);
 void stage_world_close(stage_world *w);
 

@@ -1,0 +1,45 @@
+/*
+ * The converting loops, written once for every width of vector: to be included by a file that has defined AT_ONCE,
+ * read_f32() and write_f32() for so many elements, and end_streaming(); it finds convert_fast() here.
+ */
+#define LINE ((size_t)64)
+#define STREAM_LEAST 256u /* elements */
+
+/* The types are constants. What is left at an end is converted together with some that have been, so that it is as many
+ * as are converted at once: the result is the same. */
+ALWAYS void convert_from_to(kvf_dtype from, kvf_dtype to, const unsigned char *in, unsigned char *out,
+                            size_t count, bool past) {
+    const size_t in_bytes = from == KVF_DTYPE_F32 ? 4 : 2, out_bytes = to == KVF_DTYPE_F32 ? 4 : 2;
+    size_t i = 0;
+    if (count < AT_ONCE) {
+        kvf_convert_plain.convert(from, to, in, out, count, false);
+        return;
+    }
+    if (past && count >= STREAM_LEAST && (uintptr_t)out % out_bytes == 0) {
+        const size_t head = (size_t)(-(uintptr_t)out % LINE) / out_bytes;
+        for (size_t at = 0; at < head; at += AT_ONCE)
+            write_f32(to, read_f32(from, in + at * in_bytes), out + at * out_bytes, false);
+        for (i = head; i + AT_ONCE <= count; i += AT_ONCE)
+            write_f32(to, read_f32(from, in + i * in_bytes), out + i * out_bytes, true);
+        end_streaming();
+    }
+    for (; i + AT_ONCE <= count; i += AT_ONCE)
+        write_f32(to, read_f32(from, in + i * in_bytes), out + i * out_bytes, false);
+    i = count - AT_ONCE;
+    write_f32(to, read_f32(from, in + i * in_bytes), out + i * out_bytes, false);
+}
+
+static void convert_fast(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {
+    if (from == KVF_DTYPE_F32 && to == KVF_DTYPE_F16)
+        convert_from_to(KVF_DTYPE_F32, KVF_DTYPE_F16, in, out, count, past);
+    else if (from == KVF_DTYPE_F32)
+        convert_from_to(KVF_DTYPE_F32, KVF_DTYPE_BF16, in, out, count, past);
+    else if (from == KVF_DTYPE_F16 && to == KVF_DTYPE_F32)
+        convert_from_to(KVF_DTYPE_F16, KVF_DTYPE_F32, in, out, count, past);
+    else if (from == KVF_DTYPE_F16)
+        convert_from_to(KVF_DTYPE_F16, KVF_DTYPE_BF16, in, out, count, past);
+    else if (to == KVF_DTYPE_F32)
+        convert_from_to(KVF_DTYPE_BF16, KVF_DTYPE_F32, in, out, count, past);
+    else
+        convert_from_to(KVF_DTYPE_BF16, KVF_DTYPE_F16, in, out, count, past);
+}
