@@ -141,11 +141,11 @@ void kvf_session_disconnect(kvf_session *session) {
 
 kvf_peer *kvf_session_mate(const kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
-    name_of(session, name);
     bool joined = session->incoming ? session->shard != NULL : session->joined;
-    return session->agent->stage && joined && session->takes_flows
-               ? kvf_stage_peer_named(session->agent->stage, name)
-               : NULL;
+    if (!session->agent->stage || !joined || !session->takes_flows)
+        return NULL;
+    name_of(session, name);
+    return kvf_stage_peer_named(session->agent->stage, name);
 }
 
 bool kvf_session_takes_flows(const kvf_session *session) {
