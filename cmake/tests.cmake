@@ -58,12 +58,23 @@ if(KVF_USES_UCX)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
+# The same requests with every byte packed. Not those that say how long blocks written directly are in doubt, in what
+# pieces a cap lets bytes go, what engines of unlike models move, or what is said by hand.
+if(KVF_BUILDS_AGENT)
+  foreach(name pull push chunks cancel memory verify storm retry after thread secure loop budget peers)
+    kvf_add_test(agent_${name}_packed unit 300 agent_${name}_test)
+    set_property(TEST agent_${name}_packed APPEND PROPERTY ENVIRONMENT "KVF_TEST_WAY=packed")
+    set_property(TEST agent_${name}_packed APPEND PROPERTY LABELS threads)
+  endforeach()
+endif()
+
 # Processes that are killed and stopped while they serve each other; `make check-long` has more requests.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/faults faults NAMES faults_names)
   foreach(name IN LISTS faults_names)
     kvf_add_test(faults.${name} faults 300 faults_${name} --requests 200)
-    set_tests_properties(faults.${name} PROPERTIES RUN_SERIAL ON)
+    kvf_add_test(faults.${name}_packed faults 300 faults_${name} --requests 100 --way packed)
+    set_tests_properties(faults.${name} faults.${name}_packed PROPERTIES RUN_SERIAL ON)
   endforeach()
 endif()
 

@@ -40,6 +40,7 @@
 #ifndef KVFERRY_AGENT_H
 #define KVFERRY_AGENT_H
 
+#include <kvferry/stage.h>
 #include <kvferry/transport.h>
 
 #ifdef __cplusplus
@@ -133,6 +134,14 @@ typedef struct kvf_agent_options {
      */
     uint32_t max_connections;
     uint32_t max_connections_per_address; /**< of them, from one address of the network [three quarters] */
+    /**
+     * By which way requests move that do not say, see stage.h. KVF_WAY_AUTO: directly on one host; between machines
+     * what is predicted to be faster, for each rank that is read or written. KVF_WAY_DIRECT: this agent has no stage,
+     * and needs no memory for one. KVF_WAY_PACKED: what cannot go packed fails with KVF_E_UNSUPPORTED.
+     */
+    kvf_way way;
+    uint32_t slot_bytes; /**< of the stage, see kvf_stage_options */
+    uint64_t arena_bytes; /**< likewise [64 MiB]; behind the regions, touched where something goes packed */
 } kvf_agent_options;
 
 /**
@@ -333,6 +342,14 @@ typedef struct kvf_agent_request {
     uint64_t bytes_per_second;
     /** hold, push: no byte is read, and no consumer learns that the blocks are there, before it; NULL: at once. */
     const kvf_ready_event *after;
+    /**
+     * pull, expect, push: by which way it moves; KVF_WAY_AUTO: the agent's. Packed needs the same model on both sides,
+     * memory of the host, and a stage on both; what has none fails with KVF_E_UNSUPPORTED. Expected packed, blocks are
+     * written by this side alone, so that they are free as soon as the request has ended, whatever its writers do;
+     * otherwise a push's own way counts. With a cap, packed bytes begin slot by slot, and AUTO is direct. Not used by
+     * hold.
+     */
+    kvf_way way;
 } kvf_agent_request;
 
 /**
@@ -478,7 +495,8 @@ typedef struct kvf_event {
     bool recompute;                /**< FAILED, by policy: compute `invalid`, rather than fail the request */
     const kvf_block_list *invalid; /**< FAILED pulls and expects: blocks without valid content, by group */
     uint32_t group_count;
-    uint64_t bytes, runs; /**< moved */
+    uint64_t bytes, runs;  /**< moved */
+    uint64_t bytes_packed; /**< pull, push: of these bytes, those that went packed */
 } kvf_event;
 
 /**
@@ -570,6 +588,7 @@ typedef struct kvf_agent_peer {
     uint64_t since_ns;       /**< when it was met; LOST: when it was lost */
     uint64_t failed_ns;      /**< when something with it failed last; 0: never */
     char failure[512];       /**< what that was; "": nothing */
+    uint64_t bytes_packed;   /**< of what we read from it or wrote to it, that went packed */
 } kvf_agent_peer;
 
 /**
@@ -636,6 +655,8 @@ typedef struct kvf_agent_stats {
     uint64_t over_budget;     /**< what peers asked for and was refused, for they had as much as they may */
     uint64_t connections_now; /**< made to this agent */
     uint64_t connections_closed; /**< by this agent: no session, and silent, or no room */
+    uint64_t bytes_packed;       /**< of bytes_read and bytes_written, those that went packed */
+    uint64_t flows_refused; /**< flows, and what was said of them, that a peer must not have opened or said */
 } kvf_agent_stats;
 
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);

@@ -34,10 +34,22 @@ extern "C" {
 typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
-    KVF_WAY_AUTO = 0, /**< the one that is predicted to be faster */
+    KVF_WAY_AUTO = 0, /**< what is predicted to be faster; direct where the fabric has lists of runs itself */
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
 } kvf_way;
+
+/** What a peer asks for that begins a flow. */
+typedef struct kvf_flow_request {
+    size_t struct_size;      /**< sizeof(kvf_flow_request) of the library */
+    kvf_direction direction; /**< KVF_READ: it reads from here; KVF_WRITE: it writes here */
+    uint64_t permission;     /**< the number by which it says it may, see kvf_move_options; 0: none */
+    uint64_t bytes;          /**< of the flow, as it says */
+    /** Steps and blocks of this rank, one for each group of the model, of which nothing is checked yet. Valid during
+     * the call. */
+    const kvf_group_steps *groups;
+    uint32_t group_count;
+} kvf_flow_request;
 
 /** Zeroed fields mean what their comment says. */
 typedef struct kvf_stage_options {
@@ -49,9 +61,9 @@ typedef struct kvf_stage_options {
     uint32_t reserved; /**< 0 */
     uint64_t stall_ns; /**< a flow whose peer says nothing so long, where it should, is ended; 0: 30 s */
     uint64_t doubt_ns; /**< slots that a lost peer may still touch are kept so long; 0: 30 s */
-    /** Whether this peer may begin a flow: KVF_READ, it reads from here; KVF_WRITE, it writes here. NULL: all may who
-     * have joined. */
-    bool (*permit)(void *context, const char *peer, kvf_direction direction);
+    /** Whether this peer may begin this flow; a reason goes into kvf_error_detail() by what is refused. NULL: all may
+     * who have joined. */
+    bool (*permit)(void *context, const char *peer, const kvf_flow_request *request);
     /** A peer did what it must not; what it harms is at most its own flow. `text` is valid during the call. */
     void (*on_event)(void *context, const char *peer, kvf_status status, const char *text);
     void *context;
@@ -93,6 +105,10 @@ KVF_API void kvf_stage_quiet(kvf_stage *stage, const char *name);
 /** Ends what this peer has opened, with KVF_E_CANCELLED there. */
 KVF_API void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer);
 
+/** Ends what peers have opened by a permission, with KVF_E_CANCELLED there: once this has returned, no flow of it
+ * touches the shard's memory any more. */
+KVF_API void kvf_stage_revoke(kvf_stage *stage, uint64_t permission);
+
 /** Takes a notification; false where it is none of a stage. From on_notify. */
 KVF_API bool kvf_stage_notice(kvf_stage *stage, const char *sender, const void *data, size_t bytes);
 
@@ -114,6 +130,8 @@ typedef struct kvf_move_options {
     size_t struct_size; /**< sizeof(kvf_move_options) */
     kvf_way way;        /**< of all its sources; KVF_WAY_AUTO chooses for each */
     uint32_t priority;  /**< 0 to 255: packed flows of a higher one go first, at both ends */
+    /** For each source, a number that its peer gave and hands to its `permit`; NULL: 0 for all. Read during the call. */
+    const uint64_t *permissions;
 } kvf_move_options;
 
 /**

@@ -55,6 +55,7 @@ from kvferry.events import (
     LogLevel,
     LogLine,
     RequestKind,
+    Way,
 )
 from kvferry.model import (
     Agreement,
@@ -182,6 +183,7 @@ __all__ = [
     "TransportInfo",
     "UncoveredError",
     "UnsupportedError",
+    "Way",
     "__version__",
     "builtin_models",
     "checksum_cells",

@@ -43,6 +43,7 @@ from kvferry.events import (
     FailurePolicy,
     LogLevel,
     LogLine,
+    Way,
     read_event,
     read_line,
     read_stats,
@@ -198,6 +199,8 @@ class Agent:
             waits by wait(), wait_event() or event(), or calls progress() when fileno() is readable
         log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
         log_level: the least important lines that are wanted
+        way: by which way requests move; DIRECT: the agent has no arena
+        arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched where something goes packed
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -229,6 +232,8 @@ class Agent:
         own_thread: bool = True,
         log: Callable[[LogLine], object] | None = None,
         log_level: LogLevel = LogLevel.INFO,
+        way: Way = Way.AUTO,
+        arena_bytes: int = 0,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -263,6 +268,8 @@ class Agent:
             log=lib.python_log if log is not None else ffi.NULL,
             log_context=session.context,
             log_level=log_level,
+            way=way,
+            arena_bytes=arena_bytes,
         )
         session.kept.append((arena, resource))
         session.pointer = take(

@@ -52,6 +52,14 @@ class FailurePolicy(enum.IntEnum):
     FAIL = lib.KVF_FAILURE_FAIL
 
 
+class Way(enum.IntEnum):
+    """By which way bytes go: see kvf_agent_options in kvferry/agent.h."""
+
+    AUTO = lib.KVF_WAY_AUTO  # directly on one host; between machines what is predicted to be faster
+    DIRECT = lib.KVF_WAY_DIRECT
+    PACKED = lib.KVF_WAY_PACKED
+
+
 class LogLevel(enum.IntEnum):
     """How important a line of an agent's log is: the numbers of Python's logging."""
 
@@ -97,6 +105,7 @@ class Event:
         recompute: FAILED, by policy: compute `invalid`, rather than fail the request
         invalid: FAILED pulls and expects: blocks without valid content, of each group
         bytes, runs: moved
+        bytes_packed: of these bytes, those that went packed; of pulls and pushes
     """
 
     kind: EventKind
@@ -112,6 +121,7 @@ class Event:
     invalid: tuple[tuple[int, ...], ...]
     bytes: int
     runs: int
+    bytes_packed: int
 
     @property
     def error(self) -> KvferryError | None:
@@ -140,6 +150,7 @@ def read_event(event: Any) -> Event:
         invalid=tuple(invalid),
         bytes=event.bytes,
         runs=event.runs,
+        bytes_packed=event.bytes_packed,
     )
 
 
@@ -213,6 +224,8 @@ class AgentStats:
     over_budget: int
     connections_now: int
     connections_closed: int
+    bytes_packed: int
+    flows_refused: int
 
 
 def read_stats(stats: Any) -> AgentStats:

@@ -47,6 +47,7 @@ class AgentPeer:
     since_ns: int
     failed_ns: int
     failure: str
+    bytes_packed: int
 
 
 def read_peer(peer: Any) -> AgentPeer:
@@ -67,4 +68,5 @@ def read_peer(peer: Any) -> AgentPeer:
         since_ns=peer.since_ns,
         failed_ns=peer.failed_ns,
         failure=string(peer.failure),
+        bytes_packed=peer.bytes_packed,
     )

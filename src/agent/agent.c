@@ -11,6 +11,7 @@
 #include "agent/ledger.h"
 #include "agent/peers.h"
 #include "agent/push.h"
+#include "agent/stage.h"
 #include "agent/ticket.h"
 #include "link/link_endpoint.h"
 
@@ -79,6 +80,8 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->heartbeat_ns > o->lease_ns / 2)
         return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed is up to half the lease, %llu",
                         (unsigned long long)o->heartbeat_ns, (unsigned long long)(o->lease_ns / 2));
+    if (o->way > KVF_WAY_PACKED)
+        return kvf_fail(KVF_E_INVALID, "way is %d; allowed 0 (auto), 1 (direct) and 2 (packed)", (int)o->way);
     o->log_level = o->log_level ? o->log_level : KVF_LOG_INFO;
     if (o->policy != KVF_FAILURE_RECOMPUTE && o->policy != KVF_FAILURE_FAIL)
         return kvf_fail(KVF_E_INVALID, "policy is %d; allowed 0 (recompute) and 1 (fail)", (int)o->policy);
@@ -195,10 +198,13 @@ static kvf_status open_transport(kvf_agent *agent, const kvf_surroundings *aroun
     memcpy(settings, own.settings, own.count * sizeof *settings);
     if (o->setting_count > 0)
         memcpy(settings + own.count, o->settings, o->setting_count * sizeof *settings);
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    kvf_endpoint_name(name, agent->name, agent->rank, agent->incarnation);
     kvf_transport_options options = {.struct_size = sizeof options,
-                                     .name = agent->name,
+                                     .name = name,
                                      .settings = settings,
                                      .setting_count = own.count + o->setting_count,
+                                     .on_notify = kvf_agent_notified,
                                      .on_peer_lost = on_peer_lost,
                                      .context = agent};
     kvf_status status = kvf_transport_open_over(around->fabric, o->transport, &options, &agent->transport);
@@ -308,8 +314,7 @@ void kvf_agent_close(kvf_agent *agent) {
     /* First everything that moves; then who wanted it; then the ways it took. */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        kvf_peer_close(session->peer);
-        session->peer = NULL;
+        kvf_session_disconnect(session);
     }
     while (agent->flows)
         kvf_flow_free(agent->flows);
@@ -321,6 +326,7 @@ void kvf_agent_close(kvf_agent *agent) {
     while (agent->all_sessions)
         kvf_session_free(agent->all_sessions);
     kvf_peers_forget(agent);
+    kvf_stage_close(agent->stage);
     kvf_transport_close(agent->transport);
     kvf_link_close(agent->link);
     kvf_events_free(agent);

@@ -7,6 +7,7 @@
  *   hashing.h  checksums of our own cells                    hashing.c
  *   peers.h    what users see of peers, and the log of them   peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
+ *   stage.h    the stage, and by which connection it speaks      stage.c
  *   claim.h    who may speak for which rank                      claim.c
  *   greet.h    being greeted                                     greet.c
  *   budget.h   what peers may make us keep                       budget.c
@@ -19,6 +20,8 @@
  *   pull.h     reading them                  (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
  *   pace.h     which of what moves goes first, and how fast      pace.c
+ *   carry.h    by which way bytes go                             carry.c
+ *   permit.h   what flows of peers may touch                     permit.c
  *
  * Messages may be lost, repeated, late and out of order. So the caller repeats a *call* until it gets an
  * answer; the called side does a thing once however often it is asked; and whatever came from a session, a
@@ -100,6 +103,10 @@ typedef struct kvf_hooks {
     /** A remote engine is ready, or is not to be met: for the tickets that wait for it. */
     void (*met)(kvf_remote *remote);
     void (*unmet)(kvf_remote *remote, kvf_status status, const char *detail);
+    /** A peer has our card, or does not take it: for what waits for that. */
+    void (*joined)(kvf_session *session);
+    /** Whether the endpoint of this name may open a flow. */
+    kvf_status (*permit)(kvf_agent *agent, const char *peer, const kvf_flow_request *request);
     /** A flow will not write any more, and its consumer knows: frees it. */
     void (*served)(kvf_flow *flow);
 } kvf_hooks;
@@ -156,6 +163,7 @@ struct kvf_agent {
     kvf_clock clock;
     kvf_link *link;
     kvf_transport *transport;
+    kvf_stage *stage; /* NULL: everything goes directly */
     kvf_memory *regions;
     uint32_t region_count;
     const void *card; /* NULL: not registered yet */

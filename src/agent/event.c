@@ -103,6 +103,7 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
                     .blocks_free = blocks_free,
                     .bytes = ticket->bytes,
                     .runs = ticket->runs,
+                    .bytes_packed = ticket->packed,
                     .recompute = kind == KVF_EVENT_FAILED && agent->options.policy == KVF_FAILURE_RECOMPUTE};
     char *at = node->storage = kvf_alloc(bytes, 1);
     if (at) {

@@ -7,6 +7,7 @@
  */
 #include <stdio.h>
 
+#include "agent/carry.h"
 #include "agent/expect.h"
 #include "agent/histogram.h"
 #include "agent/push.h"
@@ -40,6 +41,11 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
 
 static void expect_check(kvf_asker *expect);
 
+/* Nobody but us writes the blocks then, out of what writers have brought. */
+static bool is_packed(const kvf_asker *expect) {
+    return kvf_way_of(&expect->base) == KVF_WAY_PACKED;
+}
+
 static kvf_call_body body_of(const kvf_source *source, uint64_t until) {
     const kvf_asker *expect = source->ticket;
     return (kvf_call_body){.request = {expect->base.id, expect->base.id_bytes},
@@ -58,6 +64,7 @@ static kvf_status say_tables(kvf_source *source, uint64_t until) {
     kvf_status status = kvf_terms_say(expect->remote, expect->base.groups, &own, &groups);
     if (status)
         return status;
+    body.packed = is_packed(expect);
     body.groups = part;
     body.group_count = kvf_terms_group_count(expect->remote);
     body.first_id = source->told_ids;
@@ -70,6 +77,21 @@ static kvf_status say_tables(kvf_source *source, uint64_t until) {
     return status;
 }
 
+static kvf_status check_way(const kvf_asker *expect) {
+    if (!is_packed(expect))
+        return KVF_OK;
+    if (!expect->base.agent->stage)
+        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage");
+    if (expect->remote->match)
+        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
+    return KVF_OK;
+}
+
+/* Whatever its writers still have under way, it does not reach the blocks. */
+static void end_flows(const kvf_asker *expect) {
+    kvf_stage_revoke(expect->base.agent->stage, kvf_expect_generation(expect));
+}
+
 static kvf_status ask(kvf_source *source) {
     kvf_asker *expect = source->ticket;
     kvf_session *session = source->session;
@@ -80,7 +102,9 @@ static kvf_status ask(kvf_source *source) {
         source->settled = source->written = true;
         return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
     }
-    kvf_status status = kvf_session_join(session);
+    kvf_status status = check_way(expect);
+    if (!status)
+        status = kvf_session_join(session, kvf_way_uses_stage(session, kvf_way_of(&expect->base)));
     if (!status)
         status = say_tables(source, until);
     if (!status) {
@@ -143,6 +167,7 @@ static void expect_verified(kvf_ticket *ticket) {
     kvf_agent *agent = expect->base.agent;
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
+    end_flows(expect);
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->base.created);
     kvf_ticket_done(&expect->base);
@@ -163,6 +188,13 @@ static void expect_check(kvf_asker *expect) {
 /* ---- written --------------------------------------------------------------------------------- */
 
 static const kvf_ticket_ops expect_ops;
+
+const kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
+    const uint64_t number = generation & ~KVF_EXPECTATION;
+    kvf_ticket *expect = generation == number ? NULL : kvf_ticket_find(agent, number, &expect_ops);
+    bool live = expect && (expect->state == KVF_TICKET_ASKING || expect->state == KVF_TICKET_MOVING);
+    return live ? kvf_asker_of(expect) : NULL;
+}
 
 static kvf_source *source_of(kvf_session *session, uint64_t generation) {
     uint64_t number = generation & ~KVF_EXPECTATION;
@@ -282,6 +314,9 @@ static bool has_ended(kvf_source *source) {
 
 static bool all_settled(kvf_asker *expect, uint64_t now) {
     bool all = true;
+    end_flows(expect);
+    if (is_packed(expect)) /* only slots are in doubt, and they are the stage's */
+        return true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
         if (!source->until)
@@ -337,6 +372,7 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
 }
 
 static void expect_free(kvf_ticket *ticket) {
+    end_flows(kvf_asker_of(ticket));
     kvf_verify_stop(kvf_asker_of(ticket));
 }
 

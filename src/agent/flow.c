@@ -15,7 +15,6 @@
 #include "agent/push.h"
 #include "model/model.h"
 #include "shard/shard.h"
-#include "transport/transfer.h"
 
 /* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
 struct kvf_push_plan {
@@ -136,11 +135,25 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
  * before. What still moves to it hangs in a connection of which nobody knows how long that will hang.
  */
 static void begin_anew(kvf_session *session) {
+    kvf_flow *flow;
     if (session->peer && !session->joins_again) {
-        kvf_peer_close(session->peer);
-        session->peer = NULL;
+        DL_FOREACH2(session->flows, flow, session_next) {
+            if (kvf_carry_is_there(&flow->carry))
+                kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank anew");
+        }
+        kvf_session_disconnect(session);
     }
     session->joins_again = false;
+}
+
+/* Its stage is to know us, and ours it, before either opens a flow; without, everything goes directly. */
+static void answer_join(kvf_session *session, const kvf_call_body *call) {
+    kvf_peer *peer;
+    session->takes_flows = call->stage;
+    if (call->stage && session->agent->stage)
+        (void)kvf_session_peer(session, &peer);
+    kvf_answer answer = {.stage = call->stage && kvf_session_takes_flows(session)};
+    kvf_answer_send(session, call, &answer);
 }
 
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
@@ -149,9 +162,10 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
     if (same) { /* where it is not fresh, for it did not get the answer */
-        if (fresh)
+        bool adds_stage = call->stage && !session->takes_flows;
+        if (fresh && !adds_stage)
             begin_anew(session);
-        kvf_answer_status(session, call, KVF_OK, "");
+        answer_join(session, call);
         return;
     }
     if (call->generation == 0)
@@ -162,7 +176,10 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
         kvf_claim_tell(session->agent, session->engine, session->rank, kvf_error_detail());
     if (!status)
         status = join(session, call);
-    kvf_answer_status(session, call, status, status ? kvf_error_detail() : "");
+    if (status)
+        kvf_answer_status(session, call, status, kvf_error_detail());
+    else
+        answer_join(session, call);
     kvf_flow *flow = session->flows;
     while (!status && flow) {
         kvf_flow *next = flow->session_next;
@@ -171,27 +188,53 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     }
 }
 
+static bool is_to_be_written(const kvf_session *session) {
+    const kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        if (source->ticket->base.kind == KVF_REQUEST_EXPECT)
+            return true;
+    }
+    return false;
+}
+
 static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_session *session = call->session;
-    (void)answer;
     session->joining = false;
     session->joined = !status;
-    if (status == KVF_OK || status == KVF_E_PEER_LOST)
+    session->join_failed = status;
+    session->takes_flows = !status && answer->stage;
+    if (status == KVF_E_PEER_LOST)
         return;
+    session->agent->due = 0;                     /* for one that waits behind it */
+    if (!status || !is_to_be_written(session)) { /* what is read needs no card of ours: it goes directly */
+        session->agent->hooks->joined(session);
+        return;
+    }
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "it does not let us join: %s", kvf_error_detail());
     kvf_session_lose(session, status, detail);
 }
 
-kvf_status kvf_session_join(kvf_session *session) {
+kvf_status kvf_session_join(kvf_session *session, bool staged) {
     kvf_agent *agent = session->agent;
-    if (session->joined || session->joining)
+    kvf_peer *peer;
+    bool known = session->joined || session->joining;
+    if (known && !session->join_wanted && (session->join_staged || !staged))
         return KVF_OK;
+    session->join_staged = session->join_staged || staged;
+    session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
+    if (session->join_wanted) { /* in a tick, when the one before is answered */
+        agent->due = 0;
+        return KVF_OK;
+    }
+    if (session->join_staged) /* it may open flows as soon as it has heard this */
+        (void)kvf_session_peer(session, &peer);
     kvf_wire_buffer own =
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size},
                           .card = {agent->card, agent->card_bytes},
-                          .generation = agent->regions_generation};
+                          .generation = agent->regions_generation,
+                          .stage = session->join_staged && kvf_session_takes_flows(session)};
     kvf_status status =
         kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
                        on_joined, NULL, NULL);
@@ -282,6 +325,7 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
                        .expected_ranks = call->rank_count,
                        .until = kvf_min_u64(call->time_ns, latest),
                        .latest = latest,
+                       .packed = call->packed,
                        .kept_bytes = bytes};
     status = call->group_count ? add_part(flow, call) : KVF_OK;
     if (!status) {
@@ -316,7 +360,7 @@ void kvf_flow_free(kvf_flow *flow) {
     session->flow_count--;
     kvf_budget_give(session, flow->kept_bytes);
     session->last_used = kvf_agent_now(session->agent);
-    if (flow->transfer)
+    if (kvf_carry_is_there(&flow->carry))
         end_part(flow);
     free_memory(flow);
 }
@@ -386,11 +430,9 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
     kvf_session *session = flow->session;
     uint32_t groups = flow->push->base.group_count;
     struct kvf_push_plan *plan = NULL;
-    kvf_peer *peer;
     kvf_status status = plan_for(session, part->layers, &plan);
     if (status || plan->source == UINT32_MAX)
         return status;
-    status = kvf_session_peer(session, &peer);
     kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);
     if (!status && !wanted)
         status = kvf_nomem("a request");
@@ -402,9 +444,10 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
         status = kvf_request_set(flow->request, wanted, groups);
     kvf_free(wanted);
     if (!status)
-        status = kvf_transfer_push_held(flow->request, plan->source, peer, kvf_pace_start(&flow->push->base),
-                                        &flow->transfer);
-    if (flow->transfer)
+        status = kvf_carry_push(&flow->carry, &flow->push->base,
+                                flow->packed ? KVF_WAY_PACKED : kvf_way_of(&flow->push->base), flow->request,
+                                plan->source, session, flow->generation);
+    if (kvf_carry_is_there(&flow->carry))
         DL_APPEND2(session->agent->moving_flows, flow, moving_prev, moving_next);
     if (status) {
         kvf_request_free(flow->request);
@@ -415,16 +458,17 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
 
 static void end_part(kvf_flow *flow) {
     kvf_agent *agent = flow->session->agent;
-    uint64_t bytes = 0, runs = 0;
-    kvf_transfer_counts(flow->transfer, &bytes, &runs);
-    flow->bytes += bytes;
-    flow->runs += runs;
-    agent->stats.bytes_written += bytes;
+    const kvf_carried carried = kvf_carry_counts(&flow->carry);
+    flow->bytes += carried.bytes;
+    flow->bytes_packed += carried.packed;
+    flow->runs += carried.runs;
+    flow->session->bytes_packed += carried.packed;
+    agent->stats.bytes_written += carried.bytes;
+    agent->stats.bytes_packed += carried.packed;
+    agent->stats.runs += carried.runs;
     kvf_peer_served(flow->session);
-    agent->stats.runs += runs;
-    kvf_transfer_free(flow->transfer);
+    kvf_carry_free(&flow->carry);
     kvf_request_free(flow->request);
-    flow->transfer = NULL;
     flow->request = NULL;
     /* The analyser does not know that a list's first element always has a last one before it. */
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
@@ -467,11 +511,14 @@ static void tell(kvf_flow *flow) {
 
 void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
-    if (!flow->push || flow->over || flow->transfer || flow->status || flow->withdrawn || !session->shard)
+    if (flow->packed && session->agent->stage && !session->takes_flows)
+        return; /* it has not said yet that it does: another JOIN is on its way */
+    if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || flow->withdrawn ||
+        !session->shard)
         return;
     uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));
     flow_part part;
-    while (!flow->transfer && next_part(flow, all, &part)) {
+    while (!kvf_carry_is_there(&flow->carry) && next_part(flow, all, &part)) {
         kvf_status status = start_part(flow, &part);
         if (status) {
             kvf_flow_stop(flow, status, kvf_error_detail());
@@ -479,7 +526,7 @@ void kvf_flow_pump(kvf_flow *flow) {
         }
     }
     session->agent->again = true;
-    if (!flow->transfer && flow->tokens >= flow->push->total_tokens)
+    if (!kvf_carry_is_there(&flow->carry) && flow->tokens >= flow->push->total_tokens)
         tell(flow);
 }
 
@@ -488,10 +535,10 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
         return;
     flow->status = status;
     flow->detail = kvf_strdup(detail);
-    kvf_transfer_cancel(flow->transfer);
-    if (flow->transfer && kvf_transfer_status(flow->transfer) != KVF_IN_PROGRESS)
+    kvf_carry_cancel(&flow->carry);
+    if (kvf_carry_is_there(&flow->carry) && kvf_carry_status(&flow->carry) != KVF_IN_PROGRESS)
         end_part(flow);
-    if (!flow->transfer)
+    if (!kvf_carry_is_there(&flow->carry))
         tell(flow);
 }
 
@@ -503,14 +550,14 @@ static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
     kvf_flow_stop(flow, status, detail);
 }
 
-void kvf_flow_poll_transfer(kvf_flow *flow) {
-    if (!flow->transfer)
+void kvf_flow_poll(kvf_flow *flow) {
+    if (!kvf_carry_is_there(&flow->carry))
         return;
-    kvf_status status = kvf_transfer_status(flow->transfer);
+    kvf_status status = kvf_carry_status(&flow->carry);
     if (status == KVF_IN_PROGRESS)
         return;
     char why[512];
-    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(flow->transfer));
+    (void)snprintf(why, sizeof why, "%s", status ? kvf_error_detail() : "");
     end_part(flow);
     if (flow->status || flow->withdrawn)
         tell(flow);
@@ -532,7 +579,7 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
         kvf_agent_due(flow->session->agent, end_of(flow));
-    kvf_flow_poll_transfer(flow);
+    kvf_flow_poll(flow);
     if (flow->over && (flow->heard || flow->withdrawn))
         flow->session->agent->hooks->served(flow);
 }

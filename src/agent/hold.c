@@ -39,6 +39,7 @@ static kvf_reader *reader_of(const kvf_hold *hold, const kvf_session *session) {
 
 void kvf_reader_drop(kvf_reader *reader) {
     kvf_agent *agent = reader->session->agent;
+    kvf_stage_revoke(agent->stage, reader->generation);
     DL_DELETE(reader->hold->readers, reader);
     DL_DELETE2(reader->session->readers, reader, session_prev, session_next);
     reader->session->reader_count--;

@@ -19,6 +19,9 @@
 #include "agent/pace.h"
 #include "agent/pull.h"
 #include "agent/push.h"
+#include "stage/ways.h"
+
+#define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest between two looks of a stage that has flows */
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -100,14 +103,14 @@ static void stop_late_flows(kvf_agent *agent, uint64_t now) {
     }
 }
 
-static void look_at_transfers(kvf_agent *agent) {
+static void look_at_carries(kvf_agent *agent) {
     kvf_pull *pull, *next_pull;
     DL_FOREACH_SAFE2(agent->moving_pulls, pull, next_pull, moving_next) {
-        kvf_pull_poll_transfer(pull);
+        kvf_pull_poll(pull);
     }
     kvf_flow *flow, *next_flow;
     DL_FOREACH_SAFE2(agent->moving_flows, flow, next_flow, moving_next) {
-        kvf_flow_poll_transfer(flow);
+        kvf_flow_poll(flow);
     }
 }
 
@@ -117,11 +120,16 @@ static bool move_and_hash(kvf_agent *agent) {
     bool busy = false;
     (void)pthread_mutex_unlock(&agent->lock);
     (void)kvf_transport_progress(agent->transport, &busy);
+    bool more = false;
+    if (agent->stage)
+        (void)kvf_stage_progress(agent->stage, &more);
     kvf_status status = hashing ? kvf_hashing_slice(hashing) : KVF_OK;
     kvf_turn_take(agent);
     if (hashing)
         kvf_hashing_sliced(hashing, status);
-    return busy || kvf_hashing_waits(agent);
+    if (agent->stage && !kvf_stage_is_idle(agent->stage)) /* it notices what takes too long */
+        kvf_agent_due(agent, kvf_agent_now(agent) + STAGE_PAUSE);
+    return busy || more || kvf_hashing_waits(agent);
 }
 
 /* One round; true when another would find something to do. */
@@ -133,7 +141,7 @@ static bool work(kvf_agent *agent) {
     kvf_link_progress(agent->link, &more);
     if (agent->transport)
         busy = move_and_hash(agent);
-    look_at_transfers(agent);
+    look_at_carries(agent);
     kvf_afters_look(agent);
     uint64_t now = kvf_agent_now(agent);
     if (now >= agent->due)

@@ -9,6 +9,7 @@
 #include <sodium.h>
 #include <stdio.h>
 
+#include "agent/stage.h"
 #include "agent/ticket.h"
 #include "transport/memory.h"
 
@@ -79,7 +80,9 @@ static void log_findings(kvf_agent *agent) {
 static kvf_status open_memory(kvf_agent *agent) {
     const void *card;
     size_t bytes;
-    kvf_status status = kvf_transport_export(agent->transport, &card, &bytes);
+    kvf_status status = kvf_agent_open_stage(agent);
+    if (!status)
+        status = kvf_transport_export(agent->transport, &card, &bytes);
     if (!status && !agent->with_facts.data)
         status = introduce_self(agent);
     if (!status) {
@@ -97,7 +100,7 @@ static void close_memory(kvf_agent *agent) {
     agent->card_bytes = 0;
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        session->joined = false;
+        session->joined = session->join_failed = session->join_staged = false;
         if (!session->incoming || !session->hh.tbl)
             continue;
         /* The analyser does not know that what has a table is in its list. */
@@ -201,7 +204,7 @@ static kvf_status register_all(kvf_agent *agent, const kvf_memory *regions, uint
     kvf_status status = check_regions(kvf_shard_get(agent->shard), regions, count);
     if (!status)
         status = make_table(agent);
-    if (!status && has_none(agent))
+    if (!status && has_none(agent) && !agent->stage)
         status = add_all(agent, regions);
     for (uint32_t i = 0; i < count && !status; i++)
         status = add_or_compare(agent, i, kvf_memory_at(regions, i));

@@ -9,7 +9,6 @@
 #include "agent/pace.h"
 #include "agent/pull.h"
 #include "agent/push.h"
-#include "transport/transfer.h"
 
 #define LONGEST_WAIT (100 * KVF_MILLISECOND)
 #define TURN_BYTES (1u << 20)
@@ -65,22 +64,22 @@ typedef struct pace_round {
     bool any;    /* one has a priority or a cap */
 } pace_round;
 
-typedef void (*transfer_visitor)(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer);
+typedef void (*carry_visitor)(pace_round *round, kvf_ticket *ticket, const kvf_carry *carry);
 
-static void visit_all(pace_round *round, transfer_visitor visit) {
+static void visit_all(pace_round *round, carry_visitor visit) {
     kvf_pull *pull;
     DL_FOREACH2(round->agent->moving_pulls, pull, moving_next) {
-        visit(round, &pull->base, pull->transfer);
+        visit(round, &pull->base, &pull->carry);
     }
     kvf_flow *flow;
     DL_FOREACH2(round->agent->moving_flows, flow, moving_next) {
-        visit(round, &flow->push->base, flow->transfer);
+        visit(round, &flow->push->base, &flow->carry);
     }
 }
 
-static void compare(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer) {
+static void compare(pace_round *round, kvf_ticket *ticket, const kvf_carry *carry) {
     kvf_pace *pace = &ticket->pace;
-    (void)transfer;
+    (void)carry;
     if (pace->cap)
         save(pace, round->now);
     if (!is_capped(pace) && pace->priority > round->top)
@@ -89,9 +88,9 @@ static void compare(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfe
     pace->transfers = 0;
 }
 
-static void give_budget(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer) {
+static void give_budget(pace_round *round, kvf_ticket *ticket, const kvf_carry *carry) {
     kvf_pace *pace = &ticket->pace;
-    (void)transfer;
+    (void)carry;
     if (pace->transfers++ > 0)
         return;
     pace->budget = !pace->cap ? UINT64_MAX : is_capped(pace) ? 0 : pace->saved;
@@ -105,11 +104,11 @@ static void wake_at(kvf_agent *agent, uint64_t when) {
     agent->pace_due = kvf_min_u64(agent->pace_due, when);
 }
 
-static void let_go(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer) {
+static void let_go(pace_round *round, kvf_ticket *ticket, const kvf_carry *carry) {
     kvf_pace *pace = &ticket->pace;
     bool held = pace->budget != UINT64_MAX;
-    kvf_transfer_hold(transfer, held);
-    uint64_t moved = held ? kvf_transfer_advance(transfer, pace->budget / pace->transfers) : 0;
+    kvf_carry_hold(carry, held);
+    uint64_t moved = held ? kvf_carry_advance(carry, pace->budget / pace->transfers) : 0;
     if (pace->budget > 0)
         pace->moved = round->now;
     pace->transfers--;
@@ -117,7 +116,7 @@ static void let_go(pace_round *round, kvf_ticket *ticket, kvf_transfer *transfer
         pace->budget -= moved;
     pace->saved -= kvf_min_u64(pace->saved, moved);
     /* What has used up its cap lets others go first; what could not be submitted has ended. */
-    if ((moved > 0 && is_capped(pace)) || kvf_transfer_status(transfer) != KVF_IN_PROGRESS)
+    if ((moved > 0 && (is_capped(pace) || carry->move)) || kvf_carry_status(carry) != KVF_IN_PROGRESS)
         round->agent->again = true;
     if (pace->priority < round->top)
         wake_at(round->agent, kvf_max_u64(pace->moved + LONGEST_WAIT, is_capped(pace) ? saved_at(pace) : 0));

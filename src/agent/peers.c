@@ -184,6 +184,7 @@ static void describe(const kvf_session *session, kvf_agent_peer *out) {
     memcpy(out->passed_over, info.passed_over, sizeof out->passed_over);
     out->bytes_read = info.bytes_read;
     out->bytes_written = info.bytes_written;
+    out->bytes_packed = session->bytes_packed;
     out->bytes_received = session->bytes_received;
     out->round_trip_ns = session->clock_error == UINT64_MAX ? 0 : 2 * session->clock_error;
     out->since_ns = session->since_ns;

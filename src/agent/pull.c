@@ -19,7 +19,6 @@
 #include "agent/terms.h"
 #include "agent/verify.h"
 #include "model/model.h"
-#include "transport/transfer.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -242,36 +241,63 @@ static kvf_status set_request(kvf_pull *pull) {
     return status;
 }
 
-static kvf_status start_transfer(kvf_pull *pull) {
+/* The sessions and leases of the sources of the plan. */
+static void list_sources(const kvf_pull *pull, kvf_session **sessions, uint64_t *permissions) {
+    for (uint32_t i = 0; i < pull->asker.source_count; i++) {
+        const kvf_source *source = &pull->asker.sources[i];
+        if (source->target->source == UINT32_MAX)
+            continue;
+        sessions[source->target->source] = source->session;
+        permissions[source->target->source] = source->generation;
+    }
+}
+
+static kvf_status start_carry(kvf_pull *pull) {
     kvf_status status = set_request(pull);
     uint32_t count = kvf_plan_source_count(pull->asker.remote->plan);
-    kvf_peer **peers = kvf_alloc0(count, sizeof *peers);
-    if (!status && !peers)
+    kvf_session **sessions = kvf_alloc0(count, sizeof(*sessions));
+    uint64_t *permissions = kvf_alloc0(count, sizeof *permissions);
+    if (!status && (!sessions || !permissions))
         status = kvf_nomem("a request");
-    for (uint32_t i = 0; i < pull->asker.source_count && !status; i++) {
-        const kvf_source *source = &pull->asker.sources[i];
-        if (source->target->source != UINT32_MAX)
-            status = kvf_session_peer(source->session, &peers[source->target->source]);
-    }
     pull->asker.posted = kvf_agent_now(pull->base.agent);
-    if (!status)
-        status = kvf_transfer_start_held(pull->request, KVF_READ, peers, kvf_pace_start(&pull->base),
-                                         &pull->transfer);
-    if (pull->transfer)
+    if (!status) {
+        list_sources(pull, sessions, permissions);
+        status = kvf_carry_pull(&pull->carry, &pull->base, pull->request, sessions, permissions,
+                                !pull->asker.remote->match);
+    }
+    if (kvf_carry_is_there(&pull->carry))
         DL_APPEND2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
-    kvf_free(peers);
+    kvf_free(permissions);
+    kvf_free((void *)sessions);
     return status;
+}
+
+/* Whoever is to lend us slots must know by whom it is asked: whether some do not yet. They are told. */
+static bool waits_to_join(kvf_pull *pull) {
+    kvf_way way = kvf_way_of(&pull->base);
+    bool waits = false;
+    for (uint32_t i = 0; i < pull->asker.source_count && !pull->asker.remote->match; i++) {
+        const kvf_source *source = &pull->asker.sources[i];
+        kvf_session *session = source->session;
+        if (source->target->source == UINT32_MAX || session->join_failed || !kvf_way_uses_stage(session, way))
+            continue;
+        session->join_failed = kvf_session_join(session, true) != KVF_OK;
+        waits = waits || session->joining || session->join_wanted;
+    }
+    return waits;
 }
 
 static void pull_move(kvf_pull *pull) {
     kvf_agent *agent = pull->base.agent;
+    if (!pull->base.empty && waits_to_join(pull))
+        return; /* goes on with kvf_pull_joined() */
     pull->base.state = KVF_TICKET_MOVING;
     if (pull->base.empty) {
         release_all(pull, KVF_OK);
         kvf_ticket_done(&pull->base);
         return;
     }
-    kvf_status status = start_transfer(pull);
+    kvf_status status = start_carry(pull);
     if (status) {
         kvf_ticket_fail(&pull->base, status, kvf_error_detail(), NULL);
         return;
@@ -279,6 +305,12 @@ static void pull_move(kvf_pull *pull) {
     kvf_histogram_add(&agent->stats.queue, pull->asker.posted - pull->base.created);
     kvf_histogram_add(&agent->stats.post, kvf_agent_now(agent) - pull->asker.posted);
     agent->again = true;
+}
+
+void kvf_pull_joined(kvf_source *source) {
+    kvf_pull *pull = pull_of(&source->ticket->base);
+    if (pull->base.kind == KVF_REQUEST_PULL && pull->base.state == KVF_TICKET_RESERVED && pull->base.groups)
+        pull_move(pull);
 }
 
 /* Was every lease good until now? */
@@ -291,15 +323,23 @@ static kvf_source *expired(const kvf_pull *pull, uint64_t now) {
     return NULL;
 }
 
-static void end_transfer(kvf_pull *pull) {
-    DL_DELETE2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
-    kvf_transfer_counts(pull->transfer, &pull->base.bytes, &pull->base.runs);
-    kvf_transfer_free(pull->transfer);
-    pull->transfer = NULL;
-    pull->base.agent->stats.bytes_read += pull->base.bytes;
-    pull->base.agent->stats.runs += pull->base.runs;
-    for (uint32_t i = 0; i < pull->asker.source_count; i++)
-        kvf_peer_served(pull->asker.sources[i].session);
+static void end_carry(kvf_pull *pull) {
+    kvf_agent *agent = pull->base.agent;
+    DL_DELETE2(agent->moving_pulls, pull, moving_prev, moving_next);
+    const kvf_carried carried = kvf_carry_counts(&pull->carry);
+    for (uint32_t i = 0; i < pull->asker.source_count; i++) {
+        kvf_source *source = &pull->asker.sources[i];
+        if (source->session && source->target->source != UINT32_MAX)
+            source->session->bytes_packed += kvf_carry_packed(&pull->carry, source->target->source);
+        kvf_peer_served(source->session);
+    }
+    kvf_carry_free(&pull->carry);
+    pull->base.bytes = carried.bytes;
+    pull->base.packed = carried.packed;
+    pull->base.runs = carried.runs;
+    agent->stats.bytes_read += carried.bytes;
+    agent->stats.bytes_packed += carried.packed;
+    agent->stats.runs += carried.runs;
 }
 
 static void arrived(kvf_pull *pull) {
@@ -322,13 +362,13 @@ static void pull_verified(kvf_ticket *ticket) {
     arrived(pull);
 }
 
-void kvf_pull_poll_transfer(kvf_pull *pull) {
-    kvf_status status = kvf_transfer_status(pull->transfer);
+void kvf_pull_poll(kvf_pull *pull) {
+    kvf_status status = kvf_carry_status(&pull->carry);
     if (status == KVF_IN_PROGRESS)
         return;
     char why[512], detail[1024];
-    (void)snprintf(why, sizeof why, "%s", kvf_transfer_detail(pull->transfer));
-    end_transfer(pull);
+    (void)snprintf(why, sizeof why, "%s", status ? kvf_error_detail() : "");
+    end_carry(pull);
     (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes: %s",
                    pull->asker.remote ? pull->asker.remote->name : "a producer", kvf_status_name(status),
                    (unsigned long long)pull->base.bytes, why);
@@ -349,8 +389,10 @@ static void pull_tick(kvf_ticket *ticket, uint64_t now) {
     if (now >= latest(pull)) {
         char detail[512];
         const char *unmet = kvf_ticket_unmet(&pull->asker);
-        const char *why = unmet                                     ? unmet
-                          : pull->base.state == KVF_TICKET_ASKING   ? "no lease on the request was granted"
+        const char *why = unmet                                   ? unmet
+                          : pull->base.state == KVF_TICKET_ASKING ? "no lease on the request was granted"
+                          : pull->base.state == KVF_TICKET_RESERVED && pull->base.groups
+                              ? "not every rank has answered whether its stage takes us"
                           : pull->base.state == KVF_TICKET_RESERVED ? "no destination was named"
                                                                     : "the bytes were not there";
         (void)snprintf(detail, sizeof detail, "%s: %s",
@@ -375,10 +417,10 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     kvf_ticket_record_failure(&pull->base, status, detail, session);
     release_all(pull, status);
     kvf_ticket_detach(&pull->asker);
-    kvf_transfer_cancel(pull->transfer);
-    if (pull->transfer && kvf_transfer_status(pull->transfer) != KVF_IN_PROGRESS)
-        end_transfer(pull);
-    kvf_ticket_tell(&pull->base, pull->transfer == NULL);
+    kvf_carry_cancel(&pull->carry);
+    if (kvf_carry_is_there(&pull->carry) && kvf_carry_status(&pull->carry) != KVF_IN_PROGRESS)
+        end_carry(pull);
+    kvf_ticket_tell(&pull->base, !kvf_carry_is_there(&pull->carry));
 }
 
 static kvf_status pull_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
@@ -394,8 +436,9 @@ static void pull_free(kvf_ticket *ticket) {
     kvf_pull *pull = pull_of(ticket);
     kvf_remote *remote = pull->asker.remote;
     kvf_verify_stop(&pull->asker);
-    kvf_transfer_free(pull->transfer);
-    if (remote && pull->request && !remote->spare && !pull->transfer) {
+    bool moves = kvf_carry_is_there(&pull->carry); /* then the request is used until that has ended */
+    kvf_carry_free(&pull->carry);
+    if (remote && pull->request && !remote->spare && !moves) {
         remote->spare = pull->request;
         pull->request = NULL;
     }

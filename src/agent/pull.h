@@ -4,7 +4,7 @@
 #ifndef KVF_AGENT_PULL_H
 #define KVF_AGENT_PULL_H
 
-#include "agent/ticket.h"
+#include "agent/carry.h"
 
 struct kvf_pull {
     union {
@@ -14,11 +14,12 @@ struct kvf_pull {
     uint64_t patience;       /* until when the blocks must have been lent; not after the deadline */
     kvf_group_steps *theirs; /* the producer's blocks */
     kvf_request *request;
-    kvf_transfer *transfer;
+    kvf_carry carry;
     kvf_pull *moving_prev, *moving_next; /* agent->moving_pulls */
 };
 
-void kvf_pull_granted(kvf_source *source);   /**< its lease is known to last */
-void kvf_pull_poll_transfer(kvf_pull *pull); /**< has its transfer ended? */
+void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
+void kvf_pull_joined(kvf_source *source);  /**< its rank has our card, or did not take it */
+void kvf_pull_poll(kvf_pull *pull);        /**< has what carries its bytes ended? */
 
 #endif

@@ -48,6 +48,7 @@ static void served(kvf_flow *flow) {
     kvf_status status =
         kvf_tally_add(&push->tally, session->engine, session->rank, flow->expected_ranks, KVF_TALLY_HAS_IT);
     push->base.bytes += flow->bytes;
+    push->base.packed += flow->bytes_packed;
     push->base.runs += flow->runs;
     if (!status && flow->status && !flow->withdrawn)
         status = kvf_fail(flow->status, "%s", flow->detail ? flow->detail : "writing failed");

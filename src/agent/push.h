@@ -4,6 +4,7 @@
 #ifndef KVF_AGENT_PUSH_H
 #define KVF_AGENT_PUSH_H
 
+#include "agent/carry.h"
 #include "agent/parts.h"
 #include "agent/tally.h"
 #include "agent/ticket.h"
@@ -49,8 +50,9 @@ struct kvf_flow {
     uint32_t layers;         /* beyond them, up to chunk_end */
     uint64_t chunk_end;
     kvf_request *request;
-    kvf_transfer *transfer;
-    uint64_t bytes, runs;
+    kvf_carry carry;
+    uint64_t bytes, bytes_packed, runs;
+    bool packed;       /* so the consumer wants it: it is written in no other way */
     bool over;         /* nothing will be written any more */
     kvf_status status; /* why it failed */
     char *detail;
@@ -73,7 +75,7 @@ void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fre
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
 void kvf_flow_pump(kvf_flow *flow);
-void kvf_flow_poll_transfer(kvf_flow *flow); /**< has its transfer ended? */
+void kvf_flow_poll(kvf_flow *flow); /**< has what carries its part ended? */
 void kvf_flow_tick(kvf_flow *flow, uint64_t now);
 void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);
 void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as served, badly */

@@ -7,6 +7,7 @@
 #include "agent/expect.h"
 #include "agent/greet.h"
 #include "agent/hold.h"
+#include "agent/permit.h"
 #include "agent/pull.h"
 #include "agent/push.h"
 #include "agent/verify.h"
@@ -72,6 +73,13 @@ static void free_session(kvf_session *session) {
     kvf_push_plans_free(session);
 }
 
+static void joined(kvf_session *session) {
+    kvf_source *source, *next;
+    DL_FOREACH_SAFE(session->sources, source, next) {
+        kvf_pull_joined(source);
+    }
+}
+
 static void met(kvf_remote *remote) {
     kvf_agent *agent = remote->agent;
     kvf_ticket *ticket, *next;
@@ -114,5 +122,7 @@ const kvf_hooks kvf_agent_hooks = {
     .refuse = kvf_remote_fail,
     .met = met,
     .unmet = unmet,
+    .joined = joined,
+    .permit = kvf_permit_flow,
     .served = kvf_push_served,
 };

@@ -77,8 +77,7 @@ void kvf_session_free(kvf_session *session) {
         return;
     kvf_agent *agent = session->agent;
     hide(session, false);
-    kvf_peer_close(session->peer);
-    session->peer = NULL;
+    kvf_session_disconnect(session);
     while (session->calls)
         kvf_call_drop(session->calls);
     agent->hooks->free_session(session);
@@ -115,8 +114,7 @@ kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t 
     void *copy = kvf_copy(card, bytes, 1);
     if (!copy)
         return kvf_nomem("a session");
-    kvf_peer_close(session->peer);
-    session->peer = NULL;
+    kvf_session_disconnect(session);
     kvf_free(session->card);
     session->card = copy;
     session->card_bytes = bytes;
@@ -164,19 +162,6 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     DL_APPEND(agent->all_sessions, session);
     kvf_session_hello(session, kvf_agent_now(agent));
     *out = session;
-    return KVF_OK;
-}
-
-kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
-    KVF_ASSERT(kvf_work_is_ours(session->agent));
-    if (!session->peer) {
-        kvf_status status = kvf_transport_connect(session->agent->transport, session->card,
-                                                  session->card_bytes, &session->peer);
-        if (status)
-            return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
-        kvf_peer_served(session);
-    }
-    *out = session->peer;
     return KVF_OK;
 }
 
@@ -274,7 +259,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
         return kvf_nomem("a session");
     session->state = KVF_SESSION_OPEN;
     kvf_peer_met(session);
-    session->joined = false;
+    session->joined = session->join_failed = session->join_staged = false;
     session->hello_pause = 0;
     session->heartbeat_ns = agent->options.heartbeat_ns;
     if (welcome->lease_ns > 0) /* so long it keeps what we have without a sign of life */
@@ -589,9 +574,8 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
         kvf_peer_left(session, detail);
     session->state = KVF_SESSION_LOST;
     hide(session, true);
-    agent->due = 0;                /* freed in the next tick */
-    kvf_peer_close(session->peer); /* what moves by it has ended after this */
-    session->peer = NULL;
+    agent->due = 0; /* freed in the next tick */
+    kvf_session_disconnect(session);
     kvf_calls_end(session, KVF_E_PEER_LOST);
     agent->hooks->lose(session, status, detail);
     if (was_open || was_used) {
@@ -647,6 +631,9 @@ static void tick_session(kvf_session *session, uint64_t now) {
         else
             kvf_agent_due(agent, session->hello_next);
     }
+    if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
+        (void)kvf_session_join(session,
+                               session->join_staged); /* where it cannot be told, those who wait time out */
     kvf_calls_tick(session, now);
     agent->hooks->beat(session, now);
     if (is_idle(session, now)) {

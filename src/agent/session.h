@@ -98,6 +98,10 @@ struct kvf_session {
     kvf_source *sources;                   /* outgoing: what we want from it */
     bool joined, joining;                  /* outgoing: it has our card */
     bool joins_again;                      /* incoming: for it was told that we have forgotten the session */
+    bool join_wanted;                      /* outgoing: it is to be told, by whoever has the work */
+    bool join_staged;                      /* outgoing: with it that our stage takes its flows */
+    bool join_failed;                      /* outgoing: it did not take our card */
+    bool takes_flows;                      /* of ours, by its stage */
     uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
     uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
     bool beat_for_life; /* a beat was sent to hear whether it lives, since */
@@ -120,6 +124,7 @@ struct kvf_session {
     char *failure;                /* what */
     char *way_told;               /* by which it is reached, as the log knows it */
     uint64_t bytes_received;      /* outgoing: that it wrote to us */
+    uint64_t bytes_packed;        /* by us, from it or to it */
     int64_t clock_offset;         /* of the peer's clock against ours */
     uint64_t clock_error;         /* UINT64_MAX: not known */
     uint8_t *key;                 /* incoming: incarnation, rank and engine */
@@ -139,6 +144,16 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
 
 /** The transport's connection to the peer of a session that is open and whose card we have. */
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
+
+/** The connection by which our stage and the peer's speak, maybe that of another session with the same process; NULL:
+ * one of the two has no stage. */
+kvf_peer *kvf_session_mate(const kvf_session *session);
+
+/** Whether our stage takes flows that the peer opens. */
+bool kvf_session_takes_flows(const kvf_session *session);
+
+/** Ends the transport's connection, if there is one: what moves by it has ended after this. */
+void kvf_session_disconnect(kvf_session *session);
 
 /** Takes the card of the peer's memory, copied; one that is not the card we had ends the transport's connection by
  * that. */
@@ -164,7 +179,8 @@ void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
-kvf_status kvf_session_join(kvf_session *session); /**< sees to it that the peer has our card */
+/** Sees to it that the peer has our card; with `staged`, that its stage and ours know each other. */
+kvf_status kvf_session_join(kvf_session *session, bool staged);
 void kvf_session_free(kvf_session *session);
 
 /** Whether a session's messages take a route; `context` is the agent. */

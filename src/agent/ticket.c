@@ -113,6 +113,9 @@ static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
     if (request->id.size == 0 || request->id.size > KVF_WIRE_MAX_REQUEST || !request->id.data)
         return kvf_fail(KVF_E_RANGE, "id has %zu bytes; allowed is 1 to %u", request->id.size,
                         KVF_WIRE_MAX_REQUEST);
+    if (request->way > KVF_WAY_PACKED)
+        return kvf_fail(KVF_E_INVALID, "way is %d; allowed 0 (the agent's), 1 (direct) and 2 (packed)",
+                        (int)request->way);
     kvf_status status = kvf_check_reserved(request->contact.reserved, 2, "kvf_contact");
     if (status)
         return status;
@@ -128,6 +131,7 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
         wait = ticket->kind == KVF_REQUEST_HOLD ? agent->options.lease_ns : DEFAULT_DEADLINE;
     if (!kvf_add(ticket->created, wait, &ticket->deadline))
         ticket->deadline = UINT64_MAX;
+    ticket->way = request->way;
     ticket->pace = (kvf_pace){
         .priority = request->priority, .cap = request->bytes_per_second, .counted = ticket->created};
     kvf_status status = ticket->ops->begin ? ticket->ops->begin(ticket, request) : KVF_OK;

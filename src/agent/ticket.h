@@ -70,8 +70,9 @@ struct kvf_ticket {
     bool silent;                               /* its result was told: what is left is done without */
     kvf_event_node *result_event, *free_event; /* reserved, so that telling cannot fail */
     uint64_t created, deadline;
-    uint64_t bytes, runs;
+    uint64_t bytes, runs, packed;
     kvf_pace pace;
+    kvf_way way;       /* that the request says */
     kvf_status status; /* why it failed */
     char *detail;
     char *peer_engine; /* for the event */

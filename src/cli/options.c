@@ -30,6 +30,7 @@ enum option_id {
     OPTION_TOKENS,
     OPTION_REQUESTS,
     OPTION_TRANSPORT,
+    OPTION_MOVE,
     OPTION_UCX_TLS,
     OPTION_UCX_LIBRARY,
     OPTION_UCX_DEVICES,
@@ -79,6 +80,7 @@ static const option_row rows[] = {
     {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS,
      MOVING | COMMAND_SERVE},
     {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER},
+    {"move", "WAY", "auto, direct or packed (auto)", OPTION_MOVE, MOVING | COMMAND_SERVE | COMMAND_FETCH},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS,
      MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
     {"ucx-library", "FILES", "the UCX to load: the first of these libucp that works (libucp.so.0)",
@@ -204,6 +206,17 @@ static int take_transport(const char *text, const char **out) {
     return usage_error("--transport is \"%s\"; allowed are %s", text, known);
 }
 
+static int take_way(const char *text, kvf_way *out) {
+    static const char *const names[] = {"auto", "direct", "packed"};
+    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = (kvf_way)i;
+            return EXIT_DONE;
+        }
+    }
+    return usage_error("--move is \"%s\"; allowed are auto, direct, packed", text);
+}
+
 static int take_replicas(const char *text, bool *first) {
     *first = strcmp(text, "first") == 0;
     if (*first || strcmp(text, "spread") == 0)
@@ -254,6 +267,8 @@ static int take(enum option_id id, const char *text, options *out) {
         return take_number("requests", text, 1u << 20, &out->requests);
     case OPTION_TRANSPORT:
         return take_transport(text, &out->transport);
+    case OPTION_MOVE:
+        return take_way(text, &out->way);
     case OPTION_UCX_TLS:
         out->ucx_tls = text;
         return EXIT_DONE;

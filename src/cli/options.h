@@ -5,7 +5,7 @@
 #define KVFERRY_CLI_OPTIONS_H
 
 #include <kvferry/model.h>
-#include <kvferry/transport.h>
+#include <kvferry/stage.h>
 
 #include "cli.h"
 
@@ -32,6 +32,7 @@ typedef struct options {
     const char *ucx_tls;
     const char *ucx_library;
     const char *ucx_devices;
+    kvf_way way;
     bool brought_memory;
     bool no_direct_read;
     uint64_t memory_limit; /* bytes */

@@ -26,6 +26,14 @@ void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes
     cost->packed.ns_per_source = fabric.ns_per_source + NOTICES_PER_FLOW * NOTICE_RUNS * operation;
 }
 
+bool kvf_cost_has_lists(const char *kind) {
+    kvf_transport_kind found = {.struct_size = sizeof found};
+    for (uint32_t i = 0; kvf_transport_describe(i, &found) == KVF_OK; i++)
+        if (strcmp(found.name, kind) == 0)
+            return found.lists;
+    return false;
+}
+
 double kvf_cost_predict(const kvf_cost_model *cost, uint64_t runs, uint64_t bytes) {
     return cost->ns_per_source + cost->ns_per_run * (double)runs + cost->ns_per_byte * (double)bytes;
 }
@@ -83,10 +91,11 @@ kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t token
     found.bytes = runs.bytes;
     found.runs = runs.runs;
     found.direct_ns = kvf_cost_predict(&cost.direct, found.runs, found.bytes);
+    const bool gains = !kvf_cost_has_lists(kvf_cost_assumed(kind, &(kvf_cost_model){0}));
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
                        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
     found.packed_ns = alike ? kvf_cost_predict(&cost.packed, found.pieces, found.bytes) : 0;
-    if (alike && found.bytes > 0 && found.packed_ns < found.direct_ns)
+    if (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns)
         found.way = KVF_WAY_PACKED;
     kvf_fill_out(out, &found, sizeof found);
     return KVF_OK;

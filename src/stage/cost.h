@@ -17,6 +17,9 @@
 /** Fills in what is assumed of a peer that a kind of transport reaches. */
 void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes);
 
+/** Whether a kind of transport moves many runs in one operation: then there is nothing left for us to pack. */
+bool kvf_cost_has_lists(const char *kind);
+
 /** The prediction, in nanoseconds. */
 double kvf_cost_predict(const kvf_cost_model *cost, uint64_t runs, uint64_t bytes);
 

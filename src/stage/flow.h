@@ -27,6 +27,7 @@
 #include "stage/message.h"
 #include "stage/shape.h"
 #include "stage/stream.h"
+#include "stage/ways.h"
 
 #define KVF_WINDOW_MAX KVF_STAGE_SLOTS_MAX
 #define KVF_STAGE_DETAIL_BYTES 512u
@@ -64,6 +65,9 @@ struct kvf_stage_flow {
     bool mover;              /**< we are; else the lender */
     kvf_direction direction; /**< KVF_READ: a pull. The mover reads */
     uint32_t priority, window;
+    uint64_t permission; /**< by which it was opened */
+    bool held;           /**< mover: operations begin only as far as `allowed` goes */
+    uint64_t allowed;    /**< bytes */
 
     unsigned char *opening; /**< mover: to be sent; lender: as far as it has come. NULL: all of it was */
     uint32_t opening_bytes, opening_at;
@@ -79,6 +83,7 @@ struct kvf_stage_flow {
     kvf_credit credits[KVF_WINDOW_MAX];
     uint32_t region, slot_bytes, slot_count; /**< mover: of the lender's arena */
     uint32_t moving;                         /**< operations under way */
+    uint64_t operations;                     /**< that have ended well */
 
     bool ended; /**< nothing more is done for it, but for what is under way; `status` is final */
     bool end_sent, end_heard;
@@ -204,6 +209,8 @@ typedef struct kvf_flow_wish {
     const kvf_group_steps *theirs; /**< the same steps, with the peer's blocks */
     uint32_t group_count;
     uint32_t priority;
+    uint64_t permission;
+    bool held;
 } kvf_flow_wish;
 
 /**
@@ -215,14 +222,14 @@ typedef struct kvf_flow_wish {
 kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flow_wish *wish,
                            kvf_stage_flow **out);
 
+/** Lets a flow that is held begin so many bytes more. Nothing is saved up: no more than the slots need that the
+ * lender has lent. Returns how many were of use. */
+uint64_t kvf_mover_allow(kvf_stage_flow *flow, uint64_t bytes);
+
 /** Ends it where it is not over, and lets go of it. */
 void kvf_stage_flow_leave(kvf_stage_flow *flow);
 
 /* ---- stage.c ------------------------------------------------------------------------------------- */
-
-/** kvf_stage_open() with a clock of the caller's. */
-kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
-                             const kvf_stage_options *options, const kvf_clock *clock, kvf_stage **out);
 
 /** Frees a stage that was closed, with its last operation. */
 void kvf_stage_release(kvf_stage *stage);

@@ -28,14 +28,31 @@ static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) 
     return KVF_OK;
 }
 
+static kvf_status check_permission(kvf_stage_flow *flow, const kvf_opening *opening) {
+    const kvf_stage_options *options = &flow->stage->options;
+    const kvf_flow_request request = {.struct_size = sizeof request,
+                                      .direction = opening->direction,
+                                      .permission = opening->permission,
+                                      .bytes = opening->stream_bytes,
+                                      .groups = opening->groups,
+                                      .group_count = opening->group_count};
+    kvf_error_restore("");
+    if (!options->permit || options->permit(options->context, flow->peer->name, &request))
+        return KVF_OK;
+    const char *verb = opening->direction == KVF_READ ? "read" : "write";
+    const char *why = kvf_error_detail();
+    return why[0] ? kvf_fail_in(KVF_E_PERMISSION, "it may not %s here: ", verb)
+                  : kvf_fail(KVF_E_PERMISSION, "it may not %s here", verb);
+}
+
 static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     kvf_stage *stage = flow->stage;
     if (opening->model != stage->model)
         return kvf_fail(KVF_E_MISMATCH, "its model has other groups, layers or parts");
-    if (stage->options.permit &&
-        !stage->options.permit(stage->options.context, flow->peer->name, opening->direction))
-        return kvf_fail(KVF_E_PERMISSION, "it may not %s here",
-                        opening->direction == KVF_READ ? "read" : "write");
+    kvf_status status = check_permission(flow, opening);
+    if (status)
+        return status;
+    flow->permission = opening->permission;
     flow->direction = opening->direction;
     flow->priority = opening->priority;
     flow->window = opening->window < stage->options.window ? opening->window : stage->options.window;

@@ -174,7 +174,7 @@ kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_mess
 
 /* ---- the opening ----------------------------------------------------------------------------- */
 
-#define FIXED_BYTES (1 + 1 + 2 + 4 + 8 + 8 + 4 + 4)
+#define FIXED_BYTES (1 + 1 + 2 + 4 + 8 + 8 + 8 + 4 + 4)
 #define ITEM_BYTES ((size_t)52)
 #define GROUP_BYTES ((size_t)24)
 
@@ -243,6 +243,7 @@ kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **o
     put(&to, opening->slot_bytes, 4);
     put(&to, opening->stream_bytes, 8);
     put(&to, opening->model, 8);
+    put(&to, opening->permission, 8);
     put(&to, opening->item_count, 4);
     put(&to, opening->group_count, 4);
     for (uint32_t i = 0; i < opening->item_count; i++)
@@ -299,6 +300,7 @@ kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_o
     out->slot_bytes = (uint32_t)kvf_take_number(&from, 4);
     out->stream_bytes = kvf_take_number(&from, 8);
     out->model = kvf_take_number(&from, 8);
+    out->permission = kvf_take_number(&from, 8);
     out->item_count = (uint32_t)kvf_take_number(&from, 4);
     out->group_count = (uint32_t)kvf_take_number(&from, 4);
     if (from.cut_off || direction > KVF_WRITE || out->window == 0)

@@ -83,6 +83,7 @@ typedef struct kvf_opening {
     uint32_t slot_bytes;   /**< the most bytes that it takes in one */
     uint64_t stream_bytes; /**< as the mover works them out */
     uint64_t model;        /**< kvf_stage_model_sum() of its model */
+    uint64_t permission;   /**< a number that the lender gave; 0: none */
     const kvf_stream_item *items;
     uint32_t item_count;
     const kvf_group_steps *groups; /**< with the lender's blocks */

@@ -16,6 +16,7 @@ static kvf_status write_opening(kvf_stage_flow *flow, const kvf_group_steps *the
                            .slot_bytes = stage->arena.slot_bytes,
                            .stream_bytes = flow->bytes,
                            .model = stage->model,
+                           .permission = flow->permission,
                            .items = flow->shape->selection->items,
                            .item_count = flow->shape->selection->item_count,
                            .groups = theirs,
@@ -36,6 +37,8 @@ kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flo
     stage->last_flow++;
     flow->direction = wish->direction;
     flow->priority = wish->priority;
+    flow->permission = wish->permission;
+    flow->held = wish->held;
     flow->window = stage->options.window;
     flow->shape = wish->shape;
     kvf_status status = kvf_stream_create(flow->shape->map, wish->ours, wish->group_count, &flow->stream);
@@ -94,6 +97,7 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
     kvf_stage *stage = flow->stage;
     flow->moving--;
     stage->moving--;
+    flow->operations += !status;
     flow->heard_ns = kvf_now(stage->clock);
     if (status || flow->ended)
         kvf_credit_give(credit, KVF_CREDIT_NONE);
@@ -127,13 +131,47 @@ static bool submit(kvf_stage_flow *flow, kvf_credit *credit) {
     return true;
 }
 
+/* The bytes that a slot which was lent is for: those in it, or the next of ours from `next` on. */
+static uint64_t bytes_of_slot(const kvf_stage_flow *flow, const kvf_credit *credit, uint64_t next) {
+    if (flow->direction == KVF_READ)
+        return credit->note.bytes.end - credit->note.bytes.begin;
+    return kvf_stream_cut(flow->stream, next, kvf_min_u64(flow->stage->arena.slot_bytes, flow->slot_bytes));
+}
+
+uint64_t kvf_mover_allow(kvf_stage_flow *flow, uint64_t bytes) {
+    uint64_t wanted = 0, next = flow->next;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX && !flow->ended && flow->open; i++) {
+        const kvf_credit *credit = &flow->credits[i];
+        if (credit->state != KVF_CREDIT_HERE || (flow->direction == KVF_WRITE && next == flow->bytes))
+            continue;
+        uint64_t length = bytes_of_slot(flow, credit, next);
+        wanted += length;
+        next += length;
+    }
+    uint64_t given = wanted > flow->allowed ? kvf_min_u64(wanted - flow->allowed, bytes) : 0;
+    flow->allowed += given;
+    return given;
+}
+
+/* Whether a slot may move now; its bytes are used up with that. */
+static bool may_move(kvf_stage_flow *flow, uint64_t bytes) {
+    if (!flow->held)
+        return true;
+    if (flow->allowed < bytes)
+        return false;
+    flow->allowed -= bytes;
+    return true;
+}
+
 /* Pull: reads begin as soon as a slot of ours is free. */
 static bool read_slots(kvf_stage_flow *flow) {
     bool did = false;
     kvf_credit *credit;
     while (!flow->ended && (credit = kvf_stage_flow_credit(flow, KVF_CREDIT_HERE)) &&
-           (credit->own = kvf_arena_take(&flow->stage->arena)))
+           flow->stage->arena.free_count > 0 && may_move(flow, bytes_of_slot(flow, credit, 0))) {
+        credit->own = kvf_arena_take(&flow->stage->arena);
         did = submit(flow, credit) || did;
+    }
     return did;
 }
 
@@ -153,10 +191,12 @@ static bool scatter_slot(kvf_stage_flow *flow) {
 static bool write_slot(kvf_stage_flow *flow) {
     kvf_arena *arena = &flow->stage->arena;
     kvf_credit *credit = flow->next < flow->bytes ? kvf_stage_flow_credit(flow, KVF_CREDIT_HERE) : NULL;
-    if (!credit || !(credit->own = kvf_arena_take(arena)))
+    if (!credit || arena->free_count == 0)
         return false;
-    uint64_t most = kvf_min_u64(arena->slot_bytes, flow->slot_bytes);
-    uint64_t length = kvf_stream_cut(flow->stream, flow->next, most);
+    uint64_t length = bytes_of_slot(flow, credit, flow->next);
+    if (!may_move(flow, length))
+        return false;
+    credit->own = kvf_arena_take(arena);
     credit->note.bytes = (kvf_byte_range){flow->next, flow->next + length};
     flow->next += length;
     kvf_status status = kvf_stage_flow_gather(flow, credit->note.bytes, credit->own->memory);

@@ -5,6 +5,7 @@
 
 #include "stage/cost.h"
 #include "stage/flow.h"
+#include "stage/ways.h"
 #include "transport/transport.h"
 
 #define ARENA_BYTES (64u << 20)
@@ -210,6 +211,21 @@ void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer) {
     for (kvf_stage_flow *flow = stopped ? stage->first : NULL; flow; flow = flow->following)
         if (flow->peer == stopped && !flow->mover)
             kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "it was stopped here"));
+}
+
+void kvf_stage_revoke(kvf_stage *stage, uint64_t permission) {
+    for (kvf_stage_flow *flow = stage ? stage->first : NULL; flow; flow = flow->following)
+        if (!flow->mover && flow->open && flow->permission == permission)
+            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "its permission has ended"));
+}
+
+kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
+    const kvf_stage_peer *peer = find_name(stage, name);
+    return peer ? peer->peer : NULL;
+}
+
+bool kvf_stage_is_idle(const kvf_stage *stage) {
+    return !stage->first;
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include "request/request.h"
 #include "stage/cost.h"
 #include "stage/flow.h"
+#include "stage/ways.h"
 #include "transport/transfer.h"
 
 /* What one source gives. */
@@ -25,6 +26,7 @@ struct kvf_move {
     kvf_stage *stage;
     leg *legs;
     uint32_t leg_count;
+    uint32_t turn;     /* the leg that kvf_move_advance() lets go first */
     kvf_status failed; /* the first failure */
     char detail[KVF_STAGE_DETAIL_BYTES];
     kvf_move_info info;
@@ -36,7 +38,9 @@ typedef struct order {
     uint32_t source;
     kvf_peer *peer;
     kvf_direction direction;
+    uint64_t permission;
     kvf_move_options options;
+    bool held;
 } order;
 
 /* ---- the two ways ---------------------------------------------------------------------------- */
@@ -45,8 +49,8 @@ static kvf_status go_direct(const kvf_move *move, const order *by, leg *out) {
     out->way = KVF_WAY_DIRECT;
     out->began_ns = kvf_now(move->stage->clock);
     return by->direction == KVF_READ
-               ? kvf_transfer_read_source(by->request, by->source, by->peer, &out->transfer)
-               : kvf_transfer_push(by->request, by->source, by->peer, &out->transfer);
+               ? kvf_transfer_read_source(by->request, by->source, by->peer, by->held, &out->transfer)
+               : kvf_transfer_push_held(by->request, by->source, by->peer, by->held, &out->transfer);
 }
 
 /* The shape of what the source gives, in our memory. */
@@ -72,7 +76,14 @@ static kvf_status go_packed(const kvf_move *move, const order *by, kvf_stage_sha
         steps[count + g] =
             (kvf_group_steps){pull ? groups[g].remote : groups[g].local, groups[g].begin, groups[g].end};
     }
-    kvf_flow_wish wish = {by->direction, shape, steps, steps + count, count, by->options.priority};
+    kvf_flow_wish wish = {.direction = by->direction,
+                          .shape = shape,
+                          .ours = steps,
+                          .theirs = steps + count,
+                          .group_count = count,
+                          .priority = by->options.priority,
+                          .permission = by->permission,
+                          .held = by->held};
     kvf_status status = kvf_mover_begin(move->stage, peer, &wish, &out->flow);
     kvf_free(steps);
     out->way = KVF_WAY_PACKED;
@@ -133,7 +144,8 @@ static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape 
     double packed = kvf_cost_predict(&cost->packed, out->pieces, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
-    *way = by->options.way ? by->options.way : packed < direct ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
+    bool gains = packed < direct && !kvf_cost_has_lists(kvf_peer_kind(by->peer));
+    *way = by->options.way ? by->options.way : gains ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
     return KVF_OK;
 }
 
@@ -197,6 +209,11 @@ static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
 
 kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                           const kvf_move_options *options, kvf_move **out) {
+    return kvf_stage_pull_held(stage, request, peers, options, false, out);
+}
+
+kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
+                               const kvf_move_options *options, bool held, kvf_move **out) {
     uint32_t sources = request ? kvf_plan_source_count(kvf_request_plan(request)) : 0;
     if (!stage || !request || (sources > 0 && !peers) || !out)
         return kvf_fail(KVF_E_INVALID, "pull: %s is NULL",
@@ -204,7 +221,7 @@ kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer
                         : !request ? "request"
                         : !out     ? "out"
                                    : "peers");
-    order by = {.request = request, .direction = KVF_READ};
+    order by = {.request = request, .direction = KVF_READ, .held = held};
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
     for (uint32_t i = 0; i < sources && !status; i++)
@@ -215,6 +232,7 @@ kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer
     for (uint32_t i = 0; i < sources && !status; i++) {
         by.source = i;
         by.peer = peers[i];
+        by.permission = by.options.permissions ? by.options.permissions[i] : 0;
         status = start_leg(move, &by, &move->legs[i]);
     }
     if (!status)
@@ -226,6 +244,11 @@ kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer
 
 kvf_status kvf_stage_push(kvf_stage *stage, const kvf_request *request, uint32_t source, kvf_peer *peer,
                           const kvf_move_options *options, kvf_move **out) {
+    return kvf_stage_push_held(stage, request, source, peer, options, false, out);
+}
+
+kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uint32_t source, kvf_peer *peer,
+                               const kvf_move_options *options, bool held, kvf_move **out) {
     if (!stage || !request || !peer || !out)
         return kvf_fail(KVF_E_INVALID, "push: %s is NULL",
                         !stage     ? "stage"
@@ -235,9 +258,10 @@ kvf_status kvf_stage_push(kvf_stage *stage, const kvf_request *request, uint32_t
     uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
     if (source >= sources)
         return kvf_fail(KVF_E_RANGE, "push: source is %u; the plan has %u", source, sources);
-    order by = {.request = request, .source = source, .peer = peer, .direction = KVF_WRITE};
+    order by = {.request = request, .source = source, .peer = peer, .direction = KVF_WRITE, .held = held};
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
+    by.permission = by.options.permissions ? by.options.permissions[0] : 0;
     if (!status)
         status = make(stage, 1, &move);
     if (!status)
@@ -336,6 +360,47 @@ kvf_status kvf_move_get_info(const kvf_move *move, kvf_move_info *out) {
         info.bytes += bytes_of(&move->legs[i]);
     kvf_fill_out(out, &info, sizeof info);
     return KVF_OK;
+}
+
+void kvf_move_hold(kvf_move *move, bool held) {
+    for (uint32_t i = 0; i < move->leg_count; i++) {
+        leg *at = &move->legs[i];
+        if (at->transfer)
+            kvf_transfer_hold(at->transfer, held);
+        else if (at->flow)
+            at->flow->held = held;
+    }
+}
+
+uint64_t kvf_move_advance(kvf_move *move, uint64_t bytes) {
+    uint64_t done = 0;
+    for (uint32_t i = 0; i < move->leg_count && done < bytes; i++) {
+        leg *at = &move->legs[(move->turn + i) % move->leg_count];
+        if (at->transfer)
+            done += kvf_transfer_advance(at->transfer, bytes - done);
+        else if (at->flow)
+            done += kvf_mover_allow(at->flow, bytes - done);
+    }
+    move->turn = move->leg_count ? (move->turn + 1) % move->leg_count : 0;
+    return done;
+}
+
+uint64_t kvf_move_packed(const kvf_move *move, uint32_t source) {
+    const leg *at = &move->legs[source];
+    return at->flow ? bytes_of(at) : 0;
+}
+
+uint64_t kvf_move_operations(const kvf_move *move) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < move->leg_count; i++) {
+        uint64_t runs = 0;
+        if (move->legs[i].transfer)
+            kvf_transfer_counts(move->legs[i].transfer, NULL, &runs);
+        else if (move->legs[i].flow)
+            runs = move->legs[i].flow->operations;
+        all += runs;
+    }
+    return all;
 }
 
 void kvf_move_cancel(kvf_move *move) {

@@ -323,9 +323,9 @@ kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, k
     return start_one(request, source, peer, KVF_WRITE, held, out);
 }
 
-kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer,
+kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                     kvf_transfer **out) {
-    return start_one(request, source, peer, KVF_READ, false, out);
+    return start_one(request, source, peer, KVF_READ, held, out);
 }
 
 kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,

@@ -13,7 +13,7 @@ kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, k
                                   kvf_transfer **out);
 
 /** Starts reading what one source of a plan gives; the others move in another way. */
-kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer,
+kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                     kvf_transfer **out);
 
 /** Holds a transfer: it submits nothing more by itself; what is under way goes on. Or lets it go. */

@@ -329,6 +329,17 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
     return peer->transport;
 }
 
+kvf_reach kvf_peer_reach(const kvf_peer *peer) {
+    return peer->fabric->kind.reach;
+}
+
+bool kvf_transport_is_near(const kvf_transport *transport) {
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        if (!transport->fabrics[i].disabled && transport->fabrics[i].fabric->kind.reach == KVF_REACH_HOST)
+            return true;
+    return false;
+}
+
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
 }

@@ -201,6 +201,12 @@ uint64_t kvf_transport_oldest(const kvf_transport *transport);
 const char *kvf_peer_name(const kvf_peer *peer);
 kvf_transport *kvf_peer_transport(const kvf_peer *peer);
 
+/** How far away the fabric that serves a peer may reach. */
+kvf_reach kvf_peer_reach(const kvf_peer *peer);
+
+/** Whether an endpoint has a fabric for peers on its own host that serves its memory. */
+bool kvf_transport_is_near(const kvf_transport *transport);
+
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 

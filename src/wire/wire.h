@@ -230,6 +230,8 @@ typedef struct kvf_call_body {
     bool more;
     kvf_bytes introduction; /* JOIN */
     kvf_bytes card;         /* JOIN */
+    uint32_t stage;         /* JOIN: 1: the sender takes flows that the receiver opens */
+    uint32_t packed;        /* EXPECT: 1: the blocks are written by flows only, never directly */
     const uint64_t *leases; /* BEAT: generations of leases */
     uint32_t lease_count;
     const uint64_t *expectations; /* BEAT: pairs of generation and until when, on the receiver's clock */
@@ -253,6 +255,7 @@ typedef struct kvf_answer {
     uint32_t group_count;
     uint32_t first_id;    /* ACQUIRE: of `groups`, */
     bool more;            /* and whether others follow it: another ACQUIRE asks for them */
+    uint32_t stage;       /* JOIN: 1: the sender of the answer takes flows that the caller opens */
     const uint64_t *gone; /* BEAT: leases and expectations that are no more */
     uint32_t gone_count;
     const uint64_t *sums; /* CHECKSUM: one a step */

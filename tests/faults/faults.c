@@ -47,6 +47,7 @@ typedef struct run {
     bool verbose;          /* prints every failure of a request */
     bool gentle;           /* stops nobody in the middle of a write */
     const char *transport; /* NULL: "shm", "messages" or "auto" */
+    int way;               /* -1: some rounds packed, some as it is chosen */
     chance chance;
     crew crew;
     traffic traffic;
@@ -87,6 +88,8 @@ static void on_alarm(int signal) {
 
 /* ---- a round --------------------------------------------------------------------------------- */
 
+static const char *const ways[] = {"auto", "direct", "packed"};
+
 static void choose_setting(run *r) {
     worker_setting *s = &r->crew.setting;
     chance *dice = &r->chance;
@@ -116,11 +119,12 @@ static void choose_setting(run *r) {
     s->fabric.per_mille[FAULTY_LATE_START] = s->fabric.per_mille[FAULTY_LATE_END] =
         chance_between(dice, 50, 300);
     s->fabric.per_mille[FAULTY_DEAF] = chance_between(dice, 0, 200);
+    s->way = r->way >= 0 ? (kvf_way)r->way : chance_per_mille(dice, 400) ? KVF_WAY_PACKED : KVF_WAY_AUTO;
     r->intensity = (uint32_t[]){300, 1000, 1500}[chance_between(dice, 0, 2)];
     if (SANITIZED)
         s->lease_ns = 600 * MS;
-    (void)printf("round %u: model %u, %s, %s, %s, %s, %s, messages %u in 1000 of each kind\n", r->round,
-                 s->model, s->transport, s->verify ? "verified" : "not verified",
+    (void)printf("round %u: model %u, %s %s, %s, %s, %s, %s, messages %u in 1000 of each kind\n", r->round,
+                 s->model, s->transport, ways[s->way], s->verify ? "verified" : "not verified",
                  s->encrypted ? "encrypted" : "plain", s->faulty_fabric ? "faulty fabric" : "good fabric",
                  s->own_thread ? "own threads" : "no threads", s->mail.per_mille[0]);
     (void)fflush(stdout);
@@ -422,6 +426,14 @@ static bool take_options(run *r, int argc, char **argv) {
             r->transport = argv[i + 1];
             continue;
         }
+        if (strcmp(argv[i], "--way") == 0 && i + 1 < argc) {
+            for (r->way = KVF_WAY_PACKED; r->way >= 0 && strcmp(argv[i + 1], ways[r->way]) != 0; r->way--)
+                continue;
+            if (r->way >= 0)
+                continue;
+            (void)fprintf(stderr, "faults: --way is auto, direct or packed\n");
+            return false;
+        }
         if (!take_number(argv[i], i + 1 < argc ? argv[i + 1] : NULL, &number))
             return false;
         if (strcmp(argv[i], "--requests") == 0)
@@ -438,7 +450,7 @@ static bool take_options(run *r, int argc, char **argv) {
             r->gentle = number > 0;
         else {
             (void)fprintf(stderr, "usage: faults [--requests N] [--seed S] [--round N] [--limit SECONDS] "
-                                  "[--transport KIND] [--verbose 1] [--gentle 1]\n");
+                                  "[--transport KIND] [--way WAY] [--verbose 1] [--gentle 1]\n");
             return false;
         }
     }
@@ -446,7 +458,7 @@ static bool take_options(run *r, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    static run r = {.requests = 200, .per_round = 50};
+    static run r = {.requests = 200, .per_round = 50, .way = -1};
     r.seed = crew_now();
     if (!take_options(&r, argc, argv))
         return 2;

@@ -80,6 +80,9 @@ static kvf_status open_agent(worker *w, const char *listen, const char *public_k
                                  .idle_ns = s->idle_ns,
                                  .verify = s->verify,
                                  .policy = s->policy,
+                                 .way = s->way,
+                                 .slot_bytes = 4096, /* soon full */
+                                 .arena_bytes = 64 * 4096,
                                  .own_thread = s->own_thread,
                                  .public_key = public_key,
                                  .secret_key = secret_key};

@@ -22,6 +22,7 @@ typedef struct worker_setting {
     char transport[16];
     bool verify, encrypted, faulty_fabric, own_thread;
     kvf_failure_policy policy;
+    kvf_way way;
     mail_options mail;
     faulty_options fabric;
     uint64_t lease_ns, heartbeat_ns, peer_timeout_ns, idle_ns;

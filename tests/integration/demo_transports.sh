@@ -20,6 +20,11 @@ succeeds "one request at a time moves as well" "$verified" demo "${small[@]}" --
 succeeds "more requests in flight than there are move as well" "$verified" demo "${small[@]}" --in-flight 64
 
 succeeds "requests move as messages" ' messages ' demo "${small[@]}" --transport messages
+succeeds "requests move packed between processes" 'shm, packed' demo "${small[@]}" --move packed
+succeeds "requests move packed from brought memory" 'shm, packed, brought memory' \
+    demo "${small[@]}" --move packed --brought-memory
+succeeds "on one host the choice is direct" ' shm ' demo "${small[@]}" --move auto
+succeeds "requests move direct where that is wanted" ' shm ' demo "${small[@]}" --move direct
 
 run demo "${small[@]}" --transport ucx
 if [ "$code" -eq 1 ] && grep -q 'KVF_E_UNSUPPORTED' "$errors"; then
@@ -28,8 +33,9 @@ else
     succeeds "requests move over UCX" ' ucx ' demo "${small[@]}" --transport ucx
     succeeds "requests move over UCX from brought memory" 'ucx, brought memory' \
         demo "${small[@]}" --transport ucx --brought-memory
-    succeeds "requests move over UCX and TCP" ' ucx ' \
-        demo --memory-limit 40m --tokens 12 --requests 2 --rounds 1 --transport ucx --ucx-tls tcp,self
+    far=(--memory-limit 40m --tokens 12 --requests 2 --rounds 1 --transport ucx --ucx-tls tcp,self)
+    succeeds "requests move packed over UCX and TCP, as is chosen" 'packed' demo "${far[@]}"
+    succeeds "requests move direct over UCX and TCP" ' ucx ' demo "${far[@]}" --move direct
 fi
 
 run demo "${small[@]}" --json

@@ -30,7 +30,7 @@ static void a_pull_that_cannot_read_says_why(void **state) {
     world_hold(&w.p, &held, holds);
     world_pull(&w.d, &wanted, &w.p, pulls);
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_IO);
-    check_sentence(failed, "reading from P failed with KVF_E_IO after 0 bytes: ", "reading from P: ");
+    check_sentence(failed, "reading from P failed with KVF_E_IO after 0 bytes: ", "reading from P#0@");
     world_close(&w);
     faulty_remove();
 }
@@ -47,8 +47,8 @@ static void a_push_that_cannot_write_says_why_on_both_sides(void **state) {
     world_expect(&w.d, &wanted, &w.p, expects);
     world_ready(&w.p, pushes);
     const char *begin = "writing to rank 0 of D failed with KVF_E_IO after 0 bytes: ";
-    check_sentence(world_failed(&w, w.d.agents[0], expects[0], KVF_E_IO), begin, "writing to D: ");
-    check_sentence(world_failed(&w, w.p.agents[0], pushes[0], KVF_E_IO), begin, "writing to D: ");
+    check_sentence(world_failed(&w, w.d.agents[0], expects[0], KVF_E_IO), begin, "writing to D#0@");
+    check_sentence(world_failed(&w, w.p.agents[0], pushes[0], KVF_E_IO), begin, "writing to D#0@");
     world_close(&w);
     faulty_remove();
 }

@@ -43,9 +43,9 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     (void)snprintf(end->event_text, sizeof end->event_text, "%s", text);
 }
 
-static bool permit(void *context, const char *peer, kvf_direction direction) {
+static bool permit(void *context, const char *peer, const kvf_flow_request *request) {
     (void)peer;
-    (void)direction;
+    (void)request;
     return !((const stage_end *)context)->refuses;
 }
 

@@ -317,7 +317,7 @@ static kvf_status read_ids(const char *form, kvf_bytes ids) {
     msgpack_sbuffer_init(&body);
     msgpack_packer to;
     msgpack_packer_init(&to, &body, msgpack_sbuffer_write);
-    msgpack_pack_map(&to, 10);
+    msgpack_pack_map(&to, 11);
     text(&to, "session");
     msgpack_pack_bin_with_body(&to, "0123456789abcdef", 16);
     text(&to, "number");
@@ -336,6 +336,8 @@ static kvf_status read_ids(const char *form, kvf_bytes ids) {
     msgpack_pack_int(&to, 0);
     text(&to, "more");
     msgpack_pack_false(&to);
+    text(&to, "packed");
+    msgpack_pack_int(&to, 0);
     text(&to, "groups");
     msgpack_pack_array(&to, 1);
     msgpack_pack_map(&to, 4);

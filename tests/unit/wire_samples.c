@@ -128,6 +128,7 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
     if (has[KVF_CALL_JOIN]) {
         call->introduction = bytes(out->bytes[0], seed);
         call->card = bytes(out->bytes[1], seed);
+        call->stage = below(seed, 2);
     } else if (has[KVF_CALL_BEAT]) {
         call->leases = numbers(out->numbers, &call->lease_count, seed);
         call->expectations = numbers(out->pairs, &call->expectation_count, seed);
@@ -162,6 +163,8 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
     if (has[KVF_CALL_EXPECT])
         call->more = below(seed, 2);
     if (has[KVF_CALL_EXPECT])
+        call->packed = below(seed, 2);
+    if (has[KVF_CALL_EXPECT])
         call->groups = groups(out, &call->group_count, seed);
 }
 
@@ -170,7 +173,9 @@ static void fill_answer(wire_sample *out, kvf_answer *answer, uint64_t *seed) {
     answer->number = number(seed);
     answer->status = some_status(seed);
     answer->detail = detail(out->detail, seed);
-    if (answer->kind == KVF_CALL_ACQUIRE) {
+    if (answer->kind == KVF_CALL_JOIN) {
+        answer->stage = below(seed, 2);
+    } else if (answer->kind == KVF_CALL_ACQUIRE) {
         answer->generation = number(seed);
         answer->time_ns = number(seed);
         answer->groups = groups(out, &answer->group_count, seed);
@@ -304,6 +309,8 @@ static void same_call(const kvf_call_body *a, const kvf_call_body *b) {
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
     same_bytes(a->introduction, b->introduction);
     same_bytes(a->card, b->card);
+    assert_int_equal(a->stage, b->stage);
+    assert_int_equal(a->packed, b->packed);
     same_numbers(a->leases, a->lease_count, b->leases, b->lease_count, 1);
     same_numbers(a->expectations, a->expectation_count, b->expectations, b->expectation_count, 2);
     assert_int_equal(a->clock_ns, b->clock_ns);
@@ -322,6 +329,7 @@ static void same_answer(const kvf_answer *a, const kvf_answer *b) {
     assert_int_equal(a->status, b->status);
     same_text(a->detail, b->detail);
     assert_int_equal(a->generation, b->generation);
+    assert_int_equal(a->stage, b->stage);
     assert_int_equal(a->time_ns, b->time_ns);
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
     same_numbers(a->gone, a->gone_count, b->gone, b->gone_count, 1);

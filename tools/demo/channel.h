@@ -37,7 +37,7 @@ typedef struct progress_figures {
 
 typedef struct move_figures {
     uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC, which all processes share */
-    uint64_t bytes, runs;
+    uint64_t bytes, bytes_packed, runs;
     char kind[24]; /* of the transports that served */
     char way[128]; /* of one of them; "": not known */
 } move_figures;

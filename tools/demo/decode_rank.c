@@ -91,6 +91,7 @@ static bool take_pulled(decode_rank *self, const kvf_event *event) {
     uint32_t count = self->base.job->work.request_count;
     self->finished++;
     self->figures.bytes += event->bytes;
+    self->figures.bytes_packed += event->bytes_packed;
     self->figures.runs += event->runs;
     rank_progress(&self->base, self->finished, count);
     rank_suffer_fault(&self->base);

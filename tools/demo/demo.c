@@ -134,6 +134,7 @@ static void note_moved(run *self) {
     demo_result *result = self->result;
     memcpy(result->transport, self->sum.transport, sizeof result->transport);
     result->bytes = self->sum.bytes;
+    result->bytes_packed = self->sum.bytes_packed;
     result->runs = self->sum.runs;
     result->verified_bytes = self->sum.verified_bytes;
     result->untouched_bytes = self->sum.untouched_bytes;
@@ -210,7 +211,10 @@ double demo_copy_rate(const demo_result *result, uint32_t round) {
 }
 
 void demo_describe_transport(const demo_job *job, const demo_result *result, char *out, size_t bytes) {
-    (void)snprintf(out, bytes, "%s%s%s", result->transport,
+    (void)snprintf(out, bytes, "%s%s%s%s", result->transport,
+                   result->bytes_packed == 0               ? ""
+                   : result->bytes_packed == result->bytes ? ", packed"
+                                                           : ", partly packed",
                    job->asked->brought_memory ? ", brought memory" : "",
                    job->asked->no_direct_read ? ", no direct read" : "");
 }

@@ -51,6 +51,7 @@ int run_decode_rank(rank_seat *seat);
 typedef struct demo_result {
     char transport[24];       /* the kinds that served */
     uint64_t bytes, runs;     /* of one round, over all ranks */
+    uint64_t bytes_packed;    /* of them, those that went packed */
     double *seconds;          /* [round]: from the first rank's start to the last one's end */
     double *copy_seconds;     /* [round]: the slowest rank's copying */
     const char *copy_method;  /* how */

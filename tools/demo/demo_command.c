@@ -88,6 +88,7 @@ static int print_json(const demo_job *job, const demo_result *result) {
     json_count(out, "cache_bytes", job->work.cache_bytes);
     json_count(out, "bytes", result->bytes);
     json_count(out, "runs", result->runs);
+    json_count(out, "bytes_packed", result->bytes_packed);
     json_text(out, "copy_method", result->copy_method);
     for (uint32_t round = 0; round < job->rounds; round++) {
         struct json_object *one = json_object_new_object();

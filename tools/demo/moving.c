@@ -26,6 +26,7 @@ static bool take_moved(void *context, demo_side side, uint32_t index, const mess
     if (figures->end_ns > self->end_ns)
         self->end_ns = figures->end_ns;
     sum->bytes += figures->bytes;
+    sum->bytes_packed += figures->bytes_packed;
     sum->runs += figures->runs;
     return from->bytes == sizeof *figures;
 }
@@ -48,7 +49,7 @@ static bool take_verdict(void *context, demo_side side, uint32_t index, const me
 
 int move_round(crew *all, moved *sum) {
     round_state self = {.sum = sum, .begin_ns = UINT64_MAX};
-    sum->bytes = sum->runs = 0;
+    sum->bytes = sum->bytes_packed = sum->runs = 0;
     crew_send(all, CREW_ALL, MESSAGE_MOVE, NULL, 0);
     int result = crew_await(all, CREW_DECODE, MESSAGE_MOVED, "moving", take_moved, &self);
     if (result)

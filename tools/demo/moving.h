@@ -8,9 +8,9 @@
 
 /** What rounds have moved, and by which way. Zeroed before the first. */
 typedef struct moved {
-    char transport[24];       /* the kinds that served */
-    char way[128];            /* how the last of them reached the memory; "": not known */
-    uint64_t bytes, runs;     /* of the last round, over all ranks */
+    char transport[24];                 /* the kinds that served */
+    char way[128];                      /* how the last of them reached the memory; "": not known */
+    uint64_t bytes, bytes_packed, runs; /* of the last round, over all ranks */
     double seconds;           /* of the last round: from the first rank's start to the last one's end */
     uint64_t verified_bytes;  /* cells checked, in all rounds */
     uint64_t untouched_bytes; /* other memory checked, in all rounds */

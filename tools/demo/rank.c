@@ -146,6 +146,7 @@ static kvf_status open_agent(live_rank *out) {
     how.transport = job->asked->transport;
     how.settings = settings;
     how.setting_count = options_ucx_settings(job->asked, settings);
+    how.way = job->asked->way;
     if (job->asked->no_direct_read)
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
     return kvf_agent_open(engine, out->seat->rank, &how, &out->agent);

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.agent import KeyPair
 from kvferry.errors import InvalidError
+from kvferry.events import Way
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,6 +27,7 @@ class Settings:
         host: side_channel_host or KVFERRY_SIDE_CHANNEL_HOST; other machines need an address they can reach
         port: side_channel_port or KVFERRY_SIDE_CHANNEL_PORT; 0: any free one
         transport: kind, see kvferry.transport_kinds()
+        move: by which way bytes go
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which it fails when nobody is met who has the request
@@ -39,6 +41,7 @@ class Settings:
     host: str
     port: int
     transport: str
+    move: Way
     lease: float | None
     deadline: float | None
     patience: float
@@ -89,6 +92,7 @@ def read_settings(config: VllmConfig) -> Settings:
         host=host,
         port=port,
         transport=str(extra.get("transport", "auto")),
+        move=_way(extra.get("move", "auto")),
         lease=_seconds(extra, "kv_lease_duration"),
         deadline=_seconds(extra, "kv_load_deadline"),
         patience=_seconds(extra, "kv_load_patience") or PATIENCE,
@@ -105,6 +109,13 @@ def is_push(mode: Any) -> bool:
     if mode not in ("pull", "push"):
         raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
     return mode == "push"
+
+
+def _way(said: Any) -> Way:
+    ways = {way.name.lower(): way for way in Way}
+    if said not in ways:
+        raise InvalidError(f"move is {said!r}; allowed: {', '.join(ways)}")
+    return ways[said]
 
 
 def _keys(path: Any) -> KeyPair | None:

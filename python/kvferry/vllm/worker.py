@@ -91,6 +91,7 @@ class Worker:
             keys=self._settings.keys,
             allowed_keys=self._settings.allowed_keys,
             transport=self._settings.transport,
+            way=self._settings.move,
             lease=self._settings.lease,
             verify=self._settings.verify,
             insecure=self._settings.insecure,

@@ -1,0 +1,160 @@
+#include "agent/carry.h"
+
+#include "agent/pace.h"
+#include "agent/stage.h"
+#include "stage/cost.h"
+#include "stage/ways.h"
+#include "transport/transfer.h"
+#include "transport/transport.h"
+
+/* ---- which way ------------------------------------------------------------------------------- */
+
+kvf_way kvf_way_of(const kvf_ticket *ticket) {
+    return ticket->way ? ticket->way : ticket->agent->options.way;
+}
+
+bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
+    const kvf_agent *agent = session->agent;
+    kvf_peer *peer = session->peer;
+    if (!agent->stage || way == KVF_WAY_DIRECT)
+        return false;
+    if (way == KVF_WAY_PACKED)
+        return true;
+    /* On one host runs cost nanoseconds: nothing is gained that would pay for another copy. */
+    if (session->same_host && kvf_transport_is_near(agent->transport))
+        return false;
+    if (!peer && !kvf_work_is_ours(agent))
+        return true; /* as far as it is known */
+    return kvf_session_peer(session, &peer) == KVF_OK && kvf_peer_reach(peer) == KVF_REACH_NETWORK &&
+           !kvf_cost_has_lists(kvf_peer_kind(peer));
+}
+
+static kvf_status cannot_pack(const kvf_session *session) {
+    if (!session->agent->stage)
+        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage%s",
+                        session->agent->options.way == KVF_WAY_DIRECT ? ": its way is direct"
+                                                                      : ": its memory is not the host's");
+    return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and %s rank %u takes no flows", session->engine,
+                    session->rank);
+}
+
+static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const uint64_t *permissions) {
+    int64_t priority = 128 + (int64_t)ticket->pace.priority;
+    return (kvf_move_options){.struct_size = sizeof(kvf_move_options),
+                              .way = way,
+                              .priority = (uint32_t)(priority < 0     ? 0
+                                                     : priority > 255 ? 255
+                                                                      : priority),
+                              .permissions = permissions};
+}
+
+/* A cap is kept more exactly by runs, which are cut where it ends, than by whole slots. */
+static kvf_way way_of(const kvf_ticket *ticket, kvf_way wanted) {
+    return wanted == KVF_WAY_AUTO && ticket->pace.cap ? KVF_WAY_DIRECT : wanted;
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+/* The connections by which the sources are read; `packed` those that the stage knows. */
+static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_peer **peers,
+                             kvf_peer **packed, const kvf_session **without) {
+    for (uint32_t i = 0; i < count; i++) {
+        kvf_status status = kvf_session_peer(sessions[i], &peers[i]);
+        if (status)
+            return status;
+        packed[i] = kvf_session_mate(sessions[i]);
+        if (!packed[i] && !*without)
+            *without = sessions[i];
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,
+                          kvf_session *const *sessions, const uint64_t *permissions, bool alike) {
+    const kvf_agent *agent = ticket->agent;
+    const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
+    const kvf_session *without = NULL;
+    kvf_way way = way_of(ticket, kvf_way_of(ticket));
+    kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers);
+    if (!peers)
+        return kvf_nomem("a request");
+    kvf_status status = find_peers(sessions, count, peers, peers + count, &without);
+    if (!status && way == KVF_WAY_PACKED && without)
+        status = cannot_pack(without);
+    if (!status && way == KVF_WAY_PACKED && !alike)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
+    bool staged = count > 0 && !without && alike && kvf_way_uses_stage(sessions[0], way);
+    const kvf_move_options options = options_of(ticket, way, permissions);
+    if (!status && staged)
+        status = kvf_stage_pull_held(agent->stage, request, peers + count, &options, kvf_pace_start(ticket),
+                                     &carry->move);
+    else if (!status)
+        status = kvf_transfer_start_held(request, KVF_READ, peers, kvf_pace_start(ticket), &carry->transfer);
+    kvf_free(peers);
+    return status;
+}
+
+kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, const kvf_request *request,
+                          uint32_t source, kvf_session *session, uint64_t permission) {
+    const kvf_agent *agent = ticket->agent;
+    kvf_peer *peer;
+    way = way_of(ticket, way);
+    kvf_status status = kvf_session_peer(session, &peer);
+    kvf_peer *mate = status ? NULL : kvf_session_mate(session);
+    if (!status && way == KVF_WAY_PACKED && !mate)
+        status = cannot_pack(session);
+    if (status)
+        return status;
+    const kvf_move_options options = options_of(ticket, way, &permission);
+    return mate && kvf_way_uses_stage(session, way)
+               ? kvf_stage_push_held(agent->stage, request, source, mate, &options, kvf_pace_start(ticket),
+                                     &carry->move)
+               : kvf_transfer_push_held(request, source, peer, kvf_pace_start(ticket), &carry->transfer);
+}
+
+/* ---- going on -------------------------------------------------------------------------------- */
+
+kvf_status kvf_carry_status(const kvf_carry *carry) {
+    return carry->move ? kvf_move_status(carry->move) : kvf_transfer_status(carry->transfer);
+}
+
+uint64_t kvf_carry_packed(const kvf_carry *carry, uint32_t source) {
+    return carry->move ? kvf_move_packed(carry->move, source) : 0;
+}
+
+kvf_carried kvf_carry_counts(const kvf_carry *carry) {
+    kvf_carried out = {0};
+    if (!carry->move) {
+        kvf_transfer_counts(carry->transfer, &out.bytes, &out.runs);
+        return out;
+    }
+    kvf_move_info info = {.struct_size = sizeof info};
+    (void)kvf_move_get_info(carry->move, &info);
+    out.bytes = info.bytes;
+    out.runs = kvf_move_operations(carry->move);
+    for (uint32_t i = 0; i < info.sources; i++)
+        out.packed += kvf_move_packed(carry->move, i);
+    return out;
+}
+
+void kvf_carry_cancel(const kvf_carry *carry) {
+    kvf_transfer_cancel(carry->transfer);
+    kvf_move_cancel(carry->move);
+}
+
+void kvf_carry_free(kvf_carry *carry) {
+    kvf_transfer_free(carry->transfer);
+    kvf_move_free(carry->move);
+    *carry = (kvf_carry){0};
+}
+
+void kvf_carry_hold(const kvf_carry *carry, bool held) {
+    if (carry->move)
+        kvf_move_hold(carry->move, held);
+    else
+        kvf_transfer_hold(carry->transfer, held);
+}
+
+uint64_t kvf_carry_advance(const kvf_carry *carry, uint64_t bytes) {
+    return carry->move ? kvf_move_advance(carry->move, bytes) : kvf_transfer_advance(carry->transfer, bytes);
+}

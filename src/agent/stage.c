@@ -1,0 +1,155 @@
+#include "agent/stage.h"
+
+#include <stdio.h>
+
+#include "agent/claim.h"
+#include "agent/peers.h"
+#include "stage/ways.h"
+#include "transport/transport.h"
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+void kvf_endpoint_name(char out[KVF_ENDPOINT_NAME_BYTES], const char *engine, uint32_t rank,
+                       uint64_t incarnation) {
+    (void)snprintf(out, KVF_ENDPOINT_NAME_BYTES, "%.200s#%u@%016llx", engine, rank,
+                   (unsigned long long)incarnation);
+}
+
+static void name_of(const kvf_session *session, char out[KVF_ENDPOINT_NAME_BYTES]) {
+    kvf_endpoint_name(out, session->engine, session->rank, session->incarnation);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static const kvf_session *session_named(const kvf_agent *agent, const char *name) {
+    const kvf_session *session;
+    DL_FOREACH(agent->all_sessions, session) {
+        char own[KVF_ENDPOINT_NAME_BYTES];
+        name_of(session, own);
+        if (session->state != KVF_SESSION_LOST && strcmp(own, name) == 0)
+            return session;
+    }
+    return NULL;
+}
+
+static bool permit(void *context, const char *peer, const kvf_flow_request *request) {
+    kvf_agent *agent = context;
+    kvf_turn_take(agent);
+    kvf_status status = agent->hooks->permit(agent, peer, request);
+    (void)pthread_mutex_unlock(&agent->lock);
+    return status == KVF_OK;
+}
+
+/* What is on its way when a permission ends, or a session, is nobody's fault. */
+static bool may_cross(kvf_status status) {
+    return status == KVF_E_PERMISSION || status == KVF_E_NOT_FOUND || status == KVF_E_TIMEOUT;
+}
+
+static void on_event(void *context, const char *peer, kvf_status status, const char *text) {
+    kvf_agent *agent = context;
+    char line[KVF_DETAIL_BYTES];
+    (void)snprintf(line, sizeof line, "%s: %s", peer, text);
+    kvf_turn_take(agent);
+    agent->stats.flows_refused++;
+    const kvf_session *session = session_named(agent, peer);
+    if (session && !may_cross(status))
+        kvf_claim_tell(agent, session->engine, session->rank, text);
+    else
+        kvf_agent_log(agent, KVF_LOG_INFO, line);
+    (void)pthread_mutex_unlock(&agent->lock);
+}
+
+/* The host gathers and scatters: it must reach the memory. */
+static bool is_of_host(const kvf_agent *agent) {
+    for (uint32_t i = 0; i < agent->region_count; i++)
+        if (agent->regions[i].kind != KVF_MEMORY_HOST)
+            return false;
+    return agent->region_count > 0;
+}
+
+kvf_status kvf_agent_open_stage(kvf_agent *agent) {
+    const kvf_agent_options *o = &agent->options;
+    if (agent->stage || o->way == KVF_WAY_DIRECT || !is_of_host(agent))
+        return KVF_OK;
+    const kvf_stage_options options = {.struct_size = sizeof options,
+                                       .arena_bytes = o->arena_bytes,
+                                       .slot_bytes = o->slot_bytes,
+                                       .stall_ns = o->longest_ns, /* leases and deadlines end flows before */
+                                       .doubt_ns = o->lease_ns,
+                                       .permit = permit,
+                                       .on_event = on_event,
+                                       .context = agent};
+    kvf_status status =
+        kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
+    return status ? kvf_fail_in(status, "the stage: ") : KVF_OK;
+}
+
+void kvf_agent_notified(void *context, kvf_transport *transport, const char *sender, const void *data,
+                        size_t bytes) {
+    kvf_agent *agent = context;
+    (void)transport;
+    (void)kvf_stage_notice(agent->stage, sender, data, bytes);
+}
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+/* A card with another name than the session's is of somebody who could answer in another's place. */
+static void join_stage(kvf_session *session) {
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    name_of(session, name);
+    kvf_stage *stage = session->agent->stage;
+    if (stage && session->peer && strcmp(kvf_peer_name(session->peer), name) == 0)
+        (void)kvf_stage_join(stage, session->peer); /* where another session's has joined, that serves both */
+}
+
+kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
+    KVF_ASSERT(kvf_work_is_ours(session->agent));
+    if (!session->peer) {
+        kvf_status status = kvf_transport_connect(session->agent->transport, session->card,
+                                                  session->card_bytes, &session->peer);
+        if (status)
+            return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
+        kvf_peer_served(session);
+        join_stage(session);
+    }
+    *out = session->peer;
+    return KVF_OK;
+}
+
+void kvf_session_disconnect(kvf_session *session) {
+    kvf_agent *agent = session->agent;
+    kvf_peer *peer = session->peer;
+    session->peer = NULL;
+    if (!peer)
+        return;
+    KVF_ASSERT(kvf_work_is_ours(agent));
+    char name[KVF_ENDPOINT_NAME_BYTES], other_name[KVF_ENDPOINT_NAME_BYTES];
+    name_of(session, name);
+    bool was_mate = agent->stage && kvf_stage_peer_named(agent->stage, name) == peer;
+    if (was_mate)
+        kvf_stage_leave(agent->stage, peer);
+    kvf_peer_close(peer);
+    if (was_mate && session->gone)
+        kvf_stage_quiet(agent->stage, name);
+    kvf_session *other;
+    DL_FOREACH(agent->all_sessions, other) {
+        name_of(other, other_name);
+        if (was_mate && other->peer && strcmp(name, other_name) == 0)
+            join_stage(other);
+    }
+}
+
+kvf_peer *kvf_session_mate(const kvf_session *session) {
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    bool joined = session->incoming ? session->shard != NULL : session->joined;
+    if (!session->agent->stage || !joined || !session->takes_flows)
+        return NULL;
+    name_of(session, name);
+    return kvf_stage_peer_named(session->agent->stage, name);
+}
+
+bool kvf_session_takes_flows(const kvf_session *session) {
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    name_of(session, name);
+    return session->agent->stage && kvf_stage_peer_named(session->agent->stage, name);
+}

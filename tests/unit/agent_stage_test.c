@@ -1,0 +1,307 @@
+/* Requests between agents that go packed, in virtual time. */
+#include <string.h>
+
+#include "agent/hold.h"
+#include "agent/permit.h"
+#include "agent/stage.h"
+#include "agent_net.h"
+#include "agent_world.h"
+
+#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
+#define TP4                                                                                                  \
+    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+
+static kvf_agent_options options_of(kvf_way way) {
+    return (kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
+                               .transport = "inproc",
+                               .way = way,
+                               .slot_bytes = 4096,
+                               .arena_bytes = 64 * 4096};
+}
+
+static uint64_t all_packed(const world_engine *e) {
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        bytes += world_stats(e->agents[r]).bytes_packed;
+    return bytes;
+}
+
+static uint64_t all_read(const world_engine *e) {
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < e->rank_count; r++)
+        bytes += world_stats(e->agents[r]).bytes_read;
+    return bytes;
+}
+
+static void pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed) {
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, tokens, 3, 2, &held);
+    world_request_make(w, &w->d, id, tokens, 7, 3, &wanted);
+    world_fill(w, &w->p, &held, seed);
+    world_hold(&w->p, &held, holds);
+    world_pull(&w->d, &wanted, &w->p, pulls);
+    world_all_done(w, &w->d, pulls);
+    world_all_done(w, &w->p, holds);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+}
+
+static void a_pull_goes_packed_where_that_is_wanted(void **state) {
+    (void)state;
+    static const kvf_way ways[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_AUTO};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        world w;
+        const kvf_agent_options options = options_of(ways[i]);
+        world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+        pull_everything(&w, "a", 100, 1);
+        pull_everything(&w, "b", 37, 2);
+        uint64_t read = all_read(&w.d);
+        assert_true(read > 0);
+        assert_int_equal(all_packed(&w.d), ways[i] == KVF_WAY_PACKED ? read : 0);
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+static void a_push_goes_packed_where_that_is_wanted(void **state) {
+    (void)state;
+    static const kvf_way ways[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_AUTO};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        world w;
+        world_request given, wanted;
+        uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+        const kvf_agent_options options = options_of(ways[i]);
+        world_open_model(&w, hybrid(4), ONE("P"), ONE("D"), &options);
+        world_request_make(&w, &w.p, "a", 100, 3, 2, &given);
+        world_request_make(&w, &w.d, "a", 100, 7, 3, &wanted);
+        world_fill(&w, &w.p, &given, 1);
+        world_push(&w.p, &given, pushes);
+        world_expect(&w.d, &wanted, &w.p, expects);
+        for (uint32_t layers = 1; layers <= 2; layers++)
+            assert_ok(kvf_agent_push_ready(w.p.agents[0], pushes[0], CHUNK(0, 40, layers)));
+        world_run_for(&w, 10 * MS);
+        world_ready(&w.p, pushes);
+        world_all_done(&w, &w.d, expects);
+        world_all_done(&w, &w.p, pushes);
+        assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+        assert_true(world_wrong_cells(&w, &w.d, &wanted, 2) > 0);
+        uint64_t written = world_stats(w.p.agents[0]).bytes_written;
+        assert_true(written > 0);
+        assert_int_equal(all_packed(&w.p), ways[i] == KVF_WAY_PACKED ? written : 0);
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+/* ---- who cannot ------------------------------------------------------------------------------ */
+
+/* One side has no stage: what need not go packed goes directly, and what must is refused by name. */
+static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
+    (void)state;
+    static const kvf_way ways[][2] = {{KVF_WAY_DIRECT, KVF_WAY_AUTO},
+                                      {KVF_WAY_AUTO, KVF_WAY_DIRECT},
+                                      {KVF_WAY_DIRECT, KVF_WAY_PACKED},
+                                      {KVF_WAY_PACKED, KVF_WAY_DIRECT}};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        world w = {0};
+        world_request held, wanted;
+        uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+        const kvf_agent_options one = options_of(ways[i][0]), other = options_of(ways[i][1]);
+        world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &one);
+        world_close_agents(&w.d);
+        world_open_agents(&w.d, &other);
+        world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+        world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+        if (ways[i][1] == KVF_WAY_DIRECT && ways[i][0] == KVF_WAY_PACKED)
+            wanted.request.way = KVF_WAY_PACKED; /* a request can want what its agent has not */
+        world_fill(&w, &w.p, &held, 1);
+        world_hold(&w.p, &held, holds);
+        world_pull(&w.d, &wanted, &w.p, pulls);
+        if (ways[i][0] != KVF_WAY_PACKED && ways[i][1] != KVF_WAY_PACKED) {
+            world_all_done(&w, &w.d, pulls);
+            assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+        } else {
+            const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_UNSUPPORTED);
+            assert_non_null(strstr(failed->detail, ways[i][0] == KVF_WAY_DIRECT
+                                                       ? "packed is wanted, and P rank 0 takes no flows"
+                                                       : "packed is wanted, and this agent has no stage"));
+            assert_ok(kvf_agent_cancel(w.p.agents[0], holds[0]));
+        }
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+/* ---- how long blocks are in doubt ------------------------------------------------------------ */
+
+typedef struct stopped_scene {
+    world w;
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    kvf_agent *writer;
+} stopped_scene;
+
+/* A writer stands still in the middle of a push: its first chunk has come, and slots are lent to it. */
+static void stop_a_writer(stopped_scene *s, kvf_way way) {
+    const kvf_agent_options options = options_of(way);
+    memset(s, 0, sizeof *s);
+    world_open_model(&s->w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&s->w, &s->w.p, "a", 512, 0, 1, &s->given);
+    world_request_make(&s->w, &s->w.d, "a", 512, 8, 1, &s->wanted);
+    world_fill(&s->w, &s->w.p, &s->given, 1);
+    world_push(&s->w.p, &s->given, s->pushes);
+    world_expect(&s->w.d, &s->wanted, &s->w.p, s->expects);
+    assert_ok(kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], CHUNK(0, 16, 4)));
+    world_run_for(&s->w, 10 * MS);
+    assert_ok(kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], NULL));
+    if (way == KVF_WAY_PACKED) /* its flow is open when it stops */
+        for (int i = 0; i < 4; i++)
+            assert_ok(kvf_agent_progress(i % 2 ? s->w.d.agents[0] : s->w.p.agents[0], NULL));
+    s->writer = s->w.p.agents[0];
+    s->w.p.agents[0] = NULL;
+}
+
+static void wake_the_writer(stopped_scene *s) {
+    s->w.p.agents[0] = s->writer;
+    (void)world_next(&s->w, s->writer, s->pushes[0]);
+}
+
+static void blocks_that_are_written_packed_are_free_at_once(void **state) {
+    (void)state;
+    stopped_scene s;
+    stop_a_writer(&s, KVF_WAY_PACKED);
+    assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
+    assert_true(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
+    assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_FREE);
+    world_fill(&s.w, &s.w.d, &s.wanted, 7); /* another request's by now */
+    wake_the_writer(&s);
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    pull_everything(&s.w, "next", 100, 3); /* and the slots are of use again */
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+/* The control. */
+static void blocks_that_are_written_directly_are_in_doubt(void **state) {
+    (void)state;
+    stopped_scene s;
+    stop_a_writer(&s, KVF_WAY_DIRECT);
+    assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
+    assert_false(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
+    assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_IN_DOUBT);
+    wake_the_writer(&s);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+/* ---- permissions ----------------------------------------------------------------------------- */
+
+static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engine,
+                       const kvf_flow_request *by) {
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    kvf_endpoint_name(name, engine, 0, from->incarnation);
+    return kvf_permit_flow(agent, name, by);
+}
+
+/* What is asked for is tried as it is permitted, and then with one thing changed. */
+static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine, kvf_direction direction,
+                    uint64_t permission, const world_request *blocks) {
+    kvf_group_steps steps = blocks->groups[0];
+    uint32_t ids[512];
+    memcpy(ids, steps.table.ids, steps.table.count * sizeof *ids);
+    steps.table.ids = ids;
+    kvf_flow_request by = {sizeof by, direction, permission, 0, &steps, 1};
+    assert_ok(asks(agent, from, engine, &by));
+    steps.begin = 20; /* less */
+    steps.end = 40;
+    assert_ok(asks(agent, from, engine, &by));
+    ids[2]++;
+    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION, "the 2. of the sequence, is not of it");
+    ids[2]--;
+    ids[0]++; /* not needed for these steps */
+    assert_ok(asks(agent, from, engine, &by));
+    steps.begin = 0;
+    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION, "the 0. of the sequence, is not of it");
+    ids[0] = 1u << 30;
+    assert_fails(asks(agent, from, engine, &by), KVF_E_RANGE, "block 1073741824, but the cache has 64");
+    ids[0] = blocks->groups[0].table.ids[0];
+    steps.end = 64;
+    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION, "steps [0, 64) are not in [0, 50)");
+    steps.end = UINT64_MAX;
+    assert_true(asks(agent, from, engine, &by) != KVF_OK);
+    steps = (kvf_group_steps){blocks->groups[0].table, 0, 50};
+    by.permission++;
+    assert_true(asks(agent, from, engine, &by) == KVF_E_PERMISSION);
+    by.permission = 0;
+    assert_true(asks(agent, from, engine, &by) == KVF_E_PERMISSION);
+    by.permission = permission;
+    assert_true(asks(agent, from, "E", &by) == KVF_E_PERMISSION);     /* somebody else's lease */
+    assert_true(asks(agent, agent, engine, &by) == KVF_E_PERMISSION); /* or that of a process before */
+    by.direction = direction == KVF_READ ? KVF_WRITE : KVF_READ;
+    assert_true(asks(agent, from, engine, &by) == KVF_E_PERMISSION);
+    by.direction = direction;
+    by.group_count = 0;
+    assert_fails(asks(agent, from, engine, &by), KVF_E_INVALID, "group_count is 0; the model has 1");
+    by.group_count = 1;
+    assert_ok(asks(agent, from, engine, &by));
+}
+
+static void a_flow_may_read_what_its_lease_is_on(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "a", 50, 3, 2, &held);
+    world_request_make(&w, &w.d, "a", 50, 8, 1, &wanted);
+    wanted.request.groups = NULL;
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_until(&w, world_block(w.p.agents[0], 0, 3) == KVF_BLOCK_LEASED);
+    uint64_t lease = w.p.agents[0]->leases->generation;
+    try_all(w.p.agents[0], w.d.agents[0], "D", KVF_READ, lease, &held);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
+    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_CANCELLED);
+    world_until(&w, world_block(w.p.agents[0], 0, 3) != KVF_BLOCK_LEASED);
+    const kvf_flow_request by = {sizeof by, KVF_READ, lease, 0, held.groups, 1};
+    assert_true(asks(w.p.agents[0], w.d.agents[0], "D", &by) == KVF_E_PERMISSION);
+    (void)kvf_agent_cancel(w.p.agents[0], holds[0]);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_flow_may_write_what_is_expected_of_it(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t expects[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.d, "a", 50, 8, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_run_for(&w, 50 * MS);
+    uint64_t generation = expects[0] | KVF_EXPECTATION;
+    try_all(w.d.agents[0], w.p.agents[0], "P", KVF_WRITE, generation, &wanted);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], expects[0]));
+    const kvf_flow_request by = {sizeof by, KVF_WRITE, generation, 0, wanted.groups, 1};
+    assert_true(asks(w.d.agents[0], w.p.agents[0], "P", &by) == KVF_E_PERMISSION);
+    (void)world_failed(&w, w.d.agents[0], expects[0], KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
+        cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
+        cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
+        cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
+        cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
+        cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
+        cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, world_is_real);
+}
