@@ -350,6 +350,9 @@ static void ids_are_any_bytes_up_to_the_limit(void **state) {
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "empty");
     r.id = (kvf_request_id){NULL, 3};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "NULL");
+    const kvf_request_key nobody[] = {{{NULL, 3}, 0}, {{longest, sizeof longest}, 0}, {{NULL, 0}, 0}};
+    for (size_t i = 0; i < COUNT_OF(nobody); i++)
+        assert_fails(kvf_schedule_abort(f.s, &nobody[i], NULL), KVF_E_NOT_FOUND, "not known");
     done(&f);
 }
 
