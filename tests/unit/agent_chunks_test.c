@@ -161,6 +161,27 @@ static void blocks_before_a_window_are_not_needed(void **state) {
     push_scene_finish(&s);
 }
 
+/* Where the table does not begin with the sequence, a block given twice is still one block. */
+static void blocks_of_a_window_may_be_repeated(void **state) {
+    (void)state;
+    push_scene s;
+    open_scene(&s, latent_of(LAYERS, (kvf_group_desc){.name = "window", .window_tokens = 20}), ONE("P"),
+               ONE("D"), NULL);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
+    kvf_block_table table = part_of(&s, 0, 5, 6);
+    ready(&s, 0, 6 * BLOCK, LAYERS, &table);
+    assert_int_equal(held(&s), 1);
+    table = part_of(&s, 0, 5, 7);
+    ready(&s, 6 * BLOCK, TOKENS, LAYERS, &table);
+    assert_int_equal(held(&s), 2);
+    world_all_done(&s.w, &s.w.d, s.expects);
+    world_all_done(&s.w, &s.w.p, s.pushes);
+    assert_int_equal(held(&s), 0);
+    assert_int_equal(world_block(s.w.p.agents[0], 0, s.given.ids[0][5]), KVF_BLOCK_FREE);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
 static void a_block_in_use_is_refused_and_may_come_later(void **state) {
     (void)state;
     push_scene s;
@@ -215,6 +236,7 @@ int main(void) {
         cmocka_unit_test(known_blocks_may_be_repeated_but_not_changed),
         cmocka_unit_test(tables_that_do_not_reach_over_the_chunk_are_refused),
         cmocka_unit_test(blocks_before_a_window_are_not_needed),
+        cmocka_unit_test(blocks_of_a_window_may_be_repeated),
         cmocka_unit_test(a_block_in_use_is_refused_and_may_come_later),
         cmocka_unit_test(cancelling_frees_what_chunks_have_brought),
     };

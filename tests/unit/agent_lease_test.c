@@ -515,6 +515,36 @@ static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void *
     world_close(&s.w);
 }
 
+/* Until when it may write is said on its own clock, which only an open session tells. */
+static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, TP2, ONE("D"), NULL);
+    letters_rule(LETTERS_LOSE, s.w.p.agents[1], KVF_MESSAGE_WELCOME, 0);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_met() >= 1);
+    world_run_for(&s.w, 50 * MS);
+    uint32_t open = 0, unknown = 0;
+    const kvf_session *session;
+    DL_FOREACH(s.d->all_sessions, session) {
+        if (session->state == KVF_SESSION_OPEN) {
+            open++;
+            continue;
+        }
+        unknown++;
+        assert_null(session->calls);
+    }
+    assert_int_equal(open, 1);
+    assert_int_equal(unknown, 1);
+    letters_no_rules();
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    tear_down(&s);
+}
+
 /* ---- astray ---------------------------------------------------------------------------------- */
 
 static void a_pull_that_waits_hears_within_seconds_whether_its_producer_lives(void **state) {
@@ -640,6 +670,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_has_read_gives_the_others_a_lease_more),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
         cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
+        cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),

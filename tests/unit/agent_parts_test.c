@@ -87,6 +87,23 @@ static void a_part_that_does_not_go_on_is_refused(void **state) {
     kvf_parts_free(&parts);
 }
 
+static void every_group_of_a_part_must_go_on(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {1, 2};
+    kvf_parts parts = {0};
+    kvf_wire_group groups[] = {{{ids, 2, 0}, 0, 9}, {{ids, 2, 7}, 0, 9}, {{ids, 0, 0}, 0, 1}};
+    assert_ok(kvf_parts_add(&parts, groups, 3, 0, true));
+    groups[0].table.first_block = 2;
+    assert_fails(kvf_parts_add(&parts, groups, 3, 4, true), KVF_E_RANGE, "group 1: ", "first_block is 7",
+                 "end with 9");
+    groups[1].table.first_block = 9;
+    groups[2].end = 2;
+    assert_fails(kvf_parts_add(&parts, groups, 3, 4, true), KVF_E_MISMATCH, "group 2: steps are [0, 2)");
+    groups[2].end = 1;
+    assert_ok(kvf_parts_add(&parts, groups, 3, 4, false));
+    kvf_parts_free(&parts);
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 typedef struct scene {
@@ -284,6 +301,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_together_are_the_whole),
         cmocka_unit_test(a_part_that_does_not_go_on_is_refused),
+        cmocka_unit_test(every_group_of_a_part_must_go_on),
         cmocka_unit_test(a_million_blocks_are_pulled),
         cmocka_unit_test(a_million_blocks_are_pushed),
         cmocka_unit_test(parts_arrive_over_a_bad_link),

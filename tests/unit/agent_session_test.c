@@ -4,6 +4,7 @@
  * its introduction, its session's id, its leases.
  */
 #include "agent/agent.h"
+#include "agent/claim.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent_letters.h"
@@ -279,6 +280,22 @@ static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void *
         speaker_close(&known);
     }
     close_scene(&s);
+}
+
+static void keys_that_are_allowed_and_keys_of_grants_may_all_connect(void **state) {
+    (void)state;
+    const char *const allowed[] = {"a", "b"};
+    const kvf_key_grant grants[] = {{.struct_size = sizeof *grants, .public_key = "c", .engine = "X"},
+                                    {.struct_size = sizeof *grants, .public_key = "d", .engine = "Y"}};
+    const kvf_agent_options both = {
+        .allowed_keys = allowed, .allowed_key_count = 2, .grants = grants, .grant_count = 2};
+    const char **keys;
+    uint32_t count;
+    assert_ok(kvf_grants_keys(&both, &keys, &count));
+    assert_int_equal(count, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_string_equal(keys[i], ((const char *[]){"a", "b", "c", "d"})[i]);
+    kvf_free(keys);
 }
 
 /* ---- calls of a consumer ---------------------------------------------------------------------- */
@@ -697,6 +714,7 @@ int main(void) {
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_at_once),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
+        cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
         cmocka_unit_test(what_hangs_from_before_is_over_when_a_client_joins_anew),

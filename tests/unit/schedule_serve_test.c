@@ -3,6 +3,8 @@
 
 #include "schedule_shapes.h"
 
+#include "schedule/keys.h"
+
 /* ---- serving --------------------------------------------------------------------------------- */
 
 static void a_finished_request_is_held_for_its_consumer(void **state) {
@@ -219,6 +221,50 @@ static void preempted_before_a_push_is_known_it_is_pushed_later(void **state) {
     done(&f);
 }
 
+static uint64_t add_loading_and_pushed(const fixture *f) {
+    kvf_transfer_params source = there();
+    kvf_schedule_request r = request();
+    uint64_t generation;
+    r.source = &source;
+    r.serves = r.push = true;
+    assert_ok(kvf_schedule_add(f->s, &r, 0, &generation));
+    return generation;
+}
+
+static void a_request_is_not_pushed_before_it_is_loaded(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_loading_and_pushed(&f);
+    assert_true(allocate(&f, 0, 10));
+    assert_fails(kvf_schedule_push(f.s, &R, &TABLE, 1, 10), KVF_E_INVALID, "not loaded yet");
+    TAKE(&f, KVF_INSTRUCT_PULL);
+    assert_fails(kvf_schedule_push(f.s, &R, &TABLE, 1, 10), KVF_E_INVALID, "not loaded yet");
+    TAKE_NOTHING(&f);
+
+    assert_int_equal(received(&f, generation).loaded_count, 1);
+
+    assert_ok(kvf_schedule_push(f.s, &R, &TABLE, 1, 10));
+    TAKE(&f, KVF_INSTRUCT_PUSH);
+    done(&f);
+}
+
+/* The load of its former life writes to blocks it no longer has. */
+static void a_request_that_is_computed_is_pushed_while_its_former_load_stops(void **state) {
+    (void)state;
+    fixture f = simple();
+    (void)add_loading_and_pushed(&f);
+    assert_true(allocate(&f, 0, 10));
+    TAKE(&f, KVF_INSTRUCT_PULL);
+    assert_false(preempted(&f));
+    TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_false(allocate(&f, 0, 0));
+
+    assert_ok(kvf_schedule_push(f.s, &R, &TABLE, 1, 10));
+
+    TAKE(&f, KVF_INSTRUCT_PUSH);
+    done(&f);
+}
+
 static void what_is_read_by_consumers_cannot_be_pushed(void **state) {
     (void)state;
     fixture f = simple();
@@ -304,6 +350,9 @@ static void ids_are_any_bytes_up_to_the_limit(void **state) {
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "empty");
     r.id = (kvf_request_id){NULL, 3};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "NULL");
+    const kvf_request_key nobody[] = {{{NULL, 3}, 0}, {{longest, sizeof longest}, 0}, {{NULL, 0}, 0}};
+    for (size_t i = 0; i < COUNT_OF(nobody); i++)
+        assert_fails(kvf_schedule_abort(f.s, &nobody[i], NULL), KVF_E_NOT_FOUND, "not known");
     done(&f);
 }
 
@@ -386,6 +435,52 @@ static void impossible_options_are_refused(void **state) {
     kvf_model_free(model);
 }
 
+static void ids_are_shown_as_text(void **state) {
+    (void)state;
+    char bytes[KVF_ID_TEXT_BYTES], text[KVF_ID_TEXT_BYTES];
+    memset(bytes, 'x', sizeof bytes);
+    memset(text, '#', sizeof text);
+    kvf_request_id_text((kvf_request_id){" a~\x1f\x7f\0\xff", 7}, text);
+    assert_string_equal(text, " a~????");
+    kvf_request_id_text((kvf_request_id){NULL, 0}, text);
+    assert_string_equal(text, "");
+    kvf_request_id_text((kvf_request_id){bytes, KVF_ID_TEXT_BYTES - 4}, text);
+    assert_int_equal(strlen(text), KVF_ID_TEXT_BYTES - 4);
+    assert_memory_equal(text, bytes, KVF_ID_TEXT_BYTES - 4);
+    kvf_request_id_text((kvf_request_id){bytes, KVF_ID_TEXT_BYTES - 3}, text);
+    assert_memory_equal(text, bytes, KVF_ID_TEXT_BYTES - 4);
+    assert_string_equal(text + KVF_ID_TEXT_BYTES - 4, "...");
+}
+
+/* With each of its allocations refused, then with all of them. */
+static void a_schedule_is_made_with_all_its_memory_or_not_at_all(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    kvf_model *model = latent(1);
+    size_t live = memory.live;
+    kvf_schedule *s = NULL;
+    kvf_schedule_options o = {.struct_size = sizeof o,
+                              .model = model,
+                              .tokens_per_block = FOUR_EACH,
+                              .engine = "here",
+                              .endpoint = "tcp://here:1",
+                              .public_key = "key"};
+    kvf_status status;
+    do {
+        memory.calls = 0;
+        memory.fail_at++;
+        status = kvf_schedule_create(&o, &s);
+        assert_true(status == KVF_E_NOMEM || memory.calls < memory.fail_at);
+        assert_true(status == KVF_OK || (memory.live == live && s == NULL));
+    } while (status == KVF_E_NOMEM);
+    memory.fail_at = 0;
+    assert_ok(status);
+    kvf_schedule_free(s);
+    assert_int_equal(memory.live, live);
+    kvf_model_free(model);
+}
+
 /* Makes a call with each of its allocations refused, then with all of them; nothing may change before. */
 #define UNTIL_ENOUGH(f, memory, call)                                                                        \
     do {                                                                                                     \
@@ -461,6 +556,8 @@ int main(void) {
         cmocka_unit_test(a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished),
         cmocka_unit_test(preempted_while_pushing_the_blocks_are_kept_and_it_is_pushed_no_more),
         cmocka_unit_test(preempted_before_a_push_is_known_it_is_pushed_later),
+        cmocka_unit_test(a_request_is_not_pushed_before_it_is_loaded),
+        cmocka_unit_test(a_request_that_is_computed_is_pushed_while_its_former_load_stops),
         cmocka_unit_test(what_is_read_by_consumers_cannot_be_pushed),
         cmocka_unit_test(a_request_can_load_and_serve),
         cmocka_unit_test(a_cancelled_load_and_a_finished_request_free_their_blocks_apart),
@@ -469,6 +566,8 @@ int main(void) {
         cmocka_unit_test(there_are_not_more_requests_than_allowed),
         cmocka_unit_test(unknown_requests_and_missing_arguments_are_errors),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(ids_are_shown_as_text),
+        cmocka_unit_test_teardown(a_schedule_is_made_with_all_its_memory_or_not_at_all, stop_counting_memory),
         cmocka_unit_test_teardown(every_call_can_be_made_again_when_there_was_no_memory,
                                   stop_counting_memory),
     };

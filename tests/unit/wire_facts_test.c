@@ -4,6 +4,8 @@
  */
 #include "wire_samples.h"
 
+#include "wire/show.h"
+
 static char *facts_of(const kvf_model *model, const char *extra) {
     char *facts = NULL;
     assert_ok(kvf_wire_facts(model, extra, &facts));
@@ -483,6 +485,42 @@ static void long_values_are_shown_where_they_differ(void **state) {
                  KVF_E_MISMATCH, "69,71-79\" here and \"...", "68,71-79\" there");
 }
 
+/* As long as they agree in no more than half of what is shown, they are shown from their start. */
+static void values_are_shown_from_their_start_where_they_differ_early(void **state) {
+    (void)state;
+    assert_fails(kvf_wire_compare_own("a: 0123456789abcdefghij1\n", "a: 0123456789abcdefghij2\n", "p"),
+                 KVF_E_MISMATCH, "a is \"0123456789abcdefghij1\" here and \"0123456789abcdefghij2\" there");
+    assert_fails(kvf_wire_compare_own("a: 0123456789abcdefghijk1\n", "a: 0123456789abcdefghijk2\n", "p"),
+                 KVF_E_MISMATCH, "a is \"...bcdefghijk1\" here and \"...bcdefghijk2\" there");
+}
+
+#define FORTY "0123456789012345678901234567890123456789"
+
+static void what_is_shown_is_cut_between_characters(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *shown;
+    } cases[] = {
+        {"", ""},
+        {FORTY, FORTY},
+        {FORTY "x", FORTY "..."},
+        {"012345678901234567890123456789012345\x01", "012345678901234567890123456789012345\\x01"},
+        {"0123456789012345678901234567890123456\x01", "0123456789012345678901234567890123456..."},
+        {"012345678901234567890123456789012345\x01y", "012345678901234567890123456789012345\\x01..."},
+        {" \x1f~\x7f\xc3\xa9", " \\x1f~\\x7f\xc3\xa9"},
+    };
+    kvf_shown shown;
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        assert_string_equal(kvf_wire_show(&shown, cases[i].text, strlen(cases[i].text), 0), cases[i].shown);
+    assert_string_equal(kvf_wire_show(&shown, "abc", 3, 1), "...bc");
+    assert_string_equal(kvf_wire_show(&shown, FORTY "01234567890", 51, 13),
+                        "..."
+                        "3456789012345678901234567890123456789"
+                        "...");
+    assert_string_equal(kvf_wire_show(&shown, FORTY "0123456789", 50, 13),
+                        "...3456789012345678901234567890123456789");
+}
+
 static void the_same_fields_in_another_order_do_not_differ(void **state) {
     (void)state;
     assert_ok(kvf_wire_compare_own("a: 1\nb: 2\n", "b: 2\na: 1\n", "p"));
@@ -535,6 +573,26 @@ static void facts_above_the_size_limit_are_refused(void **state) {
     kvf_model_free(model);
 }
 
+static void facts_may_be_as_long_as_the_limit(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 1, 4);
+    char *facts = facts_of(model, "x\n");
+    size_t room = KVF_WIRE_MAX_FACTS - strlen(facts) + 1; /* for our own in place of x */
+    char *own = calloc(room + 2, 1);
+    assert_non_null(own);
+    kvf_free(facts);
+    memset(own, 'x', room);
+    facts = facts_of(model, own);
+    assert_int_equal(strlen(facts), KVF_WIRE_MAX_FACTS);
+    kvf_free(facts);
+    facts = NULL;
+    own[room] = 'x';
+    assert_fails(kvf_wire_facts(model, own, &facts), KVF_E_RANGE, "262145 bytes", "up to 262144");
+    assert_null(facts);
+    free(own);
+    kvf_model_free(model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(facts_are_one_line_each_in_a_fixed_order),
@@ -555,11 +613,14 @@ int main(void) {
         cmocka_unit_test(every_differing_field_is_listed),
         cmocka_unit_test(the_first_dozen_are_listed_and_the_others_counted),
         cmocka_unit_test(long_values_are_shown_where_they_differ),
+        cmocka_unit_test(values_are_shown_from_their_start_where_they_differ_early),
+        cmocka_unit_test(what_is_shown_is_cut_between_characters),
         cmocka_unit_test(the_same_fields_in_another_order_do_not_differ),
         cmocka_unit_test(lines_in_no_form_are_compared_all_the_same),
         cmocka_unit_test(control_characters_of_the_other_side_are_made_visible),
         cmocka_unit_test(a_line_without_end_is_cut_short),
         cmocka_unit_test(facts_above_the_size_limit_are_refused),
+        cmocka_unit_test(facts_may_be_as_long_as_the_limit),
     };
     return cmocka_run_group_tests_name("wire_facts", tests, NULL, NULL);
 }

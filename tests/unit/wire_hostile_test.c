@@ -241,6 +241,113 @@ static void every_type_of_object_is_stepped_over(void **state) {
     msgpack_zone_destroy(&zone);
 }
 
+/* The object and a number behind it, in arrays so that the object is `depth` deep. */
+static kvf_status check_at_depth(kvf_bytes object, uint32_t depth) {
+    static uint8_t bytes[128];
+    assert_true(depth > 0 && depth + object.size < sizeof bytes);
+    memset(bytes, 0x91, depth - 1);
+    bytes[depth - 1] = 0x92;
+    memcpy(bytes + depth, object.data, object.size);
+    bytes[depth + object.size] = 42;
+    kvf_bytes exact = sample_exact(bytes, depth + object.size + 1);
+    kvf_status status = kvf_wire_check(exact);
+    free((void *)exact.data);
+    return status;
+}
+
+#define NO 0xc1 /* begins nothing: only as the inside of an object it is stepped over */
+#define NO_5 NO, NO, NO, NO, NO
+#define NO_15 NO_5, NO_5, NO_5
+#define INNER 0xcc, NO /* an object that is no single byte */
+#define INNER_5 INNER, INNER, INNER, INNER, INNER
+#define INNER_15 INNER_5, INNER_5, INNER_5
+
+static void every_type_of_object_ends_where_it_should_at_the_greatest_depth(void **state) {
+    (void)state;
+    const kvf_bytes scalars[] = {BYTES(0x00),
+                                 BYTES(0x7f),
+                                 BYTES(0xe0),
+                                 BYTES(0xff),
+                                 BYTES(0xc0),
+                                 BYTES(0xc2),
+                                 BYTES(0xc3),
+                                 BYTES(0xa0),
+                                 BYTES(0xa1, NO),
+                                 BYTES(0xbf, NO, NO_15, NO_15),
+                                 BYTES(0xc4, 1, NO),
+                                 BYTES(0xc5, 0, 1, NO),
+                                 BYTES(0xc6, 0, 0, 0, 1, NO),
+                                 BYTES(0xc7, 1, 5, NO),
+                                 BYTES(0xc8, 0, 1, 5, NO),
+                                 BYTES(0xc9, 0, 0, 0, 1, 5, NO),
+                                 BYTES(0xca, NO, NO, NO, NO),
+                                 BYTES(0xcb, NO, NO, NO, NO_5),
+                                 BYTES(0xcc, NO),
+                                 BYTES(0xcd, NO, NO),
+                                 BYTES(0xce, NO, NO, NO, NO),
+                                 BYTES(0xcf, NO, NO, NO, NO_5),
+                                 BYTES(0xd0, NO),
+                                 BYTES(0xd1, NO, NO),
+                                 BYTES(0xd2, NO, NO, NO, NO),
+                                 BYTES(0xd3, NO, NO, NO, NO_5),
+                                 BYTES(0xd4, NO, NO),
+                                 BYTES(0xd5, NO, NO, NO),
+                                 BYTES(0xd6, NO_5),
+                                 BYTES(0xd7, NO, NO, NO, NO, NO_5),
+                                 BYTES(0xd8, NO, NO, NO_15),
+                                 BYTES(0xd9, 1, NO),
+                                 BYTES(0xda, 0, 1, NO),
+                                 BYTES(0xdb, 0, 0, 0, 1, NO)};
+    for (size_t i = 0; i < COUNT_OF(scalars); i++)
+        assert_ok(check_at_depth(scalars[i], KVF_WIRE_MAX_DEPTH));
+    const kvf_bytes containers[] = {BYTES(0x90),
+                                    BYTES(0x91, INNER),
+                                    BYTES(0x9f, INNER_15),
+                                    BYTES(0x80),
+                                    BYTES(0x81, INNER, INNER),
+                                    BYTES(0x8f, INNER_15, INNER_15),
+                                    BYTES(0xdc, 0, 1, INNER),
+                                    BYTES(0xdd, 0, 0, 0, 1, INNER),
+                                    BYTES(0xde, 0, 1, INNER, INNER),
+                                    BYTES(0xdf, 0, 0, 0, 1, INNER, INNER)};
+    for (size_t i = 0; i < COUNT_OF(containers); i++) {
+        assert_ok(check_at_depth(containers[i], KVF_WIRE_MAX_DEPTH - 1));
+        assert_fails(check_at_depth(containers[i], KVF_WIRE_MAX_DEPTH), KVF_E_PARSE,
+                     "the object at byte 8 is nested deeper than 8");
+    }
+}
+
+/* So many bytes 0xc0 behind a head. */
+static kvf_status check_filled(kvf_bytes head, size_t filling) {
+    uint8_t *bytes = malloc(head.size + filling);
+    assert_non_null(bytes);
+    memcpy(bytes, head.data, head.size);
+    memset(bytes + head.size, 0xc0, filling);
+    kvf_status status = kvf_wire_check((kvf_bytes){bytes, head.size + filling});
+    free(bytes);
+    return status;
+}
+
+static void lengths_are_big_endian(void **state) {
+    (void)state;
+    static const struct {
+        uint8_t head[5];
+        size_t head_bytes, filling;
+    } cases[] = {{{0xc4, 0xfe}, 2, 0xfe},
+                 {{0xc5, 0x01, 0x02}, 3, 0x102},
+                 {{0xc6, 0x00, 0x01, 0x02, 0x03}, 5, 0x10203},
+                 {{0xdb, 0x01, 0x00, 0x00, 0x02}, 5, 0x1000002},
+                 {{0xdc, 0x01, 0x02}, 3, 0x102},
+                 {{0xdd, 0x00, 0x01, 0x02, 0x03}, 5, 0x10203},
+                 {{0xde, 0x01, 0x02}, 3, 2 * 0x102}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        kvf_bytes head = {cases[i].head, cases[i].head_bytes};
+        assert_ok(check_filled(head, cases[i].filling));
+        assert_int_equal(check_filled(head, cases[i].filling - 1), KVF_E_PARSE);
+        assert_fails(check_filled(head, cases[i].filling + 1), KVF_E_PARSE, "1 bytes after the end");
+    }
+}
+
 static void bytes_that_are_not_msgpack_are_refused(void **state) {
     (void)state;
     assert_fails(kvf_wire_check((kvf_bytes){NULL, 0}), KVF_E_PARSE, "end in the middle");
@@ -260,6 +367,8 @@ static void more_objects_than_any_message_has_are_refused(void **state) {
     memcpy(bytes, (const uint8_t[]){0xdd, 0, 0x10, 0, 0}, 5);
     assert_fails(kvf_wire_check((kvf_bytes){bytes, size}), KVF_E_PARSE, "more than 1048576 objects");
     free(bytes);
+    /* The array is one of them. */
+    assert_ok(check_filled(BYTES(0xdd, 0, 0x0f, 0xff, 0xff), KVF_WIRE_MAX_OBJECTS - 1));
 }
 
 static void an_envelope_that_is_none_is_refused_in_words(void **state) {
@@ -413,6 +522,8 @@ int main(void) {
         cmocka_unit_test(damaged_shards_are_refused_or_are_other_shards),
         cmocka_unit_test(counts_that_nothing_stands_behind_are_refused_before_unpacking),
         cmocka_unit_test(every_type_of_object_is_stepped_over),
+        cmocka_unit_test(every_type_of_object_ends_where_it_should_at_the_greatest_depth),
+        cmocka_unit_test(lengths_are_big_endian),
         cmocka_unit_test(bytes_that_are_not_msgpack_are_refused),
         cmocka_unit_test(more_objects_than_any_message_has_are_refused),
         cmocka_unit_test(an_envelope_that_is_none_is_refused_in_words),
