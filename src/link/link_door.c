@@ -32,6 +32,10 @@ typedef union address {
     struct sockaddr_storage room;
 } address;
 
+static bool is_our_port(const char *text, in_port_t port) {
+    return strtoul(text, NULL, 10) == ntohs(port);
+}
+
 /* Whether a socket is of a connection to our endpoint. */
 static bool is_guest(const kvf_zmq_link *link, int fd) {
     address own = {0};
@@ -40,9 +44,9 @@ static bool is_guest(const kvf_zmq_link *link, int fd) {
         return false;
     const char *port = strrchr(link->endpoint, ':'), *path = link->endpoint + strlen("ipc://");
     if (own.any.sa_family == AF_INET)
-        return link->listens_on_tcp && ntohs(own.v4.sin_port) == atoi(port + 1);
+        return link->listens_on_tcp && is_our_port(port + 1, own.v4.sin_port);
     if (own.any.sa_family == AF_INET6)
-        return link->listens_on_tcp && ntohs(own.v6.sin6_port) == atoi(port + 1);
+        return link->listens_on_tcp && is_our_port(port + 1, own.v6.sin6_port);
     if (own.any.sa_family != AF_UNIX || link->listens_on_tcp)
         return false;
     bool is_abstract = path[0] == '@';

@@ -135,7 +135,8 @@ static uint64_t count_pieces(const order *by, const kvf_stage_shape *shape, uint
 /* Counts and predicts both ways, and says which is the cheaper. */
 static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out,
                          kvf_way *way) {
-    const kvf_stage_cost *cost = &kvf_stage_find_peer(move->stage, by->peer)->costs[by->direction];
+    const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
+    const kvf_stage_cost *cost = &peer->costs[by->direction];
     kvf_status status = count_runs(by, out->bytes, &out->runs);
     if (status)
         return status;
@@ -144,7 +145,7 @@ static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape 
     double packed = kvf_cost_predict(&cost->packed, out->pieces, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
-    bool gains = packed < direct && !kvf_cost_has_lists(kvf_peer_kind(by->peer));
+    bool gains = packed < direct && !peer->has_lists;
     *way = by->options.way ? by->options.way : gains ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
     return KVF_OK;
 }

@@ -35,7 +35,7 @@ else
     succeeds "UCX finds no more than it may use" '^ucx finds self/[a-z0-9]+$' transports --ucx-tls self
     succeeds "of several libraries the first that works is loaded" '^ucx +network +yes' \
         transports --ucx-library "/no/such/file:$fakes/libno_ucx.so:libucp.so.0"
-    succeeds "requests move by the library that is given" ' ucx ' demo --memory-limit 40m --tokens 12 --requests 2 \
+    succeeds "requests move by the library that is given" ' ucx' demo --memory-limit 40m --tokens 12 --requests 2 \
         --rounds 1 --transport ucx --ucx-library "$fakes/libno_ucx.so:libucp.so.0"
 fi
 finish

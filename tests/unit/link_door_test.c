@@ -47,7 +47,7 @@ static void open_door(end *server, const char *listen) {
 static int knock(const end *server) {
     const char *endpoint = kvf_link_endpoint(server->link);
     struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_port = htons((uint16_t)atoi(strrchr(endpoint, ':') + 1))};
+                             .sin_port = htons((uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10))};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(inet_pton(AF_INET, "127.0.0.1", &to.sin_addr), 1);
     assert_true(fd >= 0);
