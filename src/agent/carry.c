@@ -1,6 +1,5 @@
 #include "agent/carry.h"
 
-#include "agent/pace.h"
 #include "agent/stage.h"
 #include "stage/cost.h"
 #include "stage/ways.h"
@@ -70,7 +69,7 @@ static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_p
 }
 
 kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,
-                          kvf_session *const *sessions, const uint64_t *permissions, bool alike) {
+                          kvf_session *const *sessions, const uint64_t *permissions, bool alike, bool held) {
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
     const kvf_session *without = NULL;
@@ -86,16 +85,15 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     bool staged = count > 0 && !without && alike && kvf_way_uses_stage(sessions[0], way);
     const kvf_move_options options = options_of(ticket, way, permissions);
     if (!status && staged)
-        status = kvf_stage_pull_held(agent->stage, request, peers + count, &options, kvf_pace_start(ticket),
-                                     &carry->move);
+        status = kvf_stage_pull_held(agent->stage, request, peers + count, &options, held, &carry->move);
     else if (!status)
-        status = kvf_transfer_start_held(request, KVF_READ, peers, kvf_pace_start(ticket), &carry->transfer);
+        status = kvf_transfer_start_held(request, KVF_READ, peers, held, &carry->transfer);
     kvf_free(peers);
     return status;
 }
 
 kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, const kvf_request *request,
-                          uint32_t source, kvf_session *session, uint64_t permission) {
+                          uint32_t source, kvf_session *session, uint64_t permission, bool held) {
     const kvf_agent *agent = ticket->agent;
     kvf_peer *peer;
     way = way_of(ticket, way);
@@ -107,9 +105,8 @@ kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, con
         return status;
     const kvf_move_options options = options_of(ticket, way, &permission);
     return mate && kvf_way_uses_stage(session, way)
-               ? kvf_stage_push_held(agent->stage, request, source, mate, &options, kvf_pace_start(ticket),
-                                     &carry->move)
-               : kvf_transfer_push_held(request, source, peer, kvf_pace_start(ticket), &carry->transfer);
+               ? kvf_stage_push_held(agent->stage, request, source, mate, &options, held, &carry->move)
+               : kvf_transfer_push_held(request, source, peer, held, &carry->transfer);
 }
 
 /* ---- going on -------------------------------------------------------------------------------- */

@@ -36,15 +36,16 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way);
  *
  * @param sessions     of each source, by source index
  * @param permissions  likewise: the leases
+ * @param held         it moves only what kvf_carry_advance() lets go, see kvf_pace_start()
  * @return KVF_OK; KVF_E_UNSUPPORTED (packed, and a side has no stage); what kvf_session_peer(), kvf_transfer_start()
  *         and kvf_stage_pull() say
  */
 kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,
-                          kvf_session *const *sessions, const uint64_t *permissions, bool alike);
+                          kvf_session *const *sessions, const uint64_t *permissions, bool alike, bool held);
 
 /** Starts writing what one source of a plan gives: us. Errors as of kvf_carry_pull(). */
 kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, const kvf_request *request,
-                          uint32_t source, kvf_session *session, uint64_t permission);
+                          uint32_t source, kvf_session *session, uint64_t permission, bool held);
 
 /** As kvf_transfer_status(); the detail of the thread is the sentence of a failure. */
 kvf_status kvf_carry_status(const kvf_carry *carry);

@@ -446,7 +446,7 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
     if (!status)
         status = kvf_carry_push(&flow->carry, &flow->push->base,
                                 flow->packed ? KVF_WAY_PACKED : kvf_way_of(&flow->push->base), flow->request,
-                                plan->source, session, flow->generation);
+                                plan->source, session, flow->generation, kvf_pace_start(&flow->push->base));
     if (kvf_carry_is_there(&flow->carry))
         DL_APPEND2(session->agent->moving_flows, flow, moving_prev, moving_next);
     if (status) {
@@ -608,7 +608,17 @@ void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
 }
 
 /* Those that no push has asked for yet. */
+/* Peers that are to be told our card by whoever has the work. Where one cannot be told, those who wait time out. */
+static void join_wanted(const kvf_agent *agent) {
+    kvf_session *session, *next;
+    DL_FOREACH_SAFE(agent->all_sessions, session, next) {
+        if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
+            (void)kvf_session_join(session, session->join_staged);
+    }
+}
+
 void kvf_flows_tick(kvf_agent *agent, uint64_t now) {
+    join_wanted(agent);
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE(agent->flows, flow, next) {
         if (now >= end_of(flow) || flow->over)

@@ -263,7 +263,7 @@ static kvf_status start_carry(kvf_pull *pull) {
     if (!status) {
         list_sources(pull, sessions, permissions);
         status = kvf_carry_pull(&pull->carry, &pull->base, pull->request, sessions, permissions,
-                                !pull->asker.remote->match);
+                                !pull->asker.remote->match, kvf_pace_start(&pull->base));
     }
     if (kvf_carry_is_there(&pull->carry))
         DL_APPEND2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
