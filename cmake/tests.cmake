@@ -9,6 +9,8 @@ endif()
 get_filename_component(KVF_PRESET ${PROJECT_BINARY_DIR} NAME)
 set(KVF_TEST_ENVIRONMENT "KVF_PRESET=${KVF_PRESET}"
                          "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
+                         # Libraries that are loaded late have thread-local memory, which LeakSanitizer trips over.
+                         "LSAN_OPTIONS=intercept_tls_get_addr=0"
                          "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.suppressions")
 
 # kvf_add_test(NAME LABEL SECONDS command...)

@@ -140,7 +140,7 @@ typedef struct kvf_agent_options {
      * and needs no memory for one. KVF_WAY_PACKED: what cannot go packed fails with KVF_E_UNSUPPORTED.
      */
     kvf_way way;
-    uint32_t slot_bytes; /**< of the stage, see kvf_stage_options */
+    uint32_t slot_bytes;  /**< of the stage, see kvf_stage_options */
     uint64_t arena_bytes; /**< likewise [64 MiB]; behind the regions, touched where something goes packed */
 } kvf_agent_options;
 

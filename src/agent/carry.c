@@ -13,6 +13,8 @@ kvf_way kvf_way_of(const kvf_ticket *ticket) {
 }
 
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
+    /* The analyser does not know that every source that is read has a session. */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     const kvf_agent *agent = session->agent;
     kvf_peer *peer = session->peer;
     if (!agent->stage || way == KVF_WAY_DIRECT)
@@ -24,8 +26,9 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
         return false;
     if (!peer && !kvf_work_is_ours(agent))
         return true; /* as far as it is known */
-    return kvf_session_peer(session, &peer) == KVF_OK && kvf_peer_reach(peer) == KVF_REACH_NETWORK &&
-           !kvf_cost_has_lists(kvf_peer_kind(peer));
+    if (!peer && kvf_session_peer(session, &peer))
+        return false;
+    return kvf_peer_reach(peer) == KVF_REACH_NETWORK && !kvf_cost_has_lists(kvf_peer_kind(peer));
 }
 
 static kvf_status cannot_pack(const kvf_session *session) {
