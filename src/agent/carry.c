@@ -14,8 +14,7 @@ kvf_way kvf_way_of(const kvf_ticket *ticket) {
 
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
     /* The analyser does not know that every source that is read has a session. */
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
-    const kvf_agent *agent = session->agent;
+    const kvf_agent *agent = session->agent; /* NOLINT(clang-analyzer-core.NullDereference) */
     kvf_peer *peer = session->peer;
     if (!agent->stage || way == KVF_WAY_DIRECT)
         return false;

@@ -72,7 +72,7 @@ ALWAYS void copy_nest(const nest *n, unsigned char *to, const unsigned char *fro
         if (next)                                                                                            \
             copy_nest(n, to, from, next, size, way, true);                                                   \
         else                                                                                                 \
-            copy_nest(n, to, from, NULL, size, way, false);                                                  \
+            copy_nest(n, to, from, from, size, way, false);                                                  \
     } while (0)
 
 #define FIXED(size)                                                                                          \

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import zmq
 from attacks import ATTACKS, Attacker, Target, burn
@@ -28,6 +28,7 @@ BUDGET = 256 * MEBI
 RECOVERY_S = 2.0  # until throughput is back
 SETTLED_S, SETTLED_SLOWER_S = 13.0, 55.0  # until what was kept is gone: the length of the pair's lease, and what comes with it
 CONNECTIONS = 256  # that the pair takes
+WAITING = 1.25  # with those that were accepted, and are to be closed as soon as the pair has a turn
 BACK = 0.10  # of what was there before the attack may be left after it
 # Beside that: what allocators do not give back (of the library's, "kept" tells), a message, and connections made anew.
 SLACK_BYTES, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 64 << 10, 4
@@ -84,6 +85,7 @@ class Pair:
     producer: Half
     consumer: Half
     target: Target
+    connections: ClassVar[int] = CONNECTIONS  # that it takes
 
     def attack(self, names: list[str], seconds: float) -> int:
         return run_attackers(names, self.target, seconds)
@@ -165,8 +167,12 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
     time.sleep(RECOVERY_S + 2)
     rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())
     if settle:
-        time.sleep(SETTLED_S if pair.producer.last["slower"] == 1 else SETTLED_SLOWER_S)
+        time.sleep(SETTLED_S if pair.producer.last.get("slower", 1) == 1 else SETTLED_SLOWER_S)
     during = pair.producer.since(begin)
+
+    def more(what: str) -> int:  # a pair without sessions does not tell of what only they have
+        return int(pair.producer.last.get(what, 0) - before[0].get(what, 0))
+
     most = max(line["resident"] for line in during) - before[0]["resident"]
     left = pair.producer.last["resident"] - before[0]["resident"]
     figures = {
@@ -186,11 +192,11 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         "fds usually": round(statistics.median(line["descriptors"] for line in during)) - before[0]["descriptors"],
         "fds left": pair.producer.last["descriptors"] - before[0]["descriptors"],
         "ms of a call": max(line["busiest_ms"] for line in during),
-        "told": pair.producer.last["refused"] - before[0]["refused"],
-        "refused": pair.producer.last["over_budget"] - before[0]["over_budget"],
-        "closed": pair.producer.last["closed"] - before[0]["closed"],
-        "kept MiB": round(max(line["kept"] for line in during) / MEBI, 1),
-        "kept left": pair.producer.last["kept"] - before[0]["kept"],
+        "told": more("refused"),
+        "refused": more("over_budget"),
+        "closed": more("closed"),
+        "kept MiB": round(max(line.get("kept", 0) for line in during) / MEBI, 1),
+        "kept left": more("kept"),
     }
     faults = []
     if done < 0:
@@ -199,10 +205,10 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
     if rate <= 0 or after <= 0:
         faults.append("the pair stood still")
-    sanitizer = 2 if pair.producer.last["slower"] > 1 else 1  # what lies around each allocation, and freed ones
+    sanitizer = 2 if pair.producer.last.get("slower", 1) > 1 else 1  # what lies around each allocation, and freed ones
     if most > BUDGET * sanitizer or figures["kept MiB"] * MEBI > BUDGET:
         faults.append(f"{figures['MiB more']} MiB more than before are above the budget")
-    if figures["fds usually"] > CONNECTIONS + SLACK_FDS:
+    if figures["fds usually"] > pair.connections * WAITING + SLACK_FDS:
         faults.append(f"{figures['fds usually']} descriptors more than before are above the budget")
     if settle:
         faults += unsettled(pair, before[0], figures)

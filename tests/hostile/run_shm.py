@@ -54,6 +54,7 @@ STOOD = "the pair stood still"
 class ShmPair(Pair):
     """A pair on one host; `folder` holds the attacking programs."""
 
+    connections = 1024
     folder: Path = Path()
     harm: list[str] = field(default_factory=list)
 

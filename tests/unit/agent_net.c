@@ -133,7 +133,8 @@ static kvf_status net_open(const kvf_link_options *options, kvf_link **out) {
     while (place < LINKS && links[place])
         place++;
     assert_true(place < LINKS);
-    links[place] = link;
+    if (place < LINKS)
+        links[place] = link;
     link->guests = (kvf_guests){.most = options->max_connections,
                                 .most_of_address = options->max_connections_per_address,
                                 .is_known = options->is_known,

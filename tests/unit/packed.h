@@ -72,11 +72,11 @@ typedef struct packed_walk {
 
 static inline void packed_piece(packed_walk *w, const kvf_cell_location *cell, uint32_t piece) {
     const uint64_t bytes = cell->bytes / cell->pieces, offset = cell->offset + piece * cell->piece_stride;
-    unsigned char *memory = w->rank->regions[cell->region] + offset, *stream = w->bytes + w->at;
+    unsigned char *memory = w->rank->regions[cell->region] + offset;
     if (w->bytes && w->write)
-        memcpy(memory, stream, bytes);
+        memcpy(memory, w->bytes + w->at, bytes);
     else if (w->bytes)
-        memcpy(stream, memory, bytes);
+        memcpy(w->bytes + w->at, memory, bytes);
     w->pieces += w->pieces == 0 || w->region != cell->region || w->end != offset;
     w->region = cell->region;
     w->end = offset + bytes;

@@ -179,7 +179,7 @@ void open_side(process *side, uint32_t max_in_flight, uint32_t seed) {
             memory = calloc(1, REGION_BYTES);
         CHECK(memory);
         side->memory[r] = memory;
-        for (uint64_t i = 0; i < REGION_BYTES; i++)
+        for (uint64_t i = 0; memory && i < REGION_BYTES; i++)
             CHECK(side->memory[r][i] == 0);
         regions[r] =
             (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory, .bytes = REGION_BYTES};
