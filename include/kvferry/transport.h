@@ -298,7 +298,9 @@ KVF_API kvf_status kvf_transport_admit(kvf_transport *transport, const void *car
 typedef uint64_t kvf_operation;
 
 /**
- * Called once for every submitted batch. Bytes have moved only if status is KVF_OK.
+ * Called once for every submitted batch. Bytes have moved only if status is KVF_OK. Otherwise nothing touches this side's
+ * memory any more; of a write that ended with KVF_E_PEER_LOST, or because the peer was closed, what was sent over a network
+ * before may still arrive, until the owner of that memory has called kvf_transport_fence().
  *
  * @param detail  one sentence about a failure: the kind of transport, the peer, how far the batch came, and the
  *                transport's own reason; "" with KVF_OK. Valid during the call

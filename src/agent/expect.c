@@ -207,6 +207,19 @@ static kvf_source *source_of(kvf_session *session, uint64_t generation) {
     return NULL;
 }
 
+/*
+ * A writer that has lost its connection to us cannot know what of it is still on its way here. It is shut out, which ends
+ * what came over that connection, and may connect anew. Where the transport cannot do that, its word has to do.
+ */
+static bool stops(const kvf_source *source) {
+    kvf_transport *transport = source->ticket->base.agent->transport;
+    const kvf_session *session = source->session;
+    if (kvf_transport_fence(transport, session->card, session->card_bytes) == KVF_E_AGAIN)
+        return false; /* it is asked again when its time is over */
+    (void)kvf_transport_admit(transport, session->card, session->card_bytes);
+    return true;
+}
+
 /* May come again, or late: only what an expectation still waits for counts. */
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_source *source = source_of(session, call->generation);
@@ -217,7 +230,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     }
     kvf_asker *expect = source->ticket;
     bool news = !source->settled;
-    source->settled = true;
+    source->settled = call->status != KVF_E_PEER_LOST || stops(source);
     if (expect->base.state == KVF_TICKET_DOUBT || call->status) {
         kvf_answer_status(session, call, KVF_OK, "");
         if (call->status && !expect->base.silent)

@@ -495,7 +495,10 @@ static void tell(kvf_flow *flow) {
     if (flow->withdraw_number) {
         kvf_call_body call = {.number = flow->withdraw_number, .kind = KVF_CALL_WITHDRAW};
         flow->withdraw_number = 0;
-        kvf_answer_status(session, &call, KVF_OK, "");
+        /* Who has lost the connection cannot say that nothing comes any more. */
+        bool lost = flow->status == KVF_E_PEER_LOST && !flow->packed;
+        kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK,
+                          lost && flow->detail ? flow->detail : "");
     }
     if (flow->withdrawn || flow->told || flow->heard)
         return;

@@ -110,8 +110,9 @@ typedef struct kvf_fabric {
      * NULL: there is nothing to say beyond the fabric's name. */
     const char *(*way)(const void *link);
 
-    /** Ends the link, which may be lost already. No batch of this link may touch memory after it returns; the
-     * front ends the batches. Called outside of progress(). */
+    /** Ends the link, which may be lost already. No batch of this link may touch our memory after it returns; what was
+     * sent to be written over a network may reach the peer's still, until the peer shuts us out. The front ends the
+     * batches. Called outside of progress(). */
     void (*disconnect)(void *link);
 
     /**
