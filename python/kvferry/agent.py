@@ -192,7 +192,8 @@ class Agent:
             knows our public key
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
-        max_peers, max_requests_per_peer, max_connections, max_connections_per_address: 0: the library's defaults
+        max_peers, max_requests_per_peer: 0: the library's defaults
+        max_connections, max_connections_per_address: likewise
         policy: what events of failed requests ask for
         verify: check what was read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
