@@ -23,12 +23,13 @@ endfunction()
 
 kvf_add_programs(tests/unit unit NAMES unit_names NEEDS PkgConfig::CMOCKA ALSO tests/faults/faulty_fabric.c)
 # What `make check` runs under ThreadSanitizer too, as `ctest -L threads`: agents, fabrics, and whatever else has
-# threads. transport_faults_test and transport_push_test are one thread that repeats transfers, for minutes there.
+# threads. transport_faults_test and transport_push_test are one thread that repeats transfers, for minutes there; in
+# transport_fork_test and transport_process_test a child of fork() starts threads, which ThreadSanitizer cannot follow.
 add_custom_target(threads)
 foreach(name IN LISTS unit_names)
   kvf_add_test(${name} unit 300 ${name})
   file(STRINGS tests/unit/${name}.c thread_lines REGEX "pthread_create\\(" LIMIT_COUNT 1)
-  if(thread_lines OR (name MATCHES "^(agent|link|transport)_" AND NOT name MATCHES "^transport_(faults|push)_"))
+  if(thread_lines OR (name MATCHES "^(agent|link|transport)_" AND NOT name MATCHES "^transport_(faults|fork|process|push)_"))
     set_property(TEST ${name} APPEND PROPERTY LABELS threads)
     add_dependencies(threads ${name})
   endif()
