@@ -96,18 +96,6 @@ static uint64_t block_bytes(const subject *what) {
     return bytes * what->tokens_per_block * LAYERS;
 }
 
-static void scatter(uint32_t *ids, uint32_t count) {
-    uint64_t state = 88172645463325252u;
-    for (uint32_t i = 0; i < count; i++) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        uint32_t other = (uint32_t)(state % (i + 1));
-        ids[i] = ids[other];
-        ids[other] = i;
-    }
-}
-
 static setting set_up(const subject *what) {
     setting s = {0};
     uint32_t blocks = (uint32_t)(MEMORY_BYTES / block_bytes(what));
@@ -125,8 +113,7 @@ static setting set_up(const subject *what) {
         memset(s.copies[r], 0, desc->region_bytes[r]);
         s.bytes += desc->region_bytes[r];
     }
-    s.ids = bench_alloc(blocks, sizeof *s.ids);
-    scatter(s.ids, blocks);
+    s.ids = bench_shuffled(blocks);
     s.table = (kvf_block_table){s.ids, blocks, 0};
     s.steps = (uint64_t)blocks * what->tokens_per_block;
     s.sums = bench_alloc(s.steps, sizeof *s.sums);

@@ -75,32 +75,11 @@ static unsigned char byte_at(uint64_t at) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t below) {
-    static uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state % below;
-}
-
-static uint64_t *shuffled(size_t count) {
-    uint64_t *order = bench_alloc(count, sizeof *order);
-    for (size_t i = 0; i < count; i++)
-        order[i] = i;
-    for (size_t i = count; i > 1; i--) {
-        size_t j = draw(i);
-        uint64_t kept = order[i - 1];
-        order[i - 1] = order[j];
-        order[j] = kept;
-    }
-    return order;
-}
-
 /* Every block of the region once, from a random place to a random place. */
 static void make_list(uint64_t bytes, bench_list *out) {
     out->count = REGION_BYTES / bytes;
     out->runs = bench_alloc(out->count, sizeof *out->runs);
-    uint64_t *from = shuffled(out->count), *to = shuffled(out->count);
+    uint32_t *from = bench_shuffled(out->count), *to = bench_shuffled(out->count);
     for (size_t i = 0; i < out->count; i++)
         out->runs[i] = (kvf_run){to[i] * bytes, from[i] * bytes, bytes, 0, 0};
     free(from);

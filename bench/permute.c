@@ -78,28 +78,6 @@ static uint64_t bytes_of(const subject *what) {
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t below) {
-    static uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state % below;
-}
-
-/* Every block once; those of one received page are anywhere. */
-static uint32_t *scattered(size_t count) {
-    uint32_t *ids = bench_alloc(count, sizeof *ids);
-    for (size_t i = 0; i < count; i++)
-        ids[i] = (uint32_t)i;
-    for (size_t i = count; i > 1; i--) {
-        size_t j = draw(i);
-        uint32_t kept = ids[i - 1];
-        ids[i - 1] = ids[j];
-        ids[j] = kept;
-    }
-    return ids;
-}
-
 /* ---- one row --------------------------------------------------------------------------------- */
 
 typedef struct buffers {
@@ -194,7 +172,7 @@ static void row(bench_report *report, const subject *what, const buffers *b, boo
         what->received.tokens > what->wanted.tokens ? what->received.tokens / what->wanted.tokens : 1;
     s.per_turn = turn / s.page / blocks * blocks;
     size_t count = s.turns * s.per_turn;
-    uint32_t *ids = scattered(count);
+    uint32_t *ids = bench_shuffled(count);
     s.ids = ids;
     s.aside = bench_alloc(s.page, 1);
     s.shape =

@@ -176,6 +176,27 @@ void *bench_alloc(size_t count, size_t element_bytes) {
     return memory;
 }
 
+static uint64_t draw(uint64_t below) {
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+uint32_t *bench_shuffled(size_t count) {
+    uint32_t *order = bench_alloc(count, sizeof *order);
+    for (size_t i = 0; i < count; i++)
+        order[i] = (uint32_t)i;
+    for (size_t i = count; i > 1; i--) {
+        const size_t j = draw(i);
+        const uint32_t kept = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = kept;
+    }
+    return order;
+}
+
 void bench_require(bool held, const char *sentence) {
     if (held)
         return;

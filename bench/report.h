@@ -52,6 +52,9 @@ const char *bench_bytes(uint64_t bytes);
 /** Memory, or the end of the program. */
 void *bench_alloc(size_t count, size_t element_bytes);
 
+/** 0 to `count` - 1 in a random order that is the same in each run of a program, for free(). */
+uint32_t *bench_shuffled(size_t count);
+
 /** Ends the program with a sentence unless `held`. */
 void bench_require(bool held, const char *sentence);
 

@@ -63,26 +63,6 @@ static void require(kvf_status status) {
     bench_require(status == KVF_OK, kvf_error_detail());
 }
 
-static uint64_t draw(uint64_t below) {
-    static uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state % below;
-}
-
-static uint32_t *scattered(uint32_t count) {
-    uint32_t *ids = bench_alloc(count, sizeof *ids);
-    for (uint32_t i = 0; i < count; i++)
-        ids[i] = i;
-    for (uint32_t i = count; i > 1; i--) {
-        const uint32_t j = (uint32_t)draw(i), kept = ids[i - 1];
-        ids[i - 1] = ids[j];
-        ids[j] = kept;
-    }
-    return ids;
-}
-
 static void open_shard(const subject *what, cache *c) {
     const uint64_t unit = (uint64_t)what->tokens * what->cell_bytes, block = unit * what->heads;
     const uint32_t element = kvf_dtype_bits(what->from) / 8;
@@ -119,7 +99,7 @@ static cache open_cache(const subject *what) {
     const kvf_stream_item item = {.layers = {0, 1}, .units = {0, what->heads}, .dtype = what->to};
     require(kvf_selection_check(c.model, &item, 1, &c.selection));
     require(kvf_stream_map_create(c.shard, c.selection, &c.map));
-    uint32_t *ids = scattered(c.blocks);
+    uint32_t *ids = bench_shuffled(c.blocks);
     const kvf_group_steps steps = {{ids, c.blocks, 0}, 0, (uint64_t)c.blocks * what->tokens};
     require(kvf_stream_create(c.map, &steps, 1, &c.stream));
     free(ids);

@@ -142,32 +142,11 @@ static void end_owner(bench_owner *owner) {
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t below) {
-    static uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state % below;
-}
-
-static void shuffle(uint64_t *order, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        order[i] = i;
-    for (size_t i = count; i > 1; i--) {
-        size_t j = draw(i);
-        uint64_t kept = order[i - 1];
-        order[i - 1] = order[j];
-        order[j] = kept;
-    }
-}
-
 /* Every block of the region once, from a random place to a random place. */
 static kvf_run *make_runs(uint64_t bytes, uint32_t remote_region, size_t *count) {
     *count = REGION_BYTES / bytes;
     kvf_run *runs = bench_alloc(*count, sizeof *runs);
-    uint64_t *from = bench_alloc(*count, sizeof *from), *to = bench_alloc(*count, sizeof *to);
-    shuffle(from, *count);
-    shuffle(to, *count);
+    uint32_t *from = bench_shuffled(*count), *to = bench_shuffled(*count);
     for (size_t i = 0; i < *count; i++)
         runs[i] = (kvf_run){to[i] * bytes, from[i] * bytes, bytes, 0, remote_region};
     free(from);

@@ -6,26 +6,11 @@
     ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
 
-static void pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed) {
-    world_request held, wanted;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
-    world_request_make(w, &w->p, id, tokens, 3, 2, &held);
-    world_request_make(w, &w->d, id, tokens, 7, 3, &wanted);
-    world_fill(w, &w->p, &held, seed);
-
-    world_hold(&w->p, &held, holds);
-    world_pull(&w->d, &wanted, &w->p, pulls);
-
-    world_all_done(w, &w->d, pulls);
-    world_all_done(w, &w->p, holds);
-    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
-}
-
 static void a_pull_brings_every_cell_and_frees_the_producer(void **state) {
     (void)state;
     world w;
     world_open(&w, "llama-3.1-8b", TP2, TP4, NULL);
-    pull_everything(&w, "a request", 100, 1);
+    world_pull_everything(&w, "a request", 100, 1);
     kvf_agent_stats producer = world_stats(w.p.agents[0]), consumer = world_stats(w.d.agents[0]);
     assert_int_equal(producer.done[KVF_REQUEST_HOLD], 1);
     assert_int_equal(consumer.done[KVF_REQUEST_PULL], 1);
@@ -176,7 +161,7 @@ static void latents_come_from_one_replica_and_all_are_freed(void **state) {
     for (int turn = 0; turn < 2; turn++) {
         world w;
         world_open(&w, "deepseek-v3", turn ? two : four, turn ? four : two, NULL);
-        pull_everything(&w, "latent", 20, 4);
+        world_pull_everything(&w, "latent", 20, 4);
         world_quiet(&w);
         world_close(&w);
     }
@@ -190,7 +175,7 @@ static void states_move_whole(void **state) {
         ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
         ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64}, .state = {.order = "L|BTNPH"}),
         NULL);
-    pull_everything(&w, "hybrid", 50, 5);
+    world_pull_everything(&w, "hybrid", 50, 5);
     world_quiet(&w);
     world_close(&w);
 }
@@ -232,7 +217,7 @@ static void blocks_of_the_consumer_are_read_back_by_the_producer(void **state) {
     world_request there, back;
     uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
     world_open_model(&w, attention(4, 8, 8), TP2, TP4, NULL);
-    pull_everything(&w, "turn 1", 50, 7);
+    world_pull_everything(&w, "turn 1", 50, 7);
     world_request_make(&w, &w.d, "turn 1", 80, 7, 3, &there);
     world_request_make(&w, &w.p, "turn 1", 80, 20, 2, &back);
     world_fill(&w, &w.d, &there, 8);
@@ -305,7 +290,7 @@ static void more_than_the_producer_holds_fails_this_request_only(void **state) {
         assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
         (void)world_failed(&w, w.p.agents[r], holds[r], KVF_E_CANCELLED);
     }
-    pull_everything(&w, "next", 48, 9);
+    world_pull_everything(&w, "next", 48, 9);
     world_quiet(&w);
     world_close(&w);
 }

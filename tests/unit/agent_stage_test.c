@@ -34,19 +34,6 @@ static uint64_t all_read(const world_engine *e) {
     return bytes;
 }
 
-static void pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed) {
-    world_request held, wanted;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
-    world_request_make(w, &w->p, id, tokens, 3, 2, &held);
-    world_request_make(w, &w->d, id, tokens, 7, 3, &wanted);
-    world_fill(w, &w->p, &held, seed);
-    world_hold(&w->p, &held, holds);
-    world_pull(&w->d, &wanted, &w->p, pulls);
-    world_all_done(w, &w->d, pulls);
-    world_all_done(w, &w->p, holds);
-    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
-}
-
 static void a_pull_goes_packed_where_that_is_wanted(void **state) {
     (void)state;
     static const kvf_way ways[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_AUTO};
@@ -54,8 +41,8 @@ static void a_pull_goes_packed_where_that_is_wanted(void **state) {
         world w;
         const kvf_agent_options options = options_of(ways[i]);
         world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
-        pull_everything(&w, "a", 100, 1);
-        pull_everything(&w, "b", 37, 2);
+        world_pull_everything(&w, "a", 100, 1);
+        world_pull_everything(&w, "b", 37, 2);
         uint64_t read = all_read(&w.d);
         assert_true(read > 0);
         assert_int_equal(all_packed(&w.d), ways[i] == KVF_WAY_PACKED ? read : 0);
@@ -178,7 +165,7 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     wake_the_writer(&s);
     world_run_for(&s.w, 100 * MS);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
-    pull_everything(&s.w, "next", 100, 3); /* and the slots are of use again */
+    world_pull_everything(&s.w, "next", 100, 3); /* and the slots are of use again */
     world_quiet(&s.w);
     world_close(&s.w);
 }

@@ -495,3 +495,18 @@ void world_quiet(world *w) {
             fail_msg("ticket %llu was freed %u times", (unsigned long long)o->ticket, freed);
     }
 }
+
+void world_pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed) {
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, tokens, 3, 2, &held);
+    world_request_make(w, &w->d, id, tokens, 7, 3, &wanted);
+    world_fill(w, &w->p, &held, seed);
+
+    world_hold(&w->p, &held, holds);
+    world_pull(&w->d, &wanted, &w->p, pulls);
+
+    world_all_done(w, &w->d, pulls);
+    world_all_done(w, &w->p, holds);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+}

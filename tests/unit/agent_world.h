@@ -146,4 +146,7 @@ kvf_block_state world_block(kvf_agent *agent, uint32_t group, uint32_t block);
  * exactly one with `blocks_free`. */
 void world_quiet(world *w);
 
+/** A request of so many tokens is held by P, pulled by D, and right: every cell, and nothing but them. */
+void world_pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed);
+
 #endif
