@@ -78,6 +78,9 @@ void kvf_free(void *memory);
 /** KVF_E_NOMEM with the words for it. */
 kvf_status kvf_nomem(const char *what);
 
+/** What it means that an address cannot be listened on, by its errno: it is taken, forbidden, or none of here. */
+kvf_status kvf_status_of_listening(int error);
+
 /* A static analyser sees one file at a time: it must be told what a failure returns. */
 #ifdef __clang_analyzer__
 static inline kvf_status kvf_returned(kvf_status status, kvf_status recorded) {

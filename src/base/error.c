@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,4 +81,12 @@ const char *kvf_status_name(kvf_status status) {
 #undef NAME
     }
     return "unknown status";
+}
+
+kvf_status kvf_status_of_listening(int error) {
+    if (error == EADDRINUSE)
+        return KVF_E_EXISTS;
+    if (error == EACCES || error == EPERM)
+        return KVF_E_PERMISSION;
+    return error == EINVAL || error == ENODEV || error == EADDRNOTAVAIL ? KVF_E_INVALID : KVF_E_IO;
 }

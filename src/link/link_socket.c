@@ -154,14 +154,8 @@ kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
         return kvf_link_fail_zmq("ZMQ_IPV6");
     if (zmq_bind(link->listener, endpoint->text)) {
         int error = zmq_errno();
-        kvf_status status = KVF_E_IO;
-        if (error == EADDRINUSE)
-            status = KVF_E_EXISTS;
-        else if (error == EACCES || error == EPERM)
-            status = KVF_E_PERMISSION;
-        else if (error == EINVAL || error == ENODEV || error == EADDRNOTAVAIL)
-            status = KVF_E_INVALID; /* no such address or interface here */
-        return kvf_fail(status, "cannot listen on %s: %s", endpoint->text, zmq_strerror(error));
+        return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", endpoint->text,
+                        zmq_strerror(error));
     }
     if (zmq_getsockopt(link->listener, ZMQ_LAST_ENDPOINT, link->endpoint, &bytes))
         return kvf_link_fail_zmq("ZMQ_LAST_ENDPOINT");

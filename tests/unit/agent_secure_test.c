@@ -36,25 +36,29 @@ static kvf_status start_pull(world *w, uint64_t deadline_ns, uint64_t *ticket) {
     return kvf_agent_pull(w->d.agents[0], &wanted.request, ticket);
 }
 
+static void pull_well(world *w) {
+    world_request held;
+    uint64_t pull, hold;
+    world_request_make(w, &w->p, "a", 40, 5, 1, &held);
+    world_fill(w, &w->p, &held, 1);
+    world_hold(&w->p, &held, &hold);
+    assert_ok(start_pull(w, WORLD_PATIENCE_S * SECOND, &pull));
+    (void)world_done(w, w->d.agents[0], pull);
+    (void)world_done(w, w->p.agents[0], hold);
+    world_request_make(w, &w->d, "a", 40, 0, 1, &held);
+    assert_int_equal(world_wrong_cells(w, &w->d, &held, 1), 0);
+}
+
 static void with_keys_on_the_list_a_pull_goes_well(void **state) {
     (void)state;
     world w;
-    world_request held;
-    uint64_t pull, hold;
     keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
     kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
     const char *allowed[] = {of_other.open, of_d.open};
     p.allowed_keys = allowed;
     p.allowed_key_count = 2;
     open_with(&w, &p, &d);
-    world_request_make(&w, &w.p, "a", 40, 5, 1, &held);
-    world_fill(&w, &w.p, &held, 1);
-    world_hold(&w.p, &held, &hold);
-    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
-    (void)world_done(&w, w.d.agents[0], pull);
-    (void)world_done(&w, w.p.agents[0], hold);
-    world_request_make(&w, &w.d, "a", 40, 0, 1, &held);
-    assert_int_equal(world_wrong_cells(&w, &w.d, &held, 1), 0);
+    pull_well(&w);
     world_quiet(&w);
     world_close(&w);
 }
@@ -64,20 +68,11 @@ static void the_cache_goes_encrypted_where_the_sessions_do(void **state) {
     (void)state;
     for (int secured = 0; secured < 2; secured++) {
         world w;
-        world_request held;
-        uint64_t pull, hold;
         keys of_p = make_keys(), of_d = make_keys();
         kvf_agent_options p = secured ? with_keys(&of_p) : *OPTIONS(), d = secured ? with_keys(&of_d) : p;
         p.transport = d.transport = "messages";
         open_with(&w, &p, &d);
-        world_request_make(&w, &w.p, "a", 40, 5, 1, &held);
-        world_fill(&w, &w.p, &held, 1);
-        world_hold(&w.p, &held, &hold);
-        assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
-        (void)world_done(&w, w.d.agents[0], pull);
-        (void)world_done(&w, w.p.agents[0], hold);
-        world_request_make(&w, &w.d, "a", 40, 0, 1, &held);
-        assert_int_equal(world_wrong_cells(&w, &w.d, &held, 1), 0);
+        pull_well(&w);
         kvf_agent_peer peer = {.struct_size = sizeof peer};
         uint32_t count = 0;
         assert_ok(kvf_agent_peers(w.d.agents[0], &peer, 1, &count));

@@ -454,14 +454,7 @@ static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *liste
     if (zmq_bind(endpoint->router, listen) == 0)
         return KVF_OK;
     int error = zmq_errno();
-    kvf_status status = KVF_E_IO;
-    if (error == EADDRINUSE)
-        status = KVF_E_EXISTS;
-    else if (error == EACCES || error == EPERM)
-        status = KVF_E_PERMISSION;
-    else if (error == EINVAL || error == ENODEV || error == EADDRNOTAVAIL)
-        status = KVF_E_INVALID;
-    return kvf_fail(status, "cannot listen on %s: %s", listen, zmq_strerror(error));
+    return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", listen, zmq_strerror(error));
 }
 
 /* "tcp://[::]:4711", as ZeroMQ says where it listens. */
