@@ -230,7 +230,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     }
     kvf_asker *expect = source->ticket;
     bool news = !source->settled;
-    source->settled = call->status != KVF_E_PEER_LOST || stops(source);
+    source->settled = source->settled || call->status != KVF_E_PEER_LOST || stops(source);
     if (expect->base.state == KVF_TICKET_DOUBT || call->status) {
         kvf_answer_status(session, call, KVF_OK, "");
         if (call->status && !expect->base.silent)
