@@ -26,7 +26,7 @@ static void send_bytes(fuzz_peer *p, kvf_route route) {
         (void)kvf_link_send(p->link, route, p->said.data, p->said.size);
 }
 
-/* What does not fit the form of messages is not said: the other targets look after that. */
+/* Says only well-formed messages: the other targets look after malformed ones. */
 static void say(fuzz_peer *p, kvf_route route, kvf_message *message) {
     kvf_wire_buffer bytes = {0};
     memcpy(message->digest, fuzz_agents[0].agent->digest, sizeof message->digest);
