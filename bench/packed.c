@@ -188,7 +188,7 @@ static bool cells_are(const bench_end *end, bool fill) {
 
 /* ---- the other process ----------------------------------------------------------------------- */
 
-/* The second process sends `bytes` of its memory through a socket. */
+/* The second process sends all of its memory through a socket. */
 static void send_plainly(const bench_end *end, int port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     address.sin_port = htons((uint16_t)port);
