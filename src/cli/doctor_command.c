@@ -175,12 +175,12 @@ static void check_transports(examination *all, kvf_transport *transport) {
     for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++) {
         char name[48];
         (void)snprintf(name, sizeof name, "transport %s", found.kind);
-        check *at = add(
-            all, name, found.works,
-            strcmp(found.kind, "ucx") == 0
-                ? "for other machines: install UCX 1.13 or later (Debian: libucx0; Python: libucx-cu12), or "
-                  "name its libucp with --ucx-library and the setting ucx.library"
-                : "see the reason");
+        check *at = add(all, name, found.works,
+                        strcmp(found.kind, "ucx") == 0
+                            ? "for RDMA and CUDA memory: install UCX 1.13 or later (Debian: libucx0; Python: "
+                              "libucx-cu12), or "
+                              "name its libucp with --ucx-library and the setting ucx.library"
+                            : "see the reason");
         if (!found.works)
             say_found(at, "%s", found.why_not);
         else if (found.library[0])
@@ -229,7 +229,7 @@ int run_doctor(int argc, char **argv) {
     examination all = {.count = 0};
     check_reading(&all); /* while there is nothing that a child should not have */
     kvf_transport *transport = NULL;
-    result = options_open_transport(&asked, &transport);
+    result = options_open_transport(&asked, true, &transport);
     if (result)
         return result;
     check_transports(&all, transport);

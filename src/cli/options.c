@@ -65,6 +65,8 @@ typedef struct option_row {
 static const option_row rows[] = {
     {"listen", "ENDPOINT", "where to be met, such as tcp://10.0.0.1:5555 (tcp://127.0.0.1:*)", OPTION_LISTEN,
      COMMAND_SERVE},
+    {"listen", "ENDPOINT", "where the engine is met, for packed messages, such as tcp://10.0.0.2:* (nowhere)",
+     OPTION_LISTEN, COMMAND_FETCH},
     {"model", "NAME|FILE", "a model that \"kvferry models\" lists, or a config.json (llama-3.1-8b)",
      OPTION_MODEL, HOLDING},
     {"model", "NAME|FILE", "what the engine there must cache (whatever it does)", OPTION_MODEL,
@@ -107,7 +109,7 @@ static const option_row rows[] = {
      VISITING | COMMAND_SERVE},
     {"allow", "KEY", "a public key that may connect, several times if need be (everyone)", OPTION_ALLOW,
      COMMAND_SERVE},
-    {"insecure", NULL, "listen beyond loopback without keys", OPTION_INSECURE, COMMAND_SERVE},
+    {"insecure", NULL, "listen beyond loopback without keys", OPTION_INSECURE, COMMAND_SERVE | COMMAND_FETCH},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED,
      MOVING | COMMAND_SERVE},
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
@@ -360,8 +362,10 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
         out->prefill = out->decode = NULL;
         out->timeout_s = 5;
     }
-    if (command_bit == COMMAND_FETCH)
+    if (command_bit == COMMAND_FETCH) {
         out->prefill = NULL;
+        out->listen = ""; /* who reads connects */
+    }
     if (command_bit == COMMAND_SERVE) {
         out->decode = NULL;
         out->memory_limit = (uint64_t)512 << 20;
@@ -397,10 +401,12 @@ uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS
     return count;
 }
 
-int options_open_transport(const options *asked, kvf_transport **out) {
-    kvf_setting settings[UCX_SETTINGS_MAX];
+int options_open_transport(const options *asked, bool emulated, kvf_transport **out) {
+    kvf_setting settings[UCX_SETTINGS_MAX + 1];
     kvf_transport_options how = {.struct_size = sizeof how, .name = "kvferry", .settings = settings};
     how.setting_count = options_ucx_settings(asked, settings);
+    if (emulated)
+        settings[how.setting_count++] = (kvf_setting){"ucx.emulated", "on"};
     kvf_status status = kvf_transport_open("auto", &how, out);
     return status ? library_error(status, "transports") : EXIT_DONE;
 }

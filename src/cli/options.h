@@ -68,8 +68,12 @@ enum { UCX_SETTINGS_MAX = 3 };
 /** What was asked for of UCX, as settings of a transport, whose number is returned. */
 uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]);
 
-/** Opens an endpoint with every kind of transport that works here; says what is wrong when it cannot. */
-int options_open_transport(const options *asked, kvf_transport **out);
+/**
+ * Opens an endpoint with every kind of transport that "auto" takes here; says what is wrong when it cannot.
+ *
+ * @param emulated  also with a UCX that only emulates one-sided operations
+ */
+int options_open_transport(const options *asked, bool emulated, kvf_transport **out);
 
 /** Loads the model that was asked for; says what is wrong when it cannot. */
 int options_load_model(const options *asked, kvf_model **out);

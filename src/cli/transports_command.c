@@ -40,7 +40,14 @@ static void print_details(const kvf_transport_finding *found) {
         printf("\n%s does not work here: %s\n", found->kind, found->why_not);
 }
 
-static int print_all(kvf_transport *transport) {
+/* Those that work, and that "auto" does without. */
+static void print_left_out(kvf_transport *automatic, const kvf_transport_finding *found, uint32_t i) {
+    kvf_transport_finding taken = {.struct_size = sizeof taken};
+    if (found->works && kvf_transport_find(automatic, i, &taken) == KVF_OK && !taken.works)
+        printf("\n\"auto\" goes without %s: %s\n", taken.kind, taken.why_not);
+}
+
+static int print_all(kvf_transport *transport, kvf_transport *automatic) {
     table list;
     kvf_transport_kind kind = {.struct_size = sizeof kind};
     kvf_transport_finding found = {.struct_size = sizeof found};
@@ -50,8 +57,10 @@ static int print_all(kvf_transport *transport) {
             add_row(&list, &kind, &found);
     if (!table_print(&list, 0))
         return failure("not enough memory");
-    for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++)
+    for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++) {
         print_details(&found);
+        print_left_out(automatic, &found, i);
+    }
     return EXIT_DONE;
 }
 
@@ -67,18 +76,20 @@ static struct json_object *json_words(const char *text) {
     return list;
 }
 
-static struct json_object *json_all(kvf_transport *transport) {
+static struct json_object *json_all(kvf_transport *transport, kvf_transport *automatic) {
     struct json_object *all = json_object_new_array();
     kvf_transport_kind kind = {.struct_size = sizeof kind};
-    kvf_transport_finding found = {.struct_size = sizeof found};
+    kvf_transport_finding found = {.struct_size = sizeof found}, taken = {.struct_size = sizeof taken};
     for (uint32_t i = 0; kvf_transport_describe(i, &kind) == KVF_OK; i++) {
-        if (kvf_transport_find(transport, i, &found) != KVF_OK)
+        if (kvf_transport_find(transport, i, &found) != KVF_OK ||
+            kvf_transport_find(automatic, i, &taken) != KVF_OK)
             continue;
         struct json_object *one = json_object_new_object();
         json_text(one, "kind", kind.name);
         json_text(one, "reaches", reach_word(kind.reach));
         json_object_object_add(one, "works", json_object_new_boolean(found.works));
-        json_text(one, "why_not", found.why_not);
+        json_object_object_add(one, "auto", json_object_new_boolean(taken.works));
+        json_text(one, "why_not", taken.why_not);
         json_text(one, "version", found.version);
         json_text(one, "library", found.library);
         json_object_object_add(one, "finds", json_words(found.ways));
@@ -92,11 +103,14 @@ int run_transports(int argc, char **argv) {
     int result = options_parse(argc, argv, COMMAND_TRANSPORTS, &asked);
     if (result)
         return result;
-    kvf_transport *transport = NULL;
-    result = options_open_transport(&asked, &transport);
-    if (result)
-        return result;
-    result = asked.json ? json_write(json_all(transport), "-") : print_all(transport);
+    kvf_transport *transport = NULL, *automatic = NULL;
+    result = options_open_transport(&asked, true, &transport);
+    if (!result)
+        result = options_open_transport(&asked, false, &automatic);
+    if (!result)
+        result =
+            asked.json ? json_write(json_all(transport, automatic), "-") : print_all(transport, automatic);
+    kvf_transport_close(automatic);
     kvf_transport_close(transport);
     return result;
 }

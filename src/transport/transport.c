@@ -18,6 +18,10 @@ const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
 }
 
+bool kvf_transport_is_automatic(const kvf_transport *transport) {
+    return transport->automatic;
+}
+
 kvf_status kvf_front_check_process(const kvf_transport *transport, const char *what) {
     if (transport->forks == kvf_fork_count())
         return KVF_OK;

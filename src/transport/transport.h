@@ -231,6 +231,9 @@ const char *kvf_transport_name(const kvf_transport *transport);
 kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
                                    const kvf_transport_options *options, kvf_transport **out);
 
+/** Whether the endpoint was opened as "auto": a fabric that says KVF_E_UNSUPPORTED is then done without. */
+bool kvf_transport_is_automatic(const kvf_transport *transport);
+
 /** The value that the options give to a key; NULL when they do not. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
 

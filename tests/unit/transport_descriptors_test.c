@@ -56,7 +56,10 @@ static int open_with(const char *kind, int left) {
     kvf_transport *transport;
     const void *card = NULL;
     size_t bytes = 0;
-    kvf_status status = kvf_transport_open(kind, NULL, &transport);
+    const kvf_setting setting = {"ucx.emulated", "on"};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    kvf_status status = kvf_transport_open(kind, &options, &transport);
     if (status)
         return status == KVF_E_IO || status == KVF_E_UNSUPPORTED ? *kvf_error_detail() ? REFUSED : WRONG
                                                                  : WRONG;

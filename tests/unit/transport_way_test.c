@@ -16,10 +16,11 @@ typedef struct side {
     size_t card_bytes;
 } side;
 
-static void open_side(side *self, const char *kind, const char *direct, bool brought) {
-    const kvf_setting setting = {"shm.direct", direct};
+/* `value` of a setting; NULL: without it. */
+static void open_with(side *self, const char *kind, const char *key, const char *value, bool brought) {
+    const kvf_setting setting = {key, value};
     const kvf_transport_options options = {
-        .struct_size = sizeof options, .settings = &setting, .setting_count = direct != NULL};
+        .struct_size = sizeof options, .settings = &setting, .setting_count = value != NULL};
     self->brought = brought;
     assert_ok(kvf_transport_open(kind, &options, &self->transport));
     if (brought)
@@ -29,6 +30,10 @@ static void open_side(side *self, const char *kind, const char *direct, bool bro
     const kvf_memory memory = {sizeof memory, self->memory, BYTES, KVF_MEMORY_HOST, 0};
     assert_ok(kvf_transport_register(self->transport, &memory, 1));
     assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
+}
+
+static void open_side(side *self, const char *kind, const char *direct, bool brought) {
+    open_with(self, kind, "shm.direct", direct, brought);
 }
 
 static void close_side(side *self) {
@@ -142,30 +147,77 @@ static void move_far_away(const side *b, kvf_buffer *out) {
     kvf_card_free(&card);
 }
 
+/* What serves a peer on another machine, where "ucx.emulated" is as given. */
+static kvf_peer_info far_away_info(const char *emulated) {
+    side a, b;
+    kvf_peer *peer;
+    kvf_buffer card = {0};
+    open_with(&a, "auto", "ucx.emulated", emulated, false);
+    open_with(&b, "auto", "ucx.emulated", emulated, false);
+    move_far_away(&b, &card);
+    assert_ok(kvf_transport_connect(a.transport, card.data, card.length, &peer));
+    kvf_peer_info info = info_of(peer);
+    kvf_buffer_free(&card);
+    close_side(&a);
+    close_side(&b);
+    return info;
+}
+
 static void a_better_fabric_that_cannot_is_named_with_its_reason(void **state) {
     (void)state;
     if (!kvf_fabric_named("ucx"))
         skip();
-    side a, b;
-    kvf_peer *peer;
-    kvf_buffer card = {0};
-    open_side(&a, "auto", NULL, false);
-    open_side(&b, "auto", NULL, false);
-    move_far_away(&b, &card);
-    assert_ok(kvf_transport_connect(a.transport, card.data, card.length, &peer));
-    kvf_peer_info info = info_of(peer);
+    kvf_peer_info info = far_away_info("on");
     assert_string_equal(info.kind, "ucx");
     assert_non_null(strstr(info.passed_over, "shm: the peer is on another host"));
-    kvf_buffer_free(&card);
-    close_side(&a);
-    close_side(&b);
+}
+
+static kvf_transport_finding finding_of_ucx(const char *kind, const char *emulated) {
+    side self;
+    kvf_transport_finding found = {.struct_size = sizeof found};
+    open_with(&self, kind, "ucx.emulated", emulated, false);
+    for (uint32_t i = 0; kvf_transport_find(self.transport, i, &found) == KVF_OK; i++)
+        if (strcmp(found.kind, "ucx") == 0)
+            break;
+    close_side(&self);
+    return found;
+}
+
+static void without_rdma_peers_on_other_machines_are_reached_by_messages(void **state) {
+    (void)state;
+    if (!kvf_fabric_named("ucx") || !kvf_fabric_named("messages"))
+        skip();
+    assert_string_equal(far_away_info(NULL).kind, "messages");
+    assert_string_equal(far_away_info("off").kind, "messages");
+    kvf_transport_finding found = finding_of_ucx("auto", NULL);
+    assert_true(found.asked && !found.works);
+    assert_non_null(strstr(found.why_not, "no RDMA among "));
+    assert_non_null(strstr(found.why_not, "tcp/"));
+    assert_non_null(strstr(found.why_not, "ucx.emulated \"on\""));
+    assert_true(finding_of_ucx("auto", "on").works);
+    assert_true(finding_of_ucx("ucx", NULL).works); /* who names it gets it */
+}
+
+static void the_setting_for_what_is_emulated_is_checked(void **state) {
+    (void)state;
+    if (!kvf_fabric_named("ucx"))
+        skip();
+    const kvf_setting setting = {"ucx.emulated", "perhaps"};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    kvf_transport *transport = NULL;
+    assert_fails(kvf_transport_open("auto", &options, &transport), KVF_E_INVALID,
+                 "ucx.emulated is \"perhaps\"; allowed on, off");
 }
 
 int main(void) {
+    (void)setenv("UCX_TLS", "tcp,self", 1); /* on machines with RDMA, too */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_says_its_fabric_its_way_and_what_has_moved),
         cmocka_unit_test(an_older_caller_gets_what_it_knows),
         cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
+        cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),
+        cmocka_unit_test(the_setting_for_what_is_emulated_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,6 +38,7 @@
 #define TLS "ucx.tls"
 #define LIBRARY "ucx.library"
 #define DEVICES "ucx.devices"
+#define EMULATED "ucx.emulated"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
@@ -203,6 +204,44 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_free(endpoint);
 }
 
+/* ---- what is emulated ------------------------------------------------------------------------ */
+
+static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
+    endpoint->takes_emulated = value && strcmp(value, "on") == 0;
+    if (value && !endpoint->takes_emulated && strcmp(value, "off") != 0)
+        return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed on, off", EMULATED, value);
+    return KVF_OK;
+}
+
+/*
+ * "auto" goes without a UCX that emulates: a peer that has its card is served any address, what is still on its way
+ * cannot be kept out, and messages are faster. CUDA memory has no other way.
+ */
+static kvf_status refuse_emulated(const kvf_ucx_endpoint *endpoint) {
+    char ways[512];
+    if (!endpoint->emulates || endpoint->takes_emulated || !kvf_transport_is_automatic(endpoint->transport))
+        return KVF_OK;
+    kvf_ucx_resources(endpoint->ucx, endpoint->context, ways, sizeof ways);
+    return kvf_fail(
+        KVF_E_UNSUPPORTED,
+        "UCX %s (%s) would emulate one-sided operations: no RDMA among %s. Messages are faster and safer; "
+        "the kind \"ucx\", or %s \"on\", takes it all the same",
+        endpoint->ucx->version, endpoint->ucx->path, ways[0] ? ways : "what it finds", EMULATED);
+}
+
+static kvf_status examine_ways(kvf_ucx_endpoint *endpoint, const kvf_transport_options *options) {
+    kvf_status status = take_emulated(endpoint, kvf_setting_of(options, EMULATED));
+    endpoint->emulates = !kvf_ucx_has_rdma(endpoint->ucx, endpoint->context);
+    bool has_cuda = endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+    return status || has_cuda ? status : refuse_emulated(endpoint);
+}
+
+kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind) {
+    return kind == KVF_MEMORY_HOST ? refuse_emulated(endpoint) : KVF_OK;
+}
+
+/* ---- opening and closing one ----------------------------------------------------------------- */
+
 /* What it says of KVF_E_IO, as something that "auto" can do without. */
 static kvf_status check_room(void) {
     kvf_status status = kvf_descriptors_check("UCX", DESCRIPTORS_OF_UCX);
@@ -226,6 +265,8 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     endpoint->ready_last = &endpoint->ready;
     kvf_ucx_enter();
     status = open_context(endpoint, options);
+    if (!status)
+        status = examine_ways(endpoint, options);
     if (!status)
         status = open_worker(endpoint);
     if (!status)
@@ -327,7 +368,7 @@ static int ucx_event_fd(void *self) {
     return endpoint->event_fd;
 }
 
-static const char *const settings[] = {TLS, LIBRARY, DEVICES, NULL};
+static const char *const settings[] = {TLS, LIBRARY, DEVICES, EMULATED, NULL};
 
 extern const kvf_fabric kvf_fabric_ucx;
 

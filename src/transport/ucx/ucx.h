@@ -98,6 +98,10 @@ kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out);
 /** What a context can use, as "tcp/eth0 cma/memory", whole words only; "" when this UCX does not tell. */
 void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *out, size_t bytes);
 
+/** Whether a context has a transport whose cards read and write the memory of other hosts by themselves; all else UCX
+ * emulates. False when this UCX does not tell. */
+bool kvf_ucx_has_rdma(const kvf_ucx_library *ucx, ucp_context_h context);
+
 /* ---- ucx_words.c ----------------------------------------------------------------------------- */
 
 /** Our status for UCX's. */
@@ -213,6 +217,8 @@ typedef struct kvf_ucx_endpoint {
     ucp_worker_h worker;
     uint64_t memory_types; /**< that this UCX knows, a bit each */
     uint32_t max_in_flight;
+    bool emulates;           /**< one-sided operations on other hosts: see kvf_ucx_has_rdma() */
+    bool takes_emulated;     /**< "ucx.emulated" is on */
     kvf_ucx_memory *regions; /**< 0 bytes: none */
     uint32_t region_count;
     kvf_ucx_allocation *allocations;
@@ -279,6 +285,9 @@ struct kvf_ucx_job {
 
 /** Opens a beacon that peers may watch; cards of an earlier one lead nowhere. */
 void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);
+
+/** KVF_E_UNSUPPORTED: this endpoint would emulate, and memory of that kind goes another way. */
+kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind);
 
 /** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
 bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what);

@@ -285,3 +285,19 @@ void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *
             note_resource(line, out, bytes);
     free(text);
 }
+
+#define RESOURCES_BYTES (8u << 10) /* some hundreds of them */
+
+bool kvf_ucx_has_rdma(const kvf_ucx_library *ucx, ucp_context_h context) {
+    /* As their names begin: InfiniBand and RoCE, EFA, Cray. UCX's datagrams, ud_*, are there beside these. */
+    static const char *const able[] = {"rc_", "dc_", "gga_", "srd/", "ugni_rdma"};
+    char found[RESOURCES_BYTES];
+    kvf_ucx_resources(ucx, context, found, sizeof found);
+    for (const char *word = found; word; word = strchr(word, ' ')) {
+        word += *word == ' ';
+        for (size_t i = 0; i < sizeof able / sizeof *able; i++)
+            if (strncmp(word, able[i], strlen(able[i])) == 0)
+                return true;
+    }
+    return false;
+}

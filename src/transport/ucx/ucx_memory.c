@@ -60,6 +60,9 @@ static const kvf_ucx_allocation *allocation_of(const kvf_ucx_endpoint *endpoint,
 
 static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf_memory *region,
                                kvf_ucx_memory *out) {
+    kvf_status refusal = kvf_ucx_check_memory(endpoint, region->kind);
+    if (refusal)
+        return kvf_fail_in(refusal, "region %u: ", i);
     *out = (kvf_ucx_memory){.address = region->address, .bytes = region->bytes, .type = UCS_MEMORY_TYPE_HOST};
     if (region->kind == KVF_MEMORY_CUDA) {
         out->type = UCS_MEMORY_TYPE_CUDA;
