@@ -35,8 +35,9 @@ static kvf_status cannot_pack(const kvf_session *session) {
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage%s",
                         session->agent->options.way == KVF_WAY_DIRECT ? ": its way is direct"
                                                                       : ": its memory is not the host's");
-    return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and %s rank %u takes no flows", session->engine,
-                    session->rank);
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "packed is wanted, and %s rank %u takes no flows: it has no stage, or does not reach us",
+                    session->engine, session->rank);
 }
 
 static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const uint64_t *permissions) {

@@ -1,8 +1,9 @@
 /*
  * One engine of one rank on a host of its own, told what to do:
- * host produce|consume LISTEN FABRIC LEASE_MS [ENDPOINT of the producer]
+ * host produce|consume LISTEN FABRIC WAY LEASE_MS [ENDPOINT of the producer]
  *
- * Prints where it is met. Commands on standard input; N is the number of a request, and its bytes follow from it:
+ * WAY is auto or packed. With the variables KVF_PUBLIC_KEY and KVF_SECRET_KEY both engines have these keys. Prints where it
+ * is met. Commands on standard input; N is the number of a request, and its bytes follow from it:
  *
  *   hold N, push N        the producer lends, or writes
  *   pull N MS, expect N MS  the consumer reads, or is written to; the deadline is MS milliseconds away
@@ -208,15 +209,20 @@ static void run(host *h) {
 
 int main(int argc, char **argv) {
     static host h;
-    if (argc < 5)
-        return fprintf(stderr, "host produce|consume LISTEN FABRIC LEASE_MS [ENDPOINT]\n"), 2;
+    if (argc < 6)
+        return fprintf(stderr, "host produce|consume LISTEN FABRIC WAY LEASE_MS [ENDPOINT]\n"), 2;
+    const char *public_key = getenv("KVF_PUBLIC_KEY");
     const kvf_agent_options options = {.struct_size = sizeof options,
                                        .listen = argv[2],
-                                       .insecure = true,
+                                       .public_key = public_key,
+                                       .secret_key = getenv("KVF_SECRET_KEY"),
+                                       .insecure = !public_key,
                                        .transport = argv[3],
-                                       .lease_ns = strtoull(argv[4], NULL, 10) * MILLISECOND};
+                                       .way = strcmp(argv[4], "packed") == 0 ? KVF_WAY_PACKED : KVF_WAY_AUTO,
+                                       .lease_ns = strtoull(argv[5], NULL, 10) * MILLISECOND};
     h.produces = strcmp(argv[1], "produce") == 0;
-    h.peer = (kvf_contact){.engine = "prefill", .endpoint = argc > 5 ? argv[5] : NULL};
+    h.peer =
+        (kvf_contact){.engine = "prefill", .endpoint = argc > 6 ? argv[6] : NULL, .public_key = public_key};
     kvf_model *model = content_model(1);
     open_engine(&h, model);
     TRY(kvf_agent_open(h.engine, 0, &options, &h.agent));

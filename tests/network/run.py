@@ -11,18 +11,35 @@ import json
 import signal
 import sys
 import threading
+import subprocess
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hosts import Host, Lacking, Network, Process, missing
 
-# Which fabrics reach other hosts, and what keeps them to the network: hosts that are namespaces share their memory.
-FABRICS: dict[str, dict[str, str]] = {"ucx": {"UCX_TLS": "tcp"}}
 
-DEVICES = {"ucx": ("--ucx-devices", "eth0")}  # what keeps a fabric to one interface, where it takes several
+@dataclass(frozen=True)
+class Fabric:
+    """What bytes go by, as agents are told. `environment` keeps it to the network: namespaces share their memory."""
+
+    kind: str
+    way: str = "auto"
+    keys: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    only_eth0: tuple[str, ...] = ()  # what keeps it to one interface, where it takes several
+
+
+FABRICS = {
+    "messages": Fabric("messages"),
+    "messages, packed": Fabric("messages", way="packed"),
+    "messages, encrypted": Fabric("messages", keys=True),
+    "ucx": Fabric("ucx", environment={"UCX_TLS": "tcp"}, only_eth0=("--ucx-devices", "eth0")),
+}
 
 RECOVERY_S = 2.0  # until the next request is done, once the link is back
 LONG = ("--prefill", "tp=1,block=16,order=hnd"), ("--decode", "tp=1,block=16,order=hnd")
@@ -34,28 +51,36 @@ class Programs:
         self.kvferry = str(build / "kvferry")
         self.wire = str(build / "tests/network/wire")
         self.host = str(build / "tests/network/host")
+        made = subprocess.run([self.kvferry, "keys"], capture_output=True, text=True, check=True, timeout=20)
+        self.keys: dict[str, str] = json.loads(made.stdout)
+        self.key_file = tempfile.NamedTemporaryFile("w", prefix="kvferry-keys-")  # as long as we run
+        self.key_file.write(made.stdout)
+        self.key_file.flush()
 
 
 class Case:
     """What a case is given: the programs, a fabric, and a network that goes with it."""
 
-    def __init__(self, programs: Programs, fabric: str, network: Network) -> None:
+    def __init__(self, programs: Programs, fabric: Fabric, network: Network) -> None:
         self.programs = programs
         self.fabric = fabric
         self.network = network
         self.notes: list[str] = []
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return FABRICS[self.fabric]
+        self.environment = dict(fabric.environment)
+        self.how = ["--transport", fabric.kind, "--move", fabric.way]
+        if fabric.keys:
+            self.how += ["--key-file", programs.key_file.name]
 
     # ---- kvferry serve and fetch
 
+    def met(self, host: Host) -> list[str]:
+        """Where an engine there is met."""
+        return ["--listen", f"tcp://{host.address}:*", *([] if self.fabric.keys else ["--insecure"])]
+
     def serve(self, host: Host, shape: tuple[str, str], *more: str, tokens: int = 64, requests: int = 2) -> str:
         process = host.start(
-            self.programs.kvferry, "serve", "--insecure", "--listen", f"tcp://{host.address}:*", *shape,
-            "--transport", self.fabric, "--tokens", str(tokens), "--requests", str(requests), *more,
-            **self.environment,
+            self.programs.kvferry, "serve", *shape, *self.how, *self.met(host), "--tokens", str(tokens),
+            "--requests", str(requests), *more, **self.environment,
         )  # fmt: skip
         return process.line_with("met at", 30).split()[-1]
 
@@ -63,12 +88,13 @@ class Case:
         self, host: Host, endpoint: str, shape: tuple[str, str], *more: str, seconds: float = 120
     ) -> dict[str, Any]:
         done = host.run(
-            self.programs.kvferry, "fetch", endpoint, *shape, "--transport", self.fabric, "--json", *more,
+            self.programs.kvferry, "fetch", endpoint, *shape, *self.how, *self.met(host), "--json", *more,
             seconds=seconds, **self.environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.strip()
         figures: dict[str, Any] = json.loads(done.stdout)
-        assert figures["transport"] == self.fabric, figures["transport"]
+        assert figures["transport"] == self.fabric.kind, figures["transport"]
+        assert figures["encrypted"] == self.fabric.keys, "sessions are encrypted where there are keys"
         assert figures["verified_bytes"] == figures["bytes"] * len(figures["rounds"])
         return figures
 
@@ -92,9 +118,10 @@ class Engine:
     """A program host, and what became of its requests."""
 
     def __init__(self, case: Case, host: Host, kind: str, port: int, lease_ms: int, *peer: str) -> None:
+        keys = {f"KVF_{name.upper()}": key for name, key in case.programs.keys.items() if case.fabric.keys}
         self.process: Process = host.start(
-            case.programs.host, kind, f"tcp://{host.address}:{port}", case.fabric, str(lease_ms), *peer,
-            **case.environment,
+            case.programs.host, kind, f"tcp://{host.address}:{port}", case.fabric.kind, case.fabric.way,
+            str(lease_ms), *peer, **case.environment, **keys,
         )  # fmt: skip
         self.endpoint = self.process.line(20)
         assert self.endpoint.startswith("tcp://"), self.endpoint
@@ -233,7 +260,7 @@ def useless_interface(self: Case) -> None:
         host.ip("link", "add", "inside", "type", "veth", "peer", "name", "outside")
         host.ip("link", "set", "outside", "master", "docker0", "up")
         host.ip("link", "set", "inside", "up")
-    only = DEVICES.get(self.fabric, ())
+    only = self.fabric.only_eth0
     self.fetch(b, self.serve(a, LONG[0], *only), LONG[1], *only)
     try:
         self.fetch(b, self.serve(a, LONG[0]), LONG[1], "--timeout", "10")
@@ -267,7 +294,7 @@ def wrong_byte(self: Case) -> None:
     a, b = self.network.switch("ab")
     endpoint = self.serve(a, LONG[0], "--corrupt", "1,5,v,17,3,40")
     done = b.run(
-        self.programs.kvferry, "fetch", endpoint, *LONG[1], "--transport", self.fabric, seconds=60, **self.environment
+        self.programs.kvferry, "fetch", endpoint, *LONG[1], *self.how, *self.met(b), seconds=60, **self.environment
     )
     assert done.returncode == 1, "the fetch says that all is well"
     assert "request 1, layer 5, part v, token 17, head 3, element 40: expected" in done.stderr, done.stderr
@@ -479,7 +506,7 @@ def run_case(programs: Programs, fabric: str, name: str, check: Callable[[Case],
     title = f"{name}, over {fabric}"
     try:
         with Network() as network:
-            self = Case(programs, fabric, network)
+            self = Case(programs, FABRICS[fabric], network)
             check(self)
     except Lacking as lacking:
         print(f"[  SKIPPED ] network: {title}: {lacking}")
@@ -501,7 +528,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="less than a minute")
     parser.add_argument("--fabric", choices=FABRICS, action="append")
     parser.add_argument("names", nargs="*", help="parts of the names of cases")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     lacking = missing()
     if lacking:
         print(f"[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] network: {lacking}")

@@ -62,7 +62,8 @@ static const char *facts_of(const kvf_visited *visited) {
 static void describe_agents(fetch *self) {
     bool keyed = self->keys.public_key[0] != '\0';
     self->job.agents = (kvf_agent_options){.struct_size = sizeof self->job.agents,
-                                           .listen = "", /* who reads connects */
+                                           .listen = self->asked.listen,
+                                           .insecure = self->asked.insecure,
                                            .public_key = keyed ? self->keys.public_key : NULL,
                                            .secret_key = keyed ? self->keys.secret_key : NULL,
                                            .facts = facts_of(self->visited)};

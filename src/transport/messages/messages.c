@@ -21,10 +21,15 @@
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
-/* Who has been silent for so long is gone: its host, its network, or a process that was stopped. The kernel's own way
- * would take the children of a process that has died for itself. */
-#define HEARTBEAT_MS 10000
-#define SILENCE_MS 40000
+/*
+ * A host that is silent for a minute is gone. The kernel asks it, and ZeroMQ's heartbeats do not: they would be sent into
+ * a link that is down, and TCP would wait as long again, before what is sent over the link that is back. Whether a
+ * process that has a connection does its work is for who waits for it to judge.
+ */
+#define KEEPALIVE_IDLE_S 30
+#define KEEPALIVE_INTERVAL_S 10
+#define KEEPALIVE_COUNT 3
+#define UNACKNOWLEDGED_MS 60000
 #define HANDSHAKE_MS 15000
 #define BACKLOG 1024
 #define SEALED_BYTES 256 /* what encryption adds to a message */
@@ -44,8 +49,11 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
         {ZMQ_SNDHWM, MESSAGES_SEND_LIMIT},
         {ZMQ_BACKLOG, BACKLOG},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
-        {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS},
-        {ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS},
+        {ZMQ_TCP_KEEPALIVE, 1},
+        {ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S},
+        {ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S},
+        {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
+        {ZMQ_TCP_MAXRT, UNACKNOWLEDGED_MS},
     };
     const int64_t longest = MESSAGES_BYTES_MAX + SEALED_BYTES;
     bool good = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
