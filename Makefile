@@ -7,7 +7,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build debug demo check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
-	bench bench-vllm lint format abi-record mutate install clean
+	bench bench-hosts bench-vllm lint format abi-record mutate install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -24,6 +24,7 @@ help:
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
+	@echo 'make bench-hosts      the benchmark "network" between two hosts over links of 1, 2.5 and 10 Gbit/s; as root; ARGS="10000"'
 	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB)'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
 	@echo 'make mutate           which changes of single operators no test notices; ARGS="--count 50 src/agent"'
@@ -109,6 +110,11 @@ bench:
 	@scripts/setup build
 	@scripts/build release -DKVF_BUILD_BENCH=ON
 	@scripts/bench
+
+bench-hosts:
+	@scripts/setup build
+	@scripts/build release -DKVF_BUILD_BENCH=ON --target bench_network
+	@scripts/bench-hosts $(ARGS)
 
 bench-vllm:
 	@scripts/setup build python

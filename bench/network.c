@@ -1,5 +1,5 @@
 /*
- * Scattered blocks from one process to another over TCP on the loopback, by each fabric that reaches other machines,
+ * Scattered blocks from one process to another over TCP on the loopback, or between two network namespaces, by each fabric that reaches other machines,
  * beside a plain socket that moves the same bytes from the same memory to the same memory: the owner gathers them
  * into pieces of 1 MiB, the reader scatters each piece, by the library's own loops. Its list both know before; the
  * fabrics are told it.
@@ -8,10 +8,16 @@
  * processor time is that of both processes, with ZeroMQ's threads and the kernel's work for them.
  *
  *     bench/network [--json FILE]
+ *
+ * With KVF_BENCH_SPACE, a file of a network namespace, and KVF_BENCH_HOST, an address there, the owners are in that
+ * namespace: scripts/bench-hosts makes two with a link of a given rate between them. KVF_BENCH_DEVICE is what UCX may use.
  */
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +42,7 @@
 #define OF_LONG_RUNS 0.6
 #define OF_PLAIN 0.5
 
-static const uint64_t sizes[] = {256, 1024, 1u << 20};
+static const uint64_t sizes[] = {256, 1024, 16u << 10, 1u << 20};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 enum { PLAIN, MESSAGES, ENCRYPTED, UCX, WAYS };
@@ -48,6 +54,8 @@ typedef struct bench_list {
 } bench_list;
 static bench_list lists[SIZES];
 static char public_key[41], secret_key[41];
+static const char *owner_host = "127.0.0.1";
+static int our_space = -1, owner_space = -1; /* network namespaces; -1: one for both */
 
 /* One way: the process that owns the memory, and our side of it. */
 typedef struct bench_way {
@@ -71,6 +79,25 @@ static unsigned char *map_bytes(uint64_t bytes) {
 
 static unsigned char byte_at(uint64_t at) {
     return (unsigned char)((at * 0x9e3779b97f4a7c15u) >> 56);
+}
+
+/* ---- two hosts ------------------------------------------------------------------------------- */
+
+static void find_hosts(void) {
+    const char *space = getenv("KVF_BENCH_SPACE"), *host = getenv("KVF_BENCH_HOST"),
+               *device = getenv("KVF_BENCH_DEVICE");
+    (void)setenv("UCX_NET_DEVICES", device ? device : "lo", 1);
+    if (!space || !host)
+        return;
+    owner_host = host;
+    our_space = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    owner_space = open(space, O_RDONLY | O_CLOEXEC);
+    bench_require(our_space >= 0 && owner_space >= 0, "no such network namespace");
+}
+
+/* What is opened from here on is in that namespace. */
+static void enter_space(int space) {
+    bench_require(space < 0 || setns(space, CLONE_NEWNET) == 0, "the network namespace cannot be entered");
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -157,17 +184,19 @@ static void by_plain(bench_way *way) {
 }
 
 static void connect_pair(int out[2]) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET};
     socklen_t bytes = sizeof address;
+    enter_space(owner_space);
     int one = 1, listening = socket(AF_INET, SOCK_STREAM, 0);
+    enter_space(our_space);
     out[0] = socket(AF_INET, SOCK_STREAM, 0);
     out[1] = -1;
-    bench_require(listening >= 0 && out[0] >= 0 && bind(listening, (struct sockaddr *)&address, bytes) == 0 &&
-                      listen(listening, 1) == 0 &&
+    bench_require(listening >= 0 && out[0] >= 0 && inet_pton(AF_INET, owner_host, &address.sin_addr) == 1 &&
+                      bind(listening, (struct sockaddr *)&address, bytes) == 0 && listen(listening, 1) == 0 &&
                       getsockname(listening, (struct sockaddr *)&address, &bytes) == 0 &&
                       connect(out[0], (struct sockaddr *)&address, bytes) == 0 &&
                       (out[1] = accept(listening, NULL, NULL)) >= 0,
-                  "no connection over the loopback");
+                  "no connection to the owner's host");
     for (int i = 0; i < 2; i++)
         (void)setsockopt(out[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     (void)close(listening);
@@ -177,10 +206,10 @@ static void connect_pair(int out[2]) {
 
 /* NOLINTNEXTLINE(readability-non-const-parameter): it is registered, and written */
 static kvf_transport *open_fabric(int number, unsigned char *memory) {
-    const kvf_setting settings[WAYS][2] = {
-        [MESSAGES] = {{"messages.listen", "tcp://127.0.0.1:*"}, {"messages.advertise", "127.0.0.1"}},
-        [ENCRYPTED] = {{"messages.listen", "tcp://127.0.0.1:*"}, {"messages.secret_key", secret_key}},
-        [UCX] = {{"ucx.tls", "tcp,self"}, {"ucx.tls", "tcp,self"}}};
+    const kvf_setting listen = {"messages.listen", our_space < 0 ? "tcp://127.0.0.1:*" : "tcp://*:*"};
+    const kvf_setting settings[WAYS][2] = {[MESSAGES] = {listen, listen},
+                                           [ENCRYPTED] = {listen, {"messages.secret_key", secret_key}},
+                                           [UCX] = {{"ucx.tls", "tcp,self"}, {"ucx.tls", "tcp,self"}}};
     const kvf_transport_options options = {
         .struct_size = sizeof options, .settings = settings[number], .setting_count = 2};
     kvf_transport *transport = NULL;
@@ -254,6 +283,7 @@ static void start(bench_way *way, int number) {
     bench_require(way->pid >= 0, "no second process");
     if (way->pid == 0) {
         (void)close(lines[0]);
+        enter_space(owner_space);
         unsigned char *memory = map_bytes(REGION_BYTES);
         for (uint64_t at = 0; at < REGION_BYTES; at++)
             memory[at] = byte_at(at);
@@ -327,7 +357,7 @@ static double ratio_of(const double *a, const double *b) {
 
 static void show(bench_report *report, bench_figures figures[WAYS][SIZES], const bool *there) {
     bench_table(
-        report, "Reads over TCP on the loopback, GB/s, and processor seconds a GB of both sides",
+        report, "Reads over TCP, GB/s, and processor seconds a GB of both sides",
         (const char *[]){"", "run", "GB/s", "low", "high", "CPU s/GB", "of plain", "of its 1 MiB", NULL});
     for (int way = 0; way < WAYS; way++)
         for (size_t size = 0; size < SIZES && there[way]; size++) {
@@ -356,7 +386,7 @@ int main(int argc, char **argv) {
     bool there[WAYS] = {true, true, kvf_agent_make_keys(public_key, secret_key) == KVF_OK, false};
     for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
         there[UCX] = there[UCX] || strcmp(kvf_transport_kind_name(i), "ucx") == 0;
-    (void)setenv("UCX_NET_DEVICES", "lo", 1);
+    find_hosts();
     for (size_t size = 0; size < SIZES; size++)
         make_list(sizes[size], &lists[size]);
     for (int way = 0; way < WAYS; way++) /* before anything is opened here: UCX does not survive a fork */
