@@ -50,9 +50,12 @@ static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const 
                               .permissions = permissions};
 }
 
-/* A cap is kept more exactly by runs, which are cut where it ends, than by whole slots. */
-static kvf_way way_of(const kvf_ticket *ticket, kvf_way wanted) {
-    return wanted == KVF_WAY_AUTO && ticket->pace.cap ? KVF_WAY_DIRECT : wanted;
+/* A cap is kept more exactly by runs, which are cut where it ends, than by whole slots; but not every peer takes them. */
+static kvf_way way_of(const kvf_ticket *ticket, kvf_way wanted, kvf_peer *const *peers, uint32_t count) {
+    bool withheld = false;
+    for (uint32_t i = 0; i < count; i++)
+        withheld = withheld || kvf_peer_withholds(peers[i]);
+    return wanted == KVF_WAY_AUTO && ticket->pace.cap && !withheld ? KVF_WAY_DIRECT : wanted;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */
@@ -76,11 +79,13 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
     const kvf_session *without = NULL;
-    kvf_way way = way_of(ticket, kvf_way_of(ticket));
+    kvf_way way = kvf_way_of(ticket);
     kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers);
     if (!peers)
         return kvf_nomem("a request");
     kvf_status status = find_peers(sessions, count, peers, peers + count, &without);
+    if (!status)
+        way = way_of(ticket, way, peers, count);
     if (!status && way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
     if (!status && way == KVF_WAY_PACKED && !alike)
@@ -99,8 +104,9 @@ kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, con
                           uint32_t source, kvf_session *session, uint64_t permission, bool held) {
     const kvf_agent *agent = ticket->agent;
     kvf_peer *peer;
-    way = way_of(ticket, way);
     kvf_status status = kvf_session_peer(session, &peer);
+    if (!status)
+        way = way_of(ticket, way, &peer, 1);
     kvf_peer *mate = status ? NULL : kvf_session_mate(session);
     if (!status && way == KVF_WAY_PACKED && !mate)
         status = cannot_pack(session);

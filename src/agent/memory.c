@@ -12,6 +12,7 @@
 #include "agent/stage.h"
 #include "agent/ticket.h"
 #include "transport/memory.h"
+#include "transport/transport.h"
 
 kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
     if (!agent)
@@ -146,8 +147,14 @@ static void note(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
         (kvf_memory){sizeof(kvf_memory), memory->address, memory->bytes, memory->kind, memory->device};
 }
 
+/* With a stage peers need the arena only, and are not given more where that could not be taken back. */
+static void withhold(const kvf_agent *agent) {
+    kvf_transport_withhold(agent->transport, agent->options.way != KVF_WAY_DIRECT);
+}
+
 static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
     kvf_status status = check_size(kvf_shard_get(agent->shard), region, memory);
+    withhold(agent);
     if (!status)
         status = kvf_transport_register_region(agent->transport, region, memory);
     if (!status)
@@ -157,6 +164,7 @@ static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory
 
 /* All or none, where none is there. */
 static kvf_status add_all(kvf_agent *agent, const kvf_memory *regions) {
+    withhold(agent);
     kvf_status status =
         agent->region_count ? kvf_transport_register(agent->transport, regions, agent->region_count) : KVF_OK;
     for (uint32_t i = 0; i < agent->region_count && !status; i++)

@@ -79,6 +79,7 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .permit = permit,
                                        .on_event = on_event,
                                        .context = agent};
+    kvf_transport_withhold(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
     return status ? kvf_fail_in(status, "the stage: ") : KVF_OK;

@@ -171,6 +171,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     }
     joined->peer = peer; /* slots that one of this name may still touch count against its share */
     joined->has_lists = kvf_cost_has_lists(kvf_peer_kind(peer));
+    joined->withholds = kvf_peer_withholds(peer);
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
         kvf_cost_assume(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
     return KVF_OK;

@@ -145,7 +145,7 @@ static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape 
     double packed = kvf_cost_predict(&cost->packed, out->pieces, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
-    bool gains = packed < direct && !peer->has_lists;
+    bool gains = peer->withholds || (packed < direct && !peer->has_lists);
     *way = by->options.way ? by->options.way : gains ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
     return KVF_OK;
 }

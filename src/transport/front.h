@@ -66,6 +66,7 @@ struct kvf_transport {
     pid_t process;  /* that opened it; no other may use it */
     uint32_t forks; /* kvf_fork_count() there */
     bool automatic;
+    bool withholds;            /* see kvf_transport_withhold() */
     kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
     kvf_front_absent *absent;

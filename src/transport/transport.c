@@ -333,6 +333,18 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
     return peer->transport;
 }
 
+void kvf_transport_withhold(kvf_transport *transport, bool withhold) {
+    transport->withholds = withhold;
+}
+
+bool kvf_transport_withholds(const kvf_transport *transport) {
+    return transport->withholds;
+}
+
+bool kvf_peer_withholds(const kvf_peer *peer) {
+    return peer->fabric->withholds && peer->fabric->withholds(peer->link);
+}
+
 kvf_reach kvf_peer_reach(const kvf_peer *peer) {
     return peer->fabric->kind.reach;
 }

@@ -110,6 +110,9 @@ typedef struct kvf_fabric {
      * NULL: there is nothing to say beyond the fabric's name. */
     const char *(*way)(const void *link);
 
+    /** Whether the peer gives us no key to some of its memory, see kvf_transport_withhold(). NULL: never. */
+    bool (*withholds)(const void *link);
+
     /** Ends the link, which may be lost already. No batch of this link may touch our memory after it returns; what was
      * sent to be written over a network may reach the peer's still, until the peer shuts us out. The front ends the
      * batches. Called outside of progress(). */
@@ -197,6 +200,17 @@ unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 
 /** The oldest generation of our memory of which a card may speak. */
 uint64_t kvf_transport_oldest(const kvf_transport *transport);
+
+/**
+ * Whether regions that are registered from here on are kept from peers by fabrics that emulate one-sided operations:
+ * such a fabric puts neither their addresses nor keys to them on its card. For those who have an arena for all that
+ * moves. Others, and CUDA memory, are not concerned.
+ */
+void kvf_transport_withhold(kvf_transport *transport, bool withhold);
+bool kvf_transport_withholds(const kvf_transport *transport);
+
+/** Whether a peer keeps memory from us so: only its arena can be read and written. */
+bool kvf_peer_withholds(const kvf_peer *peer);
 
 /** The name that a peer's card gives it, and whose peer it is. */
 const char *kvf_peer_name(const kvf_peer *peer);

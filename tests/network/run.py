@@ -161,9 +161,9 @@ class Pair:
         self.consumer.process.say(f"{'expect' if writes else 'pull'} {self.last} {deadline_ms}")
         return self.last
 
-    def move(self, writes: bool = False, seconds: float = 20) -> tuple[float, list[str]]:
+    def move(self, writes: bool = False, seconds: float = 20, deadline_ms: int = 30000) -> tuple[float, list[str]]:
         """One request, which must be done and right; when it was, and its words."""
-        number = self.begin(writes)
+        number = self.begin(writes, deadline_ms)
         when, words = self.consumer.wait("expect" if writes else "pull", number, seconds)
         assert words[0] == "done", " ".join(words)
         assert words[4] == "0", f"{words[4]} cells of request {number} are wrong"
@@ -183,7 +183,7 @@ class Traffic(threading.Thread):
     def run(self) -> None:
         try:
             while not self.stopping:
-                when, _ = self.pair.move(writes=self.pair.last % 2 == 1, seconds=60)
+                when, _ = self.pair.move(writes=self.pair.last % 2 == 1, seconds=60, deadline_ms=60000)
                 self.ends.append(when)
         except AssertionError as failed:
             self.failure = str(failed)

@@ -210,6 +210,61 @@ static void the_setting_for_what_is_emulated_is_checked(void **state) {
                  "ucx.emulated is \"perhaps\"; allowed on, off");
 }
 
+/* Two regions, of which the first is kept from peers where UCX emulates, with 1 and 2 in all their bytes. */
+static void open_withholding(side *self, const char *emulated) {
+    const kvf_setting setting = {"ucx.emulated", emulated ? emulated : "off"};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    *self = (side){0};
+    assert_ok(kvf_transport_open("ucx", &options, &self->transport));
+    assert_ok(kvf_transport_allocate(self->transport, KVF_MEMORY_HOST, 0, 2 * BYTES, &self->memory));
+    for (uint32_t i = 0; i < 2; i++) {
+        unsigned char *begin = (unsigned char *)self->memory + (size_t)i * BYTES;
+        const kvf_memory memory = {sizeof memory, begin, BYTES, KVF_MEMORY_HOST, 0};
+        memset(begin, (int)i + 1, BYTES);
+        kvf_transport_withhold(self->transport, i == 0);
+        assert_ok(kvf_transport_register_region(self->transport, i, &memory));
+    }
+    assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
+}
+
+/* Reads 10 bytes of a region to the beginning of ours; what submitting says. */
+static kvf_status read_region(side *to, side *from, kvf_peer *peer, uint32_t region) {
+    const kvf_run run = {0, 20, 10, 0, region};
+    int ended = 0;
+    kvf_status status = kvf_transport_submit(peer, KVF_READ, &run, 1, count_end, &ended, NULL);
+    while (!status && ended == 0) {
+        assert_ok(kvf_transport_progress(to->transport, NULL));
+        assert_ok(kvf_transport_progress(from->transport, NULL));
+    }
+    return status;
+}
+
+static void ucx_without_rdma_keeps_what_is_withheld_from_peers(void **state) {
+    (void)state;
+    if (!kvf_fabric_named("ucx"))
+        skip();
+    for (int taken = 0; taken < 2; taken++) {
+        side owner, reader;
+        kvf_peer *peer;
+        open_withholding(&owner, taken ? "on" : NULL);
+        open_side(&reader, "ucx", NULL, false);
+        const unsigned char *read = reader.memory;
+        assert_ok(kvf_transport_connect(reader.transport, owner.card, owner.card_bytes, &peer));
+        assert_int_equal(kvf_peer_withholds(peer), !taken);
+        assert_int_equal(memmem(owner.card, owner.card_bytes, &owner.memory, sizeof owner.memory) != NULL,
+                         taken);
+        assert_int_equal(read_region(&reader, &owner, peer, 0), taken ? KVF_OK : KVF_E_PERMISSION);
+        if (!taken)
+            assert_non_null(strstr(kvf_error_detail(), "region 0: its owner keeps it from peers"));
+        assert_int_equal(read[9], taken ? 1 : 0);
+        assert_ok(read_region(&reader, &owner, peer, 1));
+        assert_int_equal(read[9], 2);
+        close_side(&reader);
+        close_side(&owner);
+    }
+}
+
 int main(void) {
     (void)setenv("UCX_TLS", "tcp,self", 1); /* on machines with RDMA, too */
     const struct CMUnitTest tests[] = {
@@ -218,6 +273,7 @@ int main(void) {
         cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
         cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),
         cmocka_unit_test(the_setting_for_what_is_emulated_is_checked),
+        cmocka_unit_test(ucx_without_rdma_keeps_what_is_withheld_from_peers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -396,6 +396,7 @@ const kvf_fabric kvf_fabric_ucx = {
     .submit = kvf_ucx_submit,
     .cancel = kvf_ucx_cancel,
     .notify = kvf_ucx_notify,
+    .withholds = kvf_ucx_withholds,
     .disconnect = kvf_ucx_disconnect,
     .progress = ucx_progress,
     .event_fd = ucx_event_fd,

@@ -154,7 +154,7 @@ bool kvf_ucx_beacon_gone(int watch);
 
 /* ---- ucx_card.c ------------------------------------------------------------------------------ */
 
-/** A remote region as the card says. */
+/** A remote region as the card says. Without address and key it is kept from us. */
 typedef struct kvf_ucx_card_region {
     uint64_t address;
     uint64_t bytes;
@@ -202,7 +202,8 @@ typedef struct kvf_ucx_memory {
     uint64_t bytes;
     ucp_mem_h handle;
     ucs_memory_type_t type;
-    bool mapped; /**< `handle` is ours to unmap: not that of an allocation */
+    bool mapped;   /**< `handle` is ours to unmap: not that of an allocation */
+    bool withheld; /**< from peers: no address and no key on the card */
 } kvf_ucx_memory;
 
 typedef struct kvf_ucx_allocation {
@@ -261,6 +262,7 @@ struct kvf_ucx_link {
     uint64_t posted_bytes;     /**< of the run posting->batch->next, when it is a long one */
     uint32_t in_flight;        /**< runs and flushes */
     uint32_t messages;         /**< notifications UCX has not yet taken */
+    bool withholds;            /**< some target has no key, though there is memory */
     bool notified;             /**< something may have to leave before the link is closed */
     kvf_ucx_message *spare;    /**< messages to use again */
     uint32_t lingering;        /**< flushes of disconnect() that are not complete */
@@ -301,6 +303,7 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out);
 kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
 void kvf_ucx_disconnect(void *self);
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
+bool kvf_ucx_withholds(const void *self);
 
 /** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);

@@ -174,7 +174,8 @@ static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
     for (uint32_t i = 0; i < card->region_count; i++) {
         const kvf_ucx_card_region *region = &card->regions[i];
         link->target_count = i + 1;
-        if (region->bytes == 0)
+        link->withholds = link->withholds || (region->bytes > 0 && !region->key);
+        if (!region->key)
             continue;
         void *key = kvf_ucx_card_blob(region->key, region->key_bytes);
         if (!key)
@@ -236,6 +237,11 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
+}
+
+bool kvf_ucx_withholds(const void *self) {
+    const kvf_ucx_link *link = self;
+    return link->withholds;
 }
 
 void kvf_ucx_disconnect(void *self) {

@@ -64,6 +64,8 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
     if (refusal)
         return kvf_fail_in(refusal, "region %u: ", i);
     *out = (kvf_ucx_memory){.address = region->address, .bytes = region->bytes, .type = UCS_MEMORY_TYPE_HOST};
+    out->withheld = region->kind == KVF_MEMORY_HOST && endpoint->emulates && !endpoint->takes_emulated &&
+                    kvf_transport_withholds(endpoint->transport);
     if (region->kind == KVF_MEMORY_CUDA) {
         out->type = UCS_MEMORY_TYPE_CUDA;
         if (!(endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
@@ -120,8 +122,8 @@ kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
 static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card) {
     for (uint32_t i = 0; i < endpoint->region_count; i++) {
         const kvf_ucx_memory *region = &endpoint->regions[i];
-        if (region->bytes == 0) {
-            card->regions[card->region_count++] = (kvf_ucx_card_region){0};
+        if (region->bytes == 0 || region->withheld) {
+            card->regions[card->region_count++] = (kvf_ucx_card_region){.bytes = region->bytes};
             continue;
         }
         void *key;

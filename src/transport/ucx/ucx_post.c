@@ -67,11 +67,27 @@ void kvf_ucx_drop_jobs(kvf_ucx_link *link) {
         free_job(link->first);
 }
 
+static kvf_status check_keys(const kvf_ucx_link *link, const kvf_batch *batch) {
+    for (size_t i = 0; i < batch->count && link->withholds; i++) {
+        uint32_t region = batch->runs[i].remote_region;
+        if (batch->runs[i].bytes > 0 && !link->targets[region].key)
+            return kvf_fail(
+                KVF_E_PERMISSION,
+                "submit: region %u: its owner keeps it from peers, for its UCX would emulate one-sided "
+                "operations: it moves packed, or over messages, or with ucx.emulated \"on\" there",
+                region);
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_ucx_submit(void *self, kvf_batch *batch) {
     kvf_ucx_link *link = self;
     kvf_ucx_endpoint *endpoint = link->endpoint;
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
+    kvf_status status = check_keys(link, batch);
+    if (status)
+        return status;
     kvf_ucx_job *job = endpoint->spare_jobs;
     if (job)
         endpoint->spare_jobs = job->following;
