@@ -17,7 +17,7 @@ from kvferry import Agent, EventKind, GroupSteps, transport_kinds
 from kvferry.ucx import ucx_libraries
 
 package = sys.argv[1] == "package"
-how = {}
+how = {"transport": "messages"} if sys.argv[1] == "network" else {}
 if package:
     how = {"transport": "ucx", "settings": {"ucx.library": ucx_libraries()[0], "ucx.tls": "tcp,self"}}
 model = small_model()
@@ -32,6 +32,7 @@ with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as con
     event = consumer.wait_event(30)
     assert event and event.kind is EventKind.DONE, event
     assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
+assert sys.argv[1] != "network" or "libucp" not in open("/proc/self/maps").read()
 assert transport_kinds() == ["inproc", "shm", "ucx", "messages"]
 needed = ["libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry"]
 if package:
@@ -73,5 +74,6 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = str(Path(__file__).parent)
     environment["UCX_NET_DEVICES"] = "lo"
     assert run("-c", SMOKE, "machine") == "works\n"
+    assert run("-c", SMOKE, "network") == "works\n"
     run(*quiet, f"{wheel}[ucx]")
     assert run("-c", SMOKE, "package") == "works\n"
