@@ -141,7 +141,7 @@ endif()
 
 # The short form; it says what it lacks, such as root, and is skipped then. A sanitizer makes it another machine.
 if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
-  kvf_add_test(network network 180 ${PROJECT_SOURCE_DIR}/scripts/check-network ${PROJECT_BINARY_DIR} --short)
+  kvf_add_test(network network 300 ${PROJECT_SOURCE_DIR}/scripts/check-network ${PROJECT_BINARY_DIR} --short)
   set_tests_properties(network PROPERTIES RUN_SERIAL ON)
 endif()
 

@@ -275,11 +275,8 @@ static bool serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
         more = kvf_messages_take(endpoint);
     }
     more = kvf_messages_serve(endpoint, budget) || more;
-    if (more || (endpoint->router_stirs && kvf_messages_readable(endpoint->router)))
-        endpoint->router_stirs = true; /* also next time */
-    else
-        endpoint->router_stirs = false;
-    return endpoint->router_stirs;
+    endpoint->router_stirs = more || (endpoint->router_stirs && kvf_messages_readable(endpoint->router));
+    return endpoint->router_stirs; /* then it is looked at next time, too */
 }
 
 static kvf_status progress(void *self, bool *busy) {

@@ -36,6 +36,7 @@
 #define MESSAGES_SEND_LIMIT 256      /* more than are ever due to one that keeps to the protocol */
 #define MESSAGES_CLIENTS_MAX 65536u  /* known at once */
 #define MESSAGES_RUNS 256u           /* laid out at a time */
+#define MESSAGES_A_TURN 64           /* messages of one socket that are looked at before the next socket is */
 #define MESSAGES_LINGER_MS 200       /* what a closed connection still has to say gets so long */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
 

@@ -16,7 +16,6 @@
 #define NEVER_MS 100000000  /* ZeroMQ shall not connect anew */
 #define SAME_PLACE_MS 1000u /* on one machine it is known in less than one whether somebody listens, */
 #define HANDSHAKE_MS 100u   /* and with whom; a process that was stopped does not say */
-#define MESSAGES_A_TURN 64
 
 #define MONITORED                                                                                            \
     (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED |                              \

@@ -4,11 +4,15 @@
  */
 #include "transport/messages/messages.h"
 
+static void stir(kvf_messages_link *link) {
+    link->stirs = true;
+    kvf_wake_set(&link->endpoint->wake, true);
+}
+
 kvf_status kvf_messages_submit(void *self, kvf_batch *batch) {
     kvf_messages_link *link = self;
     kvf_slices_add(&link->slices, batch);
-    link->stirs = true;
-    kvf_wake_set(&link->endpoint->wake, true);
+    stir(link);
     return KVF_OK;
 }
 
@@ -16,8 +20,7 @@ void kvf_messages_cancel(void *self, kvf_batch *batch) {
     (void)batch;
     kvf_messages_link *link = self;
     kvf_slices_cancel(&link->slices);
-    link->stirs = true;
-    kvf_wake_set(&link->endpoint->wake, true);
+    stir(link);
 }
 
 static const kvf_run *slice_runs(const kvf_slice *slice, size_t *count) {

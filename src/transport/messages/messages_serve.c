@@ -9,7 +9,6 @@
 
 #include "transport/messages/messages.h"
 
-#define MESSAGES_A_TURN 64
 #define CLIENTS_SWEPT 64u
 
 /* ZeroMQ's name for a connection: a zero byte and a number. */
