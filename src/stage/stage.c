@@ -198,7 +198,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     joined->peer = peer; /* slots that one of this name may still touch count against its share */
     joined->has_lists = kvf_cost_has_lists(kvf_peer_kind(peer));
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
-        kvf_cost_assume(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
+        kvf_peer_cost_begin(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
     return KVF_OK;
 }
 
@@ -424,6 +424,12 @@ kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_
     const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
     if (!joined)
         return kvf_fail(KVF_E_NOT_FOUND, "the peer has not joined the stage");
-    kvf_fill_out(out, &joined->costs[direction], sizeof joined->costs[direction]);
+    const kvf_peer_cost *known = &joined->costs[direction];
+    const kvf_stage_cost cost = {.struct_size = sizeof cost,
+                                 .direct = known->direct.learned,
+                                 .packed = known->packed.learned,
+                                 .direct_seen = known->direct.seen,
+                                 .packed_seen = known->packed.seen};
+    kvf_fill_out(out, &cost, sizeof cost);
     return KVF_OK;
 }
