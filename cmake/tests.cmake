@@ -77,6 +77,14 @@ foreach(name flow faults)
   set_property(TEST stage_${name}_workers APPEND PROPERTY ENVIRONMENT "KVF_TEST_WORKERS=2")
 endforeach()
 
+# The same of agents whose clock is the machine's: a simulated one does not wait for workers.
+if(KVF_BUILDS_AGENT)
+  foreach(name thread loop)
+    kvf_add_test(agent_${name}_workers unit 300 agent_${name}_test)
+    set_property(TEST agent_${name}_workers APPEND PROPERTY ENVIRONMENT "KVF_TEST_WAY=packed" "KVF_TEST_WORKERS=2")
+  endforeach()
+endif()
+
 # Processes that are killed and stopped while they serve each other; `make check-long` has more requests.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/faults faults NAMES faults_names)
