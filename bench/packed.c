@@ -144,13 +144,16 @@ static void close_end(bench_end *end) {
     kvf_engine_free(end->engine);
 }
 
-/* Works, and sleeps where there has been nothing to do for a while; `line` ends the sleep too. */
-static bool work(bench_end *end, unsigned *idle, int line) {
+static void work(bench_end *end, unsigned *idle) {
     bool moving, staging;
     must(kvf_transport_progress(end->transport, &moving));
     must(kvf_stage_progress(end->stage, &staging));
     *idle = moving || staging ? 0 : *idle + 1;
-    if (*idle < SPINS)
+}
+
+/* Sleeps where there has been nothing to do for a while. False: something came by `line`. */
+static bool nap(bench_end *end, unsigned idle, int line) {
+    if (idle < SPINS)
         return true;
     struct pollfd fds[2] = {{kvf_transport_event_fd(end->transport), POLLIN, 0}, {line, POLLIN, 0}};
     (void)poll(fds, 2, 100);
@@ -217,8 +220,9 @@ static _Noreturn void be_other(const bench_route *by, uint64_t run, int line) {
         (void)cells_are(&end, true);
     exchange_cards(&end, line);
     for (;;) {
-        while (work(&end, &idle, line))
-            ;
+        do
+            work(&end, &idle);
+        while (nap(&end, idle, line));
         int order = 0;
         if (recv(line, &order, sizeof order, 0) != sizeof order)
             break;
@@ -316,8 +320,12 @@ static double move_all(bench_mover *mover, kvf_way way, kvf_move_info *info) {
         must(kvf_stage_push(mover->end.stage, mover->request, 0, mover->end.peer, &options, &move));
     else
         must(kvf_stage_pull(mover->end.stage, mover->request, &mover->end.peer, &options, &move));
-    while ((status = kvf_move_status(move)) == KVF_IN_PROGRESS)
-        (void)work(&mover->end, &idle, -1);
+    for (;;) {
+        work(&mover->end, &idle);
+        if ((status = kvf_move_status(move)) != KVF_IN_PROGRESS)
+            break; /* what work() brought to its end wakes nobody */
+        (void)nap(&mover->end, idle, -1);
+    }
     uint64_t ns = bench_now_ns() - begin;
     must(status);
     if (info)

@@ -74,6 +74,23 @@ kvf_status kvf_plan_cover(kvf_plan *plan);
 /** Turns the cuts into copy rules: fills rules, lanes and walks. */
 kvf_status kvf_plan_fuse(kvf_plan *plan);
 
+/** Steps [begin, end) of a group; none where they are equal. */
+typedef struct kvf_step_span {
+    uint64_t begin, end;
+} kvf_step_span;
+
+/**
+ * Counts what a request of these steps has from one source, clipped to windows, from the rules: exactly what the request
+ * would have if no two of its logical blocks were neighbours in memory.
+ *
+ * @param source  of the plan
+ * @param spans   one for each group of the model
+ * @param bytes   receives the bytes
+ * @param runs    receives the runs
+ */
+void kvf_plan_count(const kvf_plan *plan, uint32_t source, const kvf_step_span *spans, uint64_t *bytes,
+                    uint64_t *runs);
+
 /** How kvf_say_plan() speaks of a plan. */
 typedef struct kvf_plan_words {
     uint64_t tokens;     /* of the request that is predicted */

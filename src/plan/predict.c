@@ -45,14 +45,15 @@ static void add_piece(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint
 }
 
 /* The lanes of one page go through all pieces together, as kvf_run_cursor_next() lets them. */
-static tally tally_page(const kvf_plan *plan, uint32_t index, const kvf_copy_lane *lanes, uint64_t tokens) {
+static tally tally_page(const kvf_plan *plan, uint32_t index, const kvf_copy_lane *lanes,
+                        const kvf_step_span *spans) {
     const kvf_copy_rule *rule = &plan->rules[index];
     const kvf_plan_walk *sides = &plan->walks[plan->rule_walks[index]];
     const kvf_group_desc *group = kvf_model_group(plan->local->model, rule->group);
     uint32_t local_kernel = plan->local->groups[rule->group].kernel_blocks_per_block;
     uint32_t remote_kernel = plan->remote->groups[rule->group].kernel_blocks_per_block;
-    uint64_t end = group->kind == KVF_GROUP_STATE ? 1 : tokens;
-    kvf_walk walk = {sides->local, sides->remote, kvf_group_first_needed(group, end), end};
+    const kvf_step_span span = spans[rule->group];
+    kvf_walk walk = {sides->local, sides->remote, kvf_first_moved(group, span.begin, span.end), span.end};
     kvf_walk_piece piece;
     tally t = {0};
     while (kvf_walk_next(&walk, &piece)) {
@@ -90,7 +91,8 @@ static void move_edge(run_edge *edge, const kvf_copy_lane *from, const kvf_copy_
 /* The runs of one source so far, and the last of them. */
 typedef struct forecast {
     const kvf_plan *plan;
-    uint64_t tokens, bytes, runs;
+    const kvf_step_span *spans;
+    uint64_t bytes, runs;
     run_edge last;
 } forecast;
 
@@ -108,7 +110,7 @@ static void add_rule(forecast *f, uint32_t index) {
     for (uint32_t l = 0; l < rule->lane_count; l += rule->lanes_per_page) {
         const kvf_copy_lane *lanes = &rule->lanes[l];
         if (l == 0 || !like_page_before(rule, lanes)) {
-            t = tally_page(f->plan, index, lanes, f->tokens);
+            t = tally_page(f->plan, index, lanes, f->spans);
         } else {
             move_edge(&t.begin, lanes - rule->lanes_per_page, lanes);
             move_edge(&t.end, lanes - rule->lanes_per_page, lanes);
@@ -120,6 +122,16 @@ static void add_rule(forecast *f, uint32_t index) {
     f->bytes += t.rows * rule->units * rule->cell_bytes * rule->lane_count;
 }
 
+void kvf_plan_count(const kvf_plan *plan, uint32_t source, const kvf_step_span *spans, uint64_t *bytes,
+                    uint64_t *runs) {
+    KVF_ASSERT(source < plan->source_count);
+    forecast f = {.plan = plan, .spans = spans};
+    for (uint32_t i = plan->source_rules[source].begin; i < plan->source_rules[source].end; i++)
+        add_rule(&f, i);
+    *bytes = f.bytes;
+    *runs = f.runs;
+}
+
 kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,
                             const kvf_cost_model *cost, kvf_prediction *out) {
     if (source >= plan->source_count)
@@ -127,10 +139,12 @@ kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t toke
     kvf_status status = kvf_check_out(out, "kvf_prediction");
     if (status)
         return status;
-    forecast f = {.plan = plan, .tokens = tokens};
-    for (uint32_t i = plan->source_rules[source].begin; i < plan->source_rules[source].end; i++)
-        add_rule(&f, i);
-    kvf_prediction p = {.struct_size = sizeof p, .bytes = f.bytes, .runs = f.runs};
+    kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
+    for (uint32_t g = 0; g < kvf_model_group_count(plan->local->model); g++)
+        spans[g] =
+            (kvf_step_span){0, kvf_model_group(plan->local->model, g)->kind == KVF_GROUP_STATE ? 1 : tokens};
+    kvf_prediction p = {.struct_size = sizeof p};
+    kvf_plan_count(plan, source, spans, &p.bytes, &p.runs);
     if (cost)
         p.ns = cost->ns_per_source + cost->ns_per_run * (double)p.runs + cost->ns_per_byte * (double)p.bytes;
     kvf_fill_out(out, &p, sizeof p);

@@ -14,6 +14,8 @@
 #define NOTICE_RUNS 2.0         /* what a notification costs, in operations of the fabric */
 #define WEIGHT 0.25             /* of one transfer in the average */
 #define FACTOR_MAX 16.0         /* a transfer that took longer was disturbed by something else */
+#define SHORTEST_BYTES 256u     /* below it, the first class of lengths */
+#define SMALLEST_BYTES (64u << 10)
 
 void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes) {
     kvf_cost_model fabric;
@@ -55,20 +57,70 @@ void kvf_cost_learn(kvf_cost_model *cost, uint64_t runs, uint64_t bytes, double 
     move(&cost->ns_per_byte, by_bytes, factor);
 }
 
+/* ---- classes --------------------------------------------------------------------------------- */
+
+/* 0 below `least`, 1 below four times that, and so on. */
+static uint32_t step_of(uint64_t value, uint64_t least, uint32_t steps) {
+    uint32_t step = 0;
+    for (; step + 1 < steps && value >= least; value /= 4)
+        step++;
+    return step;
+}
+
+typedef struct class_place {
+    uint32_t length, size;
+} class_place;
+
+static class_place place_of(uint64_t runs, uint64_t bytes) {
+    const uint32_t length = step_of(bytes / (runs > 0 ? runs : 1), SHORTEST_BYTES, KVF_COST_LENGTHS);
+    return (class_place){length, step_of(bytes, SMALLEST_BYTES, KVF_COST_SIZES)};
+}
+
+void kvf_peer_cost_begin(kvf_peer_cost *cost, const char *kind, uint32_t slot_bytes) {
+    kvf_stage_cost assumed;
+    kvf_cost_assume(&assumed, kind, slot_bytes);
+    *cost = (kvf_peer_cost){.direct = {.assumed = assumed.direct, .learned = assumed.direct},
+                            .packed = {.assumed = assumed.packed, .learned = assumed.packed}};
+}
+
+double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes) {
+    const class_place at = place_of(runs, bytes);
+    const kvf_cost_class *seen = &cost->classes[at.length][at.size];
+    return seen->seen > 0 ? seen->factor * kvf_cost_predict(&cost->assumed, runs, bytes)
+                          : kvf_cost_predict(&cost->learned, runs, bytes);
+}
+
+/* The first of a class is all that is known of it; later ones count less, down to a quarter. */
+void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns) {
+    const double expected = kvf_way_cost_predict(cost, runs, bytes);
+    const double assumed = kvf_cost_predict(&cost->assumed, runs, bytes);
+    if (!(expected > 0) || !(assumed > 0))
+        return;
+    ns = fmax(ns, 1); /* less than the clock sees */
+    const class_place at = place_of(runs, bytes);
+    kvf_cost_class *seen = &cost->classes[at.length][at.size];
+    const double weight = fmax(WEIGHT, 1.0 / (seen->seen + 1));
+    const double off = fmin(fmax(ns / expected, 1 / FACTOR_MAX), FACTOR_MAX);
+    seen->factor = expected / assumed * pow(off, weight);
+    seen->seen++;
+    cost->seen++;
+    kvf_cost_learn(&cost->learned, runs, bytes, ns);
+}
+
 /* ---- before there is a stage ------------------------------------------------------------------- */
 
 static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t tokens, uint64_t *pieces) {
     const kvf_model *model = kvf_shard_model(kvf_plan_local(plan));
-    uint64_t steps[KVF_MODEL_MAX_GROUPS] = {0};
+    kvf_step_span spans[KVF_MODEL_MAX_GROUPS] = {{0, 0}};
     kvf_selection *selection = NULL;
     kvf_stream_map *map = NULL;
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
-        steps[g] = kvf_model_group(model, g)->kind == KVF_GROUP_STATE ? 1 : tokens;
+        spans[g].end = kvf_model_group(model, g)->kind == KVF_GROUP_STATE ? 1 : tokens;
     kvf_status status = kvf_selection_of_plan(plan, source, &selection);
     if (!status)
         status = kvf_stream_map_create(kvf_plan_local(plan), selection, &map);
     if (!status)
-        *pieces = kvf_stream_map_size(map, steps).pieces;
+        *pieces = kvf_stream_map_size(map, spans).pieces;
     kvf_stream_map_free(map);
     kvf_selection_free(selection);
     return status;

@@ -13,13 +13,14 @@ typedef struct step_edges {
     uint64_t steps, in_kernel_block, between_kernel_blocks;
 } step_edges;
 
-static step_edges count_steps(const kvf_stream_map *map, uint32_t group, uint64_t end) {
+static step_edges count_steps(const kvf_stream_map *map, uint32_t group, kvf_step_span span) {
     const kvf_kept *kept = &map->kept[group];
     const kvf_group_shard_desc *held = &map->shard->groups[group];
     step_edges edges = {.steps = 0};
     if (kept->steps == 0)
         return edges;
-    const uint64_t begin = kvf_first_moved(kvf_model_group(map->shard->model, group), 0, end);
+    const uint64_t end = span.end;
+    const uint64_t begin = kvf_first_moved(kvf_model_group(map->shard->model, group), span.begin, end);
     const uint64_t first = kvf_kept_number(kept, begin);
     edges.steps = kvf_kept_number(kept, end) - first;
     const uint64_t kernel_edges =
@@ -54,14 +55,14 @@ static uint64_t count_pieces(const kvf_stream_map *map, const kvf_lane *lane, co
     return count;
 }
 
-kvf_stream_size kvf_stream_map_size(const kvf_stream_map *map, const uint64_t *steps) {
+kvf_stream_size kvf_stream_map_size(const kvf_stream_map *map, const kvf_step_span *spans) {
     kvf_stream_size size = {0, 0};
     step_edges edges = {.steps = 0};
     for (uint32_t i = 0; i < map->selection->item_count; i++) { /* ascending by group */
         const kvf_stream_item *item = &map->selection->items[i];
         const kvf_item_shape *shape = &map->shapes[i];
         if (i == 0 || item->group != item[-1].group)
-            edges = count_steps(map, item->group, steps[item->group]);
+            edges = count_steps(map, item->group, spans[item->group]);
         size.bytes +=
             edges.steps * shape->step_atoms * shape->stream_atom * (item->layers.end - item->layers.begin);
         for (uint32_t layer = item->layers.begin; layer < item->layers.end; layer++)

@@ -32,6 +32,7 @@
 #include <kvferry/request.h>
 
 #include "base/base.h"
+#include "plan/plan.h"
 
 /* ---- what flows ------------------------------------------------------------------------------ */
 
@@ -109,13 +110,13 @@ typedef struct kvf_stream_size {
 } kvf_stream_size;
 
 /**
- * Predicts the stream of a request of the steps [0, steps[group]) of each group, clipped to their windows, from the map
- * alone: O(lanes), whatever the steps. Logical blocks are taken to be scattered, and pieces that steps lie between which
+ * Predicts the stream of a request of some steps of each group, clipped to their windows, from the map alone: O(lanes),
+ * whatever the steps. Logical blocks are taken to be scattered, and pieces that steps lie between which
  * do not flow, to be apart.
  *
- * @param steps  one number for each group of the model
+ * @param spans  one for each group of the model
  */
-kvf_stream_size kvf_stream_map_size(const kvf_stream_map *map, const uint64_t *steps);
+kvf_stream_size kvf_stream_map_size(const kvf_stream_map *map, const kvf_step_span *spans);
 
 /* ---- one request ----------------------------------------------------------------------------- */
 

@@ -105,49 +105,30 @@ static kvf_status check_packed(const kvf_stage *stage, const order *by) {
     return KVF_OK;
 }
 
-/* Runs of the direct way: those of a request from the first step on, in proportion. */
-static kvf_status count_runs(const order *by, uint64_t bytes, uint64_t *runs) {
-    const kvf_plan *plan = kvf_request_plan(by->request);
-    const kvf_model *model = kvf_shard_model(kvf_plan_local(plan));
-    const kvf_group_request *groups = kvf_request_groups(by->request);
-    uint64_t tokens = 1;
-    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
-        if (kvf_model_group(model, g)->kind == KVF_GROUP_TOKENS && groups[g].begin < groups[g].end)
-            tokens = kvf_max_u64(tokens, groups[g].end);
-    kvf_prediction all = {.struct_size = sizeof all};
-    kvf_status status = kvf_plan_predict(plan, by->source, tokens, NULL, &all);
-    *runs = !status && all.bytes > 0 ? (uint64_t)((double)all.runs * ((double)bytes / (double)all.bytes)) : 0;
-    return status;
-}
-
-/* Pieces of our memory in the stream, likewise. */
-static uint64_t count_pieces(const order *by, const kvf_stage_shape *shape, uint64_t bytes) {
-    uint64_t steps[KVF_MODEL_MAX_GROUPS] = {0};
-    const kvf_group_request *groups = kvf_request_groups(by->request);
-    const uint32_t count =
-        kvf_model_group_count(kvf_shard_model(kvf_plan_local(kvf_request_plan(by->request))));
+/* The steps that are asked for. */
+static void spans_of(const kvf_request *request, kvf_step_span *spans) {
+    const kvf_group_request *groups = kvf_request_groups(request);
+    const uint32_t count = kvf_model_group_count(kvf_shard_model(kvf_plan_local(kvf_request_plan(request))));
     for (uint32_t g = 0; g < count; g++)
-        steps[g] = groups[g].begin < groups[g].end ? groups[g].end : 0;
-    kvf_stream_size all = kvf_stream_map_size(shape->map, steps);
-    return all.bytes > 0 ? (uint64_t)((double)all.pieces * ((double)bytes / (double)all.bytes)) : 0;
+        spans[g] = (kvf_step_span){groups[g].begin, groups[g].end};
 }
 
 /* Counts and predicts both ways, and says which is the cheaper. */
-static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out,
-                         kvf_way *way) {
+static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
-    const kvf_stage_cost *cost = &peer->costs[by->direction];
-    kvf_status status = count_runs(by, out->bytes, &out->runs);
-    if (status)
-        return status;
-    out->pieces = count_pieces(by, shape, out->bytes);
-    double direct = kvf_cost_predict(&cost->direct, out->runs, out->bytes);
-    double packed = kvf_cost_predict(&cost->packed, out->pieces, out->bytes);
+    const kvf_peer_cost *cost = &peer->costs[by->direction];
+    kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
+    uint64_t bytes = 0;
+    spans_of(by->request, spans);
+    kvf_plan_count(kvf_request_plan(by->request), by->source, spans, &bytes, &out->runs);
+    KVF_ASSERT(bytes == out->bytes);
+    out->pieces = kvf_stream_map_size(shape->map, spans).pieces;
+    const double direct = kvf_way_cost_predict(&cost->direct, out->runs, out->bytes);
+    const double packed = kvf_way_cost_predict(&cost->packed, out->pieces, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
-    bool gains = peer->withholds || (packed < direct && !peer->has_lists);
-    *way = by->options.way ? by->options.way : gains ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
-    return KVF_OK;
+    const bool gains = peer->withholds || (packed < direct && !peer->has_lists);
+    return by->options.way ? by->options.way : gains ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
 }
 
 /* Lets go what one source gives. */
@@ -166,9 +147,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
     if (!status) {
         status = find_shape(stage, by, &shape);
         if (!status)
-            status = choose(move, by, shape, out, &way);
-        if (status)
-            kvf_shapes_leave(shape);
+            way = choose(move, by, shape, out);
     } else if (by->options.way != KVF_WAY_PACKED) {
         status = KVF_OK;
     }
@@ -305,18 +284,14 @@ static void learn(kvf_move *move, const leg *at) {
     kvf_stage *stage = move->stage;
     stage->counts.bytes[at->way] += at->bytes;
     kvf_stage_peer *peer = kvf_stage_find_peer(stage, at->peer);
-    if (!peer)
+    if (!peer || at->runs == 0) /* nobody asks what cannot go packed */
         return;
-    kvf_stage_cost *cost = &peer->costs[at->direction];
-    if (at->flow) {
-        kvf_cost_learn(&cost->packed, at->pieces, at->bytes, (double)at->flow->took_ns);
-        cost->packed_seen++;
-    } else {
-        uint64_t runs;
-        kvf_transfer_counts(at->transfer, NULL, &runs);
-        kvf_cost_learn(&cost->direct, runs, at->bytes, (double)(kvf_now(stage->clock) - at->began_ns));
-        cost->direct_seen++;
-    }
+    kvf_peer_cost *cost = &peer->costs[at->direction];
+    if (at->flow)
+        kvf_way_cost_learn(&cost->packed, at->pieces, at->bytes, (double)at->flow->took_ns);
+    else
+        kvf_way_cost_learn(&cost->direct, at->runs, at->bytes,
+                           (double)(kvf_now(stage->clock) - at->began_ns));
 }
 
 static void look_at(kvf_move *move, leg *at) {

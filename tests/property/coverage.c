@@ -65,6 +65,7 @@ static const char *const names[KIND_COUNT] = {
     [KIND_REQUEST_REFUSED] = "requests refused",
     [KIND_FAULT_ELSEWHERE] = "faults that this rank does not touch",
     [KIND_PREDICTED] = "predictions",
+    [KIND_COUNTED] = "counts of runs",
     [KIND_PACKED] = "packed streams",
     [KIND_PACKED_SIZED] = "packed streams of a size that was foretold",
     [KIND_PACKED_CONVERTED] = "items in another type on the way",

@@ -170,20 +170,16 @@ static uint64_t count_pieces(const stream_cells *s) {
 
 static bool check_sizes(const stream_end *end, const kvf_group_steps *groups, uint64_t bytes) {
     const world *w = end->cells.t->w;
-    uint64_t steps[MAX_GROUPS];
-    bool whole = true; /* nothing but a window leaves steps out at the beginning */
-    for (uint32_t i = 0; i < w->models[LOCAL].group_count; i++) {
-        const group_tables *tables = &w->tables[w->models[LOCAL].group_order[i]];
-        steps[i] = groups[i].begin < groups[i].end ? groups[i].end : 0;
-        whole &= groups[i].begin == groups[i].end || tables->first > tables->begin || tables->begin == 0;
-    }
+    kvf_step_span spans[MAX_GROUPS];
+    for (uint32_t i = 0; i < w->models[LOCAL].group_count; i++)
+        spans[i] = (kvf_step_span){groups[i].begin, groups[i].end};
     if (kvf_stream_bytes(end->stream) != bytes)
         return wrong("rank %u: kvf_stream_bytes() is %llu; its cells have %llu", end->cells.rank,
                      (unsigned long long)kvf_stream_bytes(end->stream), (unsigned long long)bytes);
-    const kvf_stream_size size = kvf_stream_map_size(end->map, steps);
+    const kvf_stream_size size = kvf_stream_map_size(end->map, spans);
     const uint64_t pieces = count_pieces(&end->cells);
-    note_if(KIND_PACKED_SIZED, whole && bytes > 0);
-    if (whole && (size.bytes != bytes || size.pieces != pieces))
+    note_if(KIND_PACKED_SIZED, bytes > 0);
+    if (size.bytes != bytes || size.pieces != pieces)
         return wrong("rank %u: kvf_stream_map_size() is %llu bytes in %llu pieces; there are %llu in %llu",
                      end->cells.rank, (unsigned long long)size.bytes, (unsigned long long)size.pieces,
                      (unsigned long long)bytes, (unsigned long long)pieces);

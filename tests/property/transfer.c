@@ -9,6 +9,7 @@
 #include "forms.h"
 #include "packed.h"
 #include "random.h"
+#include "request/request.h"
 #include "requests.h"
 
 enum { MOST_RUNS_AT_ONCE = 64 };
@@ -250,6 +251,22 @@ static bool check_prediction(const transfer *t, const source_runs *s, uint32_t t
     return true;
 }
 
+/* From whatever step on, whatever each group's range is: where blocks are scattered, the rules say how many runs. */
+static bool check_count(const transfer *t, const kvf_request *request, const source_runs *s) {
+    const kvf_group_request *groups = kvf_request_groups(request);
+    kvf_step_span spans[MAX_GROUPS];
+    uint64_t bytes = 0, runs = 0;
+    for (uint32_t g = 0; g < kvf_model_group_count(kvf_shard_model(kvf_plan_local(t->plan))); g++)
+        spans[g] = (kvf_step_span){groups[g].begin, groups[g].end};
+    kvf_plan_count(t->plan, s->source, spans, &bytes, &runs);
+    if (bytes != s->bytes || runs != s->count)
+        return wrong("source %u: kvf_plan_count() is %llu bytes in %llu runs; there are %llu in %llu",
+                     s->source, (unsigned long long)bytes, (unsigned long long)runs,
+                     (unsigned long long)s->bytes, (unsigned long long)s->count);
+    note(KIND_COUNTED);
+    return true;
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 /* A table that ends with the sequence is what kvf_block_table_tail() makes of its ids. */
@@ -341,6 +358,7 @@ static bool move_request(transfer *t, kvf_request *request) {
     for (uint32_t s = 0; s < kvf_plan_source_count(t->plan); s++) {
         source_runs runs = {.source = s, .rank = kvf_plan_source_rank(t->plan, s)};
         if (!copy_source(t, request, &runs, &random) ||
+            (t->w->scattered && !check_count(t, request, &runs)) ||
             (predictable && !check_prediction(t, &runs, tokens == NO_ID ? 7 : tokens)))
             return false;
         t->wanted_bytes[runs.rank] = 0;

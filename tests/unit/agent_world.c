@@ -43,7 +43,8 @@ uint64_t world_now(void) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* With KVF_TEST_WAY=packed, agents whose way a test does not say go packed, by slots that are soon full. */
+/* With KVF_TEST_WAY=packed, agents whose way a test does not say go packed, by slots that are soon full, which with
+ * KVF_TEST_WORKERS=N so many threads copy. */
 static kvf_agent_options with_way(const kvf_agent_options *options) {
     const char *way = getenv("KVF_TEST_WAY");
     kvf_agent_options out = options ? *options : (kvf_agent_options){.struct_size = sizeof out};
@@ -52,6 +53,8 @@ static kvf_agent_options with_way(const kvf_agent_options *options) {
     out.way = KVF_WAY_PACKED;
     out.slot_bytes = 4096;
     out.arena_bytes = 128 * 4096;
+    const char *workers = getenv("KVF_TEST_WORKERS");
+    out.workers = workers ? (uint32_t)atoi(workers) : 0;
     return out;
 }
 
