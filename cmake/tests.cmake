@@ -61,6 +61,20 @@ if(KVF_USES_UCX)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
+# A stand-in for the CUDA driver, which the loader finds before any other.
+if(NOT KVF_CORE_ONLY)
+  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c)
+  set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
+                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
+  target_include_directories(fake_cuda PRIVATE include src tests/fakes)
+  target_compile_definitions(fake_cuda PRIVATE _GNU_SOURCE)
+  target_include_directories(cuda_copier_test PRIVATE tests/fakes)
+  add_dependencies(cuda_copier_test fake_cuda)
+  set_property(TEST cuda_copier_test APPEND PROPERTY
+               ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+  set_property(TEST cuda_copier_test PROPERTY SKIP_RETURN_CODE 77)
+endif()
+
 # The same requests with every byte packed. Not those that say how long blocks written directly are in doubt, in what
 # pieces a cap lets bytes go, what engines of unlike models move, or what is said by hand.
 if(KVF_BUILDS_AGENT)

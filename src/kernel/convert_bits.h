@@ -53,7 +53,8 @@ KVF_BITS uint32_t kvf_f32_of_f16(uint16_t bits) {
         return sign;
     /* An f32 with an exponent of e is 2^(e - 127), an f16 2^(e - 15); one of 0 has no leading 1, and counts as 1. */
     if (exponent == 0) {
-        const uint32_t places = KVF_LEADING_ZEROS(fraction) - 21; /* until its first bit is the leading 1, 0x400 */
+        const uint32_t places =
+            KVF_LEADING_ZEROS(fraction) - 21; /* until its first bit is the leading 1, 0x400 */
         fraction <<= places;
         exponent = 1 - places; /* below 0 it goes around, and comes back with what is added */
     }
