@@ -29,7 +29,7 @@ add_custom_target(threads)
 foreach(name IN LISTS unit_names)
   kvf_add_test(${name} unit 300 ${name})
   file(STRINGS tests/unit/${name}.c thread_lines REGEX "pthread_create\\(" LIMIT_COUNT 1)
-  if(thread_lines OR (name MATCHES "^(agent|link|transport)_" AND NOT name MATCHES "^transport_(faults|fork|process|push)_"))
+  if(thread_lines OR (name MATCHES "^(agent|link|transport|stage_workers)_" AND NOT name MATCHES "^transport_(faults|fork|process|push)_"))
     set_property(TEST ${name} APPEND PROPERTY LABELS threads)
     add_dependencies(threads ${name})
   endif()
@@ -84,6 +84,14 @@ if(KVF_BUILDS_AGENT)
     set_property(TEST agent_${name}_packed APPEND PROPERTY LABELS threads)
   endforeach()
 endif()
+
+# The same flows, copied by workers.
+foreach(name flow faults)
+  kvf_add_test(stage_${name}_workers unit 300 stage_${name}_test)
+  set_property(TEST stage_${name}_workers APPEND PROPERTY ENVIRONMENT "KVF_TEST_WORKERS=2")
+  set_property(TEST stage_${name}_workers APPEND PROPERTY LABELS threads)
+  add_dependencies(threads stage_${name}_test)
+endforeach()
 
 # Processes that are killed and stopped while they serve each other; `make check-long` has more requests.
 if(KVF_BUILDS_AGENT)

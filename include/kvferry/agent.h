@@ -142,6 +142,7 @@ typedef struct kvf_agent_options {
     kvf_way way;
     uint32_t slot_bytes;  /**< of the stage, see kvf_stage_options */
     uint64_t arena_bytes; /**< likewise [64 MiB]; behind the regions, touched where something goes packed */
+    uint32_t workers;     /**< likewise [0: who makes progress copies] */
 } kvf_agent_options;
 
 /**

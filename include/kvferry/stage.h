@@ -57,8 +57,10 @@ typedef struct kvf_stage_options {
     uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
     uint32_t slot_bytes;  /**< most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
     uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
-    uint32_t flows;    /**< open with one peer at once, each way; 0: 64. Those of this side beyond it wait */
-    uint32_t reserved; /**< 0 */
+    uint32_t flows; /**< open with one peer at once, each way; 0: 64. Those of this side beyond it wait */
+    /** Threads that gather and scatter while the transport moves other slots; 0: kvf_stage_progress() does it itself;
+     * up to 16. They need processors that would be idle otherwise. */
+    uint32_t workers;
     uint64_t stall_ns; /**< a flow whose peer says nothing so long, where it should, is ended; 0: 30 s */
     uint64_t doubt_ns; /**< slots that a lost peer may still touch are kept so long; 0: 30 s */
     /** Whether this peer may begin this flow; a reason goes into kvf_error_detail() by what is refused. NULL: all may
@@ -197,10 +199,11 @@ typedef struct kvf_stage_info {
     uint32_t flows;       /**< not over yet, begun by either side */
     uint64_t
         moves[3]; /**< sources of moves that were begun, by kvf_way; [KVF_WAY_AUTO]: those that were chosen */
-    uint64_t bytes[3];   /**< of sources of moves that ended well, by kvf_way */
-    uint64_t lent_bytes; /**< of flows of peers that ended well */
-    uint64_t failed;     /**< flows that ended in another way, of either side */
-    uint64_t refused;    /**< messages that a peer must not have sent */
+    uint64_t bytes[3];      /**< of sources of moves that ended well, by kvf_way */
+    uint64_t lent_bytes;    /**< of flows of peers that ended well */
+    uint64_t failed;        /**< flows that ended in another way, of either side */
+    uint64_t refused;       /**< messages that a peer must not have sent */
+    uint64_t worker_copies; /**< slots that workers were given to gather or to scatter */
 } kvf_stage_info;
 
 /** @return KVF_OK, KVF_E_INVALID */

@@ -202,6 +202,7 @@ class Agent:
         log_level: the least important lines that are wanted
         way: by which way requests move; DIRECT: the agent has no arena
         arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched where something goes packed
+        workers: threads that copy to and from that memory; 0: who makes progress copies; up to 16
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -235,6 +236,7 @@ class Agent:
         log_level: LogLevel = LogLevel.INFO,
         way: Way = Way.AUTO,
         arena_bytes: int = 0,
+        workers: int = 0,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -271,6 +273,7 @@ class Agent:
             log_level=log_level,
             way=way,
             arena_bytes=arena_bytes,
+            workers=workers,
         )
         session.kept.append((arena, resource))
         session.pointer = take(

@@ -74,6 +74,7 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
     const kvf_stage_options options = {.struct_size = sizeof options,
                                        .arena_bytes = o->arena_bytes,
                                        .slot_bytes = o->slot_bytes,
+                                       .workers = o->workers,
                                        .stall_ns = o->longest_ns, /* leases and deadlines end flows before */
                                        .doubt_ns = o->lease_ns,
                                        .permit = permit,

@@ -68,6 +68,8 @@ void kvf_credit_give(kvf_credit *credit, kvf_credit_state next) {
 /* What was lent is in doubt where the flow did not end well: the peer may not know yet. */
 static void end_credit(kvf_credit *credit, kvf_status status) {
     kvf_stage *stage = credit->flow->stage;
+    if (credit->state == KVF_CREDIT_COPYING)
+        kvf_workers_withdraw(stage->workers, &credit->job);
     if (credit->state == KVF_CREDIT_MOVING)
         (void)kvf_transport_cancel(stage->transport, credit->operation);
     else if (credit->state != KVF_CREDIT_LENT)
@@ -230,19 +232,43 @@ kvf_status kvf_stage_check_memory(const kvf_stage *stage) {
     return KVF_OK;
 }
 
-kvf_status kvf_stage_flow_gather(const kvf_stage_flow *flow, kvf_byte_range bytes, unsigned char *slot) {
-    kvf_status status = kvf_stage_check_memory(flow->stage);
-    if (!status)
-        kvf_stream_gather(flow->stream, kvf_transport_bases(flow->stage->transport), bytes, slot);
-    return status;
+/* A shorter copy is made while a worker would wake up; unless slots have no more. */
+#define WORTH_A_WORKER_BYTES (64u << 10)
+
+static bool is_for_workers(const kvf_stage *stage, kvf_byte_range bytes) {
+    return stage->workers &&
+           bytes.end - bytes.begin >= kvf_min_u64(WORTH_A_WORKER_BYTES, stage->arena.slot_bytes);
 }
 
-kvf_status kvf_stage_flow_scatter(const kvf_stage_flow *flow, kvf_byte_range bytes,
-                                  const unsigned char *slot) {
-    kvf_status status = kvf_stage_check_memory(flow->stage);
-    if (!status)
-        kvf_stream_scatter(flow->stream, kvf_transport_bases(flow->stage->transport), bytes, slot);
-    return status;
+static bool copy(kvf_credit *credit, bool gathers) {
+    kvf_stage_flow *flow = credit->flow;
+    kvf_stage *stage = flow->stage;
+    kvf_status status = kvf_stage_check_memory(stage);
+    if (status) {
+        kvf_stage_flow_end(flow, status);
+        return false;
+    }
+    credit->job = (kvf_job){.stream = flow->stream,
+                            .bases = kvf_transport_bases(stage->transport),
+                            .bytes = credit->note.bytes,
+                            .slot = credit->own->memory,
+                            .gathers = gathers};
+    if (!is_for_workers(stage, credit->note.bytes)) {
+        kvf_job_do(&credit->job);
+        return true;
+    }
+    credit->state = KVF_CREDIT_COPYING;
+    stage->counts.worker_copies++;
+    kvf_workers_put(stage->workers, &credit->job);
+    return false;
+}
+
+bool kvf_stage_flow_gather(kvf_credit *credit) {
+    return copy(credit, true);
+}
+
+bool kvf_stage_flow_scatter(kvf_credit *credit) {
+    return copy(credit, false);
 }
 
 kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range bytes, uint64_t most) {

@@ -14,7 +14,7 @@
  * peer takes no notification at the moment, nothing is queued and nothing is lost.
  *
  * Files call one way: stage.c and ways.c (what users call), lender.c and mover.c (what each side does), flow.c (what is
- * the same for both), arena.c, shape.c, message.c, cost.c.
+ * the same for both), workers.c, arena.c, shape.c, message.c, cost.c.
  */
 #ifndef KVF_STAGE_FLOW_H
 #define KVF_STAGE_FLOW_H
@@ -28,6 +28,7 @@
 #include "stage/shape.h"
 #include "stage/stream.h"
 #include "stage/ways.h"
+#include "stage/workers.h"
 
 #define KVF_WINDOW_MAX KVF_STAGE_SLOTS_MAX
 #define KVF_STAGE_DETAIL_BYTES 512u
@@ -47,6 +48,8 @@ typedef enum kvf_credit_state {
     KVF_CREDIT_MOVING,    /**< an operation is under way between it and a slot of our own */
     KVF_CREDIT_MOVED,     /**< pull: the bytes are in our own slot */
     KVF_CREDIT_TO_RETURN, /**< to be said */
+    /* at either */
+    KVF_CREDIT_COPYING, /**< a worker copies between the slot of ours and the shard's memory */
 } kvf_credit_state;
 
 typedef struct kvf_credit {
@@ -56,6 +59,7 @@ typedef struct kvf_credit {
     kvf_slot_note note; /**< the lender's slot and what is in it, as messages say it */
     kvf_run run;
     kvf_operation operation;
+    kvf_job job;
 } kvf_credit;
 
 struct kvf_stage_flow {
@@ -116,6 +120,7 @@ struct kvf_stage {
     kvf_stage_options options;
     const kvf_clock *clock;
     kvf_arena arena;
+    kvf_workers *workers; /**< NULL: copies are made in kvf_stage_progress() */
     uint32_t region;
     uint64_t model;
     kvf_shapes shapes;
@@ -173,10 +178,15 @@ void kvf_credit_give(kvf_credit *credit, kvf_credit_state next);
  * @return KVF_OK, KVF_E_NOT_REGISTERED */
 kvf_status kvf_stage_check_memory(const kvf_stage *stage);
 
-/** Copies between the shard and a slot, where the shard's memory is registered. */
-kvf_status kvf_stage_flow_gather(const kvf_stage_flow *flow, kvf_byte_range bytes, unsigned char *slot);
-kvf_status kvf_stage_flow_scatter(const kvf_stage_flow *flow, kvf_byte_range bytes,
-                                  const unsigned char *slot);
+/**
+ * Copy a credit's bytes between the shard's memory and the credit's own slot: at once, or by a worker, until when the
+ * credit is KVF_CREDIT_COPYING. Where the shard's memory is not registered the flow ends.
+ *
+ * @return whether they are copied; otherwise kvf_lender_copied() or kvf_mover_copied() is called when they are, unless
+ *         the flow ends before
+ */
+bool kvf_stage_flow_gather(kvf_credit *credit);
+bool kvf_stage_flow_scatter(kvf_credit *credit);
 
 /** Whether bytes that a peer names are the next of the stream and end at an element: KVF_OK, KVF_E_RANGE. */
 kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range bytes, uint64_t most);
@@ -189,16 +199,19 @@ void kvf_stage_flow_free(kvf_stage_flow *flow);
 /* ---- lender.c, mover.c ---------------------------------------------------------------------------
  *
  * step: one slot's worth of work, copying at most; false where there is nothing to do now.
+ * copied: what becomes of a slot whose bytes have been gathered or scattered.
  * talk: says what is to be said. hear: takes a message.
  */
 
 bool kvf_lender_step(kvf_stage_flow *flow);
+void kvf_lender_copied(kvf_credit *credit);
 void kvf_lender_talk(kvf_stage_flow *flow);
 void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
 /** A part of an opening: the first makes the flow. */
 void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message);
 
 bool kvf_mover_step(kvf_stage_flow *flow);
+void kvf_mover_copied(kvf_credit *credit);
 void kvf_mover_talk(kvf_stage_flow *flow);
 void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
 

@@ -178,9 +178,8 @@ static bool lend_full(kvf_stage_flow *flow) {
     uint64_t length = kvf_stream_cut(flow->stream, flow->next, flow->slot_bytes);
     credit->note.bytes = (kvf_byte_range){flow->next, flow->next + length};
     flow->next += length;
-    kvf_status status = kvf_stage_flow_gather(flow, credit->note.bytes, credit->own->memory);
-    if (status)
-        kvf_stage_flow_end(flow, status);
+    if (kvf_stage_flow_gather(credit))
+        kvf_lender_copied(credit);
     return true;
 }
 
@@ -197,12 +196,21 @@ static bool take_in(kvf_stage_flow *flow) {
     kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_BACK);
     if (!credit)
         return false;
-    kvf_status status = kvf_stage_flow_scatter(flow, credit->note.bytes, credit->own->memory);
+    if (kvf_stage_flow_scatter(credit))
+        kvf_lender_copied(credit);
+    return true;
+}
+
+void kvf_lender_copied(kvf_credit *credit) {
+    kvf_stage_flow *flow = credit->flow;
+    if (flow->direction == KVF_READ) {
+        credit->state = KVF_CREDIT_TO_LEND;
+        return;
+    }
     flow->done += credit->note.bytes.end - credit->note.bytes.begin;
     kvf_credit_give(credit, KVF_CREDIT_NONE);
-    if (status || flow->done == flow->bytes)
-        kvf_stage_flow_end(flow, status);
-    return true;
+    if (flow->done == flow->bytes)
+        kvf_stage_flow_end(flow, KVF_OK);
 }
 
 bool kvf_lender_step(kvf_stage_flow *flow) {

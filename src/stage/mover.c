@@ -179,11 +179,8 @@ static bool scatter_slot(kvf_stage_flow *flow) {
     kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_MOVED);
     if (!credit)
         return false;
-    kvf_status status = kvf_stage_flow_scatter(flow, credit->note.bytes, credit->own->memory);
-    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
-    kvf_credit_give(credit, KVF_CREDIT_TO_RETURN);
-    if (status || flow->done == flow->bytes)
-        kvf_stage_flow_end(flow, status);
+    if (kvf_stage_flow_scatter(credit))
+        kvf_mover_copied(credit);
     return true;
 }
 
@@ -199,12 +196,21 @@ static bool write_slot(kvf_stage_flow *flow) {
     credit->own = kvf_arena_take(arena);
     credit->note.bytes = (kvf_byte_range){flow->next, flow->next + length};
     flow->next += length;
-    kvf_status status = kvf_stage_flow_gather(flow, credit->note.bytes, credit->own->memory);
-    if (status)
-        kvf_stage_flow_end(flow, status);
-    else
-        (void)submit(flow, credit);
+    if (kvf_stage_flow_gather(credit))
+        kvf_mover_copied(credit);
     return true;
+}
+
+void kvf_mover_copied(kvf_credit *credit) {
+    kvf_stage_flow *flow = credit->flow;
+    if (flow->direction == KVF_WRITE) {
+        (void)submit(flow, credit);
+        return;
+    }
+    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
+    kvf_credit_give(credit, KVF_CREDIT_TO_RETURN);
+    if (flow->done == flow->bytes)
+        kvf_stage_flow_end(flow, KVF_OK);
 }
 
 bool kvf_mover_step(kvf_stage_flow *flow) {

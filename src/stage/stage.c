@@ -22,8 +22,9 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     kvf_status status = kvf_take_options(options, sizeof *options, given, "stage options");
     if (status)
         return status;
-    if (options->reserved)
-        return kvf_fail(KVF_E_INVALID, "stage options: reserved is %u; it must be 0", options->reserved);
+    if (options->workers > KVF_WORKERS_MAX)
+        return kvf_fail(KVF_E_INVALID, "stage options: workers is %u; allowed 0 to %u", options->workers,
+                        KVF_WORKERS_MAX);
     options->arena_bytes = options->arena_bytes ? options->arena_bytes : ARENA_BYTES;
     options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
     options->window = options->window ? options->window : WINDOW;
@@ -58,6 +59,27 @@ static kvf_status open_arena(kvf_stage *stage) {
     return status;
 }
 
+static void settle(void *context) {
+    kvf_workers_settle(context);
+}
+
+static void close_workers(kvf_stage *stage) {
+    if (stage->workers)
+        (void)kvf_transport_set_region_user(stage->transport, NULL);
+    kvf_workers_close(stage->workers);
+    stage->workers = NULL;
+}
+
+static kvf_status open_workers(kvf_stage *stage) {
+    if (stage->options.workers == 0)
+        return KVF_OK;
+    kvf_status status = kvf_workers_open(stage->options.workers, &stage->workers);
+    if (status)
+        return status;
+    const kvf_region_user user = {kvf_workers_fd(stage->workers), settle, stage->workers};
+    return kvf_transport_set_region_user(stage->transport, &user);
+}
+
 kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard, const kvf_stage_options *options,
                           kvf_stage **out) {
     return kvf_stage_open_at(transport, shard, options, &kvf_monotonic, out);
@@ -86,8 +108,11 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     if (!status)
         status = kvf_stage_check_memory(stage);
     if (!status)
+        status = open_workers(stage);
+    if (!status)
         status = open_arena(stage);
     if (status) {
+        close_workers(stage);
         kvf_arena_close(&stage->arena);
         kvf_free(stage);
         return status;
@@ -131,6 +156,7 @@ void kvf_stage_close(kvf_stage *stage) {
         flow->end_sent = true;
         kvf_stage_flow_hear_end(flow); /* nobody uses the arena again */
     }
+    close_workers(stage); /* each has been waited for */
     stage->closed = true;
     kvf_stage_release(stage);
 }
@@ -288,8 +314,8 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     bool lent = false, ours = flow->moving > 0;
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
         lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
-        ours =
-            ours || flow->credits[i].state == KVF_CREDIT_HERE || flow->credits[i].state == KVF_CREDIT_MOVED;
+        ours = ours || flow->credits[i].state == KVF_CREDIT_HERE ||
+               flow->credits[i].state == KVF_CREDIT_MOVED || flow->credits[i].state == KVF_CREDIT_COPYING;
     }
     return flow->mover ? !ours || flow->next == flow->bytes : lent || !flow->open;
 }
@@ -321,6 +347,19 @@ static void free_peers(kvf_stage *stage) {
     }
 }
 
+/* What workers have copied goes on. */
+static void take_copied(const kvf_stage *stage) {
+    kvf_job *job;
+    while (stage->workers && (job = kvf_workers_take(stage->workers))) {
+        kvf_credit *credit = (kvf_credit *)(void *)((char *)job - offsetof(kvf_credit, job));
+        KVF_ASSERT(credit->state == KVF_CREDIT_COPYING && !credit->flow->ended);
+        if (credit->flow->mover)
+            kvf_mover_copied(credit);
+        else
+            kvf_lender_copied(credit);
+    }
+}
+
 /* One slot's work for each flow in turn; whoever had its turn goes behind the others of its priority. */
 static bool take_turns(kvf_stage *stage) {
     uint32_t left = COPIED_BYTES / stage->arena.slot_bytes;
@@ -345,6 +384,7 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
         return kvf_fail(KVF_E_INVALID, "stage: %s", stage ? "it is closed" : "stage is NULL");
     stage->held_up = false;
     watch_time(stage);
+    take_copied(stage);
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         talk(flow);
     bool more = take_turns(stage);

@@ -72,6 +72,7 @@ struct kvf_transport {
     uint32_t absent_count;
     kvf_memory *regions;
     unsigned char **bases; /* their addresses, for the copying loops */
+    kvf_region_user user;  /* `settle` is NULL: there is none */
     uint32_t region_count;
     uint64_t generation; /* of the memory: counts its changes */
     uint64_t oldest;     /* cards of before name memory that is not there any more */

@@ -247,6 +247,12 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
 
 /* ---- what users call ------------------------------------------------------------------------- */
 
+/* Nobody reads the tables, or copies, while regions come and go. */
+static void settle_user(const kvf_transport *transport) {
+    if (transport->user.settle)
+        transport->user.settle(transport->user.context);
+}
+
 kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions, uint32_t count) {
     if (!transport)
         return kvf_fail(KVF_E_INVALID, "register: transport is NULL");
@@ -258,6 +264,7 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     kvf_status status = kvf_front_check_process(transport, "register");
     if (!status)
         status = kvf_memory_check(regions, count, "register");
+    settle_user(transport);
     uint32_t added = 0;
     while (!status && added < count && !(status = add(transport, added, kvf_memory_at(regions, added))))
         added++;
@@ -284,6 +291,7 @@ kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t regi
     kvf_status status = kvf_front_check_process(transport, "register");
     if (!status)
         status = kvf_memory_check(memory, 1, "register");
+    settle_user(transport);
     if (!status)
         status = add(transport, region, memory);
     if (!status)
@@ -311,6 +319,7 @@ kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t re
     kvf_status status = kvf_front_check_process(transport, "unregister");
     if (status)
         return status;
+    settle_user(transport);
     forget_card(transport);
     transport->oldest = transport->generation;
     status = take_from_fabrics(transport, region);

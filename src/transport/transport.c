@@ -57,6 +57,13 @@ static kvf_status open_descriptors(kvf_transport *transport) {
     return status ? status : watch(transport, transport->wake.fd);
 }
 
+kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_region_user *user) {
+    if (transport->user.settle && transport->forks == kvf_fork_count()) /* a child shares the epoll */
+        (void)epoll_ctl(transport->event_fd, EPOLL_CTL_DEL, transport->user.fd, NULL);
+    transport->user = user ? *user : (kvf_region_user){0};
+    return user ? watch(transport, user->fd) : KVF_OK;
+}
+
 /* With "auto", one that does not work here is left out. */
 static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric) {
     kvf_front_fabric opened = {.fabric = fabric};

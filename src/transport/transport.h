@@ -195,6 +195,22 @@ const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t
 /** Where each registered region begins, by region number. */
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 
+/** Somebody whose threads copy to and from our regions while nobody is in a function of the transport. */
+typedef struct kvf_region_user {
+    int fd; /**< readable while the user is to be called: the transport's event descriptor shows it too */
+    void (*settle)(
+        void *context); /**< returns when none of its threads is at the regions, or at their addresses */
+    void *context;
+} kvf_region_user;
+
+/**
+ * Names the one user of the regions beside the fabrics. It is asked to settle before regions come or go.
+ *
+ * @param user  copied; NULL: there is none any more
+ * @return KVF_OK, KVF_E_IO
+ */
+kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_region_user *user);
+
 /** The oldest generation of our memory of which a card may speak. */
 uint64_t kvf_transport_oldest(const kvf_transport *transport);
 

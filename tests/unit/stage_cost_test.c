@@ -131,7 +131,7 @@ static void options_out_of_range_are_refused(void **state) {
                  {{.slot_bytes = 2 << 20}, "slot_bytes is 2097152"},
                  {{.arena_bytes = 3 * SLOT, .slot_bytes = SLOT}, "arena_bytes is 12288"},
                  {{.window = 17}, "window is 17; allowed 0 to 16"},
-                 {{.reserved = 1}, "reserved is 1"}};
+                 {{.workers = 17}, "workers is 17; allowed 0 to 16"}};
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         kvf_stage_options options = wrong[i].options;
         options.struct_size = sizeof options;

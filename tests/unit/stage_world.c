@@ -68,6 +68,9 @@ static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf
     rank_open(&end->cells, shard, sequence, allocate, end->transport);
     assert_ok(kvf_transport_register(end->transport, end->cells.regions, end->cells.region_count));
     stage.struct_size = sizeof stage;
+    const char *workers = getenv("KVF_TEST_WORKERS");
+    if (workers)
+        stage.workers = (uint32_t)atoi(workers);
     stage.permit = permit;
     stage.on_event = on_event;
     stage.context = end;
