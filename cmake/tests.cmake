@@ -68,11 +68,12 @@ if(NOT KVF_CORE_ONLY)
                                              LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
   target_include_directories(fake_cuda PRIVATE include src tests/fakes)
   target_compile_definitions(fake_cuda PRIVATE _GNU_SOURCE)
-  target_include_directories(cuda_copier_test PRIVATE tests/fakes)
-  add_dependencies(cuda_copier_test fake_cuda)
-  set_property(TEST cuda_copier_test APPEND PROPERTY
-               ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
-  set_property(TEST cuda_copier_test PROPERTY SKIP_RETURN_CODE 77)
+  foreach(name cuda_copier_test stage_device_test)
+    target_include_directories(${name} PRIVATE tests/fakes)
+    add_dependencies(${name} fake_cuda)
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+    set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
+  endforeach()
 endif()
 
 # The same requests with every byte packed. Not those that say how long blocks written directly are in doubt, in what

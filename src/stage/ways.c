@@ -9,6 +9,7 @@
 #include "stage/flow.h"
 #include "stage/ways.h"
 #include "transport/transfer.h"
+#include "transport/transport.h"
 
 /* What one source gives. */
 typedef struct leg {
@@ -132,6 +133,14 @@ static uint64_t count_pieces(const order *by, const kvf_stage_shape *shape, uint
     return all.bytes > 0 ? (uint64_t)((double)all.pieces * ((double)bytes / (double)all.bytes)) : 0;
 }
 
+/* Whether memory of either side is no peer's to touch. */
+static bool is_kept(const kvf_stage *stage, const kvf_peer *peer) {
+    uint32_t count, there;
+    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
+    const uint64_t *theirs = kvf_peer_region_bytes(peer, &there);
+    return regions[0].kept || there == 0 || theirs[0] == 0;
+}
+
 /* Counts and predicts both ways, and says which is the cheaper. */
 static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out,
                          kvf_way *way) {
@@ -140,6 +149,12 @@ static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape 
     kvf_status status = count_runs(by, out->bytes, &out->runs);
     if (status)
         return status;
+    if (is_kept(move->stage, by->peer)) {
+        *way = KVF_WAY_PACKED;
+        return by->options.way == KVF_WAY_DIRECT
+                   ? kvf_fail(KVF_E_UNSUPPORTED, "direct: this rank or the peer keeps its memory from others")
+                   : KVF_OK;
+    }
     out->pieces = count_pieces(by, shape, out->bytes);
     double direct = kvf_cost_predict(&cost->direct, out->runs, out->bytes);
     double packed = kvf_cost_predict(&cost->packed, out->pieces, out->bytes);

@@ -152,6 +152,14 @@ void *fake_cuda_look(uint64_t address) {
     return found ? found->shadow + (address - found->address) : NULL;
 }
 
+uint64_t fake_cuda_address(const void *found) {
+    const unsigned char *at = found;
+    for (size_t i = 0; i < RANGES; i++)
+        if (ranges[i].kind != FREE && at >= ranges[i].shadow && at < ranges[i].shadow + ranges[i].bytes)
+            return ranges[i].address + (uint64_t)(at - ranges[i].shadow);
+    return 0;
+}
+
 /* Of a kernel: a place that is nowhere ends the context. */
 static void *reach(uint64_t address) {
     static _Alignas(64) unsigned char nowhere[64];

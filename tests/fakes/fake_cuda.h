@@ -19,6 +19,9 @@ FAKE_API void fake_cuda_delay(uint64_t ns);
 /** Where the host finds what a device has at an address; NULL: nothing is there. */
 FAKE_API void *fake_cuda_look(uint64_t address);
 
+/** The address that a device knows what fake_cuda_look() gave by; 0: by none. */
+FAKE_API uint64_t fake_cuda_address(const void *found);
+
 /** Allocations, streams, events and pinned ranges that were made and not freed. */
 FAKE_API size_t fake_cuda_left(void);
 

@@ -26,7 +26,7 @@ static void open_side(side *self, const char *kind, const char *direct, bool bro
         self->memory = calloc(1, BYTES);
     else
         assert_ok(kvf_transport_allocate(self->transport, KVF_MEMORY_HOST, 0, BYTES, &self->memory));
-    const kvf_memory memory = {sizeof memory, self->memory, BYTES, KVF_MEMORY_HOST, 0};
+    const kvf_memory memory = {.struct_size = sizeof memory, .address = self->memory, .bytes = BYTES};
     assert_ok(kvf_transport_register(self->transport, &memory, 1));
     assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
 }
