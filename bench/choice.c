@@ -146,7 +146,8 @@ static void open_end(end *e, const route *by, const char *name, bool holds) {
             must(kvf_transport_allocate(e->transport, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
         bench_require(memory != NULL, "there is no memory");
         e->memory[i] = memory;
-        regions[i] = (kvf_memory){sizeof(kvf_memory), memory, shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+        regions[i] = (kvf_memory){
+            .struct_size = sizeof(kvf_memory), .address = memory, .bytes = shard->region_bytes[i]};
     }
     must(kvf_transport_register(e->transport, regions, LENGTHS));
     must(kvf_stage_open(e->transport, kvf_engine_shard(e->engine, 0), &stage, &e->stage));

@@ -213,7 +213,7 @@ static kvf_transport *open_fabric(int number, unsigned char *memory) {
     const kvf_transport_options options = {
         .struct_size = sizeof options, .settings = settings[number], .setting_count = 2};
     kvf_transport *transport = NULL;
-    kvf_memory region = {sizeof region, memory, REGION_BYTES, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = REGION_BYTES};
     bench_require(kvf_transport_open(number == UCX ? "ucx" : "messages", &options, &transport) == KVF_OK &&
                       kvf_transport_register(transport, &region, 1) == KVF_OK,
                   kvf_error_detail());

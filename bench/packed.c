@@ -120,7 +120,8 @@ static void open_end(bench_end *end, const bench_route *by, const char *name, ui
         void *memory;
         must(kvf_transport_allocate(end->transport, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
         end->memory[i] = memory;
-        regions[i] = (kvf_memory){sizeof(kvf_memory), memory, shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+        regions[i] = (kvf_memory){
+            .struct_size = sizeof(kvf_memory), .address = memory, .bytes = shard->region_bytes[i]};
     }
     must(kvf_transport_register(end->transport, regions, LAYERS));
     must(kvf_stage_open(end->transport, kvf_engine_shard(end->engine, 0), &stage, &end->stage));

@@ -59,7 +59,8 @@ kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
         void *memory;
         bench_must(kvf_agent_allocate(agent, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
         memset(memory, 1, shard->region_bytes[i]);
-        regions[i] = (kvf_memory){sizeof(kvf_memory), memory, shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+        regions[i] = (kvf_memory){
+            .struct_size = sizeof(kvf_memory), .address = memory, .bytes = shard->region_bytes[i]};
     }
     bench_must(kvf_agent_register(agent, regions, shard->region_count));
     free(regions);

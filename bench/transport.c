@@ -91,8 +91,8 @@ static void be_owner(int from, int to, unsigned char *shared, atomic_bool *busy)
         brought[i] = (unsigned char)((i * 0x9e3779b97f4a7c15u) >> 56);
     memcpy(allocated, brought, REGION_BYTES);
     memcpy(shared, brought, REGION_BYTES);
-    kvf_memory regions[2] = {{sizeof(kvf_memory), allocated, REGION_BYTES, KVF_MEMORY_HOST, 0},
-                             {sizeof(kvf_memory), brought, REGION_BYTES, KVF_MEMORY_HOST, 0}};
+    kvf_memory regions[2] = {{.struct_size = sizeof(kvf_memory), .address = allocated, .bytes = REGION_BYTES},
+                             {.struct_size = sizeof(kvf_memory), .address = brought, .bytes = REGION_BYTES}};
     bench_require(kvf_transport_register(transport, regions, 2) == KVF_OK &&
                       kvf_transport_export(transport, &card, &card_bytes) == KVF_OK,
                   "the owner cannot register its memory");
@@ -285,7 +285,8 @@ static void open_ways(const bench_state *bench, bench_state *out) {
         kvf_setting setting = {"shm.direct", direct[way]};
         kvf_transport_options options = {
             .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
-        kvf_memory local = {sizeof(kvf_memory), bench->local, REGION_BYTES, KVF_MEMORY_HOST, 0};
+        kvf_memory local = {
+            .struct_size = sizeof(kvf_memory), .address = bench->local, .bytes = REGION_BYTES};
         out[way] = *bench;
         bench_require(kvf_transport_open("shm", &options, &out[way].transport) == KVF_OK &&
                           kvf_transport_register(out[way].transport, &local, 1) == KVF_OK &&
@@ -433,7 +434,7 @@ int main(int argc, char **argv) {
     bench.owner = start_owner(bench.shared);
     bench.local = map_bytes(REGION_BYTES, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     memset(bench.local, 0, REGION_BYTES);
-    kvf_memory local = {sizeof(kvf_memory), bench.local, REGION_BYTES, KVF_MEMORY_HOST, 0};
+    kvf_memory local = {.struct_size = sizeof(kvf_memory), .address = bench.local, .bytes = REGION_BYTES};
     bench_require(kvf_transport_open("shm", NULL, &bench.transport) == KVF_OK &&
                       kvf_transport_register(bench.transport, &local, 1) == KVF_OK &&
                       kvf_transport_connect(bench.transport, bench.owner.card, bench.owner.card_bytes,

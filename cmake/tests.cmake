@@ -61,6 +61,21 @@ if(KVF_USES_UCX)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
+# A stand-in for the CUDA driver, which the loader finds before any other.
+if(NOT KVF_CORE_ONLY)
+  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c)
+  set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
+                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
+  target_include_directories(fake_cuda PRIVATE include src tests/fakes)
+  target_compile_definitions(fake_cuda PRIVATE _GNU_SOURCE)
+  foreach(name cuda_copier_test stage_device_test)
+    target_include_directories(${name} PRIVATE tests/fakes)
+    add_dependencies(${name} fake_cuda)
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+    set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
+  endforeach()
+endif()
+
 # The same requests with every byte packed. Not those that say how long blocks written directly are in doubt, in what
 # pieces a cap lets bytes go, what engines of unlike models move, or what is said by hand.
 if(KVF_BUILDS_AGENT)

@@ -91,7 +91,7 @@ static kvf_transport *open_transport(const char *name) {
 }
 
 static void add_region(kvf_transport *transport, uint32_t region, uint64_t bytes) {
-    kvf_memory memory = {sizeof memory, NULL, bytes, KVF_MEMORY_HOST, 0};
+    kvf_memory memory = {.struct_size = sizeof memory, .address = NULL, .bytes = bytes};
     FUZZ_MUST(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 0, bytes, &memory.address) == KVF_OK);
     FUZZ_MUST(kvf_transport_register_region(transport, region, &memory) == KVF_OK);
 }

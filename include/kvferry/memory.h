@@ -7,7 +7,8 @@
 /** Where a region's bytes are. */
 typedef enum kvf_memory_kind {
     KVF_MEMORY_HOST = 0,
-    KVF_MEMORY_CUDA = 1, /**< needs a UCX with CUDA support; whatever else takes memory refuses it */
+    KVF_MEMORY_CUDA =
+        1, /**< a device's; a UCX with CUDA support takes it, and a stage whatever fabric there is */
 } kvf_memory_kind;
 
 #endif

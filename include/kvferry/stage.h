@@ -75,9 +75,10 @@ typedef struct kvf_stage_options {
  * Opens a stage: allocates the arena from the transport, which keeps it until it is closed, and registers it under the
  * number behind the last region. Cards that are to reach the arena are exported afterwards.
  *
- * @param shard  this rank's, whose regions are registered; must outlive the stage
+ * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
+ *               outlive the stage. Of a device the regions are `kept`, and the device itself gathers and scatters
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (the shard's regions are not, or are smaller than it
- *         says), and what kvf_transport_allocate() and kvf_transport_register_region() refuse
+ *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device), and what kvf_transport_allocate() and kvf_transport_register_region() refuse
  */
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,
                                   const kvf_stage_options *options, kvf_stage **out);

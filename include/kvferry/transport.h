@@ -195,6 +195,9 @@ typedef struct kvf_memory {
     uint64_t bytes;
     kvf_memory_kind kind;
     uint32_t device; /**< of its kind: a CUDA device's number; 0 for the host */
+    /** No peer is given a way to it, and no run may name it: what it holds moves packed, through a stage (stage.h). So
+     * memory that no kind of transport here serves, as a device's mostly is, can be registered all the same. */
+    bool kept;
 } kvf_memory;
 
 /**

@@ -143,8 +143,9 @@ static kvf_status make_table(kvf_agent *agent) {
 }
 
 static void note(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
-    agent->regions[region] =
-        (kvf_memory){sizeof(kvf_memory), memory->address, memory->bytes, memory->kind, memory->device};
+    kvf_memory *known = &agent->regions[region];
+    (void)kvf_take_options(known, sizeof *known, memory, "kvf_memory"); /* the transport has taken it */
+    known->struct_size = sizeof *known;
 }
 
 /* With a stage peers need the arena only, and are not given more where that could not be taken back. */

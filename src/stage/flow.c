@@ -68,7 +68,9 @@ void kvf_credit_give(kvf_credit *credit, kvf_credit_state next) {
 /* What was lent is in doubt where the flow did not end well: the peer may not know yet. */
 static void end_credit(kvf_credit *credit, kvf_status status) {
     kvf_stage *stage = credit->flow->stage;
-    if (credit->state == KVF_CREDIT_COPYING)
+    if (credit->state == KVF_CREDIT_COPYING && stage->device)
+        kvf_stage_device_withdraw(stage->device, &credit->job);
+    else if (credit->state == KVF_CREDIT_COPYING)
         kvf_workers_withdraw(stage->workers, &credit->job);
     if (credit->state == KVF_CREDIT_MOVING)
         (void)kvf_transport_cancel(stage->transport, credit->operation);
@@ -94,6 +96,7 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
         flow->took_ns = kvf_now(stage->clock) - flow->began_ns;
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         end_credit(&flow->credits[i], status);
+    kvf_stage_device_drop(stage->device, &flow->table);
     if (flow->mover && flow->opening && flow->opening_at == 0) /* nobody has heard of it */
         flow->end_sent = flow->end_heard = true;
     drop_opening(flow);
@@ -221,7 +224,7 @@ void kvf_stage_flow_say_end(kvf_stage_flow *flow) {
 
 kvf_status kvf_stage_check_memory(const kvf_stage *stage) {
     uint32_t count;
-    const kvf_memory *regions = kvf_transport_regions(stage->transport, &count);
+    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
     const kvf_shard_desc *shard = kvf_shard_get(stage->shard);
     for (uint32_t i = 0; i < shard->region_count; i++) {
         uint64_t there = i < count ? regions[i].bytes : 0;
@@ -244,6 +247,8 @@ static bool copy(kvf_credit *credit, bool gathers) {
     kvf_stage_flow *flow = credit->flow;
     kvf_stage *stage = flow->stage;
     kvf_status status = kvf_stage_check_memory(stage);
+    if (!status && stage->device && !flow->table.address)
+        status = kvf_stage_device_bring(stage->device, flow->stream, &flow->table);
     if (status) {
         kvf_stage_flow_end(flow, status);
         return false;
@@ -253,11 +258,15 @@ static bool copy(kvf_credit *credit, bool gathers) {
                             .bytes = credit->note.bytes,
                             .slot = credit->own->memory,
                             .gathers = gathers};
-    if (!is_for_workers(stage, credit->note.bytes)) {
+    if (!stage->device && !is_for_workers(stage, credit->note.bytes)) {
         kvf_job_do(&credit->job);
         return true;
     }
     credit->state = KVF_CREDIT_COPYING;
+    if (stage->device) {
+        kvf_stage_device_put(stage->device, &flow->table, &credit->job);
+        return false;
+    }
     stage->counts.worker_copies++;
     kvf_workers_put(stage->workers, &credit->job);
     return false;

@@ -25,6 +25,7 @@
 #include "base/list.h"
 #include "stage/arena.h"
 #include "stage/cost.h"
+#include "stage/device.h"
 #include "stage/message.h"
 #include "stage/shape.h"
 #include "stage/stream.h"
@@ -81,10 +82,11 @@ struct kvf_stage_flow {
 
     kvf_stage_shape *shape;
     kvf_stream *stream;
-    uint64_t bytes; /**< of the stream */
-    uint64_t next;  /**< the first byte that is in no credit yet */
-    uint64_t told;  /**< the first byte that no message of ours has named */
-    uint64_t done;  /**< how many bytes have arrived where they belong, or came back read */
+    kvf_device_table table; /**< of the stream, where the shard's memory is a device's */
+    uint64_t bytes;         /**< of the stream */
+    uint64_t next;          /**< the first byte that is in no credit yet */
+    uint64_t told;          /**< the first byte that no message of ours has named */
+    uint64_t done;          /**< how many bytes have arrived where they belong, or came back read */
     kvf_credit credits[KVF_WINDOW_MAX];
     uint32_t region, slot_bytes, slot_count; /**< mover: of the lender's arena */
     uint32_t moving;                         /**< operations under way */
@@ -122,7 +124,8 @@ struct kvf_stage {
     kvf_stage_options options;
     const kvf_clock *clock;
     kvf_arena arena;
-    kvf_workers *workers; /**< NULL: copies are made in kvf_stage_progress() */
+    kvf_workers *workers;     /**< NULL: copies are made in kvf_stage_progress() */
+    kvf_stage_device *device; /**< where the shard's memory is; NULL: the host */
     uint32_t region;
     uint64_t model;
     kvf_shapes shapes;

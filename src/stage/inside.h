@@ -59,6 +59,8 @@ struct kvf_stream {
     const kvf_stream_map *map;
     kvf_stream_group *groups;
     uint64_t *begins; /* by lane, and one more: the bytes before it */
+    uint32_t *ids;    /* of all groups */
+    uint64_t id_count;
 };
 
 /** Where the cells of a lane are, from the item's first unit on. */

@@ -102,21 +102,27 @@ static uint64_t part_of_row(const lane_walk *walk, uint64_t begin, uint64_t end,
     return atoms;
 }
 
+/* The box at the beginning of atoms [begin, end) of a lane; returns how many atoms it has. */
+static uint64_t next_box(const lane_walk *walk, uint64_t begin, uint64_t end, kvf_box *box) {
+    const uint64_t row_atoms = walk->shape->row_atoms, row = begin / row_atoms, in_row = begin % row_atoms;
+    *box = walk->whole;
+    const uint64_t rows = put_at_row(walk, row, box);
+    uint64_t atoms;
+    if (in_row == 0 && end - begin >= row_atoms) {
+        box->rows = kvf_min_u64(rows, (end - begin) / row_atoms);
+        atoms = box->rows * row_atoms;
+    } else {
+        atoms = part_of_row(walk, in_row, kvf_min_u64(in_row + (end - begin), row_atoms), box);
+    }
+    KVF_ASSERT(kvf_box_bytes(box) == atoms * walk->shape->memory_atom);
+    return atoms;
+}
+
 /* Moves atoms [begin, end) of a lane, in the type they have in memory. */
 static void move_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, packed at) {
-    const uint64_t row_atoms = walk->shape->row_atoms;
     while (begin < end) {
-        const uint64_t row = begin / row_atoms, in_row = begin % row_atoms;
-        kvf_box box = walk->whole;
-        const uint64_t rows = put_at_row(walk, row, &box);
-        uint64_t atoms;
-        if (in_row == 0 && end - begin >= row_atoms) {
-            box.rows = kvf_min_u64(rows, (end - begin) / row_atoms);
-            atoms = box.rows * row_atoms;
-        } else {
-            atoms = part_of_row(walk, in_row, kvf_min_u64(in_row + (end - begin), row_atoms), &box);
-        }
-        KVF_ASSERT(kvf_box_bytes(&box) == atoms * walk->shape->memory_atom);
+        kvf_box box;
+        const uint64_t atoms = next_box(walk, begin, end, &box);
         move_box(&box, at);
         at = after(at, atoms * walk->shape->memory_atom);
         begin += atoms;
@@ -178,4 +184,24 @@ void kvf_stream_gather(const kvf_stream *stream, unsigned char *const *bases, kv
 void kvf_stream_scatter(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
                         const void *in) {
     move(stream, bases, bytes, (packed){.in = in, .past = bytes.end - bytes.begin >= PAST_BYTES});
+}
+
+uint64_t kvf_stream_boxes(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
+                          kvf_stream_visit *visit, void *context) {
+    KVF_ASSERT(bytes.begin <= bytes.end && bytes.end <= kvf_stream_bytes(stream));
+    uint64_t at = bytes.begin;
+    for (uint32_t i = kvf_stream_lane(stream, at); at < bytes.end; i++) {
+        const lane_walk walk = walk_lane(stream, &stream->map->lanes[i], bases);
+        const uint64_t atom = walk.shape->stream_atom, end = kvf_min_u64(bytes.end, stream->begins[i + 1]);
+        while (at < end) {
+            kvf_stream_box found = {
+                .byte = at, .memory_type = walk.shape->memory_type, .stream_type = walk.shape->stream_type};
+            const uint64_t atoms = next_box(&walk, (at - stream->begins[i]) / atom,
+                                            (end - stream->begins[i]) / atom, &found.cells);
+            if (!visit(context, &found))
+                return at;
+            at += atoms * atom;
+        }
+    }
+    return at;
 }

@@ -60,23 +60,51 @@ static kvf_status open_arena(kvf_stage *stage) {
 }
 
 static void settle(void *context) {
-    kvf_workers_settle(context);
+    const kvf_stage *stage = context;
+    if (stage->workers)
+        kvf_workers_settle(stage->workers);
+    if (stage->device)
+        kvf_stage_device_settle(stage->device);
 }
 
-static void close_workers(kvf_stage *stage) {
-    if (stage->workers)
+static void close_copiers(kvf_stage *stage) {
+    if (stage->workers || stage->device)
         (void)kvf_transport_set_region_user(stage->transport, NULL);
     kvf_workers_close(stage->workers);
+    kvf_stage_device_close(stage->device);
     stage->workers = NULL;
+    stage->device = NULL;
 }
 
-static kvf_status open_workers(kvf_stage *stage) {
-    if (stage->options.workers == 0)
-        return KVF_OK;
-    kvf_status status = kvf_workers_open(stage->options.workers, &stage->workers);
-    if (status)
+/* Where the shard's memory is: all of it in one place. */
+static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
+    uint32_t count;
+    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
+    const uint32_t own = kvf_shard_get(stage->shard)->region_count;
+    for (uint32_t i = 1; i < own; i++)
+        if (regions[i].kind != regions[0].kind || regions[i].device != regions[0].device)
+            return kvf_fail(
+                KVF_E_UNSUPPORTED,
+                "stage: region 0 is in memory of kind %d, device %u, and region %u in kind %d, device %u; "
+                "a stage takes shards that are in one place",
+                (int)regions[0].kind, regions[0].device, i, (int)regions[i].kind, regions[i].device);
+    *out = &regions[0];
+    return KVF_OK;
+}
+
+/* Whoever copies beside this thread: a device what is there, workers what is the host's. */
+static kvf_status open_copiers(kvf_stage *stage) {
+    const kvf_memory *memory = NULL;
+    kvf_status status = find_memory(stage, &memory);
+    if (!status && memory->kind == KVF_MEMORY_CUDA)
+        status = kvf_stage_device_open(memory->device, stage->arena.slots[0].memory,
+                                       (uint64_t)stage->arena.slot_count * stage->arena.slot_bytes,
+                                       &stage->device);
+    else if (!status && stage->options.workers > 0)
+        status = kvf_workers_open(stage->options.workers, &stage->workers);
+    if (status || (!stage->device && !stage->workers))
         return status;
-    const kvf_region_user user = {kvf_workers_fd(stage->workers), settle, stage->workers};
+    const kvf_region_user user = {stage->workers ? kvf_workers_fd(stage->workers) : -1, settle, stage};
     return kvf_transport_set_region_user(stage->transport, &user);
 }
 
@@ -108,11 +136,11 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     if (!status)
         status = kvf_stage_check_memory(stage);
     if (!status)
-        status = open_workers(stage);
-    if (!status)
         status = open_arena(stage);
+    if (!status)
+        status = open_copiers(stage);
     if (status) {
-        close_workers(stage);
+        close_copiers(stage);
         kvf_arena_close(&stage->arena);
         kvf_free(stage);
         return status;
@@ -156,7 +184,7 @@ void kvf_stage_close(kvf_stage *stage) {
         flow->end_sent = true;
         kvf_stage_flow_hear_end(flow); /* nobody uses the arena again */
     }
-    close_workers(stage); /* each has been waited for */
+    close_copiers(stage); /* each has been waited for */
     stage->closed = true;
     kvf_stage_release(stage);
 }
@@ -175,6 +203,14 @@ kvf_stage_peer *kvf_stage_find_peer(const kvf_stage *stage, const kvf_peer *peer
     while (found && found->peer != peer)
         found = found->following;
     return found;
+}
+
+/* Whether memory of either side is no peer's to touch. */
+static bool is_kept(const kvf_stage *stage, const kvf_peer *peer) {
+    uint32_t count, there;
+    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
+    const uint64_t *theirs = kvf_peer_region_bytes(peer, &there);
+    return regions[0].kept || there == 0 || theirs[0] == 0;
 }
 
 kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
@@ -197,7 +233,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     }
     joined->peer = peer; /* slots that one of this name may still touch count against its share */
     joined->has_lists = kvf_cost_has_lists(kvf_peer_kind(peer));
-    joined->withholds = kvf_peer_withholds(peer);
+    joined->withholds = kvf_peer_withholds(peer) || is_kept(stage, peer);
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
         kvf_peer_cost_begin(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
     return KVF_OK;
@@ -348,13 +384,21 @@ static void free_peers(kvf_stage *stage) {
     }
 }
 
-/* What workers have copied goes on. */
+static kvf_job *next_copied(const kvf_stage *stage) {
+    return stage->device    ? kvf_stage_device_take(stage->device)
+           : stage->workers ? kvf_workers_take(stage->workers)
+                            : NULL;
+}
+
+/* What workers, or a device, have copied goes on. */
 static void take_copied(const kvf_stage *stage) {
     kvf_job *job;
-    while (stage->workers && (job = kvf_workers_take(stage->workers))) {
+    while ((job = next_copied(stage))) {
         kvf_credit *credit = (kvf_credit *)(void *)((char *)job - offsetof(kvf_credit, job));
         KVF_ASSERT(credit->state == KVF_CREDIT_COPYING && !credit->flow->ended);
-        if (credit->flow->mover)
+        if (job->failed)
+            kvf_stage_flow_end(credit->flow, kvf_fail(job->failed, "%s", job->why));
+        else if (credit->flow->mover)
             kvf_mover_copied(credit);
         else
             kvf_lender_copied(credit);
@@ -392,7 +436,7 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
     free_flows(stage);
     free_peers(stage);
     if (busy)
-        *busy = more || stage->held_up;
+        *busy = more || stage->held_up || (stage->device && kvf_stage_device_is_busy(stage->device));
     return KVF_OK;
 }
 

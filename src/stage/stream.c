@@ -85,8 +85,9 @@ static kvf_status measure(const kvf_stream_map *map, const kvf_group_steps *grou
     return KVF_OK;
 }
 
-static kvf_status copy_tables(const kvf_stream *stream, const group_blocks *blocks, uint32_t *ids) {
+static kvf_status copy_tables(const kvf_stream *stream, const group_blocks *blocks) {
     const kvf_model *model = stream->map->shard->model;
+    uint32_t *ids = stream->ids;
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         stream->groups[g].ids = ids;
         kvf_status status = copy_table(stream->map, g, &blocks[g], &stream->groups[g]);
@@ -115,7 +116,7 @@ static kvf_status add_lanes(const kvf_stream *stream) {
 
 /* Everything in one allocation. */
 static kvf_stream *stream_of(const kvf_stream_map *map, const kvf_stream_group *groups, uint32_t count,
-                             uint64_t ids, uint32_t **room_for_ids) {
+                             uint64_t ids) {
     const size_t head =
         sizeof(kvf_stream) + count * sizeof *groups + (map->lane_count + 1) * sizeof(uint64_t);
     kvf_stream *stream = ids < SIZE_MAX / 8 ? kvf_alloc0(1, head + (size_t)ids * sizeof(uint32_t)) : NULL;
@@ -124,7 +125,8 @@ static kvf_stream *stream_of(const kvf_stream_map *map, const kvf_stream_group *
     stream->map = map;
     stream->groups = (kvf_stream_group *)(void *)(stream + 1);
     stream->begins = (uint64_t *)(void *)(stream->groups + count);
-    *room_for_ids = (uint32_t *)(void *)(stream->begins + map->lane_count + 1);
+    stream->ids = (uint32_t *)(void *)(stream->begins + map->lane_count + 1);
+    stream->id_count = ids;
     memcpy(stream->groups, groups, count * sizeof *groups);
     return stream;
 }
@@ -135,11 +137,10 @@ static kvf_status make(const kvf_stream_map *map, const kvf_group_steps *groups,
     kvf_status status = measure(map, groups, blocks, measured, &ids);
     if (status)
         return status;
-    uint32_t *room = NULL;
-    kvf_stream *stream = stream_of(map, measured, count, ids, &room);
+    kvf_stream *stream = stream_of(map, measured, count, ids);
     if (!stream)
         return kvf_nomem("a stream");
-    status = copy_tables(stream, blocks, room);
+    status = copy_tables(stream, blocks);
     if (!status)
         status = add_lanes(stream);
     if (status)
@@ -165,6 +166,11 @@ kvf_status kvf_stream_create(const kvf_stream_map *map, const kvf_group_steps *g
 
 void kvf_stream_free(kvf_stream *stream) {
     kvf_free(stream);
+}
+
+const uint32_t *kvf_stream_table(const kvf_stream *stream, uint64_t *count) {
+    *count = stream->id_count;
+    return stream->ids;
 }
 
 /* ---- places ----------------------------------------------------------------------------------- */

@@ -32,6 +32,7 @@
 #include <kvferry/request.h>
 
 #include "base/base.h"
+#include "kernel/box.h"
 #include "plan/plan.h"
 
 /* ---- what flows ------------------------------------------------------------------------------ */
@@ -160,6 +161,28 @@ void kvf_stream_gather(const kvf_stream *stream, unsigned char *const *bases, kv
 /** Copies bytes of the stream into this rank's memory; `in` has them. */
 void kvf_stream_scatter(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
                         const void *in);
+
+/** Cells of a stream, as one box. */
+typedef struct kvf_stream_box {
+    kvf_box cells; /**< in this rank's memory */
+    uint64_t byte; /**< of the stream, where they begin */
+    kvf_dtype memory_type, stream_type;
+} kvf_stream_box;
+
+/** Takes a box; false: it could not, and no more are wanted. */
+typedef bool kvf_stream_visit(void *context, const kvf_stream_box *box);
+
+/**
+ * Names the boxes of a range, in their order, to whoever copies them by other means than this processor.
+ *
+ * @param bases  where the regions begin; not followed
+ * @return the end of the range, or the first byte of the box that was not taken
+ */
+uint64_t kvf_stream_boxes(const kvf_stream *stream, unsigned char *const *bases, kvf_byte_range bytes,
+                          kvf_stream_visit *visit, void *context);
+
+/** The logical blocks that the boxes of a stream name, of all groups in one table. */
+const uint32_t *kvf_stream_table(const kvf_stream *stream, uint64_t *count);
 
 /** The greatest number of bytes up to `most`, and not over the end, with which a range that begins at `begin` ends at
  * an element. 0 only at the end of the stream, or where `most` is less than an element. */

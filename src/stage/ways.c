@@ -9,6 +9,7 @@
 #include "stage/flow.h"
 #include "stage/ways.h"
 #include "transport/transfer.h"
+#include "transport/transport.h"
 
 /* What one source gives. */
 typedef struct leg {

@@ -14,6 +14,7 @@
 #ifndef KVF_STAGE_WORKERS_H
 #define KVF_STAGE_WORKERS_H
 
+#include "cuda/copier.h"
 #include "stage/stream.h"
 
 #define KVF_WORKERS_MAX 16u
@@ -26,7 +27,12 @@ typedef struct kvf_job {
     unsigned char *slot;
     bool gathers; /**< into the slot; else it scatters out of it */
 
-    /* The workers' own. */
+    /* Of whoever does it: workers.c, or device.c, which has what follows to itself. */
+    kvf_device_table table; /**< of the stream, on the device */
+    struct kvf_copy_job *part;
+    uint64_t copied;   /**< up to this byte of the stream, with the part that is under way */
+    kvf_status failed; /**< of a job that is done; workers do not fail */
+    char why[128];
     enum { KVF_JOB_APART = 0, KVF_JOB_QUEUED, KVF_JOB_UNDER_WAY, KVF_JOB_DONE } state;
     struct kvf_job *previous, *following;
 } kvf_job;

@@ -102,7 +102,8 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
         return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region is %u, but %u are registered", i, side,
                         region, count);
     if (region_bytes == 0)
-        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered", i, side, region);
+        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered, or is kept from peers",
+                        i, side, region);
     return kvf_fail(KVF_E_RANGE,
                     "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
                     (unsigned long long)run->bytes, (unsigned long long)offset, side, region,
@@ -111,7 +112,7 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
 
 /* Every run lies inside a registered region on both sides. Everything behind this uses plain arithmetic. */
 static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
-    const kvf_memory *local = peer->transport->regions;
+    const kvf_memory *local = peer->transport->served;
     const uint64_t *remote = peer->region_bytes;
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
     *bytes = 0;

@@ -71,7 +71,8 @@ struct kvf_transport {
     uint32_t fabric_count;
     kvf_front_absent *absent;
     uint32_t absent_count;
-    kvf_memory *regions;
+    kvf_memory *regions;   /* all */
+    kvf_memory *served;    /* the same, but 0 bytes where a region is kept from fabrics and peers */
     unsigned char **bases; /* their addresses, for the copying loops */
     kvf_region_user user;  /* `settle` is NULL: there is none */
     uint32_t region_count;

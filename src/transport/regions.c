@@ -15,6 +15,11 @@ struct kvf_plain_memory {
 
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count) {
     *count = transport->region_count;
+    return transport->served;
+}
+
+const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count) {
+    *count = transport->region_count;
     return transport->regions;
 }
 
@@ -109,6 +114,7 @@ void kvf_front_free_memory(kvf_transport *transport) {
         kvf_free(memory);
     }
     kvf_free(transport->regions);
+    kvf_free(transport->served);
     kvf_free(transport->bases);
 }
 
@@ -129,6 +135,11 @@ static kvf_status check_region(uint32_t region, const kvf_memory *memory) {
     return KVF_OK;
 }
 
+static void forget(const kvf_transport *transport, uint32_t region) {
+    transport->regions[region] = transport->served[region] = (kvf_memory){0};
+    transport->bases[region] = NULL;
+}
+
 /* Room for region numbers up to this one in all tables; new ones are not registered. */
 static kvf_status make_room(kvf_transport *transport, uint32_t region) {
     if (region < transport->region_count)
@@ -137,10 +148,13 @@ static kvf_status make_room(kvf_transport *transport, uint32_t region) {
     kvf_memory *regions = kvf_resize(transport->regions, count, sizeof *regions);
     if (regions)
         transport->regions = regions;
+    kvf_memory *served = kvf_resize(transport->served, count, sizeof *served);
+    if (served)
+        transport->served = served;
     unsigned char **bases = kvf_resize(transport->bases, count, sizeof *bases);
     if (bases)
         transport->bases = bases;
-    bool complete = regions && bases;
+    bool complete = regions && served && bases;
     for (uint32_t i = 0; i < transport->fabric_count && complete; i++) {
         bool *serves = kvf_resize(transport->fabrics[i].serves, count, sizeof *serves);
         complete = serves != NULL;
@@ -149,8 +163,7 @@ static kvf_status make_room(kvf_transport *transport, uint32_t region) {
     }
     if (!complete)
         return kvf_nomem("the regions");
-    transport->regions[region] = (kvf_memory){0};
-    transport->bases[region] = NULL;
+    forget(transport, region);
     for (uint32_t i = 0; i < transport->fabric_count; i++)
         transport->fabrics[i].serves[region] = false;
     transport->region_count = region + 1;
@@ -164,7 +177,7 @@ static bool find_disabled(kvf_transport *transport) {
         kvf_front_fabric *front = &transport->fabrics[i];
         front->disabled = false;
         for (uint32_t region = 0; region < transport->region_count; region++)
-            if (is_registered(transport, region) && !front->serves[region])
+            if (transport->served[region].bytes > 0 && !front->serves[region])
                 front->disabled = true;
         all = all && front->disabled;
     }
@@ -219,8 +232,7 @@ static void forget_card(kvf_transport *transport) {
 /* Nobody knows of the region but us. */
 static void drop(kvf_transport *transport, uint32_t region) {
     (void)take_from_fabrics(transport, region);
-    transport->regions[region] = (kvf_memory){0};
-    transport->bases[region] = NULL;
+    forget(transport, region);
     while (transport->region_count > 0 && !is_registered(transport, transport->region_count - 1))
         transport->region_count--;
     (void)find_disabled(transport);
@@ -232,9 +244,14 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
         status = make_room(transport, region);
     if (status)
         return status;
-    transport->regions[region] =
-        (kvf_memory){sizeof(kvf_memory), memory->address, memory->bytes, memory->kind, memory->device};
-    transport->bases[region] = memory->address;
+    kvf_memory known;
+    (void)kvf_take_options(&known, sizeof known, memory, "kvf_memory"); /* checked before */
+    known.struct_size = sizeof known;
+    transport->regions[region] = known;
+    transport->bases[region] = known.address;
+    if (known.kept)
+        return KVF_OK;
+    transport->served[region] = known;
     status = add_to_fabrics(transport, region);
     if (status) {
         char why[KVF_DETAIL_BYTES];
@@ -325,8 +342,7 @@ kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t re
     status = take_from_fabrics(transport, region);
     if (status)
         return status;
-    transport->regions[region] = (kvf_memory){0};
-    transport->bases[region] = NULL;
+    forget(transport, region);
     (void)find_disabled(transport);
     return KVF_OK;
 }

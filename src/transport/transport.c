@@ -169,7 +169,7 @@ static kvf_status make_card(kvf_transport *transport) {
         return kvf_nomem("a card");
     }
     for (uint32_t i = 0; i < card.region_count; i++)
-        card.region_bytes[i] = transport->regions[i].bytes;
+        card.region_bytes[i] = transport->served[i].bytes;
     (void)snprintf(card.name, sizeof card.name, "%s", transport->name);
     kvf_status status = write_card(transport, &card, &parts, &out);
     if (status)

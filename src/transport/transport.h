@@ -192,8 +192,11 @@ kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void 
  */
 void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
-/** The regions registered with the front: address and size, by region number; 0 bytes: none. */
+/** The regions that fabrics serve: address and size, by region number; 0 bytes: none, or one that is kept. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
+
+/** All regions that are registered, those that are kept too. */
+const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count);
 
 /** Where each registered region begins, by region number. */
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport);

@@ -63,7 +63,7 @@ static void give_anew(scene *s, world_engine *e) {
     for (uint32_t i = 2; i-- > 0;) {
         uint64_t bytes = region_bytes(e, i);
         assert_ok(kvf_agent_allocate(e->agents[0], KVF_MEMORY_HOST, 0, bytes, &e->memory[0][i]));
-        kvf_memory memory = {sizeof memory, e->memory[0][i], bytes, KVF_MEMORY_HOST, 0};
+        kvf_memory memory = {.struct_size = sizeof memory, .address = e->memory[0][i], .bytes = bytes};
         assert_ok(kvf_agent_register_region(e->agents[0], i, &memory));
     }
 }
@@ -132,7 +132,8 @@ static void mistakes_with_regions_are_refused(void **state) {
     (void)state;
     scene s;
     set_up(&s);
-    kvf_memory memory = {sizeof memory, s.w.p.memory[0][0], region_bytes(&s.w.p, 0), KVF_MEMORY_HOST, 0};
+    kvf_memory memory = {
+        .struct_size = sizeof memory, .address = s.w.p.memory[0][0], .bytes = region_bytes(&s.w.p, 0)};
     assert_fails(kvf_agent_register_region(s.p, 0, &memory), KVF_E_EXISTS, "region 0");
     assert_fails(kvf_agent_register_region(s.p, 2, &memory), KVF_E_RANGE, "region is 2");
     assert_fails(kvf_agent_register_region(s.p, 0, NULL), KVF_E_INVALID, "memory");

@@ -226,8 +226,8 @@ static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
         assert_ok(kvf_agent_open(engine->engine, 0, options, &engine->agents[0]));
         for (uint32_t i = 0; i < shard->region_count; i++) {
             memory[e][i] = engine->memory[0][i] = calloc(1, shard->region_bytes[i]);
-            regions[i] =
-                (kvf_memory){sizeof(kvf_memory), memory[e][i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+            regions[i] = (kvf_memory){
+                .struct_size = sizeof(kvf_memory), .address = memory[e][i], .bytes = shard->region_bytes[i]};
         }
         assert_ok(kvf_agent_register(engine->agents[0], regions, shard->region_count));
         engine->contact.endpoint = kvf_agent_endpoint(engine->agents[0]);

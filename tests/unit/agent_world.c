@@ -74,8 +74,8 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
     for (uint32_t i = 0; i < shard->region_count; i++) {
         assert_ok(
             kvf_agent_allocate(e->agents[r], KVF_MEMORY_HOST, 0, shard->region_bytes[i], &e->memory[r][i]));
-        regions[i] =
-            (kvf_memory){sizeof(kvf_memory), e->memory[r][i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+        regions[i] = (kvf_memory){
+            .struct_size = sizeof(kvf_memory), .address = e->memory[r][i], .bytes = shard->region_bytes[i]};
     }
     assert_ok(kvf_agent_register(e->agents[r], regions, shard->region_count));
 }

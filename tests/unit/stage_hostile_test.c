@@ -86,7 +86,7 @@ static void attacker_join(scene *s) {
     static unsigned char memory[1 << 16];
     const kvf_transport_options options = {
         .struct_size = sizeof options, .name = "mallory", .on_notify = on_notify, .context = &s->by};
-    const kvf_memory region = {sizeof region, memory, sizeof memory, KVF_MEMORY_HOST, 0};
+    const kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = sizeof memory};
     assert_ok(kvf_transport_open("inproc", &options, &s->by.transport));
     assert_ok(kvf_transport_register(s->by.transport, &region, 1));
     s->by.victim = connect_to(s->by.transport, s->p->transport);

@@ -51,22 +51,40 @@ static bool permit(void *context, const char *peer, const kvf_flow_request *requ
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+#define REGIONS_MAX 16u
+
+typedef struct placing {
+    kvf_transport *transport;
+    stage_place place;
+    kvf_memory regions[REGIONS_MAX]; /* as they are registered */
+    uint32_t count;
+} placing;
+
 static void *allocate(void *context, uint64_t bytes) {
-    void *memory = NULL;
-    assert_ok(kvf_transport_allocate(context, KVF_MEMORY_HOST, 0, bytes, &memory));
-    return memory;
+    placing *at = context;
+    void *seen = NULL;
+    assert_true(at->count < REGIONS_MAX);
+    kvf_memory *made = &at->regions[at->count++];
+    if (at->place) {
+        *made = at->place(bytes, &seen);
+        return seen;
+    }
+    assert_ok(kvf_transport_allocate(at->transport, KVF_MEMORY_HOST, 0, bytes, &seen));
+    *made = (kvf_memory){.struct_size = sizeof *made, .address = seen, .bytes = bytes};
+    return seen;
 }
 
 static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf_shard *shard,
-                     const cell_sequence *sequence, kvf_stage_options stage) {
+                     const cell_sequence *sequence, kvf_stage_options stage, stage_place place) {
     const kvf_transport_options options = {.struct_size = sizeof options,
                                            .name = end->name,
                                            .on_notify = on_notify,
                                            .on_peer_lost = on_peer_lost,
                                            .context = end};
     assert_ok(kvf_transport_open_over(faulty_fabric(kind), kind, &options, &end->transport));
-    rank_open(&end->cells, shard, sequence, allocate, end->transport);
-    assert_ok(kvf_transport_register(end->transport, end->cells.regions, end->cells.region_count));
+    placing placed = {.transport = end->transport, .place = place};
+    rank_open(&end->cells, shard, sequence, allocate, &placed);
+    assert_ok(kvf_transport_register(end->transport, placed.regions, placed.count));
     stage.struct_size = sizeof stage;
     const char *workers = getenv("KVF_TEST_WORKERS");
     if (workers)
@@ -87,6 +105,10 @@ static void connect_end(stage_end *from, const stage_end *to) {
 }
 
 stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
+    return stage_world_open_at(kind, shape, NULL, NULL);
+}
+
+stage_world *stage_world_open_at(const char *kind, const stage_pair *shape, stage_place d, stage_place p) {
     stage_world *w = calloc(1, sizeof *w);
     assert_non_null(w);
     w->clock = (kvf_clock){now_of, w};
@@ -99,11 +121,12 @@ stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
     sequence_open(&w->p_sequence, kvf_engine_shard(w->engines.remote, 0), shape->tokens, 2);
     for (uint32_t i = 0; i < w->d_count; i++) {
         (void)snprintf(w->d[i].name, sizeof w->d[i].name, "d%u", i);
-        open_end(w, &w->d[i], kind, kvf_engine_shard(w->engines.local, i), &w->d_sequence, shape->options);
+        open_end(w, &w->d[i], kind, kvf_engine_shard(w->engines.local, i), &w->d_sequence, shape->options, d);
     }
     for (uint32_t i = 0; i < w->p_count; i++) {
         (void)snprintf(w->p[i].name, sizeof w->p[i].name, "p%u", i);
-        open_end(w, &w->p[i], kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence, shape->options);
+        open_end(w, &w->p[i], kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence, shape->options,
+                 p);
     }
     for (uint32_t i = 0; i < w->d_count; i++)
         for (uint32_t j = 0; j < w->p_count; j++) {

@@ -38,6 +38,10 @@ typedef struct stage_world {
     kvf_clock clock;
 } stage_world;
 
+/** Gives memory that is elsewhere, as it is to be registered; `seen`: where the test reads and writes it. Stays the
+ * giver's. */
+typedef kvf_memory (*stage_place)(uint64_t bytes, void **seen);
+
 /** What both engines are, and how long the one sequence is that is in their caches. */
 typedef struct stage_pair {
     kvf_model *model; /**< becomes the world's */
@@ -48,6 +52,9 @@ typedef struct stage_pair {
 
 /** Over the faulty fabric where that is installed. */
 stage_world *stage_world_open(const char *kind, const stage_pair *shape);
+
+/** The same, with the regions of either engine elsewhere; NULL: memory of the transport. */
+stage_world *stage_world_open_at(const char *kind, const stage_pair *shape, stage_place d, stage_place p);
 void stage_world_close(stage_world *w);
 
 /** Closes one rank as a process that ends. */

@@ -615,7 +615,7 @@ static void a_region_is_added_while_peers_are_connected(void **state) {
     unsigned char *added = malloc(4096);
     assert_non_null(added);
     side_fill(added, 9, 3, 4096);
-    kvf_memory memory = {sizeof(kvf_memory), added, 4096, KVF_MEMORY_HOST, 0};
+    kvf_memory memory = {.struct_size = sizeof(kvf_memory), .address = added, .bytes = 4096};
     assert_int_equal(move_runs(&pair->here, &pair->there, pair->peer, KVF_READ, &old, 1), KVF_OK);
     assert_int_equal(kvf_transport_register_region(pair->there.transport, SIDE_REGIONS + 1, &memory),
                      KVF_E_RANGE);
@@ -675,7 +675,7 @@ static void a_region_that_moves_is_met_by_a_new_card_and_old_cards_are_refused(v
     assert_non_null(strstr(kvf_error_detail(), "remote region 0 was unregistered"));
     assert_int_equal(move_runs(&pair->here, &pair->there, anew, KVF_READ, &kept, 1), KVF_OK);
 
-    kvf_memory memory = {sizeof(kvf_memory), moved, bytes, KVF_MEMORY_HOST, 0};
+    kvf_memory memory = {.struct_size = sizeof(kvf_memory), .address = moved, .bytes = bytes};
     assert_int_equal(kvf_transport_register_region(pair->there.transport, 0, &memory), KVF_OK);
     anew = side_connect(&pair->here, &pair->there);
     assert_int_equal(move_runs(&pair->here, &pair->there, anew, KVF_READ, &gone, 1), KVF_OK);

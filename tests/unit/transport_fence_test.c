@@ -331,7 +331,7 @@ static void be_the_writer(int line) {
     guarded = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(guarded != MAP_FAILED);
     memset(guarded, 0xc1, BYTES);
-    kvf_memory region = {sizeof(kvf_memory), guarded, BYTES, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = guarded, .bytes = BYTES};
     CHECK(kvf_transport_open("shm", NULL, &transport) == KVF_OK);
     CHECK(kvf_transport_register(transport, &region, 1) == KVF_OK);
     CHECK(kvf_transport_export(transport, &card, &bytes) == KVF_OK);
@@ -399,7 +399,7 @@ static void own(ownership *o) {
     assert_int_equal(kvf_transport_open("shm", NULL, &o->transport), KVF_OK);
     assert_int_equal(kvf_transport_allocate(o->transport, KVF_MEMORY_HOST, 0, BYTES, &memory), KVF_OK);
     o->memory = memory;
-    kvf_memory region = {sizeof(kvf_memory), memory, BYTES, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = memory, .bytes = BYTES};
     assert_int_equal(kvf_transport_register(o->transport, &region, 1), KVF_OK);
     assert_int_equal(kvf_transport_export(o->transport, &card, &bytes), KVF_OK);
     assert_int_equal(send(o->line, card, bytes, 0), bytes);

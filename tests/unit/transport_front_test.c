@@ -92,16 +92,18 @@ static void memory_is_registered_once_and_only_if_all_of_it_can_be(void **state)
     (void)state;
     static unsigned char memory[100];
     kvf_transport *transport = open_kind("shm");
-    kvf_memory good = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
+    kvf_memory good = {.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 100};
     struct {
         kvf_memory second;
         kvf_status status;
     } cases[] = {
-        {{sizeof(kvf_memory), NULL, 100, KVF_MEMORY_HOST, 0}, KVF_E_INVALID},
-        {{sizeof(kvf_memory), memory, 0, KVF_MEMORY_HOST, 0}, KVF_E_INVALID},
-        {{sizeof(kvf_memory), memory, UINT64_MAX, KVF_MEMORY_HOST, 0}, KVF_E_OVERFLOW},
-        {{sizeof(kvf_memory), memory, 100, KVF_MEMORY_CUDA, 0}, KVF_E_UNSUPPORTED},
-        {{sizeof(kvf_memory), memory, 100, (kvf_memory_kind)7, 0}, KVF_E_INVALID},
+        {{.struct_size = sizeof(kvf_memory), .address = NULL, .bytes = 100}, KVF_E_INVALID},
+        {{.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 0}, KVF_E_INVALID},
+        {{.struct_size = sizeof(kvf_memory), .address = memory, .bytes = UINT64_MAX}, KVF_E_OVERFLOW},
+        {{.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 100, .kind = KVF_MEMORY_CUDA},
+         KVF_E_UNSUPPORTED},
+        {{.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 100, .kind = (kvf_memory_kind)7},
+         KVF_E_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_memory regions[2] = {good, cases[i].second};
@@ -119,7 +121,7 @@ static void memory_is_sized_and_has_a_kind_and_a_device(void **state) {
     static unsigned char memory[200];
     kvf_transport *transport = open_kind("inproc");
     void *allocated = NULL;
-    const kvf_memory good = {sizeof good, memory, 100, KVF_MEMORY_HOST, 0};
+    const kvf_memory good = {.struct_size = sizeof good, .address = memory, .bytes = 100};
     kvf_memory unsized = good, placed = good;
     unsized.struct_size = 0;
     placed.device = 1;
@@ -151,7 +153,7 @@ static void memory_is_registered_after_the_card_was_exported_and_makes_another_c
     (void)state;
     static unsigned char memory[100];
     kvf_transport *transport = open_kind("auto");
-    kvf_memory region = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 100};
     const void *card;
     size_t without, with;
     assert_int_equal(kvf_transport_export(transport, &card, &without), KVF_OK);
@@ -456,7 +458,7 @@ static void release(void *context, void *memory) {
 static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
     static unsigned char memory[100];
     static test_outcome outcome;
-    kvf_memory region = {sizeof(kvf_memory), memory, 100, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 100};
     kvf_run run = {0, 50, 50, 0, 0};
     const void *card;
     size_t bytes;

@@ -129,7 +129,8 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
             memory = side->brought[i] = malloc(region_bytes[i]);
         assert_non_null(memory);
         side_fill(memory, seed, i, region_bytes[i]);
-        side->regions[i] = (kvf_memory){sizeof(kvf_memory), memory, region_bytes[i], KVF_MEMORY_HOST, 0};
+        side->regions[i] =
+            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory, .bytes = region_bytes[i]};
     }
     assert_int_equal(kvf_transport_register(side->transport, side->regions, SIDE_REGIONS), KVF_OK);
 }

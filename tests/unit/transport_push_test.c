@@ -215,7 +215,7 @@ static void a_peer_of_another_shape_than_the_plan_is_refused(void **state) {
     world *w = world_open(*state, 8, &decodes[2], &prefill);
     filling f = filling_of(w, 0, range(0, 0)); /* of a rank that has all heads */
     static unsigned char small[64];
-    kvf_memory region = {sizeof(kvf_memory), small, sizeof small, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = small, .bytes = sizeof small};
     cell_end liar = {0};
     assert_ok(kvf_transport_open(*state, NULL, &liar.transport));
     assert_ok(kvf_transport_register(liar.transport, &region, 1));

@@ -14,7 +14,7 @@ static kvf_transport *open_over_hole(unsigned char **memory, size_t half) {
     kvf_transport *transport = NULL;
     *memory = mmap(NULL, 2 * half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(*memory, MAP_FAILED);
-    kvf_memory region = {sizeof(kvf_memory), *memory, 2 * half, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = *memory, .bytes = 2 * half};
     kvf_transport_options options = {.struct_size = sizeof options, .name = "owner"};
     assert_int_equal(kvf_transport_open("shm", &options, &transport), KVF_OK);
     assert_int_equal(kvf_transport_register(transport, &region, 1), KVF_OK);

@@ -53,7 +53,7 @@ static bool worker_open(test_worker *worker) {
     kvf_transport_options options = {
         .struct_size = sizeof options, .on_peer_lost = count_lost, .context = worker};
     worker->memory = malloc(BYTES);
-    kvf_memory region = {sizeof(kvf_memory), worker->memory, BYTES, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = worker->memory, .bytes = BYTES};
     return worker->memory && kvf_transport_open(worker->kind, &options, &worker->transport) == KVF_OK &&
            kvf_transport_register(worker->transport, &region, 1) == KVF_OK &&
            kvf_transport_connect(worker->transport, worker->card, worker->card_bytes, &worker->peer) ==

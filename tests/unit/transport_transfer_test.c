@@ -92,7 +92,8 @@ static void rank_open(test_rank *rank, const kvf_shard *shard, const char *kind)
     assert_non_null(rank->regions);
     assert_int_equal(kvf_transport_open(kind, NULL, &rank->transport), KVF_OK);
     for (uint32_t i = 0; i < desc->region_count; i++) {
-        rank->regions[i] = (kvf_memory){sizeof(kvf_memory), NULL, desc->region_bytes[i], KVF_MEMORY_HOST, 0};
+        rank->regions[i] =
+            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = NULL, .bytes = desc->region_bytes[i]};
         assert_int_equal(kvf_transport_allocate(rank->transport, KVF_MEMORY_HOST, 0, desc->region_bytes[i],
                                                 &rank->regions[i].address),
                          KVF_OK);
@@ -329,7 +330,7 @@ static void a_peer_with_less_memory_than_the_plan_says_is_refused(void **state) 
     test_world *world = world_open(*state);
     kvf_peer *right = world->peers[1];
     static unsigned char small[100];
-    kvf_memory region = {sizeof(kvf_memory), small, sizeof small, KVF_MEMORY_HOST, 0};
+    kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = small, .bytes = sizeof small};
     test_rank liar = {0};
     assert_int_equal(kvf_transport_open(*state, NULL, &liar.transport), KVF_OK);
     assert_int_equal(kvf_transport_register(liar.transport, &region, 1), KVF_OK);

@@ -403,8 +403,9 @@ static void cuda_actor(process *side) {
         exit(0); /* whether it really works can only be tested with CUDA memory */
     }
     unsigned char bytes[64] = {0};
-    kvf_memory regions[2] = {{sizeof(kvf_memory), bytes, 32, KVF_MEMORY_HOST, 0},
-                             {sizeof(kvf_memory), bytes + 32, 32, KVF_MEMORY_CUDA, 0}};
+    kvf_memory regions[2] = {
+        {.struct_size = sizeof(kvf_memory), .address = bytes, .bytes = 32},
+        {.struct_size = sizeof(kvf_memory), .address = bytes + 32, .bytes = 32, .kind = KVF_MEMORY_CUDA}};
     CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_E_UNSUPPORTED);
     CHECK(strstr(kvf_error_detail(), "region 1"));
     CHECK(strstr(kvf_error_detail(), "CUDA"));

@@ -27,7 +27,7 @@ static void open_with(side *self, const char *kind, const char *key, const char 
         self->memory = calloc(1, BYTES);
     else
         assert_ok(kvf_transport_allocate(self->transport, KVF_MEMORY_HOST, 0, BYTES, &self->memory));
-    const kvf_memory memory = {sizeof memory, self->memory, BYTES, KVF_MEMORY_HOST, 0};
+    const kvf_memory memory = {.struct_size = sizeof memory, .address = self->memory, .bytes = BYTES};
     assert_ok(kvf_transport_register(self->transport, &memory, 1));
     assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
 }
@@ -220,7 +220,7 @@ static void open_withholding(side *self, const char *emulated) {
     assert_ok(kvf_transport_allocate(self->transport, KVF_MEMORY_HOST, 0, 2 * BYTES, &self->memory));
     for (uint32_t i = 0; i < 2; i++) {
         unsigned char *begin = (unsigned char *)self->memory + (size_t)i * BYTES;
-        const kvf_memory memory = {sizeof memory, begin, BYTES, KVF_MEMORY_HOST, 0};
+        const kvf_memory memory = {.struct_size = sizeof memory, .address = begin, .bytes = BYTES};
         memset(begin, (int)i + 1, BYTES);
         kvf_transport_withhold(self->transport, i == 0);
         assert_ok(kvf_transport_register_region(self->transport, i, &memory));

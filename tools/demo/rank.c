@@ -102,8 +102,8 @@ static bool register_regions(const live_rank *of) {
     if (!memory)
         return rank_fail(of, "not enough memory");
     for (uint32_t i = 0; i < shard->region_count; i++)
-        memory[i] =
-            (kvf_memory){sizeof(kvf_memory), of->regions[i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
+        memory[i] = (kvf_memory){
+            .struct_size = sizeof(kvf_memory), .address = of->regions[i], .bytes = shard->region_bytes[i]};
     kvf_status status = kvf_agent_register(of->agent, memory, shard->region_count);
     free(memory);
     return status ? rank_fail_status(of, status, "registering the caches") : true;

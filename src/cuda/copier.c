@@ -1,0 +1,311 @@
+#include "cuda/copier.h"
+
+#include "cuda/device_image.h"
+
+#define BLOCKS_DEFAULT 16u
+#define JOBS_DEFAULT 32u
+#define BOXES_DEFAULT 256u
+
+/* Boxes of one kernel: copying ones and converting ones are launched apart. */
+typedef struct launch {
+    uint32_t count, tiles;
+} launch;
+
+enum { COPIES, CONVERSIONS, LAUNCHES };
+
+struct kvf_copy_job {
+    kvf_copier *copier;
+    kvf_cuda_box *boxes;  /* of the host, pinned: `room` copies, then `room` conversions */
+    CUdeviceptr uploaded; /* the same on the device */
+    launch launches[LAUNCHES];
+    CUevent over;
+    bool started;
+    struct kvf_copy_job *next_free;
+};
+
+struct kvf_copier {
+    uint32_t device, blocks, job_count, room;
+    CUstream stream;
+    CUmodule module;
+    CUfunction kernels[LAUNCHES];
+    kvf_cuda_box *boxes;  /* of all jobs */
+    CUdeviceptr uploaded; /* likewise */
+    kvf_copy_job *jobs, *free;
+    uint32_t started; /* and not over */
+};
+
+/* ---- device code -------------------------------------------------------------------------------- */
+
+static bool runs_on(const kvf_device_image *image, const kvf_cuda_device *device) {
+    if (image->portable)
+        return image->major < device->major ||
+               (image->major == device->major && image->minor <= device->minor);
+    return image->major == device->major && image->minor <= device->minor;
+}
+
+/* Machine code before what has to be compiled first, and of each the newest. */
+static const kvf_device_image *image_for(const kvf_cuda_device *device) {
+    const kvf_device_image *found = NULL;
+    for (size_t i = 0; i < kvf_device_image_count; i++) {
+        const kvf_device_image *image = &kvf_device_images[i];
+        if (runs_on(image, device) && (!found || found->portable || !image->portable))
+            found = image;
+    }
+    return found;
+}
+
+static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
+    static const char *const names[LAUNCHES] = {"kvf_copy_cells", "kvf_convert_cells"};
+    const kvf_cuda_device *device = &cuda->devices[copier->device];
+    const kvf_device_image *image = image_for(device);
+    if (!image)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "this build has no code for CUDA device %u, %s, of compute capability %u.%u",
+                        copier->device, device->name, device->major, device->minor);
+    CUresult result = cuda->cuModuleLoadData(&copier->module, image->data);
+    for (int i = 0; !result && i < LAUNCHES; i++)
+        result = cuda->cuModuleGetFunction(&copier->kernels[i], copier->module, names[i]);
+    return kvf_cuda_status(cuda, result, "loading device code");
+}
+
+/* ---- opening and closing ------------------------------------------------------------------------ */
+
+static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
+    int least = 0, greatest = 0;
+    CUresult result = cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (!result)
+        result = cuda->cuStreamCreateWithPriority(&copier->stream, CU_STREAM_NON_BLOCKING, least);
+    return kvf_cuda_status(cuda, result, "making a stream");
+}
+
+static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
+    const size_t boxes = (size_t)copier->job_count * LAUNCHES * copier->room,
+                 bytes = boxes * sizeof(kvf_cuda_box);
+    void *host = NULL;
+    copier->jobs = kvf_alloc0(copier->job_count, sizeof *copier->jobs);
+    if (!copier->jobs)
+        return kvf_nomem("jobs of a device");
+    CUresult result = cuda->cuMemHostAlloc(&host, bytes, CU_MEMHOST_PORTABLE);
+    copier->boxes = host;
+    if (!result)
+        result = cuda->cuMemAlloc_v2(&copier->uploaded, bytes);
+    for (uint32_t i = 0; !result && i < copier->job_count; i++) {
+        kvf_copy_job *job = &copier->jobs[i];
+        const size_t before = (size_t)i * LAUNCHES * copier->room;
+        job->copier = copier;
+        job->boxes = copier->boxes + before;
+        job->uploaded = copier->uploaded + before * sizeof(kvf_cuda_box);
+        job->next_free = copier->free;
+        copier->free = job;
+        result = cuda->cuEventCreate(&job->over, CU_EVENT_DISABLE_TIMING);
+    }
+    return kvf_cuda_status(cuda, result, "making room for jobs");
+}
+
+/* Frees whatever was made; the device is entered. */
+static void unmake(kvf_copier *copier, const kvf_cuda *cuda) {
+    for (uint32_t i = 0; copier->jobs && i < copier->job_count; i++)
+        if (copier->jobs[i].over)
+            (void)cuda->cuEventDestroy_v2(copier->jobs[i].over);
+    if (copier->uploaded)
+        (void)cuda->cuMemFree_v2(copier->uploaded);
+    if (copier->boxes)
+        (void)cuda->cuMemFreeHost(copier->boxes);
+    if (copier->module)
+        (void)cuda->cuModuleUnload(copier->module);
+    if (copier->stream)
+        (void)cuda->cuStreamDestroy_v2(copier->stream);
+    kvf_free(copier->jobs);
+    kvf_free(copier);
+}
+
+kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, kvf_copier **out) {
+    const kvf_copier_options none = {0}, *given = options ? options : &none;
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    kvf_copier *copier = kvf_alloc0(1, sizeof *copier);
+    if (!copier) {
+        kvf_cuda_leave(cuda);
+        return kvf_nomem("a device's copy engine");
+    }
+    copier->device = device;
+    copier->blocks = given->blocks ? given->blocks : BLOCKS_DEFAULT;
+    if (cuda->devices[device].multiprocessors && copier->blocks > cuda->devices[device].multiprocessors)
+        copier->blocks = cuda->devices[device].multiprocessors;
+    copier->job_count = given->jobs ? given->jobs : JOBS_DEFAULT;
+    copier->room = given->boxes ? given->boxes : BOXES_DEFAULT;
+    status = load(copier, cuda);
+    if (!status)
+        status = make_stream(copier, cuda);
+    if (!status)
+        status = make_jobs(copier, cuda);
+    if (status)
+        unmake(copier, cuda);
+    else
+        *out = copier;
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+kvf_status kvf_copier_close(kvf_copier *copier) {
+    const kvf_cuda *cuda;
+    if (!copier)
+        return KVF_OK;
+    if (copier->started > 0)
+        return kvf_fail(KVF_E_AGAIN, "%u jobs of CUDA device %u are under way", copier->started,
+                        copier->device);
+    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
+    if (status) /* a child of fork(): what its parent made is not its own */
+        return status;
+    unmake(copier, cuda);
+    kvf_cuda_leave(cuda);
+    return KVF_OK;
+}
+
+uint32_t kvf_copier_device(const kvf_copier *copier) {
+    return copier->device;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes) {
+    enum { ALREADY = 712 };
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
+    if (status)
+        return status;
+    const CUresult result =
+        cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+    status = kvf_cuda_status(cuda, result, "pinning memory of the host");
+    kvf_cuda_leave(cuda);
+    return result == ALREADY ? KVF_E_EXISTS : status;
+}
+
+void kvf_copier_unpin(kvf_copier *copier, void *memory) {
+    const kvf_cuda *cuda;
+    if (kvf_cuda_enter(copier->device, &cuda))
+        return;
+    (void)cuda->cuMemHostUnregister(memory);
+    kvf_cuda_leave(cuda);
+}
+
+kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_t count,
+                                kvf_device_table *out) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
+    if (status)
+        return status;
+    const size_t bytes = (size_t)(count ? count : 1) * sizeof *ids;
+    CUdeviceptr address = 0;
+    CUresult result = cuda->cuMemAlloc_v2(&address, bytes);
+    if (!result && count)
+        result = cuda->cuMemcpyHtoDAsync_v2(address, ids, bytes, copier->stream);
+    status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
+    if (status && address)
+        (void)cuda->cuMemFree_v2(address);
+    if (!status)
+        *out = (kvf_device_table){.address = address, .on_host = ids};
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table) {
+    const kvf_cuda *cuda;
+    if (!table->address || kvf_cuda_enter(copier->device, &cuda))
+        return;
+    (void)cuda->cuMemFree_v2(table->address);
+    *table = (kvf_device_table){0};
+    kvf_cuda_leave(cuda);
+}
+
+/* ---- jobs --------------------------------------------------------------------------------------- */
+
+kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out) {
+    kvf_copy_job *job = copier->free;
+    if (!job)
+        return kvf_fail(KVF_E_AGAIN, "%u jobs of CUDA device %u are under way, as many as may be",
+                        copier->job_count, copier->device);
+    copier->free = job->next_free;
+    memset(job->launches, 0, sizeof job->launches);
+    *out = job;
+    return KVF_OK;
+}
+
+void kvf_copy_job_drop(kvf_copy_job *job) {
+    KVF_ASSERT(!job->started);
+    job->next_free = job->copier->free;
+    job->copier->free = job;
+}
+
+kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, const kvf_device_side *to,
+                            uint64_t rows, uint64_t units, uint64_t cell_elements) {
+    const int which = from->type == to->type ? COPIES : CONVERSIONS;
+    const uint32_t room = job->copier->room;
+    launch *add = &job->launches[which];
+    uint32_t made = 0, tiles = add->tiles;
+    kvf_status status =
+        kvf_device_boxes(from, to, rows, units, cell_elements, job->boxes + (size_t)which * room + add->count,
+                         room - add->count, &made, &tiles);
+    if (!status)
+        *add = (launch){.count = add->count + made, .tiles = tiles};
+    return status;
+}
+
+static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which) {
+    kvf_copier *copier = job->copier;
+    launch *given = &job->launches[which];
+    const size_t before = (size_t)which * copier->room;
+    CUdeviceptr boxes = job->uploaded + before * sizeof(kvf_cuda_box);
+    if (given->count == 0)
+        return 0;
+    CUresult result = cuda->cuMemcpyHtoDAsync_v2(boxes, job->boxes + before,
+                                                 given->count * sizeof(kvf_cuda_box), copier->stream);
+    void *arguments[] = {&boxes, &given->count, &given->tiles};
+    const uint32_t blocks = given->tiles < copier->blocks ? given->tiles : copier->blocks;
+    if (!result)
+        result = cuda->cuLaunchKernel(copier->kernels[which], blocks, 1, 1, KVF_TILE_THREADS, 1, 1, 0,
+                                      copier->stream, arguments, NULL);
+    return result;
+}
+
+kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
+    kvf_copier *copier = job->copier;
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
+    if (status) {
+        kvf_copy_job_drop(job);
+        return status;
+    }
+    CUresult result = after ? cuda->cuStreamWaitEvent(copier->stream, after, 0) : 0;
+    for (int i = 0; !result && i < LAUNCHES; i++)
+        result = run(job, cuda, i);
+    if (!result)
+        result = cuda->cuEventRecord(job->over, copier->stream);
+    status = kvf_cuda_status(cuda, result, "starting a copy");
+    kvf_cuda_leave(cuda);
+    if (status) {
+        kvf_copy_job_drop(job);
+    } else {
+        job->started = true;
+        copier->started++;
+    }
+    return status;
+}
+
+kvf_status kvf_copy_job_poll(kvf_copy_job *job) {
+    kvf_copier *copier = job->copier;
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
+    if (status)
+        return status;
+    status = kvf_cuda_status(cuda, cuda->cuEventQuery(job->over), "copying");
+    kvf_cuda_leave(cuda);
+    if (status == KVF_IN_PROGRESS)
+        return status;
+    job->started = false;
+    copier->started--;
+    kvf_copy_job_drop(job);
+    return status;
+}

@@ -1,0 +1,117 @@
+#include "cuda/device_box.h"
+
+#include "kernel/convert.h"
+
+#define NUMBERS (1u << 31) /* what divisors divide is below */
+#define VECTOR_BYTES 16u
+
+/*
+ * With 2^bits >= by > 2^(bits - 1), factor = floor(2^(31 + bits) / by) + 1 exceeds the true ratio by at most by / by: the
+ * product of a number below 2^31 with what is too much stays below 2^(31 + bits) / by, so the floor is right (Granlund and
+ * Montgomery, 1994, theorem 4.2).
+ */
+kvf_divisor kvf_divisor_of(uint32_t by) {
+    uint32_t bits = 0;
+    KVF_ASSERT(by > 0 && by < NUMBERS);
+    while ((1ull << bits) < by)
+        bits++;
+    return (kvf_divisor){.by = by, .factor = (uint32_t)((1ull << (31 + bits)) / by + 1), .shift = 31 + bits};
+}
+
+/* The largest power of two that divides all of the numbers whose bits are in `ored`; 16 at the most. */
+static uint32_t alignment(uint64_t ored) {
+    uint32_t bytes = VECTOR_BYTES;
+    while (ored % bytes)
+        bytes /= 2;
+    return bytes;
+}
+
+/* All that a vector's bytes must divide on one side. */
+static uint64_t steps_of(const kvf_device_side *side, uint64_t cell_bytes) {
+    const kvf_box *box = side->pages;
+    if (!box)
+        return side->packed | cell_bytes;
+    const uint64_t pieces = box->pieces > 1 ? box->piece_bytes | box->piece_stride : 0;
+    return (uint64_t)(uintptr_t)box->memory | box->block_stride | box->row_stride | box->unit_stride |
+           pieces | cell_bytes;
+}
+
+static kvf_cuda_side side_of(const kvf_device_side *side, uint64_t first_row, uint64_t units,
+                             uint64_t cell_bytes) {
+    const kvf_box *box = side->pages;
+    if (!box)
+        return (kvf_cuda_side){.memory = side->packed + first_row * units * cell_bytes,
+                               .row_stride = units * cell_bytes,
+                               .unit_stride = cell_bytes,
+                               .block_rows = kvf_divisor_of(1),
+                               .kernel_blocks = kvf_divisor_of(1),
+                               .piece_bytes = kvf_divisor_of((uint32_t)cell_bytes)};
+    const uint64_t logical_rows = box->block_rows * box->kernel_blocks, row = box->first_row + first_row;
+    const uint64_t entry = (uint64_t)(box->blocks - side->table_on_host) + row / logical_rows;
+    return (kvf_cuda_side){.memory = (uint64_t)(uintptr_t)box->memory,
+                           .blocks = side->table + entry * sizeof *box->blocks,
+                           .block_stride = box->block_stride,
+                           .row_stride = box->row_stride,
+                           .unit_stride = box->unit_stride,
+                           .piece_stride = box->piece_stride,
+                           .block_rows = kvf_divisor_of((uint32_t)box->block_rows),
+                           .kernel_blocks = kvf_divisor_of(box->kernel_blocks),
+                           .piece_bytes =
+                               kvf_divisor_of((uint32_t)(box->pieces > 1 ? box->piece_bytes : cell_bytes)),
+                           .first_row = (uint32_t)(row % logical_rows)};
+}
+
+static uint16_t device_type(kvf_dtype type) {
+    return type == KVF_DTYPE_F32 ? KVF_CUDA_F32 : type == KVF_DTYPE_F16 ? KVF_CUDA_F16 : KVF_CUDA_BF16;
+}
+
+/* Rows of one side's table up to and including the last that a box may number. */
+static uint64_t rows_before(const kvf_device_side *side) {
+    return side->pages ? side->pages->block_rows * side->pages->kernel_blocks : 0;
+}
+
+kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *to, uint64_t rows,
+                            uint64_t units, uint64_t cell_elements, kvf_cuda_box *out, uint32_t room,
+                            uint32_t *count, uint32_t *tile) {
+    const bool convert = from->type != to->type;
+    if (convert && !kvf_kernel_converts(from->type, to->type))
+        return kvf_fail(KVF_E_UNSUPPORTED, "elements of type %d cannot become elements of type %d",
+                        (int)from->type, (int)to->type);
+    const uint64_t from_element = convert ? kvf_dtype_bits(from->type) / 8 : 1;
+    const uint64_t to_element = convert ? kvf_dtype_bits(to->type) / 8 : 1;
+    uint64_t from_cell, to_cell;
+    if (!kvf_mul(cell_elements, from_element, &from_cell) || !kvf_mul(cell_elements, to_element, &to_cell) ||
+        kvf_max_u64(from_cell, to_cell) >= NUMBERS || units >= NUMBERS)
+        return kvf_fail(KVF_E_LIMIT, "%llu units of %llu elements; devices move cells below 2 GiB",
+                        (unsigned long long)units, (unsigned long long)cell_elements);
+    const uint64_t from_steps = steps_of(from, from_cell), to_steps = steps_of(to, to_cell);
+    if (convert && (from_steps % from_element || to_steps % to_element))
+        return kvf_fail(KVF_E_UNSUPPORTED, "elements of %u and %u bytes that do not lie at multiples of that",
+                        (unsigned)from_element, (unsigned)to_element);
+    const uint32_t bytes = convert ? 0 : alignment(from_steps | to_steps);
+    const uint64_t cell_vectors = convert ? cell_elements : from_cell / bytes,
+                   row_vectors = cell_vectors * units;
+    const uint64_t first = kvf_max_u64(rows_before(from), rows_before(to));
+    if (first >= NUMBERS / 2 || row_vectors >= NUMBERS / 2)
+        return kvf_fail(KVF_E_LIMIT, "%llu rows of a block, %llu vectors of a row; devices number up to 2^30",
+                        (unsigned long long)first, (unsigned long long)row_vectors);
+    const uint64_t most = kvf_min_u64(NUMBERS / 2 / row_vectors, NUMBERS / 2);
+    *count = 0;
+    for (uint64_t row = 0; row < rows; row += most) {
+        const uint64_t now = kvf_min_u64(most, rows - row);
+        if (*count == room)
+            return kvf_fail(KVF_E_LIMIT, "there is room for %u boxes of a device", room);
+        out[(*count)++] = (kvf_cuda_box){.from = side_of(from, row, units, from_cell),
+                                         .to = side_of(to, row, units, to_cell),
+                                         .units = kvf_divisor_of((uint32_t)units),
+                                         .cell_vectors = kvf_divisor_of((uint32_t)cell_vectors),
+                                         .vectors = (uint32_t)(now * row_vectors),
+                                         .first_tile = *tile,
+                                         .from_bytes = (uint16_t)(convert ? from_element : bytes),
+                                         .to_bytes = (uint16_t)(convert ? to_element : bytes),
+                                         .from_type = convert ? device_type(from->type) : KVF_CUDA_BYTES,
+                                         .to_type = convert ? device_type(to->type) : KVF_CUDA_BYTES};
+        *tile += (uint32_t)((now * row_vectors + KVF_TILE_VECTORS - 1) / KVF_TILE_VECTORS);
+    }
+    return KVF_OK;
+}

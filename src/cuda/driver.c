@@ -1,0 +1,197 @@
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/fork.h"
+
+#define LIBRARY "libcuda.so.1"
+#define VERSION_MIN 12000 /* the oldest whose programs may be built by the compiler that builds ours */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static kvf_cuda driver;
+static enum { UNSEEN, FOUND, MISSING } seen;
+static char why_missing[512];
+static uint32_t forks; /* kvf_fork_count() where the driver was found */
+
+static const struct {
+    const char *name;
+    size_t at;
+} functions[] = {
+#define ENTRY(name, arguments) {#name, offsetof(kvf_cuda, name)},
+    KVF_CUDA_FUNCTIONS(ENTRY)
+#undef ENTRY
+};
+
+/* ---- looking for it ----------------------------------------------------------------------------- */
+
+static kvf_status find_functions(void *library) {
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *address = dlsym(library, functions[i].name);
+        if (!address)
+            return kvf_fail(KVF_E_UNSUPPORTED, "%s has no %s()", LIBRARY, functions[i].name);
+        memcpy((char *)&driver + functions[i].at, &address, sizeof address);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_version(void) {
+    int version = 0;
+    kvf_status status = kvf_cuda_status(&driver, driver.cuDriverGetVersion(&version), "asking its version");
+    if (status)
+        return status;
+    driver.version = (uint32_t)version;
+    if (version < VERSION_MIN)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the driver is for CUDA %d.%d; allowed are %d.%d and later",
+                        version / 1000, version % 1000 / 10, VERSION_MIN / 1000, VERSION_MIN % 1000 / 10);
+    return KVF_OK;
+}
+
+static kvf_status look_at_device(uint32_t number) {
+    kvf_cuda_device *device = &driver.devices[number];
+    CUdevice handle = 0;
+    int major = 0, minor = 0, multiprocessors = 0;
+    CUresult result = driver.cuDeviceGet(&handle, (int)number);
+    if (!result)
+        result = driver.cuDeviceGetName(device->name, sizeof device->name, handle);
+    if (!result)
+        result = driver.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle);
+    if (!result)
+        result = driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle);
+    if (!result)
+        result =
+            driver.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle);
+    device->major = (uint32_t)major;
+    device->minor = (uint32_t)minor;
+    device->multiprocessors = (uint32_t)multiprocessors;
+    return kvf_cuda_status(&driver, result, "asking what a device is");
+}
+
+static kvf_status look_at_devices(void) {
+    int count = 0;
+    kvf_status status = kvf_cuda_status(&driver, driver.cuInit(0), "starting the driver");
+    if (!status)
+        status = kvf_cuda_status(&driver, driver.cuDeviceGetCount(&count), "counting devices");
+    if (!status && count < 1)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "the driver knows no device");
+    driver.device_count = (uint32_t)(count < (int)KVF_CUDA_DEVICES_MAX ? count : (int)KVF_CUDA_DEVICES_MAX);
+    for (uint32_t i = 0; !status && i < driver.device_count; i++)
+        status = look_at_device(i);
+    return status;
+}
+
+/* The library stays open: its threads may run, and other users of CUDA have it anyway. */
+static kvf_status look(void) {
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *reason = dlerror();
+        return kvf_fail(KVF_E_UNSUPPORTED, "%s", reason ? reason : LIBRARY " cannot be loaded");
+    }
+    kvf_status status = find_functions(library);
+    if (!status)
+        status = check_version();
+    if (!status)
+        status = look_at_devices();
+    return status;
+}
+
+kvf_status kvf_cuda_find(const kvf_cuda **out) {
+    const uint32_t now = kvf_fork_count();
+    kvf_status status = KVF_OK;
+    (void)pthread_mutex_lock(&lock);
+    if (seen == UNSEEN) {
+        status = look();
+        (void)snprintf(why_missing, sizeof why_missing, "%s", status ? kvf_error_detail() : "");
+        seen = status ? MISSING : FOUND;
+        forks = now;
+    }
+    if (seen == MISSING)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "there is no CUDA here: %s", why_missing);
+    else if (forks != now)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that uses CUDA");
+    (void)pthread_mutex_unlock(&lock);
+    if (!status)
+        *out = &driver;
+    return status;
+}
+
+/* ---- using a device ----------------------------------------------------------------------------- */
+
+static kvf_status context_of(uint32_t device, CUcontext *out) {
+    kvf_status status = KVF_OK;
+    (void)pthread_mutex_lock(&lock);
+    if (!driver.contexts[device]) {
+        CUdevice handle = 0;
+        CUresult result = driver.cuDeviceGet(&handle, (int)device);
+        if (!result)
+            result = driver.cuDevicePrimaryCtxRetain(&driver.contexts[device], handle);
+        status = kvf_cuda_status(&driver, result, "making a context");
+    }
+    *out = driver.contexts[device];
+    (void)pthread_mutex_unlock(&lock);
+    return status;
+}
+
+kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out) {
+    CUcontext context = NULL;
+    kvf_status status = kvf_cuda_find(out);
+    if (!status && device >= driver.device_count)
+        status = kvf_fail(KVF_E_RANGE, "CUDA device %u; this process sees %u, numbered from 0", device,
+                          driver.device_count);
+    if (!status)
+        status = context_of(device, &context);
+    if (!status)
+        status = kvf_cuda_status(&driver, driver.cuCtxPushCurrent_v2(context), "choosing a device");
+    return status;
+}
+
+void kvf_cuda_leave(const kvf_cuda *cuda) {
+    CUcontext context = NULL;
+    (void)cuda->cuCtxPopCurrent_v2(&context);
+}
+
+/* ---- failures ----------------------------------------------------------------------------------- */
+
+static kvf_status meaning(CUresult result) {
+    enum {
+        OUT_OF_MEMORY = 2,
+        NO_DEVICE = 100,
+        NO_IMAGE = 209,
+        BAD_IMAGE = 218,
+        NOT_PERMITTED = 800,
+        NOT_SUPPORTED = 801
+    };
+    switch (result) {
+    case OUT_OF_MEMORY:
+        return KVF_E_NOMEM;
+    case NOT_PERMITTED:
+        return KVF_E_PERMISSION;
+    case NO_DEVICE:
+    case NO_IMAGE:
+    case BAD_IMAGE:
+    case NOT_SUPPORTED:
+        return KVF_E_UNSUPPORTED;
+    default:
+        return KVF_E_IO;
+    }
+}
+
+/* After these every call that touches the context fails with the same result, until the process ends. */
+static bool stays(CUresult result) {
+    return result >= 700 && result <= 719 && result != 704 && result != 705 && result != 708 &&
+           result != 712 && result != 713;
+}
+
+kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing) {
+    const char *name = NULL, *text = NULL;
+    if (result == 0)
+        return KVF_OK;
+    if (result == CUDA_NOT_READY)
+        return KVF_IN_PROGRESS;
+    if (cuda->cuGetErrorName(result, &name) != 0 || cuda->cuGetErrorString(result, &text) != 0 || !name ||
+        !text)
+        return kvf_fail(meaning(result), "%s: error %d of the CUDA driver", doing, result);
+    return kvf_fail(meaning(result), "%s: %s (%s)%s", doing, name, text,
+                    stays(result) ? "; this process cannot use the device any more" : "");
+}

@@ -1,0 +1,51 @@
+/*
+ * What the kernels are given: plain numbers, laid out alike for the host, which fills them in, and for devices.
+ */
+#ifndef KVF_CUDA_KERNEL_BOXES_H
+#define KVF_CUDA_KERNEL_BOXES_H
+
+#ifdef __CUDACC_RTC__
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+#define KVF_TILE_THREADS 256u /* of a block of threads */
+#define KVF_TILE_ROUNDS 4u    /* vectors of a thread in a tile */
+#define KVF_TILE_VECTORS (KVF_TILE_THREADS * KVF_TILE_ROUNDS)
+
+/** Division by multiplication: (number * factor) >> shift is number / by, for numbers below 2^31. */
+typedef struct kvf_divisor {
+    uint32_t by, factor, shift;
+} kvf_divisor;
+
+/** Where cells lie on one side; addresses are a device's. */
+typedef struct kvf_cuda_side {
+    uint64_t
+        memory; /**< row 0 of kernel block 0, or of all where there is no table; first unit, first piece */
+    uint64_t blocks; /**< a table of logical blocks, uint32_t; 0: rows lie at even distances */
+    uint64_t block_stride, row_stride, unit_stride, piece_stride; /**< bytes; blocks: kernel blocks */
+    kvf_divisor block_rows;                                       /**< of a kernel block */
+    kvf_divisor kernel_blocks;                                    /**< of a logical block */
+    kvf_divisor piece_bytes; /**< of a cell that is kept in pieces; of the whole cell otherwise */
+    uint32_t first_row;      /**< counted from row 0 of the first block of the table */
+} kvf_cuda_side;
+
+/** Types of elements that are converted; where both sides have the same, it does not matter which. */
+enum { KVF_CUDA_BYTES = 0, KVF_CUDA_F32 = 1, KVF_CUDA_F16 = 2, KVF_CUDA_BF16 = 3 };
+
+/** Cells on two sides, in one order: row, unit, byte. */
+typedef struct kvf_cuda_box {
+    kvf_cuda_side from, to;
+    kvf_divisor units;             /**< of a row */
+    kvf_divisor cell_vectors;      /**< of a cell */
+    uint32_t vectors;              /**< of the box; below 2^31 */
+    uint32_t first_tile;           /**< of the box among those of the launch; ascending */
+    uint16_t from_bytes, to_bytes; /**< of a vector: 1, 2, 4, 8 or 16 */
+    uint16_t from_type, to_type;   /**< see above */
+} kvf_cuda_box;
+
+#endif

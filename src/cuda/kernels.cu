@@ -1,0 +1,16 @@
+// The kernels as devices run them; what they do is in kernel_move.h, which the tests run on the host too.
+#define KVF_DEVICE static __device__ __forceinline__
+#define KVF_UNROLL _Pragma("unroll")
+#define KVF_REACH(address) ((void *)(address))
+
+#include "cuda/kernel_move.h"
+
+extern "C" __global__ void __launch_bounds__(KVF_TILE_THREADS)
+    kvf_copy_cells(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles) {
+    kvf_move_thread(boxes, count, tiles, false, blockIdx.x, gridDim.x, threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(KVF_TILE_THREADS)
+    kvf_convert_cells(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles) {
+    kvf_move_thread(boxes, count, tiles, true, blockIdx.x, gridDim.x, threadIdx.x);
+}

@@ -1,0 +1,181 @@
+#include "stage/device.h"
+
+#include <stdio.h>
+#include <time.h>
+
+#include "base/list.h"
+
+#define PAUSE_NS 20000 /* between two looks, where one must wait */
+
+struct kvf_stage_device {
+    kvf_copier *copier;
+    void *arena;
+    struct {
+        kvf_job *first, *last;
+    } jobs; /* in the order in which they were put; those that run before those that wait */
+};
+
+/* ---- opening and closing ------------------------------------------------------------------------ */
+
+kvf_status kvf_stage_device_open(uint32_t number, void *arena, uint64_t arena_bytes, kvf_stage_device **out) {
+    kvf_stage_device *device = kvf_alloc0(1, sizeof *device);
+    if (!device)
+        return kvf_nomem("the device of a stage");
+    kvf_status status = kvf_copier_open(number, NULL, &device->copier);
+    if (!status)
+        status = kvf_copier_pin(device->copier, arena, arena_bytes);
+    if (status) {
+        (void)kvf_copier_close(device->copier);
+        kvf_free(device);
+        return status;
+    }
+    device->arena = arena;
+    *out = device;
+    return KVF_OK;
+}
+
+void kvf_stage_device_close(kvf_stage_device *device) {
+    if (!device)
+        return;
+    KVF_ASSERT(!device->jobs.first);
+    kvf_copier_unpin(device->copier, device->arena);
+    (void)kvf_copier_close(device->copier); /* in a child of fork() the parent's stays */
+    kvf_free(device);
+}
+
+kvf_status kvf_stage_device_bring(kvf_stage_device *device, const kvf_stream *stream, kvf_device_table *out) {
+    uint64_t count;
+    const uint32_t *ids = kvf_stream_table(stream, &count);
+    return kvf_copier_put_table(device->copier, ids, count, out);
+}
+
+void kvf_stage_device_drop(kvf_stage_device *device, kvf_device_table *table) {
+    if (device)
+        kvf_copier_drop_table(device->copier, table);
+}
+
+/* ---- jobs --------------------------------------------------------------------------------------- */
+
+typedef struct job_filling {
+    kvf_job *job;
+    kvf_status failed;
+} job_filling;
+
+static bool add_box(void *context, const kvf_stream_box *box) {
+    job_filling *filling = context;
+    const kvf_job *job = filling->job;
+    const uint64_t element = kvf_max_u64(1, kvf_dtype_bits(box->memory_type) / 8);
+    const uint64_t cell_bytes = box->cells.pieces * box->cells.piece_bytes;
+    const bool convert = box->memory_type != box->stream_type;
+    const kvf_device_side pages = {.pages = &box->cells,
+                                   .table = job->table.address,
+                                   .table_on_host = job->table.on_host,
+                                   .type = box->memory_type};
+    const kvf_device_side packed = {.packed = (uint64_t)(uintptr_t)job->slot + (box->byte - job->bytes.begin),
+                                    .type = box->stream_type};
+    kvf_status status = kvf_copy_job_add(job->part, job->gathers ? &pages : &packed, job->gathers ? &packed : &pages,
+                                         box->cells.rows, box->cells.units,
+                                         convert ? cell_bytes / element : cell_bytes);
+    filling->failed = status;
+    return !status;
+}
+
+static void fail(kvf_job *job, kvf_status status) {
+    job->failed = status;
+    (void)snprintf(job->why, sizeof job->why, "%s", kvf_error_detail());
+    job->state = KVF_JOB_DONE;
+}
+
+/* Starts the next part of a job, if the device takes one more. */
+static void start(kvf_stage_device *device, kvf_job *job) {
+    job_filling filling = {.job = job};
+    kvf_status status = kvf_copier_begin(device->copier, &job->part);
+    if (status == KVF_E_AGAIN)
+        return;
+    const uint64_t begin = job->copied;
+    if (!status)
+        job->copied = kvf_stream_boxes(job->stream, job->bases, (kvf_byte_range){begin, job->bytes.end}, add_box,
+                                       &filling);
+    if (!status && filling.failed && (filling.failed != KVF_E_LIMIT || job->copied == begin)) {
+        kvf_copy_job_drop(job->part);
+        status = filling.failed;
+    } else if (!status) {
+        status = kvf_copy_job_start(job->part, NULL);
+    }
+    if (status)
+        fail(job, status);
+    else
+        job->state = KVF_JOB_UNDER_WAY;
+}
+
+static void look_at(kvf_job *job) {
+    kvf_status status = kvf_copy_job_poll(job->part);
+    if (status == KVF_IN_PROGRESS)
+        return;
+    if (status)
+        fail(job, status);
+    else
+        job->state = job->copied < job->bytes.end ? KVF_JOB_QUEUED : KVF_JOB_DONE;
+}
+
+static void advance(kvf_stage_device *device, kvf_job *job) {
+    if (job->state == KVF_JOB_UNDER_WAY)
+        look_at(job);
+    if (job->state == KVF_JOB_QUEUED)
+        start(device, job);
+}
+
+static void remove_job(kvf_stage_device *device, kvf_job *job) {
+    KVF_QUEUE_REMOVE(device->jobs.first, device->jobs.last, job);
+    job->state = KVF_JOB_APART;
+}
+
+void kvf_stage_device_put(kvf_stage_device *device, const kvf_device_table *table, kvf_job *job) {
+    KVF_ASSERT(job->state == KVF_JOB_APART);
+    job->table = *table;
+    job->copied = job->bytes.begin;
+    job->failed = KVF_OK;
+    job->state = KVF_JOB_QUEUED;
+    KVF_QUEUE_ADD(device->jobs.first, device->jobs.last, job);
+    advance(device, job);
+}
+
+kvf_job *kvf_stage_device_take(kvf_stage_device *device) {
+    for (kvf_job *job = device->jobs.first; job; job = job->following) {
+        advance(device, job);
+        if (job->state == KVF_JOB_DONE) {
+            remove_job(device, job);
+            return job;
+        }
+    }
+    return NULL;
+}
+
+static void pause_shortly(void) {
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    (void)nanosleep(&pause, NULL);
+}
+
+void kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job) {
+    while (job->state == KVF_JOB_UNDER_WAY) {
+        look_at(job);
+        if (job->state == KVF_JOB_UNDER_WAY)
+            pause_shortly();
+    }
+    if (job->state != KVF_JOB_APART)
+        remove_job(device, job);
+}
+
+void kvf_stage_device_settle(kvf_stage_device *device) {
+    for (kvf_job *job = device->jobs.first; job;) {
+        advance(device, job);
+        if (job->state == KVF_JOB_DONE)
+            job = job->following;
+        else
+            pause_shortly();
+    }
+}
+
+bool kvf_stage_device_is_busy(const kvf_stage_device *device) {
+    return device->jobs.first != NULL;
+}

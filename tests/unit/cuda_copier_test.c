@@ -1,0 +1,398 @@
+/*
+ * The driver and the copy engine of devices, over the stand-in of tests/fakes/fake_cuda.c, which the loader finds first.
+ * Programs that find another driver, or none, are this one, started again as `cuda_copier_test find`.
+ */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cuda/copier.h"
+#include "cuda/device_image.h"
+#include "fake_cuda.h"
+
+#define OUT_OF_MEMORY 2
+#define MS 1000000ull
+
+static struct {
+    void (*refuse)(const char *function, int result, unsigned times);
+    void (*delay)(uint64_t ns);
+    void *(*look)(uint64_t address);
+    size_t (*left)(void);
+    void (*stick)(int result);
+} fake;
+
+static void find(void *library, const char *name, void *out) {
+    void *address = dlsym(library, name);
+    assert_non_null(address);
+    memcpy(out, &address, sizeof address);
+}
+
+static int open_fake(void **unused) {
+    (void)unused;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    find(library, "fake_cuda_fail", &fake.refuse);
+    find(library, "fake_cuda_delay", &fake.delay);
+    find(library, "fake_cuda_look", &fake.look);
+    find(library, "fake_cuda_left", &fake.left);
+    find(library, "fake_cuda_stick", &fake.stick);
+    return 0;
+}
+
+/* ---- the driver --------------------------------------------------------------------------------- */
+
+/* What this program prints as `find`, with something in its environment. */
+static void found_with(const char *environment, char *out, size_t bytes) {
+    char command[4096], self[2048];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(length > 0);
+    self[length] = '\0';
+    (void)snprintf(command, sizeof command, "env %s '%s' find", environment, self);
+    FILE *child = popen(command, "r"); // NOLINT(cert-env33-c): the test's own program
+    assert_non_null(child);
+    out[fread(out, 1, bytes - 1, child)] = '\0';
+    assert_int_equal(pclose(child), 0);
+}
+
+static int print_found(void) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_find(&cuda);
+    if (status)
+        return printf("%s: %s", kvf_status_name(status), kvf_error_detail()) < 0;
+    return printf("%u devices, %s, %u.%u", cuda->device_count, cuda->devices[0].name, cuda->devices[0].major,
+                  cuda->devices[0].minor) < 0;
+}
+
+static void a_driver_is_found_with_its_devices(void **unused) {
+    (void)unused;
+    char text[1024];
+    found_with("FAKE_CUDA_DEVICES=3", text, sizeof text);
+    assert_string_equal(text, "3 devices, stand-in 0, 9.0");
+}
+
+static void what_is_missing_is_named(void **unused) {
+    (void)unused;
+    char text[1024];
+    found_with("-u LD_LIBRARY_PATH", text, sizeof text);
+    /* A machine may have a driver of its own. */
+    if (!strstr(text, " devices, "))
+        assert_non_null(strstr(text, "KVF_E_UNSUPPORTED: there is no CUDA here: libcuda.so.1"));
+    found_with("FAKE_CUDA_DEVICES=0", text, sizeof text);
+    assert_string_equal(text, "KVF_E_UNSUPPORTED: there is no CUDA here: the driver knows no device");
+    found_with("FAKE_CUDA_VERSION=11080", text, sizeof text);
+    assert_string_equal(
+        text, "KVF_E_UNSUPPORTED: there is no CUDA here: the driver is for CUDA 11.8; allowed are 12.0 "
+              "and later");
+}
+
+static void a_device_that_is_not_there_is_refused(void **unused) {
+    (void)unused;
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_enter(2, &cuda), KVF_E_RANGE);
+    assert_string_equal(kvf_error_detail(), "CUDA device 2; this process sees 2, numbered from 0");
+}
+
+static void a_child_of_fork_is_told_that_it_is_one(void **unused) {
+    (void)unused;
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_find(&cuda), KVF_OK);
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool refused =
+            kvf_cuda_find(&cuda) == KVF_E_UNSUPPORTED &&
+            strcmp(kvf_error_detail(), "this process was forked from one that uses CUDA") == 0;
+        _exit(refused ? 0 : 1);
+    }
+    int how = -1;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_int_equal(how, 0);
+}
+
+/* ---- pages of two devices' caches --------------------------------------------------------------- */
+
+enum { HEADS = 4, CELL = 96, ROWS = 16, BLOCKS = 9, TOKENS = 70, PAGE = ROWS * HEADS * CELL };
+static const uint32_t ids[] = {7, 2, 8, 0, 5};
+
+/* A cache with pages in one of two orders: heads first, or tokens first. */
+typedef struct test_cache {
+    CUdeviceptr memory;
+    bool heads_first;
+} test_cache;
+
+typedef struct test_scene {
+    const kvf_cuda *cuda;
+    kvf_copier *copier;
+    test_cache one, other; /* filled at random, empty */
+    CUdeviceptr arena;
+    unsigned char *pinned;
+    kvf_device_table table;
+    size_t left;
+} test_scene;
+
+static CUdeviceptr room(const test_scene *scene, size_t bytes) {
+    CUdeviceptr made = 0;
+    assert_int_equal(scene->cuda->cuMemAlloc_v2(&made, bytes), 0);
+    return made;
+}
+
+static test_scene open_scene(const kvf_copier_options *options) {
+    test_scene made = {.left = fake.left()};
+    assert_int_equal(kvf_cuda_enter(1, &made.cuda), KVF_OK);
+    assert_int_equal(kvf_copier_open(1, options, &made.copier), KVF_OK);
+    made.one = (test_cache){room(&made, BLOCKS * PAGE), true};
+    made.other = (test_cache){room(&made, BLOCKS * PAGE), false};
+    made.arena = room(&made, TOKENS * HEADS * CELL);
+    made.pinned = aligned_alloc(4096, 65536);
+    assert_non_null(made.pinned);
+    memset(made.pinned, 0, 65536);
+    assert_int_equal(kvf_copier_pin(made.copier, made.pinned, 65536), KVF_OK);
+    unsigned char *bytes = fake.look(made.one.memory);
+    for (size_t i = 0; i < (size_t)BLOCKS * PAGE; i++)
+        bytes[i] = (unsigned char)(i * 2654435761u >> 13);
+    assert_int_equal(kvf_copier_put_table(made.copier, ids, 5, &made.table), KVF_OK);
+    return made;
+}
+
+static void close_scene(test_scene *scene) {
+    kvf_copier_drop_table(scene->copier, &scene->table);
+    kvf_copier_unpin(scene->copier, scene->pinned);
+    free(scene->pinned);
+    (void)scene->cuda->cuMemFree_v2(scene->one.memory);
+    (void)scene->cuda->cuMemFree_v2(scene->other.memory);
+    (void)scene->cuda->cuMemFree_v2(scene->arena);
+    assert_int_equal(kvf_copier_close(scene->copier), KVF_OK);
+    assert_int_equal(fake.left(), scene->left);
+    kvf_cuda_leave(scene->cuda);
+}
+
+static kvf_box pages_of(test_cache cache) {
+    return (kvf_box){.memory = (unsigned char *)(uintptr_t)cache.memory,
+                     .block_stride = PAGE,
+                     .row_stride = cache.heads_first ? CELL : HEADS * CELL,
+                     .unit_stride = cache.heads_first ? ROWS * CELL : CELL,
+                     .blocks = ids,
+                     .kernel_blocks = 1,
+                     .block_rows = ROWS,
+                     .first_row = 3,
+                     .rows = TOKENS,
+                     .units = HEADS,
+                     .pieces = 1,
+                     .piece_bytes = CELL};
+}
+
+static const unsigned char *cell_of(test_cache cache, uint32_t token, uint32_t head) {
+    const uint32_t at = token + 3, block = ids[at / ROWS], row = at % ROWS;
+    const unsigned char *bytes = fake.look(cache.memory);
+    return bytes + (size_t)block * PAGE +
+           (size_t)(cache.heads_first ? head * ROWS + row : row * HEADS + head) * CELL;
+}
+
+static kvf_device_side side_of_pages(const test_scene *scene, const kvf_box *box) {
+    return (kvf_device_side){.pages = box, .table = scene->table.address, .table_on_host = ids};
+}
+
+static kvf_copy_job *begin(const test_scene *scene, const kvf_device_side *from, const kvf_device_side *to) {
+    kvf_copy_job *job;
+    assert_int_equal(kvf_copier_begin(scene->copier, &job), KVF_OK);
+    assert_int_equal(kvf_copy_job_add(job, from, to, TOKENS, HEADS, CELL), KVF_OK);
+    return job;
+}
+
+static void finish(kvf_copy_job *job) {
+    kvf_status status;
+    while ((status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS)
+        (void)usleep(100);
+    assert_int_equal(status, KVF_OK);
+}
+
+static void assert_same_cells(const test_scene *scene) {
+    for (uint32_t token = 0; token < TOKENS; token++)
+        for (uint32_t head = 0; head < HEADS; head++)
+            assert_memory_equal(cell_of(scene->other, token, head), cell_of(scene->one, token, head), CELL);
+}
+
+/* ---- copying ------------------------------------------------------------------------------------ */
+
+static void move_through(const test_scene *scene, uint64_t arena) {
+    const kvf_box one = pages_of(scene->one), other = pages_of(scene->other);
+    const kvf_device_side holder = side_of_pages(scene, &one), reader = side_of_pages(scene, &other);
+    const kvf_device_side packed = {.packed = arena};
+    kvf_copy_job *gather = begin(scene, &holder, &packed), *scatter = begin(scene, &packed, &reader);
+    assert_int_equal(kvf_copy_job_start(gather, NULL), KVF_OK);
+    assert_int_equal(kvf_copy_job_start(scatter, NULL),
+                     KVF_OK); /* behind the first, without waiting for it here */
+    finish(scatter);
+    finish(gather);
+    assert_same_cells(scene);
+}
+
+static void cells_go_through_an_arena_of_the_device(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(NULL);
+    move_through(&scene, scene.arena);
+    close_scene(&scene);
+}
+
+static void cells_go_through_pinned_memory_of_the_host(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(NULL);
+    move_through(&scene, (uint64_t)(uintptr_t)scene.pinned);
+    for (uint32_t token = 0; token < TOKENS; token++)
+        for (uint32_t head = 0; head < HEADS; head++)
+            assert_memory_equal(scene.pinned + (token * HEADS + head) * CELL, cell_of(scene.one, token, head),
+                                CELL);
+    close_scene(&scene);
+}
+
+static void pages_are_copied_into_another_order_at_once(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    finish(job);
+    assert_same_cells(&scene);
+    close_scene(&scene);
+}
+
+static void a_job_that_is_late_is_in_progress_and_its_boxes_stay(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(&(kvf_copier_options){.jobs = 2});
+    const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
+    const kvf_device_side packed = {.packed = scene.arena};
+    kvf_copy_job *jobs[3];
+    fake.delay(20 * MS);
+    jobs[0] = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(jobs[0], NULL), KVF_OK);
+    assert_int_equal(kvf_copy_job_poll(jobs[0]), KVF_IN_PROGRESS);
+    jobs[1] = begin(&scene, &to, &packed);
+    assert_int_equal(kvf_copy_job_start(jobs[1], NULL), KVF_OK);
+    assert_int_equal(kvf_copier_begin(scene.copier, &jobs[2]), KVF_E_AGAIN);
+    assert_int_equal(kvf_copier_close(scene.copier), KVF_E_AGAIN);
+    finish(jobs[0]);
+    fake.delay(0);
+    /* Room is there again, and what is put into it harms nothing that is still to run. */
+    jobs[2] = begin(&scene, &packed, &from);
+    kvf_copy_job_drop(jobs[2]);
+    finish(jobs[1]);
+    assert_same_cells(&scene);
+    close_scene(&scene);
+}
+
+static void a_job_waits_for_an_event_of_the_engines(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
+    CUstream engine;
+    CUevent ready;
+    assert_int_equal(scene.cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
+    assert_int_equal(scene.cuda->cuEventCreate(&ready, CU_EVENT_DISABLE_TIMING), 0);
+    /* The engine writes its pages later than the job is started: without waiting, old bytes would go. */
+    fake.delay(20 * MS);
+    assert_int_equal(scene.cuda->cuMemsetD8Async(scene.one.memory, 0x5a, BLOCKS * PAGE, engine), 0);
+    assert_int_equal(scene.cuda->cuEventRecord(ready, engine), 0);
+    fake.delay(0);
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, ready), KVF_OK);
+    finish(job);
+    assert_int_equal(*cell_of(scene.other, 5, 1), 0x5a);
+    assert_same_cells(&scene);
+    assert_int_equal(scene.cuda->cuEventDestroy_v2(ready), 0);
+    assert_int_equal(scene.cuda->cuStreamDestroy_v2(engine), 0);
+    close_scene(&scene);
+}
+
+static void more_boxes_than_a_job_has_room_for_are_refused(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(&(kvf_copier_options){.boxes = 1});
+    const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_add(job, &from, &to, TOKENS, HEADS, CELL), KVF_E_LIMIT);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    finish(job);
+    assert_same_cells(&scene);
+    close_scene(&scene);
+}
+
+/* ---- failures ----------------------------------------------------------------------------------- */
+
+static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
+    (void)unused;
+    static const char *const functions[] = {"cuModuleLoadData", "cuStreamCreateWithPriority",
+                                            "cuMemHostAlloc", "cuMemAlloc_v2", "cuEventCreate"};
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    const size_t before = fake.left();
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        kvf_copier *copier = NULL;
+        fake.refuse(functions[i], OUT_OF_MEMORY, 1);
+        assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_E_NOMEM);
+        assert_null(copier);
+        assert_non_null(strstr(kvf_error_detail(), "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"));
+        assert_int_equal(fake.left(), before);
+    }
+    kvf_cuda_leave(cuda);
+}
+
+static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), nowhere = {.packed = 4096};
+    kvf_copy_job *job = begin(&scene, &from, &nowhere);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    kvf_status status;
+    while ((status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS)
+        (void)usleep(100);
+    assert_int_equal(status, KVF_E_IO);
+    assert_string_equal(
+        kvf_error_detail(),
+        "copying: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); this process "
+        "cannot use the device any more");
+    fake.stick(0);
+    close_scene(&scene);
+}
+
+static void memory_is_pinned_once(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(NULL);
+    assert_int_equal(kvf_copier_pin(scene.copier, scene.pinned, 65536), KVF_E_EXISTS);
+    close_scene(&scene);
+}
+
+int main(int argument_count, char **arguments) {
+    if (argument_count == 2 && strcmp(arguments[1], "find") == 0)
+        return print_found();
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_driver_is_found_with_its_devices),
+        cmocka_unit_test(what_is_missing_is_named),
+        cmocka_unit_test(a_device_that_is_not_there_is_refused),
+        cmocka_unit_test(a_child_of_fork_is_told_that_it_is_one),
+        cmocka_unit_test(cells_go_through_an_arena_of_the_device),
+        cmocka_unit_test(cells_go_through_pinned_memory_of_the_host),
+        cmocka_unit_test(pages_are_copied_into_another_order_at_once),
+        cmocka_unit_test(a_job_that_is_late_is_in_progress_and_its_boxes_stay),
+        cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),
+        cmocka_unit_test(more_boxes_than_a_job_has_room_for_are_refused),
+        cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
+        cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
+        cmocka_unit_test(memory_is_pinned_once),
+    };
+    return cmocka_run_group_tests(tests, open_fake, NULL);
+}

@@ -1,0 +1,317 @@
+/*
+ * The kernels of devices, run on the host: every thread of every block in turn, over memory of the host, against a copy
+ * element by element that finds every place by itself.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cuda/device_box.h"
+#include "kernel/convert.h"
+
+#define KVF_DEVICE static inline
+#define KVF_UNROLL
+#define KVF_REACH(address) ((void *)(uintptr_t)(address))
+#include "cuda/kernel_move.h"
+
+#define BOXES 64u
+
+/* ---- random numbers ----------------------------------------------------------------------------- */
+
+static uint64_t state;
+
+static uint32_t below(uint32_t limit) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((state >> 33) % limit);
+}
+
+static uint32_t between(uint32_t low, uint32_t high) {
+    return low + below(high - low + 1);
+}
+
+/* ---- one side ----------------------------------------------------------------------------------- */
+
+/* Cells as one rank keeps them: an order of row, unit and piece within a kernel block, with gaps. */
+typedef struct test_side {
+    unsigned char *memory;
+    size_t bytes;
+    uint32_t *table;
+    uint32_t element_bytes;
+    kvf_box box;
+    bool packed;
+    uint64_t packed_at;
+} test_side;
+
+typedef struct test_shape {
+    uint32_t rows, units, cell_elements;
+} test_shape;
+
+static void fill(unsigned char *memory, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        memory[i] = (unsigned char)below(256);
+}
+
+/* Strides of row, unit and piece in one of their orders, each with a gap now and then. */
+static uint64_t choose_strides(kvf_box *box, uint32_t gap) {
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    const int *order = orders[below(6)];
+    const uint64_t counts[3] = {box->pieces, box->units, box->block_rows};
+    uint64_t *strides[3] = {&box->piece_stride, &box->unit_stride, &box->row_stride};
+    uint64_t span = box->piece_bytes;
+    for (int i = 0; i < 3; i++) {
+        *strides[order[i]] = span + (below(3) == 0 ? gap : 0);
+        span = *strides[order[i]] * counts[order[i]];
+    }
+    return span;
+}
+
+static uint32_t divisor_of(uint32_t number) {
+    for (;;) {
+        const uint32_t by = between(1, number);
+        if (number % by == 0)
+            return by;
+    }
+}
+
+static test_side make_pages(test_shape shape, uint32_t element_bytes) {
+    test_side made = {.element_bytes = element_bytes};
+    const uint32_t pieces = below(3) == 0 ? divisor_of(shape.cell_elements) : 1;
+    const uint32_t gap = element_bytes << below(4);
+    made.box = (kvf_box){.kernel_blocks = between(1, 3),
+                         .block_rows = between(1, 9),
+                         .rows = shape.rows,
+                         .units = shape.units,
+                         .pieces = pieces,
+                         .piece_bytes = (uint64_t)shape.cell_elements / pieces * element_bytes};
+    made.box.block_stride = choose_strides(&made.box, gap) + (below(2) ? gap : 0);
+    const uint64_t logical_rows = made.box.block_rows * made.box.kernel_blocks;
+    made.box.first_row = below((uint32_t)logical_rows + 3);
+    const uint32_t entries =
+        (uint32_t)((made.box.first_row + shape.rows + logical_rows - 1) / logical_rows) + 1;
+    const uint32_t held = entries + between(0, 3);
+    made.table = malloc((entries + 1) * sizeof *made.table);
+    made.table[0] = UINT32_MAX;            /* of somebody else's */
+    for (uint32_t i = 0; i < entries; i++) /* no block twice */
+        made.table[1 + i] = (i + held / 2) % held;
+    made.bytes = held * made.box.kernel_blocks * made.box.block_stride + 2 * gap;
+    made.memory = malloc(made.bytes);
+    fill(made.memory, made.bytes);
+    made.box.memory = made.memory + (below(2) ? gap : 0);
+    made.box.blocks = made.table + 1;
+    return made;
+}
+
+static test_side make_packed(test_shape shape, uint32_t element_bytes) {
+    test_side made = {.element_bytes = element_bytes, .packed = true};
+    const uint32_t before = element_bytes * below(5);
+    made.bytes = before + (uint64_t)shape.rows * shape.units * shape.cell_elements * element_bytes + 16;
+    made.memory = malloc(made.bytes);
+    fill(made.memory, made.bytes);
+    made.packed_at = (uint64_t)(uintptr_t)made.memory + before;
+    return made;
+}
+
+static void free_side(test_side *side) {
+    free(side->memory);
+    free(side->table);
+}
+
+static kvf_device_side device_side(const test_side *side, kvf_dtype type) {
+    return (kvf_device_side){.pages = side->packed ? NULL : &side->box,
+                             .packed = side->packed_at,
+                             .table = (uint64_t)(uintptr_t)side->table,
+                             .table_on_host = side->table,
+                             .type = type};
+}
+
+/* Where one element lies, as the oracle counts. */
+static unsigned char *element(const test_side *side, test_shape shape, uint64_t row, uint64_t unit,
+                              uint64_t i) {
+    if (side->packed)
+        return (unsigned char *)(uintptr_t)side->packed_at +
+               ((row * shape.units + unit) * shape.cell_elements + i) * side->element_bytes;
+    const kvf_box *box = &side->box;
+    const uint64_t in_piece = box->piece_bytes / side->element_bytes, at = box->first_row + row;
+    const uint64_t logical_rows = box->block_rows * box->kernel_blocks, in_logical = at % logical_rows;
+    const uint64_t block =
+        (uint64_t)box->blocks[at / logical_rows] * box->kernel_blocks + in_logical / box->block_rows;
+    return box->memory + block * box->block_stride + in_logical % box->block_rows * box->row_stride +
+           unit * box->unit_stride + i / in_piece * box->piece_stride + i % in_piece * side->element_bytes;
+}
+
+/* ---- a launch ----------------------------------------------------------------------------------- */
+
+static void launch(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
+    for (uint32_t block = 0; block < blocks; block++)
+        for (uint32_t thread = 0; thread < KVF_TILE_THREADS; thread++)
+            kvf_move_thread(boxes, count, tiles, convert, block, blocks, thread);
+}
+
+static void move_and_compare(uint64_t seed, bool convert) {
+    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
+    state = seed;
+    kvf_cuda_box boxes[BOXES];
+    uint32_t count = 0, tiles = 0;
+    const uint32_t moves = between(1, 4), first_type = below(3);
+    const kvf_dtype from_type = types[first_type];
+    const kvf_dtype to_type = types[(first_type + (convert ? between(1, 2) : 0)) % 3];
+    test_side from[4], to[4];
+    test_shape shapes[4];
+    unsigned char *expected[4];
+    for (uint32_t m = 0; m < moves; m++) {
+        shapes[m] = (test_shape){between(1, 40), between(1, 5), between(1, 8) << below(6)};
+        const uint32_t from_bytes = kvf_dtype_bits(from_type) / 8, to_bytes = kvf_dtype_bits(to_type) / 8;
+        const uint32_t way = below(3);
+        from[m] = way == 0 ? make_packed(shapes[m], from_bytes) : make_pages(shapes[m], from_bytes);
+        to[m] = way == 1 ? make_packed(shapes[m], to_bytes) : make_pages(shapes[m], to_bytes);
+        /* What is not converted is counted in bytes. */
+        const kvf_device_side from_side = device_side(&from[m], from_type);
+        const kvf_device_side to_side = device_side(&to[m], to_type);
+        uint32_t made = 0;
+        assert_int_equal(kvf_device_boxes(&from_side, &to_side, shapes[m].rows, shapes[m].units,
+                                          shapes[m].cell_elements * (convert ? 1 : from_bytes), boxes + count,
+                                          BOXES - count, &made, &tiles),
+                         KVF_OK);
+        count += made;
+        /* The oracle writes into the destination, which is then kept and put back. */
+        unsigned char *before = malloc(to[m].bytes);
+        memcpy(before, to[m].memory, to[m].bytes);
+        for (uint64_t row = 0; row < shapes[m].rows; row++)
+            for (uint64_t unit = 0; unit < shapes[m].units; unit++)
+                for (uint64_t i = 0; i < shapes[m].cell_elements; i++) {
+                    const unsigned char *source = element(&from[m], shapes[m], row, unit, i);
+                    unsigned char *target = element(&to[m], shapes[m], row, unit, i);
+                    if (convert)
+                        kvf_convert_plain.convert(from_type, to_type, source, target, 1, false);
+                    else
+                        memcpy(target, source, from_bytes);
+                }
+        expected[m] = malloc(to[m].bytes);
+        memcpy(expected[m], to[m].memory, to[m].bytes);
+        memcpy(to[m].memory, before, to[m].bytes);
+        free(before);
+    }
+    launch(boxes, count, tiles, convert, between(1, 7));
+    for (uint32_t m = 0; m < moves; m++) {
+        if (memcmp(to[m].memory, expected[m], to[m].bytes) != 0)
+            fail_msg("seed %llu, move %u of %u", (unsigned long long)seed, m, moves);
+        free_side(&from[m]);
+        free_side(&to[m]);
+        free(expected[m]);
+    }
+}
+
+static void cells_of_any_shape_are_copied(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 800; seed++)
+        move_and_compare(seed, false);
+}
+
+static void cells_of_any_shape_are_converted(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 400; seed++)
+        move_and_compare(seed, true);
+}
+
+/* ---- arithmetic --------------------------------------------------------------------------------- */
+
+static void divisors_divide_every_number(void **unused) {
+    (void)unused;
+    static const uint32_t edges[] = {1,          2,          3,          5,          7,
+                                     255,        256,        257,        65535,      65537,
+                                     0x3fffffff, 0x40000000, 0x40000001, 0x7ffffffe, 0x7fffffff};
+    state = 1;
+    for (uint32_t i = 0; i < 20000; i++) {
+        const uint32_t by = i < 15 ? edges[i] : below(0x7fffffff) >> below(31);
+        const kvf_divisor divisor = kvf_divisor_of(by ? by : 1);
+        for (uint32_t j = 0; j < 15 + 8; j++) {
+            uint32_t number = j < 15 ? edges[j] : below(0x7fffffff);
+            assert_int_equal(kvf_quotient(number, divisor), number / divisor.by);
+            number -= number % divisor.by; /* where a wrong reciprocal shows first */
+            assert_int_equal(kvf_quotient(number, divisor), number / divisor.by);
+            if (number)
+                assert_int_equal(kvf_quotient(number - 1, divisor), (number - 1) / divisor.by);
+        }
+    }
+}
+
+static uint32_t vector_of(uint64_t memory, uint64_t row_stride, uint64_t unit_stride, uint64_t cell_bytes) {
+    const uint32_t table[] = {0};
+    const kvf_box pages = {.memory = (unsigned char *)(uintptr_t)memory,
+                           .block_stride = 1 << 20,
+                           .row_stride = row_stride,
+                           .unit_stride = unit_stride,
+                           .blocks = table,
+                           .kernel_blocks = 1,
+                           .block_rows = 16,
+                           .rows = 1,
+                           .units = 2,
+                           .pieces = 1,
+                           .piece_bytes = cell_bytes};
+    const kvf_device_side from = {
+        .pages = &pages, .table = 4096, .table_on_host = table, .type = KVF_DTYPE_BF16};
+    const kvf_device_side to = {.packed = 65536, .type = KVF_DTYPE_BF16};
+    kvf_cuda_box box;
+    uint32_t count = 0, tile = 0;
+    assert_int_equal(kvf_device_boxes(&from, &to, 1, 2, cell_bytes, &box, 1, &count, &tile), KVF_OK);
+    return box.from_bytes;
+}
+
+static void vectors_are_as_long_as_addresses_allow(void **unused) {
+    (void)unused;
+    assert_int_equal(vector_of(4096, 512, 256, 256), 16);
+    assert_int_equal(vector_of(4096 + 8, 512, 256, 256), 8);
+    assert_int_equal(vector_of(4096, 516, 256, 256), 4);
+    assert_int_equal(vector_of(4096, 512, 258, 256), 2);
+    assert_int_equal(vector_of(4096, 512, 256, 33), 1);
+}
+
+static void what_devices_cannot_move_is_refused(void **unused) {
+    (void)unused;
+    const kvf_device_side bf16 = {.packed = 4096, .type = KVF_DTYPE_BF16};
+    const kvf_device_side odd = {.packed = 4097, .type = KVF_DTYPE_BF16};
+    const kvf_device_side f32 = {.packed = 8192, .type = KVF_DTYPE_F32};
+    const kvf_device_side i8 = {.packed = 8192, .type = KVF_DTYPE_I8};
+    kvf_cuda_box box;
+    uint32_t count = 0, tile = 0;
+    assert_int_equal(kvf_device_boxes(&bf16, &i8, 1, 1, 4, &box, 1, &count, &tile), KVF_E_UNSUPPORTED);
+    assert_int_equal(kvf_device_boxes(&odd, &f32, 1, 1, 4, &box, 1, &count, &tile), KVF_E_UNSUPPORTED);
+    assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1, 1, 1u << 31, &box, 1, &count, &tile), KVF_E_LIMIT);
+    /* 2^32 vectors are more than one box has. */
+    assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1u << 24, 16, 256, &box, 1, &count, &tile), KVF_E_LIMIT);
+}
+
+static void a_long_move_is_several_boxes(void **unused) {
+    (void)unused;
+    const kvf_device_side from = {.packed = 1ull << 40, .type = KVF_DTYPE_BF16};
+    const kvf_device_side to = {.packed = 1ull << 50, .type = KVF_DTYPE_BF16};
+    kvf_cuda_box boxes[8];
+    uint32_t count = 0, tile = 5;
+    /* 2^24 rows of 16 units of 16 vectors are 2^32 vectors: four boxes of 2^30. */
+    assert_int_equal(kvf_device_boxes(&from, &to, 1u << 24, 16, 256, boxes, 8, &count, &tile), KVF_OK);
+    assert_int_equal(count, 4);
+    assert_int_equal(tile, 5 + (1u << 22));
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(boxes[i].vectors, 1u << 30);
+        assert_int_equal(boxes[i].first_tile, 5 + (i << 20));
+        assert_true(boxes[i].from.memory == (1ull << 40) + ((uint64_t)i << 34));
+        assert_true(boxes[i].to.memory == (1ull << 50) + ((uint64_t)i << 34));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cells_of_any_shape_are_copied),
+        cmocka_unit_test(cells_of_any_shape_are_converted),
+        cmocka_unit_test(divisors_divide_every_number),
+        cmocka_unit_test(vectors_are_as_long_as_addresses_allow),
+        cmocka_unit_test(what_devices_cannot_move_is_refused),
+        cmocka_unit_test(a_long_move_is_several_boxes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,272 @@
+/*
+ * Packed requests of ranks whose memory is a device's, over every fabric and the stand-in for the CUDA driver: nothing
+ * but the device touches that memory, and what arrives is compared with a copy cell by cell.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+
+#include "cuda/device_image.h"
+#include "cuda/driver.h"
+#include "fake_cuda.h"
+#include "stage_world.h"
+#include "transport_ways.h"
+
+#define SLOT 4096u
+#define MS 1000000ull
+
+static const kvf_stage_options small_arena = {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT, .window = 4};
+static const kvf_engine_spec d_spec = {.struct_size = sizeof(kvf_engine_spec),
+                                       .tp_size = 2,
+                                       .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}};
+static const kvf_engine_spec p_spec = {.struct_size = sizeof(kvf_engine_spec),
+                                       .tp_size = 3,
+                                       .all = {.tokens_per_block = 48, .block_count = 40, .order = "L|BPHN"}};
+
+/* ---- memory of devices -------------------------------------------------------------------------- */
+
+static struct {
+    void (*delay)(uint64_t ns);
+    void *(*look)(uint64_t address);
+    void (*stick)(int result);
+    size_t (*left)(void);
+} fake;
+
+static const kvf_cuda *cuda;
+static CUdeviceptr allocated[256];
+static size_t allocated_count;
+
+static void find(void *library, const char *name, void *out) {
+    void *address = dlsym(library, name);
+    assert_non_null(address);
+    memcpy(out, &address, sizeof address);
+}
+
+static void open_fake(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    find(library, "fake_cuda_delay", &fake.delay);
+    find(library, "fake_cuda_look", &fake.look);
+    find(library, "fake_cuda_stick", &fake.stick);
+    find(library, "fake_cuda_left", &fake.left);
+    assert_ok(kvf_cuda_enter(0, &cuda));
+}
+
+static kvf_memory on_device(uint32_t device, uint64_t bytes, void **seen) {
+    const kvf_cuda *entered;
+    CUdeviceptr address = 0;
+    assert_ok(kvf_cuda_enter(device, &entered));
+    assert_int_equal(entered->cuMemAlloc_v2(&address, bytes), 0);
+    kvf_cuda_leave(entered);
+    assert_true(allocated_count < COUNT_OF(allocated));
+    allocated[allocated_count++] = address;
+    *seen = fake.look(address);
+    return (kvf_memory){.struct_size = sizeof(kvf_memory),
+                        .address = (void *)(uintptr_t)address,
+                        .bytes = bytes,
+                        .kind = KVF_MEMORY_CUDA,
+                        .device = device,
+                        .kept = true};
+}
+
+static kvf_memory on_first(uint64_t bytes, void **seen) {
+    return on_device(0, bytes, seen);
+}
+
+static kvf_memory on_second(uint64_t bytes, void **seen) {
+    return on_device(1, bytes, seen);
+}
+
+/* All that a world had on devices is free again. */
+static void close_world(stage_world *w, size_t before) {
+    stage_world_close(w);
+    while (allocated_count > 0)
+        assert_int_equal(cuda->cuMemFree_v2(allocated[--allocated_count]), 0);
+    assert_int_equal(fake.left(), before);
+}
+
+static void assert_all_idle(const stage_world *w) {
+    stage_world_work_idle(w);
+    for (uint32_t i = 0; i < w->d_count; i++)
+        assert_stage_idle(w->d[i].stage);
+    for (uint32_t i = 0; i < w->p_count; i++)
+        assert_stage_idle(w->p[i].stage);
+}
+
+/* ---- whole requests ----------------------------------------------------------------------------- */
+
+static void move_all(const char *kind, stage_pair shape, stage_place d, stage_place p) {
+    const size_t before = fake.left();
+    stage_world *w = stage_world_open_at(kind, &shape, d, p);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+    stage_world_refill(w, 6);
+    stage_world_push_all(w, KVF_WAY_AUTO, 6);
+    stage_world_refill(w, 7);
+    stage_world_pull_all(w, KVF_WAY_AUTO, 7);
+    assert_all_idle(w);
+    close_world(w, before);
+}
+
+static stage_pair heads(uint64_t tokens) {
+    return (stage_pair){
+        .model = attention(3, 6, 32), .d = &d_spec, .p = &p_spec, .tokens = tokens, .options = small_arena};
+}
+
+static void heads_go_from_device_to_device(void **state) {
+    move_all(*state, heads(150), on_second, on_first);
+}
+
+static void heads_go_from_device_to_host(void **state) {
+    move_all(*state, heads(150), NULL, on_first);
+}
+
+static void heads_go_from_host_to_device(void **state) {
+    move_all(*state, heads(150), on_first, NULL);
+}
+
+static void one_latent_for_all_ranks_arrives(void **state) {
+    const stage_pair shape = {
+        .model = latent(4), .d = &d_spec, .p = &p_spec, .tokens = 150, .options = small_arena};
+    move_all(*state, shape, on_first, on_second);
+}
+
+static void states_arrive(void **state) {
+    static const kvf_engine_spec d = {.struct_size = sizeof d, .tp_size = 2, .all = {.block_count = 40}},
+                                 p = {.struct_size = sizeof p, .tp_size = 1, .all = {.block_count = 40}};
+    const stage_pair shape = {.model = state_model(3), .d = &d, .p = &p, .tokens = 1, .options = small_arena};
+    move_all(*state, shape, on_first, on_second);
+}
+
+/* Three tokens of 400 lanes are less than a slot, and more boxes than the device takes at once. */
+static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
+    static const kvf_engine_spec d = {.struct_size = sizeof d,
+                                      .tp_size = 2,
+                                      .all = {.tokens_per_block = 8, .block_count = 20, .order = "BLPNH"}};
+    static const kvf_engine_spec p = {.struct_size = sizeof p,
+                                      .tp_size = 3,
+                                      .all = {.tokens_per_block = 16, .block_count = 20, .order = "BLPHN"}};
+    const stage_pair shape = {
+        .model = attention(200, 6, 32), .d = &d, .p = &p, .tokens = 3, .options = {.arena_bytes = 8u << 20}};
+    move_all(*state, shape, on_first, on_second);
+}
+
+static void a_device_that_is_slow_is_waited_for(void **state) {
+    fake.delay(MS / 2);
+    move_all(*state, heads(100), on_second, on_first);
+    fake.delay(0);
+}
+
+/* ---- what is refused, and what ends early -------------------------------------------------------- */
+
+typedef struct one_move {
+    kvf_plan *plan;
+    kvf_request *request;
+    kvf_peer *peers[WORLD_RANKS];
+    kvf_move *move;
+} one_move;
+
+static kvf_status begin(stage_world *w, kvf_way way, one_move *out) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = way};
+    *out = (one_move){.plan = plan_of(&w->engines, 0)};
+    out->request = request_of(out->plan);
+    set_sequences(out->request, &w->d_sequence, &w->p_sequence);
+    stage_world_sources(w, &w->d[0], out->plan, out->peers);
+    return kvf_stage_pull(w->d[0].stage, out->request, out->peers, &options, &out->move);
+}
+
+static void end(one_move *move) {
+    kvf_move_free(move->move);
+    kvf_request_free(move->request);
+    kvf_plan_free(move->plan);
+}
+
+static stage_world *open_pair(const char *kind) {
+    const stage_pair shape = heads(150);
+    return stage_world_open_at(kind, &shape, on_second, on_first);
+}
+
+static void memory_that_is_kept_does_not_go_direct(void **state) {
+    const size_t before = fake.left();
+    stage_world *w = open_pair(*state);
+    one_move move;
+    assert_fails(begin(w, KVF_WAY_DIRECT, &move), KVF_E_NOT_REGISTERED, "kept from peers");
+    end(&move);
+    const kvf_run run = {.bytes = 64};
+    assert_fails(kvf_transport_submit(w->d[0].peers[0], KVF_READ, &run, 1, (kvf_done)abort, NULL, NULL),
+                 KVF_E_NOT_REGISTERED, "local region 0 was unregistered, or is kept from peers");
+    close_world(w, before);
+}
+
+static void a_move_is_cancelled_while_the_device_copies(void **state) {
+    const size_t before = fake.left();
+    stage_world *w = open_pair(*state);
+    one_move move;
+    fake.delay(3 * MS);
+    assert_ok(begin(w, KVF_WAY_PACKED, &move));
+    for (int i = 0; i < 20; i++)
+        (void)stage_world_work(w);
+    kvf_move_cancel(move.move);
+    assert_fails(stage_world_finish(w, move.move), KVF_E_CANCELLED, "cancelled by its owner");
+    end(&move);
+    fake.delay(0);
+    assert_all_idle(w);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+    close_world(w, before);
+}
+
+static void a_device_that_fails_ends_its_moves_with_its_words(void **state) {
+    enum { ILLEGAL_ADDRESS = 700 };
+    const size_t before = fake.left();
+    stage_world *w = open_pair(*state);
+    one_move move;
+    assert_ok(begin(w, KVF_WAY_PACKED, &move));
+    fake.stick(ILLEGAL_ADDRESS);
+    assert_fails(stage_world_finish(w, move.move), KVF_E_IO, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    fake.stick(0);
+    end(&move);
+    assert_all_idle(w);
+    close_world(w, before);
+}
+
+static void shards_in_two_places_are_refused(void **state) {
+    kvf_transport *transport;
+    kvf_stage *stage = NULL;
+    pair engines = pair_of(attention(2, 1, 8), &d_spec, &p_spec); /* a region for each layer */
+    const kvf_shard *shard = kvf_engine_shard(engines.local, 0);
+    const uint64_t *bytes = kvf_shard_get(shard)->region_bytes;
+    const kvf_transport_options options = {.struct_size = sizeof options};
+    const kvf_stage_options stage_options = {.struct_size = sizeof stage_options};
+    void *seen;
+    const kvf_memory regions[] = {on_first(bytes[0], &seen), on_second(bytes[1], &seen)};
+    assert_int_equal(kvf_shard_get(shard)->region_count, 2);
+    assert_ok(kvf_transport_open(*state, &options, &transport));
+    assert_ok(kvf_transport_register(transport, regions, 2));
+    assert_fails(kvf_stage_open(transport, shard, &stage_options, &stage), KVF_E_UNSUPPORTED,
+                 "a stage takes shards that are in one place");
+    kvf_transport_close(transport);
+    free_pair(&engines);
+    while (allocated_count > 0)
+        assert_int_equal(cuda->cuMemFree_v2(allocated[--allocated_count]), 0);
+}
+
+int main(void) {
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    open_fake();
+    static const way_test tests[] = {
+        NAMED(heads_go_from_device_to_device),
+        NAMED(heads_go_from_device_to_host),
+        NAMED(heads_go_from_host_to_device),
+        NAMED(one_latent_for_all_ranks_arrives),
+        NAMED(states_arrive),
+        NAMED(more_boxes_than_a_job_has_room_for_go_in_parts),
+        NAMED(a_device_that_is_slow_is_waited_for),
+        NAMED(memory_that_is_kept_does_not_go_direct),
+        NAMED(a_move_is_cancelled_while_the_device_copies),
+        NAMED(a_device_that_fails_ends_its_moves_with_its_words),
+        NAMED(shards_in_two_places_are_refused),
+    };
+    static test_way ways[MAX_WAYS];
+    return run_every_way("stage_device", tests, COUNT_OF(tests), ways, ways_of_kinds(ways), NULL, 0);
+}
