@@ -126,7 +126,7 @@ struct kvf_stage {
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< that are not freed */
     bool closed;                  /**< freed with the last of these */
-    bool held_up;                 /**< something is to be said: a peer takes nothing now, or a turn has come */
+    bool held_up; /**< something is to be said: a peer takes nothing now, or a turn has come */
     kvf_stage_info counts;
 };
 
