@@ -21,7 +21,7 @@
 #define TOKENS_PER_BLOCK 16u
 #define HEADS 8u
 #define CELL_BYTES 256u
-#define BLOCK_BYTES (TOKENS_PER_BLOCK * HEADS * CELL_BYTES)
+#define BLOCK_BYTES ((uint64_t)TOKENS_PER_BLOCK * HEADS * CELL_BYTES)
 #define BLOCKS 2048u /* 64 MiB */
 #define SMALL_BLOCKS 8u
 
@@ -71,11 +71,15 @@ static void *count_resize(void *context, void *memory, size_t bytes) {
 }
 
 static double resident_mib(void) {
-    unsigned long pages = 0, resident = 0;
+    char line[256] = "";
     FILE *file = fopen("/proc/self/statm", "r");
-    bench_require(file && fscanf(file, "%lu %lu", &pages, &resident) == 2, "/proc/self/statm cannot be read");
-    (void)fclose(file);
-    return (double)resident * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+    const char *read = file ? fgets(line, sizeof line, file) : NULL;
+    const char *second = read ? strchr(read, ' ') : NULL;
+    if (file)
+        (void)fclose(file);
+    bench_require(second != NULL, "/proc/self/statm cannot be read");
+    const uint64_t pages = second ? strtoull(second, NULL, 10) : 0;
+    return (double)pages * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
 }
 
 /* ---- two ranks -------------------------------------------------------------------------------- */

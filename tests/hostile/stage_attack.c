@@ -248,7 +248,8 @@ static void garbage(attack *a) {
     const size_t bytes = 5 + draw(a, sizeof data - 5);
     for (size_t i = 0; i < bytes; i++)
         data[i] = (unsigned char)draw(a, 256);
-    memcpy(data, "kvfs\1", 5);
+    const unsigned char begin[5] = {'k', 'v', 'f', 's', KVF_STAGE_VERSION};
+    memcpy(data, begin, sizeof begin);
     if (bytes > 5 && draw(a, 2))
         data[5] = (unsigned char)(1 + draw(a, 5));
     (void)say(a, data, bytes);
