@@ -14,7 +14,7 @@ help:
 	@echo 'make demo             run the main job; ARGS="--help" shows what it can be told'
 	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
-	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle" or "shm --seconds 5"'
+	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle", "shm --seconds 5" or "stage --seconds 5"'
 	@echo 'make check-network    engines on hosts of their own over links that are slow, cut and gone; as root; ARGS=--short'
 	@echo 'make check-ucx        the UCX transport over several versions of UCX, which are downloaded into build/ucx (100 MB)'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
@@ -86,6 +86,7 @@ check-long:
 	ctest --preset asan
 	scripts/check-hostile asan protocol --seconds 30 --together $${KVF_HOSTILE_SECONDS:-3600} --settle
 	scripts/check-hostile asan shm --seconds 30 --together 60 --any-speed
+	scripts/check-hostile asan stage --seconds 30 --together 60 --any-speed
 	scripts/check-ucx faults
 	@scripts/check-neon
 	@scripts/fuzz

@@ -83,6 +83,7 @@ from kvferry.shard import (
     Shard,
     TokenShare,
 )
+from kvferry.stage import Stage, StageInfo, StageMove
 from kvferry.transfer import Transfer
 from kvferry.transport import (
     Direction,
@@ -174,6 +175,9 @@ __all__ = [
     "RequestKind",
     "Shard",
     "SizeOverflowError",
+    "Stage",
+    "StageInfo",
+    "StageMove",
     "Status",
     "Strides",
     "TokenShare",

@@ -43,6 +43,7 @@ from kvferry.ucx import with_ucx
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
+    from kvferry.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Endpoint:
         self.moves: set[Move] = set()
         self.forgotten: deque[Move] = deque()  # of transfers that nobody has any more
         self.operations: dict[int, Operation] = {}
+        self.stage: Stage | None = None
         self.context = ffi.new_handle(self)
 
     def close(self) -> None:
@@ -137,6 +139,8 @@ class Endpoint:
                 raise InvalidError("a callback may not close the transport that called it")
             for move in list(self.moves):
                 move.end()
+            if self.stage is not None:
+                self.stage.close()
             lib.kvf_transport_close(self.pointer)
             self.pointer = None
             for peer in list(self.peers.values()):
@@ -166,6 +170,8 @@ def python_on_notify(context: Any, _transport: Any, sender: Any, data: Any, size
     endpoint: Endpoint = ffi.from_handle(context)
     transport = endpoint.transport()
     with _collecting(endpoint):
+        if endpoint.stage is not None and endpoint.stage._notice(sender, data, size):
+            return
         if endpoint.on_notify is not None and transport is not None:
             endpoint.on_notify(transport, string(sender), data_at(data, size))
 
@@ -175,6 +181,8 @@ def python_on_peer_lost(context: Any, _transport: Any, pointer: Any, detail: Any
     endpoint: Endpoint = ffi.from_handle(context)
     transport = endpoint.transport()
     with _collecting(endpoint):
+        if endpoint.stage is not None:
+            endpoint.stage._lost(pointer)
         if endpoint.on_peer_lost is not None and transport is not None:
             known = endpoint.peers.get(int(ffi.cast("uintptr_t", pointer)))
             endpoint.on_peer_lost(transport, known or Peer(transport, pointer), string(detail))
@@ -389,12 +397,13 @@ class Transport:
             endpoint.progressing = True
             try:
                 call(lib.kvf_transport_progress, pointer, busy)
+                staging = endpoint.stage is not None and endpoint.stage._progress()
             finally:
                 endpoint.progressing = False
             raised, endpoint.raised = endpoint.raised, None
             if raised is not None:
                 raise raised
-            return bool(busy[0])
+            return bool(busy[0]) or staging
 
     def wait(self, timeout: float) -> None:
         """Sleeps until progress() has something to do, or `timeout` seconds are over; then makes progress."""
@@ -542,6 +551,8 @@ class Peer:
         with self._transport._endpoint.lock:
             pointer, self._pointer = self._pointer, None
             if pointer is not None:
+                if self._transport._endpoint.stage is not None:
+                    self._transport._endpoint.stage._lost(pointer)
                 lib.kvf_peer_close(pointer)
                 self._transport._endpoint.peers.pop(int(ffi.cast("uintptr_t", pointer)), None)
 

@@ -62,15 +62,15 @@ static bool contains(kvf_range outer, kvf_range inner) {
     return outer.begin <= inner.begin && inner.end <= outer.end;
 }
 
-static kvf_status uncovered(const cover *c, kvf_range layers, kvf_range units, kvf_token_share tokens) {
+static kvf_status uncovered(const cover *c, uint32_t part, kvf_range layers, kvf_range units,
+                            kvf_token_share tokens) {
     const kvf_group_desc *group = kvf_model_group(c->plan->local->model, c->group);
     char shares[64] = "";
     if (tokens.count > 1)
         (void)snprintf(shares, sizeof shares, " for tokens of share %u of %u", tokens.index, tokens.count);
     return kvf_fail(KVF_E_UNCOVERED, "%s: no rank holds group %s, layers %u to %u, part %s, units [%u, %u)%s",
                     kvf_engine_name(c->plan->remote), group->name, group->layers[layers.begin],
-                    group->layers[layers.end - 1], group->parts[c->part].name, units.begin, units.end,
-                    shares);
+                    group->layers[layers.end - 1], group->parts[part].name, units.begin, units.end, shares);
 }
 
 static kvf_token_share share_of(const cover *c, uint32_t index) {
@@ -131,7 +131,7 @@ static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
         end = at;
         c->plan->steps += end - first + 1;
         if (n == 0)
-            return uncovered(c, layers, units, cut.tokens);
+            return uncovered(c, c->part, layers, units, cut.tokens);
         uint32_t pick = choose(c, n), i = first;
         KVF_ASSERT(pick < n);
         while (!contains(c->near[i].units, units) || pick-- > 0)
@@ -183,7 +183,7 @@ static kvf_status too_many_shares(const cover *c, kvf_range layers) {
             c->counts[share_held(c, rank)]++;
     while (c->counts[missing] > 0)
         missing++;
-    return uncovered(c, layers, c->plan->local->groups[c->group].parts[0].units, share_of(c, missing));
+    return uncovered(c, 0, layers, c->plan->local->groups[c->group].parts[0].units, share_of(c, missing));
 }
 
 /* The ranks by share, and then by their number; and the shares that have tokens we keep. */

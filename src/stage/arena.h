@@ -50,8 +50,9 @@ void kvf_arena_close(kvf_arena *arena);
 /** The most slots that are lent to all peers together. */
 uint32_t kvf_arena_lendable(const kvf_arena *arena);
 
-/** The most slots of one peer: half of what can be lent, so that no peer alone keeps the others waiting. */
-uint32_t kvf_arena_share(const kvf_arena *arena);
+/** The most slots of one peer: half of what can be lent and others do not have, so that peers who keep what they
+ * have leave some. Of n who want many each comes to have one in n + 1. */
+uint32_t kvf_arena_share(const kvf_arena *arena, const kvf_slot_share *share);
 
 /** A slot for our own operations; NULL: none is free. */
 kvf_slot *kvf_arena_take(kvf_arena *arena);

@@ -6,6 +6,20 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+void kvf_stage_flow_count(kvf_stage_flow *flow) {
+    flow->counted = true;
+    flow->peer->flows[flow->mover]++;
+}
+
+void kvf_stage_flow_uncount(kvf_stage_flow *flow) {
+    if (flow->counted) {
+        kvf_stage *stage = flow->stage;
+        if (flow->peer->flows[flow->mover]-- == stage->options.flows)
+            stage->held_up = true; /* another one may wait for this: it is its turn now */
+        flow->counted = false;
+    }
+}
+
 kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint64_t id, bool mover) {
     kvf_stage_flow *flow = kvf_alloc0(1, sizeof *flow);
     if (!flow)
@@ -19,7 +33,7 @@ kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint6
         flow->credits[i].flow = flow;
     KVF_QUEUE_ADD(stage->first, stage->last, flow);
     if (!mover)
-        peer->flows[0]++;
+        kvf_stage_flow_count(flow);
     return flow;
 }
 
@@ -111,15 +125,14 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
 }
 
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {
-    return flow->ended && flow->end_sent && flow->end_heard && flow->moving == 0 && !flow->owned;
+    return flow->ended && flow->end_sent && flow->end_heard && flow->moving == 0;
 }
 
 void kvf_stage_flow_free(kvf_stage_flow *flow) {
     KVF_ASSERT(flow->ended && flow->moving == 0);
     kvf_stage *stage = flow->stage;
     KVF_QUEUE_REMOVE(stage->first, stage->last, flow);
-    if (!flow->mover || flow->began_ns > 0)
-        flow->peer->flows[flow->mover]--;
+    kvf_stage_flow_uncount(flow);
     if (!flow->mover)
         flow->peer->opened_bytes -= flow->opening_bytes;
     kvf_stream_free(flow->stream);

@@ -96,6 +96,7 @@ struct kvf_stage_flow {
     bool end_sent, end_heard;
     kvf_status status;
     char detail[KVF_STAGE_DETAIL_BYTES];
+    bool counted;        /**< among the `flows` of its peer */
     bool owned;          /**< by a move, which lets go of it with kvf_stage_flow_leave() */
     uint64_t began_ns;   /**< mover: when its opening began to be sent; 0: it waits for its turn */
     uint64_t took_ns;    /**< mover: from then to the end */
@@ -135,7 +136,7 @@ struct kvf_stage {
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< that are not freed */
     bool closed;                  /**< freed with the last of these */
-    bool held_up;                 /**< something is to be said to a peer who takes nothing at the moment */
+    bool held_up; /**< something is to be said: a peer takes nothing now, or a turn has come */
     kvf_stage_info counts;
 };
 
@@ -196,7 +197,11 @@ bool kvf_stage_flow_scatter(kvf_credit *credit);
 /** Whether bytes that a peer names are the next of the stream and end at an element: KVF_OK, KVF_E_RANGE. */
 kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range bytes, uint64_t most);
 
-/** Whether nothing more is to be done or said, and nobody has it. */
+/** Counts it among those of its peer, and no longer: both once at most. */
+void kvf_stage_flow_count(kvf_stage_flow *flow);
+void kvf_stage_flow_uncount(kvf_stage_flow *flow);
+
+/** Whether nothing more is to be done or said. What is over and not `owned` can be freed. */
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow);
 
 void kvf_stage_flow_free(kvf_stage_flow *flow);

@@ -65,7 +65,7 @@ static bool may_open(kvf_stage_flow *flow) {
     if (peer->outgoing || peer->flows[1] >= flow->stage->options.flows)
         return false;
     peer->outgoing = flow;
-    peer->flows[1]++;
+    kvf_stage_flow_count(flow);
     flow->began_ns = flow->heard_ns = kvf_now(flow->stage->clock);
     return true;
 }

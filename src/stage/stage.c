@@ -160,7 +160,10 @@ static void free_peer(kvf_stage *stage, kvf_stage_peer *peer) {
 static void free_flows(kvf_stage *stage) {
     for (kvf_stage_flow *flow = stage->first, *following; flow; flow = following) {
         following = flow->following;
-        if (kvf_stage_flow_is_over(flow))
+        if (!kvf_stage_flow_is_over(flow))
+            continue;
+        kvf_stage_flow_uncount(flow); /* its move may have it for as long as its user likes: others can go */
+        if (!flow->owned)
             kvf_stage_flow_free(flow);
     }
 }

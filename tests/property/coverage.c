@@ -70,6 +70,13 @@ static const char *const names[KIND_COUNT] = {
     [KIND_PACKED_SIZED] = "packed streams of a size that was foretold",
     [KIND_PACKED_CONVERTED] = "items in another type on the way",
     [KIND_PACKED_MUTANT] = "readers with another selection",
+    [KIND_FLOW_PULL] = "flows that are pulled",
+    [KIND_FLOW_PUSH] = "flows that are pushed",
+    [KIND_FLOW_LAYERS] = "transfers by flows in two ranges of layers",
+    [KIND_FLOW_STEPS] = "transfers by flows in two ranges of steps",
+    [KIND_FLOW_BEYOND_ARENA] = "flows of more bytes than their arenas",
+    [KIND_FLOW_SHM] = "flows between transports of one host",
+    [KIND_FLOW_SPOILED] = "flows of which a byte is spoiled, and noticed",
 };
 
 static uint64_t counts[KIND_COUNT];

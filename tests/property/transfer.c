@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "coverage.h"
+#include "flows.h"
 #include "forms.h"
 #include "packed.h"
 #include "random.h"
@@ -55,6 +56,7 @@ typedef struct transfer {
     const recipe *r;
     const world *w;
     uint32_t rank;
+    bool in_flows; /* it is moved between stages too */
     const rank_world *own;
     const kvf_plan *plan;
     asked ask;
@@ -406,6 +408,8 @@ static bool use_plan(transfer *t, choices *out) {
     t->choices = out;
     const packed_transfer packed = {t->w, t->rank, kvf_plan_local(t->plan), t->plan, &t->ask, out, t->remote};
     bool good = move_request(t, request) && move_packed(&packed);
+    if (good && t->in_flows)
+        good = move_in_flows(&packed, &t->expected, &t->written);
     kvf_request_free(request);
     note_request(t);
     note_if(KIND_RANK_EMPTY, kvf_plan_source_count(t->plan) == 0);
@@ -463,6 +467,7 @@ static bool transfer_rank(const recipe *r, const world *w, const built *b, const
     t->r = r;
     t->w = w;
     t->rank = rank;
+    t->in_flows = rank == r->ids_seed % w->engines[LOCAL].rank_count; /* one rank of each case */
     t->own = &w->engines[LOCAL].ranks[rank];
     t->remote = remote;
     const asked all = t->ask = ask_all(r, w);

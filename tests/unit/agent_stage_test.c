@@ -120,6 +120,33 @@ static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
     }
 }
 
+/* Registering says so, by whose doing; another agent with the same memory can do without. */
+static void an_arena_that_cannot_be_had_is_refused_by_name(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 2, 8);
+    kvf_engine *engine = engine_of(model, ONE("P"));
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, 0));
+    for (int fits = 0; fits < 2; fits++) {
+        kvf_agent_options options = options_of(KVF_WAY_PACKED);
+        kvf_agent *agent = NULL;
+        kvf_memory memory[8];
+        assert_true(shard->region_count <= COUNT_OF(memory));
+        options.arena_bytes = fits ? options.arena_bytes : UINT64_C(1) << 50;
+        assert_ok(kvf_agent_open(engine, 0, &options, &agent));
+        for (uint32_t i = 0; i < shard->region_count; i++) {
+            memory[i] = (kvf_memory){.struct_size = sizeof *memory, .bytes = shard->region_bytes[i]};
+            assert_ok(kvf_agent_allocate(agent, KVF_MEMORY_HOST, 0, memory[i].bytes, &memory[i].address));
+        }
+        kvf_status status = kvf_agent_register(agent, memory, shard->region_count);
+        assert_int_equal(status == KVF_OK, fits);
+        if (!fits)
+            assert_int_equal(strncmp(kvf_error_detail(), "the stage: ", strlen("the stage: ")), 0);
+        kvf_agent_close(agent);
+    }
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
 /* ---- how long blocks are in doubt ------------------------------------------------------------ */
 
 typedef struct stopped_scene {
@@ -285,6 +312,7 @@ int main(void) {
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
+        cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),

@@ -507,6 +507,36 @@ static void layers_that_nobody_holds_are_named(void **state) {
     free_pair(&p);
 }
 
+/* The sentence was once made with the last part of the group before, which has more of them. */
+static void tokens_that_nobody_holds_are_named_with_a_part_of_their_group(void **state) {
+    (void)state;
+    const kvf_part_desc parts[] = {
+        {.name = "k", .dtype = KVF_DTYPE_BF16, .units = 4, .cell_elements = 4},
+        {.name = "v", .dtype = KVF_DTYPE_BF16, .units = 4, .cell_elements = 4},
+        {.name = "latent", .dtype = KVF_DTYPE_BF16, .units = 1, .cell_elements = 4}};
+    const kvf_group_desc groups[] = {
+        {.name = "a", .layers = (const uint32_t[]){0}, .layer_count = 1, .parts = parts, .part_count = 2},
+        {.name = "b",
+         .layers = (const uint32_t[]){1},
+         .layer_count = 1,
+         .parts = parts + 2,
+         .part_count = 1}};
+    const kvf_model_desc desc = {
+        .struct_size = sizeof desc, .layer_count = 2, .groups = groups, .group_count = 2};
+    pair p = {.model = NULL};
+    assert_ok(kvf_model_create(&desc, &p.model));
+    p.local = engine_of(p.model, ENGINE(.all = {.block_count = 4}));
+    kvf_shard_desc shard = *kvf_shard_get(kvf_engine_shard(p.local, 0));
+    kvf_group_shard_desc kept[] = {shard.groups[0], shard.groups[1]};
+    kept[1].tokens = (kvf_token_share){0, 2, 1};
+    shard.groups = kept;
+    kvf_shard *remote = NULL;
+    assert_ok(kvf_shard_create(p.model, &shard, &remote));
+    assert_ok(kvf_engine_from_shards(p.model, "P", &remote, 1, &p.remote));
+    assert_fails(try_plan(&p), KVF_E_UNCOVERED, "group b", "part latent", "tokens of share 1 of 2");
+    free_pair(&p);
+}
+
 static void tokens_that_nobody_holds_are_named(void **state) {
     (void)state;
     pair p = pair_with_ranks(RANKS({{0, 2}, {0, 4}, {0, 2, 1}}));
@@ -629,6 +659,7 @@ int main(void) {
         cmocka_unit_test(heads_that_nobody_holds_are_named),
         cmocka_unit_test(layers_that_nobody_holds_are_named),
         cmocka_unit_test(tokens_that_nobody_holds_are_named),
+        cmocka_unit_test(tokens_that_nobody_holds_are_named_with_a_part_of_their_group),
         cmocka_unit_test(holders_of_half_a_head_range_each_do_not_hold_the_other_layers_half),
         cmocka_unit_test(missing_cells_that_are_not_wanted_do_not_matter),
         cmocka_unit_test(models_that_differ_are_refused_with_both_values),

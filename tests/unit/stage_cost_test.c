@@ -97,7 +97,7 @@ static void the_kind_of_transport_decides_the_way(void **state) {
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-static void half_of_an_arena_is_lent_and_half_of_that_to_one_peer(void **state) {
+static void half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer(void **state) {
     (void)state;
     static unsigned char memory[16 * 16];
     kvf_arena arena;
@@ -109,11 +109,22 @@ static void half_of_an_arena_is_lent_and_half_of_that_to_one_peer(void **state) 
         for (kvf_slot *slot; (slot = kvf_arena_lend(&arena, &shares[peer])); count++)
             lent[count] = slot;
     assert_int_equal(shares[0].lent, 4);
-    assert_int_equal(shares[1].lent, 4);
-    assert_int_equal(shares[2].lent, 0);
+    assert_int_equal(shares[1].lent, 2);
+    assert_int_equal(shares[2].lent, 1);
+    /* Slots that come back go to who has fewer. */
+    kvf_arena_give(&arena, lent[2]);
+    kvf_arena_give(&arena, lent[3]);
+    assert_null(kvf_arena_lend(&arena, &shares[0]));
+    lent[2] = kvf_arena_lend(&arena, &shares[2]);
+    assert_non_null(lent[2]);
+    lent[3] = lent[--count];
+    for (uint32_t peer = 0; peer < 3; peer++) {
+        assert_int_equal(shares[peer].lent, 2);
+        assert_null(kvf_arena_lend(&arena, &shares[peer]));
+    }
     while ((own[taken] = kvf_arena_take(&arena)))
         taken++;
-    assert_int_equal(taken, 8);
+    assert_int_equal(taken, 10); /* what is not lent is there for our own operations */
     /* One in doubt is not lent again, and counts. */
     kvf_arena_doubt(&arena, lent[0]);
     assert_int_equal(shares[0].doubt, 1);
@@ -121,7 +132,7 @@ static void half_of_an_arena_is_lent_and_half_of_that_to_one_peer(void **state) 
     const uint32_t generation = lent[0]->generation, number = lent[0]->number;
     kvf_arena_give(&arena, lent[0]);
     assert_int_equal(shares[0].doubt + arena.doubt, 0);
-    kvf_slot *again = kvf_arena_lend(&arena, &shares[2]);
+    kvf_slot *again = kvf_arena_lend(&arena, &shares[0]);
     assert_int_equal(again->number, number);
     assert_int_equal(again->generation, generation + 1);
     assert_ptr_equal(again->memory, memory + number * 16);
@@ -264,7 +275,7 @@ int main(void) {
         cmocka_unit_test(one_transfer_that_was_disturbed_moves_little),
         cmocka_unit_test(transfers_are_predicted_from_those_like_them),
         cmocka_unit_test(the_kind_of_transport_decides_the_way),
-        cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_that_to_one_peer),
+        cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer),
         cmocka_unit_test(options_out_of_range_are_refused),
         cmocka_unit_test(peers_join_once_and_by_one_name),
         cmocka_unit_test(who_has_not_joined_is_read_directly),

@@ -190,6 +190,20 @@ static void many_flows_go_at_once_both_ways(void **state) {
     scene_close(&s);
 }
 
+/* Their users may look at them later: those that wait for their turn go on. */
+static void moves_that_are_over_hold_nobody_up(void **state) {
+    scene s = scene_open(*state, small_arena);
+    kvf_move *moves[80];
+    for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+        moves[i] = begin(&s, KVF_READ, 0);
+    for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+        assert_ok(stage_world_finish(s.w, moves[i]));
+    for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+        kvf_move_free(moves[i]);
+    assert_all_idle(s.w);
+    scene_close(&s);
+}
+
 static void a_higher_priority_goes_first(void **state) {
     scene s = scene_open(*state, small_arena);
     kvf_move *slow = begin(&s, KVF_READ, 0), *fast = begin(&s, KVF_READ, 1);
@@ -431,6 +445,7 @@ int main(void) {
         NAMED(tokens_shared_by_ranks_arrive),
         NAMED(a_byte_that_changes_on_the_way_is_noticed),
         NAMED(many_flows_go_at_once_both_ways),
+        NAMED(moves_that_are_over_hold_nobody_up),
         NAMED(a_higher_priority_goes_first),
         NAMED(a_pull_is_cancelled_in_the_middle),
         NAMED(a_push_is_cancelled_in_the_middle),

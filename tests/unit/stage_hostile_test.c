@@ -209,6 +209,44 @@ static void slots_it_was_not_given(void **state) {
     }
 }
 
+static void note_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    (void)operation;
+    (void)detail;
+    *(kvf_status *)context = status;
+}
+
+/* What it was lent is not lent to others, so that it may write as late as it likes. */
+static void a_slot_that_is_written_late(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    open_well(&s, 7, KVF_WRITE);
+    const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
+    const kvf_stage_info info = stage_info_of(s.p->stage);
+    const kvf_stage_peer *peer = s.p->stage->peers;
+    while (strcmp(peer->name, "mallory") != 0)
+        peer = peer->following;
+    kvf_stage_stop(s.p->stage, peer->peer);
+    work(&s);
+    assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 4);
+    const kvf_run run = {.local_region = 0,
+                         .remote_region = info.region,
+                         .remote_offset = (uint64_t)note.slot * SLOT,
+                         .bytes = SLOT};
+    kvf_status written = KVF_IN_PROGRESS;
+    kvf_operation operation;
+    assert_ok(kvf_transport_submit(s.by.victim, KVF_WRITE, &run, 1, note_done, &written, &operation));
+    work(&s);
+    assert_ok(written);
+    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, SLOT}}); /* and says so */
+    assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 3);
+    assert_unharmed(&s); /* D's cells are as P's were filled: nothing of the slot went there */
+    assert_int_equal(s.p->events, 0);
+    end_flow(&s, 7, KVF_OK);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
 static void an_older_generation(void **state) {
     (void)state;
     scene s = scene_open();
@@ -404,13 +442,15 @@ static void parts_that_never_come(void **state) {
 
 static void openings_that_are_not_ours(void **state) {
     (void)state;
-    enum { MODEL, BYTES, ITEM, BLOCK, STEPS, SLOTS, GROUPS, CASES };
+    enum { MODEL, BYTES, ITEM, ORDER, TWICE, BLOCK, STEPS, SLOTS, GROUPS, CASES };
     const struct {
         kvf_status status;
         const char *words;
     } wanted[CASES] = {[MODEL] = {KVF_E_MISMATCH, "its model has other groups"},
                        [BYTES] = {KVF_E_MISMATCH, "its stream has 1 bytes"},
                        [ITEM] = {KVF_E_RANGE, "unit"},
+                       [ORDER] = {KVF_E_INVALID, "item"},
+                       [TWICE] = {KVF_E_OVERLAP, "item"},
                        [BLOCK] = {KVF_E_RANGE, "block"},
                        [STEPS] = {KVF_E_RANGE, "step"},
                        [SLOTS] = {KVF_E_RANGE, "less than an element"},
@@ -430,6 +470,14 @@ static void openings_that_are_not_ours(void **state) {
         opening.model += i == MODEL;
         opening.stream_bytes = i == BYTES ? 1 : opening.stream_bytes;
         items[0].units.end += i == ITEM ? 100 : 0;
+        assert_int_equal(opening.item_count, 2); /* K and V */
+        if (i == ORDER) {
+            items[2] = items[0];
+            items[0] = items[1];
+            items[1] = items[2];
+        }
+        if (i == TWICE)
+            items[1] = items[0];
         ids[3] = i == BLOCK ? 100 : ids[3];
         steps[0].end += i == STEPS ? 100 : 0;
         opening.slot_bytes = i == SLOTS ? 1 : SLOT;
@@ -598,6 +646,7 @@ static void every_message_is_read_as_it_was_written(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_it_was_not_given),
+        cmocka_unit_test(a_slot_that_is_written_late),
         cmocka_unit_test(an_older_generation),
         cmocka_unit_test(bytes_that_are_not_the_next),
         cmocka_unit_test(more_bytes_than_the_stream_has),

@@ -1,0 +1,191 @@
+"""Attacks an honest pair of stages over messages: through its port, as any host that reaches it could; and with its
+card, by the fabric's messages and by those of the stage.
+
+For each attack what run.py says of those by the protocol, without keys and with: each alone, or all at once.
+Ends with a line `N passed, N failed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+from attacks import Target
+from run import MEBI, Pair, judge, run_attackers, start
+from run_shm import STARVED, is_about_speed, wait_for
+from wire_attacks import HOLDERS, STRANGERS, attack
+
+LEAST = 0.05  # of the requests beside a program that only takes the processor: the pair goes on
+MORE_BYTES = 192 * MEBI
+MORE_DESCRIPTORS = 1000  # connections of strangers, while they are there
+LEFT_DESCRIPTORS, LEFT_BYTES = 40, 64 * MEBI
+CALL_MS = 100.0  # of the processor, for one turn
+ROUNDS = 3  # at most, where all that was wrong is that the pair was slow: others use the machine too
+LONGEST_S = 4.0  # until what peers that have gone may still touch is free, and their connections are closed
+
+# Attacks that go on at once, by the name of the attack: two holders of all the slots they can get are worse than one.
+BY_STAGE: dict[str, list[str]] = {
+    "opens": ["opens"],
+    "giants": ["giants"],
+    "holds": ["holds", "holds", "holds"],
+    "abandons": ["abandons"],
+    "invents": ["invents"],
+    "garbage": ["garbage"],
+    "silent": ["silent", "silent"],
+}
+NAMES = [*BY_STAGE, *STRANGERS, *HOLDERS]
+
+
+@dataclass
+class StagePair(Pair):
+    """`folder` holds stage_attack; `secret` is the attackers' key."""
+
+    connections = 1024
+    folder: Path = Path()
+    secret: tuple[str, ...] = ()
+    harm: list[str] = field(default_factory=list)
+
+    def attack(self, names: list[str], seconds: float) -> int:
+        if names[0] == "burn":
+            return run_attackers(names, self.target, seconds)
+        spawn = multiprocessing.get_context("spawn")
+        line = self.producer.endpoint
+        programs = [
+            subprocess.Popen(
+                [str(self.folder / "stage_attack"), name, line.split(",")[0], str(seconds), *self.secret],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for name in names
+            if name in BY_STAGE
+        ]
+        wires = [name for name in names if name not in BY_STAGE]
+        counts = [spawn.Value("q", 0) for _ in wires]
+        processes = [
+            spawn.Process(target=attack, args=(n, line, seconds, c)) for n, c in zip(wires, counts, strict=True)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(seconds + 60)
+            if process.exitcode is None:
+                process.terminate()
+            if process.exitcode:
+                self.harm.append(f"an attacker ended with {process.exitcode}")
+        done = sum(count.value for count in counts)
+        for program in programs:
+            try:
+                said, _ = program.communicate(timeout=seconds + 60)
+                done += json.loads(said)["done"]
+            except (subprocess.TimeoutExpired, ValueError):
+                program.kill()
+                self.harm.append(f"{program.args} did not end as it should")
+        return done
+
+
+def open_pair(program: Path, secure: bool, role: str = "own") -> StagePair:
+    owner_key, reader_key, attacker_key = ((zmq.curve_keypair()[1].decode(),) if secure else () for _ in range(3))
+    owner = start(str(program), role, [*owner_key])
+    reader = start(str(program), "read", [owner.endpoint.split(",")[0], *reader_key])
+    return StagePair(owner, reader, Target("", ""), program.parent, attacker_key)
+
+
+def a_wrong_byte_is_noticed(program: Path) -> bool:
+    """The control: an owner one of whose cells is not what it should be."""
+    pair = open_pair(program, False, "own-wrong")
+    noticed = wait_for(pair.consumer, "wrong", 1, 30)
+    pair.close()
+    return noticed
+
+
+def find_faults(pair: StagePair, figures: dict[str, Any], faults: list[str], by_speed: bool) -> list[str]:
+    """What judge() found, and what holds for this pair besides."""
+    last = pair.producer.last
+    faults = faults + pair.harm
+    if by_speed and figures["of burning"] < LEAST:
+        faults.append(f"{STARVED}: {figures['of burning']} of the requests")
+    if figures["ms of a call"] > CALL_MS * last["slower"]:
+        faults.append(f"one turn took {figures['ms of a call']} ms of the processor")
+    if figures["MiB more"] * MEBI > MORE_BYTES * last["slower"]:
+        faults.append(f"{figures['MiB more']} MiB more than before are above the budget")
+    if figures["fds more"] > MORE_DESCRIPTORS:
+        faults.append(f"{figures['fds more']} descriptors more than before")
+    if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES * last["slower"]:
+        faults.append(f"{figures['fds left']} descriptors and {figures['MiB left']} MiB were left")
+    return faults
+
+
+def judge_one(
+    program: Path, secure: bool, names: list[str], seconds: float, by_speed: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Some attacks at once on a pair of their own."""
+    pair = open_pair(program, secure)
+    wait_for(pair.consumer, "done", 20, 60)
+    attackers = [one for name in names for one in BY_STAGE.get(name, [name])]
+    figures, faults = judge(pair, attackers, seconds, False)
+    time.sleep(LONGEST_S)
+    figures["attack"] = names[0] if len(names) == 1 else f"all {len(names)}"
+    figures["keys"] = secure
+    faults = find_faults(pair, figures, faults, by_speed)
+    if pair.close():
+        faults.append("the pair did not end as it should")
+    return figures, faults
+
+
+def judge_fairly(
+    program: Path, secure: bool, names: list[str], seconds: float, by_speed: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Where all that is wrong is a throughput, it is measured again."""
+    rounds = [judge_one(program, secure, names, seconds, by_speed)]
+    while len(rounds) < ROUNDS and rounds[-1][1] and all(is_about_speed(fault) for fault in rounds[-1][1]):
+        rounds.append(judge_one(program, secure, names, seconds, by_speed))
+    return rounds[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="the honest one: build/release/tests/hostile/stage_honest")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none"
+    )
+    parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
+    parser.add_argument(
+        "--any-speed", action="store_true", help="not judged by speed, for programs with sanitizers"
+    )
+    parser.add_argument("--only", action="append", choices=sorted(NAMES), help="this attack; may be repeated")
+    parser.add_argument("--json", help="write the figures there too")
+    options = parser.parse_args()
+    program = Path(options.program)
+    names = options.only or NAMES
+    counts = {"ok": 0, "FAILED": 0}
+    rows = []
+
+    def say(word: str, *text: str) -> None:
+        counts[word] += 1
+        print(word.ljust(6), *text, flush=True)
+
+    say(*("ok", "a wrong byte is noticed") if a_wrong_byte_is_noticed(program) else ("FAILED", "it is not"))
+    by_speed = not options.any_speed
+    alone = [([name], options.seconds, by_speed) for name in names if options.seconds]
+    at_once = [(names, options.together, False)] if options.together else []
+    for secure, plan in itertools.product((False, True), alone + at_once):
+        figures, faults = judge_fairly(program, secure, *plan)
+        rows.append(figures)
+        say("FAILED" if faults else "ok", json.dumps(figures), *faults)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1))
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed")
+    return 1 if counts["FAILED"] or not counts["ok"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Attacks on the port of the transport "messages", from docs/protocol.md alone: by strangers who know no more than
+the port, and by those who have the card. Each is called again and again until its time is over, and returns how
+much it has done, in its own unit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
+MEBI = 1 << 20
+LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB of each, and takes any number of them
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # of ZMTP: signature and version, of which the rest is missing
+
+
+@dataclass
+class Port:
+    """What an attacker is told; see stage_honest.c."""
+
+    port: int
+    secret: bytes
+    generation: int
+    regions: int
+    key: str = ""
+
+    @classmethod
+    def of(cls, line: str) -> Port:
+        _, port, secret, generation, regions, key = line.split(",")
+        return cls(int(port), bytes.fromhex(secret), int(generation), int(regions), key)
+
+
+class Wire:
+    """Connections to the port; attacks are its methods."""
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, 4000)
+        self.open: list[Any] = []
+
+    def close(self) -> None:
+        for one in self.open:
+            one.close()
+        self.context.destroy(0)
+
+    def dealer(self, most_unread: int = 1000) -> Any:
+        made = self.context.socket(zmq.DEALER)
+        made.linger, made.sndhwm, made.rcvhwm = 0, 64, most_unread
+        if self.port.key:
+            made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
+            made.curve_serverkey = self.port.key.encode()
+        made.connect(f"tcp://127.0.0.1:{self.port.port}")
+        return made
+
+    def raw(self) -> socket.socket | None:
+        try:
+            made = socket.create_connection(("127.0.0.1", self.port.port), 1.0)
+        except OSError:
+            time.sleep(0.01)
+            return None
+        made.setblocking(False)
+        return made
+
+    def hello(self, secret: bytes | None = None) -> bytes:
+        name = f"wire-{os.urandom(4).hex()}".encode()
+        return (
+            struct.pack("<B4sH", HELLO, b"KVFM", 1)
+            + (self.port.secret if secret is None else secret)
+            + os.urandom(16)
+            + struct.pack("<QIB", self.port.generation, self.port.regions, len(name))
+            + name
+        )
+
+    def keep(self, one: Any, most: int) -> None:
+        """Keeps it open, and of all of them so many."""
+        self.open.append(one)
+        if len(self.open) > most:
+            self.open.pop(0).close()
+
+
+def send(dealer: Any, data: bytes) -> bool:
+    try:
+        dealer.send(data, zmq.DONTWAIT)
+    except zmq.Again:
+        time.sleep(0.001)
+        return False
+    return True
+
+
+def request(kind: int, number: int, entries: bytes, size: int, data: bytes = b"") -> bytes:
+    return struct.pack("<IIII", kind, number, len(entries), size) + entries + data
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def series(region: int, size: int, begins: int, count: int, distance: int) -> bytes:
+    """One entry; `begins` and `distance` are not negative."""
+    return b"\x07" + b"".join(map(varint, (region, size, 2 * begins, count, 2 * distance)))
+
+
+# ---- strangers ---------------------------------------------------------------------------------
+
+
+def idle(wire: Wire) -> Iterator[int]:
+    """Connections without a word, kept."""
+    while True:
+        made = wire.raw()
+        if made:
+            wire.keep(made, 900)
+        yield made is not None
+
+
+def half_handshake(wire: Wire) -> Iterator[int]:
+    """A greeting that stops in the middle, kept; or one after the other."""
+    for i in itertools.count():
+        made = wire.raw()
+        if made:
+            try:
+                made.send(GREETING[: 1 + i % len(GREETING)])
+            except OSError:
+                pass
+            wire.keep(made, 300)
+        yield made is not None
+
+
+def noise(wire: Wire) -> Iterator[int]:
+    """Bytes that are no ZMTP."""
+    while True:
+        made = wire.raw()
+        sent = 0
+        if made:
+            try:
+                sent = made.send(os.urandom(65536))
+            except OSError:
+                pass
+            made.close()
+        yield sent > 0
+
+
+def frames(wire: Wire) -> Iterator[int]:
+    """Messages that are nothing, before a HELLO, and HELLOs with another secret."""
+    dealer = wire.dealer()
+    wire.open.append(dealer)
+    while True:
+        data = random.choice([b"", b"\x01", wire.hello(bytes(16)), os.urandom(random.randrange(4096))])
+        yield send(dealer, data)
+
+
+def large_frames(wire: Wire) -> Iterator[int]:
+    """Messages of a mebibyte over connections that said nothing."""
+    data = bytes(MEBI)
+    for i in itertools.count():
+        if i < LARGE:
+            wire.open.append(wire.dealer())
+        yield send(wire.open[i % len(wire.open)], data)
+
+
+# ---- with the card -----------------------------------------------------------------------------
+
+
+def many(wire: Wire) -> Iterator[int]:
+    """Connections that are let in, and then do nothing."""
+    while True:
+        dealer = wire.dealer()
+        sent = send(dealer, wire.hello())
+        wire.keep(dealer, 100)
+        yield sent
+
+
+def bad_lists(wire: Wire) -> Iterator[int]:
+    """Requests for what there is not, or that contradict themselves."""
+    dealer = wire.dealer()
+    wire.keep(dealer, 4)
+    send(dealer, wire.hello())
+    for number in range(20):
+        entries = random.choice(
+            [
+                series(random.randrange(9), 1 << 40, 0, 1, 0),
+                series(0, 64, 1 << 60, 1, 0),
+                series(0, 1, 0, 1 << 50, 1 << 50),
+                os.urandom(random.randrange(1, 200)),
+                b"\xff" * 50,
+            ]
+        )
+        dealer_data = request(random.choice([READ, WRITE]), number, entries, random.randrange(MEBI))
+        yield send(dealer, dealer_data)
+        try:
+            dealer.recv(zmq.DONTWAIT)
+        except zmq.Again:
+            pass
+
+
+def unread(wire: Wire) -> Iterator[int]:
+    """Reads of whole regions whose answers nobody takes."""
+    dealer = wire.dealer(1)
+    wire.keep(dealer, 48)
+    send(dealer, wire.hello())
+    for number in range(32):
+        yield send(dealer, request(READ, number, series(0, 4096, 0, 16, 4096), 65536))
+
+
+def hoard(wire: Wire) -> Iterator[int]:
+    """As many large writes as may be under way, over many connections; each is of a place that there is not."""
+    data = request(WRITE, 1, series(7, MEBI, 0, 1, 0), MEBI, bytes(MEBI))
+    for i in itertools.count():
+        if i < LARGE:
+            wire.open.append(wire.dealer())
+            send(wire.open[i], wire.hello())
+        yield send(wire.open[i % len(wire.open)], data)
+
+
+def notices(wire: Wire) -> Iterator[int]:
+    """More notifications than may be untaken."""
+    dealer = wire.dealer(1)
+    wire.keep(dealer, 8)
+    send(dealer, wire.hello())
+    for _ in range(200):
+        yield send(dealer, bytes([NOTICE]) + os.urandom(4096))
+
+
+STRANGERS: dict[str, Callable[[Wire], Iterator[int]]] = {
+    "idle": idle,
+    "half_handshake": half_handshake,
+    "noise": noise,
+    "frames": frames,
+    "large_frames": large_frames,
+}
+HOLDERS: dict[str, Callable[[Wire], Iterator[int]]] = {
+    "many": many,
+    "bad_lists": bad_lists,
+    "unread": unread,
+    "hoard": hoard,
+    "notices": notices,
+}
+
+
+def attack(name: str, line: str, seconds: float, count: Any) -> None:
+    """The body of an attacking process."""
+    wire = Wire(Port.of(line))
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            for done in (STRANGERS | HOLDERS)[name](wire):
+                count.value += done
+                if time.monotonic() >= end:
+                    break
+    finally:
+        wire.close()

@@ -1,0 +1,146 @@
+/*
+ * The choice between the two ways over a fabric that is like a network: an operation costs microseconds, and it has no
+ * lists of runs. The fabric is made up, and so is the time that it takes; what moves, moves, and is compared.
+ */
+#include "stage_world.h"
+
+#include "faulty_fabric.h"
+
+#define TOKENS 256u
+
+/* What a thing truly takes on the made-up network. */
+typedef struct network {
+    double ns_per_run, ns_per_byte; /* direct */
+    double packed_ns_per_byte;
+    double ns_per_source;
+} network;
+
+static const network usual = {
+    .ns_per_run = 2000, .ns_per_byte = 0.1, .packed_ns_per_byte = 0.5, .ns_per_source = 20000};
+
+static const kvf_engine_spec nhd = {.struct_size = sizeof nhd,
+                                    .tp_size = 1,
+                                    .all = {.tokens_per_block = 16, .block_count = 40, .order = "L|BPNH"}},
+                             hnd = {.struct_size = sizeof hnd,
+                                    .tp_size = 1,
+                                    .all = {.tokens_per_block = 16, .block_count = 40, .order = "L|BPHN"}};
+
+/* One rank each, over the made-up fabric. `d` decides the length of runs: NHD to HND is a run for each head of each
+ * token, HND to HND is whole pages. */
+typedef struct scene {
+    stage_world *w;
+    kvf_plan *plan;
+    kvf_request *request;
+    cell_rank before;
+} scene;
+
+static scene scene_open(const kvf_engine_spec *d) {
+    const faulty_options no_faults = {.turns = 1};
+    const stage_pair shape = {
+        attention(2, 4, 32), d, &hnd, TOKENS, {.arena_bytes = 32 * 4096, .slot_bytes = 4096}};
+    faulty_install(&no_faults);
+    scene s = {.w = stage_world_open("inproc", &shape)};
+    s.plan = plan_of(&s.w->engines, 0);
+    s.request = request_of(s.plan);
+    set_sequences(s.request, &s.w->d_sequence, &s.w->p_sequence);
+    rank_copy(&s.before, &s.w->d[0].cells);
+    return s;
+}
+
+static void scene_close(scene *s) {
+    rank_close(&s->before);
+    kvf_request_free(s->request);
+    kvf_plan_free(s->plan);
+    stage_world_close(s->w);
+    faulty_remove();
+}
+
+/* What the stage is told to expect of the network. */
+static void assume(const scene *s, const network *n) {
+    kvf_stage_peer *peer = kvf_stage_find_peer(s->w->d[0].stage, s->w->d[0].peers[0]);
+    assert_false(peer->has_lists);
+    kvf_stage_cost *cost = &peer->costs[KVF_READ];
+    cost->direct.ns_per_run = n->ns_per_run;
+    cost->direct.ns_per_byte = n->ns_per_byte;
+    cost->direct.ns_per_source = n->ns_per_source;
+    cost->packed.ns_per_run = 0;
+    cost->packed.ns_per_byte = n->packed_ns_per_byte;
+    cost->packed.ns_per_source = n->ns_per_source;
+}
+
+/* Pulls the request by the way that is chosen, which takes as long as the network says. Whether it went packed. */
+static bool pull(const scene *s, const network *truth) {
+    stage_world *w = s->w;
+    kvf_move *move;
+    kvf_move_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_stage_pull(w->d[0].stage, s->request, w->d[0].peers, NULL, &move));
+    assert_ok(kvf_move_get_info(move, &info));
+    const double runs = (double)kvf_request_run_count(s->request, 0);
+    const double bytes = (double)kvf_request_bytes(s->request, 0);
+    const double ns =
+        truth->ns_per_source + (info.packed ? bytes * truth->packed_ns_per_byte
+                                            : runs * truth->ns_per_run + bytes * truth->ns_per_byte);
+    for (int i = 0; i < 3; i++) /* packed, the time counts from when the flow is opened */
+        (void)stage_world_work(w);
+    w->now_ns += (uint64_t)ns;
+    assert_ok(stage_world_finish(w, move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(&w->d[0], &s->before, 5), 0);
+    return info.packed == 1;
+}
+
+static void short_runs_go_packed_and_long_ones_direct(void **state) {
+    (void)state;
+    for (int same = 0; same < 2; same++) {
+        scene s = scene_open(same ? &hnd : &nhd);
+        assume(&s, &usual);
+        /* 2 layers x 2 parts x 256 tokens x 4 heads, of which some follow each other; or 64 pages at most */
+        const uint64_t runs = kvf_request_run_count(s.request, 0);
+        assert_true(same ? runs <= 64 : runs > 4000 && runs <= 4096);
+        for (int i = 0; i < 5; i++)
+            assert_int_equal(pull(&s, &usual), !same);
+        scene_close(&s);
+    }
+}
+
+/* How many of so many pulls went packed. */
+static uint32_t packed_of(const scene *s, const network *truth, uint32_t count) {
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < count; i++)
+        packed += pull(s, truth);
+    return packed;
+}
+
+static void runs_that_are_dearer_than_was_thought_go_packed_in_the_end(void **state) {
+    (void)state;
+    network thought = usual;
+    thought.ns_per_run = 20; /* as of a machine's own memory */
+    scene s = scene_open(&nhd);
+    assume(&s, &thought);
+    assert_false(pull(&s, &usual));
+    (void)packed_of(&s, &usual, 20);
+    assert_int_equal(packed_of(&s, &usual, 10), 10);
+    scene_close(&s);
+}
+
+static void packing_that_is_dearer_than_was_thought_is_left_in_the_end(void **state) {
+    (void)state;
+    network thought = usual, truth = usual;
+    thought.packed_ns_per_byte = 0.01;
+    truth.packed_ns_per_byte = 500;
+    scene s = scene_open(&nhd);
+    assume(&s, &thought);
+    assert_true(pull(&s, &truth));
+    (void)packed_of(&s, &truth, 40);
+    assert_int_equal(packed_of(&s, &truth, 10), 0);
+    scene_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(short_runs_go_packed_and_long_ones_direct),
+        cmocka_unit_test(runs_that_are_dearer_than_was_thought_go_packed_in_the_end),
+        cmocka_unit_test(packing_that_is_dearer_than_was_thought_is_left_in_the_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
