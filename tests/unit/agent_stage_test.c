@@ -81,6 +81,40 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
     }
 }
 
+/* The consumer, which was to be written to directly, adds its stage to its session for a pull. */
+static void a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted, held, pulled;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS], holds[WORLD_MAX_RANKS],
+        pulls[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_AUTO);
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "slow", 100, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 100, 0, 1, &wanted);
+    world_request_make(&w, &w.p, "packed", 100, 20, 1, &held);
+    world_request_make(&w, &w.d, "packed", 100, 20, 1, &pulled);
+    given.request.way = wanted.request.way = KVF_WAY_DIRECT;
+    given.request.bytes_per_second = 10000;
+    pulled.request.way = KVF_WAY_PACKED;
+    world_fill(&w, &w.p, &given, 1);
+    world_fill(&w, &w.p, &held, 2);
+    world_push(&w.p, &given, pushes);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_ready(&w.p, pushes);
+    world_run_for(&w, 100 * MS);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &pulled, &w.p, pulls);
+    world_all_done(&w, &w.d, pulls);
+    assert_true(all_packed(&w.d) > 0);
+    assert_int_equal(world_stats(w.p.agents[0]).done[KVF_REQUEST_PUSH], 0); /* it is still under way */
+    world_all_done(&w, &w.d, expects);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &pulled, 2), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- who cannot ------------------------------------------------------------------------------ */
 
 /* One side has no stage: what need not go packed goes directly, and what must is refused by name. */
@@ -284,6 +318,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
+        cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
