@@ -163,8 +163,8 @@ typedef struct stopped_scene {
     kvf_agent *writer;
 } stopped_scene;
 
-/* A writer stands still in the middle of a push: its first chunk has come, and slots are lent to it. */
-static void stop_a_writer(stopped_scene *s, kvf_way way) {
+/* A writer stands still in the middle of a push: its first chunk has come, and it has had so many turns since. */
+static void stop_a_writer(stopped_scene *s, kvf_way way, int turns) {
     const kvf_agent_options options = options_of(way);
     memset(s, 0, sizeof *s);
     world_open_model(&s->w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
@@ -176,9 +176,8 @@ static void stop_a_writer(stopped_scene *s, kvf_way way) {
     assert_ok(kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], CHUNK(0, 16, 4)));
     world_run_for(&s->w, 10 * MS);
     assert_ok(kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], NULL));
-    if (way == KVF_WAY_PACKED) /* its flow is open when it stops */
-        for (int i = 0; i < 4; i++)
-            assert_ok(kvf_agent_progress(i % 2 ? s->w.d.agents[0] : s->w.p.agents[0], NULL));
+    for (int i = 0; i < 2 * turns; i++)
+        assert_ok(kvf_agent_progress(i % 2 ? s->w.d.agents[0] : s->w.p.agents[0], NULL));
     s->writer = s->w.p.agents[0];
     s->w.p.agents[0] = NULL;
 }
@@ -191,7 +190,7 @@ static void wake_the_writer(stopped_scene *s) {
 static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     (void)state;
     stopped_scene s;
-    stop_a_writer(&s, KVF_WAY_PACKED);
+    stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open: slots are lent to it */
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_true(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_FREE);
@@ -208,11 +207,27 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
 static void blocks_that_are_written_directly_are_in_doubt(void **state) {
     (void)state;
     stopped_scene s;
-    stop_a_writer(&s, KVF_WAY_DIRECT);
+    stop_a_writer(&s, KVF_WAY_DIRECT, 0);
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_false(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_IN_DOUBT);
     wake_the_writer(&s);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+/* It was permitted when the writer asked for it. */
+static void a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault(void **state) {
+    (void)state;
+    stopped_scene s;
+    stop_a_writer(&s, KVF_WAY_PACKED, 0);
+    assert_ok(kvf_agent_progress(s.writer, NULL)); /* it asks */
+    assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
+    (void)world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED);
+    wake_the_writer(&s);
+    world_run_for(&s.w, 100 * MS);
+    assert_true(world_stats(s.w.d.agents[0]).flows_refused > 0);
+    assert_int_equal(world_count(&s.w, s.w.d.agents[0], KVF_EVENT_PEER_REFUSED), 0);
     world_quiet(&s.w);
     world_close(&s.w);
 }
@@ -322,6 +337,7 @@ int main(void) {
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
+        cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
     };
