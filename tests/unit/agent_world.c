@@ -63,8 +63,7 @@ static void open_in_world(world_engine *e, uint32_t r, const kvf_agent_options *
     assert_ok(kvf_agent_open_in(&in, e->engine, r, options, &e->agents[r]));
 }
 
-void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
-    open_in_world(e, r, options);
+void world_register(world_engine *e, uint32_t r) {
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
     kvf_memory regions[WORLD_MAX_REGIONS];
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
@@ -75,6 +74,11 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
             (kvf_memory){sizeof(kvf_memory), e->memory[r][i], shard->region_bytes[i], KVF_MEMORY_HOST, 0};
     }
     assert_ok(kvf_agent_register(e->agents[r], regions, shard->region_count));
+}
+
+void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
+    open_in_world(e, r, options);
+    world_register(e, r);
 }
 
 void world_open_directory(world_engine *e) {
