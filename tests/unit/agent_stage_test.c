@@ -281,6 +281,9 @@ static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine,
     by.group_count = 0;
     assert_fails(asks(agent, from, engine, &by), KVF_E_INVALID, "group_count is 0; the model has 1");
     by.group_count = 1;
+    steps.table.count--; /* it does not reach */
+    assert_true(asks(agent, from, engine, &by) == KVF_E_RANGE);
+    steps.table.count++;
     assert_ok(asks(agent, from, engine, &by));
 }
 
