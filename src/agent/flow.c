@@ -131,8 +131,9 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
 }
 
 /*
- * A client that has told us its card, and tells the same in a new call, had lost us: it expects nothing of what it did
- * before. What still moves to it hangs in a connection of which nobody knows how long that will hang.
+ * A client that has told us its card, and tells the same in a new call, had lost us unless it says that it has not
+ * (KVF_JOIN_ADDS_STAGE): it expects nothing of what it did before. What still moves to it hangs in a connection of
+ * which nobody knows how long that will hang.
  */
 static void begin_anew(kvf_session *session) {
     kvf_flow *flow;
@@ -149,7 +150,7 @@ static void begin_anew(kvf_session *session) {
 /* Its stage is to know us, and ours it, before either opens a flow; without, everything goes directly. */
 static void answer_join(kvf_session *session, const kvf_call_body *call) {
     kvf_peer *peer;
-    session->takes_flows = call->stage;
+    session->takes_flows = call->stage != KVF_JOIN_UNSTAGED;
     if (call->stage && session->agent->stage)
         (void)kvf_session_peer(session, &peer);
     kvf_answer answer = {.stage = call->stage && kvf_session_takes_flows(session)};
@@ -162,8 +163,7 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
     if (same) { /* where it is not fresh, for it did not get the answer */
-        bool adds_stage = call->stage && !session->takes_flows;
-        if (fresh && !adds_stage)
+        if (fresh && call->stage != KVF_JOIN_ADDS_STAGE)
             begin_anew(session);
         answer_join(session, call);
         return;
@@ -233,8 +233,9 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size},
                           .card = {agent->card, agent->card_bytes},
-                          .generation = agent->regions_generation,
-                          .stage = session->join_staged && kvf_session_takes_flows(session)};
+                          .generation = agent->regions_generation};
+    if (session->join_staged && kvf_session_takes_flows(session))
+        body.stage = session->joined ? KVF_JOIN_ADDS_STAGE : KVF_JOIN_STAGED;
     kvf_status status =
         kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
                        on_joined, NULL, NULL);

@@ -584,9 +584,14 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     }
 }
 
+static bool is_in_use(const kvf_session *session) {
+    return session->sources || session->flows || session->readers || session->calls ||
+           session->early_count > 0;
+}
+
 /* Nothing is under way, and it was not used for long, or its client has gone. */
 static bool is_idle(const kvf_session *session, uint64_t now) {
-    if (session->sources || session->flows || session->readers || session->calls || session->early_count > 0)
+    if (is_in_use(session))
         return false;
     return now - session->last_used >= session->agent->options.idle_ns ||
            (session->incoming && now >= kvf_budget_silent_at(session) &&
@@ -638,7 +643,8 @@ static void tick_session(kvf_session *session, uint64_t now) {
         hide(session, false);
         session->state = KVF_SESSION_LOST;
     } else {
-        kvf_agent_due(agent, session->last_used + agent->options.idle_ns);
+        /* However long it is in use: a time that has passed would come again and again. */
+        kvf_agent_due(agent, (is_in_use(session) ? now : session->last_used) + agent->options.idle_ns);
         if (session->incoming && kvf_budget_silent_at(session) > now)
             kvf_agent_due(agent, kvf_budget_silent_at(session));
     }

@@ -16,11 +16,11 @@ static bool is_listed(const kvf_aggregate *a, uint32_t group, uint32_t block) {
            bsearch(&key, a->invalid, a->invalid_count, sizeof key, kvf_compare_group_blocks) != NULL;
 }
 
-/* The entries of a group's table that the load fills: [first, end). */
+/* The entries of a group's table that the load fills: [first, end). A load has steps in every group: of windows and
+ * chunks too the last token is one. */
 static kvf_range loaded_entries(const kvf_schedule *s, const load_part *load, uint32_t group) {
     const kvf_group_steps *g = &load->groups[group];
-    if (g->begin == g->end)
-        return (kvf_range){0, 0};
+    KVF_ASSERT(g->begin < g->end);
     if (kvf_model_group(s->model, group)->kind == KVF_GROUP_STATE)
         return (kvf_range){0, 1};
     uint64_t tokens = s->options.tokens_per_block[group];

@@ -65,7 +65,7 @@ static const kvf_wire_field call_fields[] = {
     KVF_FIELD(U32, kvf_call_body, first_id, .most = KVF_WIRE_MAX_TABLE_IDS, .kinds = ACQUIRE | EXPECT),
     KVF_FIELD(BOOL, kvf_call_body, more, .kinds = EXPECT),
     KVF_FIELD(BYTES, kvf_call_body, introduction, .least = 1, .most = KVF_WIRE_MAX_BYTES, .kinds = JOIN),
-    KVF_FIELD(U32, kvf_call_body, stage, .most = 1, .kinds = JOIN),
+    KVF_FIELD(U32, kvf_call_body, stage, .most = KVF_JOIN_ADDS_STAGE, .kinds = JOIN),
     KVF_FIELD(U32, kvf_call_body, packed, .most = 1, .kinds = EXPECT),
     KVF_FIELD(BYTES, kvf_call_body, card, .most = KVF_WIRE_MAX_BYTES, .kinds = JOIN),
     KVF_FIELD_COUNTED(NUMBERS, kvf_call_body, leases, lease_count, .width = 1, .most = MAX_NUMBERS,

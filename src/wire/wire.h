@@ -205,6 +205,14 @@ static inline bool kvf_refused_for_now(kvf_status status) {
     return status == KVF_E_AGAIN || status == KVF_E_LIMIT;
 }
 
+/** What a JOIN says of its sender's stage. */
+typedef enum kvf_join_stage {
+    KVF_JOIN_UNSTAGED = 0, /**< it takes no flows that the receiver opens */
+    KVF_JOIN_STAGED = 1,   /**< it does */
+    /** It does from now on. It has joined in this session before, and what is written to it goes on. */
+    KVF_JOIN_ADDS_STAGE = 2,
+} kvf_join_stage;
+
 /** One call. Which fields mean something depends on `kind`; the others are zero. */
 typedef struct kvf_call_body {
     uint8_t session[KVF_WIRE_SESSION_BYTES];
@@ -230,7 +238,7 @@ typedef struct kvf_call_body {
     bool more;
     kvf_bytes introduction; /* JOIN */
     kvf_bytes card;         /* JOIN */
-    uint32_t stage;         /* JOIN: 1: the sender takes flows that the receiver opens */
+    kvf_join_stage stage;   /* JOIN */
     uint32_t packed;        /* EXPECT: 1: the blocks are written by flows only, never directly */
     const uint64_t *leases; /* BEAT: generations of leases */
     uint32_t lease_count;

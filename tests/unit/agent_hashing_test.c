@@ -3,8 +3,8 @@
 #include "agent_net.h"
 #include "agent_speaker.h"
 
-#define ONE(engine_name)                                                                                     \
-    ENGINE(.name = (engine_name), .all = {.block_count = BLOCKS, .tokens_per_block = PER_BLOCK})
+#define ONE(engine_name, blocks)                                                                             \
+    ENGINE(.name = (engine_name), .all = {.block_count = (blocks), .tokens_per_block = PER_BLOCK})
 #define BLOCKS 512u
 #define PER_BLOCK 16u
 #define STEPS (BLOCKS * PER_BLOCK) /* as many as one call may ask for: 1 MiB, four slices */
@@ -35,12 +35,12 @@ static kvf_session *session_of(const scene *s, const char *engine) {
     return NULL;
 }
 
-static void open_scene(scene *s, const kvf_agent_options *options) {
+static void open_scene_of(scene *s, kvf_model *model, uint32_t blocks, const kvf_agent_options *options) {
     world_request held;
     uint64_t ticket;
-    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), options);
+    world_open_model(&s->w, model, ONE("P", blocks), ONE("D", blocks), options);
     s->p = s->w.p.agents[0];
-    world_request_make(&s->w, &s->w.p, "a", STEPS, 0, 1, &held);
+    world_request_make(&s->w, &s->w.p, "a", (uint64_t)blocks * PER_BLOCK, 0, 1, &held);
     world_hold(&s->w.p, &held, &ticket);
     speaker_open(&s->greedy, s->p, "X", false, 1);
     speaker_open(&s->modest, s->p, "Y", false, 2);
@@ -53,21 +53,29 @@ static void open_scene(scene *s, const kvf_agent_options *options) {
     assert_true(s->of_greedy && s->of_modest);
 }
 
+static void open_scene(scene *s, const kvf_agent_options *options) {
+    open_scene_of(s, attention(2, 4, 8), BLOCKS, options);
+}
+
 static void close_scene(scene *s) {
     speaker_close(&s->greedy);
     speaker_close(&s->modest);
     world_close(&s->w);
 }
 
-static void ask(speaker *by, uint64_t lease, uint64_t steps) {
+static void ask_for(speaker *by, uint64_t lease, uint32_t layers, uint32_t units, uint64_t steps) {
     kvf_call_body call = {.kind = KVF_CALL_CHECKSUM,
                           .number = ++by->number,
                           .generation = lease,
-                          .layers = {0, 2},
-                          .units = {0, 4},
+                          .layers = {0, layers},
+                          .units = {0, units},
                           .end = steps};
     memcpy(call.session, by->session, sizeof call.session);
     speaker_send(by, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = call});
+}
+
+static void ask(speaker *by, uint64_t lease, uint64_t steps) {
+    ask_for(by, lease, 2, 4, steps);
 }
 
 static void one_round(const scene *s) {
@@ -96,19 +104,42 @@ static void who_asks_for_little_is_answered_beside_one_who_asks_for_much(void **
     close_scene(&s);
 }
 
+static uint32_t rounds_until_answered(const scene *s) {
+    uint32_t rounds = 0;
+    net_advance(NET_LATENCY_NS);
+    do {
+        one_round(s);
+        rounds++;
+    } while (s->of_greedy->hashing.count > 0);
+    return rounds;
+}
+
 static void a_round_hashes_one_slice(void **state) {
     (void)state;
     scene s;
     open_scene(&s, NULL);
     ask(&s.greedy, s.greedy_lease, STEPS);
-    net_advance(NET_LATENCY_NS);
-    uint32_t rounds = 0;
-    do {
-        one_round(&s);
-        rounds++;
-    } while (s.of_greedy->hashing.count > 0);
-    assert_int_equal(rounds, 4); /* of 256 KiB */
+    assert_int_equal(rounds_until_answered(&s), 4); /* of 256 KiB */
     close_scene(&s);
+}
+
+/* A slice is some steps, or some layers of one step, or some units of one of its layers. */
+static void a_slice_is_no_more_where_a_step_is_large(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t layers, units, elements, rounds;
+    } cases[] = {
+        {8, 4, 8192, 2},  /* 64 KiB a layer: four of them at a time */
+        {2, 64, 4096, 4}, /* 512 KiB a layer: half of one */
+        {2, 2, 131072, 4} /* 256 KiB a unit */
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        scene s;
+        open_scene_of(&s, attention(cases[i].layers, cases[i].units, cases[i].elements), 1, NULL);
+        ask_for(&s.greedy, s.greedy_lease, cases[i].layers, cases[i].units, 1);
+        assert_int_equal(rounds_until_answered(&s), cases[i].rounds);
+        close_scene(&s);
+    }
 }
 
 /* What is asked for is kept for the peer, and who has no room is answered later. */
@@ -140,6 +171,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_asks_for_little_is_answered_beside_one_who_asks_for_much),
         cmocka_unit_test(a_round_hashes_one_slice),
+        cmocka_unit_test(a_slice_is_no_more_where_a_step_is_large),
         cmocka_unit_test(questions_are_within_the_budget),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

@@ -563,6 +563,45 @@ static void a_pull_that_waits_hears_within_seconds_whether_its_producer_lives(vo
     tear_down(&s);
 }
 
+static void who_waits_for_a_writer_is_not_idle_nor_is_the_writer(void **state) {
+    (void)state;
+    scene s;
+    const kvf_agent_options options = {.struct_size = sizeof options, .idle_ns = SECOND};
+    set_up(&s, ONE("P"), ONE("D"), &options);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 4 * SECOND); /* the first heartbeat comes after five */
+    assert_int_equal(world_stats(s.d).peers_evicted, 0);
+    assert_int_equal(world_stats(s.p).peers_evicted, 0);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_run_for(&s.w, 4 * SECOND);
+    assert_int_equal(world_stats(s.d).peers_evicted, 1); /* now they are */
+    assert_int_equal(world_stats(s.p).peers_evicted, 1);
+    tear_down(&s);
+}
+
+/* The consumer's own lease, ten times as long, is not what its peer keeps things for. */
+static void heartbeats_come_six_times_in_a_lease_of_who_gave_it(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, ONE("P"), ONE("D"), LEASE(6 * SECOND));
+    world_close_agents(&s.w.d);
+    world_open_agents(&s.w.d, LEASE(60 * SECOND));
+    s.d = s.w.d.agents[0];
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, SECOND);
+    letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+    world_run_for(&s.w, 20 * SECOND);
+    assert_in_range(letters_met(), 19, 21);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    tear_down(&s);
+}
+
 static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts(void **state) {
     (void)state;
     scene s;
@@ -672,6 +711,8 @@ int main(void) {
         cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
         cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
+        cmocka_unit_test(who_waits_for_a_writer_is_not_idle_nor_is_the_writer),
+        cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_who_gave_it),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),

@@ -70,6 +70,7 @@ static void several_readers_share_a_block_which_is_free_when_the_last_has_gone(v
 
     assert_int_equal(look(ledger, 0, 2).state, KVF_BLOCK_HELD);
     assert_int_equal(look(ledger, 0, 2).readers, 2);
+    assert_int_equal(look(ledger, 0, 2).ticket, 0); /* nobody fills it */
     assert_int_equal(look(ledger, 0, 1).readers, 1);
     assert_int_equal(look(ledger, 1, 0).readers, 1);
     assert_counts(ledger, 4, 0, 0);

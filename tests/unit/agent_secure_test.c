@@ -85,6 +85,26 @@ static void the_cache_goes_encrypted_where_the_sessions_do(void **state) {
     }
 }
 
+/* Opened as users do: the world's agents speak by links of the tests' own, which have no interface. */
+static void the_cache_goes_by_the_interface_that_the_sessions_use(void **state) {
+    (void)state;
+    world w;
+    const kvf_agent_options *by_messages = OPTIONS(.transport = "messages");
+    open_with(&w, by_messages, by_messages);
+    world_close_agents(&w.p);
+    assert_ok(kvf_agent_open(w.p.engine, 0, OPTIONS(.listen = "tcp://127.0.0.2:*", .transport = "messages"),
+                             &w.p.agents[0]));
+    world_register(&w.p, 0);
+    w.p.contact.endpoint = kvf_agent_endpoint(w.p.agents[0]);
+    pull_well(&w);
+    kvf_agent_peer peer = {.struct_size = sizeof peer};
+    uint32_t count = 0;
+    assert_ok(kvf_agent_peers(w.d.agents[0], &peer, 1, &count));
+    assert_non_null(strstr(peer.way, "messages to tcp://127.0.0.2:"));
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_key_that_is_not_on_the_list_is_refused_at_once(void **state) {
     (void)state;
     world w;
@@ -229,6 +249,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
         cmocka_unit_test(the_cache_goes_encrypted_where_the_sessions_do),
+        cmocka_unit_test(the_cache_goes_by_the_interface_that_the_sessions_use),
         cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
         cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
         cmocka_unit_test(keys_are_allowed_and_withdrawn_while_an_agent_runs),

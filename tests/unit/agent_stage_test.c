@@ -81,6 +81,40 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
     }
 }
 
+/* The consumer, which was to be written to directly, adds its stage to its session for a pull. */
+static void a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted, held, pulled;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS], holds[WORLD_MAX_RANKS],
+        pulls[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_AUTO);
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "slow", 100, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 100, 0, 1, &wanted);
+    world_request_make(&w, &w.p, "packed", 100, 20, 1, &held);
+    world_request_make(&w, &w.d, "packed", 100, 20, 1, &pulled);
+    given.request.way = wanted.request.way = KVF_WAY_DIRECT;
+    given.request.bytes_per_second = 10000;
+    pulled.request.way = KVF_WAY_PACKED;
+    world_fill(&w, &w.p, &given, 1);
+    world_fill(&w, &w.p, &held, 2);
+    world_push(&w.p, &given, pushes);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_ready(&w.p, pushes);
+    world_run_for(&w, 100 * MS);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &pulled, &w.p, pulls);
+    world_all_done(&w, &w.d, pulls);
+    assert_true(all_packed(&w.d) > 0);
+    assert_int_equal(world_stats(w.p.agents[0]).done[KVF_REQUEST_PUSH], 0); /* it is still under way */
+    world_all_done(&w, &w.d, expects);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &pulled, 2), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- who cannot ------------------------------------------------------------------------------ */
 
 /* One side has no stage: what need not go packed goes directly, and what must is refused by name. */
@@ -156,8 +190,8 @@ typedef struct stopped_scene {
     kvf_agent *writer;
 } stopped_scene;
 
-/* A writer stands still in the middle of a push: its first chunk has come, and slots are lent to it. */
-static void stop_a_writer(stopped_scene *s, kvf_way way) {
+/* A writer stands still in the middle of a push: its first chunk has come, and it has had so many turns since. */
+static void stop_a_writer(stopped_scene *s, kvf_way way, int turns) {
     const kvf_agent_options options = options_of(way);
     memset(s, 0, sizeof *s);
     world_open_model(&s->w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
@@ -169,9 +203,8 @@ static void stop_a_writer(stopped_scene *s, kvf_way way) {
     assert_ok(kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], CHUNK(0, 16, 4)));
     world_run_for(&s->w, 10 * MS);
     assert_ok(kvf_agent_push_ready(s->w.p.agents[0], s->pushes[0], NULL));
-    if (way == KVF_WAY_PACKED) /* its flow is open when it stops */
-        for (int i = 0; i < 4; i++)
-            assert_ok(kvf_agent_progress(i % 2 ? s->w.d.agents[0] : s->w.p.agents[0], NULL));
+    for (int i = 0; i < 2 * turns; i++)
+        assert_ok(kvf_agent_progress(i % 2 ? s->w.d.agents[0] : s->w.p.agents[0], NULL));
     s->writer = s->w.p.agents[0];
     s->w.p.agents[0] = NULL;
 }
@@ -184,7 +217,7 @@ static void wake_the_writer(stopped_scene *s) {
 static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     (void)state;
     stopped_scene s;
-    stop_a_writer(&s, KVF_WAY_PACKED);
+    stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open: slots are lent to it */
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_true(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_FREE);
@@ -201,11 +234,27 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
 static void blocks_that_are_written_directly_are_in_doubt(void **state) {
     (void)state;
     stopped_scene s;
-    stop_a_writer(&s, KVF_WAY_DIRECT);
+    stop_a_writer(&s, KVF_WAY_DIRECT, 0);
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_false(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_IN_DOUBT);
     wake_the_writer(&s);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+/* It was permitted when the writer asked for it. */
+static void a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault(void **state) {
+    (void)state;
+    stopped_scene s;
+    stop_a_writer(&s, KVF_WAY_PACKED, 0);
+    assert_ok(kvf_agent_progress(s.writer, NULL)); /* it asks */
+    assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
+    (void)world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED);
+    wake_the_writer(&s);
+    world_run_for(&s.w, 100 * MS);
+    assert_true(world_stats(s.w.d.agents[0]).flows_refused > 0);
+    assert_int_equal(world_count(&s.w, s.w.d.agents[0], KVF_EVENT_PEER_REFUSED), 0);
     world_quiet(&s.w);
     world_close(&s.w);
 }
@@ -259,6 +308,9 @@ static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine,
     by.group_count = 0;
     assert_fails(asks(agent, from, engine, &by), KVF_E_INVALID, "group_count is 0; the model has 1");
     by.group_count = 1;
+    steps.table.count--; /* it does not reach */
+    assert_true(asks(agent, from, engine, &by) == KVF_E_RANGE);
+    steps.table.count++;
     assert_ok(asks(agent, from, engine, &by));
 }
 
@@ -311,10 +363,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
+        cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
+        cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
     };

@@ -15,10 +15,27 @@ static void open_pair(world *w, kvf_model *model, const kvf_agent_options *optio
                      ENGINE(.name = "D", .all = {.tokens_per_block = 24, .block_count = 8}), options);
 }
 
+/* How long a visit may take on a machine that is busy. */
+#define PATIENCE_NS (WORLD_PATIENCE_S * SECOND)
+
 static kvf_visited *visit(const kvf_contact *contact) {
     kvf_visited *found = NULL;
-    assert_ok(kvf_visit(contact, NULL, &found));
+    assert_ok(kvf_visit(contact, VISIT(.timeout_ns = PATIENCE_NS), &found));
     return found;
+}
+
+/* A visit that cannot succeed ends when its time is over, and says what it has learnt until then. How much time it
+ * takes to learn that is the machine's: it gets more and more. */
+static void visit_fails_late(const kvf_contact *contact, const char *why) {
+    kvf_visited *found = NULL;
+    for (uint64_t time = 100 * MS; time <= PATIENCE_NS; time *= 2) {
+        assert_int_equal(kvf_visit(contact, VISIT(.timeout_ns = time), &found), KVF_E_TIMEOUT);
+        assert_null(found);
+        assert_non_null(strstr(kvf_error_detail(), contact->endpoint));
+        if (strstr(kvf_error_detail(), why))
+            return;
+    }
+    fail_msg("\"%s\" is not in \"%s\"", why, kvf_error_detail());
 }
 
 /* ---- what is learnt -------------------------------------------------------------------------- */
@@ -79,7 +96,7 @@ static void a_visit_says_which_protocol_and_how_far(void **state) {
     kvf_visited *found = NULL;
     uint32_t count = 99;
     uint64_t begun = kvf_now(&kvf_monotonic);
-    assert_ok(kvf_visit(&w.p.contact, VISIT(.greetings = 7), &found));
+    assert_ok(kvf_visit(&w.p.contact, VISIT(.greetings = 7, .timeout_ns = PATIENCE_NS), &found));
     uint64_t took = kvf_now(&kvf_monotonic) - begun, sum = 0;
     const uint64_t *trips = kvf_visited_round_trips(found, &count);
     assert_true(count >= 1 &&
@@ -107,11 +124,9 @@ static void a_directory_is_visited_as_a_rank_is(void **state) {
     w.e.rank_count = 1;
     assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &w.e.agents[0]));
     const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(w.e.agents[0])};
-    kvf_visited *found = NULL;
-    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 200 * MS), &found), KVF_E_TIMEOUT, contact.endpoint,
-                 "a directory that knows no engine yet");
+    visit_fails_late(&contact, "a directory that knows no engine yet");
     world_introduce(&w.p, w.e.agents[0]);
-    found = visit(&contact);
+    kvf_visited *found = visit(&contact);
     assert_string_equal(kvf_visited_endpoint(found, 1), kvf_agent_endpoint(w.p.agents[1]));
     kvf_visited_free(found);
     world_close(&w);
@@ -152,7 +167,7 @@ static void an_engine_of_4096_ranks_is_met_in_parts(void **state) {
         assert_string_equal(kvf_visited_endpoint(found, r), endpoint);
     }
     kvf_agent_stats stats = world_stats(directory);
-    assert_in_range(stats.messages_sent, 3, 12); /* parts */
+    assert_in_range(stats.messages_sent, 3, RANKS / 16); /* parts, and those again that were late */
     kvf_visited_free(found);
     kvf_agent_close(directory);
     kvf_free(facts);
@@ -236,12 +251,12 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_MISMATCH, "engine P answers there, not Q");
     contact.endpoint = "tcp://127.0.0.1:1";
     assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT, "127.0.0.1:1",
-                 "no answer within 0.1 s", "nobody listens there");
+                 "no answer within 0.1 s");
+    visit_fails_late(&contact, "nobody listens there");
     char nowhere[96]; /* a name that cannot be: its label is too long */
     (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
     contact.endpoint = nowhere;
-    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT,
-                 "the host name could not be looked up");
+    visit_fails_late(&contact, "the host name could not be looked up");
     contact.endpoint = "nonsense";
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "nonsense");
     contact.endpoint = NULL;
@@ -249,8 +264,7 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     assert_fails(kvf_visit(NULL, NULL, &found), KVF_E_INVALID, "contact");
     contact.endpoint = kvf_agent_endpoint(w.p.agents[1]);
     contact.engine = "P";
-    assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 200 * MS), &found), KVF_E_TIMEOUT,
-                 "knows 1 of its engine's 2 ranks");
+    visit_fails_late(&contact, "knows 1 of its engine's 2 ranks");
     assert_null(found);
     kvf_visited_free(NULL);
     world_close(&w);

@@ -66,8 +66,7 @@ static void open_in_world(world_engine *e, uint32_t r, const kvf_agent_options *
     assert_ok(kvf_agent_open_in(&in, e->engine, r, options, &e->agents[r]));
 }
 
-void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
-    open_in_world(e, r, options);
+void world_register(world_engine *e, uint32_t r) {
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
     kvf_memory regions[WORLD_MAX_REGIONS];
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
@@ -78,6 +77,11 @@ void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *opti
             .struct_size = sizeof(kvf_memory), .address = e->memory[r][i], .bytes = shard->region_bytes[i]};
     }
     assert_ok(kvf_agent_register(e->agents[r], regions, shard->region_count));
+}
+
+void world_open_agent(world_engine *e, uint32_t r, const kvf_agent_options *options) {
+    open_in_world(e, r, options);
+    world_register(e, r);
 }
 
 void world_open_directory(world_engine *e) {

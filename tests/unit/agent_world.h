@@ -77,6 +77,8 @@ void world_close(world *w);
 void world_open_agents(world_engine *engine, const kvf_agent_options *options);
 /** Opens one agent and registers its memory; its siblings do not know it yet. */
 void world_open_agent(world_engine *engine, uint32_t rank, const kvf_agent_options *options);
+/** Registers the memory of an agent of the engine that the test has opened itself. */
+void world_register(world_engine *engine, uint32_t rank);
 /** Opens a directory as the engine's only agent. */
 void world_open_directory(world_engine *engine);
 /** Gives the introductions of all open ranks to `to`. */

@@ -27,7 +27,9 @@ typedef struct end {
     kvf_link *link;
     end_message messages[KEPT_MESSAGES]; /* the first ones */
     uint32_t message_count;
-    bool answers; /* sends back what came */
+    const char *listened_for; /* a text, however many others come; NULL: none */
+    uint32_t heard_count;     /* how often it came */
+    bool answers;             /* sends back what came */
     uint32_t broken_count;
     uint32_t messages_at_break; /* how many had come when the last break was told */
     kvf_route broken_route;
@@ -51,6 +53,8 @@ static inline void keep_message(void *context, const kvf_letter *letter) {
         message->text[kept] = '\0';
     }
     self->message_count++;
+    self->heard_count += self->listened_for && bytes == strlen(self->listened_for) &&
+                         memcmp(letter->data, self->listened_for, bytes) == 0;
     if (self->answers)
         assert_ok(kvf_link_send(self->link, route, letter->data, bytes));
 }

@@ -108,7 +108,9 @@ static void aborted_while_held_blocks_come_back_with_the_report(void **state) {
     assert_false(aborted(&f));
 
     assert_int_equal(TAKE(&f, KVF_INSTRUCT_CANCEL)->cancels, KVF_INSTRUCT_HOLD);
+    assert_int_equal(counts(&f).stopping, 1);
     assert_int_equal(sent(&f, generation).freed_count, 1);
+    assert_int_equal(counts(&f).stopping, 0);
     done(&f);
 }
 

@@ -300,6 +300,26 @@ static void a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_na
     done(&f);
 }
 
+static void a_failed_load_names_blocks_of_a_table_that_begins_where_it_begins(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_loading(&f, there());
+    const kvf_block_table rest = {IDS + 1, 2, 1};
+    const kvf_group_block all[] = {{0, 3}, {0, 5}};
+    assert_ok(kvf_schedule_allocated(f.s, &R, &rest, 1, 4, 6, 0, NULL));
+    TAKE(&f, KVF_INSTRUCT_PULL);
+
+    kvf_schedule_news news = failed(&f, generation, NULL, 0);
+
+    assert_int_equal(news.loaded[0].tokens, 4);
+    assert_int_equal(news.loaded[0].invalid_count, 2);
+    assert_memory_equal(news.loaded[0].invalid, all, sizeof all);
+    assert_int_equal(kvf_schedule_update(f.s, NULL, &news), KVF_E_INVALID);
+    assert_int_equal(kvf_schedule_update(NULL, &(kvf_aggregate){.struct_size = sizeof(kvf_aggregate)}, &news),
+                     KVF_E_INVALID);
+    done(&f);
+}
+
 static void invalid_blocks_count_also_before_the_load_is_over(void **state) {
     (void)state;
     fixture f = simple();
@@ -646,6 +666,7 @@ int main(void) {
         cmocka_unit_test(a_failed_load_names_the_blocks_of_every_group),
         cmocka_unit_test(tokens_that_were_cached_here_survive_a_failed_load),
         cmocka_unit_test(a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named),
+        cmocka_unit_test(a_failed_load_names_blocks_of_a_table_that_begins_where_it_begins),
         cmocka_unit_test(invalid_blocks_count_also_before_the_load_is_over),
         cmocka_unit_test(before_a_window_there_is_nothing_to_go_on_from),
         cmocka_unit_test(by_policy_a_failed_load_fails_the_request),

@@ -643,6 +643,62 @@ static void every_message_is_read_as_it_was_written(void **state) {
     }
 }
 
+/* ---- openings by themselves ------------------------------------------------------------------- */
+
+static void an_opening_reads_as_it_was_written(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {9, 8, 7};
+    const kvf_stream_item item = {.group = 1,
+                                  .part = 2,
+                                  .layers = {3, 4},
+                                  .units = {5, 6},
+                                  .tokens = {{7, 8, 9}, {10, 11, 12}},
+                                  .dtype = KVF_DTYPE_BF16};
+    const kvf_group_steps steps = {.table = {ids, 3, 13}, .begin = 14, .end = 15};
+    const kvf_opening written = {.direction = KVF_WRITE,
+                                 .priority = 1,
+                                 .window = 2,
+                                 .slot_bytes = 3,
+                                 .stream_bytes = 4,
+                                 .model = 5,
+                                 .permission = 6,
+                                 .items = &item,
+                                 .item_count = 1,
+                                 .groups = &steps,
+                                 .group_count = 1};
+    kvf_opening read;
+    unsigned char *data;
+    size_t bytes;
+    assert_ok(kvf_stage_write_opening(&written, &data, &bytes));
+    assert_ok(kvf_stage_read_opening(data, bytes, &read));
+    assert_int_equal(read.direction, KVF_WRITE);
+    assert_int_equal(read.priority, 1);
+    assert_int_equal(read.window, 2);
+    assert_int_equal(read.slot_bytes, 3);
+    assert_int_equal(read.stream_bytes, 4);
+    assert_int_equal(read.model, 5);
+    assert_int_equal(read.permission, 6);
+    assert_int_equal(read.item_count, 1);
+    assert_memory_equal(read.items, &item, sizeof item);
+    assert_int_equal(read.group_count, 1);
+    assert_int_equal(read.groups->begin, 14);
+    assert_int_equal(read.groups->end, 15);
+    assert_int_equal(read.groups->table.first_block, 13);
+    assert_int_equal(read.groups->table.count, 3);
+    assert_memory_equal(read.groups->table.ids, ids, sizeof ids);
+    kvf_stage_free_opening(&read);
+
+    /* More items, or groups, than there are bytes for: behind the fixed fields, which end with both counts. */
+    for (size_t at = 32; at <= 36; at += 4) {
+        unsigned char kept[4];
+        memcpy(kept, data + at, sizeof kept);
+        memcpy(data + at, (const unsigned char[]){200, 0, 0, 0}, 4);
+        assert_fails(kvf_stage_read_opening(data, bytes, &read), KVF_E_PARSE, "cannot have");
+        memcpy(data + at, kept, sizeof kept);
+    }
+    kvf_free(data);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_it_was_not_given),
@@ -660,6 +716,7 @@ int main(void) {
         cmocka_unit_test(slots_and_credits_that_do_not_exist),
         cmocka_unit_test(messages_that_are_none),
         cmocka_unit_test(every_message_is_read_as_it_was_written),
+        cmocka_unit_test(an_opening_reads_as_it_was_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

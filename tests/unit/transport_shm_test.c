@@ -91,10 +91,49 @@ static void a_read_goes_on_without_an_owner_that_does_not_serve(void **state) {
     }
 }
 
+/* The kernel says so where it copies. An owner that serves touches its memory itself, and has to keep it. */
+static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
+    (void)state;
+    static unsigned char local[16 * 4096];
+    const uint64_t page = 4096;
+    kvf_transport *here = NULL, *there = NULL;
+    unsigned char *memory = mmap(NULL, 16 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    memset(memory, 5, 16 * page);
+    kvf_memory remote = {sizeof(kvf_memory), memory, 16 * page, KVF_MEMORY_HOST, 0},
+               ours = {sizeof(kvf_memory), local, sizeof local, KVF_MEMORY_HOST, 0};
+    const kvf_setting direct = {"shm.direct", "on"};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &direct, .setting_count = 1};
+    assert_int_equal(kvf_transport_open("shm", &options, &here), KVF_OK);
+    assert_int_equal(kvf_transport_open("shm", NULL, &there), KVF_OK);
+    assert_int_equal(kvf_transport_register(here, &ours, 1), KVF_OK);
+    assert_int_equal(kvf_transport_register(there, &remote, 1), KVF_OK);
+    test_side a = {.transport = here}, b = {.transport = there};
+    kvf_peer *peer = side_connect(&a, &b);
+    /* They have mapped what they need: nothing of theirs will fill the hole. */
+    assert_int_equal(move_runs(&a, &b, peer, KVF_READ, &(kvf_run){0, 0, page, 0, 0}, 1), KVF_OK);
+    (void)munmap(memory + 8 * page, page);
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        kvf_run across = {0, 0, 16 * page, 0, 0};
+        kvf_run list[3] = {{0, 0, page, 0, 0}, {page, 8 * page, 10, 0, 0}, {2 * page, 9 * page, page, 0, 0}};
+        kvf_run around = {0, 9 * page, 7 * page, 0, 0};
+        assert_int_equal(move_runs(&a, &b, peer, (kvf_direction)direction, &across, 1), KVF_E_IO);
+        assert_int_equal(move_runs(&a, &b, peer, (kvf_direction)direction, list, 3), KVF_E_IO);
+        assert_int_equal(move_runs(&a, &b, peer, (kvf_direction)direction, &around, 1), KVF_OK);
+        assert_memory_equal(local, memory + 9 * page, 7 * page);
+    }
+    kvf_transport_close(here);
+    kvf_transport_close(there);
+    (void)munmap(memory, 8 * page);
+    (void)munmap(memory + 9 * page, 7 * page);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_that_is_not_there_fails_the_batch_and_names_the_run),
         cmocka_unit_test(a_read_goes_on_without_an_owner_that_does_not_serve),
+        cmocka_unit_test(memory_that_its_owner_unmapped_fails_the_batch_alone),
     };
     return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);
 }

@@ -378,6 +378,12 @@ static void an_envelope_that_is_none_is_refused_in_words(void **state) {
     assert_fails(kvf_wire_open(BYTES(0x91, 0x01), &message), KVF_E_PARSE, "the envelope has 1 elements");
     assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'g', 1, 4, 0xc4, 0, 0xc4, 0), &message),
                  KVF_E_PARSE, "does not begin with \"kvf\"");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa4, 'k', 'v', 'f', '2', 2, 4, 0xc4, 0, 0xc4, 0), &message),
+                 KVF_E_PARSE, "does not begin with \"kvf\"");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa2, 'k', 'v', 2, 4, 0xc4, 0, 0xc4, 0), &message), KVF_E_PARSE,
+                 "does not begin with \"kvf\"");
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xc4, 3, 'k', 'v', 'f', 2, 4, 0xc4, 0, 0xc4, 0), &message),
+                 KVF_E_PARSE, "does not begin with \"kvf\""); /* bytes are no text */
     assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 0, 4, 0xc4, 0, 0xc4, 0), &message),
                  KVF_E_PARSE, "version is 0");
     assert_fails(

@@ -239,6 +239,8 @@ static void numbers_out_of_their_range_are_not_sent(void **state) {
     assert_fails(try_call(checksum), KVF_E_RANGE, "layers is [3, 2)");
     checksum = (kvf_call_body){.kind = KVF_CALL_CHECKSUM, .begin = 3, .end = 2};
     assert_fails(try_call(checksum), KVF_E_RANGE, "begin to end is [3, 2)");
+    kvf_call_body join = {.kind = KVF_CALL_JOIN, .introduction = {"i", 1}, .stage = (kvf_join_stage)3};
+    assert_fails(try_call(join), KVF_E_RANGE, "stage is 3", "0 to 2");
     kvf_call_body release = {
         .kind = KVF_CALL_RELEASE, .request = {"r", 1}, .rank_count = 1, .status = (kvf_status)99};
     assert_fails(try_call(release), KVF_E_RANGE, "status is 99");

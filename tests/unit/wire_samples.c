@@ -128,7 +128,7 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
     if (has[KVF_CALL_JOIN]) {
         call->introduction = bytes(out->bytes[0], seed);
         call->card = bytes(out->bytes[1], seed);
-        call->stage = below(seed, 2);
+        call->stage = (kvf_join_stage)below(seed, 3);
     } else if (has[KVF_CALL_BEAT]) {
         call->leases = numbers(out->numbers, &call->lease_count, seed);
         call->expectations = numbers(out->pairs, &call->expectation_count, seed);

@@ -1,0 +1,233 @@
+/*
+ * Who may greet, and as whom: the rows HELLO, WELCOME and REFUSED of the table in docs/protocol.md, and which keys may
+ * speak for which names.
+ */
+#include "agent/claim.h"
+#include "agent_rights.h"
+
+/* ---- greeting -------------------------------------------------------------------------------- */
+
+static void a_greeting_repeated_brings_the_same_session(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    uint8_t id[KVF_WIRE_SESSION_BYTES];
+    memcpy(id, s.rightful.session, sizeof id);
+    speaker_greet(&s.w, &s.rightful);
+    assert_memory_equal(id, s.rightful.session, sizeof id);
+    assert_int_equal(world_stats(s.p).peers_now, 1);
+    rights_close(&s);
+}
+
+static void an_introduction_opens_no_session(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    speaker *who[] = {&s.other, &s.stranger};
+    for (int i = 0; i < 2; i++) {
+        who[i]->engine = "X";
+        who[i]->incarnation = s.rightful.incarnation; /* as introductions tell; the secret they do not */
+        speaker_greet(&s.w, who[i]);
+        assert_int_equal(who[i]->kind, KVF_MESSAGE_REFUSED);
+        assert_int_equal(who[i]->status, KVF_E_PERMISSION);
+        assert_non_null(strstr(who[i]->detail, "secret"));
+        assert_int_equal(who[i]->card_bytes, 0);
+    }
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1); /* told once */
+    rights_close(&s);
+}
+
+static void a_secret_that_was_heard_does_not_help_another_key(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    s.other.engine = "X";
+    s.other.incarnation = s.rightful.incarnation;
+    memcpy(s.other.secret, s.rightful.secret, sizeof s.other.secret);
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_PERMISSION);
+    assert_non_null(strstr(s.other.detail, "under another key"));
+    rights_close(&s);
+}
+
+static bool greets_until(rights *s, speaker *who, kvf_message_kind kind, kvf_status status) {
+    for (int i = 0; i < 8; i++) {
+        speaker_greet(&s->w, who);
+        if (who->kind == kind && who->status == status)
+            return true;
+        speaker_run_for(&s->w, &s->rightful, 500 * MS);
+    }
+    return false;
+}
+
+/* Answers what P asks the rightful one. */
+static void answer_probe(rights *s) {
+    assert_int_equal(s->rightful.kind, KVF_MESSAGE_CALL);
+    assert_int_equal(s->rightful.call, KVF_CALL_PROBE);
+    kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
+                          .answer = {.number = rights_session(s)->probe->number, .kind = KVF_CALL_PROBE}};
+    memcpy(answer.answer.session, s->rightful.session, sizeof answer.answer.session);
+    speaker_send(&s->rightful, &answer);
+}
+
+static void a_name_is_the_living_process_that_has_it(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    s.other.engine = "X"; /* a process of its own, under the same name */
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_AGAIN);
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    answer_probe(&s);
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_PERMISSION);
+    assert_non_null(strstr(s.other.detail, "which lives"));
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    rights_close(&s);
+}
+
+static void a_name_whose_process_says_nothing_goes_to_the_next(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    (void)rights_hold(&s, "a");
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    s.other.engine = "X";
+    assert_true(greets_until(&s, &s.other, KVF_MESSAGE_WELCOME, KVF_OK));
+    assert_int_equal(world_stats(s.p).leases_now, 1); /* the former one may still be reading */
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("b")), KVF_E_PEER_LOST);
+    speaker_run_for(&s.w, &s.other, RIGHTS_LEASE);
+    assert_int_equal(world_stats(s.p).leases_now, 0);
+    rights_close(&s);
+}
+
+static void a_name_whose_connection_has_ended_is_free_at_once(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    speaker_close(&s.rightful);
+    s.other.engine = "X";
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.kind, KVF_MESSAGE_WELCOME);
+    speaker_open(&s.rightful, s.p, "X", true, 1);
+    rights_close(&s);
+}
+
+static void anybody_may_ask_for_ranks_and_changes_nothing_by_it(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    const kvf_session *known = rights_session(&s);
+    const uint64_t kept = world_stats(s.p).memory_now_bytes;
+    speaker *who[] = {&s.rightful, &s.other, &s.stranger};
+    for (int i = 0; i < 3; i++) {
+        /* in the name of the one that has a session, and without its secret */
+        kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                             .hello = {.engine = "X",
+                                       .incarnation = s.rightful.incarnation,
+                                       .rank_count = 1,
+                                       .wants_ranks = true,
+                                       .clock_ns = world_now()}};
+        const uint8_t none[KVF_WIRE_SESSION_BYTES] = {0};
+        who[i]->kind = (kvf_message_kind)0;
+        who[i]->card_bytes = 1;
+        const uint32_t letters = who[i]->letters;
+        speaker_send(who[i], &hello);
+        speaker_run_for(&s.w, who[i], 10 * MS);
+        assert_int_equal(who[i]->letters, letters + 1);
+        assert_int_equal(who[i]->kind, KVF_MESSAGE_WELCOME);
+        assert_int_equal(who[i]->card_bytes, 0);
+        assert_memory_equal(who[i]->session, none, sizeof none);
+    }
+    assert_ptr_equal(rights_session(&s), known);
+    assert_int_equal(known->state, KVF_SESSION_OPEN);
+    assert_int_equal(world_stats(s.p).peers_now, 1);
+    assert_int_equal(world_stats(s.p).memory_now_bytes, kept);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 0);
+    /* messages to the peer still go where the peer is */
+    memcpy(s.rightful.session, known->id, sizeof known->id);
+    (void)rights_hold(&s, "a");
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    rights_close(&s);
+}
+
+/* ---- keys for names --------------------------------------------------------------------------- */
+
+static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    world_close_agents(&s.w.p);
+    speaker known;
+    char key[41], secret[41];
+    assert_ok(kvf_agent_make_keys(key, secret));
+    speaker_close(&s.rightful);
+    speaker_open(&s.rightful, s.w.d.agents[0], "X", true, 1);
+    const char *allowed[] = {s.other.public_key, s.d_public};
+    const kvf_key_grant grants[] = {
+        {.struct_size = sizeof *grants, .public_key = s.rightful.public_key, .engine = "X", .rank_end = 1},
+        {.struct_size = sizeof *grants, .public_key = key, .engine = "Y", .rank_begin = 4, .rank_end = 8},
+    };
+    world_open_agents(&s.w.p,
+                      OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .allowed_keys = allowed,
+                              .allowed_key_count = 2, .grants = grants, .grant_count = 2));
+    s.p = s.w.p.agents[0];
+    /* as the key that the name was granted to, as one that may be any other, as one that may be ranks of Y */
+    const struct {
+        const char *key, *secret, *engine;
+        kvf_message_kind kind;
+    } tries[] = {
+        {s.rightful.public_key, s.rightful.secret_key, "X", KVF_MESSAGE_WELCOME},
+        {s.rightful.public_key, s.rightful.secret_key, "V", KVF_MESSAGE_REFUSED},
+        {s.other.public_key, s.other.secret_key, "X", KVF_MESSAGE_REFUSED},
+        {s.other.public_key, s.other.secret_key, "V", KVF_MESSAGE_WELCOME},
+        {s.other.public_key, s.other.secret_key, "Y", KVF_MESSAGE_REFUSED},
+        {key, secret, "Y", KVF_MESSAGE_REFUSED}, /* it is rank 0 */
+    };
+    for (size_t i = 0; i < COUNT_OF(tries); i++) {
+        speaker_open(&known, s.p, tries[i].engine, false, (uint8_t)(10 + i));
+        speaker_close(&known);
+        memcpy(known.public_key, tries[i].key, sizeof known.public_key);
+        memcpy(known.secret_key, tries[i].secret, sizeof known.secret_key);
+        speaker_reopen(&known, s.p);
+        speaker_greet(&s.w, &known);
+        if (known.kind != tries[i].kind)
+            fail_msg("try %zu: %s", i, known.detail);
+        if (known.kind == KVF_MESSAGE_REFUSED)
+            assert_non_null(strstr(known.detail, "does not let this key speak"));
+        speaker_close(&known);
+    }
+    rights_close(&s);
+}
+
+static void keys_that_are_allowed_and_keys_of_grants_may_all_connect(void **state) {
+    (void)state;
+    const char *const allowed[] = {"a", "b"};
+    const kvf_key_grant grants[] = {{.struct_size = sizeof *grants, .public_key = "c", .engine = "X"},
+                                    {.struct_size = sizeof *grants, .public_key = "d", .engine = "Y"}};
+    const kvf_agent_options both = {
+        .allowed_keys = allowed, .allowed_key_count = 2, .grants = grants, .grant_count = 2};
+    const char **keys;
+    uint32_t count;
+    assert_ok(kvf_grants_keys(&both, &keys, &count));
+    assert_int_equal(count, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_string_equal(keys[i], ((const char *[]){"a", "b", "c", "d"})[i]);
+    kvf_free(keys);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_greeting_repeated_brings_the_same_session),
+        cmocka_unit_test(an_introduction_opens_no_session),
+        cmocka_unit_test(a_secret_that_was_heard_does_not_help_another_key),
+        cmocka_unit_test(a_name_is_the_living_process_that_has_it),
+        cmocka_unit_test(a_name_whose_process_says_nothing_goes_to_the_next),
+        cmocka_unit_test(a_name_whose_connection_has_ended_is_free_at_once),
+        cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
+        cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
+        cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

@@ -1,0 +1,159 @@
+/* Whom a consumer listens to: only the producer at the other end of the connection that was made to it. */
+#include "agent/push.h"
+#include "agent_letters.h"
+#include "agent_rights.h"
+
+/* ---- what a consumer hears --------------------------------------------------------------------- */
+
+/* D pulls from P what P does not hold, or expects it; `by` speaks to D. */
+static void open_hearing(rights *s, speaker *by, bool keyed) {
+    rights_open(s);
+    speaker_open(by, s->w.d.agents[0], "P", keyed, 9);
+}
+
+static const kvf_session *session_with_p(const rights *s) {
+    const kvf_session *session;
+    DL_FOREACH(s->w.d.agents[0]->all_sessions, session) {
+        if (!session->incoming)
+            return session;
+    }
+    return NULL;
+}
+
+static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void **state) {
+    (void)state;
+    for (int keyed = 0; keyed < 2; keyed++) {
+        rights s;
+        speaker by;
+        world_request wanted, pushed;
+        uint64_t ours, theirs;
+        open_hearing(&s, &by, keyed);
+        kvf_agent *d = s.w.d.agents[0];
+        world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+        world_expect(&s.w.d, &wanted, &s.w.p, &ours);
+        world_run_for(&s.w, 100 * MS);
+        const kvf_session *session = session_with_p(&s);
+        assert_non_null(session);
+        /* Another one says that all is written, and asks whether it lives. */
+        kvf_call_body written = {
+            .kind = KVF_CALL_WRITTEN, .number = 1, .request = {"a", 1}, .generation = ours | KVF_EXPECTATION};
+        assert_true(speaker_call(&s.w, &by, session->id, written));
+        assert_int_equal(by.status, KVF_E_PEER_LOST);
+        assert_true(
+            speaker_call(&s.w, &by, session->id, (kvf_call_body){.kind = KVF_CALL_PROBE, .number = 2}));
+        assert_int_equal(by.status, KVF_E_PEER_LOST);
+        /* And answers what D asked P. */
+        for (uint64_t n = 1; n < 20; n++) {
+            kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
+                                  .answer = {.number = n, .kind = KVF_CALL_BEAT, .status = KVF_E_PEER_LOST}};
+            memcpy(answer.answer.session, session->id, sizeof answer.answer.session);
+            speaker_send(&by, &answer);
+        }
+        /* And greets back, and refuses. */
+        kvf_message welcome = {
+            .kind = KVF_MESSAGE_WELCOME,
+            .welcome = {.engine = "P", .incarnation = 5, .rank_count = 1, .card = {"c", 1}}};
+        speaker_send(&by, &welcome);
+        kvf_message refused = {.kind = KVF_MESSAGE_REFUSED, .refused = {KVF_E_PERMISSION, "no"}};
+        speaker_send(&by, &refused);
+        speaker_run_for(&s.w, &by, 100 * MS);
+        assert_true(world_stats(d).messages_foreign >= 21);
+        assert_int_equal(world_stats(d).done[KVF_REQUEST_EXPECT], 0);
+        assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_LOST), 0);
+        assert_int_equal(session->state, KVF_SESSION_OPEN);
+        /* The rightful one does. */
+        world_request_make(&s.w, &s.w.p, "a", 40, 20, 1, &pushed);
+        world_fill(&s.w, &s.w.p, &pushed, 7);
+        world_push(&s.w.p, &pushed, &theirs);
+        world_ready(&s.w.p, &theirs);
+        (void)world_done(&s.w, d, ours);
+        (void)world_done(&s.w, s.p, theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 7), 0);
+        speaker_close(&by);
+        rights_close(&s);
+    }
+}
+
+/* What a contact would say: that it is P, with P's introduction; and with a session, P's card. */
+static void send_welcomes(const rights *s, speaker *by) {
+    const kvf_bytes all[] = {{s->p->introductions[0].data, s->p->introductions[0].size}};
+    kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
+                           .welcome = {.engine = "P",
+                                       .incarnation = s->p->incarnation,
+                                       .rank_count = 1,
+                                       .introductions = all,
+                                       .introduction_count = 1}};
+    memcpy(welcome.digest, s->p->digest, sizeof welcome.digest);
+    speaker_send(by, &welcome);
+    welcome.welcome.introductions = NULL;
+    welcome.welcome.introduction_count = 0;
+    memset(welcome.welcome.session, 0x77, sizeof welcome.welcome.session);
+    welcome.welcome.card = (kvf_bytes){"a card", 6};
+    speaker_send(by, &welcome);
+    kvf_message refused = {.kind = KVF_MESSAGE_REFUSED, .refused = {KVF_E_PERMISSION, "no"}};
+    speaker_send(by, &refused);
+}
+
+static void nobody_else_answers_while_an_engine_is_being_met(void **state) {
+    (void)state;
+    for (int keyed = 0; keyed < 2; keyed++) {
+        rights s;
+        speaker by;
+        uint64_t ticket;
+        open_hearing(&s, &by, keyed);
+        kvf_agent *d = s.w.d.agents[0];
+        letters_begin();
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+        assert_ok(kvf_agent_connect(d, &s.w.p.contact, 20 * SECOND, &ticket));
+        speaker_run_for(&s.w, &by, 200 * MS);
+        assert_true(letters_met() > 0); /* it greets, and hears nothing */
+        send_welcomes(&s, &by);
+        speaker_run_for(&s.w, &by, 200 * MS);
+        assert_null(session_with_p(&s));
+        assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_READY) + world_count(&s.w, d, KVF_EVENT_FAILED),
+                         0);
+        letters_end();
+        (void)world_done(&s.w, d, ticket); /* the one that is greeted does */
+        speaker_close(&by);
+        rights_close(&s);
+    }
+}
+
+static void nobody_else_answers_while_a_session_is_being_opened(void **state) {
+    (void)state;
+    for (int keyed = 0; keyed < 2; keyed++) {
+        rights s;
+        speaker by;
+        uint64_t ticket;
+        open_hearing(&s, &by, keyed);
+        kvf_agent *d = s.w.d.agents[0];
+        const kvf_memory memory = {.struct_size = sizeof memory,
+                                   .address = s.w.p.memory[0][0],
+                                   .bytes = kvf_shard_get(s.p->shard)->region_bytes[0]};
+        assert_ok(kvf_agent_unregister_region(s.p, 0)); /* P tells its ranks, and to ask again for the card */
+        assert_ok(kvf_agent_connect(d, &s.w.p.contact, 20 * SECOND, &ticket));
+        speaker_run_for(&s.w, &by, 200 * MS);
+        const kvf_session *session = session_with_p(&s);
+        assert_non_null(session);
+        assert_int_equal(session->state, KVF_SESSION_GREETING);
+        send_welcomes(&s, &by);
+        speaker_run_for(&s.w, &by, 200 * MS);
+        assert_ptr_equal(session_with_p(&s), session);
+        assert_int_equal(session->state, KVF_SESSION_GREETING);
+        assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_READY) + world_count(&s.w, d, KVF_EVENT_FAILED),
+                         0);
+        assert_ok(kvf_agent_register_region(s.p, 0, &memory));
+        (void)world_done(&s.w, d, ticket);
+        speaker_close(&by);
+        rights_close(&s);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
+        cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
+        cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

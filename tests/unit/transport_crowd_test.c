@@ -1,0 +1,113 @@
+/* The same-host transport as an owner that more want to connect to, or to lend more from, than it serves. */
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport_raw.h"
+
+/* Nobody is accepted meanwhile. */
+static void a_full_queue_of_connections_only_delays_a_newcomer(void **state) {
+    (void)state;
+    test_side owner, here;
+    int fds[1000], count = 0;
+    side_open(&owner, &raw_brought, 2);
+    side_open(&here, &raw_brought, 1);
+    kvf_shm_card card = raw_card(&owner);
+    struct sockaddr_un address;
+    socklen_t length = kvf_shm_socket_address(card.name, &address);
+    for (bool full = false; !full; count++) {
+        assert_true(count < 1000);
+        fds[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        assert_true(fds[count] >= 0);
+        full = connect(fds[count], (const struct sockaddr *)&address, length) != 0;
+    }
+    kvf_peer *peer = side_connect(&here, &owner);
+    assert_int_equal(kvf_transport_notify(peer, "x", 1), KVF_E_AGAIN);
+    kvf_run run = {0, 0, 60000, 1, 1};
+    test_outcome cancelled = {0};
+    kvf_operation operation;
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &cancelled, &operation),
+                     KVF_OK);
+    drive_idle(&here, NULL);
+    assert_int_equal(kvf_transport_cancel(here.transport, operation), KVF_OK);
+    drive(&here, NULL, &cancelled.calls, 1);
+    assert_int_equal(cancelled.status, KVF_E_CANCELLED);
+    assert_int_equal(move_runs(&here, &owner, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 1), side_memory(&owner, 1), 60000);
+    while (count > 0)
+        (void)close(fds[--count]);
+    side_close(&here);
+    side_close(&owner);
+}
+
+static void a_process_with_as_many_connections_as_one_may_have_is_refused_by_name(void **state) {
+    (void)state;
+    test_side owner, here;
+    int fds[64];
+    side_open(&owner, &raw_brought, 2);
+    side_open(&here, &raw_brought, 1);
+    for (int i = 0; i < 64; i++)
+        fds[i] = raw_client(&owner);
+    for (uint32_t refused = 1; refused <= 2; refused++) {
+        (void)side_connect(&here, &owner);
+        drive(&here, &owner, &here.lost, refused);
+        assert_non_null(strstr(here.lost_detail, "this process has 64 connections"));
+    }
+    kvf_transport_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.clients, 64);
+    assert_int_equal(info.processes, 1);
+    assert_int_equal(info.refused, 2);
+    assert_true(info.clients_max >= 64);
+    (void)close(fds[0]);
+    drive_idle(&owner, NULL);
+    raw_check_served(&owner);
+    for (int i = 1; i < 64; i++)
+        (void)close(fds[i]);
+    side_close(&here);
+    side_close(&owner);
+}
+
+static void beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one(void **state) {
+    (void)state;
+    test_side owner, here;
+    int fds[2];
+    side_open(&owner, &raw_brought, 2);
+    for (int i = 0; i < 2; i++) {
+        fds[i] = raw_client(&owner);
+        kvf_shm_buffer_message taken =
+            raw_offer_buffer(&owner, fds[i], raw_memory(8u << 20, F_SEAL_SHRINK), 1u << 20, 8);
+        assert_int_equal(taken.slots, 8);
+    }
+    side_open(&here, &raw_brought, 1);
+    kvf_peer *peer = side_connect(&here, &owner);
+    uint64_t bytes = kvf_min_u64(here.regions[1].bytes, owner.regions[1].bytes);
+    kvf_run run = {0, 0, bytes, 1, 1};
+    assert_true(bytes > 65536); /* more than one slot, and they are not where they were offered */
+    assert_int_equal(move_runs(&here, &owner, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 1), side_memory(&owner, 1), bytes);
+    side_fill(side_memory(&here, 1), 77, 1, bytes);
+    assert_int_equal(move_runs(&here, &owner, peer, KVF_WRITE, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&owner, 1), side_memory(&here, 1), bytes);
+    kvf_transport_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.buffer_bytes, (16u << 20) + 65536);
+    assert_int_equal(info.cut_buffers, 1);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    drive_idle(&owner, NULL);
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.buffer_bytes, 65536);
+    side_close(&here);
+    side_close(&owner);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_full_queue_of_connections_only_delays_a_newcomer),
+        cmocka_unit_test(a_process_with_as_many_connections_as_one_may_have_is_refused_by_name),
+        cmocka_unit_test(beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
