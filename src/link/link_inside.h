@@ -8,7 +8,7 @@
  *   link_guard.c     the allow-list
  *   link_guests.c    how many may be connected to us, and who goes first
  *   link_door.c      who is connected to us
- *   link_fds.c       file descriptors
+ *   link_fds.c       file descriptors, and which sockets have something to be read
  */
 #ifndef KVF_LINK_INSIDE_H
 #define KVF_LINK_INSIDE_H
