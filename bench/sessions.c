@@ -21,6 +21,7 @@
 #define MEETINGS 5u /* rounds */
 #define LEASES 10000u
 #define BEATS 15u
+#define SETTLED_NS 10000000u
 #define SINGLE 2000u /* requests one after the other */
 #define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way, */
 #define MANY_ROUNDS 5u
@@ -225,6 +226,18 @@ static double take_one(kvf_agent *agent) {
     }
 }
 
+/* Until all calls are answered, and neither has got a message for a while: what is measured is not of those before. */
+static void settle(kvf_agent *p, kvf_agent *d) {
+    uint64_t got = 0, since = bench_now_ns();
+    while (d->all_sessions->calls || p->all_sessions->calls || bench_now_ns() < since + SETTLED_NS) {
+        bench_must(kvf_agent_progress(p, NULL));
+        bench_must(kvf_agent_progress(d, NULL));
+        uint64_t now = p->stats.messages_received + d->stats.messages_received;
+        since = now == got ? since : bench_now_ns();
+        got = now;
+    }
+}
+
 /* A heartbeat now: the consumer says it, the producer answers, the consumer takes the answer. */
 static void beat(kvf_agent *p, kvf_agent *d, double *say_ns, double *answer_ns, double *take_ns,
                  uint64_t *bytes, uint64_t *answer_bytes) {
@@ -284,13 +297,10 @@ static void bench_beats_of(bench_report *report, bool expectations) {
         bench_must(kvf_agent_progress(p, &busy));
         bench_must(kvf_agent_progress(d, &busy));
     }
-    for (uint32_t i = 0; i < 1000 || d->all_sessions->calls; i++) { /* until all is answered */
-        bench_must(kvf_agent_progress(p, &busy));
-        bench_must(kvf_agent_progress(d, &busy));
-    }
+    settle(p, d);
     double say_ns[BEATS], answer_ns[BEATS], take_ns[BEATS];
     uint64_t bytes = 0, answer_bytes = 0;
-    for (uint32_t i = 0; i < BEATS; i++)
+    for (uint32_t i = 0; i < BEATS; i++, settle(p, d))
         beat(p, d, &say_ns[i], &answer_ns[i], &take_ns[i], &bytes, &answer_bytes);
     bench_text(report, expectations ? "expectations" : "leases");
     bench_number(report, 2, bench_spread_of(say_ns, BEATS).median / 1e6);

@@ -3,7 +3,6 @@
  */
 #include <sodium.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "agent/budget.h"
 #include "agent/claim.h"
@@ -308,7 +307,7 @@ static void free_tickets(kvf_agent *agent) {
 }
 
 void kvf_agent_close(kvf_agent *agent) {
-    if (!agent || agent->process != getpid())
+    if (!agent || agent->forks != kvf_fork_count())
         return; /* in a child of fork() there is nothing to end: threads and connections are the parent's */
     kvf_loop_stop(agent);
     /* First everything that moves; then who wanted it; then the ways it took. */

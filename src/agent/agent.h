@@ -45,6 +45,7 @@
 #include <kvferry/agent.h>
 
 #include "agent/ledger.h"
+#include "base/fork.h"
 #include "base/tables.h"
 #include "base/wake.h"
 #include "link/link.h"
@@ -137,7 +138,8 @@ struct kvf_agent {
         work_given;   /* how often it was asked for, and given up: who comes first has it first */
     pthread_t worker; /* who has it, if anybody has */
     uint32_t users;   /* calls of the engine under way */
-    pid_t process;    /* that opened it */
+    pid_t process;    /* that opened it, */
+    uint32_t forks;   /* and kvf_fork_count() there */
     pthread_t thread;
     bool thread_runs, stopping;
     int poll_fd;    /* epoll: readable while there is work, and without own_thread while there are events */

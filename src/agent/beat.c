@@ -46,8 +46,8 @@ static void give_up(kvf_session *session, uint64_t number, const kvf_answer *ans
 static kvf_source *first_to_grant(const kvf_session *session, uint64_t number) {
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
-        if (source->beat == number && source->ticket->base.kind == KVF_REQUEST_PULL && source->generation &&
-            !source->settled && is_alive(&source->ticket->base))
+        if (source->beat == number && source->generation && !source->settled &&
+            source->ticket->base.kind == KVF_REQUEST_PULL && is_alive(&source->ticket->base))
             return source;
     }
     return NULL;

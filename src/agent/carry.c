@@ -60,40 +60,40 @@ static kvf_way way_of(const kvf_ticket *ticket, kvf_way wanted, kvf_peer *const 
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* The connections by which the sources are read; `packed` those that the stage knows. */
-static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_peer **peers,
-                             kvf_peer **packed, const kvf_session **without) {
-    for (uint32_t i = 0; i < count; i++) {
-        kvf_status status = kvf_session_peer(sessions[i], &peers[i]);
-        if (status)
-            return status;
-        packed[i] = kvf_session_mate(sessions[i]);
-        if (!packed[i] && !*without)
-            *without = sessions[i];
-    }
-    return KVF_OK;
+static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_peer **peers) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = kvf_session_peer(sessions[i], &peers[i]);
+    return status;
+}
+
+/* The connections by which the stage knows the sources. NULL; or a session that it does not know. */
+static const kvf_session *find_mates(kvf_session *const *sessions, uint32_t count, kvf_peer **mates) {
+    for (uint32_t i = 0; i < count; i++)
+        if (!(mates[i] = kvf_session_mate(sessions[i])))
+            return sessions[i];
+    return NULL;
 }
 
 kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,
                           kvf_session *const *sessions, const uint64_t *permissions, bool alike, bool held) {
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
-    const kvf_session *without = NULL;
-    kvf_way way = kvf_way_of(ticket);
-    kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers);
+    kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers), **mates = peers + count;
     if (!peers)
         return kvf_nomem("a request");
-    kvf_status status = find_peers(sessions, count, peers, peers + count, &without);
-    if (!status)
-        way = way_of(ticket, way, peers, count);
-    if (!status && way == KVF_WAY_PACKED && without)
+    kvf_status status = find_peers(sessions, count, peers);
+    const kvf_way way = way_of(ticket, kvf_way_of(ticket), peers, status ? 0 : count);
+    const bool staged =
+        !status && count > 0 && (way == KVF_WAY_PACKED || kvf_way_uses_stage(sessions[0], way));
+    const kvf_session *without = staged ? find_mates(sessions, count, mates) : NULL;
+    if (way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
-    if (!status && way == KVF_WAY_PACKED && !alike)
+    else if (!status && way == KVF_WAY_PACKED && !alike)
         status = kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
-    bool staged = count > 0 && !without && alike && kvf_way_uses_stage(sessions[0], way);
     const kvf_move_options options = options_of(ticket, way, permissions);
-    if (!status && staged)
-        status = kvf_stage_pull_held(agent->stage, request, peers + count, &options, held, &carry->move);
+    if (!status && staged && !without && alike)
+        status = kvf_stage_pull_held(agent->stage, request, mates, &options, held, &carry->move);
     else if (!status)
         status = kvf_transfer_start_held(request, KVF_READ, peers, held, &carry->transfer);
     kvf_free(peers);

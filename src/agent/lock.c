@@ -3,7 +3,6 @@
  */
 #include <stdio.h>
 #include <sys/timerfd.h>
-#include <unistd.h>
 
 #include "agent/agent.h"
 #include "transport/transport.h"
@@ -123,7 +122,7 @@ void kvf_work_show(kvf_agent *agent) {
 kvf_status kvf_agent_lock(kvf_agent *agent) {
     if (!agent)
         return kvf_fail(KVF_E_INVALID, "agent is NULL");
-    if (agent->process != getpid())
+    if (agent->forks != kvf_fork_count())
         return kvf_fail(KVF_E_INVALID, "the agent belongs to process %ld, which forked this one",
                         (long)agent->process);
     kvf_turn_take(agent);

@@ -37,6 +37,7 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
     (void)pthread_cond_init(&agent->turn, NULL);
     (void)pthread_cond_init(&agent->worked, NULL);
     agent->process = getpid();
+    agent->forks = kvf_fork_count();
     agent->due = agent->armed = agent->pace_due = UINT64_MAX;
     agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
     agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);

@@ -86,25 +86,27 @@ struct kvf_ticket {
 
 /** What a pull or an expect has to do with one rank of the producer. */
 struct kvf_source {
+    /* A heartbeat walks all sources of a session: what it reads lies together. */
     kvf_asker *ticket;
-    kvf_session *session;
-    const kvf_target *target;
+    kvf_source *prev, *next; /* session->sources */
     kvf_call *call;
     uint64_t generation; /* pull: of the lease; 0: none */
-    uint64_t until;  /* pull: the lease is good until then. expect: it may write until then, at the latest */
-    uint64_t beat;   /* number of the last heartbeat that spoke of it */
-    kvf_parts parts; /* pull: of its block tables, until all have come */
+    uint64_t until; /* pull: the lease is good until then. expect: it may write until then, at the latest */
+    uint64_t beat;  /* number of the last heartbeat that spoke of it */
+    bool settled;   /* pull: granted. expect: it will write no more */
+    bool written;   /* expect: and has written everything */
+
+    kvf_session *session;
+    const kvf_target *target;
+    kvf_parts parts;   /* pull: of its block tables, until all have come */
     uint32_t told_ids; /* expect: of ours that it knows */
     bool more;         /* expect: and there are others */
     void *card;        /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
-    bool asked;              /* expect: EXPECT was sent */
-    bool gone;               /* expect: the process of a writer in doubt has ended */
-    bool stays;              /* expect: that a writer does not end a write has been logged */
-    uint64_t written_call;   /* expect: the WRITTEN to answer when all is verified */
-    bool settled;            /* pull: granted. expect: it will write no more */
-    bool written;            /* expect: and has written everything */
-    kvf_source *prev, *next; /* session->sources */
+    bool asked;            /* expect: EXPECT was sent */
+    bool gone;             /* expect: the process of a writer in doubt has ended */
+    bool stays;            /* expect: that a writer does not end a write has been logged */
+    uint64_t written_call; /* expect: the WRITTEN to answer when all is verified */
 };
 
 /** A ticket that wants something of ranks of a remote engine: a pull, an expect, a connect. */

@@ -118,8 +118,8 @@ kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size
  */
 void kvf_link_progress(kvf_link *link, bool *more);
 
-/** Whether there is something to take in now. Look after sending too, before sleeping: sending can swallow
- * the signal on the descriptors. Costs nothing where the link was not used since it last said no. */
+/** Whether there is something to take in that neither the descriptors nor kvf_link_due() need show: sending can swallow
+ * the signal on them. Ask before sleeping. Costs nothing where the link was not used since it last said no. */
 bool kvf_link_pending(kvf_link *link);
 
 /**

@@ -102,23 +102,33 @@ static void arrived(kvf_zmq_link *link, int fd) {
     look_away(link);
 }
 
-void kvf_door_take_events(kvf_zmq_link *link) {
+static void take_events(kvf_zmq_link *link) {
     uint16_t event;
     uint32_t value;
-    for (uint32_t i = 0; link->door && i < EVENTS_AT_ONCE; i++) {
-        if (!kvf_link_take_event(link->door, &event, &value, NULL))
-            break;
+    for (uint32_t i = 0; i < EVENTS_AT_ONCE; i++) {
+        if (!kvf_link_take_event(link->door, &event, &value, NULL)) {
+            kvf_link_note(link, link->door, false);
+            return;
+        }
         if (event == ZMQ_EVENT_ACCEPTED)
             arrived(link, (int)value);
         else
             kvf_guests_leave(&link->guests, value);
     }
+    kvf_link_note(link, link->door, true);
+}
+
+void kvf_door_take_events(kvf_zmq_link *link) {
+    if (kvf_link_is_unread(link, link->door))
+        take_events(link);
     kvf_guests_tick(&link->guests, link->now);
 }
 
 void kvf_door_hear(kvf_zmq_link *link, kvf_route route, zmq_msg_t *message) {
-    if (!kvf_guests_hear(&link->guests, route, link->now))
-        kvf_guests_name(&link->guests, (uint64_t)zmq_msg_get(message, ZMQ_SRCFD), route, link->now);
+    if (kvf_guests_hear(&link->guests, route, link->now))
+        return;
+    take_events(link); /* it may have come since they were looked at */
+    kvf_guests_name(&link->guests, (uint64_t)zmq_msg_get(message, ZMQ_SRCFD), route, link->now);
 }
 
 kvf_status kvf_door_open(kvf_zmq_link *link, const kvf_link_options *options) {

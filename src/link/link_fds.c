@@ -1,4 +1,4 @@
-/* File descriptors: those a link needs, and those that a sleeper polls. */
+/* File descriptors: those a link needs, those that a sleeper polls, and which sockets have something to be read. */
 #include <sys/resource.h>
 
 #include "base/descriptors.h"
@@ -25,15 +25,53 @@ kvf_status kvf_link_check_descriptors(void) {
     return kvf_descriptors_check("a link", DESCRIPTORS_OF_A_LINK);
 }
 
+/* ---- what is unread --------------------------------------------------------------------------- */
+
+/*
+ * Asking a ZeroMQ socket costs two system calls even where nothing came, so all descriptors are asked at once. A
+ * descriptor becomes readable when something comes for a socket that was read until nothing was left. Any other call
+ * may take that in unseen: after it the socket itself is asked.
+ */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
-        size_t bytes = sizeof(int);
+        struct pollfd *fd = &link->fds[link->socket_count];
+        size_t bytes = sizeof fd->fd;
         if (!sockets[i])
             continue;
-        if (zmq_getsockopt(sockets[i], ZMQ_FD, &link->fds[link->fd_count], &bytes))
+        if (zmq_getsockopt(sockets[i], ZMQ_FD, &fd->fd, &bytes))
             return kvf_link_fail_zmq("ZMQ_FD");
-        link->fd_count++;
+        fd->events = POLLIN;
+        link->unread[link->socket_count] = true;
+        link->sockets[link->socket_count++] = sockets[i];
     }
     return KVF_OK;
+}
+
+void kvf_link_look(kvf_zmq_link *link) {
+    bool told = poll(link->fds, link->socket_count, 0) >= 0;
+    for (uint32_t i = 0; i < link->socket_count; i++)
+        link->unread[i] = link->unread[i] || !told || link->fds[i].revents;
+}
+
+bool kvf_link_is_unread(const kvf_zmq_link *link, const void *socket) {
+    for (uint32_t i = 0; i < link->socket_count; i++)
+        if (link->sockets[i] == socket)
+            return link->unread[i];
+    return false;
+}
+
+void kvf_link_note(kvf_zmq_link *link, const void *socket, bool unread) {
+    for (uint32_t i = 0; i < link->socket_count; i++)
+        if (link->sockets[i] == socket)
+            link->unread[i] = unread;
+}
+
+bool kvf_link_has_unread(kvf_zmq_link *link) {
+    for (uint32_t i = 0; i < link->socket_count; i++) {
+        link->unread[i] = link->unread[i] && kvf_link_readable(link->sockets[i]);
+        if (link->unread[i])
+            return true;
+    }
+    return false;
 }

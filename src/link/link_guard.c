@@ -117,7 +117,7 @@ static void answer(const kvf_zmq_link *link, const zmq_msg_t *request_id, const 
 }
 
 void kvf_guard_answer(kvf_zmq_link *link) {
-    for (uint32_t i = 0; link->guard && i < KVF_LINK_BATCH; i++) {
+    for (uint32_t i = 0; i < KVF_LINK_BATCH && kvf_link_is_unread(link, link->guard); i++) {
         zmq_msg_t frames[ASKED_FRAMES];
         for (uint32_t f = 0; f < ASKED_FRAMES; f++)
             (void)zmq_msg_init(&frames[f]);
@@ -126,7 +126,6 @@ void kvf_guard_answer(kvf_zmq_link *link) {
             answer(link, &frames[1], is_allowed(link, frames, count) ? &frames[6] : NULL);
         for (uint32_t f = 0; f < ASKED_FRAMES; f++)
             (void)zmq_msg_close(&frames[f]);
-        if (count == 0)
-            return;
+        kvf_link_note(link, link->guard, count > 0);
     }
 }

@@ -8,7 +8,7 @@
  *   link_guard.c     the allow-list
  *   link_guests.c    how many may be connected to us, and who goes first
  *   link_door.c      who is connected to us
- *   link_fds.c       file descriptors
+ *   link_fds.c       file descriptors, and which sockets have something to be read
  */
 #ifndef KVF_LINK_INSIDE_H
 #define KVF_LINK_INSIDE_H
@@ -18,6 +18,7 @@
 #include "link/link_guests.h"
 
 #include "base/tables.h"
+#include <poll.h>
 #include <zmq.h>
 
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
@@ -99,9 +100,10 @@ typedef struct kvf_zmq_link {
     kvf_line *broken, *resting, *asking;
     uint32_t padding; /* see link_line.c */
 
-    int fds[KVF_LINK_FDS]; /* of the sockets */
-    uint32_t fd_count;
-    bool quiet;           /* nothing was pending, and nothing was done since */
+    void *sockets[KVF_LINK_FDS]; /* those above that there are, */
+    struct pollfd fds[KVF_LINK_FDS];
+    bool unread[KVF_LINK_FDS]; /* see link_fds.c */
+    uint32_t socket_count;
     uint64_t next_due_ns; /* when a resting line is dialled, or a silent one dialled anew */
     const kvf_clock *clock;
 } kvf_zmq_link;
@@ -215,8 +217,20 @@ void kvf_door_close(kvf_zmq_link *link);
 
 /* ---- link_fds.c ------------------------------------------------------------------------------ */
 
-/** Remembers the sockets' file descriptors. */
+/** Remembers the sockets and their file descriptors. All count as unread. */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link);
+
+/** Finds out which sockets have something to be read: one system call for all. */
+void kvf_link_look(kvf_zmq_link *link);
+
+/** Whether a socket may have something to be read. NULL: there is no such socket, and nothing. */
+bool kvf_link_is_unread(const kvf_zmq_link *link, const void *socket);
+
+/** Notes that a socket was read until nothing was left, or (`unread`) that something else was done with it. */
+void kvf_link_note(kvf_zmq_link *link, const void *socket, bool unread);
+
+/** Whether a socket has something to be read that its descriptor need not show. */
+bool kvf_link_has_unread(kvf_zmq_link *link);
 
 /** How many connections may be made to us: as many as wanted (0: any number), but no more than three quarters of the
  * descriptors that this process may have. */

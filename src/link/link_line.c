@@ -114,14 +114,22 @@ static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
                 zmq_setsockopt(link->caller, ZMQ_CONNECT_ROUTING_ID, &id, sizeof id) == 0;
     if (good && link->encrypted)
         good = zmq_setsockopt(link->caller, ZMQ_CURVE_SERVERKEY, line->key, KVF_KEY_CHARACTERS + 1) == 0;
-    if (!good || zmq_connect(link->caller, line->dialled)) {
-        int error = zmq_errno();
+    bool dialled = good && zmq_connect(link->caller, line->dialled) == 0;
+    int error = dialled ? 0 : zmq_errno();
+    kvf_link_note(link, link->caller, true);
+    if (!dialled) {
         forget_text(link, line);
         return kvf_fail(error == EINVAL ? KVF_E_INVALID : KVF_E_IO, "cannot connect to %s: %s",
                         line->endpoint.text, zmq_strerror(error));
     }
     line->state = KVF_LINE_DIALLED;
     return KVF_OK;
+}
+
+static void undial(kvf_zmq_link *link, kvf_line *line) {
+    (void)zmq_disconnect(link->caller, line->dialled);
+    kvf_link_note(link, link->caller, true);
+    forget_text(link, line);
 }
 
 static void rest(kvf_zmq_link *link, kvf_line *line) {
@@ -138,8 +146,7 @@ static void rest(kvf_zmq_link *link, kvf_line *line) {
 static void dial_anew(kvf_zmq_link *link, kvf_line *line) {
     line->silence_ns = kvf_min_u64(2 * line->silence_ns, KVF_SILENCE_MAX_NS);
     forget_asked(link, line);
-    (void)zmq_disconnect(link->caller, line->dialled);
-    forget_text(link, line);
+    undial(link, line);
     if (dial(link, line))
         rest(link, line);
 }
@@ -268,13 +275,15 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
 void kvf_lines_take_events(kvf_zmq_link *link) {
     uint16_t event;
     uint32_t value;
-    bool more = true;
+    bool more = kvf_link_is_unread(link, link->monitor);
     for (uint32_t i = 0; i < KVF_LINK_BATCH && more; i++) {
         zmq_msg_t text;
         (void)zmq_msg_init(&text);
         more = kvf_link_take_event(link->monitor, &event, &value, &text);
         if (more)
             take_event(link, event, value, zmq_msg_data(&text), zmq_msg_size(&text));
+        else
+            kvf_link_note(link, link->monitor, false);
         (void)zmq_msg_close(&text);
     }
 }
@@ -288,8 +297,7 @@ void kvf_lines_hang_up(kvf_zmq_link *link) {
         kvf_route route = line->route;
         memcpy(endpoint, line->endpoint.text, sizeof endpoint);
         DL_DELETE(link->broken, line);
-        (void)zmq_disconnect(link->caller, line->dialled);
-        forget_text(link, line);
+        undial(link, line);
         rest(link, line);
         report_break(link, route, status, endpoint, what); /* may free the line */
     }
@@ -316,7 +324,9 @@ kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, s
     if (line->state != KVF_LINE_DIALLED)
         return KVF_OK;
     line_id id = id_of(line);
-    switch (kvf_link_transmit(link->caller, &id, sizeof id, data, bytes)) {
+    int error = kvf_link_transmit(link->caller, &id, sizeof id, data, bytes);
+    kvf_link_note(link, link->caller, true);
+    switch (error) {
     case 0:
         note_asked(link, line);
         return KVF_OK;
@@ -388,7 +398,6 @@ static kvf_status check_server_key(const kvf_zmq_link *link, const char *endpoin
 
 kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const char *server_key,
                              kvf_route *out) {
-    link->quiet = false;
     kvf_endpoint read;
     kvf_line *line;
     char name[KVF_ENDPOINT_BYTES + KVF_KEY_CHARACTERS + 2];
@@ -424,7 +433,6 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
 
 void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route) {
     kvf_line *line = kvf_line_find(link, route);
-    link->quiet = false;
     if (!line || --line->users > 0)
         return;
     forget_asked(link, line);
@@ -433,8 +441,7 @@ void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route) {
     } else {
         if (line->state == KVF_LINE_BROKEN)
             DL_DELETE(link->broken, line);
-        (void)zmq_disconnect(link->caller, line->dialled);
-        forget_text(link, line);
+        undial(link, line);
     }
     remove_line(link, line);
 }

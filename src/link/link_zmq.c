@@ -129,6 +129,7 @@ static kvf_status send_incoming(kvf_zmq_link *link, kvf_route route, const void 
         return KVF_OK;
     memcpy(id + 1, &number, sizeof number);
     int error = kvf_link_transmit(link->listener, id, sizeof id, data, bytes);
+    kvf_link_note(link, link->listener, true);
     if (error == EHOSTUNREACH)
         return kvf_fail(KVF_E_NOT_FOUND, "the connection of route %llu has ended", (unsigned long long)route);
     return error == ENOMEM ? kvf_nomem("message") : KVF_OK;
@@ -136,7 +137,6 @@ static kvf_status send_incoming(kvf_zmq_link *link, kvf_route route, const void 
 
 static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, size_t bytes) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
-    link->quiet = false;
     if (route & KVF_ROUTE_INCOMING)
         return send_incoming(link, route, data, bytes);
     kvf_line *line = kvf_line_find(link, route);
@@ -192,8 +192,10 @@ static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
             link->on_message(link->context, &letter);
         (void)zmq_msg_close(&frames[0]);
         (void)zmq_msg_close(&frames[1]);
-        if (count == 0)
+        if (count == 0) {
+            kvf_link_note(link, socket, false);
             return true;
+        }
     }
     return false;
 }
@@ -202,18 +204,19 @@ static bool is_pending(kvf_link *base);
 
 static void progress_zmq(kvf_link *base, bool *more) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
-    link->quiet = false;
     link->now = kvf_now(link->clock);
-    if (link->guard)
-        kvf_guard_answer(link);
+    kvf_link_look(link);
+    kvf_guard_answer(link);
     kvf_door_take_events(link);
     /* Events first: what they say is acted upon after the messages that came before them. */
     kvf_lines_take_events(link);
-    bool all_read = take_messages(link, link->caller, true);
+    bool all_read = !link->broken && !kvf_link_is_unread(link, link->caller);
+    if (!all_read)
+        all_read = take_messages(link, link->caller, true);
     if (all_read)
         kvf_lines_hang_up(link);
     kvf_lines_redial(link, all_read);
-    if (link->listener)
+    if (kvf_link_is_unread(link, link->listener))
         (void)take_messages(link, link->listener, false);
     *more = is_pending(base);
 }
@@ -234,24 +237,14 @@ static bool has_ended(const kvf_link *base, kvf_route route) {
 
 static bool is_pending(kvf_link *base) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
-    uint64_t due = due_of(base);
-    if (link->broken || (due != KVF_LINK_NEVER && due <= kvf_now(link->clock)))
-        return true;
-    if (link->quiet)
-        return false;
-    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door};
-    for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
-        if (sockets[i] && kvf_link_readable(sockets[i]))
-            return true;
-    }
-    link->quiet = true;
-    return false;
+    return link->broken || kvf_link_has_unread(link);
 }
 
 static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    memcpy(fds, link->fds, link->fd_count * sizeof *fds);
-    return link->fd_count;
+    for (uint32_t i = 0; i < link->socket_count; i++)
+        fds[i] = link->fds[i].fd;
+    return link->socket_count;
 }
 
 static kvf_status allow_key(kvf_link *base, const char *public_key, bool allowed) {

@@ -361,7 +361,7 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
 }
 
 static void watch_time(kvf_stage *stage) {
-    const uint64_t now = kvf_now(stage->clock);
+    const uint64_t now = stage->first ? kvf_now(stage->clock) : 0; /* an idle stage needs none */
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
         if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
             kvf_stage_flow_hear_end(flow);
