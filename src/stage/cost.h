@@ -17,6 +17,10 @@
 /** Fills in what is assumed of a peer that a kind of transport reaches. */
 void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes);
 
+/** The same of a peer on this host whose memory nobody can map: no operation is needed between the two arenas, and both
+ * sides copy at the same time. `fabric`: what its memory costs directly. */
+void kvf_cost_assume_near(kvf_stage_cost *cost, const kvf_cost_model *fabric);
+
 /** Whether a kind of transport moves many runs in one operation: then there is nothing left for us to pack. */
 bool kvf_cost_has_lists(const char *kind);
 

@@ -169,10 +169,15 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
-    joined->peer = peer; /* slots that one of this name may still touch count against its share */
-    joined->has_lists = kvf_cost_has_lists(kvf_peer_kind(peer));
+    joined->peer = peer;  /* slots that one of this name may still touch count against its share */
+    kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
+    const bool near = kvf_peer_costs(peer, &apart);
+    joined->has_lists = !near && kvf_cost_has_lists(kvf_peer_kind(peer));
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
-        kvf_cost_assume(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
+        if (near)
+            kvf_cost_assume_near(&joined->costs[direction], &apart);
+        else
+            kvf_cost_assume(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
     return KVF_OK;
 }
 

@@ -57,15 +57,26 @@ static void *allocate(void *context, uint64_t bytes) {
     return memory;
 }
 
+static void *bring(void *context, uint64_t bytes) {
+    stage_end *end = context;
+    assert_true(end->brought_count < WORLD_REGIONS);
+    void *memory = malloc(bytes);
+    assert_non_null(memory);
+    return end->brought[end->brought_count++] = memory;
+}
+
 static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf_shard *shard,
-                     const cell_sequence *sequence, kvf_stage_options stage) {
+                     const cell_sequence *sequence, kvf_stage_options stage, bool brought) {
     const kvf_transport_options options = {.struct_size = sizeof options,
                                            .name = end->name,
                                            .on_notify = on_notify,
                                            .on_peer_lost = on_peer_lost,
                                            .context = end};
     assert_ok(kvf_transport_open_over(faulty_fabric(kind), kind, &options, &end->transport));
-    rank_open(&end->cells, shard, sequence, allocate, end->transport);
+    if (brought)
+        rank_open(&end->cells, shard, sequence, bring, end);
+    else
+        rank_open(&end->cells, shard, sequence, allocate, end->transport);
     assert_ok(kvf_transport_register(end->transport, end->cells.regions, end->cells.region_count));
     stage.struct_size = sizeof stage;
     stage.permit = permit;
@@ -83,7 +94,7 @@ static void connect_end(stage_end *from, const stage_end *to) {
     assert_ok(kvf_stage_join(from->stage, *peer));
 }
 
-stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
+static stage_world *open_world(const char *kind, const stage_pair *shape, bool brought) {
     stage_world *w = calloc(1, sizeof *w);
     assert_non_null(w);
     w->clock = (kvf_clock){now_of, w};
@@ -96,11 +107,13 @@ stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
     sequence_open(&w->p_sequence, kvf_engine_shard(w->engines.remote, 0), shape->tokens, 2);
     for (uint32_t i = 0; i < w->d_count; i++) {
         (void)snprintf(w->d[i].name, sizeof w->d[i].name, "d%u", i);
-        open_end(w, &w->d[i], kind, kvf_engine_shard(w->engines.local, i), &w->d_sequence, shape->options);
+        open_end(w, &w->d[i], kind, kvf_engine_shard(w->engines.local, i), &w->d_sequence, shape->options,
+                 brought);
     }
     for (uint32_t i = 0; i < w->p_count; i++) {
         (void)snprintf(w->p[i].name, sizeof w->p[i].name, "p%u", i);
-        open_end(w, &w->p[i], kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence, shape->options);
+        open_end(w, &w->p[i], kind, kvf_engine_shard(w->engines.remote, i), &w->p_sequence, shape->options,
+                 brought);
     }
     for (uint32_t i = 0; i < w->d_count; i++)
         for (uint32_t j = 0; j < w->p_count; j++) {
@@ -111,12 +124,22 @@ stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
     return w;
 }
 
+stage_world *stage_world_open(const char *kind, const stage_pair *shape) {
+    return open_world(kind, shape, false);
+}
+
+stage_world *stage_world_open_brought(const char *kind, const stage_pair *shape) {
+    return open_world(kind, shape, true);
+}
+
 void stage_end_close(stage_end *end) {
     kvf_stage_close(end->stage);
     end->stage = NULL;
     rank_close(&end->cells);
     kvf_transport_close(end->transport);
     end->transport = NULL;
+    while (end->brought_count > 0)
+        free(end->brought[--end->brought_count]);
 }
 
 void stage_world_close(stage_world *w) {

@@ -242,8 +242,7 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
 
 /* ---- what a client is told at first ---------------------------------------------------------- */
 
-/* A region inside memory that we allocated can be mapped; any other has only its address. */
-static kvf_shm_region describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
+kvf_shm_region kvf_shm_describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
     kvf_shm_region told = {(uint64_t)(uintptr_t)region->address, region->bytes, 0, SHM_NO_ARENA, 0};
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         const kvf_shm_arena *arena = &endpoint->arenas[i];
@@ -266,7 +265,7 @@ static kvf_status tell_regions(kvf_shm_client *client, const kvf_memory *regions
     message->first = client->regions_told;
     message->unused = 0;
     for (uint32_t i = 0; i < here; i++)
-        message->regions[i] = describe_region(client->endpoint, &regions[client->regions_told + i]);
+        message->regions[i] = kvf_shm_describe_region(client->endpoint, &regions[client->regions_told + i]);
     kvf_status status = kvf_shm_send(
         client->fd, message, offsetof(kvf_shm_regions_message, regions) + here * sizeof(kvf_shm_region), -1);
     if (!status)
