@@ -421,7 +421,8 @@ const char *kvf_shm_link_way(const void *self) {
 
 /* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
 static bool same_way(const kvf_shm_link *link, kvf_slice *slice) {
-    bool mapped = link->bases[(slice->count ? slice->runs : &slice->part)->remote_region] != NULL;
+    size_t count;
+    bool mapped = link->bases[kvf_slice_runs(slice, &count)->remote_region] != NULL;
     if (!link->some_unmapped || slice->count == 0)
         return mapped;
     size_t most = !mapped && slice->count > SHM_VECTORS ? SHM_VECTORS : slice->count;
@@ -436,9 +437,9 @@ static void copy_mapped(const kvf_shm_link *link, kvf_direction direction, const
     unsigned char *const *local = kvf_transport_bases(link->endpoint->transport);
     bool read = direction == KVF_READ;
     kvf_copy_bases bases = {read ? local : link->bases, read ? link->bases : local};
-    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases,
-                         slice->count ? slice->runs : &slice->part, slice->count ? slice->count : 1,
-                         slice->bytes);
+    size_t count;
+    const kvf_run *runs = kvf_slice_runs(slice, &count);
+    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases, runs, count, slice->bytes);
 }
 
 /* Without the owner's help. Writing needs its leave, for it may have shut us out meanwhile. */
