@@ -5,14 +5,19 @@
  * The two ranks keep K and V of two heads in other orders (NHD and HND), so that a run is one head of one token, however
  * long: 256 B is what models have. Every byte is compared before anything is measured.
  *
+ * Memory that the callers brought is read on one host in more ways: by system calls alone, through a buffer that its
+ * owner fills, by both at the same time, which is direct, and packed. What they take of the processors is both sides'.
+ *
  *     bench/packed [--json FILE]
  */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <kvferry/stage.h>
@@ -27,21 +32,30 @@
 
 typedef struct bench_route {
     const char *title, *kind, *tls;
-    bool push; /* this process holds the cells and writes; else it reads */
+    bool push;    /* this process holds the cells and writes; else it reads */
+    bool brought; /* memory of the caller's; else the library allocates it */
 } bench_route;
 
 #define CHECK_CELLS (-1) /* an order to the other process, in place of a port */
 
 static const bench_route routes[] = {
-    {"Pulled by UCX over TCP on loopback", "ucx", "tcp,self", false},
-    {"Pushed by UCX over TCP on loopback", "ucx", "tcp,self", true},
-    {"Pulled on the same host: memory that the library allocated", "shm", NULL, false},
+    {"Pulled by UCX over TCP on loopback", "ucx", "tcp,self", false, false},
+    {"Pushed by UCX over TCP on loopback", "ucx", "tcp,self", true, false},
+    {"Pulled on the same host: memory that the library allocated", "shm", NULL, false, false},
 };
+static const bench_route brought = {"Pulled on the same host: memory that the callers brought", "shm", NULL,
+                                    false, true};
 
 #define ROUTES (sizeof routes / sizeof *routes)
 
 static const uint64_t run_bytes[] = {256, 1024, 4096, 32768, 1 << 20};
 #define RUN_SIZES (sizeof run_bytes / sizeof *run_bytes)
+static const uint64_t brought_bytes[] = {128,  256,   512,   1024,  2048,  2944,   4096,
+                                         8192, 16384, 32768, 49152, 65536, 131072, 262144};
+#define BROUGHT_SIZES (sizeof brought_bytes / sizeof *brought_bytes)
+#define TURNS 15
+#define BROUGHT_SPINS 100 /* what waits spends little */
+#define REQUIRED 0.90
 
 static void must(kvf_status status) {
     if (status)
@@ -58,14 +72,16 @@ typedef struct bench_end {
     kvf_peer *peer;
     unsigned char *memory[LAYERS];
     uint64_t tokens;
+    bool brought;   /* the memory is not the library's */
+    unsigned spins; /* rounds without work before it sleeps */
 } bench_end;
 
-static uint64_t tokens_of(uint64_t run) {
-    uint64_t bytes = run < 4096 ? 8ull << 20 : 64ull << 20;
+static uint64_t tokens_of(const bench_route *by, uint64_t run) {
+    uint64_t bytes = by->brought ? 32ull << 20 : run < 4096 ? 8ull << 20 : 64ull << 20;
     return bytes / ((uint64_t)LAYERS * 2 * HEADS * run);
 }
 
-static kvf_engine *make_engine(uint64_t run, const char *order) {
+static kvf_engine *make_engine(const bench_route *by, uint64_t run, const char *order) {
     const kvf_part_desc parts[] = {
         {.name = "k", .dtype = KVF_DTYPE_BF16, .units = HEADS, .cell_elements = (uint32_t)(run / 2)},
         {.name = "v", .dtype = KVF_DTYPE_BF16, .units = HEADS, .cell_elements = (uint32_t)(run / 2)}};
@@ -74,10 +90,11 @@ static kvf_engine *make_engine(uint64_t run, const char *order) {
         .name = "full", .layers = layers, .layer_count = LAYERS, .parts = parts, .part_count = 2};
     const kvf_model_desc desc = {
         .struct_size = sizeof desc, .layer_count = LAYERS, .groups = &group, .group_count = 1};
-    const kvf_engine_spec spec = {.struct_size = sizeof spec,
-                                  .all = {.tokens_per_block = BLOCK_TOKENS,
-                                          .block_count = (tokens_of(run) + BLOCK_TOKENS - 1) / BLOCK_TOKENS,
-                                          .order = order}};
+    const kvf_engine_spec spec = {
+        .struct_size = sizeof spec,
+        .all = {.tokens_per_block = BLOCK_TOKENS,
+                .block_count = (tokens_of(by, run) + BLOCK_TOKENS - 1) / BLOCK_TOKENS,
+                .order = order}};
     kvf_model *model = NULL;
     kvf_engine *engine = NULL;
     must(kvf_model_create(&desc, &model));
@@ -110,15 +127,22 @@ static void open_end(bench_end *end, const bench_route *by, const char *name, ui
                                            .on_notify = on_notify,
                                            .context = end};
     const kvf_stage_options stage = {.struct_size = sizeof stage, .on_event = on_event};
-    end->engine = make_engine(run, order_of(holds));
-    end->tokens = tokens_of(run);
+    end->engine = make_engine(by, run, order_of(holds));
+    end->tokens = tokens_of(by, run);
+    end->brought = by->brought;
+    end->spins = by->brought ? BROUGHT_SPINS : SPINS;
     must(kvf_transport_open(by->kind, &options, &end->transport));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(end->engine, 0));
     bench_require(shard->region_count == LAYERS, "one region a layer");
     kvf_memory regions[LAYERS];
     for (uint32_t i = 0; i < LAYERS; i++) {
-        void *memory;
-        must(kvf_transport_allocate(end->transport, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
+        void *memory = NULL;
+        if (by->brought)
+            memory = mmap(NULL, shard->region_bytes[i], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                          -1, 0);
+        else
+            must(kvf_transport_allocate(end->transport, KVF_MEMORY_HOST, 0, shard->region_bytes[i], &memory));
+        bench_require(memory != MAP_FAILED, "no memory");
         end->memory[i] = memory;
         regions[i] = (kvf_memory){
             .struct_size = sizeof(kvf_memory), .address = memory, .bytes = shard->region_bytes[i]};
@@ -127,7 +151,8 @@ static void open_end(bench_end *end, const bench_route *by, const char *name, ui
     must(kvf_stage_open(end->transport, kvf_engine_shard(end->engine, 0), &stage, &end->stage));
 }
 
-static void exchange_cards(bench_end *end, int line) {
+/* Returns the peer's, which stays until the next call. */
+static const unsigned char *exchange_cards(bench_end *end, int line, size_t *their_bytes) {
     static unsigned char theirs[65536];
     const void *card;
     size_t bytes;
@@ -137,11 +162,16 @@ static void exchange_cards(bench_end *end, int line) {
     bench_require(got > 0, "no card came");
     must(kvf_transport_connect(end->transport, theirs, (size_t)got, &end->peer));
     must(kvf_stage_join(end->stage, end->peer));
+    *their_bytes = (size_t)got;
+    return theirs;
 }
 
 static void close_end(bench_end *end) {
     kvf_stage_close(end->stage);
     kvf_transport_close(end->transport);
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(end->engine, 0));
+    for (uint32_t i = 0; i < LAYERS && end->brought; i++)
+        (void)munmap(end->memory[i], shard->region_bytes[i]);
     kvf_engine_free(end->engine);
 }
 
@@ -154,7 +184,7 @@ static void work(bench_end *end, unsigned *idle) {
 
 /* Sleeps where there has been nothing to do for a while. False: something came by `line`. */
 static bool nap(bench_end *end, unsigned idle, int line) {
-    if (idle < SPINS)
+    if (idle < end->spins)
         return true;
     struct pollfd fds[2] = {{kvf_transport_event_fd(end->transport), POLLIN, 0}, {line, POLLIN, 0}};
     (void)poll(fds, 2, 100);
@@ -212,6 +242,7 @@ static void send_plainly(const bench_end *end, int port) {
 static _Noreturn void be_other(const bench_route *by, uint64_t run, int line) {
     bench_end end = {0};
     unsigned idle = 0;
+    size_t their_bytes;
     char word;
     /* It opens the fabric only when its turn comes, and ends with the benchmark at the latest. */
     if (recv(line, &word, 1, 0) != 1)
@@ -219,7 +250,7 @@ static _Noreturn void be_other(const bench_route *by, uint64_t run, int line) {
     open_end(&end, by, "other", run, !by->push);
     if (!by->push)
         (void)cells_are(&end, true);
-    exchange_cards(&end, line);
+    (void)exchange_cards(&end, line, &their_bytes);
     for (;;) {
         do
             work(&end, &idle);
@@ -246,6 +277,8 @@ typedef struct bench_mover {
     const bench_route *by;
     int line, listener, port;
     pid_t other;
+    const unsigned char *card; /* of the other's */
+    size_t card_bytes;
     kvf_engine *theirs;
     kvf_plan *plan;
     kvf_request *request;
@@ -284,8 +317,8 @@ static void open_mover(bench_mover *mover, const bench_route *by, uint64_t run) 
     open_end(&mover->end, by, "mover", run, by->push);
     if (by->push)
         (void)cells_are(&mover->end, true);
-    exchange_cards(&mover->end, mover->line);
-    mover->theirs = make_engine(run, order_of(!by->push));
+    mover->card = exchange_cards(&mover->end, mover->line, &mover->card_bytes);
+    mover->theirs = make_engine(by, run, order_of(!by->push));
     const kvf_engine *reader = by->push ? mover->theirs : mover->end.engine;
     must(kvf_plan_build(kvf_engine_shard(reader, 0), by->push ? mover->end.engine : mover->theirs, NULL,
                         &mover->plan));
@@ -403,12 +436,138 @@ static void compare(bench_report *report, const bench_route *by, uint64_t run, b
     close_mover(mover);
 }
 
+/* ---- memory that the callers brought --------------------------------------------------------- */
+
+enum { TOGETHER, ALONE, SERVED, PACKED, CHOSEN, WAYS };
+
+/* The mover's memory again, by a transport with another setting; TOGETHER is what the mover's own does. */
+typedef struct bench_rival {
+    kvf_transport *transport;
+    kvf_peer *peer;
+} bench_rival;
+
+static bench_rival open_rival(const bench_mover *mover, const char *direct) {
+    const kvf_setting setting = {"shm.direct", direct};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(mover->end.engine, 0));
+    kvf_memory regions[LAYERS];
+    bench_rival rival = {0};
+    for (uint32_t i = 0; i < LAYERS; i++)
+        regions[i] = (kvf_memory){sizeof(kvf_memory), mover->end.memory[i], shard->region_bytes[i],
+                                  KVF_MEMORY_HOST, 0};
+    must(kvf_transport_open("shm", &options, &rival.transport));
+    must(kvf_transport_register(rival.transport, regions, LAYERS));
+    must(kvf_transport_connect(rival.transport, mover->card, mover->card_bytes, &rival.peer));
+    return rival;
+}
+
+static void move_by_rival(const bench_mover *mover, bench_rival *rival) {
+    kvf_transfer *transfer = NULL;
+    kvf_status status;
+    unsigned idle = 0;
+    bool busy;
+    must(kvf_transfer_start(mover->request, KVF_READ, &rival->peer, &transfer));
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS) {
+        must(kvf_transport_progress(rival->transport, &busy));
+        idle = busy ? 0 : idle + 1;
+        struct pollfd fd = {kvf_transport_event_fd(rival->transport), POLLIN, 0};
+        if (idle > BROUGHT_SPINS)
+            (void)poll(&fd, 1, 100);
+    }
+    must(status);
+    kvf_transfer_free(transfer);
+}
+
+/* What both processes have had of the processors. */
+static uint64_t processor_ns(const bench_mover *mover) {
+    clockid_t clocks[2] = {CLOCK_PROCESS_CPUTIME_ID};
+    bench_require(clock_getcpuclockid(mover->other, &clocks[1]) == 0, "no clock of the other process");
+    uint64_t ns = 0;
+    for (int i = 0; i < 2; i++) {
+        struct timespec time;
+        bench_require(clock_gettime(clocks[i], &time) == 0, "no clock of the other process");
+        ns += (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+    }
+    return ns;
+}
+
+static void move_brought(bench_mover *mover, bench_rival *rivals, int way) {
+    static const kvf_way ways[WAYS] = {
+        [TOGETHER] = KVF_WAY_DIRECT, [PACKED] = KVF_WAY_PACKED, [CHOSEN] = KVF_WAY_AUTO};
+    if (way == ALONE || way == SERVED)
+        move_by_rival(mover, &rivals[way]);
+    else
+        (void)move_all(mover, ways[way], NULL);
+}
+
+static void verify_brought(bench_mover *mover, bench_rival *rivals, int way) {
+    for (uint32_t i = 0; i < LAYERS; i++)
+        memset(mover->end.memory[i], 0x5a, 4096);
+    bench_require(!has_arrived(mover), "cells are right before they were moved");
+    move_brought(mover, rivals, way);
+    bench_require(has_arrived(mover), "a cell has other bytes than its holder's");
+}
+
+static void compare_brought(bench_report *report, uint64_t run, bench_mover *mover) {
+    double rates[WAYS][TURNS], seconds[WAYS][TURNS], ratios[WAYS][TURNS];
+    bench_rival rivals[WAYS] = {0};
+    open_mover(mover, &brought, run);
+    rivals[ALONE] = open_rival(mover, "on");
+    rivals[SERVED] = open_rival(mover, "off");
+    for (int way = 0; way < WAYS; way++)
+        verify_brought(mover, rivals, way);
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (int i = 0; i < WAYS; i++) {
+            int way = (turn + i) % WAYS;
+            uint64_t processor = processor_ns(mover), begin = bench_now_ns();
+            move_brought(mover, rivals, way);
+            rates[way][turn] = (double)mover->bytes / (double)(bench_now_ns() - begin);
+            seconds[way][turn] = (double)(processor_ns(mover) - processor) / (double)mover->bytes;
+        }
+        for (int way = 0; way < WAYS; way++)
+            ratios[way][turn] = rates[CHOSEN][turn] / rates[way][turn];
+    }
+    /* Not of each turn's better one: of two that vary, the better one is better than both. */
+    double beside_alone = bench_spread_of(ratios[ALONE], TURNS).median;
+    double beside_served = bench_spread_of(ratios[SERVED], TURNS).median;
+    double ratio = beside_alone < beside_served ? beside_alone : beside_served;
+    bench_text(report, bench_bytes(run));
+    for (int way = 0; way < WAYS; way++)
+        bench_number(report, 2, bench_spread_of(rates[way], TURNS).median);
+    bench_number(report, 2, ratio);
+    bench_number(report, 2, 1 / bench_spread_of(ratios[PACKED], TURNS).median);
+    for (int way = 0; way < CHOSEN; way++)
+        bench_number(report, 2, bench_spread_of(seconds[way], TURNS).median);
+    if (ratio < REQUIRED)
+        bench_fail(report, "less than 90% of the better of system calls and the owner's copies");
+    kvf_transport_close(rivals[ALONE].transport);
+    kvf_transport_close(rivals[SERVED].transport);
+    close_mover(mover);
+}
+
+static void compare_all_brought(bench_report *report, bench_mover *movers) {
+    bench_table(report, brought.title,
+                (const char *[]){"run", "together GB/s", "alone GB/s", "served GB/s", "packed GB/s",
+                                 "chosen GB/s", "ratio", "packed/chosen", "together s/GB", "alone s/GB",
+                                 "served s/GB", "packed s/GB", NULL});
+    for (size_t i = 0; i < BROUGHT_SIZES; i++)
+        compare_brought(report, brought_bytes[i], &movers[i]);
+    bench_note(report,
+               "ratio: chosen over the better of alone (system calls) and served (copied by the owner into a "
+               "buffer); together: both at once; s/GB: processor time of both processes");
+}
+
 int main(int argc, char **argv) {
     bench_report *report = bench_report_start("packed", argc, argv);
+    static bench_mover brought_movers[BROUGHT_SIZES];
+    for (size_t i = 0; i < BROUGHT_SIZES; i++)
+        start_other(&brought_movers[i], &brought, brought_bytes[i]);
     static bench_mover movers[ROUTES][RUN_SIZES];
     for (size_t r = 0; r < ROUTES; r++)
         for (size_t i = 0; i < RUN_SIZES; i++)
             start_other(&movers[r][i], &routes[r], run_bytes[i]);
+    compare_all_brought(report, brought_movers);
     for (size_t r = 0; r < ROUTES; r++) {
         const char *kind;
         bool there = false;

@@ -6,7 +6,7 @@
  *
  *   direct   one operation for each run of the request, as kvf_transfer_start() does it
  *   packed   the rank that holds the cells gathers them into a slot of an arena, one operation moves the slot, and
- *            the rank that reads them scatters it
+ *            the rank that reads them scatters it. Between ranks of one host slots are mapped, and nothing moves them
  *
  * A stage belongs to one transport. It registers an arena, memory of bounded size cut into slots, as one more region
  * behind the shard's. It speaks with the stages of its peers through notifications of the transport: the user hands it
@@ -34,7 +34,9 @@ extern "C" {
 typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
-    KVF_WAY_AUTO = 0, /**< what is predicted to be faster; direct where the fabric has lists of runs itself */
+    /** What is predicted to be faster. Direct where the fabric has lists of runs itself, unless it is memory of this
+     * host that cannot be mapped: that of callers. */
+    KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
 } kvf_way;

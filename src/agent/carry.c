@@ -20,14 +20,17 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
         return false;
     if (way == KVF_WAY_PACKED)
         return true;
-    /* On one host runs cost nanoseconds: nothing is gained that would pay for another copy. */
-    if (session->same_host && kvf_transport_is_near(agent->transport))
-        return false;
+    const bool near = session->same_host && kvf_transport_is_near(agent->transport);
     if (!peer && !kvf_work_is_ours(agent))
-        return true; /* as far as it is known */
+        return !near; /* as far as it is known */
     if (!peer && kvf_session_peer(session, &peer))
         return false;
-    return kvf_peer_reach(peer) == KVF_REACH_NETWORK && !kvf_cost_has_lists(kvf_peer_kind(peer));
+    kvf_cost_model apart;
+    if (kvf_peer_reach(peer) == KVF_REACH_NETWORK)
+        return !kvf_cost_has_lists(kvf_peer_kind(peer));
+    /* On one host runs cost nanoseconds, and nothing is gained that would pay for another copy; unless it is memory
+     * that nobody can map. */
+    return kvf_peer_costs(peer, &apart);
 }
 
 static kvf_status cannot_pack(const kvf_session *session) {

@@ -28,7 +28,8 @@ static inline bool kvf_carry_is_there(const kvf_carry *carry) {
 kvf_way kvf_way_of(const kvf_ticket *ticket);
 
 /** Whether what moves between us and the peer of a session may go packed, where this way is wanted: a stage is here,
- * and where the way is chosen the peer is on another machine. The session's connection is made. */
+ * and where the way is chosen the peer is on another machine, or has memory that cannot be mapped. The session's
+ * connection is made. */
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way);
 
 /**

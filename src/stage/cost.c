@@ -12,6 +12,7 @@
 #define NOTICES_PER_SLOT 2.0    /* lent and returned */
 #define NOTICES_PER_FLOW 4.0    /* opened, accepted, ended by both */
 #define NOTICE_RUNS 2.0         /* what a notification costs, in operations of the fabric */
+#define NS_PER_NEAR_NOTICE 5e3  /* on one host */
 #define WEIGHT 0.25             /* of one transfer in the average */
 #define FACTOR_MAX 16.0         /* a transfer that took longer was disturbed by something else */
 #define SHORTEST_BYTES 256u     /* below it, the first class of lengths */
@@ -26,6 +27,13 @@ void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes
     cost->packed.ns_per_byte = fabric.ns_per_byte + 2 * NS_PER_COPIED_BYTE +
                                operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
     cost->packed.ns_per_source = fabric.ns_per_source + NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+}
+
+void kvf_cost_assume_near(kvf_stage_cost *cost, const kvf_cost_model *fabric) {
+    *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = *fabric, .packed = *fabric};
+    cost->packed.ns_per_run = NS_PER_PIECE;
+    cost->packed.ns_per_byte = NS_PER_COPIED_BYTE + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / KVF_SLOT_BYTES;
+    cost->packed.ns_per_source = fabric->ns_per_source + NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
 }
 
 bool kvf_cost_has_lists(const char *kind) {
@@ -76,11 +84,9 @@ static class_place place_of(uint64_t runs, uint64_t bytes) {
     return (class_place){length, step_of(bytes, SMALLEST_BYTES, KVF_COST_SIZES)};
 }
 
-void kvf_peer_cost_begin(kvf_peer_cost *cost, const char *kind, uint32_t slot_bytes) {
-    kvf_stage_cost assumed;
-    kvf_cost_assume(&assumed, kind, slot_bytes);
-    *cost = (kvf_peer_cost){.direct = {.assumed = assumed.direct, .learned = assumed.direct},
-                            .packed = {.assumed = assumed.packed, .learned = assumed.packed}};
+void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_stage_cost *assumed) {
+    *cost = (kvf_peer_cost){.direct = {.assumed = assumed->direct, .learned = assumed->direct},
+                            .packed = {.assumed = assumed->packed, .learned = assumed->packed}};
 }
 
 double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes) {

@@ -41,8 +41,8 @@ typedef struct kvf_peer_cost {
     kvf_way_cost direct, packed;
 } kvf_peer_cost;
 
-/** Forgets what was seen. */
-void kvf_peer_cost_begin(kvf_peer_cost *cost, const char *kind, uint32_t slot_bytes);
+/** Begins with what is assumed: nothing was seen. */
+void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_stage_cost *assumed);
 
 /** The prediction, in nanoseconds. */
 double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes);
@@ -52,6 +52,10 @@ void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, doubl
 
 /** Fills in what is assumed of a peer that a kind of transport reaches. */
 void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes);
+
+/** The same of a peer on this host whose memory nobody can map: no operation is needed between the two arenas, and both
+ * sides copy at the same time. `fabric`: what its memory costs directly. */
+void kvf_cost_assume_near(kvf_stage_cost *cost, const kvf_cost_model *fabric);
 
 /** Whether a kind of transport moves many runs in one operation: then there is nothing left for us to pack. */
 bool kvf_cost_has_lists(const char *kind);

@@ -153,22 +153,59 @@ uint64_t kvf_mover_allow(kvf_stage_flow *flow, uint64_t bytes) {
     return given;
 }
 
-/* Whether a slot may move now; its bytes are used up with that. */
-static bool may_move(kvf_stage_flow *flow, uint64_t bytes) {
-    if (!flow->held)
-        return true;
-    if (flow->allowed < bytes)
+/* Whether a slot may move now. */
+static bool may_move(const kvf_stage_flow *flow, uint64_t bytes) {
+    return !flow->held || flow->allowed >= bytes;
+}
+
+static void use_up(kvf_stage_flow *flow, uint64_t bytes) {
+    flow->allowed -= flow->held ? bytes : 0;
+}
+
+/*
+ * Where the lender's arena is in our address space, a slot needs no other of ours: bytes go between it and the shard.
+ * False: it is not, or not now; then an operation moves the slot, or says why it cannot.
+ */
+static bool move_in_place(kvf_stage_flow *flow, kvf_credit *credit, uint64_t length) {
+    kvf_peer *peer = flow->peer->peer;
+    unsigned char *arena = flow->stage->device ? NULL : kvf_peer_enter(peer, flow->region, flow->direction);
+    if (!arena)
         return false;
-    flow->allowed -= bytes;
+    use_up(flow, length);
+    const bool read = flow->direction == KVF_READ;
+    const kvf_job job = {.stream = flow->stream,
+                         .bases = kvf_transport_bases(flow->stage->transport),
+                         .bytes = credit->note.bytes,
+                         .slot = arena + (uint64_t)credit->note.slot * flow->slot_bytes,
+                         .gathers = !read};
+    kvf_status status = kvf_stage_check_memory(flow->stage);
+    if (!status)
+        kvf_job_do(&job);
+    kvf_status left = kvf_peer_leave(peer, flow->direction, length);
+    status = status ? status : left;
+    credit->state = KVF_CREDIT_TO_RETURN;
+    flow->operations += !status;
+    flow->heard_ns = kvf_now(flow->stage->clock);
+    if (read)
+        flow->done += length;
+    if (status || (read && flow->done == flow->bytes))
+        kvf_stage_flow_end(flow, status);
     return true;
 }
 
-/* Pull: reads begin as soon as a slot of ours is free. */
+/* Pull: in place a slot each step, for that is a copy; reads begin as soon as a slot of ours is free. */
 static bool read_slots(kvf_stage_flow *flow) {
     bool did = false;
     kvf_credit *credit;
-    while (!flow->ended && (credit = kvf_stage_flow_credit(flow, KVF_CREDIT_HERE)) &&
-           flow->stage->arena.free_count > 0 && may_move(flow, bytes_of_slot(flow, credit, 0))) {
+    while (!flow->ended && (credit = kvf_stage_flow_credit(flow, KVF_CREDIT_HERE))) {
+        uint64_t length = bytes_of_slot(flow, credit, 0);
+        if (!may_move(flow, length))
+            break;
+        if (move_in_place(flow, credit, length))
+            return true;
+        if (flow->stage->arena.free_count == 0)
+            break;
+        use_up(flow, length);
         credit->own = kvf_arena_take(&flow->stage->arena);
         did = submit(flow, credit) || did;
     }
@@ -184,18 +221,23 @@ static bool scatter_slot(kvf_stage_flow *flow) {
     return true;
 }
 
-/* Push: the next bytes, through a slot of ours, into one of the lender's. */
+/* Push: the next bytes, into one of the lender's slots. */
 static bool write_slot(kvf_stage_flow *flow) {
     kvf_arena *arena = &flow->stage->arena;
     kvf_credit *credit = flow->next < flow->bytes ? kvf_stage_flow_credit(flow, KVF_CREDIT_HERE) : NULL;
-    if (!credit || arena->free_count == 0)
+    const uint64_t length = credit ? bytes_of_slot(flow, credit, flow->next) : 0;
+    if (!credit || !may_move(flow, length))
         return false;
-    uint64_t length = bytes_of_slot(flow, credit, flow->next);
-    if (!may_move(flow, length))
-        return false;
-    credit->own = kvf_arena_take(arena);
     credit->note.bytes = (kvf_byte_range){flow->next, flow->next + length};
+    if (move_in_place(flow, credit, length)) {
+        flow->next += length;
+        return true;
+    }
+    if (arena->free_count == 0)
+        return false;
+    use_up(flow, length);
     flow->next += length;
+    credit->own = kvf_arena_take(arena);
     if (kvf_stage_flow_gather(credit))
         kvf_mover_copied(credit);
     return true;

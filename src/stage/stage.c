@@ -234,11 +234,19 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
-    joined->peer = peer; /* slots that one of this name may still touch count against its share */
-    joined->has_lists = kvf_cost_has_lists(kvf_peer_kind(peer));
+    joined->peer = peer;  /* slots that one of this name may still touch count against its share */
+    kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
+    const bool near = kvf_peer_costs(peer, &apart);
+    joined->has_lists = !near && kvf_cost_has_lists(kvf_peer_kind(peer));
     joined->withholds = kvf_peer_withholds(peer) || is_kept(stage, peer);
-    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
-        kvf_peer_cost_begin(&joined->costs[direction], kvf_peer_kind(peer), stage->arena.slot_bytes);
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        kvf_stage_cost assumed;
+        if (near)
+            kvf_cost_assume_near(&assumed, &apart);
+        else
+            kvf_cost_assume(&assumed, kvf_peer_kind(peer), stage->arena.slot_bytes);
+        kvf_peer_cost_begin(&joined->costs[direction], &assumed);
+    }
     return KVF_OK;
 }
 

@@ -221,6 +221,22 @@ kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) 
                : status;
 }
 
+/* ---- in place -------------------------------------------------------------------------------- */
+
+unsigned char *kvf_peer_enter(kvf_peer *peer, uint32_t region, kvf_direction direction) {
+    const kvf_fabric *fabric = peer->fabric;
+    KVF_ASSERT(region < peer->region_count);
+    return fabric->enter && !peer->lost ? fabric->enter(peer->link, region, direction) : NULL;
+}
+
+kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t bytes) {
+    if (!peer->fabric->leave(peer->link, direction))
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s went while its memory was %s", peer->fabric->kind.name,
+                        peer->name, direction == KVF_READ ? "read" : "written");
+    peer->moved[direction] += bytes;
+    return KVF_OK;
+}
+
 /* ---- what fabrics report --------------------------------------------------------------------- */
 
 void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {

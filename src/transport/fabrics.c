@@ -110,6 +110,8 @@ static kvf_status check_abilities(const kvf_fabric *fabric) {
     if ((fabric->allocate != NULL) != (kind->allocates != 0) || (kind->allocates & ~kind->memory_kinds) != 0)
         return incomplete(
             fabric, "has allocate without allocates, or the other way round, or of memory it does not serve");
+    if ((fabric->enter != NULL) != (fabric->leave != NULL))
+        return incomplete(fabric, "has enter without leave, or the other way round");
     if ((fabric->fence != NULL) != kind->fences || (fabric->admit != NULL) != kind->fences)
         return incomplete(fabric, "has fence and admit without fences, or the other way round");
     if (!(kind->cost.ns_per_run > 0) || !(kind->cost.ns_per_byte > 0) || !(kind->cost.ns_per_source > 0))

@@ -1,5 +1,7 @@
 #include "transport/slices.h"
 
+#include "kernel/kernel.h"
+
 void kvf_slices_add(kvf_slices *slices, kvf_batch *batch) {
     if (!slices->current) {
         slices->current = batch;
@@ -85,4 +87,35 @@ bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice) {
         return false;
     (void)kvf_slices_drop_current(slices);
     return true;
+}
+
+/* ---- packed ---------------------------------------------------------------------------------- */
+
+#define PACKED_RUNS 256u /* laid out at once */
+
+static void copy_packed(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data, bool pack) {
+    kvf_run laid_out[PACKED_RUNS];
+    size_t left, here;
+    const kvf_run *runs = kvf_slice_runs(slice, &left);
+    uint64_t at = 0;
+    for (; left > 0; left -= here, runs += here) {
+        here = left < PACKED_RUNS ? left : PACKED_RUNS;
+        for (size_t i = 0; i < here; i++) {
+            laid_out[i] = (kvf_run){runs[i].local_offset, at, runs[i].bytes, runs[i].local_region, 0};
+            at += runs[i].bytes;
+        }
+        if (pack)
+            kvf_kernel_pack_runs(KVF_COPY_TO_REMOTE, (kvf_copy_bases){&data, bases}, laid_out, here);
+        else
+            kvf_kernel_copy_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){bases, &data}, laid_out, here,
+                                 slice->bytes);
+    }
+}
+
+void kvf_slice_pack(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data) {
+    copy_packed(slice, bases, data, true);
+}
+
+void kvf_slice_unpack(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data) {
+    copy_packed(slice, bases, data, false);
 }

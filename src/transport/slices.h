@@ -27,6 +27,21 @@ typedef struct kvf_slice {
     uint64_t bytes; /**< of all of it */
 } kvf_slice;
 
+/** The runs of a slice, at least one: whole ones, or the part. */
+static inline const kvf_run *kvf_slice_runs(const kvf_slice *slice, size_t *count) {
+    *count = slice->count ? slice->count : 1;
+    return slice->count ? slice->runs : &slice->part;
+}
+
+/**
+ * Copies between the local side of a slice and memory in which its runs lie one after the other: pack() into that, to be
+ * read soon; unpack() out of it.
+ *
+ * @param bases  of local regions
+ */
+void kvf_slice_pack(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data);
+void kvf_slice_unpack(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data);
+
 /** Takes a batch in, from submit(). */
 void kvf_slices_add(kvf_slices *slices, kvf_batch *batch);
 

@@ -363,6 +363,10 @@ bool kvf_transport_is_near(const kvf_transport *transport) {
     return false;
 }
 
+bool kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out) {
+    return peer->fabric->costs && peer->fabric->costs(peer->link, out);
+}
+
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
 }

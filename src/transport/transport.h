@@ -106,6 +106,27 @@ typedef struct kvf_fabric {
 
     kvf_status (*notify)(void *link, const void *data, size_t bytes);
 
+    /**
+     * What reading and writing this peer's memory costs, where that is not what `kind.cost` says; known from its card.
+     * NULL: it always is.
+     *
+     * @return whether it is something else; `out` is only filled in then
+     */
+    bool (*costs)(const void *link, kvf_cost_model *out);
+
+    /**
+     * Lets the caller touch a region of the peer's in place, until leave(): for a moment, within one call of the
+     * user's, and in no progress() meanwhile. NULL where no memory of peers is in our address space; then leave is NULL
+     * too. What the peer does to the region meanwhile shows.
+     *
+     * @return where the region begins; NULL: it is not mapped here, or the peer is lost or lets us write no more, of which
+     *         a batch says why
+     */
+    unsigned char *(*enter)(void *link, uint32_t region, kvf_direction direction);
+
+    /** Ends that. @return false: the peer is gone, and what was read or written counts for nothing */
+    bool (*leave)(void *link, kvf_direction direction);
+
     /** How the peer's memory is reached, in a few words that the fabric owns and that stay; "" before that is known.
      * NULL: there is nothing to say beyond the fabric's name. */
     const char *(*way)(const void *link);
@@ -240,6 +261,24 @@ kvf_reach kvf_peer_reach(const kvf_peer *peer);
 
 /** Whether an endpoint has a fabric for peers on its own host that serves its memory. */
 bool kvf_transport_is_near(const kvf_transport *transport);
+
+/**
+ * Begins to touch a region of a peer's in place, instead of by kvf_transport_submit(): to read it, or to write it.
+ * kvf_peer_leave() follows at once, before anything else is called of the transport.
+ *
+ * @return where the region begins; NULL: it cannot be touched so, now or ever, and is left to batches
+ */
+unsigned char *kvf_peer_enter(kvf_peer *peer, uint32_t region, kvf_direction direction);
+
+/**
+ * Ends that, and counts what was moved as a batch's.
+ *
+ * @return KVF_OK; KVF_E_PEER_LOST: the peer is gone, and what was read or written counts for nothing
+ */
+kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t bytes);
+
+/** Whether this peer's memory costs something else than its kind says; `out` is only filled in then. */
+bool kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out);
 
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);

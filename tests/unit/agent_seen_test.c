@@ -37,6 +37,8 @@ static void has_once(const char *text, const char *words) {
     assert_null(strstr(strstr(text, words) + 1, words));
 }
 
+static void *brought[2][WORLD_MAX_REGIONS]; /* by engine: memory that is not the transport's */
+
 static void open_it(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
                     const kvf_agent_options *options) {
     scene_open(s, attention(2, 4, 8), p, d, options);
@@ -212,18 +214,9 @@ static void meetings_and_ways_have_lines_with_level_and_time(void **state) {
     scene_close(&s);
 }
 
-/* Memory that the engine brought, and a setting that keeps the transport from reading it by itself. */
-static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
-    (void)state;
-    static book log;
-    static void *memory[2][WORLD_MAX_REGIONS];
-    scene s;
-    memset(&log, 0, sizeof log);
-    const kvf_setting off = {"shm.direct", "off"};
-    const kvf_agent_options *options =
-        WRITTEN_DOWN(&log, .transport = "shm", .settings = &off, .setting_count = 1);
-    open_it(&s, ONE("P"), ONE("D"), options);
-    world_engine *engines[] = {&s.w.p, &s.w.d};
+/* Both engines' agents anew, with memory that is not the transport's. */
+static void bring_memory(scene *s, const kvf_agent_options *options) {
+    world_engine *engines[] = {&s->w.p, &s->w.d};
     for (int e = 0; e < 2; e++) {
         world_engine *engine = engines[e];
         const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine->engine, 0));
@@ -231,25 +224,66 @@ static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
         world_close_agents(engine);
         assert_ok(kvf_agent_open(engine->engine, 0, options, &engine->agents[0]));
         for (uint32_t i = 0; i < shard->region_count; i++) {
-            memory[e][i] = engine->memory[0][i] = calloc(1, shard->region_bytes[i]);
+            brought[e][i] = engine->memory[0][i] = calloc(1, shard->region_bytes[i]);
             regions[i] = (kvf_memory){
-                .struct_size = sizeof(kvf_memory), .address = memory[e][i], .bytes = shard->region_bytes[i]};
+                .struct_size = sizeof(kvf_memory), .address = brought[e][i], .bytes = shard->region_bytes[i]};
         }
         assert_ok(kvf_agent_register(engine->agents[0], regions, shard->region_count));
         engine->contact.endpoint = kvf_agent_endpoint(engine->agents[0]);
     }
-    world_fill(&s.w, &s.w.p, &s.held, 1);
-    s.d = s.w.d.agents[0];
+    world_fill(&s->w, &s->w.p, &s->held, 1);
+    s->d = s->w.d.agents[0];
+}
+
+static void close_with_brought_memory(scene *s) {
+    scene_close(s);
+    for (int e = 0; e < 2; e++)
+        for (uint32_t i = 0; i < WORLD_MAX_REGIONS; i++) {
+            free(brought[e][i]);
+            brought[e][i] = NULL;
+        }
+}
+
+/* A setting keeps the transport from reading by itself. */
+static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    memset(&log, 0, sizeof log);
+    const kvf_setting off = {"shm.direct", "off"};
+    const kvf_agent_options *options =
+        WRITTEN_DOWN(&log, .transport = "shm", .settings = &off, .setting_count = 1);
+    open_it(&s, ONE("P"), ONE("D"), options);
+    bring_memory(&s, options);
     world_hold(&s.w.p, &s.held, s.theirs);
     scene_pull(&s);
     has(log.text, "20 D rank 0 reads from P rank 0 over shm, by a shared buffer, for shm.direct is off\n");
     kvf_agent_peer peers[MOST];
     assert_int_equal(peers_of(s.d, peers), 1);
     assert_string_equal(peers[0].way, "a shared buffer, for shm.direct is off");
-    scene_close(&s);
-    for (int e = 0; e < 2; e++)
-        for (uint32_t i = 0; i < WORLD_MAX_REGIONS; i++)
-            free(memory[e][i]);
+    close_with_brought_memory(&s);
+}
+
+/* Runs of 16 bytes on one host: packed, unless it is told otherwise, or so little that the flow is not worth it. */
+static void memory_that_nobody_can_map_goes_packed_on_one_host(void **state) {
+    (void)state;
+    static const kvf_way ways[] = {KVF_WAY_AUTO, KVF_WAY_DIRECT};
+    const kvf_engine_spec *by_token = ENGINE(.name = "P", .all = {.block_count = 64, .order = "L|BPNH"});
+    const kvf_engine_spec *by_head = ENGINE(.name = "D", .all = {.block_count = 64, .order = "L|BPHN"});
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        scene s;
+        const kvf_agent_options *options =
+            &(const kvf_agent_options){.struct_size = sizeof *options, .transport = "shm", .way = ways[i]};
+        scene_open(&s, attention(4, 8, 8), by_token, by_head, options);
+        bring_memory(&s, options);
+        world_hold(&s.w.p, &s.held, s.theirs);
+        scene_pull(&s);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        kvf_agent_stats stats = world_stats(s.d);
+        assert_true(stats.bytes_read > 0);
+        assert_int_equal(stats.bytes_packed, ways[i] == KVF_WAY_AUTO ? stats.bytes_read : 0);
+        close_with_brought_memory(&s);
+    }
 }
 
 int main(void) {
@@ -262,6 +296,7 @@ int main(void) {
         cmocka_unit_test(a_peer_that_is_lost_is_remembered_until_it_is_back),
         cmocka_unit_test(meetings_and_ways_have_lines_with_level_and_time),
         cmocka_unit_test(a_way_that_is_no_more_than_a_fallback_says_why),
+        cmocka_unit_test(memory_that_nobody_can_map_goes_packed_on_one_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

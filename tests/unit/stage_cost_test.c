@@ -48,7 +48,9 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
         double ns;
     } kinds[] = {{4096, 4096 * 128, 9e7}, {64, 64 << 10, 3e5}, {16, 16 << 20, 2e7}, {1 << 14, 4 << 20, 3e8}};
     kvf_peer_cost cost;
-    kvf_peer_cost_begin(&cost, "ucx", 1 << 20);
+    kvf_stage_cost assumed;
+    kvf_cost_assume(&assumed, "ucx", 1 << 20);
+    kvf_peer_cost_begin(&cost, &assumed);
     for (int i = 0; i < 10; i++)
         for (size_t k = 0; k < COUNT_OF(kinds); k++)
             kvf_way_cost_learn(&cost.direct, kinds[k].runs, kinds[k].bytes, kinds[k].ns);
@@ -145,10 +147,90 @@ static void half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer(void **sta
     kvf_arena_close(&arena);
 }
 
-/* ---- what a stage refuses -------------------------------------------------------------------- */
-
 static const kvf_engine_spec one = {
     .struct_size = sizeof one, .tp_size = 1, .all = {.tokens_per_block = 8, .block_count = 20}};
+
+/* ---- on one host ------------------------------------------------------------------------------ */
+
+/* Heads of 32 B in other orders, so that a run is 32 B; moved as it is chosen, both ways. */
+static void check_choice(bool brought, bool packed) {
+    static const kvf_engine_spec d = {.struct_size = sizeof d,
+                                      .tp_size = 1,
+                                      .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}},
+                                 p = {.struct_size = sizeof p,
+                                      .tp_size = 1,
+                                      .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPHN"}};
+    const stage_pair shape = {.model = attention(2, 4, 16),
+                              .d = &d,
+                              .p = &p,
+                              .tokens = 600,
+                              .options = {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT, .window = 4}};
+    stage_world *w = brought ? stage_world_open_brought("shm", &shape) : stage_world_open("shm", &shape);
+    stage_world_pull_all(w, KVF_WAY_AUTO, 5);
+    kvf_stage_info pulled = stage_info_of(w->d[0].stage);
+    assert_int_equal(pulled.moves[KVF_WAY_PACKED], packed);
+    assert_int_equal(pulled.moves[KVF_WAY_DIRECT], !packed);
+    stage_world_refill(w, 6);
+    stage_world_push_all(w, KVF_WAY_AUTO, 6);
+    kvf_stage_info pushed = stage_info_of(w->p[0].stage);
+    assert_int_equal(pushed.moves[KVF_WAY_PACKED], packed);
+    assert_int_equal(pushed.moves[KVF_WAY_DIRECT], !packed);
+    stage_world_work_idle(w);
+    stage_world_close(w);
+}
+
+static void short_runs_of_memory_that_nobody_can_map_are_packed_on_one_host(void **state) {
+    (void)state;
+    check_choice(true, true);
+}
+
+static void memory_that_is_mapped_is_copied_from_directly(void **state) {
+    (void)state;
+    check_choice(false, false);
+}
+
+/* A slot of the peer's arena is mapped here: nothing lies in a slot of ours between. */
+static void a_mapped_arena_needs_no_slots_of_the_mover(void **state) {
+    (void)state;
+    const kvf_direction directions[] = {KVF_READ, KVF_WRITE};
+    for (size_t i = 0; i < COUNT_OF(directions); i++) {
+        const stage_pair shape = {.model = attention(2, 2, 16),
+                                  .d = &one,
+                                  .p = &one,
+                                  .tokens = 100,
+                                  .options = {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT}};
+        stage_world *w = stage_world_open("shm", &shape);
+        kvf_plan *plan = plan_of(&w->engines, 0);
+        kvf_request *request = request_of(plan);
+        set_sequences(request, &w->d_sequence, &w->p_sequence);
+        const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+        kvf_move *move = NULL;
+        cell_rank before;
+        rank_copy(&before, &w->d[0].cells);
+        const stage_end *mover = directions[i] == KVF_READ ? &w->d[0] : &w->p[0];
+        if (directions[i] == KVF_READ)
+            assert_ok(kvf_stage_pull(mover->stage, request, w->d[0].peers, &options, &move));
+        else
+            assert_ok(kvf_stage_push(mover->stage, request, 0, w->p[0].peers[0], &options, &move));
+        while (kvf_move_status(move) == KVF_IN_PROGRESS) {
+            (void)stage_world_work(w);
+            assert_int_equal(stage_info_of(mover->stage).slots_free, 16);
+        }
+        assert_ok(kvf_move_status(move));
+        assert_int_equal(stage_world_wrong_bytes(&w->d[0], &before, 5), 0);
+        kvf_peer_info info = {.struct_size = sizeof info};
+        assert_ok(kvf_peer_get_info(mover->peers[0], &info));
+        assert_int_equal(directions[i] == KVF_READ ? info.bytes_read : info.bytes_written,
+                         kvf_request_bytes(request, 0));
+        rank_close(&before);
+        kvf_move_free(move);
+        kvf_request_free(request);
+        kvf_plan_free(plan);
+        stage_world_close(w);
+    }
+}
+
+/* ---- what a stage refuses -------------------------------------------------------------------- */
 
 static stage_world *two_ranks(void) {
     const stage_pair shape = {
@@ -276,6 +358,9 @@ int main(void) {
         cmocka_unit_test(transfers_are_predicted_from_those_like_them),
         cmocka_unit_test(the_kind_of_transport_decides_the_way),
         cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer),
+        cmocka_unit_test(short_runs_of_memory_that_nobody_can_map_are_packed_on_one_host),
+        cmocka_unit_test(memory_that_is_mapped_is_copied_from_directly),
+        cmocka_unit_test(a_mapped_arena_needs_no_slots_of_the_mover),
         cmocka_unit_test(options_out_of_range_are_refused),
         cmocka_unit_test(peers_join_once_and_by_one_name),
         cmocka_unit_test(who_has_not_joined_is_read_directly),

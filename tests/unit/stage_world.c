@@ -51,25 +51,32 @@ static bool permit(void *context, const char *peer, const kvf_flow_request *requ
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-#define REGIONS_MAX 16u
-
 typedef struct placing {
-    kvf_transport *transport;
+    stage_end *end;
     stage_place place;
-    kvf_memory regions[REGIONS_MAX]; /* as they are registered */
+    kvf_memory regions[WORLD_REGIONS]; /* as they are registered */
     uint32_t count;
 } placing;
+
+/* Memory that is not the transport's, and that the world frees. */
+static kvf_memory bring(uint64_t bytes, void **seen) {
+    *seen = malloc(bytes);
+    assert_non_null(*seen);
+    return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
+}
 
 static void *allocate(void *context, uint64_t bytes) {
     placing *at = context;
     void *seen = NULL;
-    assert_true(at->count < REGIONS_MAX);
+    assert_true(at->count < WORLD_REGIONS);
     kvf_memory *made = &at->regions[at->count++];
     if (at->place) {
         *made = at->place(bytes, &seen);
+        if (at->place == bring)
+            at->end->brought[at->end->brought_count++] = seen;
         return seen;
     }
-    assert_ok(kvf_transport_allocate(at->transport, KVF_MEMORY_HOST, 0, bytes, &seen));
+    assert_ok(kvf_transport_allocate(at->end->transport, KVF_MEMORY_HOST, 0, bytes, &seen));
     *made = (kvf_memory){.struct_size = sizeof *made, .address = seen, .bytes = bytes};
     return seen;
 }
@@ -82,7 +89,7 @@ static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf
                                            .on_peer_lost = on_peer_lost,
                                            .context = end};
     assert_ok(kvf_transport_open_over(faulty_fabric(kind), kind, &options, &end->transport));
-    placing placed = {.transport = end->transport, .place = place};
+    placing placed = {.end = end, .place = place};
     rank_open(&end->cells, shard, sequence, allocate, &placed);
     assert_ok(kvf_transport_register(end->transport, placed.regions, placed.count));
     stage.struct_size = sizeof stage;
@@ -137,12 +144,18 @@ stage_world *stage_world_open_at(const char *kind, const stage_pair *shape, stag
     return w;
 }
 
+stage_world *stage_world_open_brought(const char *kind, const stage_pair *shape) {
+    return stage_world_open_at(kind, shape, bring, bring);
+}
+
 void stage_end_close(stage_end *end) {
     kvf_stage_close(end->stage);
     end->stage = NULL;
     rank_close(&end->cells);
     kvf_transport_close(end->transport);
     end->transport = NULL;
+    while (end->brought_count > 0)
+        free(end->brought[--end->brought_count]);
 }
 
 void stage_world_close(stage_world *w) {

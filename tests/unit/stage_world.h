@@ -12,12 +12,15 @@
 #include "stage/flow.h"
 
 #define WORLD_RANKS 4u
+#define WORLD_REGIONS 16u
 
 typedef struct stage_end {
     char name[16];
     kvf_transport *transport; /**< NULL: closed */
     kvf_stage *stage;
     cell_rank cells;
+    void *brought[WORLD_REGIONS]; /**< memory that is not the transport's */
+    uint32_t brought_count;
     kvf_peer *peers[WORLD_RANKS]; /**< the other engine's ranks; NULL: lost or closed */
     uint32_t peer_count;
     uint32_t events;
@@ -55,6 +58,9 @@ stage_world *stage_world_open(const char *kind, const stage_pair *shape);
 
 /** The same, with the regions of either engine elsewhere; NULL: memory of the transport. */
 stage_world *stage_world_open_at(const char *kind, const stage_pair *shape, stage_place d, stage_place p);
+
+/** The same; memory is not allocated from the transports. */
+stage_world *stage_world_open_brought(const char *kind, const stage_pair *shape);
 void stage_world_close(stage_world *w);
 
 /** Closes one rank as a process that ends. */

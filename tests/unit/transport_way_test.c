@@ -98,6 +98,68 @@ static void a_peer_says_its_fabric_its_way_and_what_has_moved(void **state) {
     }
 }
 
+/* What is mapped is read and written where it is, and counts as moved; what is brought is not mapped, and costs more. */
+static void mapped_memory_is_touched_in_place(void **state) {
+    (void)state;
+    for (int brought = 0; brought < 2; brought++) {
+        side a, b;
+        kvf_peer *peer;
+        kvf_cost_model apart;
+        open_side(&a, "shm", NULL, brought);
+        open_side(&b, "shm", NULL, brought);
+        assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
+        assert_int_equal(kvf_peer_costs(peer, &apart), brought);
+        assert_null(kvf_peer_enter(peer, 0, KVF_READ)); /* the owner has not said where it is */
+        move_some(&a, &b, peer);
+        unsigned char *mapped = kvf_peer_enter(peer, 0, KVF_WRITE);
+        assert_int_equal(mapped != NULL, !brought);
+        if (mapped) {
+            assert_ptr_not_equal(mapped, b.memory);
+            memset(mapped + 3000, 0x77, 10);
+            assert_ok(kvf_peer_leave(peer, KVF_WRITE, 10));
+            assert_memory_equal((const unsigned char *)b.memory + 2999,
+                                "\0\x77\x77\x77\x77\x77\x77\x77\x77\x77\x77\0", 12);
+            assert_int_equal(info_of(peer).bytes_written, 34);
+        }
+        close_side(&a);
+        close_side(&b);
+    }
+}
+
+static void who_is_shut_out_writes_nothing_in_place(void **state) {
+    (void)state;
+    side a, b;
+    kvf_peer *peer;
+    open_side(&a, "shm", NULL, false);
+    open_side(&b, "shm", NULL, false);
+    assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
+    move_some(&a, &b, peer);
+    assert_non_null(kvf_peer_enter(peer, 0, KVF_WRITE));
+    assert_fails(kvf_transport_fence(b.transport, a.card, a.card_bytes), KVF_E_AGAIN,
+                 "in the middle of a write");
+    assert_ok(kvf_peer_leave(peer, KVF_WRITE, 0));
+    assert_ok(kvf_transport_fence(b.transport, a.card, a.card_bytes));
+    assert_null(kvf_peer_enter(peer, 0, KVF_WRITE));
+    close_side(&a);
+    close_side(&b);
+}
+
+static void what_is_read_in_place_of_a_peer_that_goes_does_not_count(void **state) {
+    (void)state;
+    side a, b;
+    kvf_peer *peer;
+    open_side(&a, "shm", NULL, false);
+    open_side(&b, "shm", NULL, false);
+    assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
+    move_some(&a, &b, peer);
+    assert_non_null(kvf_peer_enter(peer, 0, KVF_READ));
+    close_side(&b);
+    assert_fails(kvf_peer_leave(peer, KVF_READ, 100), KVF_E_PEER_LOST, "went while its memory was read");
+    assert_int_equal(info_of(peer).bytes_read, 1000);
+    assert_null(kvf_peer_enter(peer, 0, KVF_READ));
+    close_side(&a);
+}
+
 static void an_older_caller_gets_what_it_knows(void **state) {
     (void)state;
     side a, b;
@@ -269,6 +331,9 @@ int main(void) {
     (void)setenv("UCX_TLS", "tcp,self", 1); /* on machines with RDMA, too */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_says_its_fabric_its_way_and_what_has_moved),
+        cmocka_unit_test(mapped_memory_is_touched_in_place),
+        cmocka_unit_test(who_is_shut_out_writes_nothing_in_place),
+        cmocka_unit_test(what_is_read_in_place_of_a_peer_that_goes_does_not_count),
         cmocka_unit_test(an_older_caller_gets_what_it_knows),
         cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
         cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),

@@ -399,9 +399,9 @@ static void copy_slice(const inproc_link *to, kvf_direction direction, const kvf
     unsigned char *const *remote = to->remote->bases; /* in place until leave() */
     bool read = direction == KVF_READ;
     kvf_copy_bases bases = {read ? local : remote, read ? remote : local};
-    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases,
-                         slice->count ? slice->runs : &slice->part, slice->count ? slice->count : 1,
-                         slice->bytes);
+    size_t count;
+    const kvf_run *runs = kvf_slice_runs(slice, &count);
+    kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases, runs, count, slice->bytes);
 }
 
 /* Copies up to `budget` bytes and returns how many; a look at a run costs something too. */

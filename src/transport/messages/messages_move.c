@@ -23,41 +23,13 @@ void kvf_messages_cancel(void *self, kvf_batch *batch) {
     stir(link);
 }
 
-static const kvf_run *slice_runs(const kvf_slice *slice, size_t *count) {
-    *count = slice->count ? slice->count : 1;
-    return slice->count ? slice->runs : &slice->part;
-}
-
-/* Between our memory and the data of a message, run behind run. */
-/* NOLINTNEXTLINE(readability-non-const-parameter): it is written through the bases */
-static void copy_slice(const kvf_messages_link *link, const kvf_slice *slice, unsigned char *data,
-                       bool gather) {
-    kvf_messages_endpoint *endpoint = link->endpoint;
-    unsigned char *const *ours = kvf_transport_bases(endpoint->transport);
-    size_t count, laid_out;
-    const kvf_run *runs = slice_runs(slice, &count);
-    uint64_t at = 0;
-    for (; count > 0; count -= laid_out, runs += laid_out) {
-        laid_out = count < MESSAGES_RUNS ? count : MESSAGES_RUNS;
-        for (size_t i = 0; i < laid_out; i++) {
-            endpoint->runs[i] = (kvf_run){runs[i].local_offset, at, runs[i].bytes, runs[i].local_region, 0};
-            at += runs[i].bytes;
-        }
-        if (gather)
-            kvf_kernel_pack_runs(KVF_COPY_TO_REMOTE, (kvf_copy_bases){&data, ours}, endpoint->runs, laid_out);
-        else
-            kvf_kernel_copy_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){ours, &data}, endpoint->runs, laid_out,
-                                 slice->bytes);
-    }
-}
-
 /* ---- asking ---------------------------------------------------------------------------------- */
 
 static kvf_status make_read(kvf_messages_link *link, const kvf_slice *slice, uint32_t number,
                             zmq_msg_t *out) {
     kvf_messages_endpoint *endpoint = link->endpoint;
     size_t count;
-    const kvf_run *runs = slice_runs(slice, &count);
+    const kvf_run *runs = kvf_slice_runs(slice, &count);
     size_t list = kvf_messages_list_write(runs, count, endpoint->list);
     if (zmq_msg_init_size(out, MESSAGES_REQUEST_BYTES + list))
         return kvf_nomem("a message");
@@ -71,13 +43,14 @@ static kvf_status make_read(kvf_messages_link *link, const kvf_slice *slice, uin
 static kvf_status make_write(kvf_messages_link *link, const kvf_slice *slice, uint32_t number,
                              zmq_msg_t *out) {
     size_t count;
-    const kvf_run *runs = slice_runs(slice, &count);
+    const kvf_run *runs = kvf_slice_runs(slice, &count);
     kvf_messages_slot *slot = kvf_messages_pool_take(&link->endpoint->pool, link->writes);
     if (!slot)
         return KVF_E_AGAIN;
     size_t list = kvf_messages_list_write(runs, count, slot->memory + MESSAGES_REQUEST_BYTES);
     kvf_messages_request_write(MESSAGES_WRITE, number, (uint32_t)list, (uint32_t)slice->bytes, slot->memory);
-    copy_slice(link, slice, slot->memory + MESSAGES_REQUEST_BYTES + list, true);
+    kvf_slice_pack(slice, kvf_transport_bases(link->endpoint->transport),
+                   slot->memory + MESSAGES_REQUEST_BYTES + list);
     kvf_status status = kvf_messages_pool_message(slot, 0, MESSAGES_REQUEST_BYTES + list + slice->bytes, out);
     if (status)
         kvf_messages_pool_give(slot);
@@ -172,7 +145,7 @@ bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, cons
     if (kind == MESSAGES_DATA && !batch->failed && !batch->cancelled) {
         unsigned char *read_only;
         memcpy(&read_only, &from.at, sizeof read_only);
-        copy_slice(link, &slice, read_only, false);
+        kvf_slice_unpack(&slice, kvf_transport_bases(link->endpoint->transport), read_only);
         *budget -= kvf_min_u64(*budget, slice.bytes);
     }
     settle(link, batch);

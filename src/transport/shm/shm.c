@@ -186,7 +186,13 @@ static kvf_status shm_unregister(void *self, uint32_t region) {
 
 static kvf_status shm_write_card(void *self, kvf_buffer *out) {
     const kvf_shm_endpoint *endpoint = self;
-    return kvf_buffer_add(out, &endpoint->card, sizeof endpoint->card);
+    kvf_shm_card card = endpoint->card;
+    uint32_t count;
+    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, &count);
+    for (uint32_t i = 0; i < count; i++)
+        card.brought +=
+            regions[i].bytes > 0 && kvf_shm_describe_region(endpoint, &regions[i]).arena == SHM_NO_ARENA;
+    return kvf_buffer_add(out, &card, sizeof card);
 }
 
 static void shm_count(const void *self, kvf_transport_info *info) {
@@ -337,6 +343,9 @@ const kvf_fabric kvf_fabric_shm = {
     .submit = kvf_shm_submit,
     .cancel = kvf_shm_cancel,
     .notify = kvf_shm_notify,
+    .costs = kvf_shm_costs,
+    .enter = kvf_shm_enter,
+    .leave = kvf_shm_leave,
     .way = kvf_shm_link_way,
     .disconnect = kvf_shm_disconnect,
     .fence = kvf_shm_fence,

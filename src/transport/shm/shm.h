@@ -165,6 +165,9 @@ void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watc
 
 /* shm_serve.c */
 
+/** What a client is told of a region: where it is in memory that we allocated, which can be mapped, or only its address. */
+kvf_shm_region kvf_shm_describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region);
+
 /** Somebody waits to be accepted. */
 void kvf_shm_knock(kvf_shm_endpoint *endpoint);
 
@@ -199,6 +202,9 @@ void kvf_shm_disconnect(void *self);
 kvf_status kvf_shm_submit(void *self, kvf_batch *batch);
 void kvf_shm_cancel(void *self, kvf_batch *batch);
 kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes);
+bool kvf_shm_costs(const void *self, kvf_cost_model *out);
+unsigned char *kvf_shm_enter(void *self, uint32_t region, kvf_direction direction);
+bool kvf_shm_leave(void *self, kvf_direction direction);
 const char *kvf_shm_link_way(const void *self);
 
 /** Memory is reached through a shared buffer: the kernel has refused process_vm_readv and its like. */

@@ -88,8 +88,8 @@ kvf_status kvf_shm_direct(const kvf_shm_link *link, kvf_direction direction, con
     kvf_shm_endpoint *endpoint = link->endpoint;
     unsigned char *const *bases = kvf_transport_bases(endpoint->transport);
     vectors local = {endpoint->local, 0}, remote = {endpoint->remote, 0};
-    const kvf_run *runs = slice->count ? slice->runs : &slice->part;
-    size_t count = slice->count ? slice->count : 1;
+    size_t count;
+    const kvf_run *runs = kvf_slice_runs(slice, &count);
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
         add(&local, bases[run->local_region] + run->local_offset, run->bytes);

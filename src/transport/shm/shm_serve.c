@@ -15,6 +15,7 @@
 
 #define UNMAPPED_AT_ONCE (8ull << 20)
 #define FREED_AT_ONCE 64u
+#define PIECES_AT_ONCE 256u
 #define DOOR_PAUSE_NS 1000000u
 
 /* Best effort: who does not read it finds the connection closed. */
@@ -242,8 +243,7 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
 
 /* ---- what a client is told at first ---------------------------------------------------------- */
 
-/* A region inside memory that we allocated can be mapped; any other has only its address. */
-static kvf_shm_region describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
+kvf_shm_region kvf_shm_describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
     kvf_shm_region told = {(uint64_t)(uintptr_t)region->address, region->bytes, 0, SHM_NO_ARENA, 0};
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         const kvf_shm_arena *arena = &endpoint->arenas[i];
@@ -266,7 +266,7 @@ static kvf_status tell_regions(kvf_shm_client *client, const kvf_memory *regions
     message->first = client->regions_told;
     message->unused = 0;
     for (uint32_t i = 0; i < here; i++)
-        message->regions[i] = describe_region(client->endpoint, &regions[client->regions_told + i]);
+        message->regions[i] = kvf_shm_describe_region(client->endpoint, &regions[client->regions_told + i]);
     kvf_status status = kvf_shm_send(
         client->fd, message, offsetof(kvf_shm_regions_message, regions) + here * sizeof(kvf_shm_region), -1);
     if (!status)
@@ -442,14 +442,19 @@ static kvf_status check_pieces(const kvf_shm_client *client, const kvf_shm_move_
 static void copy_pieces(const kvf_shm_client *client, const kvf_shm_move_message *move) {
     unsigned char *const *bases = kvf_transport_bases(client->endpoint->transport);
     unsigned char *slot = client->buffer.address + move->slot * client->buffer.slot_bytes;
-    for (uint32_t i = 0; i < move->header.count; i++) {
-        const kvf_shm_piece *piece = &move->pieces[i];
-        unsigned char *ours = bases[piece->region] + piece->offset;
+    kvf_run runs[PIECES_AT_ONCE];
+    for (uint32_t at = 0; at < move->header.count;) {
+        kvf_slice slice = {.runs = runs};
+        for (; at < move->header.count && slice.count < PIECES_AT_ONCE; at++) {
+            const kvf_shm_piece *piece = &move->pieces[at];
+            runs[slice.count++] = (kvf_run){piece->offset, 0, piece->bytes, piece->region, 0};
+            slice.bytes += piece->bytes;
+        }
         if (move->direction == KVF_READ)
-            memcpy(slot, ours, piece->bytes);
+            kvf_slice_pack(&slice, bases, slot);
         else
-            memcpy(ours, slot, piece->bytes);
-        slot += piece->bytes;
+            kvf_slice_unpack(&slice, bases, slot);
+        slot += slice.bytes;
     }
 }
 

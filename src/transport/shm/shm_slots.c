@@ -13,26 +13,6 @@ static unsigned char *slot_address(const kvf_shm_link *link, uint32_t slot) {
     return link->buffer.address + slot * link->buffer.slot_bytes;
 }
 
-static const kvf_run *slice_runs(const kvf_slice *slice, size_t *count) {
-    *count = slice->count ? slice->count : 1;
-    return slice->count ? slice->runs : &slice->part;
-}
-
-/* Between our memory and a slot. */
-static void copy_slice(const kvf_shm_link *link, const kvf_slice *slice, unsigned char *slot, bool to_slot) {
-    unsigned char *const *bases = kvf_transport_bases(link->endpoint->transport);
-    size_t count;
-    const kvf_run *runs = slice_runs(slice, &count);
-    for (size_t i = 0; i < count; i++) {
-        unsigned char *ours = bases[runs[i].local_region] + runs[i].local_offset;
-        if (to_slot)
-            memcpy(slot, ours, runs[i].bytes);
-        else
-            memcpy(ours, slot, runs[i].bytes);
-        slot += runs[i].bytes;
-    }
-}
-
 static kvf_status make_buffer(kvf_shm_link *link) {
     uint32_t slots = link->endpoint->slots;
     uint64_t bytes = (uint64_t)SHM_SLOT_BYTES * slots;
@@ -103,14 +83,14 @@ kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_sl
     uint32_t slot = free_slot(link);
     kvf_shm_move_message *move = &link->endpoint->packet.as.move;
     size_t count;
-    const kvf_run *runs = slice_runs(&slice, &count);
+    const kvf_run *runs = kvf_slice_runs(&slice, &count);
     move->header = (kvf_shm_header){SHM_MOVE, (uint32_t)count};
     move->slot = slot;
     move->direction = batch->direction;
     for (size_t i = 0; i < count; i++)
         move->pieces[i] = (kvf_shm_piece){runs[i].remote_offset, runs[i].bytes, runs[i].remote_region, 0};
     if (batch->direction == KVF_WRITE)
-        copy_slice(link, &slice, slot_address(link, slot), true);
+        kvf_slice_pack(&slice, kvf_transport_bases(link->endpoint->transport), slot_address(link, slot));
     kvf_status status = kvf_shm_send(
         link->fd, move, offsetof(kvf_shm_move_message, pieces) + count * sizeof(kvf_shm_piece), -1);
     link->blocked = status == KVF_E_AGAIN;
@@ -141,7 +121,7 @@ static void settle(kvf_shm_link *link, kvf_batch *batch) {
 /* The first of the runs that the owner was asked for stands for all of them. */
 static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer) {
     size_t count;
-    const kvf_run *runs = slice_runs(slice, &count);
+    const kvf_run *runs = kvf_slice_runs(slice, &count);
     kvf_status status = answer <= KVF_E_TIMEOUT ? (kvf_status)answer : KVF_E_IO;
     (void)kvf_fail(status, "it refused %zu runs, the first at offset %llu of its region %u: %s", count,
                    (unsigned long long)runs->remote_offset, runs->remote_region, kvf_status_name(status));
@@ -203,7 +183,8 @@ bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer
     if (answer->status != KVF_OK)
         fail_slice(batch, &slot->slice, answer->status);
     if (!batch->failed && !batch->cancelled && batch->direction == KVF_READ) {
-        copy_slice(link, &slot->slice, slot_address(link, answer->slot), false);
+        kvf_slice_unpack(&slot->slice, kvf_transport_bases(link->endpoint->transport),
+                         slot_address(link, answer->slot));
         kvf_shm_choice_taken(&link->choice, &slot->slice, kvf_shm_now_ns());
     }
     settle(link, batch);

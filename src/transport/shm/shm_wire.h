@@ -66,6 +66,7 @@ typedef struct kvf_shm_card {
     unsigned char name[SHM_ID_BYTES]; /**< of the socket: everybody on the machine can see it */
     unsigned char key[SHM_ID_BYTES];  /**< nobody can see it */
     uint64_t started;                 /**< when the process began, in the kernel's ticks; 0: not known */
+    uint64_t brought;                 /**< regions that its caller brought, which nobody can map */
 } kvf_shm_card;
 
 typedef struct kvf_shm_hello {
