@@ -34,6 +34,7 @@ BACK = 0.10  # of what was there before the attack may be left after it
 SLACK_BYTES, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 64 << 10, 4
 HALF = 0.5  # of the requests beside a burner
 CALL_MS = 50.0  # of CPU time in one call of progress
+UNREADABLE = {"garbage", "large_messages"}  # the others speak as the protocol has it: what they do is understood
 
 
 def key_pair() -> tuple[str, str]:
@@ -175,6 +176,7 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
 
     most = max(line["resident"] for line in during) - before[0]["resident"]
     left = pair.producer.last["resident"] - before[0]["resident"]
+    malformed = more("malformed") + int(pair.consumer.last.get("malformed", 0) - before[1].get("malformed", 0))
     figures = {
         "attack": "+".join(names) if len(names) < 4 else f"all {len(names)}",
         "done": done,
@@ -195,12 +197,15 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         "told": more("refused"),
         "refused": more("over_budget"),
         "closed": more("closed"),
+        "malformed": malformed,
         "kept MiB": round(max(line.get("kept", 0) for line in during) / MEBI, 1),
         "kept left": more("kept"),
     }
     faults = []
     if done < 0:
         faults.append("an attacker got what it must not get")
+    if malformed and UNREADABLE.isdisjoint(names):
+        faults.append(f"{malformed} messages of an attack could not be read: it does not speak the protocol")
     if figures["wrong"] or figures["failed"]:
         faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
     if rate <= 0 or after <= 0:
