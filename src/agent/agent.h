@@ -182,6 +182,7 @@ struct kvf_agent {
     struct kvf_refusal *refusals; /* of which the engine was told */
     struct kvf_party *parties;    /* by key, or connection */
     uint64_t kept_bytes;          /* for all of them */
+    uint64_t work;                /* that the message was which is being taken in, so far */
     kvf_session *all_sessions;
     kvf_departed *departed; /* peers that were lost, the latest last */
     uint32_t departed_count;

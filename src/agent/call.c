@@ -169,6 +169,7 @@ void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer
         return; /* the caller asks again */
     (void)kvf_link_send(session->agent->link, session->route, bytes.data, bytes.size);
     session->agent->stats.messages_sent++;
+    session->agent->work += bytes.size;
     kvf_wire_buffer_free(&bytes);
 }
 
