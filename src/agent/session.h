@@ -115,6 +115,7 @@ struct kvf_session {
     kvf_flow *flows; /* incoming: what it expects */
     kvf_flow *flow_table;
     uint32_t flow_count;
+    kvf_early *early; /* incoming: calls that wait */
     uint32_t early_count;
     kvf_hashing_queue hashing; /* incoming: checksums it asks for */
 
