@@ -379,7 +379,7 @@ static void heard(kvf_session *session, kvf_route route) {
     session->beat_for_life = false;
     kvf_peer_heard(session);
     session->broken_since = 0;
-    session->silent = session->unreachable = false;
+    session->silent = false;
     if (session->incoming)
         kvf_session_goes_by(session, route);
 }

@@ -79,7 +79,6 @@ struct kvf_session {
     kvf_call *probe;                 /* incoming: asked whether it lives, for another wants its name */
     uint64_t alive_until;            /* incoming: it said so, and is not asked again before */
     bool silent;                     /* incoming: it did not answer */
-    bool unreachable;                /* incoming: its connection has ended */
 
     kvf_call *calls;
     uint64_t next_number;
