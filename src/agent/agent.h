@@ -208,8 +208,8 @@ struct kvf_agent {
     kvf_reader *leases;
     kvf_waiting *waiting; /* what came early, by request id */
     kvf_early *early;
-    kvf_early *early_calls; /* the same, by session, request and kind */
-    kvf_flow *flows;        /* without a push yet */
+    kvf_early *early_calls;            /* the same, by session, request and kind */
+    kvf_flow *flows;                   /* without a push yet */
     kvf_sweep early_sweep, flow_sweep; /* over those two lists */
     bool joins_wanted;                 /* by a session, of which somebody is to be told */
     uint64_t next_ticket;

@@ -21,9 +21,9 @@ typedef struct kvf_turn_seat {
 
 /** Who wants work done. Zeroed but for turn_work, at first; must not go while one of its seats waits, or it does. */
 struct kvf_turn_party {
-    uint32_t turn_work;          /**< that it may have done in a turn, at least 1 */
-    int64_t credit;              /**< work that it may have done now; negative: that it has had beyond its turns */
-    bool waiting;                /**< for a turn */
+    uint32_t turn_work; /**< that it may have done in a turn, at least 1 */
+    int64_t credit;     /**< work that it may have done now; negative: that it has had beyond its turns */
+    bool waiting;       /**< for a turn */
     kvf_turn_seat *first, *last; /**< what waits for it */
     kvf_turn_party *previous, *following;
 };

@@ -66,7 +66,8 @@ static const char *describe(const kvf_mail *mail, const kvf_mail_party *party, c
                : "over budget: a peer sends more than is read of it";
 }
 
-const char *kvf_mail_add(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known, zmq_msg_t *message) {
+const char *kvf_mail_add(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known,
+                         zmq_msg_t *message) {
     kvf_mail_party *party = party_of(mail, route, key, known);
     uint64_t bytes = zmq_msg_size(message) + LETTER_BYTES;
     kvf_mail_letter *letter = has_room(mail, party, bytes) ? kvf_alloc0(1, sizeof *letter) : NULL;

@@ -46,7 +46,7 @@ static void who_makes_much_work_lets_the_others_go_first(void **state) {
     for (uint32_t i = 0; i < 100; i++)
         assert_true(post(&mail, 7, NULL, true, 10));
     assert_int_equal(read_one(&mail, GREEDY_WORK), 7); /* nobody else was there */
-    for (uint32_t i = 0; i < 20; i++) {                /* 20 letters of little work, each waited for, and no other between */
+    for (uint32_t i = 0; i < 20; i++) { /* 20 letters of little work, each waited for, and no other between */
         assert_true(post(&mail, 8, NULL, true, 10));
         assert_int_equal(read_one(&mail, 0), 8);
     }
@@ -68,7 +68,8 @@ static void a_debt_is_paid_and_then_it_is_their_turn_again(void **state) {
         kvf_mail_letter *letter = kvf_mail_next(&mail, &party);
         bool heavy = letter->route == 7;
         reads[heavy ? 0 : 1]++;
-        (void)kvf_mail_read(&mail, party, letter, (heavy ? 8u : 1u) * KVF_MAIL_LETTER_WORK - KVF_MAIL_LETTER_WORK);
+        (void)kvf_mail_read(&mail, party, letter,
+                            (heavy ? 8u : 1u) * KVF_MAIL_LETTER_WORK - KVF_MAIL_LETTER_WORK);
     }
     assert_in_range(reads[0], 95, 105);
     kvf_mail_close(&mail);

@@ -46,9 +46,9 @@ typedef struct kvf_shm_seat {
 
 struct kvf_shm_tenant {
     kvf_turn_party turn; /**< first */
-    pid_t process;      /**< 0: all those of other PID namespaces, which cannot be told apart */
-    uint32_t clients;   /**< connections that have shown the key */
-    uint32_t strangers; /**< and that have not */
+    pid_t process;       /**< 0: all those of other PID namespaces, which cannot be told apart */
+    uint32_t clients;    /**< connections that have shown the key */
+    uint32_t strangers;  /**< and that have not */
     uint64_t buffer_bytes;
     kvf_shm_tenant *next; /**< of all */
 };
