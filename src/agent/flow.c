@@ -93,8 +93,13 @@ static uint64_t shard_bytes(const kvf_shard *shard) {
     return bytes;
 }
 
+/* Sorting a piece takes as long as copying so much, and a shard that is refused as long as one that is nearly too much:
+ * how far the check of it came is not known. */
+#define PIECE_WORK 1024u
+#define REFUSED_SHARD_WORK (32u << 20)
+
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
-    const kvf_agent *agent = session->agent;
+    kvf_agent *agent = session->agent;
     if (call->card.size == 0)
         return kvf_fail(KVF_E_PARSE, "JOIN: card is empty");
     kvf_introduction intro;
@@ -106,8 +111,10 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of another than the one who greeted");
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
-    if (!status)
+    if (!status) {
         status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), intro.shard, &shard);
+        agent->work += shard ? shard->checked * PIECE_WORK : REFUSED_SHARD_WORK;
+    }
     kvf_free(storage);
     if (status)
         return status;

@@ -55,6 +55,8 @@ static uint64_t bytes_of(kvf_mail_letter *letter) {
 
 static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t bytes) {
     uint64_t free = KVF_MAIL_BYTES - mail->bytes;
+    if (party->turn.first && party->work + party->last_work > KVF_MAIL_WAITING_WORK)
+        return false;
     return bytes <= free && party->bytes + bytes <= free - bytes;
 }
 
@@ -76,6 +78,7 @@ const char *kvf_mail_add(kvf_mail *mail, kvf_route route, const uint8_t *key, bo
         return describe(mail, party, key);
     }
     letter->route = route;
+    letter->work = party->last_work;
     letter->keyed = key != NULL;
     if (key)
         memcpy(letter->key, key, sizeof letter->key);
@@ -83,6 +86,7 @@ const char *kvf_mail_add(kvf_mail *mail, kvf_route route, const uint8_t *key, bo
     (void)zmq_msg_move(&letter->message, message);
     kvf_turns_wait(&mail->turns, &party->turn, &letter->seat);
     party->bytes += bytes;
+    party->work += letter->work;
     mail->bytes += bytes;
     return NULL;
 }
@@ -96,10 +100,13 @@ kvf_mail_letter *kvf_mail_next(kvf_mail *mail, kvf_turn_party **party) {
 }
 
 uint64_t kvf_mail_read(kvf_mail *mail, kvf_turn_party *party, kvf_mail_letter *letter, uint64_t work) {
+    kvf_mail_party *whose = (kvf_mail_party *)party;
     uint64_t bytes = bytes_of(letter);
-    ((kvf_mail_party *)party)->bytes -= bytes;
-    mail->bytes -= bytes;
     work += KVF_MAIL_LETTER_WORK;
+    whose->bytes -= bytes;
+    whose->work -= letter->work;
+    whose->last_work = work;
+    mail->bytes -= bytes;
     kvf_turns_spend(party, work);
     (void)zmq_msg_close(&letter->message);
     kvf_free(letter);

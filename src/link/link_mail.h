@@ -5,7 +5,8 @@
  * another, which has a quarter of a turn. So whoever makes much work waits for it, and those who make little do not.
  *
  * Letters take room, of which no party has more than it leaves for all others. What is beyond is dropped, as if it was
- * lost on its way: who wants an answer asks again.
+ * lost on its way: who wants an answer asks again. So are letters of a party of which much work waits already, where each
+ * is taken for as much as its last one was: what is still to be done when it has gone is soon done.
  *
  * This is the policy alone: it knows no socket.
  */
@@ -25,11 +26,14 @@
 #define KVF_MAIL_TURN_WORK (64u << 10)
 #define KVF_MAIL_ROUND_WORK (4u << 20)
 #define KVF_MAIL_LETTER_WORK (16u << 10)
+#define KVF_MAIL_WAITING_WORK (64u << 20) /* of one party; but one letter may always wait */
 
 typedef struct kvf_mail_party {
     kvf_turn_party turn; /* first */
     uint8_t name[KVF_KEY_BYTES];
-    uint64_t bytes; /* that wait */
+    uint64_t bytes;     /* that wait */
+    uint64_t work;      /* that waits, as far as can be known */
+    uint64_t last_work; /* what the last letter was */
     UT_hash_handle hh;
 } kvf_mail_party;
 
@@ -37,6 +41,7 @@ typedef struct kvf_mail_party {
 typedef struct kvf_mail_letter {
     kvf_turn_seat seat; /* first */
     kvf_route route;
+    uint64_t work; /* that it was taken for */
     bool keyed;
     uint8_t key[KVF_KEY_BYTES];
     zmq_msg_t message;

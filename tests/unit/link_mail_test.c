@@ -114,6 +114,24 @@ static void no_party_has_more_room_than_it_leaves(void **state) {
     assert_int_equal(mail.bytes, 0);
 }
 
+static void letters_of_much_work_do_not_pile_up(void **state) {
+    (void)state;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    assert_true(post(&mail, 7, NULL, true, 10));
+    assert_int_equal(read_one(&mail, KVF_MAIL_WAITING_WORK), 7);
+    assert_true(post(&mail, 7, NULL, true, 10)); /* one may wait, whatever work it is */
+    assert_false(post(&mail, 7, NULL, true, 10));
+    assert_true(post(&mail, 8, NULL, true, 10)); /* for others nothing is less */
+    assert_true(post(&mail, 8, NULL, true, 10));
+    assert_int_not_equal(read_one(&mail, 0), 0);
+    assert_int_not_equal(read_one(&mail, 0), 0);
+    assert_int_not_equal(read_one(&mail, 0), 0); /* the last letter of 7 was little work */
+    assert_true(post(&mail, 7, NULL, true, 10));
+    assert_true(post(&mail, 7, NULL, true, 10));
+    kvf_mail_close(&mail);
+}
+
 static void parties_beyond_those_that_are_told_apart_are_strangers(void **state) {
     (void)state;
     kvf_mail mail;
@@ -136,6 +154,7 @@ int main(void) {
         cmocka_unit_test(a_debt_is_paid_and_then_it_is_their_turn_again),
         cmocka_unit_test(connections_of_one_key_are_one_party_and_so_are_strangers),
         cmocka_unit_test(no_party_has_more_room_than_it_leaves),
+        cmocka_unit_test(letters_of_much_work_do_not_pile_up),
         cmocka_unit_test(parties_beyond_those_that_are_told_apart_are_strangers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
