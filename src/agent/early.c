@@ -72,6 +72,8 @@ void kvf_early_free(kvf_early *early) {
     early->session->early_count--;
     kvf_budget_give(early->session, early_bytes(early->waiting));
     HASH_DELETE(hh, agent->early_calls, early);
+    /* The analyser does not know that a list's first element always has a last one before it. */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     DL_DELETE(agent->early, early);
     DL_DELETE2(early->session->early, early, own_prev, own_next);
     DL_DELETE2(early->waiting->early, early, same_prev, same_next);

@@ -244,7 +244,8 @@ def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> li
     """What has not come back though there was time, and what took too much of it."""
     faults = []
     last = pair.producer.last
-    for name, slack in (("resident", SLACK_TRIMMED if last.get("trimmed") else SLACK_BYTES), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
+    allocators = SLACK_TRIMMED if last.get("trimmed") else SLACK_BYTES
+    for name, slack in (("resident", allocators), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
     if figures["of burning"] < HALF and last["slower"] == 1:  # where not each message costs ten times as much
