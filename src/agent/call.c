@@ -8,8 +8,7 @@
 
 static void send_call(kvf_call *call, uint64_t now) {
     kvf_session *session = call->session;
-    kvf_status sent = kvf_link_send(session->agent->link, session->route, call->bytes.data, call->bytes.size);
-    session->unreachable = session->incoming && sent == KVF_E_NOT_FOUND;
+    (void)kvf_link_send(session->agent->link, session->route, call->bytes.data, call->bytes.size);
     session->agent->stats.messages_sent++;
     if (!session->asked_ns)
         session->asked_ns = now;
@@ -169,6 +168,7 @@ void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer
         return; /* the caller asks again */
     (void)kvf_link_send(session->agent->link, session->route, bytes.data, bytes.size);
     session->agent->stats.messages_sent++;
+    session->agent->work += bytes.size;
     kvf_wire_buffer_free(&bytes);
 }
 

@@ -240,7 +240,7 @@ kvf_status kvf_claim_look(kvf_agent *agent, const kvf_hello *hello) {
         return KVF_OK;
     if (!holder->probe && !holder->silent && now >= holder->alive_until)
         probe(holder, now);
-    if (holder->silent || holder->unreachable)
+    if (holder->silent)
         return KVF_OK;
     if (now >= holder->alive_until)
         return kvf_fail(KVF_E_AGAIN, "asks whether the process that was rank %u of %s before still lives",

@@ -72,20 +72,18 @@ void kvf_early_free(kvf_early *early) {
     early->session->early_count--;
     kvf_budget_give(early->session, early_bytes(early->waiting));
     HASH_DELETE(hh, agent->early_calls, early);
+    /* The analyser does not know that a list's first element always has a last one before it. */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     DL_DELETE(agent->early, early);
+    DL_DELETE2(early->session->early, early, own_prev, own_next);
     DL_DELETE2(early->waiting->early, early, same_prev, same_next);
     drop_if_empty(agent, early->waiting);
     kvf_free(early);
 }
 
 void kvf_early_forget(kvf_session *session) {
-    kvf_early *early, *next;
-    if (session->early_count == 0)
-        return;
-    DL_FOREACH_SAFE(session->agent->early, early, next) {
-        if (early->session == session)
-            kvf_early_free(early);
-    }
+    while (session->early)
+        kvf_early_free(session->early);
 }
 
 kvf_early *kvf_early_first(const kvf_agent *agent, const kvf_ticket *ticket) {
@@ -130,9 +128,16 @@ static kvf_status make_early(kvf_session *session, const kvf_call_body *call, kv
     }
     session->early_count++;
     DL_APPEND(agent->early, early);
+    DL_APPEND2(session->early, early, own_prev, own_next);
     DL_APPEND2(waiting->early, early, same_prev, same_next);
     *out = early;
     return KVF_OK;
+}
+
+/* An ACQUIRE waits while its caller is heard of. A RELEASE has its answer, and is kept though nobody waits. */
+static uint64_t end_of(const kvf_early *early) {
+    return early->kind == KVF_CALL_ACQUIRE ? kvf_min_u64(early->until, kvf_budget_silent_at(early->session))
+                                           : early->until;
 }
 
 kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint64_t wait) {
@@ -146,25 +151,34 @@ kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint6
     early->number = call->number;
     early->expected_ranks = call->rank_count;
     early->until = kvf_agent_now(agent) + kvf_min_u64(wait, agent->options.longest_ns);
-    kvf_agent_due(agent, kvf_min_u64(early->until, kvf_budget_silent_at(session)));
+    kvf_sweep_due(&agent->early_sweep, end_of(early));
     return KVF_OK;
 }
 
-void kvf_early_tick(kvf_agent *agent, uint64_t now) {
-    kvf_early *early, *next;
-    DL_FOREACH_SAFE(agent->early, early, next) {
-        /* A RELEASE has its answer, and is kept though nobody waits. */
-        bool waits = early->kind == KVF_CALL_ACQUIRE;
-        uint64_t end = waits ? kvf_min_u64(early->until, kvf_budget_silent_at(early->session)) : early->until;
-        if (now < end) {
-            kvf_agent_due(agent, end);
-            continue;
-        }
-        kvf_call_body call = {.number = early->number, .kind = early->kind};
-        if (waits)
-            kvf_answer_status(early->session, &call, KVF_E_TIMEOUT, "the request did not come");
-        kvf_early_free(early);
+static void look_at(kvf_early *early, uint64_t now) {
+    if (now < end_of(early)) {
+        kvf_sweep_found(&early->session->agent->early_sweep, end_of(early));
+        return;
     }
+    kvf_call_body call = {.number = early->number, .kind = early->kind};
+    if (early->kind == KVF_CALL_ACQUIRE)
+        kvf_answer_status(early->session, &call, KVF_E_TIMEOUT, "the request did not come");
+    kvf_early_free(early);
+}
+
+void kvf_early_tick(kvf_agent *agent, uint64_t now) {
+    kvf_sweep *sweep = &agent->early_sweep;
+    if (!kvf_sweep_goes_on(sweep, now))
+        return;
+    kvf_early *early;
+    for (uint32_t i = 0; i < KVF_SWEPT_AT_ONCE && (early = agent->early) && early->pass != sweep->pass; i++) {
+        early->pass = sweep->pass;
+        DL_DELETE(agent->early, early);
+        DL_APPEND(agent->early, early);
+        look_at(early, now);
+    }
+    if (!agent->early || agent->early->pass == sweep->pass)
+        kvf_sweep_end(sweep);
 }
 
 /* ---- expectations ---------------------------------------------------------------------------- */

@@ -20,7 +20,9 @@ struct kvf_early {
     uint64_t number;      /* of the call, to answer it */
     uint32_t expected_ranks;
     uint64_t until;
+    uint32_t pass;                    /* that has looked at it last */
     kvf_early *prev, *next;           /* agent->early */
+    kvf_early *own_prev, *own_next;   /* session->early */
     kvf_early *same_prev, *same_next; /* waiting->early */
 };
 

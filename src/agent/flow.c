@@ -93,8 +93,13 @@ static uint64_t shard_bytes(const kvf_shard *shard) {
     return bytes;
 }
 
+/* Sorting a piece takes as long as copying so much, and a shard that is refused as long as one that is nearly too much:
+ * how far the check of it came is not known. */
+#define PIECE_WORK 1024u
+#define REFUSED_SHARD_WORK (32u << 20)
+
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
-    const kvf_agent *agent = session->agent;
+    kvf_agent *agent = session->agent;
     if (call->card.size == 0)
         return kvf_fail(KVF_E_PARSE, "JOIN: card is empty");
     kvf_introduction intro;
@@ -106,8 +111,10 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of another than the one who greeted");
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
-    if (!status)
+    if (!status) {
         status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), intro.shard, &shard);
+        agent->work += shard ? shard->checked * PIECE_WORK : REFUSED_SHARD_WORK;
+    }
     kvf_free(storage);
     if (status)
         return status;
@@ -224,6 +231,7 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
     session->join_staged = session->join_staged || staged;
     session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
     if (session->join_wanted) { /* in a tick, when the one before is answered */
+        agent->joins_wanted = true;
         agent->due = 0;
         return KVF_OK;
     }
@@ -258,6 +266,12 @@ static uint64_t table_bytes(const kvf_call_body *call) {
     return bytes;
 }
 
+/* Until when its consumer wants it, or the consumer is heard of; or, while parts are to come, one does. */
+static uint64_t end_of(const kvf_flow *flow) {
+    uint64_t end = kvf_min_u64(flow->until, kvf_budget_silent_at(flow->session));
+    return flow->more ? kvf_min_u64(end, flow->more_until) : end;
+}
+
 /* What is kept for an expectation, with its places in tables. */
 static uint64_t flow_bytes(const kvf_call_body *call) {
     return sizeof(kvf_flow) + call->request.size + 256 + table_bytes(call);
@@ -272,7 +286,7 @@ static kvf_status add_part(kvf_flow *flow, const kvf_call_body *call) {
         return status;
     flow->more = call->more;
     flow->more_until = kvf_agent_now(agent) + agent->options.lease_ns;
-    kvf_agent_due(agent, flow->more_until);
+    kvf_sweep_due(&agent->flow_sweep, flow->more_until);
     if (!flow->more) {
         flow->groups = kvf_parts_join(&flow->parts);
         flow->more = !flow->groups;
@@ -342,7 +356,7 @@ kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_fl
     }
     DL_APPEND2(session->flows, flow, session_prev, session_next);
     session->flow_count++;
-    kvf_agent_due(agent, kvf_min_u64(flow->until, kvf_budget_silent_at(session)));
+    kvf_sweep_due(&agent->flow_sweep, end_of(flow));
     *out = flow;
     return KVF_OK;
 }
@@ -493,6 +507,8 @@ static void tell(kvf_flow *flow) {
     kvf_session *session = flow->session;
     flow->over = true;
     session->agent->due = 0;
+    if (!flow->push)
+        session->agent->flow_sweep.due = 0;
     if (flow->withdraw_number) {
         kvf_call_body call = {.number = flow->withdraw_number, .kind = KVF_CALL_WITHDRAW};
         flow->withdraw_number = 0;
@@ -571,12 +587,6 @@ void kvf_flow_poll(kvf_flow *flow) {
         kvf_flow_pump(flow);
 }
 
-/* Until when its consumer wants it, or the consumer is heard of; or, while parts are to come, one does. */
-static uint64_t end_of(const kvf_flow *flow) {
-    uint64_t end = kvf_min_u64(flow->until, kvf_budget_silent_at(flow->session));
-    return flow->more ? kvf_min_u64(end, flow->more_until) : end;
-}
-
 void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
     /* Before anything more is written: are we still allowed to? */
     if (now >= end_of(flow) && !flow->over)
@@ -611,23 +621,35 @@ void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
     kvf_flow_stop(flow, KVF_E_CANCELLED, "withdrawn by the consumer");
 }
 
-/* Those that no push has asked for yet. */
 /* Peers that are to be told our card by whoever has the work. Where one cannot be told, those who wait time out. */
-static void join_wanted(const kvf_agent *agent) {
+static void join_wanted(kvf_agent *agent) {
+    if (!agent->joins_wanted)
+        return;
+    agent->joins_wanted = false;
     kvf_session *session, *next;
     DL_FOREACH_SAFE(agent->all_sessions, session, next) {
         if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
             (void)kvf_session_join(session, session->join_staged);
+        agent->joins_wanted |= session->join_wanted;
     }
 }
 
+/* Those that no push has asked for yet. */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now) {
+    kvf_sweep *sweep = &agent->flow_sweep;
     join_wanted(agent);
-    kvf_flow *flow, *next;
-    DL_FOREACH_SAFE(agent->flows, flow, next) {
+    if (!kvf_sweep_goes_on(sweep, now))
+        return;
+    kvf_flow *flow;
+    for (uint32_t i = 0; i < KVF_SWEPT_AT_ONCE && (flow = agent->flows) && flow->pass != sweep->pass; i++) {
+        flow->pass = sweep->pass;
+        DL_DELETE(agent->flows, flow);
+        DL_APPEND(agent->flows, flow);
         if (now >= end_of(flow) || flow->over)
             kvf_flow_free(flow);
         else
-            kvf_agent_due(agent, end_of(flow));
+            kvf_sweep_found(sweep, end_of(flow));
     }
+    if (!agent->flows || agent->flows->pass == sweep->pass)
+        kvf_sweep_end(sweep);
 }

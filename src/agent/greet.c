@@ -167,7 +167,7 @@ static void answer_card(kvf_agent *agent, const kvf_letter *letter, const kvf_me
     }
     kvf_session_goes_by(session, letter->route);
     session->last_heard = kvf_agent_now(agent);
-    session->silent = session->unreachable = false;
+    session->silent = false;
     kvf_message answer = {.kind = KVF_MESSAGE_WELCOME,
                           .welcome = {.engine = agent->name,
                                       .incarnation = agent->incarnation,

@@ -85,7 +85,7 @@ kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
     kvf_link_counts connections = kvf_link_count(agent->link);
     stats.connections_now = connections.now;
     stats.connections_closed = connections.closed;
-    stats.over_budget += connections.refused;
+    stats.over_budget += connections.refused + connections.dropped;
     kvf_agent_unlock(agent);
     kvf_fill_out(out, &stats, sizeof stats);
     return KVF_OK;

@@ -85,8 +85,6 @@ void kvf_loop_close(kvf_agent *agent) {
 static void tick(kvf_agent *agent, uint64_t now) {
     agent->due = UINT64_MAX;
     kvf_sessions_tick(agent, now);
-    kvf_early_tick(agent, now);
-    kvf_flows_tick(agent, now);
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (ticket->state != KVF_TICKET_OVER)
@@ -147,6 +145,8 @@ static bool work(kvf_agent *agent) {
     uint64_t now = kvf_agent_now(agent);
     if (now >= agent->due)
         tick(agent, now);
+    kvf_early_tick(agent, now);
+    kvf_flows_tick(agent, now);
     kvf_pace_round(agent, now);
     while (agent->over)
         kvf_ticket_free(agent->over);

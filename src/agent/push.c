@@ -67,6 +67,7 @@ void kvf_push_served(kvf_flow *flow) {
 static void take(kvf_push *push, kvf_flow *flow) {
     kvf_flow_wait_no_more(flow);
     flow->push = push;
+    push->base.agent->due = 0; /* when it ends is the push's to see to now */
     DL_APPEND(push->flows, flow);
     if (flow->groups)
         kvf_flow_pump(flow);

@@ -60,6 +60,7 @@ struct kvf_flow {
     uint64_t withdraw_number;              /* the call to answer once nothing moves */
     kvf_call *told;                        /* WRITTEN, under way */
     bool heard;                            /* and answered, or there is nobody to */
+    uint32_t pass;                         /* that has looked at it last, while there is no push */
     kvf_flow *moving_prev, *moving_next;   /* agent->moving_flows */
     kvf_waiting *waiting;                  /* while there is no push */
     kvf_flow *same_prev, *same_next;       /* waiting->flows */

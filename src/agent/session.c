@@ -17,6 +17,8 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
+/* So often what a message holds is copied: when it is read, kept, and put together. New pages cost more than that. */
+#define COPIES 4u
 /* How far two clocks may run apart, relative to the time since they were compared. */
 #define CLOCK_DRIFT_DIVISOR 2048
 
@@ -173,6 +175,7 @@ void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *mess
         return; /* as if it was lost */
     (void)kvf_link_send(agent->link, route, bytes.data, bytes.size);
     agent->stats.messages_sent++;
+    agent->work += bytes.size;
     kvf_wire_buffer_free(&bytes);
 }
 
@@ -376,7 +379,7 @@ static void heard(kvf_session *session, kvf_route route) {
     session->beat_for_life = false;
     kvf_peer_heard(session);
     session->broken_since = 0;
-    session->silent = session->unreachable = false;
+    session->silent = false;
     if (session->incoming)
         kvf_session_goes_by(session, route);
 }
@@ -495,9 +498,7 @@ static bool is_unasked(kvf_agent *agent, const kvf_letter *letter) {
     return !letter->called;
 }
 
-void kvf_on_message(void *context, const kvf_letter *letter) {
-    kvf_agent *agent = context;
-    agent->stats.messages_received++;
+static void take_message(kvf_agent *agent, const kvf_letter *letter) {
     kvf_message message = {0};
     if (is_too_large(agent, letter) || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
         agent->stats.messages_malformed++;
@@ -525,7 +526,17 @@ void kvf_on_message(void *context, const kvf_letter *letter) {
             on_answer(agent, letter, &message);
         break;
     }
+    agent->work += COPIES * kvf_message_kept(&message);
     kvf_message_free(&message);
+}
+
+void kvf_on_message(void *context, const kvf_letter *letter) {
+    kvf_agent *agent = context;
+    agent->stats.messages_received++;
+    agent->work = letter->bytes;
+    take_message(agent, letter);
+    if (letter->work)
+        *letter->work = agent->work;
 }
 
 /* ---- breaking and losing --------------------------------------------------------------------- */

@@ -79,7 +79,6 @@ struct kvf_session {
     kvf_call *probe;                 /* incoming: asked whether it lives, for another wants its name */
     uint64_t alive_until;            /* incoming: it said so, and is not asked again before */
     bool silent;                     /* incoming: it did not answer */
-    bool unreachable;                /* incoming: its connection has ended */
 
     kvf_call *calls;
     uint64_t next_number;
@@ -115,6 +114,7 @@ struct kvf_session {
     kvf_flow *flows; /* incoming: what it expects */
     kvf_flow *flow_table;
     uint32_t flow_count;
+    kvf_early *early; /* incoming: calls that wait */
     uint32_t early_count;
     kvf_hashing_queue hashing; /* incoming: checksums it asks for */
 

@@ -29,6 +29,9 @@ typedef struct kvf_letter {
     bool called; /* it came over a connection that we made */
     const void *data;
     size_t bytes;
+    /** Receives how much work it was, in bytes as if all of it were copying (base/turns.h): of those who have connected
+     * to us, who makes much waits longer for the next turn. NULL: nobody counts it. */
+    uint64_t *work;
 } kvf_letter;
 
 typedef struct kvf_link_table kvf_link_table;
@@ -48,7 +51,7 @@ typedef struct kvf_link_options {
     uint32_t max_connections, max_connections_per_address;
     /** Whether somebody is met over an incoming route: who is not goes first. NULL: nobody is. */
     bool (*is_known)(void *context, kvf_route route);
-    /** Somebody was hung up for want of room; NULL: nobody wants to know. */
+    /** Somebody was hung up, or not listened to, for want of room; NULL: nobody wants to know. */
     void (*on_crowded)(void *context, const char *detail);
 
     /** A message came. */
@@ -144,6 +147,7 @@ typedef struct kvf_link_counts {
     uint64_t now;     /* there are */
     uint64_t closed;  /* were closed by us: they said nothing, or there was no room */
     uint64_t refused; /* of these, for want of room */
+    uint64_t dropped; /* messages, for more came than their senders have turns */
 } kvf_link_counts;
 
 kvf_link_counts kvf_link_count(const kvf_link *link);

@@ -61,6 +61,10 @@ bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message, uint8_t key[
     const char *user = zmq_msg_gets(message, "User-Id");
     if (!user || !zmq_z85_decode(key, user))
         return false;
+    return kvf_guard_knows(link, key);
+}
+
+bool kvf_guard_knows(const kvf_zmq_link *link, const uint8_t key[KVF_KEY_BYTES]) {
     return !link->withdrawn || place_of(link, key) < link->allowed_count;
 }
 

@@ -8,6 +8,7 @@
  *   link_guard.c     the allow-list
  *   link_guests.c    how many may be connected to us, and who goes first
  *   link_door.c      who is connected to us
+ *   link_mail.c      what they sent, and whose turn it is
  *   link_fds.c       file descriptors, and which sockets have something to be read
  */
 #ifndef KVF_LINK_INSIDE_H
@@ -16,6 +17,7 @@
 #include "link/link.h"
 #include "link/link_endpoint.h"
 #include "link/link_guests.h"
+#include "link/link_mail.h"
 
 #include "base/tables.h"
 #include <poll.h>
@@ -82,6 +84,7 @@ typedef struct kvf_zmq_link {
     void *guard;    /* REP: who may connect, and by which key; NULL without encryption */
     void *door;     /* PAIR: what happens to the listener's connections; NULL without a listener */
     kvf_guests guests;
+    kvf_mail mail;
     int empty_fd, spare_fd; /* see link_door.c */
     bool listens_on_tcp;
     uint64_t now;     /* of this round of progress */
@@ -197,6 +200,9 @@ void kvf_guard_answer(kvf_zmq_link *link);
 
 /** The key that a message came under; false: it has none, or one that is not allowed any more. */
 bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message, uint8_t key[KVF_KEY_BYTES]);
+
+/** Whether a key that has passed is still allowed. */
+bool kvf_guard_knows(const kvf_zmq_link *link, const uint8_t key[KVF_KEY_BYTES]);
 
 /** See kvf_link_allow(). */
 kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed);

@@ -80,6 +80,7 @@ static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
     link->context = options->context;
     link->next_due_ns = KVF_LINK_NEVER;
     link->empty_fd = link->spare_fd = -1;
+    kvf_mail_open(&link->mail);
     status = open_sockets(link, options, &endpoint);
     if (status) {
         close_zmq(&link->base);
@@ -102,6 +103,7 @@ static void close_zmq(kvf_link *base) {
     }
     while (link->zmq && zmq_ctx_term(link->zmq) != 0 && zmq_errno() == EINTR) {
     }
+    kvf_mail_close(&link->mail);
     kvf_lines_free(link);
     kvf_door_close(link);
     kvf_free(link->allowed);
@@ -176,8 +178,27 @@ static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, 
     return true;
 }
 
+/* Keeps what came over a connection made to us until it is its sender's turn. */
+static void keep_incoming(kvf_zmq_link *link, zmq_msg_t frames[2]) {
+    uint8_t key[KVF_KEY_BYTES];
+    kvf_letter letter = {0};
+    if (!see_incoming(link, &frames[0], &frames[1], key, &letter))
+        return;
+    bool known = link->guests.is_known && link->guests.is_known(link->context, letter.route);
+    const char *refused = kvf_mail_add(&link->mail, letter.route, letter.key, known, &frames[1]);
+    if (refused && link->guests.on_crowded)
+        link->guests.on_crowded(link->context, refused);
+}
+
+static void read_called(kvf_zmq_link *link, zmq_msg_t frames[2]) {
+    kvf_letter letter = {.data = zmq_msg_data(&frames[1]), .bytes = zmq_msg_size(&frames[1])};
+    if (see_called(link, &frames[0], &letter))
+        link->on_message(link->context, &letter);
+}
+
 /* At most a batch; whether everything was taken in. */
-static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
+static bool take_messages(kvf_zmq_link *link, void *socket,
+                          void (*take)(kvf_zmq_link *link, zmq_msg_t frames[2])) {
     size_t bytes = 0;
     for (uint32_t i = 0; i < KVF_LINK_BATCH && bytes < KVF_LINK_BATCH_BYTES; i++) {
         zmq_msg_t frames[2]; /* routing id; message */
@@ -185,11 +206,8 @@ static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
         (void)zmq_msg_init(&frames[1]);
         uint32_t count = kvf_link_receive(socket, frames, 2);
         bytes += zmq_msg_size(&frames[1]);
-        uint8_t key[KVF_KEY_BYTES];
-        kvf_letter letter = {.data = zmq_msg_data(&frames[1]), .bytes = zmq_msg_size(&frames[1])};
-        if (count == 2 && (called ? see_called(link, &frames[0], &letter)
-                                  : see_incoming(link, &frames[0], &frames[1], key, &letter)))
-            link->on_message(link->context, &letter);
+        if (count == 2)
+            take(link, frames);
         (void)zmq_msg_close(&frames[0]);
         (void)zmq_msg_close(&frames[1]);
         if (count == 0) {
@@ -198,6 +216,23 @@ static bool take_messages(kvf_zmq_link *link, void *socket, bool called) {
         }
     }
     return false;
+}
+
+/* Reads letters that wait, by turns, as much as a round has work. */
+static void read_mail(kvf_zmq_link *link) {
+    kvf_turn_party *party;
+    kvf_mail_letter *mail;
+    for (uint64_t work = 0; work < KVF_MAIL_ROUND_WORK && (mail = kvf_mail_next(&link->mail, &party));) {
+        uint64_t read = 0;
+        const kvf_letter letter = {.route = mail->route,
+                                   .key = mail->keyed ? mail->key : NULL,
+                                   .data = zmq_msg_data(&mail->message),
+                                   .bytes = zmq_msg_size(&mail->message),
+                                   .work = &read};
+        if (!mail->keyed || kvf_guard_knows(link, mail->key))
+            link->on_message(link->context, &letter);
+        work += kvf_mail_read(&link->mail, party, mail, read);
+    }
 }
 
 static bool is_pending(kvf_link *base);
@@ -212,12 +247,13 @@ static void progress_zmq(kvf_link *base, bool *more) {
     kvf_lines_take_events(link);
     bool all_read = !link->broken && !kvf_link_is_unread(link, link->caller);
     if (!all_read)
-        all_read = take_messages(link, link->caller, true);
+        all_read = take_messages(link, link->caller, read_called);
     if (all_read)
         kvf_lines_hang_up(link);
     kvf_lines_redial(link, all_read);
     if (kvf_link_is_unread(link, link->listener))
-        (void)take_messages(link, link->listener, false);
+        (void)take_messages(link, link->listener, keep_incoming);
+    read_mail(link);
     *more = is_pending(base);
 }
 
@@ -227,8 +263,9 @@ static uint64_t due_of(const kvf_link *base) {
 }
 
 static kvf_link_counts counts_of(const kvf_link *base) {
-    const kvf_guests *guests = &((const kvf_zmq_link *)base)->guests;
-    return (kvf_link_counts){guests->count, guests->closed, guests->refused};
+    const kvf_zmq_link *link = (const kvf_zmq_link *)base;
+    const kvf_guests *guests = &link->guests;
+    return (kvf_link_counts){guests->count, guests->closed, guests->refused, link->mail.dropped};
 }
 
 static bool has_ended(const kvf_link *base, kvf_route route) {
@@ -237,7 +274,7 @@ static bool has_ended(const kvf_link *base, kvf_route route) {
 
 static bool is_pending(kvf_link *base) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
-    return link->broken || kvf_link_has_unread(link);
+    return link->broken || kvf_mail_waits(&link->mail) || kvf_link_has_unread(link);
 }
 
 static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {

@@ -216,6 +216,7 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, co
         if (status)
             status = kvf_fail_in(status, "rank %u, group %s: ", given.rank, kvf_model_group(model, g)->name);
     }
+    shard->checked = overlap_intervals - left;
     if (status) {
         kvf_shard_free(shard);
         return status;

@@ -14,6 +14,7 @@ struct kvf_shard {
     kvf_shard_desc desc; /* `groups`, their arrays and `region_bytes` are owned, defaults filled in */
     kvf_group_shard_desc *groups; /* the same array as desc.groups */
     kvf_range *group_layers;      /* by group: held layers, as indices into the group's layers */
+    uint64_t checked;             /* pieces between those of others that were looked at when it was made */
 };
 
 /** What all ranks of an engine agree on for one group. */

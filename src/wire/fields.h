@@ -22,6 +22,9 @@ void *kvf_wire_keep(void **storage, size_t count, size_t element_bytes);
  */
 kvf_status kvf_wire_keep_room(void **storage, size_t bytes);
 
+/** How many bytes that is. */
+uint64_t kvf_wire_kept(const void *storage);
+
 void kvf_wire_discard(void **storage);
 
 /* ---- bytes being written --------------------------------------------------------------------- */

@@ -100,6 +100,13 @@ kvf_status kvf_wire_keep_room(void **storage, size_t bytes) {
     return add_block(storage, bytes) ? KVF_OK : kvf_nomem("a message");
 }
 
+uint64_t kvf_wire_kept(const void *storage) {
+    uint64_t bytes = 0;
+    for (const block *at = storage; at; at = at->next)
+        bytes += at->size;
+    return bytes;
+}
+
 void kvf_wire_discard(void **storage) {
     for (block *at = *storage; at;) {
         block *next = at->next;

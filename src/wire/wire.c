@@ -225,6 +225,10 @@ kvf_status kvf_wire_read(kvf_message *message) {
     return fail_in_message(status, message->kind, call);
 }
 
+uint64_t kvf_message_kept(const kvf_message *message) {
+    return kvf_wire_kept(message->storage);
+}
+
 void kvf_message_free(kvf_message *message) {
     kvf_wire_discard(&message->storage);
 }

@@ -318,6 +318,9 @@ kvf_status kvf_wire_open(kvf_bytes bytes, kvf_message *out);
  */
 kvf_status kvf_wire_read(kvf_message *message);
 
+/** How many bytes kvf_wire_read() allocated: a few bytes of a message may stand for many block ids. */
+uint64_t kvf_message_kept(const kvf_message *message);
+
 /** Frees what kvf_wire_read() allocated; a zeroed message is accepted. */
 void kvf_message_free(kvf_message *message);
 

@@ -22,7 +22,6 @@ from protocol import (
     EXPECTATION,
     FOR_EVER,
     HIGHEST,
-    JOIN,
     OK,
     WITHDRAW,
     WRITTEN,
@@ -92,7 +91,7 @@ class Attacker:
         for n in range(1 << 40):
             answer = speaker.greet(**others[n % 2])
             assert answer is None or not answer[2].get("card"), "a stranger got a session as the consumer"
-            speaker.send(speaker.call(JOIN, introduction=msgpack.packb(says), card=b"card", generation=n + 1))
+            speaker.send(speaker.join(says, b"card", n + 1))
             for i in range(20):
                 speaker.send(speaker.release(b"request %d" % (n + i)))
             yield 1
@@ -279,9 +278,7 @@ class Attacker:
         shard["regions"] = [[1, 1 << 50]]
         says["shard"] = msgpack.packb(shard)
         for n in range(1 << 40):
-            speaker.ask(
-                speaker.call(JOIN, introduction=msgpack.packb(says), card=b"card %d" % n, generation=n + 1), 0.5
-            )
+            speaker.ask(speaker.join(says, b"card %d" % n, n + 1), 0.5)
             yield 1
 
     def garbage(self) -> Iterator[int]:

@@ -135,6 +135,10 @@ class Speaker:
         head = {"session": self.session if session is None else session, "number": self.number, "kind": kind}
         return envelope(CALL, head | body)
 
+    def join(self, introduction: dict[str, Any], card: bytes, generation: int) -> bytes:
+        says = msgpack.packb(introduction)
+        return self.call(JOIN, introduction=says, card=card, generation=generation, stage=0)
+
     def acquire(self, request: bytes, seconds: float = 3600) -> bytes:
         return self.call(ACQUIRE, request=request, time_ns=int(seconds * 1e9), rank_count=1, first_id=0)
 
@@ -154,6 +158,7 @@ class Speaker:
             groups=[table],
             first_id=0,
             more=more,
+            packed=0,
         )
 
     def beat(self, *leases: int, **other: Any) -> bytes:

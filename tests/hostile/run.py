@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,10 +31,12 @@ SETTLED_S, SETTLED_SLOWER_S = 13.0, 55.0  # until what was kept is gone: the len
 CONNECTIONS = 256  # that the pair takes
 WAITING = 1.25  # with those that were accepted, and are to be closed as soon as the pair has a turn
 BACK = 0.10  # of what was there before the attack may be left after it
-# Beside that: what allocators do not give back (of the library's, "kept" tells), a message, and connections made anew.
-SLACK_BYTES, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 64 << 10, 4
+# Beside that: what allocators keep, where the pair cannot make them give it back (of the library's, "kept" tells), and
+# where it does; a message; and connections made anew.
+SLACK_BYTES, SLACK_TRIMMED, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 4 * MEBI, 64 << 10, 4
 HALF = 0.5  # of the requests beside a burner
 CALL_MS = 50.0  # of CPU time in one call of progress
+UNREADABLE = {"garbage", "large_messages"}  # the others speak as the protocol has it: what they do is understood
 
 
 def key_pair() -> tuple[str, str]:
@@ -155,14 +158,30 @@ def run_attackers(names: list[str], target: Target, seconds: float) -> int:
     return sum(count.value for count in counts)
 
 
+def cpu_seconds(pair: Pair) -> float:
+    """Processor time that the two have had."""
+    ticks = 0
+    for half in (pair.producer, pair.consumer):
+        with open(f"/proc/{half.process.pid}/stat") as file:
+            ticks += sum(int(field) for field in file.read().rpartition(")")[2].split()[11:13])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_of_a_request(pair: Pair, measured: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and the processor time in ms that the pair had meanwhile, by its requests."""
+    spent, done = cpu_seconds(pair), pair.consumer.last["done"]
+    result = measured()
+    return result, (cpu_seconds(pair) - spent) * 1e3 / max(1, pair.consumer.last["done"] - done)
+
+
 def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[dict[str, Any], list[str]]:
     """One attack, from a quiet pair to a quiet pair: figures, and what is wrong with them."""
     before = dict(pair.producer.last), dict(pair.consumer.last)
     burnt = time.monotonic()
-    pair.attack(["burn"] * len(names), min(seconds, 3.0))
+    _, cheap = cpu_of_a_request(pair, lambda: pair.attack(["burn"] * len(names), min(seconds, 10.0)))
     begin = time.monotonic()
     beside = pair.rate(burnt + 0.7, begin)
-    done = pair.attack(names, seconds)
+    done, dear = cpu_of_a_request(pair, lambda: pair.attack(names, seconds))
     end = time.monotonic()
     time.sleep(RECOVERY_S + 2)
     rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())
@@ -175,12 +194,15 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
 
     most = max(line["resident"] for line in during) - before[0]["resident"]
     left = pair.producer.last["resident"] - before[0]["resident"]
+    malformed = more("malformed") + int(pair.consumer.last.get("malformed", 0) - before[1].get("malformed", 0))
     figures = {
         "attack": "+".join(names) if len(names) < 4 else f"all {len(names)}",
         "done": done,
         "requests/s": round(rate),
         "of burning": round(rate / beside, 2) if beside else 0,
         "after": round(after / beside, 2) if beside else 0,
+        "ms a request": round(dear, 2),
+        "burning": round(cheap, 2),
         "wrong": pair.consumer.last["wrong"] - before[1]["wrong"],
         "failed": pair.consumer.last["failed"]
         - before[1]["failed"]
@@ -195,12 +217,15 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         "told": more("refused"),
         "refused": more("over_budget"),
         "closed": more("closed"),
+        "malformed": malformed,
         "kept MiB": round(max(line.get("kept", 0) for line in during) / MEBI, 1),
         "kept left": more("kept"),
     }
     faults = []
     if done < 0:
         faults.append("an attacker got what it must not get")
+    if malformed and UNREADABLE.isdisjoint(names):
+        faults.append(f"{malformed} messages of an attack could not be read: it does not speak the protocol")
     if figures["wrong"] or figures["failed"]:
         faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
     if rate <= 0 or after <= 0:
@@ -219,7 +244,8 @@ def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> li
     """What has not come back though there was time, and what took too much of it."""
     faults = []
     last = pair.producer.last
-    for name, slack in (("resident", SLACK_BYTES), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
+    allocators = SLACK_TRIMMED if last.get("trimmed") else SLACK_BYTES
+    for name, slack in (("resident", allocators), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
     if figures["of burning"] < HALF and last["slower"] == 1:  # where not each message costs ten times as much

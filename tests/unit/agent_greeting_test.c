@@ -102,15 +102,38 @@ static void a_name_whose_process_says_nothing_goes_to_the_next(void **state) {
     rights_close(&s);
 }
 
-static void a_name_whose_connection_has_ended_is_free_at_once(void **state) {
+static void a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
     speaker_close(&s.rightful);
     s.other.engine = "X";
     speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_AGAIN);
+    speaker_run_for(&s.w, &s.other, 3 * SECOND);
+    speaker_greet(&s.w, &s.other);
     assert_int_equal(s.other.kind, KVF_MESSAGE_WELCOME);
     speaker_open(&s.rightful, s.p, "X", true, 1);
+    rights_close(&s);
+}
+
+/* Connections break, of living processes too, and whoever breaks them should gain nothing by it. */
+static void a_name_whose_connection_comes_back_stays_with_its_process(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    speaker_close(&s.rightful);
+    s.other.engine = "X";
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_AGAIN);
+    speaker_reopen(&s.rightful, s.p);
+    speaker_greet(&s.w, &s.rightful);
+    assert_int_equal(s.rightful.kind, KVF_MESSAGE_WELCOME);
+    speaker_run_for(&s.w, &s.rightful, 200 * MS); /* it is asked again */
+    answer_probe(&s);
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_PERMISSION);
     rights_close(&s);
 }
 
@@ -224,7 +247,8 @@ int main(void) {
         cmocka_unit_test(a_secret_that_was_heard_does_not_help_another_key),
         cmocka_unit_test(a_name_is_the_living_process_that_has_it),
         cmocka_unit_test(a_name_whose_process_says_nothing_goes_to_the_next),
-        cmocka_unit_test(a_name_whose_connection_has_ended_is_free_at_once),
+        cmocka_unit_test(a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back),
+        cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),

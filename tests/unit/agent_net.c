@@ -312,7 +312,7 @@ static uint64_t net_due(const kvf_link *base) {
 
 static kvf_link_counts net_counts(const kvf_link *base) {
     const kvf_guests *guests = &((const net_link *)base)->guests;
-    return (kvf_link_counts){guests->count, guests->closed, guests->refused};
+    return (kvf_link_counts){guests->count, guests->closed, guests->refused, 0};
 }
 
 static bool net_has_ended(const kvf_link *base, kvf_route route) {

@@ -290,7 +290,7 @@ static kvf_status serve_clients(kvf_shm_endpoint *endpoint, bool *more) {
         work = kvf_shm_take_turns(endpoint, part);
     }
     bool unswept = kvf_shm_sweep_clients(endpoint);
-    *more = unswept || endpoint->tenants.first || count == EVENTS;
+    *more = unswept || endpoint->tenants.turns.first || count == EVENTS;
     return KVF_OK;
 }
 

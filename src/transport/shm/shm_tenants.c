@@ -2,13 +2,11 @@
 
 #include <stdatomic.h>
 
-#include "base/list.h"
-
 /* All endpoints of a process take from the same descriptors. */
 static _Atomic uint32_t clients_of_process;
 
 void kvf_shm_tenants_open(kvf_shm_tenants *tenants, uint64_t descriptors) {
-    *tenants = (kvf_shm_tenants){.door = {.turn_work = SHM_TURN_WORK / 2}};
+    *tenants = (kvf_shm_tenants){.door.turn.turn_work = SHM_TURN_WORK / 2};
     tenants->process_clients_max = descriptors / 2;
     tenants->clients_max = (uint32_t)kvf_min_u64(SHM_CLIENTS_MAX, descriptors / 2);
     tenants->strangers_max = (uint32_t)kvf_max_u64(1, kvf_min_u64(SHM_STRANGERS_MAX, descriptors / 8));
@@ -25,7 +23,7 @@ kvf_shm_tenant *kvf_shm_tenants_enter(kvf_shm_tenants *tenants, pid_t process) {
         if (!tenant)
             return NULL;
         tenant->process = process;
-        tenant->turn_work = SHM_TURN_WORK;
+        tenant->turn.turn_work = SHM_TURN_WORK;
         tenant->next = tenants->all;
         tenants->all = tenant;
     }
@@ -71,9 +69,8 @@ kvf_shm_refusal kvf_shm_tenants_admit(kvf_shm_tenants *tenants, kvf_shm_tenant *
 
 static void free_tenant(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant) {
     kvf_shm_tenant **at = &tenants->all;
-    KVF_ASSERT(!tenant->first && tenant->buffer_bytes == 0);
-    if (tenant->waiting)
-        KVF_QUEUE_REMOVE(tenants->first, tenants->last, tenant);
+    KVF_ASSERT(tenant->buffer_bytes == 0);
+    kvf_turns_leave(&tenants->turns, &tenant->turn);
     while (*at != tenant)
         at = &(*at)->next;
     *at = tenant->next;
@@ -116,50 +113,24 @@ void kvf_shm_tenants_drop_buffer(kvf_shm_tenants *tenants, kvf_shm_tenant *tenan
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
-/* What it did not use of its last turn is gone, what it had beyond is not. */
-static void begin_turn(kvf_shm_tenant *tenant) {
-    tenant->credit = (tenant->credit < 0 ? tenant->credit : 0) + tenant->turn_work;
-}
-
 void kvf_shm_tenants_wait(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, kvf_shm_seat *seat) {
-    if (seat->tenant)
-        return;
-    seat->tenant = tenant;
-    KVF_QUEUE_ADD(tenant->first, tenant->last, seat);
-    if (tenant->waiting)
-        return;
-    tenant->waiting = true;
-    begin_turn(tenant);
-    KVF_QUEUE_ADD(tenants->first, tenants->last, tenant);
+    kvf_turns_wait(&tenants->turns, &tenant->turn, &seat->turn);
 }
 
 void kvf_shm_tenants_stop_waiting(kvf_shm_seat *seat) {
-    if (!seat->tenant)
-        return;
-    KVF_QUEUE_REMOVE(seat->tenant->first, seat->tenant->last, seat);
-    seat->tenant = NULL;
+    kvf_turns_stop_waiting(&seat->turn);
 }
 
 kvf_shm_seat *kvf_shm_tenants_next(kvf_shm_tenants *tenants, kvf_shm_tenant **whose) {
-    for (kvf_shm_tenant *tenant; (tenant = tenants->first);) {
-        kvf_shm_seat *seat = tenant->first;
-        if (seat && tenant->credit > 0) {
-            kvf_shm_tenants_stop_waiting(seat);
-            *whose = tenant;
-            return seat;
-        }
-        KVF_QUEUE_REMOVE(tenants->first, tenants->last, tenant);
-        tenant->waiting = seat != NULL;
-        if (!seat)
-            continue;
-        begin_turn(tenant);
-        KVF_QUEUE_ADD(tenants->first, tenants->last, tenant);
-    }
-    return NULL;
+    kvf_turn_party *party;
+    kvf_turn_seat *seat = kvf_turns_next(&tenants->turns, &party);
+    if (seat)
+        *whose = (kvf_shm_tenant *)party;
+    return (kvf_shm_seat *)seat;
 }
 
 void kvf_shm_tenants_spend(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t work) {
-    tenant->credit -= (int64_t)work;
+    kvf_turns_spend(&tenant->turn, work);
     if (tenant == &tenants->door)
         tenants->door_work += work;
 }

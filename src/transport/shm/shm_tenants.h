@@ -3,9 +3,8 @@
  * one share of the owner's time, and one of the memory for shared buffers. Connections that have not shown the key yet
  * are strangers. Accepting and hearing them is the door's work, which has half a tenant's share for all of them.
  *
- * Time is shared out in turns. Work is counted in bytes, as if all of it were copying. A tenant has SHM_TURN_WORK for
- * each of its turns, the door half. A message is handled as a whole: what that takes beyond, the tenant pays in its
- * next turns. The queue of tenants goes on from one progress() to the next, so nobody is always the first.
+ * Time is shared out in turns (base/turns.h). A tenant has SHM_TURN_WORK for each of its turns, the door half. A message
+ * is handled as a whole.
  *
  * Strangers that keep coming would take all the time that nobody else wants, and the processor with it. So beyond about
  * a thousand connections at once the door works for an eighth of the time, and is shut in between.
@@ -17,6 +16,7 @@
 
 #include <sys/types.h>
 
+#include "base/turns.h"
 #include "transport/shm/shm_wire.h"
 
 #define SHM_TENANT_CLIENTS_MAX 64u    /* connections of one process that have shown the key */
@@ -40,22 +40,17 @@ typedef struct kvf_shm_tenant kvf_shm_tenant;
 
 /** A connection's place in the queue of its tenant. */
 typedef struct kvf_shm_seat {
+    kvf_turn_seat turn;     /**< first */
     kvf_shm_client *client; /**< NULL: the socket at which connections wait */
-    kvf_shm_tenant *tenant; /**< whose turn it waits for; NULL: it does not */
-    struct kvf_shm_seat *previous, *following;
 } kvf_shm_seat;
 
 struct kvf_shm_tenant {
-    pid_t process;      /**< 0: all those of other PID namespaces, which cannot be told apart */
-    uint32_t clients;   /**< connections that have shown the key */
-    uint32_t strangers; /**< and that have not */
+    kvf_turn_party turn; /**< first */
+    pid_t process;       /**< 0: all those of other PID namespaces, which cannot be told apart */
+    uint32_t clients;    /**< connections that have shown the key */
+    uint32_t strangers;  /**< and that have not */
     uint64_t buffer_bytes;
-    uint32_t turn_work; /**< that it may have done in a turn */
-    int64_t credit;     /**< work that it may have done now; negative: that it has had beyond its turns */
-    bool waiting;       /**< for a turn */
-    kvf_shm_seat *first, *last;           /**< who waits for it */
-    kvf_shm_tenant *previous, *following; /**< while waiting */
-    kvf_shm_tenant *next;                 /**< of all */
+    kvf_shm_tenant *next; /**< of all */
 };
 
 typedef struct kvf_shm_tenants {
@@ -66,7 +61,7 @@ typedef struct kvf_shm_tenants {
     uint64_t cut_buffers; /**< so far: of which only a little was taken */
     uint64_t refused;     /**< so far: clients, for a limit was reached, and those that gave way */
     kvf_shm_tenant *all;
-    kvf_shm_tenant *first, *last; /**< that wait for a turn */
+    kvf_turns turns;
     kvf_shm_tenant door;
     uint64_t door_work;    /**< that strangers have had beyond their share of time ... */
     uint64_t door_work_ns; /**< ... then */

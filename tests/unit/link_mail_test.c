@@ -1,0 +1,161 @@
+/* Whose letter is read next, and whose are dropped. */
+#include "link/link_mail.h"
+#include "shapes.h"
+
+#define GREEDY_WORK (2u << 20)
+
+static const uint8_t greedy_key[KVF_KEY_BYTES] = {1}, other_key[KVF_KEY_BYTES] = {2};
+
+/* Whether it was taken. */
+static bool post(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known, size_t bytes) {
+    zmq_msg_t message;
+    assert_int_equal(zmq_msg_init_size(&message, bytes), 0);
+    memset(zmq_msg_data(&message), 0, bytes);
+    bool taken = kvf_mail_add(mail, route, key, known, &message) == NULL;
+    assert_int_equal(zmq_msg_close(&message), 0);
+    return taken;
+}
+
+/* Reads one, which is so much work; its route, 0: there was none. */
+static kvf_route read_one(kvf_mail *mail, uint64_t work) {
+    kvf_turn_party *party;
+    kvf_mail_letter *letter = kvf_mail_next(mail, &party);
+    if (!letter)
+        return 0;
+    kvf_route route = letter->route;
+    assert_true(kvf_mail_read(mail, party, letter, work) > work);
+    return route;
+}
+
+static void letters_of_one_party_keep_their_order(void **state) {
+    (void)state;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    for (kvf_route route = 1; route <= 100; route++)
+        assert_true(post(&mail, route, greedy_key, true, 10));
+    for (kvf_route route = 1; route <= 100; route++)
+        assert_int_equal(read_one(&mail, GREEDY_WORK), route);
+    assert_false(kvf_mail_waits(&mail));
+    kvf_mail_close(&mail);
+}
+
+static void who_makes_much_work_lets_the_others_go_first(void **state) {
+    (void)state;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    for (uint32_t i = 0; i < 100; i++)
+        assert_true(post(&mail, 7, NULL, true, 10));
+    assert_int_equal(read_one(&mail, GREEDY_WORK), 7); /* nobody else was there */
+    for (uint32_t i = 0; i < 20; i++) { /* 20 letters of little work, each waited for, and no other between */
+        assert_true(post(&mail, 8, NULL, true, 10));
+        assert_int_equal(read_one(&mail, 0), 8);
+    }
+    kvf_mail_close(&mail);
+}
+
+static void a_debt_is_paid_and_then_it_is_their_turn_again(void **state) {
+    (void)state;
+    kvf_mail mail;
+    uint32_t reads[2] = {0};
+    kvf_mail_open(&mail);
+    for (uint32_t i = 0; i < 2000; i++) {
+        assert_true(post(&mail, 7, NULL, true, 10));
+        assert_true(post(&mail, 8, NULL, true, 10));
+    }
+    /* Equal work: the letters of one are 8 times those of the other. */
+    for (uint32_t i = 0; i < 900; i++) {
+        kvf_turn_party *party;
+        kvf_mail_letter *letter = kvf_mail_next(&mail, &party);
+        bool heavy = letter->route == 7;
+        reads[heavy ? 0 : 1]++;
+        (void)kvf_mail_read(&mail, party, letter,
+                            (heavy ? 8u : 1u) * KVF_MAIL_LETTER_WORK - KVF_MAIL_LETTER_WORK);
+    }
+    assert_in_range(reads[0], 95, 105);
+    kvf_mail_close(&mail);
+}
+
+static void connections_of_one_key_are_one_party_and_so_are_strangers(void **state) {
+    (void)state;
+    kvf_mail mail;
+    uint32_t others = 0, strangers = 0;
+    kvf_mail_open(&mail);
+    for (kvf_route route = 1; route <= 200; route++) {
+        assert_true(post(&mail, route, greedy_key, true, 10));
+        assert_true(post(&mail, 1000, other_key, true, 10));
+        assert_true(post(&mail, 2000 + route, NULL, false, 10));
+    }
+    for (uint32_t i = 0; i < 180; i++) {
+        kvf_route route = read_one(&mail, 0);
+        others += route == 1000;
+        strangers += route > 2000;
+    }
+    assert_in_range(others, 76, 84); /* of 9 turns two keys have 4 each, and strangers 1 */
+    assert_in_range(strangers, 16, 24);
+    kvf_mail_close(&mail);
+}
+
+static void no_party_has_more_room_than_it_leaves(void **state) {
+    (void)state;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    uint64_t taken = 0;
+    while (post(&mail, 7, NULL, true, 64u << 10))
+        taken += 64u << 10;
+    assert_in_range(taken, KVF_MAIL_BYTES / 2 - (1u << 20), KVF_MAIL_BYTES / 2);
+    assert_int_equal(mail.dropped, 1);
+    assert_true(post(&mail, 8, NULL, true, 64u << 10));
+    assert_false(post(&mail, 7, NULL, true, 64u << 10));
+    assert_int_equal(read_one(&mail, 0), 7);
+    assert_int_equal(read_one(&mail, 0), 7);
+    assert_int_equal(read_one(&mail, 0), 7);
+    assert_true(post(&mail, 7, NULL, true, 64u << 10)); /* for some were read */
+    kvf_mail_close(&mail);
+    assert_int_equal(mail.bytes, 0);
+}
+
+static void letters_of_much_work_do_not_pile_up(void **state) {
+    (void)state;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    assert_true(post(&mail, 7, NULL, true, 10));
+    assert_int_equal(read_one(&mail, KVF_MAIL_WAITING_WORK), 7);
+    assert_true(post(&mail, 7, NULL, true, 10)); /* one may wait, whatever work it is */
+    assert_false(post(&mail, 7, NULL, true, 10));
+    assert_true(post(&mail, 8, NULL, true, 10)); /* for others nothing is less */
+    assert_true(post(&mail, 8, NULL, true, 10));
+    assert_int_not_equal(read_one(&mail, 0), 0);
+    assert_int_not_equal(read_one(&mail, 0), 0);
+    assert_int_not_equal(read_one(&mail, 0), 0); /* the last letter of 7 was little work */
+    assert_true(post(&mail, 7, NULL, true, 10));
+    assert_true(post(&mail, 7, NULL, true, 10));
+    kvf_mail_close(&mail);
+}
+
+static void parties_beyond_those_that_are_told_apart_are_strangers(void **state) {
+    (void)state;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    for (kvf_route route = 1; route <= KVF_MAIL_PARTIES + 10; route++)
+        assert_true(post(&mail, route, NULL, true, 10));
+    assert_int_equal(HASH_COUNT(mail.parties), KVF_MAIL_PARTIES);
+    assert_non_null(mail.strangers.turn.first);
+    for (kvf_route route = 1; route <= KVF_MAIL_PARTIES + 10; route++)
+        assert_int_not_equal(read_one(&mail, 0), 0);
+    assert_true(post(&mail, 1u << 20, NULL, true, 10)); /* all others want nothing now, and are forgotten */
+    assert_int_equal(HASH_COUNT(mail.parties), 1);
+    kvf_mail_close(&mail);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(letters_of_one_party_keep_their_order),
+        cmocka_unit_test(who_makes_much_work_lets_the_others_go_first),
+        cmocka_unit_test(a_debt_is_paid_and_then_it_is_their_turn_again),
+        cmocka_unit_test(connections_of_one_key_are_one_party_and_so_are_strangers),
+        cmocka_unit_test(no_party_has_more_room_than_it_leaves),
+        cmocka_unit_test(letters_of_much_work_do_not_pile_up),
+        cmocka_unit_test(parties_beyond_those_that_are_told_apart_are_strangers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
