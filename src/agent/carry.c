@@ -1,6 +1,7 @@
 #include "agent/carry.h"
 
 #include "agent/stage.h"
+#include "plan/plan.h"
 #include "stage/cost.h"
 #include "stage/ways.h"
 #include "transport/transfer.h"
@@ -10,6 +11,10 @@
 
 kvf_way kvf_way_of(const kvf_ticket *ticket) {
     return ticket->way ? ticket->way : ticket->agent->options.way;
+}
+
+kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan) {
+    return plan && kvf_plan_converts(plan) ? KVF_WAY_PACKED : kvf_way_of(ticket);
 }
 
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
@@ -50,8 +55,13 @@ static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const 
 }
 
 /* A cap is kept more exactly by runs, which are cut where it ends, than by whole slots. */
-static kvf_way way_of(const kvf_ticket *ticket, kvf_way wanted) {
-    return wanted == KVF_WAY_AUTO && ticket->pace.cap ? KVF_WAY_DIRECT : wanted;
+static kvf_status choose_way(const kvf_ticket *ticket, const kvf_plan *plan, kvf_way wanted, kvf_way *out) {
+    *out = wanted == KVF_WAY_AUTO && ticket->pace.cap ? KVF_WAY_DIRECT : wanted;
+    if (!kvf_plan_converts(plan))
+        return KVF_OK;
+    *out = KVF_WAY_PACKED;
+    kvf_status status = wanted == KVF_WAY_DIRECT ? kvf_plan_check_runs(plan) : KVF_OK;
+    return status ? kvf_fail_in(status, "direct is wanted: ") : KVF_OK;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */
@@ -75,11 +85,13 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
     const kvf_session *without = NULL;
-    kvf_way way = way_of(ticket, kvf_way_of(ticket));
+    kvf_way way;
     kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers);
     if (!peers)
         return kvf_nomem("a request");
-    kvf_status status = find_peers(sessions, count, peers, peers + count, &without);
+    kvf_status status = choose_way(ticket, kvf_request_plan(request), kvf_way_of(ticket), &way);
+    if (!status)
+        status = find_peers(sessions, count, peers, peers + count, &without);
     if (!status && way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
     if (!status && way == KVF_WAY_PACKED && !alike)
@@ -98,8 +110,9 @@ kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, con
                           uint32_t source, kvf_session *session, uint64_t permission, bool held) {
     const kvf_agent *agent = ticket->agent;
     kvf_peer *peer;
-    way = way_of(ticket, way);
-    kvf_status status = kvf_session_peer(session, &peer);
+    kvf_status status = choose_way(ticket, kvf_request_plan(request), way, &way);
+    if (!status)
+        status = kvf_session_peer(session, &peer);
     kvf_peer *mate = status ? NULL : kvf_session_mate(session);
     if (!status && way == KVF_WAY_PACKED && !mate)
         status = cannot_pack(session);

@@ -120,6 +120,19 @@ static void add_rule(forecast *f, uint32_t index) {
     f->bytes += t.rows * rule->units * rule->cell_bytes * rule->lane_count;
 }
 
+/* A cut of a plan that converts: its bytes, in no run. */
+static void add_cut(forecast *f, const kvf_plan_cut *cut) {
+    const kvf_plan_walk *sides = &f->plan->walks[kvf_plan_walk_of(f->plan, cut)];
+    const kvf_group_desc *group = kvf_model_group(f->plan->local->model, cut->group);
+    const uint64_t end = group->kind == KVF_GROUP_STATE ? 1 : f->tokens;
+    kvf_walk walk = {sides->local, sides->remote, kvf_group_first_needed(group, end), end};
+    kvf_walk_piece piece;
+    uint64_t steps = 0;
+    while (kvf_walk_next(&walk, &piece))
+        steps += piece.steps;
+    f->bytes += steps * kvf_plan_step_bytes(f->plan, cut);
+}
+
 kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,
                             const kvf_cost_model *cost, kvf_prediction *out) {
     if (source >= plan->source_count)
@@ -130,6 +143,9 @@ kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t toke
     forecast f = {.plan = plan, .tokens = tokens};
     for (uint32_t i = plan->source_rules[source].begin; i < plan->source_rules[source].end; i++)
         add_rule(&f, i);
+    for (uint32_t i = 0; plan->converts && i < plan->cut_count; i++)
+        if (plan->cuts[i].source == source)
+            add_cut(&f, &plan->cuts[i]);
     kvf_prediction p = {.struct_size = sizeof p, .bytes = f.bytes, .runs = f.runs};
     if (cost)
         p.ns = cost->ns_per_source + cost->ns_per_run * (double)p.runs + cost->ns_per_byte * (double)p.bytes;

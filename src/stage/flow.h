@@ -114,6 +114,7 @@ struct kvf_stage {
     kvf_transport *transport;
     const kvf_shard *shard;
     kvf_stage_options options;
+    uint32_t *convert; /**< options.convert, owned; NULL: none */
     const kvf_clock *clock;
     kvf_arena arena;
     uint32_t region;

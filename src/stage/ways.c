@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "model/model.h"
+#include "plan/plan.h"
 #include "request/request.h"
 #include "stage/cost.h"
 #include "stage/flow.h"
@@ -132,11 +133,23 @@ static uint64_t count_pieces(const order *by, const kvf_stage_shape *shape, uint
     return all.bytes > 0 ? (uint64_t)((double)all.pieces * ((double)bytes / (double)all.bytes)) : 0;
 }
 
+/* What is converted has no runs: packed is the only way. */
+static void choose_packed(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
+    const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
+    out->pieces = count_pieces(by, shape, out->bytes);
+    move->info.packed_ns += kvf_cost_predict(&peer->costs[by->direction].packed, out->pieces, out->bytes);
+}
+
 /* Counts and predicts both ways, and says which is the cheaper. */
 static kvf_status choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out,
                          kvf_way *way) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
     const kvf_stage_cost *cost = &peer->costs[by->direction];
+    *way = KVF_WAY_PACKED;
+    if (kvf_plan_converts(kvf_request_plan(by->request))) {
+        choose_packed(move, by, shape, out);
+        return KVF_OK;
+    }
     kvf_status status = count_runs(by, out->bytes, &out->runs);
     if (status)
         return status;
@@ -162,6 +175,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
         out->over = true;
         return KVF_OK;
     }
+    const bool converts = kvf_plan_converts(kvf_request_plan(by->request));
     kvf_status status = check_packed(stage, by);
     if (!status) {
         status = find_shape(stage, by, &shape);
@@ -169,7 +183,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
             status = choose(move, by, shape, out, &way);
         if (status)
             kvf_shapes_leave(shape);
-    } else if (by->options.way != KVF_WAY_PACKED) {
+    } else if (by->options.way != KVF_WAY_PACKED && !converts) {
         status = KVF_OK;
     }
     if (status)
@@ -192,6 +206,11 @@ static kvf_status take_options(kvf_move_options *options, const kvf_move_options
         return kvf_fail(KVF_E_INVALID, "move options: way is %d, priority %u; allowed 0 to 2, 0 to 255",
                         (int)options->way, options->priority);
     return status;
+}
+
+static kvf_status check_way(const kvf_request *request, kvf_way way) {
+    kvf_status status = way == KVF_WAY_DIRECT ? kvf_plan_check_runs(kvf_request_plan(request)) : KVF_OK;
+    return status ? kvf_fail_in(status, "the way is direct: ") : KVF_OK;
 }
 
 static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
@@ -225,6 +244,8 @@ kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf
     order by = {.request = request, .direction = KVF_READ, .held = held};
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
+    if (!status)
+        status = check_way(request, by.options.way);
     for (uint32_t i = 0; i < sources && !status; i++)
         if (!peers[i])
             status = kvf_fail(KVF_E_INVALID, "pull: the peer of source %u is NULL", i);
@@ -263,6 +284,8 @@ kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uin
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
     by.permission = by.options.permissions ? by.options.permissions[0] : 0;
+    if (!status)
+        status = check_way(request, by.options.way);
     if (!status)
         status = make(stage, 1, &move);
     if (!status)

@@ -49,7 +49,7 @@ static void assert_same_shard(const kvf_shard *a, const kvf_shard *b) {
 
 static kvf_wire_buffer encoded_shard(const kvf_shard *shard) {
     kvf_wire_buffer out = {0};
-    assert_ok(kvf_wire_encode_shard(shard, &out));
+    assert_ok(kvf_wire_encode_shard(shard, NULL, &out));
     return out;
 }
 
@@ -62,7 +62,7 @@ static void check_engine(const kvf_model *model, const kvf_engine_spec *spec) {
         const kvf_shard *shard = kvf_engine_shard(engine, rank);
         kvf_wire_buffer encoded = encoded_shard(shard);
         kvf_shard *read = NULL;
-        assert_ok(kvf_wire_decode_shard(model, (kvf_bytes){encoded.data, encoded.size}, &read));
+        assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
         assert_same_shard(shard, read);
         kvf_shard_free(read);
         kvf_wire_buffer_free(&encoded);
@@ -124,7 +124,7 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     kvf_shard *shard = NULL, *read = NULL;
     assert_ok(kvf_shard_create(model, &desc, &shard));
     kvf_wire_buffer encoded = encoded_shard(shard);
-    assert_ok(kvf_wire_decode_shard(model, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
     assert_same_shard(shard, read);
     kvf_shard_free(read);
     kvf_shard_free(shard);
@@ -270,7 +270,7 @@ static kvf_status try_parcel(parcel p) {
     pack_parcel(&packer, &p);
     kvf_bytes exact = sample_exact(buffer.data, buffer.size);
     kvf_shard *shard = NULL;
-    kvf_status status = kvf_wire_decode_shard(model, exact, &shard);
+    kvf_status status = kvf_wire_decode_shard(model, NULL, exact, &shard);
     if (status)
         assert_null(shard);
     kvf_shard_free(shard);
@@ -378,10 +378,10 @@ static kvf_status decode_again(void *subject) {
     const kvf_shard *shard = subject;
     kvf_wire_buffer encoded = {0};
     kvf_shard *read = NULL;
-    kvf_status status = kvf_wire_encode_shard(shard, &encoded);
+    kvf_status status = kvf_wire_encode_shard(shard, NULL, &encoded);
     if (!status)
-        status =
-            kvf_wire_decode_shard(kvf_shard_model(shard), (kvf_bytes){encoded.data, encoded.size}, &read);
+        status = kvf_wire_decode_shard(kvf_shard_model(shard), NULL, (kvf_bytes){encoded.data, encoded.size},
+                                       &read);
     kvf_shard_free(read);
     kvf_wire_buffer_free(&encoded);
     return status;
