@@ -24,13 +24,20 @@ static void next_type(part_recipe *part) {
     part->dtype = is_converted(part->dtype) ? (part->dtype - 1) % 3 + 2 : part->dtype % 8 + 1;
 }
 
+/* Of all parts, where all can be converted. */
+static void make_types_unlike(group_recipe *group) {
+    bool all = true;
+    for (uint32_t p = 0; p < group->part_count; p++)
+        all = all && is_converted(group->parts[p].dtype);
+    for (uint32_t p = 0; p < (all ? group->part_count : 1); p++)
+        next_type(&group->parts[p]);
+}
+
 static void make_unlike(group_recipe *group, uint32_t field) {
     part_recipe *part = &group->parts[0];
-    for (uint32_t p = 0; field == UNLIKE_DTYPE && p < group->part_count; p++)
-        next_type(&group->parts[p]);
     if (field == UNLIKE_DTYPE)
-        return;
-    if (field == UNLIKE_CELL)
+        make_types_unlike(group);
+    else if (field == UNLIKE_CELL)
         part->cell_elements *= 2;
     else if (field == UNLIKE_ROWS)
         part->rows++;
