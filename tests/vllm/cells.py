@@ -194,7 +194,7 @@ def state_cells(
 
 
 def converted_cells(cells: Cells, dtype: str, to: str) -> Cells:
-    """The same elements in another type, as torch rounds them: to the nearest, of two as near to the even one."""
+    """The same elements in another type, as torch rounds them: to the nearest, of two as near the even one."""
 
     def converted(content: bytes) -> bytes:
         elements = torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype))
