@@ -73,7 +73,7 @@ CASES = {
     "llama-tp2-tp1": Case("llama", Side(64, tp=2), Side(128)),
     "llama-tp1-tp2": Case("llama", Side(64), Side(32, tp=2)),
     "llama-push-tp2-tp1": Case("llama", Side(64, tp=2), Side(128), mode="push"),
-    # Cells are the prefill server's, widened bit for bit. It computes with 8 bits of fraction: the first token's
+    # Cells are the prefill server's, widened bit for bit. It computes in bfloat16, so the first token's
     # log-probability is another than where the decode server computes all of it: seen were 0.15.
     "llama-bf16-f32": Case(
         "llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST, tolerance=0.25
