@@ -454,8 +454,9 @@ static bench_rival open_rival(const bench_mover *mover, const char *direct) {
     kvf_memory regions[LAYERS];
     bench_rival rival = {0};
     for (uint32_t i = 0; i < LAYERS; i++)
-        regions[i] = (kvf_memory){sizeof(kvf_memory), mover->end.memory[i], shard->region_bytes[i],
-                                  KVF_MEMORY_HOST, 0};
+        regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory),
+                                  .address = mover->end.memory[i],
+                                  .bytes = shard->region_bytes[i]};
     must(kvf_transport_open("shm", &options, &rival.transport));
     must(kvf_transport_register(rival.transport, regions, LAYERS));
     must(kvf_transport_connect(rival.transport, mover->card, mover->card_bytes, &rival.peer));

@@ -164,7 +164,7 @@ static void bench_meetings(bench_report *report) {
     for (uint32_t round = 0; round < MEETINGS; round++) {
         static crowd c, e;
         c = (crowd){.like = like};
-        bench_must(kvf_wire_encode_shard(kvf_engine_shard(engine, 0), &c.shard));
+        bench_must(kvf_wire_encode_shard(kvf_engine_shard(engine, 0), NULL, &c.shard));
         bench_board *producer = bench_second_start(32);
         bench_second_order(producer, BENCH_COUNT_MEMORY, 0, 0);
         double live_before = (double)producer->live_bytes, resident_before = (double)producer->resident_bytes;

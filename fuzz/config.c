@@ -31,7 +31,7 @@ static void read_config(const char *json, size_t bytes, const kvf_config_options
     for (uint32_t i = 0; (note = kvf_model_note(model, i)) != NULL; i++)
         FUZZ_MUST(note[0] && note[strcspn(note, "\n\t\x1b")] == '\0');
     char *facts = NULL;
-    FUZZ_MUST(kvf_wire_facts(model, NULL, &facts) == KVF_OK);
+    FUZZ_MUST(kvf_wire_facts(model, NULL, NULL, &facts) == KVF_OK);
     kvf_free(facts);
     lay_out(model);
     kvf_model_free(model);

@@ -44,7 +44,8 @@ static void meet(const kvf_facts *ours, const char *theirs) {
         const kvf_match_group *m = &match->groups[g];
         kvf_range all = {0, kvf_model_group(match->ours, g)->layer_count};
         if (kvf_match_check(match, g, all) == KVF_OK)
-            FUZZ_MUST(m->agreement == KVF_AGREE_SAME && m->layers_ours == 0);
+            FUZZ_MUST((m->agreement == KVF_AGREE_SAME || m->agreement == KVF_AGREE_CONVERT) &&
+                      m->layers_ours == 0);
         if (m->theirs != KVF_NO_GROUP)
             FUZZ_MUST(back->groups[m->theirs].agreement == m->agreement &&
                       back->groups[m->theirs].layers_both == m->layers_both);
@@ -60,7 +61,7 @@ static void read_and_meet(const char *ours, const char *theirs) {
         fuzz_check_refusal(status);
     else {
         char *again = NULL;
-        status = kvf_wire_facts(facts.model, facts.own, &again);
+        status = kvf_wire_facts(facts.model, facts.convert, facts.own, &again);
         FUZZ_MUST(status == KVF_OK || status == KVF_E_RANGE); /* the text is longer than it was */
         if (!status)
             meet(&facts, again);

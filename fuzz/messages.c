@@ -9,15 +9,16 @@ const kvf_model *fuzz_model(void) {
 
 void fuzz_shard(kvf_bytes bytes) {
     kvf_shard *shard = NULL, *again = NULL;
-    kvf_status status = kvf_wire_decode_shard(fuzz_model(), bytes, &shard);
+    kvf_status status = kvf_wire_decode_shard(fuzz_model(), NULL, bytes, &shard);
     if (status) {
         fuzz_check_refusal(status);
         return;
     }
     kvf_wire_buffer first = {0}, second = {0};
-    FUZZ_MUST(kvf_wire_encode_shard(shard, &first) == KVF_OK);
-    FUZZ_MUST(kvf_wire_decode_shard(fuzz_model(), (kvf_bytes){first.data, first.size}, &again) == KVF_OK);
-    FUZZ_MUST(kvf_wire_encode_shard(again, &second) == KVF_OK);
+    FUZZ_MUST(kvf_wire_encode_shard(shard, NULL, &first) == KVF_OK);
+    FUZZ_MUST(kvf_wire_decode_shard(fuzz_model(), NULL, (kvf_bytes){first.data, first.size}, &again) ==
+              KVF_OK);
+    FUZZ_MUST(kvf_wire_encode_shard(again, NULL, &second) == KVF_OK);
     FUZZ_MUST(first.size == second.size && memcmp(first.data, second.data, first.size) == 0);
     kvf_wire_buffer_free(&first);
     kvf_wire_buffer_free(&second);

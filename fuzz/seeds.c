@@ -73,7 +73,7 @@ static kvf_wire_buffer make_shard(const char *name, const kvf_engine_spec *spec,
     kvf_engine *engine = NULL;
     kvf_wire_buffer shard = {0};
     FUZZ_MUST(kvf_engine_build(fuzz_model(), spec, &engine) == KVF_OK);
-    FUZZ_MUST(kvf_wire_encode_shard(kvf_engine_shard(engine, rank), &shard) == KVF_OK);
+    FUZZ_MUST(kvf_wire_encode_shard(kvf_engine_shard(engine, rank), NULL, &shard) == KVF_OK);
     seed_write("handshake", name, shard.data, shard.size);
     kvf_engine_free(engine);
     return shard;
@@ -112,11 +112,11 @@ static void seed_handshakes(void) {
                                                          .secret = "sixteen secrets",
                                                          .clock_ns = 7}});
     const kvf_bytes all[] = {{introduced.data, introduced.size}};
-    write_message("welcome", &(kvf_message){.kind = KVF_MESSAGE_WELCOME,
-                                            .welcome = {SESSION, .engine = "prefill-0", .incarnation = 5,
-                                                        .rank = UINT32_MAX, .card = {"card", 4},
-                                                        .introductions = all, .introduction_count = 1,
-                                                        .facts = "layer_count: 3\nconvert: f16\n"}});
+    write_message("welcome",
+                  &(kvf_message){.kind = KVF_MESSAGE_WELCOME,
+                                 .welcome = {SESSION, .engine = "prefill-0", .incarnation = 5,
+                                             .rank = UINT32_MAX, .card = {"card", 4}, .introductions = all,
+                                             .introduction_count = 1, .facts = "layer_count: 3\n"}});
     write_message("refused", &(kvf_message){.kind = KVF_MESSAGE_REFUSED,
                                             .refused = {KVF_E_UNSUPPORTED, "speaks version 9"}});
     write_call("call_join",

@@ -143,6 +143,14 @@ typedef struct kvf_agent_options {
     uint32_t slot_bytes;  /**< of the stage, see kvf_stage_options */
     uint64_t arena_bytes; /**< likewise [64 MiB]; behind the regions, touched where something goes packed */
     uint32_t workers;     /**< likewise [0: who makes progress copies] */
+    /**
+     * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT()) of
+     * f32, f16 and bf16 [none]. A group whose types differ is moved where both engines allow all of its types, and then
+     * packed: `way` must not be KVF_WAY_DIRECT. All ranks of an engine say the same.
+     */
+    uint32_t convert;
+    const char *const *convert_groups; /**< the groups for which that holds; NULL: all. Copied */
+    uint32_t convert_group_count;
 } kvf_agent_options;
 
 /**
@@ -151,7 +159,8 @@ typedef struct kvf_agent_options {
  * @param engine   every rank of the own engine; must outlive the agent. NULL opens a directory
  * @param options  NULL for the defaults
  * @return KVF_OK, KVF_E_RANGE (rank), KVF_E_INVALID, KVF_E_PERMISSION (listening beyond loopback without
- *         keys), KVF_E_EXISTS (the address is taken), KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
+ *         keys), KVF_E_EXISTS (the address is taken), KVF_E_NOT_FOUND (a group of convert_groups),
+ *         KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
                                   kvf_agent **out);

@@ -204,10 +204,13 @@ KVF_API uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t en
 /** How the groups of one name of two models stand to each other. */
 typedef enum kvf_agreement {
     KVF_AGREE_SAME = 0,    /**< what both have of it are the same elements of the same types */
-    KVF_AGREE_CONVERT = 1, /**< the same elements of other types, which both sides convert; not moved yet */
+    KVF_AGREE_CONVERT = 1, /**< the same elements of other types, which both sides allow to be converted */
     KVF_AGREE_DIFFER = 2,  /**< other elements: never moved */
     KVF_AGREE_MISSING = 3, /**< only one side has the group */
 } kvf_agreement;
+
+/** A set of element types: the bit of one. Types that can be converted on the way are f32, f16 and bf16. */
+#define KVF_DTYPE_BIT(dtype) (1u << (dtype))
 
 /** What two models have in common of one group, seen from one of them. */
 typedef struct kvf_group_match {

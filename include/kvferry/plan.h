@@ -35,6 +35,11 @@ typedef struct kvf_plan_options {
                                of neighbouring ranges together move what one plan of all layers does */
     const uint32_t *groups; /**< fill only these groups of the local shard's model; NULL: all. Not kept */
     uint32_t group_count;
+    /**
+     * Element types that may be converted into each other on the way, a set (see KVF_DTYPE_BIT()) of f32, f16 and bf16;
+     * 0: none, and groups whose types differ are refused.
+     */
+    uint32_t convert;
 } kvf_plan_options;
 
 typedef struct kvf_plan kvf_plan;
@@ -51,7 +56,8 @@ typedef struct kvf_plan kvf_plan;
  * @param options  NULL for the defaults
  * @param out      receives a plan owned by the caller, see kvf_plan_free()
  * @return KVF_OK, KVF_E_MISMATCH (a group that is asked for differs or is missing there, or some of its layers;
- *         the detail names them, or the field and both values), KVF_E_UNSUPPORTED (its element types differ),
+ *         the detail names them, or the field and both values), KVF_E_UNSUPPORTED (its element types differ, and
+ *         are not in `convert`),
  *         KVF_E_UNCOVERED (no rank holds some cells; the detail names group, layer, part, units and tokens),
  *         KVF_E_RANGE (layers beyond the model's), KVF_E_INVALID, KVF_E_NOMEM. Where the local shard holds
  *         none of the wanted layers, or none of them has a cache, the plan has no source
@@ -64,6 +70,12 @@ KVF_API void kvf_plan_free(kvf_plan *plan);
 
 KVF_API const kvf_shard *kvf_plan_local(const kvf_plan *plan);
 KVF_API const kvf_engine *kvf_plan_remote(const kvf_plan *plan);
+
+/**
+ * Whether some of what the plan fills is of another type there. Such a plan has cuts, and no copy rules and runs: its
+ * cells are the same elements, in other bytes. A request of it goes packed, see stage.h.
+ */
+KVF_API bool kvf_plan_converts(const kvf_plan *plan);
 
 /** Bytes of memory the plan occupies. */
 KVF_API size_t kvf_plan_memory_bytes(const kvf_plan *plan);
@@ -97,7 +109,8 @@ KVF_API const kvf_plan_cut *kvf_plan_get_cut(const kvf_plan *plan, uint32_t i);
  * shards' placements, not from the planner's own notes.
  *
  * @return KVF_OK; KVF_E_UNCOVERED, KVF_E_OVERLAP (a cell written twice) or KVF_E_MISMATCH (a cell read from a
- *         wrong address), with the coordinates of the first such cell; KVF_E_NOMEM
+ *         wrong address), with the coordinates of the first such cell; KVF_E_UNSUPPORTED (the plan converts);
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_plan_verify(const kvf_plan *plan);
 
@@ -160,8 +173,8 @@ typedef struct kvf_cost_model {
 
 typedef struct kvf_prediction {
     size_t struct_size; /**< sizeof(kvf_prediction), set by the caller */
-    uint64_t bytes;
-    uint64_t runs; /**< when no two blocks are neighbours in memory */
+    uint64_t bytes;     /**< as they move: converted elements in the shorter of their two types */
+    uint64_t runs;      /**< when no two blocks are neighbours in memory; 0 where the plan converts */
     double ns;
 } kvf_prediction;
 

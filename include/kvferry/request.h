@@ -102,10 +102,11 @@ KVF_API kvf_status kvf_request_set(kvf_request *request, const kvf_group_request
 /** The steps of a group that the request really moves, after clipping to the window. */
 KVF_API void kvf_request_steps(const kvf_request *request, uint32_t group, uint64_t *begin, uint64_t *end);
 
-/** Bytes the request moves from one source (an index of the plan); 0 when there is no such source. */
+/** Bytes the request moves from one source (an index of the plan), of what is converted in the shorter type; 0 when
+ * there is no such source. */
 KVF_API uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source);
 
-/** Runs the request has for one source, after merging. Walks them: O(runs). */
+/** Runs the request has for one source, after merging; 0 where its plan converts. Walks them: O(runs). */
 KVF_API uint64_t kvf_request_run_count(const kvf_request *request, uint32_t source);
 
 /**
@@ -125,8 +126,13 @@ typedef struct kvf_run_cursor {
     uint64_t opaque[8];
 } kvf_run_cursor;
 
-/** Puts a cursor before the first run of a source; a source that does not exist has no runs. */
-KVF_API void kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source);
+/**
+ * Puts a cursor before the first run of a source; a source that does not exist has no runs.
+ *
+ * @return KVF_OK; KVF_E_UNSUPPORTED (the plan converts: the detail names what, and both types), and the cursor is at
+ *         its end
+ */
+KVF_API kvf_status kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source);
 
 /**
  * Gives the next runs.

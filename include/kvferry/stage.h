@@ -71,6 +71,9 @@ typedef struct kvf_stage_options {
     /** A peer did what it must not; what it harms is at most its own flow. `text` is valid during the call. */
     void (*on_event)(void *context, const char *peer, kvf_status status, const char *text);
     void *context;
+    /** For each group of the shard's model, the types that flows of peers may be converted between, as of
+     * kvf_plan_options; NULL: none, and a flow of other types than the shard's is refused. Copied. */
+    const uint32_t *convert;
 } kvf_stage_options;
 
 /**
@@ -147,8 +150,8 @@ typedef struct kvf_move_options {
  *                 directly
  * @param options  NULL: the defaults
  * @param out      receives a move owned by the caller, see kvf_move_free()
- * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (packed, and the two models are not the same), KVF_E_NOT_FOUND
- *         (packed, and a peer has not joined), KVF_E_PEER_LOST, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (packed, and the two models have not the same groups; direct,
+ *         and the plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined), KVF_E_PEER_LOST, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                                   const kvf_move_options *options, kvf_move **out);
@@ -228,14 +231,14 @@ typedef struct kvf_stage_cost {
 KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
                                       kvf_stage_cost *out);
 
-/** What both ways are assumed to take. */
+/** What both ways are assumed to take. Where the plan converts, packed is the only one. */
 typedef struct kvf_way_prediction {
     size_t struct_size; /**< sizeof(kvf_way_prediction), set by the caller */
     kvf_way way;        /**< the cheaper; KVF_WAY_DIRECT where nothing moves */
     uint64_t bytes;
-    uint64_t runs;   /**< operations, direct */
-    uint64_t pieces; /**< of the local rank's memory that are contiguous in the packed stream too */
-    double direct_ns;
+    uint64_t runs;    /**< operations, direct */
+    uint64_t pieces;  /**< of the local rank's memory that are contiguous in the packed stream too */
+    double direct_ns; /**< 0 where the plan converts */
     double packed_ns; /**< 0 where the two models have not the same groups: nothing goes packed then */
 } kvf_way_prediction;
 

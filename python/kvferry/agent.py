@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -48,7 +48,7 @@ from kvferry.events import (
     read_line,
     read_stats,
 )
-from kvferry.model import Agreement, GroupMatch
+from kvferry.model import Agreement, DtypeLike, GroupMatch, dtype_set
 from kvferry.peers import AgentPeer, read_peer
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
@@ -203,6 +203,9 @@ class Agent:
         way: by which way requests move; DIRECT: the agent has no arena
         arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched where something goes packed
         workers: threads that copy to and from that memory; 0: who makes progress copies; up to 16
+        convert: element types (of f32, f16, bf16) that may be converted into each other on the way; what types differ
+            moves where both engines allow all of them, and then packed
+        convert_groups: the groups for which that holds; None: all
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -237,6 +240,8 @@ class Agent:
         way: Way = Way.AUTO,
         arena_bytes: int = 0,
         workers: int = 0,
+        convert: Iterable[DtypeLike] = (),
+        convert_groups: Sequence[str] | None = None,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -274,7 +279,12 @@ class Agent:
             way=way,
             arena_bytes=arena_bytes,
             workers=workers,
+            convert=dtype_set(convert),
         )
+        if convert_groups is not None:
+            names = [arena.text(name) for name in convert_groups]
+            options.convert_groups = arena.keep(ffi.new("const char *[]", names or [ffi.NULL]))
+            options.convert_group_count = len(names)
         session.kept.append((arena, resource))
         session.pointer = take(
             lib.kvf_agent_open, "kvf_agent *", resource.pointer if resource else ffi.NULL, rank, options

@@ -6,7 +6,7 @@ import enum
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,14 @@ class Dtype(enum.IntEnum):
 
 
 DtypeLike = Dtype | str
+
+
+def dtype_set(values: Iterable[DtypeLike]) -> int:
+    """A set of dtypes, as the library takes it."""
+    bits = 0
+    for value in values:
+        bits |= 1 << to_dtype(value)
+    return bits
 
 
 def to_dtype(value: DtypeLike) -> Dtype:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Handle, Span, call, span, take, to_range
+from kvferry.model import DtypeLike, dtype_set
 from kvferry.shard import Engine, Shard, TokenShare
 
 
@@ -94,12 +95,13 @@ class Plan(Handle):
         replicas: which of several ranks with the same cells to read
         layers: of the model: fill only these; None: all
         groups: of the local model: fill only these; None: all
+        convert: element types (of f32, f16, bf16) that may be converted into each other on the way
 
     The remote engine may be of another model: groups and parts are found by name, layers by number, and only
     what is asked for must be the same there.
 
     Raises MismatchError (what is asked for differs or is missing there), UnsupportedError (its element types
-    differ), UncoveredError (no rank holds some cells), OutOfRangeError.
+    differ, and are not in `convert`), UncoveredError (no rank holds some cells), OutOfRangeError.
     """
 
     def __init__(
@@ -110,9 +112,10 @@ class Plan(Handle):
         replicas: ReplicaChoice = ReplicaChoice.SPREAD,
         layers: Span | None = None,
         groups: Sequence[int] | None = None,
+        convert: Iterable[DtypeLike] = (),
     ) -> None:
         arena = Arena()
-        options = arena.new("kvf_plan_options", replicas=replicas)
+        options = arena.new("kvf_plan_options", replicas=replicas, convert=dtype_set(convert))
         if layers is not None:
             options.layers = span(layers)
         if groups is not None:
@@ -121,6 +124,12 @@ class Plan(Handle):
         mine, theirs = local._get(), remote._get()
         made = take(lib.kvf_plan_build, "kvf_plan *", mine.pointer, theirs.pointer, options)
         self._own(made, lib.kvf_plan_free, mine, theirs)
+
+    @property
+    def converts(self) -> bool:
+        """Whether some of it is of another type there: it then has no copy rules and runs, and goes packed."""
+        resource = self._get()
+        return bool(lib.kvf_plan_converts(resource.pointer))
 
     @property
     def memory_bytes(self) -> int:

@@ -170,12 +170,15 @@ class Request(Handle):
             return int(lib.kvf_request_run_count(resource.pointer, source))
 
     def runs(self, source: int) -> NDArray[np.void]:
-        """All runs of one source: an array of RUN_DTYPE, in the order in which they move."""
+        """All runs of one source: an array of RUN_DTYPE, in the order in which they move.
+
+        Raises UnsupportedError where the plan converts.
+        """
         resource = self._get()
         cursor = ffi.new("kvf_run_cursor *")
         found = []
         with self._lock:
-            lib.kvf_run_cursor_start(cursor, resource.pointer, source)
+            call(lib.kvf_run_cursor_start, cursor, resource.pointer, source)
             while True:
                 batch = np.empty(RUNS_AT_ONCE, dtype=RUN_DTYPE)
                 target = ffi.cast("kvf_run *", batch.ctypes.data)

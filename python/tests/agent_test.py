@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,13 @@ import pytest
 import kvferry.agent
 from coordinates import (
     DECODE_TABLE,
+    HEAD_SIZE,
+    HEADS,
+    LAYERS,
     PREFILL_TABLE,
     TOKENS,
+    all_cells,
+    cell,
     decode_engine,
     fill,
     prefill_engine,
@@ -39,6 +44,8 @@ from kvferry import (
     Event,
     EventKind,
     ExistsError,
+    Group,
+    GroupRequest,
     GroupSteps,
     InvalidError,
     KeyGrant,
@@ -46,14 +53,19 @@ from kvferry import (
     LogLevel,
     LogLine,
     MemoryKind,
+    Model,
     NotFoundError,
     NotPermittedError,
     OutOfRangeError,
     OverlapError,
     ParseError,
+    Part,
     PeerRole,
     PeerState,
+    Plan,
+    Request,
     RequestKind,
+    Shard,
     Status,
     UnsupportedError,
     checksum_cells,
@@ -227,6 +239,70 @@ def test_a_pull_gives_an_event_on_both_sides(pair: Pair) -> None:
     assert stats.done[RequestKind.PULL] == 1 and stats.bytes_read == got.bytes
     assert stats.total.count == 1 and stats.total.quantile(0.5) > 0
     assert pair.consumer.clock_offset("prefill", 0).error_ns >= 0
+
+
+def half_model() -> Model:
+    parts = tuple(Part(name, "f16", HEADS, HEAD_SIZE) for name in ("k", "v"))
+    return Model([Group("full", tuple(range(LAYERS)), parts)], name="small")
+
+
+def halves(shard: Shard, regions: Sequence[np.ndarray], coordinates: tuple[int, int, int, int]) -> np.ndarray:
+    """The memory of one cell of f16."""
+    layer, part, token, head = coordinates
+    block, row = divmod(token, shard.groups[0].tokens_per_block)
+    place = shard.locate(0, layer, part, DECODE_TABLE[block], row, head)
+    memory = regions[place.region].view(np.uint8)[place.offset : place.offset + place.bytes]
+    return memory.view(np.float16)
+
+
+def test_elements_are_converted_where_both_engines_allow_it() -> None:
+    types = ("f32", "f16")
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(half_model())
+    with (
+        Agent(prefill, convert=types, verify=True) as producer,
+        Agent(decode, convert=types, convert_groups=["full"], verify=True) as consumer,
+    ):
+        theirs, ours = producer.allocate_regions(), consumer.allocate_regions()
+        fill(prefill.shard(0), theirs, PREFILL_TABLE)
+        producer.register(theirs)
+        consumer.register(ours)
+        producer.hold("a request", HELD)
+        consumer.pull("a request", producer.contact, WANTED)
+        got = consumer.wait_event(30)
+        assert got and got.kind is EventKind.DONE and got.bytes_packed == got.bytes
+        assert [match.agreement for match in consumer.match("prefill")] == [Agreement.CONVERT]
+        rounded = 0
+        for place in all_cells(decode.shard(0)):
+            wanted = cell(*place)
+            assert np.array_equal(halves(decode.shard(0), ours, place), wanted.astype(np.float16))
+            rounded += not np.array_equal(wanted, wanted.astype(np.float16).astype(np.float32))
+        assert rounded > 0
+
+
+def test_types_are_not_converted_unless_both_engines_allow_it() -> None:
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(half_model())
+    with Agent(prefill, convert=("f32", "f16")) as producer, Agent(decode) as consumer:
+        producer.register(producer.allocate_regions())
+        consumer.register(consumer.allocate_regions())
+        consumer.pull("a request", producer.contact, WANTED)
+        got = consumer.wait_event(30)
+        assert got and got.kind is EventKind.FAILED and got.error is not None
+        assert 'full.k.dtype is "f16" here and "f32" there' in str(got.error)
+    with pytest.raises(NotFoundError, match="no group"):
+        Agent(decode, convert=("f32", "f16"), convert_groups=["swa"])
+
+
+def test_a_plan_that_converts_has_no_runs() -> None:
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(half_model())
+    with pytest.raises(UnsupportedError, match="only where both sides allow it"):
+        Plan(decode.shard(0), prefill)
+    plan = Plan(decode.shard(0), prefill, convert=("f32", "f16"))
+    assert plan.converts and not plan.rules
+    request = Request(plan)
+    request.set([GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
+    assert request.bytes(0) == LAYERS * 2 * HEADS * HEAD_SIZE * TOKENS * 2
+    with pytest.raises(UnsupportedError, match=r"full\.k is f16 here and f32 there"):
+        request.runs(0)
 
 
 def test_a_push_is_written_as_it_becomes_ready(pair: Pair) -> None:

@@ -211,6 +211,41 @@ static kvf_status open_transport(kvf_agent *agent, const kvf_surroundings *aroun
     return status;
 }
 
+static kvf_status find_group(const kvf_model *model, const char *name, uint32_t *out) {
+    for (uint32_t g = 0; name && g < kvf_model_group_count(model); g++) {
+        if (strcmp(kvf_model_group(model, g)->name, name) == 0) {
+            *out = g;
+            return KVF_OK;
+        }
+    }
+    return kvf_fail(KVF_E_NOT_FOUND, "convert_groups: the model has no group \"%s\"", name ? name : "NULL");
+}
+
+/* What may be converted, group by group. */
+static kvf_status take_convert(kvf_agent *agent) {
+    kvf_agent_options *o = &agent->options;
+    const kvf_model *model = kvf_engine_model(agent->engine);
+    if (o->convert & ~KVF_CONVERTED_DTYPES)
+        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed are the bits of f32, f16 and bf16, 0x%x",
+                        o->convert, KVF_CONVERTED_DTYPES);
+    if (o->convert && o->way == KVF_WAY_DIRECT)
+        return kvf_fail(KVF_E_INVALID, "convert is 0x%x, and way is direct: what is converted goes packed",
+                        o->convert);
+    if (o->convert_group_count > 0 && !o->convert_groups)
+        return kvf_fail(KVF_E_INVALID, "convert_groups is NULL, and convert_group_count %u",
+                        o->convert_group_count);
+    agent->own_facts.convert = kvf_convert_sets(model, o->convert_groups ? 0 : o->convert);
+    kvf_status status = agent->own_facts.convert ? KVF_OK : kvf_nomem("an agent");
+    for (uint32_t i = 0; o->convert_groups && i < o->convert_group_count && !status; i++) {
+        uint32_t g = 0;
+        status = find_group(model, o->convert_groups[i], &g);
+        if (!status)
+            agent->own_facts.convert[g] = o->convert;
+    }
+    o->convert_groups = NULL; /* the caller's */
+    return status;
+}
+
 static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, const kvf_engine *engine,
                               uint32_t rank) {
     const kvf_agent_options *o = &agent->options;
@@ -225,12 +260,14 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, 
     agent->introductions = kvf_alloc0(agent->rank_count, sizeof *agent->introductions);
     if (!agent->name || !agent->introductions)
         return kvf_nomem("an agent");
-    kvf_status status = kvf_wire_facts(kvf_engine_model(engine), o->facts, &agent->facts);
+    agent->own_facts =
+        (kvf_facts){.model = kvf_model_retain(kvf_engine_model(engine)), .own = o->facts ? o->facts : ""};
+    kvf_status status = take_convert(agent);
+    if (!status)
+        status = kvf_wire_facts(kvf_engine_model(engine), agent->own_facts.convert, o->facts, &agent->facts);
     if (status)
         return status;
     kvf_wire_digest(agent->facts, agent->digest);
-    agent->own_facts = (kvf_facts){kvf_model_retain(kvf_engine_model(engine)), KVF_CONVERTED_DTYPES,
-                                   o->facts ? o->facts : ""};
     status = kvf_ledger_create(agent->shard, &agent->ledger);
     if (status)
         return status;

@@ -239,9 +239,10 @@ struct kvf_agent {
     kvf_agent_stats stats;
 };
 
-/** How the agent introduces itself: by `shard`, which is in terms of the facts with that digest. */
-kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
-                                        const char *facts, kvf_wire_buffer *out);
+/** How the agent introduces itself: by `shard`, which is in terms of the facts with that digest. `told`: their model,
+ * where the shard has other types; NULL: it has not. */
+kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const kvf_model *told,
+                                        const uint8_t *digest, const char *facts, kvf_wire_buffer *out);
 
 /** What an agent is given of the world around it. Zeroed is production: the machine's clock, and ZeroMQ. */
 typedef struct kvf_surroundings {

@@ -1,6 +1,7 @@
 #include "agent/carry.h"
 
 #include "agent/stage.h"
+#include "plan/plan.h"
 #include "stage/cost.h"
 #include "stage/ways.h"
 #include "transport/transfer.h"
@@ -10,6 +11,10 @@
 
 kvf_way kvf_way_of(const kvf_ticket *ticket) {
     return ticket->way ? ticket->way : ticket->agent->options.way;
+}
+
+kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan) {
+    return plan && kvf_plan_converts(plan) ? KVF_WAY_PACKED : kvf_way_of(ticket);
 }
 
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
@@ -53,12 +58,19 @@ static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const 
                               .permissions = permissions};
 }
 
-/* A cap is kept more exactly by runs, which are cut where it ends, than by whole slots; but not every peer takes them. */
-static kvf_way way_of(const kvf_ticket *ticket, kvf_way wanted, kvf_peer *const *peers, uint32_t count) {
+/* What is converted has no runs. A cap is kept more exactly by runs, which are cut where it ends, than by whole slots; but
+ * not every peer takes them. */
+static kvf_status choose_way(const kvf_ticket *ticket, const kvf_plan *plan, kvf_peer *const *peers,
+                             uint32_t count, kvf_way wanted, kvf_way *out) {
+    const bool converts = kvf_plan_converts(plan);
     bool withheld = false;
     for (uint32_t i = 0; i < count; i++)
         withheld = withheld || kvf_peer_withholds(peers[i]);
-    return wanted == KVF_WAY_AUTO && ticket->pace.cap && !withheld ? KVF_WAY_DIRECT : wanted;
+    *out = converts                                                  ? KVF_WAY_PACKED
+           : wanted == KVF_WAY_AUTO && ticket->pace.cap && !withheld ? KVF_WAY_DIRECT
+                                                                     : wanted;
+    kvf_status status = converts && wanted == KVF_WAY_DIRECT ? kvf_plan_check_runs(plan) : KVF_OK;
+    return status ? kvf_fail_in(status, "direct is wanted: ") : KVF_OK;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */
@@ -82,11 +94,13 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
                           kvf_session *const *sessions, const uint64_t *permissions, bool alike, bool held) {
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
+    kvf_way way = KVF_WAY_DIRECT;
     kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers), **mates = peers + count;
     if (!peers)
         return kvf_nomem("a request");
     kvf_status status = find_peers(sessions, count, peers);
-    const kvf_way way = way_of(ticket, kvf_way_of(ticket), peers, status ? 0 : count);
+    if (!status)
+        status = choose_way(ticket, kvf_request_plan(request), peers, count, kvf_way_of(ticket), &way);
     const bool staged =
         !status && count > 0 && (way == KVF_WAY_PACKED || kvf_way_uses_stage(sessions[0], way));
     const kvf_session *without = staged ? find_mates(sessions, count, mates) : NULL;
@@ -109,7 +123,7 @@ kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, con
     kvf_peer *peer;
     kvf_status status = kvf_session_peer(session, &peer);
     if (!status)
-        way = way_of(ticket, way, &peer, 1);
+        status = choose_way(ticket, kvf_request_plan(request), &peer, 1, way, &way);
     kvf_peer *mate = status ? NULL : kvf_session_mate(session);
     if (!status && way == KVF_WAY_PACKED && !mate)
         status = cannot_pack(session);

@@ -27,6 +27,9 @@ static inline bool kvf_carry_is_there(const kvf_carry *carry) {
 /** The way that a ticket's bytes shall go: its own, or the agent's. */
 kvf_way kvf_way_of(const kvf_ticket *ticket);
 
+/** The same for what a plan says, which may be NULL: what it converts goes packed, whatever was asked for. */
+kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan);
+
 /** Whether what moves between us and the peer of a session may go packed, where this way is wanted: a stage is here,
  * and where the way is chosen the peer is on another machine, or has memory that cannot be mapped. The session's
  * connection is made. */
@@ -38,7 +41,8 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way);
  * @param sessions     of each source, by source index
  * @param permissions  likewise: the leases
  * @param held         it moves only what kvf_carry_advance() lets go, see kvf_pace_start()
- * @return KVF_OK; KVF_E_UNSUPPORTED (packed, and a side has no stage); what kvf_session_peer(), kvf_transfer_start()
+ * @param alike        the numbers of groups, layers and parts are the same on both sides
+ * @return KVF_OK; KVF_E_UNSUPPORTED (packed, and a side has no stage; direct, and the plan converts); what kvf_session_peer(), kvf_transfer_start()
  *         and kvf_stage_pull() say
  */
 kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,

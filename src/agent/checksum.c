@@ -2,10 +2,11 @@
  * Checksums by coordinates: every cell is hashed by itself, also where cells lie side by side, for another
  * shape would not find them there.
  */
-#include <kvferry/checksum.h>
+#include "agent/checksum.h"
 
 #include <xxhash.h>
 
+#include "kernel/convert.h"
 #include "plan/walk.h"
 #include "shard/shard.h"
 #include "transport/memory.h"
@@ -151,8 +152,10 @@ typedef struct tally {
     uint64_t *sums;
     uint64_t step, layer, unit;
     uint64_t cell_bytes;
-    unsigned char *whole; /* room for a cell that is kept in pieces */
-    uint32_t depth;       /* how many cells wait; 0: none */
+    unsigned char *whole;      /* room for a cell that is kept in pieces */
+    kvf_part_desc own, hashed; /* how elements are kept, and as what they are hashed */
+    unsigned char *converted;  /* room for a cell whose elements are converted; NULL: they are not */
+    uint32_t depth;            /* how many cells wait; 0: none */
     uint64_t taken;
     pending queue[QUEUE_CELLS];
 } tally;
@@ -169,7 +172,12 @@ static const unsigned char *whole_cell(const tally *t, const pending *p) {
 }
 
 static void hash(const tally *t, const pending *p) {
-    *p->sum += XXH3_64bits_withSeed(whole_cell(t, p), t->cell_bytes, p->seed);
+    const unsigned char *cell = whole_cell(t, p);
+    if (t->converted) {
+        kvf_kernel_convert(t->own.dtype, t->hashed.dtype, cell, t->converted, t->own.cell_elements, false);
+        cell = t->converted;
+    }
+    *p->sum += XXH3_64bits_withSeed(cell, kvf_part_cell_bytes(&t->hashed), p->seed);
 }
 
 static void take(tally *t, pending p) {
@@ -243,10 +251,28 @@ static bool is_in_pieces(const area *a) {
     return false;
 }
 
-static kvf_status add_area(const area *a, tally *t) {
-    t->cell_bytes = a->cell_bytes;
+static kvf_status make_room(const area *a, kvf_dtype dtype, tally *t) {
+    t->own = t->hashed = kvf_model_group(a->shard->model, a->group)->parts[a->part];
+    if (dtype != KVF_DTYPE_INVALID)
+        t->hashed.dtype = dtype;
+    const bool converts = t->own.dtype != t->hashed.dtype;
+    if (converts && !kvf_kernel_converts(t->own.dtype, dtype))
+        return kvf_fail(KVF_E_UNSUPPORTED, "checksum: %s cannot be converted into %s",
+                        kvf_dtype_name(t->own.dtype), kvf_dtype_name(dtype));
     if (is_in_pieces(a) && !(t->whole = kvf_alloc(a->cell_bytes, 1)))
         return kvf_nomem("a checksum");
+    if (converts && !(t->converted = kvf_alloc(kvf_part_cell_bytes(&t->hashed), 1))) {
+        kvf_free(t->whole);
+        return kvf_nomem("a checksum");
+    }
+    return KVF_OK;
+}
+
+static kvf_status add_area(const area *a, kvf_dtype dtype, tally *t) {
+    t->cell_bytes = a->cell_bytes;
+    kvf_status status = make_room(a, dtype, t);
+    if (status)
+        return status;
     if (a->cell_bytes >= LINE_BYTES && a->cell_bytes <= QUEUED_CELL_BYTES)
         t->depth = (uint32_t)kvf_min_u64(QUEUE_BYTES / a->cell_bytes, QUEUE_CELLS);
     kvf_walk walk = walk_of(a);
@@ -259,6 +285,7 @@ static kvf_status add_area(const area *a, tally *t) {
         }
     }
     finish(t);
+    kvf_free(t->converted);
     kvf_free(t->whole);
     return KVF_OK;
 }
@@ -266,6 +293,14 @@ static kvf_status add_area(const area *a, tally *t) {
 kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                               uint32_t part, kvf_range layers, kvf_range units, const kvf_block_table *table,
                               uint64_t begin, uint64_t end, uint64_t *sums) {
+    return kvf_checksum_converted(shard, regions, group, part, layers, units, table, begin, end,
+                                  KVF_DTYPE_INVALID, sums);
+}
+
+kvf_status kvf_checksum_converted(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
+                                  uint32_t part, kvf_range layers, kvf_range units,
+                                  const kvf_block_table *table, uint64_t begin, uint64_t end, kvf_dtype dtype,
+                                  uint64_t *sums) {
     area a = {.shard = shard,
               .regions = regions,
               .group = group,
@@ -279,7 +314,7 @@ kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions,
     if (status)
         return status;
     memset(sums, 0, (size_t)(end - begin) * sizeof *sums);
-    return add_area(&a, &(tally){.sums = sums, .step = 1});
+    return add_area(&a, dtype, &(tally){.sums = sums, .step = 1});
 }
 
 kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
@@ -299,5 +334,5 @@ kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions,
         return status;
     uint64_t units_asked = units.end - units.begin;
     memset(sums, 0, (size_t)((layers.end - layers.begin) * units_asked) * sizeof *sums);
-    return add_area(&a, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
+    return add_area(&a, KVF_DTYPE_INVALID, &(tally){.sums = sums, .layer = units_asked, .unit = 1});
 }

@@ -14,6 +14,7 @@
 #include "agent/terms.h"
 #include "agent/verify.h"
 #include "model/model.h"
+#include "plan/plan.h"
 
 /* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
@@ -43,7 +44,7 @@ static void expect_check(kvf_asker *expect);
 
 /* Nobody but us writes the blocks then, out of what writers have brought. */
 static bool is_packed(const kvf_asker *expect) {
-    return kvf_way_of(&expect->base) == KVF_WAY_PACKED;
+    return kvf_way_by(&expect->base, expect->remote ? expect->remote->plan : NULL) == KVF_WAY_PACKED;
 }
 
 static kvf_call_body body_of(const kvf_source *source, uint64_t until) {
@@ -78,11 +79,15 @@ static kvf_status say_tables(kvf_source *source, uint64_t until) {
 }
 
 static kvf_status check_way(const kvf_asker *expect) {
+    if (kvf_way_of(&expect->base) == KVF_WAY_DIRECT) {
+        kvf_status status = kvf_plan_check_runs(expect->remote->plan);
+        return status ? kvf_fail_in(status, "direct is wanted: ") : KVF_OK;
+    }
     if (!is_packed(expect))
         return KVF_OK;
     if (!expect->base.agent->stage)
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage");
-    if (expect->remote->match)
+    if (!expect->remote->alike)
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
     return KVF_OK;
 }
@@ -104,7 +109,8 @@ static kvf_status ask(kvf_source *source) {
     }
     kvf_status status = check_way(expect);
     if (!status)
-        status = kvf_session_join(session, kvf_way_uses_stage(session, kvf_way_of(&expect->base)));
+        status = kvf_session_join(
+            session, kvf_way_uses_stage(session, kvf_way_by(&expect->base, expect->remote->plan)));
     if (!status)
         status = say_tables(source, until);
     if (!status) {

@@ -48,7 +48,9 @@ static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_pu
         return kvf_nomem("a plan");
     plan->layers = layers;
     plan->source = UINT32_MAX;
-    kvf_plan_options options = {.struct_size = sizeof options, .layers = layers};
+    /* The types of its shard are those that we let be converted: see join(). */
+    kvf_plan_options options = {
+        .struct_size = sizeof options, .layers = layers, .convert = KVF_CONVERTED_DTYPES};
     kvf_status status = kvf_plan_build(session->shard, agent->engine, &options, &plan->plan);
     if (status) {
         kvf_free(plan);
@@ -112,7 +114,8 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
     if (!status) {
-        status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), intro.shard, &shard);
+        status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), agent->own_facts.convert, intro.shard,
+                                       &shard);
         agent->work += shard ? shard->checked * PIECE_WORK : REFUSED_SHARD_WORK;
     }
     kvf_free(storage);

@@ -1,6 +1,6 @@
 #include "agent/hashing.h"
 
-#include <kvferry/checksum.h>
+#include "agent/checksum.h"
 
 /* Of memory, hashed in one go: a tenth of a millisecond. */
 #define SLICE_BYTES (1u << 18)
@@ -51,8 +51,8 @@ kvf_status kvf_hashing_slice(kvf_hashing *h) {
                  next.units.begin == h->units.begin && next.units.end == h->units.end;
     uint64_t part = 0, *sums = &h->sums[h->step - h->begin];
     kvf_status status =
-        kvf_checksum_steps(h->agent->shard, h->agent->regions, h->group, h->part, next.layers, next.units,
-                           h->blocks, h->step, h->step + next.steps, whole ? sums : &part);
+        kvf_checksum_converted(h->agent->shard, h->agent->regions, h->group, h->part, next.layers, next.units,
+                               h->blocks, h->step, h->step + next.steps, h->dtype, whole ? sums : &part);
     if (!whole) /* a step's checksum is the sum of those of its cells */
         *sums += part;
     advance(h, &next);

@@ -15,6 +15,7 @@ struct kvf_hashing {
     uint32_t group, part;
     kvf_range layers, units;
     uint64_t begin, end; /* steps */
+    kvf_dtype dtype;     /* in which elements are hashed; KVF_DTYPE_INVALID: in their own */
     /** The blocks, asked for before each slice; they stay until the slice is over. NULL, with a failure recorded:
      * they are not to be read any more. */
     const kvf_block_table *(*table)(kvf_hashing *hashing);

@@ -9,10 +9,10 @@ const char *kvf_agent_endpoint(const kvf_agent *agent) {
     return agent->options.advertise ? agent->options.advertise : kvf_link_endpoint(agent->link);
 }
 
-kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const uint8_t *digest,
-                                        const char *facts, kvf_wire_buffer *out) {
+kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const kvf_model *told,
+                                        const uint8_t *digest, const char *facts, kvf_wire_buffer *out) {
     kvf_wire_buffer bytes = {0};
-    kvf_status status = kvf_wire_encode_shard(shard, &bytes);
+    kvf_status status = kvf_wire_encode_shard(shard, told, &bytes);
     if (status)
         return status;
     const kvf_agent_options *o = &agent->options;

@@ -50,10 +50,10 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t d
 /* Two of them: peers are told the facts once, by the engine's first answer. */
 static kvf_status introduce_self(kvf_agent *agent) {
     kvf_wire_buffer_free(&agent->with_facts);
-    kvf_status status =
-        kvf_agent_write_introduction(agent, agent->shard, agent->digest, agent->facts, &agent->with_facts);
+    kvf_status status = kvf_agent_write_introduction(agent, agent->shard, NULL, agent->digest, agent->facts,
+                                                     &agent->with_facts);
     if (!status)
-        status = kvf_agent_write_introduction(agent, agent->shard, agent->digest, "",
+        status = kvf_agent_write_introduction(agent, agent->shard, NULL, agent->digest, "",
                                               &agent->introductions[agent->rank]);
     agent->introduction_count += !status;
     return status;

@@ -263,7 +263,7 @@ static kvf_status start_carry(kvf_pull *pull) {
     if (!status) {
         list_sources(pull, sessions, permissions);
         status = kvf_carry_pull(&pull->carry, &pull->base, pull->request, sessions, permissions,
-                                !pull->asker.remote->match, kvf_pace_start(&pull->base));
+                                pull->asker.remote->alike, kvf_pace_start(&pull->base));
     }
     if (kvf_carry_is_there(&pull->carry))
         DL_APPEND2(pull->base.agent->moving_pulls, pull, moving_prev, moving_next);
@@ -274,9 +274,10 @@ static kvf_status start_carry(kvf_pull *pull) {
 
 /* Whoever is to lend us slots must know by whom it is asked: whether some do not yet. They are told. */
 static bool waits_to_join(kvf_pull *pull) {
-    kvf_way way = kvf_way_of(&pull->base);
+    const kvf_remote *remote = pull->asker.remote;
+    kvf_way way = kvf_way_by(&pull->base, remote->plan);
     bool waits = false;
-    for (uint32_t i = 0; i < pull->asker.source_count && !pull->asker.remote->match; i++) {
+    for (uint32_t i = 0; i < pull->asker.source_count && remote->alike; i++) {
         const kvf_source *source = &pull->asker.sources[i];
         kvf_session *session = source->session;
         if (source->target->source == UINT32_MAX || session->join_failed || !kvf_way_uses_stage(session, way))

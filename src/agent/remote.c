@@ -164,8 +164,8 @@ static kvf_status read_some(kvf_remote *remote) {
     remote->readers = kvf_alloc0(remote->rank_count, sizeof *remote->readers);
     if (!remote->readers)
         return kvf_nomem("a remote engine");
-    return kvf_siblings_end(&remote->siblings, remote->name, kvf_engine_model(remote->agent->engine),
-                            &remote->ranks, &remote->engine);
+    return kvf_siblings_end(&remote->siblings, remote->name, kvf_terms_model(remote), &remote->ranks,
+                            &remote->engine);
 }
 
 /*

@@ -24,6 +24,7 @@ struct kvf_remote {
     uint64_t hello_first, hello_next, hello_pause;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of its facts */
     kvf_match *match;             /* what its model and ours have in common; NULL: they are the same */
+    bool alike;                   /* its groups, layers and parts have the numbers that ours have */
     kvf_wire_buffer introduction; /* of us, in its terms; size 0: it knows ours */
     kvf_gathering gathering;      /* of its ranks, while it is being met */
     kvf_siblings siblings;        /* then: those that were read so far */

@@ -79,7 +79,8 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .doubt_ns = o->lease_ns,
                                        .permit = permit,
                                        .on_event = on_event,
-                                       .context = agent};
+                                       .context = agent,
+                                       .convert = agent->own_facts.convert};
     kvf_transport_withhold(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);

@@ -9,6 +9,7 @@
 #include "agent/terms.h"
 #include "plan/plan.h"
 #include "shard/shard.h"
+#include "stage/message.h"
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
@@ -21,16 +22,31 @@ static kvf_status introduce(kvf_remote *remote) {
     if (!status)
         status = kvf_shard_adapt(agent->shard, back, &shard);
     if (!status)
-        status = kvf_agent_write_introduction(agent, shard, remote->digest, "", &remote->introduction);
+        status = kvf_agent_write_introduction(agent, shard, remote->match->theirs, remote->digest, "",
+                                              &remote->introduction);
     kvf_shard_free(shard);
     kvf_match_free(back);
+    return status;
+}
+
+/* What flows packed is named by numbers, and what is converted flows packed. */
+static kvf_status look_whether_alike(kvf_remote *remote) {
+    kvf_match *match = remote->match;
+    kvf_status status = KVF_OK;
+    remote->alike = kvf_stage_model_sum(match->ours) == kvf_stage_model_sum(match->theirs);
+    for (uint32_t g = 0; g < match->our_count && !remote->alike && !status; g++)
+        if (match->groups[g].agreement == KVF_AGREE_CONVERT)
+            status = kvf_match_differ(match, g,
+                                      "types are converted only between models with the same groups, layers "
+                                      "and parts, in the same order");
     return status;
 }
 
 kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char *facts) {
     const kvf_agent *agent = remote->agent;
     memcpy(remote->digest, digest, sizeof remote->digest);
-    if (memcmp(digest, agent->digest, sizeof agent->digest) == 0)
+    remote->alike = memcmp(digest, agent->digest, sizeof agent->digest) == 0;
+    if (remote->alike)
         return KVF_OK;
     uint8_t sum[KVF_WIRE_DIGEST_BYTES];
     kvf_wire_digest(facts, sum);
@@ -40,14 +56,20 @@ kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char 
     if (memcmp(sum, digest, sizeof sum) != 0)
         return kvf_fail(KVF_E_MISMATCH, "the digest of engine \"%s\" is not of its facts", remote->name);
     kvf_status status = kvf_wire_match(&agent->own_facts, facts, remote->name, &remote->match);
+    if (!status)
+        status = look_whether_alike(remote);
     return status ? status : introduce(remote);
+}
+
+const kvf_model *kvf_terms_model(const kvf_remote *remote) {
+    return remote->match ? remote->match->kept : kvf_engine_model(remote->agent->engine);
 }
 
 kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out) {
     if (!remote->match)
-        return kvf_wire_decode_shard(kvf_engine_model(remote->agent->engine), bytes, out);
+        return kvf_wire_decode_shard(kvf_engine_model(remote->agent->engine), NULL, bytes, out);
     kvf_shard *theirs = NULL;
-    kvf_status status = kvf_wire_decode_shard(remote->match->theirs, bytes, &theirs);
+    kvf_status status = kvf_wire_decode_shard(remote->match->theirs, NULL, bytes, &theirs);
     if (!status)
         status = kvf_shard_adapt(theirs, remote->match, out);
     kvf_shard_free(theirs);
@@ -73,7 +95,10 @@ static kvf_status build_plan(const kvf_remote *remote, const kvf_shard *shard, p
     for (uint32_t g = 0; g < match->our_count; g++)
         if (kvf_match_check(match, g, all_layers(match, g)) == KVF_OK)
             groups[count++] = g;
-    kvf_plan_options options = {.struct_size = sizeof options, .groups = groups, .group_count = count};
+    kvf_plan_options options = {.struct_size = sizeof options,
+                                .groups = groups,
+                                .group_count = count,
+                                .convert = KVF_CONVERTED_DTYPES};
     kvf_status status = build(shard, remote->engine, &options, out);
     kvf_free(groups);
     return status;

@@ -9,7 +9,10 @@
 /** Compares the facts of an engine that answers with ours. KVF_E_MISMATCH where nothing can be moved. */
 kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char *facts);
 
-/** A shard of the engine, as bytes in its terms, as a shard of our model. */
+/** Our model, with the engine's types where they are converted. */
+const kvf_model *kvf_terms_model(const kvf_remote *remote);
+
+/** A shard of the engine, as bytes in its terms, as a shard of kvf_terms_model(). */
 kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out);
 
 /** The plan that fills a shard of our engine, of all groups that can be filled; or of a plan who is read only. */

@@ -14,6 +14,7 @@
 #include "agent/terms.h"
 #include "agent/verify.h"
 #include "model/model.h"
+#include "shard/shard.h"
 
 #define STEPS_AT_ONCE 8192u
 #define MOST_ASKED 1024u /* by one session at once; what is beyond it asks again */
@@ -331,6 +332,12 @@ static bool has_to_wait(const kvf_session *session, const kvf_call_body *call) {
     return session->hashing.count >= MOST_ASKED;
 }
 
+/* As what a peer has the elements of a part: it has joined where it has them in another type than we. */
+static kvf_dtype type_of(const kvf_session *session, const kvf_call_body *call) {
+    const kvf_group_desc *group = session->shard ? kvf_model_group(session->shard->model, call->group) : NULL;
+    return group && call->part < group->part_count ? group->parts[call->part].dtype : KVF_DTYPE_INVALID;
+}
+
 static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) {
     asked *question = kvf_alloc0(1, sizeof *question);
     if (!question)
@@ -343,6 +350,7 @@ static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) 
                                     .units = call->units,
                                     .begin = call->begin,
                                     .end = call->end,
+                                    .dtype = type_of(session, call),
                                     .table = lent_blocks,
                                     .done = answer_sums},
                         .session = session,

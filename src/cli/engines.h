@@ -14,6 +14,7 @@ typedef struct engines {
     kvf_model *model;
     engine_shape prefill_shape, decode_shape;
     kvf_engine *prefill, *decode; /* NULL until engines_build() */
+    uint32_t convert;             /* the types that are converted between them: a set, see KVF_DTYPE_BIT() */
 } engines;
 
 /** Loads the model and reads the shapes that were asked for. Free with engines_free() in either case. */
@@ -36,11 +37,12 @@ void engines_add_json(const engines *all, struct json_object *out);
 /** Bytes of all memory regions of an engine; 0 of none. */
 uint64_t engine_bytes(const kvf_engine *engine);
 
-/** Builds the plan of one decode rank, with the asked choice of replicas. */
+/** Builds the plan of one decode rank, with the asked choice of replicas. Types that differ were asked for: they are
+ * converted. */
 int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,
                  kvf_plan **out);
 
-/** Proves a plan; says what is wrong with it. */
+/** Proves a plan; says what is wrong with it. One that converts has no rules, and so nothing to prove. */
 int engines_verify(const kvf_plan *plan, uint32_t rank);
 
 #endif

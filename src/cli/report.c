@@ -94,7 +94,7 @@ static void add_source_rows(report *to, const kvf_plan *plan, uint32_t rank, uin
         table_cell(&to->list, name_tokens(cut).text);
         table_cell(&to->list, first ? text_bytes(cost->bytes).text : "");
         table_cell(&to->list, first ? text_count(cost->runs).text : "");
-        table_cell(&to->list, first ? text_time(cost->direct_ns).text : "");
+        table_cell(&to->list, first && !kvf_plan_converts(plan) ? text_time(cost->direct_ns).text : "");
         table_cell(&to->list, first && cost->packed_ns > 0 ? text_time(cost->packed_ns).text : "");
         table_cell(&to->list, first ? name_way(cost->way) : "");
         first = false;
@@ -217,6 +217,11 @@ int report_print(report *to) {
         return failure("not enough memory");
     printf("\nIn all %s in %s runs; the slowest rank takes %s by the cheaper ways.\n",
            text_bytes(sum->bytes).text, text_count(sum->runs).text, text_time(sum->slowest_ns).text);
+    if (sum->most_rules == 0 && sum->bytes > 0) {
+        printf("%u plan%s: elements are converted on the way, and so go packed.\n", sum->plans,
+               sum->plans == 1 ? "" : "s");
+        return EXIT_DONE;
+    }
     printf("%u plan%s, each verified: every cell that is wanted is written once, from the same cell.\n",
            sum->plans, sum->plans == 1 ? "" : "s");
     if (sum->fewest_rules == sum->most_rules && sum->least_memory == sum->most_memory)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "options.h"
+#include "shape_types.h"
 #include "shared_pages.h"
 
 enum { PLANNED_BLOCKS = 64 };
@@ -57,6 +58,8 @@ void print_shape_help(void) {
         "  blocks=N           logical blocks of the cache (chosen)\n"
         "  page, page-align   bytes of a page, and what they are rounded up to a multiple of\n"
         "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
+        "  dtype=NAME         f32, f16 or bf16, into which what is cached is converted on the way (the "
+        "model's)\n"
         "The keys from block on may be set for one group, GROUP.KEY, or for all state groups, state.KEY.\n\n"
         "An ORDER nests L layer, B block, T tensor, P part, H head or channel, N token or step from the\n"
         "outside in; what stands before | has buffers of its own. Some have names:\n");
@@ -67,8 +70,9 @@ void print_shape_help(void) {
 /* ---- cutting the text ------------------------------------------------------------------------ */
 
 static bool is_key(const char *key) {
-    static const char *const keys[] = {"tp",    "pp",     "pp-layers", "dcp",  "dcp-width",  "share-pages",
-                                       "block", "kernel", "blocks",    "page", "page-align", "order"};
+    static const char *const keys[] = {"tp",          "pp",    "pp-layers", "dcp",    "dcp-width",
+                                       "share-pages", "block", "kernel",    "blocks", "page",
+                                       "page-align",  "order", "dtype"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strcmp(key, keys[i]) == 0)
             return true;
@@ -93,7 +97,7 @@ static int cut_setting(engine_shape *shape, char *piece) {
     if (!is_key(setting->key))
         return usage_error(
             "--%s: there is no key \"%s\"; allowed are tp, pp, pp-layers, dcp, dcp-width, share-pages, "
-            "block, kernel, blocks, page, page-align and order",
+            "block, kernel, blocks, page, page-align, order and dtype",
             shape->side, setting->key);
     return EXIT_DONE;
 }
@@ -187,6 +191,13 @@ static int read_engine_key(engine_shape *shape, const shape_setting *setting, bo
 
 /* ---- numbers of a group ---------------------------------------------------------------------- */
 
+static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dtype *out) {
+    shape->retyped = true;
+    if (kvf_dtype_by_name(setting->value, out) == KVF_OK && (SHAPE_CONVERTED & KVF_DTYPE_BIT(*out)))
+        return EXIT_DONE;
+    return usage_error("--%s: dtype is \"%s\"; allowed are f32, f16 and bf16", shape->side, setting->value);
+}
+
 static int read_group_key(engine_shape *shape, const shape_setting *setting, uint32_t group) {
     kvf_group_spec *spec = &shape->groups[group];
     uint64_t number = 0;
@@ -206,6 +217,8 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
         result = read_number(shape, setting, UINT64_MAX, &spec->page_bytes);
     } else if (strcmp(setting->key, "page-align") == 0) {
         result = read_number(shape, setting, UINT64_MAX, &spec->page_align);
+    } else if (strcmp(setting->key, "dtype") == 0) {
+        result = read_dtype(shape, setting, &shape->types[group]);
     } else {
         result = usage_error("--%s: %s is a key of the whole engine, not of group %s", shape->side,
                              setting->key, setting->group);
@@ -277,7 +290,8 @@ int shape_parse(const char *side, const char *text, const kvf_model *model, engi
     out->text = strdup(text);
     out->groups = calloc(groups, sizeof *out->groups);
     out->fixed_blocks = calloc(groups, sizeof *out->fixed_blocks);
-    if (!out->text || !out->groups || !out->fixed_blocks)
+    out->types = calloc(groups, sizeof *out->types);
+    if (!out->text || !out->groups || !out->fixed_blocks || !out->types)
         return failure("not enough memory");
     int result = cut(out);
     if (!result)
@@ -294,6 +308,7 @@ void shape_free(engine_shape *shape) {
     free(shape->pp_layers);
     free(shape->groups);
     free(shape->fixed_blocks);
+    free(shape->types);
     *shape = (engine_shape){0};
 }
 
@@ -315,7 +330,11 @@ int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **
         .groups = shape->groups,
         .share_pages = shape->share_pages,
     };
-    kvf_status status = kvf_engine_build(model, &spec, out);
+    kvf_model *retyped = NULL;
+    kvf_status status = shape->retyped ? shape_retype(model, shape->types, &retyped) : KVF_OK;
+    if (!status)
+        status = kvf_engine_build(retyped ? retyped : model, &spec, out);
+    kvf_model_free(retyped);
     return status ? library_error(status, "--%s", shape->side) : EXIT_DONE;
 }
 

@@ -31,6 +31,8 @@ typedef struct engine_shape {
     kvf_group_spec *groups; /* owned; one for each group of the model */
     bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
     bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
+    kvf_dtype *types;       /* owned; by group: of elements; KVF_DTYPE_INVALID: as the model says */
+    bool retyped;           /* some are asked for: engines convert then */
 } engine_shape;
 
 /**

@@ -49,23 +49,28 @@ static uint32_t find_group(const kvf_model *model, const char *name) {
     return KVF_NO_GROUP;
 }
 
-static bool converts(uint32_t set, kvf_dtype a, kvf_dtype b) {
-    return (set >> a & 1) && (set >> b & 1);
+static bool is_in(uint32_t set, kvf_dtype dtype) {
+    return set >> dtype & 1;
+}
+
+static bool converts(kvf_dtype a, kvf_dtype b) {
+    return is_in(KVF_CONVERTED_DTYPES, a) && is_in(KVF_CONVERTED_DTYPES, b);
 }
 
 /* Fields of two parts; types that can be converted are `conversions`, everything else `d`. */
 static void compare_part(const kvf_group_desc *group, const kvf_part_desc *ours, const kvf_part_desc *theirs,
-                         uint32_t convert, differences *d, differences *conversions) {
+                         differences *d, differences *conversions) {
     if (ours->dtype != theirs->dtype)
-        differ(converts(convert, ours->dtype, theirs->dtype) ? conversions : d, group->name, ours->name,
-               "dtype", kvf_dtype_name(ours->dtype), kvf_dtype_name(theirs->dtype));
+        differ(converts(ours->dtype, theirs->dtype) ? conversions : d, group->name, ours->name, "dtype",
+               kvf_dtype_name(ours->dtype), kvf_dtype_name(theirs->dtype));
     differ_number(d, group->name, ours->name, "units", ours->units, theirs->units);
     differ_number(d, group->name, ours->name, "cell_elements", ours->cell_elements, theirs->cell_elements);
     differ_number(d, group->name, ours->name, "rows_per_step", ours->rows_per_step, theirs->rows_per_step);
 }
 
 static kvf_status compare_parts(kvf_match_group *m, const kvf_group_desc *ours, const kvf_group_desc *theirs,
-                                uint32_t convert, differences *d, differences *conversions) {
+                                uint32_t convert, differences *d, differences *conversions, bool *allowed) {
+    *allowed = true;
     m->parts = kvf_alloc(ours->part_count, sizeof *m->parts);
     if (!m->parts)
         return kvf_nomem("a comparison of models");
@@ -74,7 +79,11 @@ static kvf_status compare_parts(kvf_match_group *m, const kvf_group_desc *ours, 
         if (m->parts[p] == UINT32_MAX)
             missing(d, ours->name, ours->parts[p].name, false);
         else
-            compare_part(ours, &ours->parts[p], &theirs->parts[m->parts[p]], convert, d, conversions);
+            compare_part(ours, &ours->parts[p], &theirs->parts[m->parts[p]], d, conversions);
+        if (m->parts[p] == UINT32_MAX || ours->parts[p].dtype == theirs->parts[m->parts[p]].dtype)
+            continue;
+        *allowed = *allowed && is_in(convert, ours->parts[p].dtype) &&
+                   is_in(convert, theirs->parts[m->parts[p]].dtype);
     }
     for (uint32_t p = 0; p < theirs->part_count; p++)
         if (find_part(ours, theirs->parts[p].name) == UINT32_MAX)
@@ -177,9 +186,13 @@ static kvf_status compare_groups(const kvf_match *match, kvf_match_group *m, uin
                kvf_group_kind_name(theirs->kind));
     differ_number(&d, ours->name, "", "window_tokens", ours->window_tokens, theirs->window_tokens);
     differ_number(&d, ours->name, "", "chunk_tokens", ours->chunk_tokens, theirs->chunk_tokens);
-    kvf_status status = compare_parts(m, ours, theirs, convert, &d, &conversions);
+    bool allowed = true;
+    kvf_status status = compare_parts(m, ours, theirs, convert, &d, &conversions, &allowed);
     compare_layers(m, ours, theirs, &d, &layers);
-    m->agreement = d.count ? KVF_AGREE_DIFFER : conversions.count ? KVF_AGREE_CONVERT : KVF_AGREE_SAME;
+    m->only_types = !d.count && conversions.count && !allowed;
+    m->agreement = d.count || m->only_types ? KVF_AGREE_DIFFER
+                   : conversions.count      ? KVF_AGREE_CONVERT
+                                            : KVF_AGREE_SAME;
     append(&d, &conversions);
     append(&d, &layers);
     kvf_status kept = keep_detail(m, &d);
@@ -195,14 +208,21 @@ static kvf_status only_one(kvf_match_group *m, const kvf_group_desc *group, bool
     return keep_detail(m, &d);
 }
 
-static kvf_status fill(kvf_match *match, uint32_t convert) {
+/* The types that both sides let be converted into each other. */
+static uint32_t both_convert(const uint32_t *ours, uint32_t g, const uint32_t *theirs, uint32_t h) {
+    return ours && theirs ? ours[g] & theirs[h] & KVF_CONVERTED_DTYPES : 0;
+}
+
+static kvf_status fill(kvf_match *match, const uint32_t *our_convert, const uint32_t *their_convert) {
     kvf_status status = KVF_OK;
     for (uint32_t g = 0; g < match->our_count && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(match->ours, g);
         kvf_match_group *m = &match->groups[match->count++];
         *m = (kvf_match_group){
             .name = group->name, .ours = g, .theirs = find_group(match->theirs, group->name)};
-        status = m->theirs == KVF_NO_GROUP ? only_one(m, group, false) : compare_groups(match, m, convert);
+        status = m->theirs == KVF_NO_GROUP
+                     ? only_one(m, group, false)
+                     : compare_groups(match, m, both_convert(our_convert, g, their_convert, m->theirs));
     }
     for (uint32_t g = 0; g < kvf_model_group_count(match->theirs) && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(match->theirs, g);
@@ -215,8 +235,42 @@ static kvf_status fill(kvf_match *match, uint32_t convert) {
     return status;
 }
 
-kvf_status kvf_match_build(const kvf_model *ours, const kvf_model *theirs, uint32_t convert,
-                           kvf_match **out) {
+/* Our model with their types, where they are converted. */
+static kvf_status retype(kvf_match *match) {
+    bool any = false;
+    uint32_t at = 0;
+    for (uint32_t g = 0; g < match->our_count; g++)
+        any = any || match->groups[g].agreement == KVF_AGREE_CONVERT;
+    if (!any) {
+        match->kept = kvf_model_retain(match->ours);
+        return KVF_OK;
+    }
+    kvf_dtype *types = kvf_alloc(kvf_model_part_count(match->ours), sizeof *types);
+    if (!types)
+        return kvf_nomem("a comparison of models");
+    for (uint32_t g = 0; g < match->our_count; g++) {
+        const kvf_match_group *m = &match->groups[g];
+        const kvf_group_desc *group = kvf_model_group(match->ours, g);
+        for (uint32_t p = 0; p < group->part_count; p++)
+            types[at++] = m->agreement == KVF_AGREE_CONVERT
+                              ? kvf_model_group(match->theirs, m->theirs)->parts[m->parts[p]].dtype
+                              : group->parts[p].dtype;
+    }
+    kvf_status status = kvf_model_retype(match->ours, types, &match->kept);
+    kvf_free(types);
+    return status;
+}
+
+uint32_t *kvf_convert_sets(const kvf_model *model, uint32_t set) {
+    const uint32_t count = kvf_model_group_count(model);
+    uint32_t *sets = kvf_alloc(count, sizeof *sets);
+    for (uint32_t g = 0; sets && g < count; g++)
+        sets[g] = set;
+    return sets;
+}
+
+kvf_status kvf_match_build(const kvf_model *ours, const uint32_t *our_convert, const kvf_model *theirs,
+                           const uint32_t *their_convert, kvf_match **out) {
     kvf_match *match = kvf_alloc0(1, sizeof *match);
     if (!match)
         return kvf_nomem("a comparison of models");
@@ -225,7 +279,10 @@ kvf_status kvf_match_build(const kvf_model *ours, const kvf_model *theirs, uint3
     match->our_count = kvf_model_group_count(ours);
     match->groups =
         kvf_alloc0((size_t)match->our_count + kvf_model_group_count(theirs), sizeof *match->groups);
-    kvf_status status = match->groups ? fill(match, convert) : kvf_nomem("a comparison of models");
+    kvf_status status =
+        match->groups ? fill(match, our_convert, their_convert) : kvf_nomem("a comparison of models");
+    if (!status)
+        status = retype(match);
     if (status) {
         kvf_match_free(match);
         return status;
@@ -235,11 +292,18 @@ kvf_status kvf_match_build(const kvf_model *ours, const kvf_model *theirs, uint3
 }
 
 kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out) {
-    kvf_status status = kvf_match_build(match->theirs, match->ours, 0, out);
+    uint32_t *ours = kvf_convert_sets(match->theirs, KVF_CONVERTED_DTYPES);
+    uint32_t *theirs = kvf_convert_sets(match->ours, KVF_CONVERTED_DTYPES);
+    kvf_status status = ours && theirs ? kvf_match_build(match->theirs, ours, match->ours, theirs, out)
+                                       : kvf_nomem("a comparison of models");
+    kvf_free(ours);
+    kvf_free(theirs);
     for (uint32_t g = 0; !status && g < (*out)->our_count; g++) {
         kvf_match_group *m = &(*out)->groups[g];
         if (m->theirs != KVF_NO_GROUP)
             m->agreement = match->groups[m->theirs].agreement;
+        if (m->theirs != KVF_NO_GROUP)
+            m->only_types = match->groups[m->theirs].only_types;
     }
     return status;
 }
@@ -254,6 +318,7 @@ void kvf_match_free(kvf_match *match) {
     kvf_free(match->groups);
     kvf_model_free(match->ours);
     kvf_model_free(match->theirs);
+    kvf_model_free(match->kept);
     kvf_free(match);
 }
 
@@ -274,16 +339,17 @@ kvf_status kvf_match_differ(kvf_match *match, uint32_t group, const char *reason
     m->detail = NULL;
     if (m->agreement != KVF_AGREE_MISSING)
         m->agreement = KVF_AGREE_DIFFER;
+    m->only_types = false;
     return keep_detail(m, &d);
 }
 
 kvf_status kvf_match_check(const kvf_match *match, uint32_t group, kvf_range layers) {
     const kvf_match_group *m = &match->groups[group];
-    if (m->agreement == KVF_AGREE_CONVERT)
-        return kvf_fail(KVF_E_UNSUPPORTED,
-                        "%s; both sides convert these types, but converted bytes are not moved yet",
+    if (m->only_types)
+        return kvf_fail(KVF_E_UNSUPPORTED, "%s; types are converted only where both sides allow it",
                         m->detail);
-    if (m->agreement != KVF_AGREE_SAME || layers.begin < m->layers.begin || layers.end > m->layers.end)
+    const bool same = m->agreement == KVF_AGREE_SAME || m->agreement == KVF_AGREE_CONVERT;
+    if (!same || layers.begin < m->layers.begin || layers.end > m->layers.end)
         return kvf_fail(KVF_E_MISMATCH, "%s", m->detail);
     return KVF_OK;
 }

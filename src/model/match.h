@@ -13,14 +13,16 @@
 
 #define KVF_NO_GROUP UINT32_MAX
 
-/** The element types this library will convert between: a set of bits, 1 << kvf_dtype. */
-#define KVF_CONVERTED_DTYPES (1u << KVF_DTYPE_F32 | 1u << KVF_DTYPE_F16 | 1u << KVF_DTYPE_BF16)
+/** The element types that this library converts between: a set, see KVF_DTYPE_BIT(). */
+#define KVF_CONVERTED_DTYPES                                                                                 \
+    (KVF_DTYPE_BIT(KVF_DTYPE_F32) | KVF_DTYPE_BIT(KVF_DTYPE_F16) | KVF_DTYPE_BIT(KVF_DTYPE_BF16))
 
 /** One of our groups, or one that we lack: as in kvf_group_match. */
 typedef struct kvf_match_group {
     const char *name; /* the model's */
     uint32_t ours, theirs;
     kvf_agreement agreement;
+    bool only_types; /* differ, and could be converted: not both sides allow it */
     uint32_t layers_both, layers_ours, layers_theirs;
     char *detail;
     kvf_range layers;      /* that both have: indices into our group's layers */
@@ -30,6 +32,7 @@ typedef struct kvf_match_group {
 
 typedef struct kvf_match {
     kvf_model *ours, *theirs;
+    kvf_model *kept;         /* ours, with the types that theirs has in groups that are converted */
     kvf_match_group *groups; /* by our groups, and then those that we lack */
     uint32_t our_count;      /* of our groups */
     uint32_t count;
@@ -38,11 +41,16 @@ typedef struct kvf_match {
 /**
  * Compares two models.
  *
- * @param convert  the types that both sides convert between, see KVF_CONVERTED_DTYPES
- * @param out      receives a match, see kvf_match_free()
+ * @param our_convert  for each of our groups, the types that we let be converted into each other: a set, see
+ *                     KVF_DTYPE_BIT(). NULL: none
+ * @param out          receives a match, see kvf_match_free()
  * @return KVF_OK (also when they have nothing in common) or KVF_E_NOMEM
  */
-kvf_status kvf_match_build(const kvf_model *ours, const kvf_model *theirs, uint32_t convert, kvf_match **out);
+kvf_status kvf_match_build(const kvf_model *ours, const uint32_t *our_convert, const kvf_model *theirs,
+                           const uint32_t *their_convert, kvf_match **out);
+
+/** For each group of a model the same set, to be freed with kvf_free(); NULL: no memory. */
+uint32_t *kvf_convert_sets(const kvf_model *model, uint32_t set);
 
 /** The same seen from the other side. What was said by kvf_match_differ() is said there too. */
 kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out);
@@ -54,11 +62,12 @@ void kvf_match_free(kvf_match *match);
 kvf_status kvf_match_differ(kvf_match *match, uint32_t group, const char *reason);
 
 /**
- * Whether layers of our group can be filled from theirs: the same elements, and none of these layers missing there.
+ * Whether layers of our group can be filled from theirs: the same elements, of the same types or of types that both
+ * sides let be converted, and none of these layers missing there.
  *
  * @param layers  indices into our group's layers
- * @return KVF_OK; KVF_E_MISMATCH or, where types would have to be converted, KVF_E_UNSUPPORTED: the detail names
- *         the group and what differs
+ * @return KVF_OK; KVF_E_MISMATCH or, where types would have to be converted, and not both sides allow it,
+ *         KVF_E_UNSUPPORTED: the detail names the group and what differs
  */
 kvf_status kvf_match_check(const kvf_match *match, uint32_t group, kvf_range layers);
 

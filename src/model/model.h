@@ -28,6 +28,17 @@ typedef struct kvf_notes {
 /** kvf_model_create() with notes, which are copied; NULL: none. */
 kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *notes, kvf_model **out);
 
+/**
+ * The same model with elements of other types.
+ *
+ * @param types  of each part, in order, of each group
+ * @return KVF_OK, what kvf_model_create() says, KVF_E_NOMEM
+ */
+kvf_status kvf_model_retype(const kvf_model *model, const kvf_dtype *types, kvf_model **out);
+
+/** How many parts all groups have. */
+uint32_t kvf_model_part_count(const kvf_model *model);
+
 /** The first of the steps [begin, end) of a request that moves: those before the group's window are left out. `end`
  * where none does. */
 uint64_t kvf_first_moved(const kvf_group_desc *group, uint64_t begin, uint64_t end);

@@ -250,7 +250,7 @@ static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, 
         .remote = {remote->tokens_per_block / remote->kernel_blocks_per_block, cut->tokens}};
     *first = *known = plan->walk_count;
     *count = 1;
-    if (has_whole_blocks(&walk, kvf_model_group(plan->local->model, cut->group))) {
+    if (!plan->converts && has_whole_blocks(&walk, kvf_model_group(plan->local->model, cut->group))) {
         walk.whole_steps = walk.local.kernel_tokens;
         plan->walks[plan->walk_count++] = walk;
         walk.takes_whole = true;
@@ -604,14 +604,31 @@ static kvf_status make_rules(fusion *f) {
     return KVF_OK;
 }
 
+/* Cells that are converted have other bytes on either side: only which steps they are of is worked out. */
+static kvf_status make_walks(fusion *f) {
+    kvf_plan *plan = f->plan;
+    kvf_status status = KVF_OK;
+    uint32_t first, count;
+    f->first_walks = kvf_alloc0(plan->remote->shard_count, sizeof *f->first_walks);
+    plan->source_rules = kvf_alloc0(plan->source_count, sizeof *plan->source_rules);
+    if (!f->first_walks || !plan->source_rules)
+        return kvf_nomem("a plan");
+    for (uint32_t i = 0; i < plan->cut_count && !status; i++)
+        status = walks_of(f, &plan->cuts[i], &first, &count);
+    return status;
+}
+
+static kvf_status make_all_rules(fusion *f) {
+    kvf_status status = make_lanes(f);
+    if (!status)
+        status = join_and_widen(f);
+    KVF_ASSERT(status || bytes_of_lanes(f) == bytes_of_cuts(f->plan));
+    return status ? status : make_rules(f);
+}
+
 kvf_status kvf_plan_fuse(kvf_plan *plan) {
     fusion f = {.plan = plan};
-    kvf_status status = make_lanes(&f);
-    if (!status)
-        status = join_and_widen(&f);
-    KVF_ASSERT(status || bytes_of_lanes(&f) == bytes_of_cuts(plan));
-    if (!status)
-        status = make_rules(&f);
+    kvf_status status = plan->converts ? make_walks(&f) : make_all_rules(&f);
     kvf_free(f.lanes);
     kvf_free(f.first_walks);
     kvf_free(f.nests);

@@ -32,6 +32,9 @@ static kvf_status take_groups(kvf_plan *plan) {
         plan->asked[options->groups[i]] = true;
     }
     plan->options.groups = NULL; /* the caller's */
+    if (options->convert & ~KVF_CONVERTED_DTYPES)
+        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed are the bits of f32, f16 and bf16, 0x%x",
+                        options->convert, KVF_CONVERTED_DTYPES);
     return KVF_OK;
 }
 
@@ -43,11 +46,18 @@ static kvf_status meet(kvf_plan *plan, const kvf_engine *remote) {
     if (ours == remote->model || kvf_model_compare(ours, remote->model) == KVF_OK)
         return KVF_OK;
     kvf_match *match = NULL;
-    kvf_status status = kvf_match_build(ours, remote->model, KVF_CONVERTED_DTYPES, &match);
+    uint32_t *own = kvf_convert_sets(ours, plan->options.convert);
+    uint32_t *theirs = kvf_convert_sets(remote->model, plan->options.convert);
+    kvf_status status =
+        own && theirs ? kvf_match_build(ours, own, remote->model, theirs, &match) : kvf_nomem("a plan");
+    kvf_free(own);
+    kvf_free(theirs);
     for (uint32_t g = 0; !status && g < kvf_model_group_count(ours); g++) {
         kvf_range wanted = kvf_plan_wanted_layers(plan, g);
-        if (wanted.begin != wanted.end)
-            status = kvf_match_check(match, g, wanted);
+        if (wanted.begin == wanted.end)
+            continue;
+        status = kvf_match_check(match, g, wanted);
+        plan->converts = plan->converts || match->groups[g].agreement == KVF_AGREE_CONVERT;
     }
     if (status)
         status = kvf_fail_in(status, "local and %s: ", kvf_engine_name(remote));
@@ -129,6 +139,45 @@ const kvf_shard *kvf_plan_local(const kvf_plan *plan) {
 
 const kvf_engine *kvf_plan_remote(const kvf_plan *plan) {
     return plan->given;
+}
+
+bool kvf_plan_converts(const kvf_plan *plan) {
+    return plan->converts;
+}
+
+kvf_dtype kvf_plan_stream_type(const kvf_plan *plan, uint32_t group, uint32_t part) {
+    const kvf_dtype local = kvf_model_group(plan->local->model, group)->parts[part].dtype;
+    const kvf_dtype remote = kvf_model_group(plan->remote->model, group)->parts[part].dtype;
+    return kvf_dtype_bits(remote) < kvf_dtype_bits(local) ? remote : local;
+}
+
+uint64_t kvf_plan_step_bytes(const kvf_plan *plan, const kvf_plan_cut *cut) {
+    kvf_part_desc part = kvf_model_group(plan->local->model, cut->group)->parts[cut->part];
+    part.dtype = kvf_plan_stream_type(plan, cut->group, cut->part);
+    return kvf_part_cell_bytes(&part) * part.rows_per_step * (cut->units.end - cut->units.begin) *
+           (cut->layers.end - cut->layers.begin);
+}
+
+uint32_t kvf_plan_walk_of(const kvf_plan *plan, const kvf_plan_cut *cut) {
+    uint32_t walk = 0;
+    while (plan->walks[walk].group != cut->group || plan->walks[walk].remote.share.index != cut->tokens.index)
+        walk++;
+    return walk;
+}
+
+kvf_status kvf_plan_check_runs(const kvf_plan *plan) {
+    for (uint32_t i = 0; plan->converts && i < plan->cut_count; i++) {
+        const kvf_plan_cut *cut = &plan->cuts[i];
+        const kvf_group_desc *group = kvf_model_group(plan->local->model, cut->group);
+        const kvf_dtype local = group->parts[cut->part].dtype;
+        const kvf_dtype remote = kvf_model_group(plan->remote->model, cut->group)->parts[cut->part].dtype;
+        if (local != remote)
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "%s.%s is %s here and %s there: what is converted goes packed, and has no runs",
+                            group->name, group->parts[cut->part].name, kvf_dtype_name(local),
+                            kvf_dtype_name(remote));
+    }
+    return KVF_OK;
 }
 
 size_t kvf_plan_memory_bytes(const kvf_plan *plan) {

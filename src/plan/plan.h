@@ -39,6 +39,7 @@ struct kvf_plan {
     kvf_engine *adapted; /* `remote` in terms of the local model, where theirs is another; NULL: it is not */
     const kvf_engine *given; /* what the caller gave */
     bool *asked;             /* [group]: whether the plan is to fill it */
+    bool converts;           /* some of it is of another type there: then there are walks, and no rules */
     kvf_plan_options options;
     uint32_t *source_ranks; /* ascending */
     kvf_range *source_rules;
@@ -71,7 +72,19 @@ kvf_status kvf_plan_build_cover(const kvf_shard *local, const kvf_engine *remote
  */
 kvf_status kvf_plan_cover(kvf_plan *plan);
 
-/** Turns the cuts into copy rules: fills rules, lanes and walks. */
+/** The type in which elements of a part move: the shorter of the two; of two as short, the local one. */
+kvf_dtype kvf_plan_stream_type(const kvf_plan *plan, uint32_t group, uint32_t part);
+
+/** Bytes of each step of a cut, all its layers, as they move. */
+uint64_t kvf_plan_step_bytes(const kvf_plan *plan, const kvf_plan_cut *cut);
+
+/** Where the plan converts: the only walk of a cut. */
+uint32_t kvf_plan_walk_of(const kvf_plan *plan, const kvf_plan_cut *cut);
+
+/** KVF_OK; KVF_E_UNSUPPORTED where the plan converts, and so nothing of it moves in runs: the detail names what. */
+kvf_status kvf_plan_check_runs(const kvf_plan *plan);
+
+/** Turns the cuts into copy rules: fills rules, lanes and walks; where the plan converts, only the last. */
 kvf_status kvf_plan_fuse(kvf_plan *plan);
 
 /** Steps [begin, end) of a group; none where they are equal. */

@@ -122,12 +122,28 @@ static void add_rule(forecast *f, uint32_t index) {
     f->bytes += t.rows * rule->units * rule->cell_bytes * rule->lane_count;
 }
 
+/* A cut of a plan that converts: its bytes, in no run. */
+static void add_cut(forecast *f, const kvf_plan_cut *cut) {
+    const kvf_plan_walk *sides = &f->plan->walks[kvf_plan_walk_of(f->plan, cut)];
+    const kvf_group_desc *group = kvf_model_group(f->plan->local->model, cut->group);
+    const kvf_step_span span = f->spans[cut->group];
+    kvf_walk walk = {sides->local, sides->remote, kvf_first_moved(group, span.begin, span.end), span.end};
+    kvf_walk_piece piece;
+    uint64_t steps = 0;
+    while (kvf_walk_next(&walk, &piece))
+        steps += piece.steps;
+    f->bytes += steps * kvf_plan_step_bytes(f->plan, cut);
+}
+
 void kvf_plan_count(const kvf_plan *plan, uint32_t source, const kvf_step_span *spans, uint64_t *bytes,
                     uint64_t *runs) {
     KVF_ASSERT(source < plan->source_count);
     forecast f = {.plan = plan, .spans = spans};
     for (uint32_t i = plan->source_rules[source].begin; i < plan->source_rules[source].end; i++)
         add_rule(&f, i);
+    for (uint32_t i = 0; plan->converts && i < plan->cut_count; i++)
+        if (plan->cuts[i].source == source)
+            add_cut(&f, &plan->cuts[i]);
     *bytes = f.bytes;
     *runs = f.runs;
 }

@@ -197,6 +197,9 @@ static kvf_status check_group(proof *p) {
 kvf_status kvf_plan_verify(const kvf_plan *plan) {
     if (!plan)
         return kvf_fail(KVF_E_INVALID, "plan is NULL");
+    kvf_status status = kvf_plan_check_runs(plan);
+    if (status)
+        return status;
     uint32_t groups = kvf_model_group_count(plan->local->model), shares = 1;
     for (uint32_t g = 0; g < groups; g++)
         if (plan->remote->groups[g].share_count > shares)
@@ -206,7 +209,6 @@ kvf_status kvf_plan_verify(const kvf_plan *plan) {
                .answers = kvf_alloc(shares, sizeof *p.answers)};
     if (!p.answers)
         return kvf_nomem("a proof");
-    kvf_status status = KVF_OK;
     for (p.group = 0; p.group < groups && !status; p.group++)
         status = check_group(&p);
     kvf_free(p.answers);

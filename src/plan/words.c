@@ -136,6 +136,10 @@ static uint32_t lines_of(const said *s, uint32_t source) {
 
 static void say_cost(kvf_text *text, const kvf_prediction *cost) {
     kvf_say_bytes(text, cost->bytes);
+    if (cost->runs == 0 && cost->bytes > 0) {
+        kvf_text_add(text, ", converted");
+        return;
+    }
     kvf_text_add(text, " in ");
     kvf_say_count(text, cost->runs);
     kvf_text_add(text, cost->runs == 1 ? " run" : " runs");

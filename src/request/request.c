@@ -301,6 +301,10 @@ uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source) {
     const kvf_plan *plan = request->plan;
     kvf_range rules = kvf_plan_source_rules(plan, source);
     uint64_t bytes = 0;
+    for (uint32_t i = 0; plan->converts && i < plan->cut_count; i++)
+        if (plan->cuts[i].source == source)
+            bytes += kvf_plan_step_bytes(plan, &plan->cuts[i]) *
+                     request->walks[kvf_plan_walk_of(plan, &plan->cuts[i])].steps;
     for (uint32_t i = rules.begin; i < rules.end; i++) {
         const kvf_copy_rule *rule = &plan->rules[i];
         bytes += rule->cell_bytes * rule->units * rule->rows_per_step * rule->lane_count *
@@ -312,8 +316,9 @@ uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source) {
 uint64_t kvf_request_run_count(const kvf_request *request, uint32_t source) {
     kvf_run runs[256];
     kvf_run_cursor cursor;
-    kvf_run_cursor_start(&cursor, request, source);
     uint64_t total = 0;
+    if (kvf_run_cursor_start(&cursor, request, source))
+        return 0;
     for (size_t n; (n = kvf_run_cursor_next(&cursor, runs, sizeof runs / sizeof *runs)) > 0;)
         total += n;
     return total;

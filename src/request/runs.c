@@ -17,10 +17,11 @@ typedef struct place {
 
 _Static_assert(sizeof(place) <= sizeof(kvf_run_cursor), "a place must fit into a cursor");
 
-void kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source) {
+kvf_status kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source) {
     kvf_range rules = kvf_plan_source_rules(request->plan, source);
     const place start = {.request = request, .rule = rules.begin, .rule_end = rules.end};
     memcpy(cursor, &start, sizeof start);
+    return kvf_plan_check_runs(request->plan);
 }
 
 /* Where runs go. */

@@ -4,7 +4,7 @@
  */
 #include "shard/shard.h"
 
-/* What one rank holds of a group that is the same in both models. */
+/* What one rank holds of a group that is the same in both models, but perhaps for types. */
 static kvf_status adapt_group(const kvf_shard *shard, const kvf_match *match, uint32_t g,
                               kvf_group_shard_desc *out, kvf_range *layers) {
     const kvf_match_group *m = &match->groups[g];
@@ -52,15 +52,16 @@ kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_s
     kvf_range *layers = kvf_alloc0(groups, sizeof *layers);
     kvf_status status = descs && layers ? KVF_OK : kvf_nomem("a shard");
     for (uint32_t g = 0; g < groups && !status; g++)
-        status = match->groups[g].agreement == KVF_AGREE_SAME
-                     ? adapt_group(shard, match, g, &descs[g], &layers[g])
-                     : leave_out(kvf_model_group(match->ours, g), &descs[g], &layers[g]);
+        status =
+            match->groups[g].agreement == KVF_AGREE_SAME || match->groups[g].agreement == KVF_AGREE_CONVERT
+                ? adapt_group(shard, match, g, &descs[g], &layers[g])
+                : leave_out(kvf_model_group(match->ours, g), &descs[g], &layers[g]);
     kvf_shard_desc desc = shard->desc;
     desc.groups = descs;
     desc.layers.begin = desc.layers.begin < all ? desc.layers.begin : all;
     desc.layers.end = desc.layers.end < all ? desc.layers.end : all;
     if (!status)
-        status = kvf_shard_make(match->ours, &desc, layers, 0, out);
+        status = kvf_shard_make(match->kept, &desc, layers, 0, out);
     for (uint32_t g = 0; descs && g < groups; g++) {
         kvf_free((void *)descs[g].parts);
         kvf_free((void *)descs[g].placements);
@@ -76,7 +77,7 @@ kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kv
     for (uint32_t i = 0; i < engine->shard_count && !status; i++)
         status = kvf_shard_adapt(engine->shards[i], match, &shards[i]);
     if (!status)
-        status = kvf_engine_from_shards(match->ours, engine->name, shards, engine->shard_count, out);
+        status = kvf_engine_from_shards(match->kept, engine->name, shards, engine->shard_count, out);
     for (uint32_t i = 0; status && shards && i < engine->shard_count; i++)
         kvf_shard_free(shards[i]);
     kvf_free(shards);

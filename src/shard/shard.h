@@ -59,11 +59,11 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, co
 
 /**
  * The same shard in terms of another model: its groups, parts and layers are those of `match->ours`, and what is
- * held is what a shard of `match->theirs` holds of the groups that are the same in both. Of all other groups
- * nothing is held.
+ * held is what a shard of `match->theirs` holds of the groups that are the same in both, or are converted: those keep
+ * their types. Of all other groups nothing is held.
  *
  * @param shard  of match->theirs
- * @param out    receives a shard of match->ours
+ * @param out    receives a shard of match->kept
  */
 kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_shard **out);
 

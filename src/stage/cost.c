@@ -148,12 +148,13 @@ kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t token
         return status;
     found.bytes = runs.bytes;
     found.runs = runs.runs;
-    found.direct_ns = kvf_cost_predict(&cost.direct, found.runs, found.bytes);
+    const bool converts = kvf_plan_converts(plan);
+    found.direct_ns = converts ? 0 : kvf_cost_predict(&cost.direct, found.runs, found.bytes);
     const bool gains = !kvf_cost_has_lists(kvf_cost_assumed(kind, &(kvf_cost_model){0}));
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
                        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
     found.packed_ns = alike ? kvf_cost_predict(&cost.packed, found.pieces, found.bytes) : 0;
-    if (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns)
+    if (converts || (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns))
         found.way = KVF_WAY_PACKED;
     kvf_fill_out(out, &found, sizeof found);
     return KVF_OK;

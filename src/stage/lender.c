@@ -8,11 +8,31 @@
 
 /* ---- being opened ---------------------------------------------------------------------------- */
 
+/* Elements of other types than ours: whether we let them be converted. Frees the selection where not. */
+static kvf_status check_types(const kvf_stage *stage, kvf_selection *selection) {
+    for (uint32_t i = 0; i < selection->item_count; i++) {
+        const kvf_stream_item *item = &selection->items[i];
+        const kvf_group_desc *group = kvf_model_group(kvf_shard_model(stage->shard), item->group);
+        const kvf_dtype own = group->parts[item->part].dtype;
+        const uint32_t both = KVF_DTYPE_BIT(own) | KVF_DTYPE_BIT(item->dtype);
+        if (own == item->dtype || (stage->convert && (stage->convert[item->group] & both) == both))
+            continue;
+        kvf_status status = kvf_fail(
+            KVF_E_PERMISSION, "item %u: %s.%s is %s here, which is not let be converted into %s", i,
+            group->name, group->parts[item->part].name, kvf_dtype_name(own), kvf_dtype_name(item->dtype));
+        kvf_selection_free(selection);
+        return status;
+    }
+    return KVF_OK;
+}
+
 static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) {
     kvf_stage *stage = flow->stage;
     const kvf_model *model = kvf_shard_model(stage->shard);
     kvf_selection *selection = NULL;
     kvf_status status = kvf_selection_check(model, opening->items, opening->item_count, &selection);
+    if (!status)
+        status = check_types(stage, selection);
     if (!status)
         status = kvf_shapes_use(&stage->shapes, selection, &flow->shape);
     if (!status)

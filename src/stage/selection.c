@@ -202,13 +202,12 @@ static uint32_t join_layers(kvf_stream_item *items, uint32_t count) {
 }
 
 static kvf_stream_item item_of(const kvf_plan *plan, const kvf_plan_cut *cut) {
-    const kvf_group_desc *group = kvf_model_group(plan->local->model, cut->group);
     return (kvf_stream_item){.group = cut->group,
                              .part = cut->part,
                              .layers = cut->layers,
                              .units = cut->units,
                              .tokens = {cut->tokens, plan->local->groups[cut->group].tokens},
-                             .dtype = group->parts[cut->part].dtype};
+                             .dtype = kvf_plan_stream_type(plan, cut->group, cut->part)};
 }
 
 kvf_status kvf_selection_of_plan(const kvf_plan *plan, uint32_t source, kvf_selection **out) {

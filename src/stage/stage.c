@@ -133,6 +133,13 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
         stage->last_flow = kvf_now(clock);
     stage->last_flow >>= 1;
     kvf_status status = take_options(&stage->options, options);
+    const uint32_t *convert = stage->options.convert;
+    if (!status && convert) {
+        stage->convert =
+            kvf_copy(convert, kvf_model_group_count(kvf_shard_model(shard)), sizeof *stage->convert);
+        status = stage->convert ? KVF_OK : kvf_nomem("a stage");
+    }
+    stage->options.convert = NULL; /* the caller's */
     if (!status)
         status = kvf_stage_check_memory(stage);
     if (!status)
@@ -142,6 +149,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     if (status) {
         close_copiers(stage);
         kvf_arena_close(&stage->arena);
+        kvf_free(stage->convert);
         kvf_free(stage);
         return status;
     }
@@ -176,6 +184,7 @@ void kvf_stage_release(kvf_stage *stage) {
         free_peer(stage, stage->peers);
     kvf_shapes_free(&stage->shapes);
     kvf_arena_close(&stage->arena);
+    kvf_free(stage->convert);
     kvf_free(stage);
 }
 

@@ -55,8 +55,8 @@ typedef struct kvf_selection {
 } kvf_selection;
 
 /**
- * What one source of a plan gives: its cuts, as the two shards keep them. Elements have the types that the plan's
- * local model says.
+ * What one source of a plan gives: its cuts, as the two shards keep them. Elements that are converted have the shorter
+ * of their two types.
  *
  * @param source  an index of the plan's
  * @param out     receives a selection owned by the caller, see kvf_selection_free()

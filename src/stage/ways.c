@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "model/model.h"
+#include "plan/plan.h"
 #include "request/request.h"
 #include "stage/cost.h"
 #include "stage/flow.h"
@@ -124,12 +125,16 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     kvf_plan_count(kvf_request_plan(by->request), by->source, spans, &bytes, &out->runs);
     KVF_ASSERT(bytes == out->bytes);
     out->pieces = kvf_stream_map_size(shape->map, spans).pieces;
-    const double direct = kvf_way_cost_predict(&cost->direct, out->runs, out->bytes);
+    const bool converts = kvf_plan_converts(kvf_request_plan(by->request)); /* then there are no runs */
+    const double direct = converts ? 0 : kvf_way_cost_predict(&cost->direct, out->runs, out->bytes);
     const double packed = kvf_way_cost_predict(&cost->packed, out->pieces, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
     const bool gains = peer->withholds || (packed < direct && !peer->has_lists);
-    return by->options.way ? by->options.way : gains ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
+    return converts          ? KVF_WAY_PACKED
+           : by->options.way ? by->options.way
+           : gains           ? KVF_WAY_PACKED
+                             : KVF_WAY_DIRECT;
 }
 
 /* Lets go what one source gives. */
@@ -144,12 +149,13 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
         out->over = true;
         return KVF_OK;
     }
+    const bool converts = kvf_plan_converts(kvf_request_plan(by->request));
     kvf_status status = check_packed(stage, by);
     if (!status) {
         status = find_shape(stage, by, &shape);
         if (!status)
             way = choose(move, by, shape, out);
-    } else if (by->options.way != KVF_WAY_PACKED) {
+    } else if (by->options.way != KVF_WAY_PACKED && !converts) {
         status = KVF_OK;
     }
     if (status)
@@ -172,6 +178,11 @@ static kvf_status take_options(kvf_move_options *options, const kvf_move_options
         return kvf_fail(KVF_E_INVALID, "move options: way is %d, priority %u; allowed 0 to 2, 0 to 255",
                         (int)options->way, options->priority);
     return status;
+}
+
+static kvf_status check_way(const kvf_request *request, kvf_way way) {
+    kvf_status status = way == KVF_WAY_DIRECT ? kvf_plan_check_runs(kvf_request_plan(request)) : KVF_OK;
+    return status ? kvf_fail_in(status, "the way is direct: ") : KVF_OK;
 }
 
 static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
@@ -205,6 +216,8 @@ kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf
     order by = {.request = request, .direction = KVF_READ, .held = held};
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
+    if (!status)
+        status = check_way(request, by.options.way);
     for (uint32_t i = 0; i < sources && !status; i++)
         if (!peers[i])
             status = kvf_fail(KVF_E_INVALID, "pull: the peer of source %u is NULL", i);
@@ -243,6 +256,8 @@ kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uin
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
     by.permission = by.options.permissions ? by.options.permissions[0] : 0;
+    if (!status)
+        status = check_way(request, by.options.way);
     if (!status)
         status = make(stage, 1, &move);
     if (!status)

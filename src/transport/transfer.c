@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "plan/plan.h"
 #include "transport/front.h"
 #include "transport/transfer.h"
 
@@ -245,7 +246,7 @@ static void place_source(kvf_transfer *transfer, uint32_t i, const kvf_request *
     source->transfer = transfer;
     source->peer = peer;
     source->batches = &transfer->batches[(size_t)i * BATCHES];
-    kvf_run_cursor_start(&source->cursor, request, of_plan);
+    (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
     for (uint32_t b = 0; b < BATCHES; b++) {
         source->batches[b].source = source;
         source->batches[b].submitted = false;
@@ -279,6 +280,8 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
     kvf_status status = check_peers(peers, sources);
     kvf_transfer *transfer = NULL;
     if (!status)
+        status = kvf_plan_check_runs(kvf_request_plan(request));
+    if (!status)
         status = make(sources, &transfer);
     if (status)
         return status;
@@ -306,6 +309,8 @@ static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_pee
         return kvf_fail(KVF_E_RANGE, "%s: source is %u; the plan has %u", what, source, sources);
     kvf_transfer *transfer = NULL;
     kvf_status status = kvf_front_check_peer(peer, what);
+    if (!status)
+        status = kvf_plan_check_runs(kvf_request_plan(request));
     if (!status)
         status = make(1, &transfer);
     if (status)

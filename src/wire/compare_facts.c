@@ -204,7 +204,7 @@ kvf_status kvf_wire_match(const kvf_facts *ours, const char *theirs, const char 
     (void)show(&name, (span){their_name, their_name ? strlen(their_name) : 0}, 0);
     kvf_status status = kvf_wire_read_facts(theirs, &other);
     if (!status)
-        status = kvf_match_build(ours->model, other.model, ours->convert & other.convert, &match);
+        status = kvf_match_build(ours->model, ours->convert, other.model, other.convert, &match);
     found.match = match;
     if (!status)
         status = compare(ours->own, other.own, name.text, &found);

@@ -3,7 +3,7 @@
  */
 #include <sodium.h>
 
-#include "model/model.h"
+#include "model/match.h"
 #include "wire/wire.h"
 
 _Static_assert(crypto_hash_sha256_BYTES == KVF_WIRE_DIGEST_BYTES, "the digest is a SHA-256");
@@ -26,33 +26,35 @@ static void add_part(kvf_text *text, const kvf_part_desc *part) {
                  kvf_dtype_name(part->dtype), part->units, part->cell_elements, part->rows_per_step);
 }
 
-static void add_group(kvf_text *text, const kvf_group_desc *group) {
-    kvf_text_add(text, "group: %s\nkind: %s\nwindow_tokens: %u\nchunk_tokens: %u\nlayers: ", group->name,
-                 kvf_group_kind_name(group->kind), group->window_tokens, group->chunk_tokens);
-    add_layers(text, group);
-    for (uint32_t p = 0; p < group->part_count; p++)
-        add_part(text, &group->parts[p]);
-}
-
-static void add_converted(kvf_text *text) {
+/* Nothing, where none is. */
+static void add_converted(kvf_text *text, uint32_t convert) {
     const char *before = "convert: ";
     for (uint32_t dtype = 0; dtype < 32; dtype++) {
-        if (!(KVF_CONVERTED_DTYPES >> dtype & 1))
+        if (!(convert & KVF_CONVERTED_DTYPES & KVF_DTYPE_BIT(dtype)))
             continue;
         kvf_text_add(text, "%s%s", before, kvf_dtype_name((kvf_dtype)dtype));
         before = ", ";
     }
-    kvf_text_add(text, "\n");
+    if (convert & KVF_CONVERTED_DTYPES)
+        kvf_text_add(text, "\n");
 }
 
-kvf_status kvf_wire_facts(const kvf_model *model, const char *own, char **out) {
+static void add_group(kvf_text *text, const kvf_group_desc *group, uint32_t convert) {
+    kvf_text_add(text, "group: %s\nkind: %s\nwindow_tokens: %u\nchunk_tokens: %u\nlayers: ", group->name,
+                 kvf_group_kind_name(group->kind), group->window_tokens, group->chunk_tokens);
+    add_layers(text, group);
+    add_converted(text, convert);
+    for (uint32_t p = 0; p < group->part_count; p++)
+        add_part(text, &group->parts[p]);
+}
+
+kvf_status kvf_wire_facts(const kvf_model *model, const uint32_t *convert, const char *own, char **out) {
     if (!model || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : "out");
     kvf_text text = {0};
     kvf_text_add(&text, "layer_count: %u\n", kvf_model_layer_count(model));
-    add_converted(&text);
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
-        add_group(&text, kvf_model_group(model, g));
+        add_group(&text, kvf_model_group(model, g), convert ? convert[g] : 0);
     size_t own_bytes = own ? strlen(own) : 0;
     if (own_bytes)
         kvf_text_add(&text, "own:\n%s%s", own, own[own_bytes - 1] == '\n' ? "" : "\n");

@@ -14,8 +14,9 @@ typedef struct reader {
     kvf_group_desc *groups;
     kvf_part_desc *parts; /* of all groups */
     uint32_t *layers;     /* of all groups */
+    uint32_t *convert;    /* by group */
     uint32_t group_count, part_count, layer_count;
-    uint32_t group_room, part_room, layer_room;
+    uint32_t group_room, part_room, layer_room, convert_room;
 } reader;
 
 static kvf_status wrong(const reader *r, const char *what) {
@@ -145,10 +146,30 @@ static kvf_status take_part(reader *r) {
     return status;
 }
 
+/* Types that are not known here are converted by nobody here. */
+static kvf_status take_converted(reader *r, uint32_t *out) {
+    char *at;
+    kvf_status status = take(r, "convert", &at);
+    while (!status && *at) {
+        size_t bytes = strcspn(at, ",");
+        char *rest = at[bytes] ? at + bytes + 1 + (at[bytes + 1] == ' ') : at + bytes;
+        at[bytes] = '\0';
+        kvf_dtype dtype;
+        if (kvf_dtype_by_name(at, &dtype) == KVF_OK)
+            *out |= 1u << dtype;
+        at = rest;
+    }
+    return status;
+}
+
 static kvf_status take_group(reader *r) {
     kvf_status status = grow(&r->groups, r->group_count, &r->group_room, sizeof *r->groups);
+    if (!status)
+        status = grow(&r->convert, r->group_count, &r->convert_room, sizeof *r->convert);
     if (status)
         return status;
+    uint32_t *convert = &r->convert[r->group_count];
+    *convert = 0;
     kvf_group_desc *group = &r->groups[r->group_count++];
     *group = (kvf_group_desc){0};
     char *name = NULL, *kind = NULL;
@@ -166,26 +187,12 @@ static kvf_status take_group(reader *r) {
         status = take_number(r, "chunk_tokens", &group->chunk_tokens);
     if (!status)
         status = take_layers(r, group);
+    if (!status && is_next(r, "convert"))
+        status = take_converted(r, convert);
     uint32_t before = r->part_count;
     while (!status && is_next(r, "part"))
         status = take_part(r);
     group->part_count = r->part_count - before;
-    return status;
-}
-
-/* Types that are not known here are converted by nobody here. */
-static kvf_status take_converted(reader *r, uint32_t *out) {
-    char *at;
-    kvf_status status = take(r, "convert", &at);
-    while (!status && *at) {
-        size_t bytes = strcspn(at, ",");
-        char *rest = at[bytes] ? at + bytes + 1 + (at[bytes + 1] == ' ') : at + bytes;
-        at[bytes] = '\0';
-        kvf_dtype dtype;
-        if (kvf_dtype_by_name(at, &dtype) == KVF_OK)
-            *out |= 1u << dtype;
-        at = rest;
-    }
     return status;
 }
 
@@ -210,8 +217,6 @@ static kvf_status make_model(reader *r, uint32_t layer_count, kvf_model **out) {
 static kvf_status read_lines(reader *r, const char *text, kvf_facts *out) {
     uint32_t layer_count;
     kvf_status status = take_number(r, "layer_count", &layer_count);
-    if (!status)
-        status = take_converted(r, &out->convert);
     while (!status && is_next(r, "group"))
         status = take_group(r);
     char *rest = "";
@@ -223,6 +228,8 @@ static kvf_status read_lines(reader *r, const char *text, kvf_facts *out) {
         return status;
     size_t at = (size_t)(r->next - r->text), bytes = strlen(text);
     out->own = text + (at < bytes ? at : bytes);
+    out->convert = r->convert;
+    r->convert = NULL;
     return make_model(r, layer_count, &out->model);
 }
 
@@ -243,11 +250,13 @@ kvf_status kvf_wire_read_facts(const char *text, kvf_facts *out) {
     kvf_free(r.groups);
     kvf_free(r.parts);
     kvf_free(r.layers);
+    kvf_free(r.convert);
     kvf_free(r.text);
     return status;
 }
 
 void kvf_facts_free(kvf_facts *facts) {
     kvf_model_free(facts->model);
+    kvf_free(facts->convert);
     *facts = (kvf_facts){0};
 }

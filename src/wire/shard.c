@@ -8,6 +8,7 @@
  * and equal sizes of neighbouring regions are written once, as [count, bytes].
  */
 #include "shard/shard.h"
+#include "model/model.h"
 #include "wire/check.h"
 #include "wire/forms.h"
 
@@ -116,7 +117,7 @@ static void write_placements(kvf_packing *packing, const sequence *s) {
     }
 }
 
-static void write_group(kvf_packing *packing, const kvf_shard *shard, uint32_t g) {
+static void write_group(kvf_packing *packing, const kvf_shard *shard, const kvf_model *told, uint32_t g) {
     const kvf_group_shard_desc *group = &shard->groups[g];
     uint32_t parts = kvf_model_group(shard->model, g)->part_count;
     uint32_t layers = shard->group_layers[g].end - shard->group_layers[g].begin;
@@ -129,8 +130,14 @@ static void write_group(kvf_packing *packing, const kvf_shard *shard, uint32_t g
     kvf_pack_key(packing, "parts");
     msgpack_pack_array(&packing->packer, parts);
     for (uint32_t p = 0; p < parts; p++) {
-        msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&part_form, 0) + 1);
+        const kvf_dtype dtype = kvf_model_group(shard->model, g)->parts[p].dtype;
+        const bool other = dtype != kvf_model_group(told, g)->parts[p].dtype;
+        msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&part_form, 0) + 1 + other);
         kvf_wire_fields_write(packing, &part_form, 0, &group->parts[p]);
+        if (other) {
+            kvf_pack_key(packing, "dtype");
+            kvf_pack_key(packing, kvf_dtype_name(dtype));
+        }
         kvf_pack_key(packing, "placements");
         sequence s = {layers ? group->placements + p : NULL, layers, parts};
         write_placements(packing, &s);
@@ -157,7 +164,7 @@ static void write_regions(kvf_packing *packing, const kvf_shard_desc *desc) {
     }
 }
 
-kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out) {
+kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, kvf_wire_buffer *out) {
     const kvf_shard_desc *desc = &shard->desc;
     if (desc->region_count > MAX_REGIONS)
         return kvf_fail(KVF_E_RANGE, "shard: it has %u regions; allowed is up to %u", desc->region_count,
@@ -172,7 +179,7 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out) {
     kvf_pack_key(&packing, "groups");
     msgpack_pack_array(&packing.packer, groups);
     for (uint32_t g = 0; g < groups; g++)
-        write_group(&packing, shard, g);
+        write_group(&packing, shard, told ? told : shard->model, g);
     kvf_wire_buffer made = {0};
     kvf_status status = kvf_packing_end(&packing, &made);
     /* A layout with no order in it may have more placements than a reader takes in. */
@@ -317,8 +324,31 @@ static kvf_status read_layers(const msgpack_object *map, const kvf_group_desc *g
     return status;
 }
 
-static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group,
-                             kvf_group_shard_desc *out, kvf_range *held, void **storage) {
+/* The type of a part's elements, where the sender has another one than the model says. */
+static kvf_status read_dtype(const msgpack_object *map, uint32_t convert, kvf_dtype *dtype) {
+    const msgpack_object *object;
+    if (!kvf_wire_field_has(map, "dtype"))
+        return KVF_OK;
+    kvf_status status = kvf_wire_field_find(map, "dtype", &object);
+    if (status)
+        return status;
+    char name[16] = "";
+    if (object->type == MSGPACK_OBJECT_STR && object->via.str.size < sizeof name)
+        memcpy(name, object->via.str.ptr, object->via.str.size);
+    kvf_dtype said;
+    if (kvf_dtype_by_name(name, &said) != KVF_OK)
+        return kvf_fail(KVF_E_PARSE, "dtype is not one that is known here");
+    const uint32_t both = KVF_DTYPE_BIT(said) | KVF_DTYPE_BIT(*dtype);
+    if (said != *dtype && (convert & both) != both)
+        return kvf_fail(KVF_E_UNSUPPORTED, "dtype is %s, and %s here, which is not let be converted",
+                        kvf_dtype_name(said), kvf_dtype_name(*dtype));
+    *dtype = said;
+    return KVF_OK;
+}
+
+/* `types` has those of the group's parts, and is changed where the sender has others. */
+static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group, uint32_t convert,
+                             kvf_dtype *types, kvf_group_shard_desc *out, kvf_range *held, void **storage) {
     kvf_status status = kvf_wire_fields_read(map, &group_form, 0, out, storage);
     if (!status)
         status = read_layers(map, group, held);
@@ -342,14 +372,24 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
         status = kvf_wire_fields_read(&parts[p], &part_form, 0, &shares[p], storage);
         if (!status)
             status = read_placements(&parts[p], held_count, count, placements + p);
+        if (!status)
+            status = read_dtype(&parts[p], convert, &types[p]);
         if (status)
             status = kvf_fail_in(status, "part %s: ", group->parts[p].name);
     }
     return status;
 }
 
-static kvf_status read_groups(const msgpack_object *map, const kvf_model *model, kvf_shard_desc *desc,
-                              kvf_range **layers, void **storage) {
+/* What a shard is read into. */
+typedef struct read_shard {
+    kvf_shard_desc desc;
+    kvf_range *layers; /* by group */
+    kvf_dtype *types;  /* of all parts, group by group */
+    bool retyped;      /* some are not the model's */
+} read_shard;
+
+static kvf_status read_groups(const msgpack_object *map, const kvf_model *model, const uint32_t *convert,
+                              read_shard *out, void **storage) {
     const msgpack_object *object, *elements;
     uint32_t groups = kvf_model_group_count(model), count;
     kvf_status status = kvf_wire_field_find(map, "groups", &object);
@@ -358,36 +398,54 @@ static kvf_status read_groups(const msgpack_object *map, const kvf_model *model,
     if (status)
         return status;
     kvf_group_shard_desc *made = kvf_wire_keep(storage, groups, sizeof *made);
-    *layers = kvf_wire_keep(storage, groups, sizeof **layers);
-    if (!made || !*layers)
+    out->layers = kvf_wire_keep(storage, groups, sizeof *out->layers);
+    out->types = kvf_wire_keep(storage, kvf_model_part_count(model), sizeof *out->types);
+    if (!made || !out->layers || !out->types)
         return kvf_nomem("a shard");
     memset(made, 0, groups * sizeof *made);
-    desc->groups = made;
+    out->desc.groups = made;
+    kvf_dtype *types = out->types;
     for (uint32_t g = 0; g < groups && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
-        status = read_group(&elements[g], group, &made[g], &(*layers)[g], storage);
+        for (uint32_t p = 0; p < group->part_count; p++)
+            types[p] = group->parts[p].dtype;
+        status = read_group(&elements[g], group, convert ? convert[g] : 0, types, &made[g], &out->layers[g],
+                            storage);
+        for (uint32_t p = 0; p < group->part_count; p++)
+            out->retyped = out->retyped || types[p] != group->parts[p].dtype;
+        types += group->part_count;
         if (status)
             status = kvf_fail_in(status, "group %s: ", group->name);
     }
     return status;
 }
 
-kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_shard **out) {
+static kvf_status make_shard(const kvf_model *model, const read_shard *read, kvf_shard **out) {
+    kvf_model *retyped = NULL;
+    kvf_status status = read->retyped ? kvf_model_retype(model, read->types, &retyped) : KVF_OK;
+    if (!status)
+        status =
+            kvf_shard_make(retyped ? retyped : model, &read->desc, read->layers, KVF_OVERLAP_FOREIGN, out);
+    kvf_model_free(retyped);
+    return status;
+}
+
+kvf_status kvf_wire_decode_shard(const kvf_model *model, const uint32_t *convert, kvf_bytes bytes,
+                                 kvf_shard **out) {
     msgpack_zone zone;
     msgpack_object map;
     kvf_status status = kvf_wire_unpack(bytes, &zone, &map);
     if (status)
         return kvf_fail_in(status, "shard: ");
     void *storage = NULL;
-    kvf_shard_desc desc = {.struct_size = sizeof desc};
-    kvf_range *layers = NULL;
-    status = kvf_wire_fields_read(&map, &shard_form, 0, &desc, &storage);
+    read_shard read = {.desc = {.struct_size = sizeof read.desc}};
+    status = kvf_wire_fields_read(&map, &shard_form, 0, &read.desc, &storage);
     if (!status)
-        status = read_regions(&map, &desc, &storage);
+        status = read_regions(&map, &read.desc, &storage);
     if (!status)
-        status = read_groups(&map, model, &desc, &layers, &storage);
+        status = read_groups(&map, model, convert, &read, &storage);
     if (!status)
-        status = kvf_shard_make(model, &desc, layers, KVF_OVERLAP_FOREIGN, out);
+        status = make_shard(model, &read, out);
     kvf_wire_discard(&storage);
     msgpack_zone_destroy(&zone);
     return status ? kvf_fail_in(status, "shard: ") : KVF_OK;

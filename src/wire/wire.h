@@ -59,22 +59,23 @@ void kvf_wire_buffer_free(kvf_wire_buffer *buffer);
 /* ---- what must match ------------------------------------------------------------------------- */
 
 /**
- * The facts of an engine: what its elements are, one `name: value` a line, in a fixed order: the types it converts
- * between, and of each group its kind, window, chunk, layers, and of each part its dtype, units, cell size, rows. Not
+ * The facts of an engine: what its elements are, one `name: value` a line, in a fixed order: of each group its kind,
+ * window, chunk, layers, the types that it lets be converted, and of each part its dtype, units, cell size, rows. Not
  * in it: what kvf_model_compare() does not compare, and everything an engine may choose (parallel sizes, block sizes,
  * order, padding, how it cuts cells).
  *
+ * @param convert  for each group a set, see KVF_DTYPE_BIT(); NULL: none
  * @param own  further facts of the engine's own (weights revision, rotary scaling ...), `name: value` lines, or
  *             NULL. One whose name begins with a group's and a dot is of that group only
  * @param out  receives a text, free with kvf_free()
  */
-kvf_status kvf_wire_facts(const kvf_model *model, const char *own, char **out);
+kvf_status kvf_wire_facts(const kvf_model *model, const uint32_t *convert, const char *own, char **out);
 
 /** Facts that were read. */
 typedef struct kvf_facts {
     kvf_model *model;
-    uint32_t convert; /* a set of bits, 1 << kvf_dtype */
-    const char *own;  /* into the text; "" where there are none */
+    uint32_t *convert; /* for each group the types that may be converted: a set, see KVF_DTYPE_BIT() */
+    const char *own;   /* into the text; "" where there are none */
 } kvf_facts;
 
 /**
@@ -119,15 +120,20 @@ kvf_status kvf_wire_compare_own(const char *ours, const char *theirs, const char
 /**
  * Encodes a shard. Placements that go on evenly from layer to layer are written once, so the size is
  * O(groups x parts + regions), not O(layers), for any regular layout.
+ *
+ * @param told  the model of the facts that the reader knows: types that are others are said. NULL: the shard's
  */
-kvf_status kvf_wire_encode_shard(const kvf_shard *shard, kvf_wire_buffer *out);
+kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, kvf_wire_buffer *out);
 
 /**
  * Makes a shard of `model` from bytes of a peer. Everything kvf_shard_create() checks is checked.
  *
- * @return KVF_OK, KVF_E_PARSE, or what kvf_shard_create() says
+ * @param convert  for each group the types that parts may have instead of the model's, which must be in it too: a set,
+ *                 see KVF_DTYPE_BIT(). The shard is then of the model with these types. NULL: none
+ * @return KVF_OK, KVF_E_PARSE, KVF_E_UNSUPPORTED (a type that is not in `convert`), or what kvf_shard_create() says
  */
-kvf_status kvf_wire_decode_shard(const kvf_model *model, kvf_bytes bytes, kvf_shard **out);
+kvf_status kvf_wire_decode_shard(const kvf_model *model, const uint32_t *convert, kvf_bytes bytes,
+                                 kvf_shard **out);
 
 /* ---- messages -------------------------------------------------------------------------------- */
 

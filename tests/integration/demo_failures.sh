@@ -25,6 +25,13 @@ refuses "a wrong scale is found" 1 'request 1, layer 2, part v_scale, token 3, h
     demo "${small[@]}" --dtype fp8 --scales f32/head --corrupt 1,2,v_scale,3,1,0
 refuses "a wrong channel of a conv state is found" 1 'layer 0, part conv.x, row 1, channel 4095, element 0: ' \
     demo --memory-limit 256m --tokens 20 --requests 2 --model jamba-1.5-mini --corrupt 1,0,conv.x,1,4095,0
+refuses "a wrong element is found after its conversion" 1 \
+    'request 1, layer 5, part v, token 17, head 3, element 40: expected 0x[0-9a-f]{8}, found 0x[0-9a-f]{8}$' \
+    demo "${small[@]}" --decode dtype=f32 --corrupt 1,5,v,17,3,40
+refuses "what is converted does not go directly" 1 'way is direct: what is converted goes packed' \
+    demo "${small[@]}" --decode dtype=f32 --move direct
+refuses "a type that is not converted is refused" 2 'dtype is "i8"; allowed are f32, f16 and bf16' \
+    demo "${small[@]}" --decode dtype=i8
 refuses "a coordinate that is not cached is refused" 2 '--corrupt is "9,5,v,17,3,40"' \
     demo "${small[@]}" --corrupt 9,5,v,17,3,40
 

@@ -26,6 +26,13 @@ moves "K and V packed on one side and in buffers of their own on the other" \
 moves "blocks first on one side and layers first on the other" \
     --tokens 70 --prefill tp=2,order=blocks-first --decode tp=2,block=24,order=layers-first
 moves "padded pages" --tokens 70 --prefill tp=2,page=40000 --decode tp=4,block=24,page-align=4096,order=hnd
+for types in "bf16 f32" "f32 bf16" "f16 bf16" "bf16 f16" "f32 f16" "f16 f32"; do
+    read -r from to <<<"$types"
+    moves "elements of $from become $to" \
+        --tokens 40 --prefill "tp=4,dtype=$from" --decode "tp=2,block=24,order=hnd,dtype=$to"
+done
+moves "keys become f32 and states bf16" --model nemotron-3-nano-30b --tokens 20 --requests 2 --memory-limit 512m \
+    --prefill tp=2 --decode tp=4,dtype=f32,state.dtype=bf16
 moves "equal shapes" --tokens 70 --prefill tp=2,block=16 --decode tp=2,block=16
 moves "ranks that share heads serve fewer ranks" --tokens 20 --prefill tp=16 --decode tp=4
 moves "a stage without a layer that is cached meets and parts like any other" \

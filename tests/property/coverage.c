@@ -68,6 +68,7 @@ static const char *const names[KIND_COUNT] = {
     [KIND_COUNTED] = "counts of runs",
     [KIND_PACKED] = "packed streams",
     [KIND_PACKED_SIZED] = "packed streams of a size that was foretold",
+    [KIND_CONVERTED] = "plans that convert",
     [KIND_PACKED_CONVERTED] = "items in another type on the way",
     [KIND_PACKED_MUTANT] = "readers with another selection",
     [KIND_FLOW_PULL] = "flows that are pulled",

@@ -117,7 +117,7 @@ static void make_unlike(rng *random, const recipe *r, unlike_recipe *out) {
         out->lacks_layers[rng_below(random, r->group_count)] = 1u << rng_below(random, r->layer_count);
     if (rng_chance(random, 30)) {
         out->differs = 1 + rng_below(random, r->group_count);
-        out->field = rng_below(random, UNLIKE_FIELDS);
+        out->field = rng_chance(random, 40) ? UNLIKE_DTYPE : rng_below(random, UNLIKE_FIELDS);
     }
 }
 

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../unit/elements.h"
 #include "coverage.h"
 #include "forms.h"
-#include "kernel/convert.h"
 #include "plan/plan.h"
 #include "random.h"
 #include "stage/stream.h"
@@ -129,6 +129,15 @@ static bool collect(const packed_transfer *t, const kvf_selection *selection, ui
     return out->lost ? wrong("rank %u: a cell that is read from it is in no item", source_rank) : true;
 }
 
+/* By numbers, one element after the other; returns the bytes of them all. */
+static uint32_t convert(kvf_dtype from, const unsigned char *in, kvf_dtype to, unsigned char *out,
+                        uint32_t count) {
+    unsigned char *at = out;
+    for (uint32_t i = 0; i < count; i++, in += kvf_dtype_bits(from) / 8)
+        at += element_move(from, in, to, at);
+    return (uint32_t)(at - out);
+}
+
 /* The bytes that a piece has in the stream. */
 static uint32_t stream_bytes_of(const stream_cells *s, const flowing *cell, unsigned char *out) {
     const kvf_dtype type = s->selection->items[cell->item].dtype;
@@ -141,8 +150,7 @@ static uint32_t stream_bytes_of(const stream_cells *s, const flowing *cell, unsi
         return cell->at.bytes;
     }
     const uint32_t count = cell->at.bytes / (kvf_dtype_bits(own) / 8);
-    kvf_convert_plain.convert(own, type, content, out, count, false);
-    return count * (kvf_dtype_bits(type) / 8);
+    return convert(own, content, type, out, count);
 }
 
 /* ---- one end ---------------------------------------------------------------------------------- */
@@ -383,7 +391,7 @@ static void expect_cells(const stream_end *reader, const unsigned char *stream, 
         if (type == own)
             memcpy(to, stream + at, n);
         else
-            kvf_convert_plain.convert(type, own, stream + at, to, n / (kvf_dtype_bits(type) / 8), false);
+            (void)convert(type, stream + at, own, to, n / (kvf_dtype_bits(type) / 8));
         at += n;
     }
 }

@@ -8,6 +8,7 @@
 #include "coverage.h"
 #include "flows.h"
 #include "forms.h"
+#include "model/match.h"
 #include "packed.h"
 #include "random.h"
 #include "request/request.h"
@@ -395,9 +396,22 @@ static void note_request(const transfer *t) {
     note(KIND_MOVED);
 }
 
+/* What is converted has no runs, and everything that is asked for runs says so. */
+static bool has_no_runs(const transfer *t, kvf_request *request) {
+    kvf_run_cursor cursor;
+    kvf_run run;
+    for (uint32_t s = 0; s < kvf_plan_source_count(t->plan); s++)
+        if (kvf_run_cursor_start(&cursor, request, s) != KVF_E_UNSUPPORTED ||
+            kvf_run_cursor_next(&cursor, &run, 1) || kvf_request_run_count(request, s))
+            return wrong("source %u of a plan that converts has runs", s);
+    note_if(KIND_CONVERTED, kvf_plan_source_count(t->plan) > 0);
+    return kvf_plan_rule_count(t->plan) == 0 || wrong("a plan that converts has rules");
+}
+
 static bool use_plan(transfer *t, choices *out) {
+    const bool converts = kvf_plan_converts(t->plan) && kvf_plan_cut_count(t->plan) > 0;
     kvf_status status = kvf_plan_verify(t->plan);
-    if (status)
+    if (status != (converts ? KVF_E_UNSUPPORTED : KVF_OK))
         return wrong("kvf_plan_verify() gives %s: %s", kvf_status_name(status), kvf_error_detail());
     if (!check_cuts(t->w, &t->ask, t->plan, t->rank, out))
         return false;
@@ -407,7 +421,8 @@ static bool use_plan(transfer *t, choices *out) {
         return wrong("kvf_request_create() gives %s", kvf_status_name(status));
     t->choices = out;
     const packed_transfer packed = {t->w, t->rank, kvf_plan_local(t->plan), t->plan, &t->ask, out, t->remote};
-    bool good = move_request(t, request) && move_packed(&packed);
+    bool good = converts ? set_and_refuse(t, request) && has_no_runs(t, request) : move_request(t, request);
+    good = good && move_packed(&packed);
     if (good && t->in_flows)
         good = move_in_flows(&packed, &t->expected, &t->written);
     kvf_request_free(request);
@@ -438,8 +453,10 @@ static bool build_plan(const recipe *r, const world *w, const built *b, uint32_t
                                     .replicas = r->first_replica ? KVF_REPLICA_FIRST : KVF_REPLICA_SPREAD,
                                     .layers = {ask->layers_begin, ask->layers_end},
                                     .groups = less ? groups : NULL,
-                                    .group_count = less ? count : 0};
-        bool defaults = !r->first_replica && rank % 2 && !less && ask->layers_begin == ask->layers_end;
+                                    .group_count = less ? count : 0,
+                                    .convert = ask->converts ? KVF_CONVERTED_DTYPES : 0};
+        bool defaults =
+            !r->first_replica && rank % 2 && !less && !ask->converts && ask->layers_begin == ask->layers_end;
         *out = NULL;
         kvf_status status = kvf_plan_build(b->local[rank], b->remote, defaults ? NULL : &options, out);
         refusal why;

@@ -15,10 +15,28 @@ static void order_by(uint32_t number, uint32_t *values, uint32_t count) {
     }
 }
 
+static bool is_converted(uint32_t dtype) {
+    return dtype >= 2 && dtype <= 4; /* f32, f16, bf16 */
+}
+
+/* The next of the types of whole bytes; of those that are converted, the next of them. */
+static void next_type(part_recipe *part) {
+    part->dtype = is_converted(part->dtype) ? (part->dtype - 1) % 3 + 2 : part->dtype % 8 + 1;
+}
+
+/* Of all parts, where all can be converted. */
+static void make_types_unlike(group_recipe *group) {
+    bool all = true;
+    for (uint32_t p = 0; p < group->part_count; p++)
+        all = all && is_converted(group->parts[p].dtype);
+    for (uint32_t p = 0; p < (all ? group->part_count : 1); p++)
+        next_type(&group->parts[p]);
+}
+
 static void make_unlike(group_recipe *group, uint32_t field) {
     part_recipe *part = &group->parts[0];
     if (field == UNLIKE_DTYPE)
-        part->dtype = part->dtype % 8 + 1; /* the types of whole bytes */
+        make_types_unlike(group);
     else if (field == UNLIKE_CELL)
         part->cell_elements *= 2;
     else if (field == UNLIKE_ROWS)
@@ -72,7 +90,7 @@ uint32_t remote_layer(const world *w, uint32_t group, uint32_t local_layer) {
 /* ---- asking ---------------------------------------------------------------------------------- */
 
 asked ask_all(const recipe *r, const world *w) {
-    asked ask = {.layers_begin = 0};
+    asked ask = {.converts = r->ids_seed % 2};
     for (uint32_t g = 0; g < r->group_count; g++)
         ask.groups[g] = has_group(w, LOCAL, g);
     if (r->ask_begin < r->ask_end && r->ask_end <= w->models[LOCAL].layer_count) {
@@ -119,32 +137,29 @@ static void refuse(refusal *out, const char *format, ...) {
     out->status = KVF_E_MISMATCH;
 }
 
-static bool is_converted(uint32_t dtype) {
-    return dtype >= 2 && dtype <= 4; /* f32, f16, bf16 */
-}
-
-/* Types come last: where everything else is the same, they may be converted one day. */
-static void compare_part(const world *w, uint32_t g, uint32_t p, refusal *out) {
+/* Types come last: where everything else is the same, they may be converted. */
+static void compare_part(const world *w, const asked *ask, uint32_t g, uint32_t p, refusal *out) {
     const part_recipe *a = &w->models[LOCAL].groups[g].parts[p], *b = &w->models[REMOTE].groups[g].parts[p];
     const char *field = a->units != b->units                   ? "units"
                         : a->cell_elements != b->cell_elements ? "cell_elements"
                         : a->rows != b->rows                   ? "rows_per_step"
                         : a->dtype != b->dtype                 ? "dtype"
                                                                : NULL;
-    if (!field || out->status)
+    const bool converted = is_converted(a->dtype) && is_converted(b->dtype);
+    if (!field || out->status || (strcmp(field, "dtype") == 0 && converted && ask->converts))
         return;
     refuse(out, "g%u.p%u.%s is ", g, p, field);
-    if (strcmp(field, "dtype") == 0 && is_converted(a->dtype) && is_converted(b->dtype))
+    if (strcmp(field, "dtype") == 0 && converted)
         out->status = KVF_E_UNSUPPORTED;
 }
 
-static void compare_cells(const world *w, uint32_t g, refusal *out) {
+static void compare_cells(const world *w, const asked *ask, uint32_t g, refusal *out) {
     const group_recipe *a = &w->models[LOCAL].groups[g], *b = &w->models[REMOTE].groups[g];
     if (a->window != b->window)
         refuse(out, "g%u.window_tokens is ", g);
     for (uint32_t p = 0; p < a->part_count || p < b->part_count; p++) {
         if (p < a->part_count && p < b->part_count)
-            compare_part(w, g, p, out);
+            compare_part(w, ask, g, p, out);
         else
             refuse(out, "g%u.p%u is missing %s", g, p, p < a->part_count ? "there" : "here");
     }
@@ -182,7 +197,7 @@ bool must_refuse(const world *w, const asked *ask, uint32_t local_rank, refusal 
         if (wanted.begin == wanted.end)
             continue;
         if (has_group(w, REMOTE, g)) {
-            compare_cells(w, g, out);
+            compare_cells(w, ask, g, out);
             compare_layers(w, g, wanted, out);
         } else {
             refuse(out, "group g%u is missing there", g);

@@ -12,6 +12,7 @@
 typedef struct asked {
     bool groups[MAX_GROUPS];
     uint32_t layers_begin, layers_end; /* of the model; empty: all */
+    bool converts;                     /* f32, f16 and bf16 into each other */
 } asked;
 
 typedef struct layer_span {

@@ -19,7 +19,7 @@ typedef struct scene {
 static void introduce_all(const scene *s) {
     for (uint32_t rank = 0; rank < kvf_engine_rank_count(s->theirs); rank++) {
         kvf_wire_buffer shard, bytes;
-        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(s->theirs, rank), &shard));
+        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(s->theirs, rank), NULL, &shard));
         kvf_introduction intro = {.engine = "P",
                                   .incarnation = rank + 1,
                                   .rank = rank,

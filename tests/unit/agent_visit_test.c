@@ -141,10 +141,10 @@ static void an_engine_of_4096_ranks_is_met_in_parts(void **state) {
     kvf_agent *directory = NULL;
     assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &directory));
     char *facts = NULL, endpoint[64];
-    assert_ok(kvf_wire_facts(model, NULL, &facts));
+    assert_ok(kvf_wire_facts(model, NULL, NULL, &facts));
     for (uint32_t r = 0; r < RANKS; r++) {
         kvf_wire_buffer shard = {0}, bytes = {0};
-        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(engine, r), &shard));
+        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(engine, r), NULL, &shard));
         (void)snprintf(endpoint, sizeof endpoint, "tcp://10.0.%u.%u:5555", r / 256, r % 256);
         kvf_introduction introduction = {.engine = "P",
                                          .incarnation = r,

@@ -1,4 +1,5 @@
 #include "agent_world.h"
+#include "elements.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -231,6 +232,39 @@ static uint64_t of_name(const char *name) {
     return h;
 }
 
+static const kvf_model *filled_as;
+
+void world_filled_as(const kvf_model *model) {
+    filled_as = model;
+}
+
+static kvf_dtype filled_type(const kvf_group_desc *group, const kvf_part_desc *part) {
+    for (uint32_t g = 0; filled_as && g < kvf_model_group_count(filled_as); g++) {
+        const kvf_group_desc *other = kvf_model_group(filled_as, g);
+        for (uint32_t p = 0; strcmp(other->name, group->name) == 0 && p < other->part_count; p++)
+            if (strcmp(other->parts[p].name, part->name) == 0)
+                return other->parts[p].dtype;
+    }
+    return part->dtype;
+}
+
+/* The bytes of a cell as its elements became. */
+static void expected_cell(uint32_t seed, const uint64_t at[6], kvf_dtype from, const kvf_part_desc *part,
+                          uint8_t *out) {
+    const uint64_t bytes = kvf_part_cell_bytes(part);
+    if (from == part->dtype) {
+        for (uint64_t i = 0; i < bytes; i++)
+            out[i] = expected_byte(seed, at, i);
+        return;
+    }
+    for (uint32_t e = 0, item = kvf_dtype_bits(from) / 8; e < part->cell_elements; e++) {
+        uint8_t in[4];
+        for (uint32_t i = 0; i < item; i++)
+            in[i] = expected_byte(seed, at, (uint64_t)e * item + i);
+        out += element_move(from, in, part->dtype, out);
+    }
+}
+
 /* Visits every cell of a request on one rank: fills it, or counts it when it is not as expected. */
 static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *request, uint32_t seed,
                            bool fill) {
@@ -271,8 +305,13 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
                             uint8_t *bytes = (uint8_t *)e->memory[rank][cell.region] + cell.offset;
                             uint64_t bad = 0;
                             const uint64_t piece = cell.bytes / cell.pieces;
+                            uint8_t content[WORLD_MAX_CELL_BYTES];
+                            const kvf_part_desc *part = &group->parts[p];
+                            assert_true(cell.bytes <= sizeof content);
+                            expected_cell(seed, at, fill ? part->dtype : filled_type(group, part), part,
+                                          content);
                             for (uint64_t i = 0; i < cell.bytes; i++) {
-                                uint8_t want = expected_byte(seed, at, i);
+                                uint8_t want = content[i];
                                 uint8_t *byte = &bytes[i / piece * cell.piece_stride + i % piece];
                                 if (fill)
                                     *byte = want;

@@ -19,6 +19,7 @@ struct kvf_fabric;
 #define WORLD_MAX_GROUPS 8u
 #define WORLD_MAX_REGIONS 64u
 #define WORLD_MAX_OUTCOMES 512u
+#define WORLD_MAX_CELL_BYTES 65536u
 #define WORLD_PATIENCE_S 30
 #define MS 1000000ull
 #define SECOND 1000000000ull
@@ -112,6 +113,10 @@ void world_ready(world_engine *engine, const uint64_t *tickets); /**< everything
 
 /** Fills what a request names on every rank with bytes that follow from the coordinates and `seed`. */
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
+
+/** Elements have been filled in the types that this model says, of the same groups and parts, and are looked for as what
+ * they become in others; NULL: in the engine's own. */
+void world_filled_as(const kvf_model *model);
 
 /** How many cells of a request do not have the bytes of world_fill(); the first is printed. */
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request, uint32_t seed);

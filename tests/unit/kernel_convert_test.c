@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "elements.h"
 #include "kernel/convert.h"
 
 #define ALL 65536u
@@ -28,76 +29,10 @@ static void for_each_loop(void (*test)(convert)) {
 
 static const kvf_dtype halves[] = {KVF_DTYPE_F16, KVF_DTYPE_BF16};
 
-static unsigned fraction_bits(kvf_dtype type) {
-    return type == KVF_DTYPE_F16 ? 10 : type == KVF_DTYPE_BF16 ? 7 : 23;
-}
-static unsigned exponent_bits(kvf_dtype type) {
-    return type == KVF_DTYPE_F16 ? 5 : 8;
-}
-static unsigned width(kvf_dtype type) {
-    return 1 + exponent_bits(type) + fraction_bits(type);
-}
-
-/* NAN for a NaN. */
-static double value_of(kvf_dtype type, uint32_t bits) {
-    const unsigned f = fraction_bits(type), e = exponent_bits(type);
-    const int bias = (1 << (e - 1)) - 1, top = (1 << e) - 1;
-    const int exponent = (int)(bits >> f) & top;
-    const double fraction = ldexp((double)(bits & ((1u << f) - 1)), -(int)f);
-    const double sign = bits >> (e + f) & 1 ? -1 : 1;
-    if (exponent == top)
-        return fraction != 0 ? (double)NAN : sign * (double)INFINITY;
-    return sign * (exponent ? ldexp(1 + fraction, exponent - bias) : ldexp(fraction, 1 - bias));
-}
-
-/* What a NaN becomes: sign and first bits of the payload, quiet. */
-static uint32_t nan_of(kvf_dtype from, uint32_t bits, kvf_dtype to) {
-    const unsigned f = fraction_bits(from), g = fraction_bits(to);
-    const uint32_t sign = bits >> (width(from) - 1), payload = bits & ((1u << f) - 1);
-    const uint32_t kept = g >= f ? payload << (g - f) : payload >> (f - g);
-    const uint32_t top = ((1u << exponent_bits(to)) - 1) << g;
-    return sign << (width(to) - 1) | top | 1u << (g - 1) | kept;
-}
-
-/* The nearest element of a 16-bit type, by bisection among the magnitudes, which ascend with their bits. */
-static uint32_t nearest(kvf_dtype type, double value) {
-    const double magnitude = fabs(value);
-    const uint32_t infinite = ((1u << exponent_bits(type)) - 1) << fraction_bits(type);
-    const uint32_t sign = signbit(value) ? 1u << (width(type) - 1) : 0;
-    uint32_t low = 0, high = infinite; /* value_of(low) <= magnitude */
-    if (isinf(value))
-        return sign | infinite;
-    while (high - low > 1) {
-        const uint32_t middle = (low + high) / 2;
-        if (value_of(type, middle) <= magnitude)
-            low = middle;
-        else
-            high = middle;
-    }
-    /* Beyond the greatest the next would be as far again as the one before it. */
-    const double below = value_of(type, low);
-    const double above = high == infinite ? 2 * below - value_of(type, low - 1) : value_of(type, high);
-    const double to_below = magnitude - below, to_above = above - magnitude;
-    if (to_below != to_above)
-        return sign | (to_below < to_above ? low : high);
-    return sign | (low % 2 == 0 ? low : high);
-}
-
 /* ---- from 16 bits: all of them ---------------------------------------------------------------- */
 
 static void expect(kvf_dtype from, uint32_t bits, kvf_dtype to, uint32_t got) {
-    const double value = value_of(from, bits);
-    uint32_t wanted;
-    if (from == to)
-        wanted = bits;
-    else if (isnan(value))
-        wanted = nan_of(from, bits, to);
-    else if (to == KVF_DTYPE_F32) {
-        const float exact = (float)value;
-        assert_true((double)exact == value);
-        memcpy(&wanted, &exact, sizeof wanted);
-    } else
-        wanted = nearest(to, value);
+    const uint32_t wanted = element_as(from, bits, to);
     if (got != wanted) {
         print_error("%s %#x becomes %s %#x; wanted is %#x\n", kvf_dtype_name(from), bits, kvf_dtype_name(to),
                     got, wanted);

@@ -2,6 +2,7 @@
  * The choice between the two ways over a fabric that is like a network: an operation costs microseconds, and it has no
  * lists of runs. The fabric is made up, and so is the time that it takes; what moves, moves, and is compared.
  */
+#include "stage/cost.h"
 #include "stage_world.h"
 
 #include "faulty_fabric.h"
@@ -59,13 +60,12 @@ static void scene_close(scene *s) {
 static void assume(const scene *s, const network *n) {
     kvf_stage_peer *peer = kvf_stage_find_peer(s->w->d[0].stage, s->w->d[0].peers[0]);
     assert_false(peer->has_lists);
-    kvf_stage_cost *cost = &peer->costs[KVF_READ];
-    cost->direct.ns_per_run = n->ns_per_run;
-    cost->direct.ns_per_byte = n->ns_per_byte;
-    cost->direct.ns_per_source = n->ns_per_source;
-    cost->packed.ns_per_run = 0;
-    cost->packed.ns_per_byte = n->packed_ns_per_byte;
-    cost->packed.ns_per_source = n->ns_per_source;
+    const kvf_stage_cost assumed = {
+        .direct = {.ns_per_run = n->ns_per_run,
+                   .ns_per_byte = n->ns_per_byte,
+                   .ns_per_source = n->ns_per_source},
+        .packed = {.ns_per_byte = n->packed_ns_per_byte, .ns_per_source = n->ns_per_source}};
+    kvf_peer_cost_begin(&peer->costs[KVF_READ], &assumed);
 }
 
 /* Pulls the request by the way that is chosen, which takes as long as the network says. Whether it went packed. */

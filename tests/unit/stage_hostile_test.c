@@ -442,19 +442,21 @@ static void parts_that_never_come(void **state) {
 
 static void openings_that_are_not_ours(void **state) {
     (void)state;
-    enum { MODEL, BYTES, ITEM, ORDER, TWICE, BLOCK, STEPS, SLOTS, GROUPS, CASES };
+    enum { MODEL, BYTES, ITEM, ORDER, TWICE, TYPE, BLOCK, STEPS, SLOTS, GROUPS, CASES };
     const struct {
         kvf_status status;
         const char *words;
-    } wanted[CASES] = {[MODEL] = {KVF_E_MISMATCH, "its model has other groups"},
-                       [BYTES] = {KVF_E_MISMATCH, "its stream has 1 bytes"},
-                       [ITEM] = {KVF_E_RANGE, "unit"},
-                       [ORDER] = {KVF_E_INVALID, "item"},
-                       [TWICE] = {KVF_E_OVERLAP, "item"},
-                       [BLOCK] = {KVF_E_RANGE, "block"},
-                       [STEPS] = {KVF_E_RANGE, "step"},
-                       [SLOTS] = {KVF_E_RANGE, "less than an element"},
-                       [GROUPS] = {KVF_E_INVALID, "group"}};
+    } wanted[CASES] = {
+        [MODEL] = {KVF_E_MISMATCH, "its model has other groups"},
+        [BYTES] = {KVF_E_MISMATCH, "its stream has 1 bytes"},
+        [ITEM] = {KVF_E_RANGE, "unit"},
+        [ORDER] = {KVF_E_INVALID, "item"},
+        [TWICE] = {KVF_E_OVERLAP, "item"},
+        [TYPE] = {KVF_E_PERMISSION, "full.k is bf16 here, which is not let be converted into f32"},
+        [BLOCK] = {KVF_E_RANGE, "block"},
+        [STEPS] = {KVF_E_RANGE, "step"},
+        [SLOTS] = {KVF_E_RANGE, "less than an element"},
+        [GROUPS] = {KVF_E_INVALID, "group"}};
     for (uint32_t i = 0; i < CASES; i++) {
         scene s = scene_open();
         attacker_join(&s);
@@ -478,6 +480,7 @@ static void openings_that_are_not_ours(void **state) {
         }
         if (i == TWICE)
             items[1] = items[0];
+        items[0].dtype = i == TYPE ? KVF_DTYPE_F32 : items[0].dtype;
         ids[3] = i == BLOCK ? 100 : ids[3];
         steps[0].end += i == STEPS ? 100 : 0;
         opening.slot_bytes = i == SLOTS ? 1 : SLOT;

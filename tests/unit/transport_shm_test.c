@@ -100,8 +100,8 @@ static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     unsigned char *memory = mmap(NULL, 16 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
     memset(memory, 5, 16 * page);
-    kvf_memory remote = {sizeof(kvf_memory), memory, 16 * page, KVF_MEMORY_HOST, 0},
-               ours = {sizeof(kvf_memory), local, sizeof local, KVF_MEMORY_HOST, 0};
+    kvf_memory remote = {.struct_size = sizeof(kvf_memory), .address = memory, .bytes = 16 * page},
+               ours = {.struct_size = sizeof(kvf_memory), .address = local, .bytes = sizeof local};
     const kvf_setting direct = {"shm.direct", "on"};
     const kvf_transport_options options = {
         .struct_size = sizeof options, .settings = &direct, .setting_count = 1};

@@ -8,7 +8,7 @@
 
 static char *facts_of(const kvf_model *model, const char *extra) {
     char *facts = NULL;
-    assert_ok(kvf_wire_facts(model, extra, &facts));
+    assert_ok(kvf_wire_facts(model, NULL, extra, &facts));
     return facts;
 }
 
@@ -19,7 +19,6 @@ static void facts_are_one_line_each_in_a_fixed_order(void **state) {
     kvf_model *model = hybrid(2);
     char *facts = facts_of(model, "weights: r1");
     assert_string_equal(facts, "layer_count: 4\n"
-                               "convert: f32, f16, bf16\n"
                                "group: full\n"
                                "kind: tokens\n"
                                "window_tokens: 0\n"
@@ -221,16 +220,16 @@ static void engines_of_other_shapes_have_the_same_facts(void **state) {
 
 /* ---- group by group -------------------------------------------------------------------------- */
 
-static const char full[] = "group: full\nkind: tokens\nwindow_tokens: 0\nchunk_tokens: 0\nlayers: 0-2\n"
-                           "part: k\ndtype: bf16\nunits: 8\ncell_elements: 128\nrows_per_step: 1\n";
+static const char full[] =
+    "group: full\nkind: tokens\nwindow_tokens: 0\nchunk_tokens: 0\nlayers: 0-2\n"
+    "convert: f32, bf16, f16\npart: k\ndtype: bf16\nunits: 8\ncell_elements: 128\nrows_per_step: 1\n";
 static const char draft[] = "group: draft\nkind: tokens\nwindow_tokens: 0\nchunk_tokens: 0\nlayers: 3\n"
                             "part: k\ndtype: bf16\nunits: 2\ncell_elements: 64\nrows_per_step: 1\n";
 
 /* Facts of some groups, as one text; freed by the caller. */
 static char *text_of(const char *a, const char *b, const char *own) {
     kvf_text text = {0};
-    kvf_text_add(&text, "layer_count: 4\nconvert: f32, bf16, f16\n%s%s%s%s", a, b, own[0] ? "own:\n" : "",
-                 own);
+    kvf_text_add(&text, "layer_count: 4\n%s%s%s%s", a, b, own[0] ? "own:\n" : "", own);
     assert_false(text.failed);
     return text.data;
 }
@@ -292,20 +291,27 @@ static void draft_layers_in_a_group_are_missing_only_where_they_are_wanted(void 
     kvf_free(theirs);
 }
 
-static void types_that_both_convert_are_told_apart_from_those_that_nobody_does(void **state) {
+static void types_are_converted_where_both_let_them(void **state) {
     (void)state;
     char *ours = text_of(full, draft, ""), *half = with(ours, "dtype: bf16", "dtype: f16");
     kvf_match *match = NULL;
     assert_ok(match_texts(ours, half, &match));
     check_group(match, 0, "full", KVF_AGREE_CONVERT, "full.k.dtype is \"bf16\" here and \"f16\" there");
     check_group(match, 1, "draft", KVF_AGREE_SAME, "");
-    assert_fails(kvf_match_check(match, 0, range(0, 3)), KVF_E_UNSUPPORTED, "full.k.dtype", "not moved yet");
+    assert_ok(kvf_match_check(match, 0, range(0, 3)));
+    const kvf_group_desc *ours_in_their_type = kvf_model_group(match->kept, 0);
+    assert_int_equal(ours_in_their_type->parts[0].dtype, KVF_DTYPE_F16);
     kvf_match_free(match);
-    char *unable = with(half, "convert: f32, bf16, f16", "convert: f32, f64");
-    assert_ok(match_texts(ours, unable, &match));
-    check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.k.dtype");
-    kvf_match_free(match);
-    kvf_free(unable);
+    static const char *const unable[] = {"convert: f32, f64\n", "convert: f32, f16\n", "convert: f6\n", ""};
+    for (size_t i = 0; i < COUNT_OF(unable); i++) {
+        char *theirs = with(half, "convert: f32, bf16, f16\n", unable[i]);
+        assert_ok(match_texts(ours, theirs, &match));
+        check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.k.dtype");
+        assert_fails(kvf_match_check(match, 0, range(0, 3)), KVF_E_UNSUPPORTED, "full.k.dtype",
+                     "only where both sides allow it");
+        kvf_match_free(match);
+        kvf_free(theirs);
+    }
     kvf_free(half);
     kvf_free(ours);
 }
@@ -377,10 +383,16 @@ static void what_was_written_is_read(void **state) {
         kvf_model *model = NULL;
         kvf_facts facts;
         assert_ok(kvf_model_load(name, NULL, &model));
-        char *text = facts_of(model, "weights: r1");
+        uint32_t *convert = kvf_convert_sets(model, 0);
+        for (uint32_t g = 1; g < kvf_model_group_count(model); g += 2)
+            convert[g] = KVF_CONVERTED_DTYPES;
+        char *text = NULL;
+        assert_ok(kvf_wire_facts(model, convert, "weights: r1", &text));
+        kvf_free(convert);
         assert_ok(kvf_wire_read_facts(text, &facts));
         assert_ok(kvf_model_compare(model, facts.model));
-        assert_int_equal(facts.convert, KVF_CONVERTED_DTYPES);
+        for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+            assert_int_equal(facts.convert[g], g % 2 ? KVF_CONVERTED_DTYPES : 0);
         assert_string_equal(facts.own, "weights: r1\n");
         kvf_facts_free(&facts);
         kvf_free(text);
@@ -397,14 +409,14 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"layer_count: 4", "layer_count: -4", "line 1", KVF_E_PARSE},
         {"layer_count: 4", "layer_count: 4294967296", "line 1", KVF_E_PARSE},
         {"layer_count: 4", "layer_count: 0", "layer_count is 0", KVF_E_RANGE},
-        {"convert", "\x1b[31mconverts", "line 2 is \"\\x1b[31mconverts", KVF_E_PARSE},
-        {"convert", "converts", "line 2 is \"converts", KVF_E_PARSE},
-        {"kind: tokens", "kind: other", "line 4: kind", KVF_E_PARSE},
-        {"window_tokens: 0", "window_tokens: 0x", "line 5", KVF_E_PARSE},
-        {"layers: 0-2", "layers: ", "line 7: not layers", KVF_E_PARSE},
-        {"layers: 0-2", "layers: 0-", "line 7", KVF_E_PARSE},
+        {"convert", "\x1b[31mconverts", "line 7 is \"\\x1b[31mconverts", KVF_E_PARSE},
+        {"convert", "converts", "line 7 is \"converts", KVF_E_PARSE},
+        {"kind: tokens", "kind: other", "line 3: kind", KVF_E_PARSE},
+        {"window_tokens: 0", "window_tokens: 0x", "line 4", KVF_E_PARSE},
+        {"layers: 0-2", "layers: ", "line 6: not layers", KVF_E_PARSE},
+        {"layers: 0-2", "layers: 0-", "line 6", KVF_E_PARSE},
         {"layers: 0-2", "layers: 2-0", "ends before", KVF_E_PARSE},
-        {"layers: 0-2", "layers: 0 2", "line 7", KVF_E_PARSE},
+        {"layers: 0-2", "layers: 0 2", "line 6", KVF_E_PARSE},
         {"layers: 0-2", "layers: 0-4294967295", "too many", KVF_E_PARSE},
         {"layers: 0-2", "layers: 1-4", "layers[3] is 4", KVF_E_RANGE},
         {"layers: 0-2", "layers: 0,0", "must ascend", KVF_E_INVALID},
@@ -428,8 +440,8 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         (void)read(good);
     }
     assert_fails(read(""), KVF_E_PARSE, "layer_count is wanted");
-    assert_fails(read("layer_count: 4\nconvert: \nown: x\n"), KVF_E_PARSE, "behind own:");
-    assert_fails(read("layer_count: 4\nconvert: \n"), KVF_E_RANGE, "group_count is 0");
+    assert_fails(read("layer_count: 4\nown: x\n"), KVF_E_PARSE, "behind own:");
+    assert_fails(read("layer_count: 4\n"), KVF_E_RANGE, "group_count is 0");
     kvf_free(good);
 }
 
@@ -567,7 +579,7 @@ static void facts_above_the_size_limit_are_refused(void **state) {
     memset(extra, 'x', KVF_WIRE_MAX_FACTS);
     extra[KVF_WIRE_MAX_FACTS] = '\0';
     char *facts = NULL;
-    assert_fails(kvf_wire_facts(model, extra, &facts), KVF_E_RANGE, "262144");
+    assert_fails(kvf_wire_facts(model, NULL, extra, &facts), KVF_E_RANGE, "262144");
     assert_null(facts);
     free(extra);
     kvf_model_free(model);
@@ -587,7 +599,7 @@ static void facts_may_be_as_long_as_the_limit(void **state) {
     kvf_free(facts);
     facts = NULL;
     own[room] = 'x';
-    assert_fails(kvf_wire_facts(model, own, &facts), KVF_E_RANGE, "262145 bytes", "up to 262144");
+    assert_fails(kvf_wire_facts(model, NULL, own, &facts), KVF_E_RANGE, "262145 bytes", "up to 262144");
     assert_null(facts);
     free(own);
     kvf_model_free(model);
@@ -603,7 +615,7 @@ int main(void) {
         cmocka_unit_test(engines_of_other_shapes_have_the_same_facts),
         cmocka_unit_test(a_draft_model_on_one_side_is_no_difference_of_the_other_groups),
         cmocka_unit_test(draft_layers_in_a_group_are_missing_only_where_they_are_wanted),
-        cmocka_unit_test(types_that_both_convert_are_told_apart_from_those_that_nobody_does),
+        cmocka_unit_test(types_are_converted_where_both_let_them),
         cmocka_unit_test(as_many_elements_are_not_the_same_elements),
         cmocka_unit_test(groups_and_parts_are_found_by_name_in_any_order),
         cmocka_unit_test(an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all),

@@ -189,7 +189,7 @@ static kvf_model *shard_model;
 
 static kvf_status read_shard(kvf_bytes bytes) {
     kvf_shard *shard = NULL;
-    kvf_status status = kvf_wire_decode_shard(shard_model, bytes, &shard);
+    kvf_status status = kvf_wire_decode_shard(shard_model, NULL, bytes, &shard);
     kvf_shard_free(shard);
     /* What the shard room says counts as refused too. */
     return status == KVF_OK || status == KVF_E_PARSE ? status : KVF_E_UNSUPPORTED;
@@ -200,7 +200,7 @@ static void damaged_shards_are_refused_or_are_other_shards(void **state) {
     shard_model = hybrid(2);
     kvf_engine *engine = engine_of(shard_model, ENGINE(.tp_size = 2, .all = {.block_count = 3}));
     kvf_wire_buffer encoded = {0};
-    assert_ok(kvf_wire_encode_shard(kvf_engine_shard(engine, 1), &encoded));
+    assert_ok(kvf_wire_encode_shard(kvf_engine_shard(engine, 1), NULL, &encoded));
     damage(&encoded, read_shard);
     kvf_wire_buffer_free(&encoded);
     kvf_engine_free(engine);

@@ -4,6 +4,7 @@
  */
 #include <msgpack.h>
 
+#include "model/match.h"
 #include "wire_samples.h"
 
 /* ---- there and back -------------------------------------------------------------------------- */
@@ -49,7 +50,7 @@ static void assert_same_shard(const kvf_shard *a, const kvf_shard *b) {
 
 static kvf_wire_buffer encoded_shard(const kvf_shard *shard) {
     kvf_wire_buffer out = {0};
-    assert_ok(kvf_wire_encode_shard(shard, &out));
+    assert_ok(kvf_wire_encode_shard(shard, NULL, &out));
     return out;
 }
 
@@ -62,7 +63,7 @@ static void check_engine(const kvf_model *model, const kvf_engine_spec *spec) {
         const kvf_shard *shard = kvf_engine_shard(engine, rank);
         kvf_wire_buffer encoded = encoded_shard(shard);
         kvf_shard *read = NULL;
-        assert_ok(kvf_wire_decode_shard(model, (kvf_bytes){encoded.data, encoded.size}, &read));
+        assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
         assert_same_shard(shard, read);
         kvf_shard_free(read);
         kvf_wire_buffer_free(&encoded);
@@ -124,12 +125,42 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     kvf_shard *shard = NULL, *read = NULL;
     assert_ok(kvf_shard_create(model, &desc, &shard));
     kvf_wire_buffer encoded = encoded_shard(shard);
-    assert_ok(kvf_wire_decode_shard(model, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
     assert_same_shard(shard, read);
     kvf_shard_free(read);
     kvf_shard_free(shard);
     kvf_wire_buffer_free(&encoded);
     kvf_model_free(model);
+}
+
+/* Of a model with other types than the reader knows, as a shard with which somebody joins may be. */
+static void other_types_are_read_where_they_may_be_converted(void **state) {
+    (void)state;
+    const uint32_t all = KVF_CONVERTED_DTYPES, some = KVF_DTYPE_BIT(KVF_DTYPE_F32);
+    const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_BF16};
+    kvf_model *told = attention(2, 2, 4), *other = NULL;
+    assert_ok(kvf_model_retype(told, types, &other));
+    kvf_engine *engine = engine_of(other, ENGINE(.all = {.block_count = 10}));
+    const kvf_shard *shard = kvf_engine_shard(engine, 0);
+    kvf_wire_buffer encoded = {0};
+    assert_ok(kvf_wire_encode_shard(shard, told, &encoded));
+    const kvf_bytes bytes = {encoded.data, encoded.size};
+    kvf_shard *read = NULL;
+    assert_ok(kvf_wire_decode_shard(told, &all, bytes, &read));
+    assert_ok(kvf_model_compare(kvf_shard_model(read), other));
+    assert_same_shard(shard, read);
+    kvf_shard_free(read);
+    assert_fails(kvf_wire_decode_shard(told, NULL, bytes, &read), KVF_E_UNSUPPORTED,
+                 "part k: dtype is f32, and bf16 here");
+    assert_fails(kvf_wire_decode_shard(told, &some, bytes, &read), KVF_E_UNSUPPORTED, "dtype is f32");
+    uint8_t *name = memmem(encoded.data, encoded.size, "f32", 3);
+    assert_non_null(name);
+    name[2] = '9';
+    assert_fails(kvf_wire_decode_shard(told, &all, bytes, &read), KVF_E_PARSE, "dtype is not one");
+    kvf_wire_buffer_free(&encoded);
+    kvf_engine_free(engine);
+    kvf_model_free(other);
+    kvf_model_free(told);
 }
 
 static void a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written(void **state) {
@@ -270,7 +301,7 @@ static kvf_status try_parcel(parcel p) {
     pack_parcel(&packer, &p);
     kvf_bytes exact = sample_exact(buffer.data, buffer.size);
     kvf_shard *shard = NULL;
-    kvf_status status = kvf_wire_decode_shard(model, exact, &shard);
+    kvf_status status = kvf_wire_decode_shard(model, NULL, exact, &shard);
     if (status)
         assert_null(shard);
     kvf_shard_free(shard);
@@ -378,10 +409,10 @@ static kvf_status decode_again(void *subject) {
     const kvf_shard *shard = subject;
     kvf_wire_buffer encoded = {0};
     kvf_shard *read = NULL;
-    kvf_status status = kvf_wire_encode_shard(shard, &encoded);
+    kvf_status status = kvf_wire_encode_shard(shard, NULL, &encoded);
     if (!status)
-        status =
-            kvf_wire_decode_shard(kvf_shard_model(shard), (kvf_bytes){encoded.data, encoded.size}, &read);
+        status = kvf_wire_decode_shard(kvf_shard_model(shard), NULL, (kvf_bytes){encoded.data, encoded.size},
+                                       &read);
     kvf_shard_free(read);
     kvf_wire_buffer_free(&encoded);
     return status;
@@ -402,6 +433,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_of_every_model_and_many_shapes_read_as_they_were_written),
         cmocka_unit_test(a_shard_without_regularity_reads_as_it_was_written),
+        cmocka_unit_test(other_types_are_read_where_they_may_be_converted),
         cmocka_unit_test(a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written),
         cmocka_unit_test(a_regular_shard_is_as_small_with_many_layers_as_with_few),
         cmocka_unit_test(a_rank_of_a_large_model_fits_in_a_kilobyte),

@@ -193,6 +193,16 @@ def state_cells(
         yield "recurrent", rank["rank"] * heads_shape[0] + head, bytes_of(page[begin : begin + head_bytes])
 
 
+def converted_cells(cells: Cells, dtype: str, to: str) -> Cells:
+    """The same elements in another type, as torch rounds them: to the nearest, of two as near the even one."""
+
+    def converted(content: bytes) -> bytes:
+        elements = torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype))
+        return bytes_of(elements.to(getattr(torch, to)).view(torch.uint8))
+
+    return {cell: converted(content) for cell, content in cells.items()}
+
+
 def bytes_of(cells: torch.Tensor) -> bytes:
     """The bytes of cells, in their order."""
     return bytes(cells.contiguous().flatten().numpy())

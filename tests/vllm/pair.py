@@ -59,7 +59,11 @@ class Pair:
         if self.case.what is What.ROLES:
             roles = ("kv_both", "kv_both")
             self._settings = self._keys()
-        self.prefill = self.server(roles[0], self.case.prefill, self.port)
+        if self.case.prefill_dtype:
+            self._settings = {"convert": True}
+        self.prefill = self.server(
+            roles[0], self.case.prefill, self.port, dtype=self.case.prefill_dtype or self.case.dtype
+        )
         self.decode = self.server(roles[1], self.case.decode, self.port + 1)
 
     def _keys(self) -> dict[str, Any]:

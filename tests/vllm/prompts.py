@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from cases import CHANNELS_FIRST, Case, Tokens
-from cells import Cells, ReplicasDiffer, channels_first, expected_cells, read_cells
+from cells import Cells, ReplicasDiffer, channels_first, converted_cells, expected_cells, read_cells
 from pair import Answer, Pair, answer
 
 NEW_TOKENS = 12
@@ -143,6 +143,8 @@ class HandOver:
         """Compares both sides; what the decode server has."""
         try:
             there, here = self._cells("kv_producer", tokens), self._cells("kv_consumer", tokens)
+            if self._case.prefill_dtype:
+                there = converted_cells(there, self._case.prefill_dtype, self._case.dtype)
         except (ReplicasDiffer, KeyError, AssertionError) as error:
             self._judge(
                 self._name, f"{what}: the cells of both sides", False, f"{type(error).__name__}: {error}"

@@ -80,6 +80,9 @@ bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, co
             for (at.part = 0; at.part < group->part_count; at.part++) {
                 const kvf_part_desc *part = &group->parts[at.part];
                 at.bytes = kvf_part_cell_bytes(part);
+                at.dtype = at.sent = part->dtype;
+                if (memory->sent)
+                    at.sent = kvf_model_group(memory->sent, at.group)->parts[at.part].dtype;
                 part_walk walk = {
                     .memory = memory,
                     .held = held,

@@ -10,6 +10,8 @@
 typedef struct logical_cell {
     uint8_t *address;
     uint64_t bytes;
+    kvf_dtype dtype; /* of its elements, */
+    kvf_dtype sent;  /* and of those that were sent: the same where they are not converted */
     uint32_t request;
     uint32_t group;
     uint32_t layer; /* of the model */
@@ -27,6 +29,7 @@ typedef struct cell_memory {
     const kvf_shard *shard;
     uint8_t *const *regions; /* where each region begins */
     uint64_t seed;
+    const kvf_model *sent; /* as whose elements its cells were sent; NULL: as its own */
 } cell_memory;
 
 /** Which cells of a request: those that a prefill rank has, or those that a decode rank wants. */

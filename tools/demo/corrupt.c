@@ -34,7 +34,7 @@ static bool find_holder(const engines *all, const workload *work, corruption *ou
             return false;
         for (uint32_t i = 0; i < regions; i++)
             bases[i] = nothing; /* only whether there is an address matters here */
-        cell_memory memory = {shard, bases, 0};
+        cell_memory memory = {shard, bases, 0, NULL};
         bool holds = cell_address(&memory, &wanted->remote, out->group, out->layer, out->part, out->row,
                                   out->unit) != NULL;
         free(bases);
@@ -84,7 +84,8 @@ void corruption_apply(const corruption *what, const cell_memory *memory, const w
     const kvf_block_table *table = &workload_request(work, what->request)[what->group].remote;
     uint8_t *address =
         cell_address(memory, table, what->group, what->layer, what->part, what->row, what->unit);
-    uint64_t bit = (uint64_t)what->element * kvf_dtype_bits(group->parts[what->part].dtype);
+    /* The first bit, of numbers the sign: rounding does not hide it. */
+    uint64_t bit = (uint64_t)(what->element + 1) * kvf_dtype_bits(group->parts[what->part].dtype) - 1;
     if (address)
         address[bit / 8] ^= (uint8_t)(1u << bit % 8);
 }

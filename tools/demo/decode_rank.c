@@ -22,10 +22,11 @@ typedef struct decode_rank {
 /* Where the prefill engine is laid out elsewhere, the agent alone plans. */
 static bool make_plan(decode_rank *self) {
     const demo_job *job = self->base.job;
+    const kvf_plan_options how = {.struct_size = sizeof how, .convert = job->all.convert};
     kvf_status status = KVF_OK;
     if (job->all.prefill)
-        status = kvf_plan_build(self->base.shard, job->all.prefill, NULL, &self->plan);
-    if (!status && self->plan)
+        status = kvf_plan_build(self->base.shard, job->all.prefill, &how, &self->plan);
+    if (!status && self->plan && !kvf_plan_converts(self->plan))
         status = kvf_plan_verify(self->plan);
     if (!status && self->plan)
         status = kvf_request_create(self->plan, &self->request);

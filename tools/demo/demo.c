@@ -67,6 +67,7 @@ int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
                                       .lease_ns = out->patience_ns,
                                       .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
     int result = engines_read(asked, &out->all);
+    out->agents.convert = out->all.convert;
     if (!result)
         result = workload_make(asked, &out->all, &out->work);
     if (result)

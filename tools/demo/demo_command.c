@@ -53,8 +53,9 @@ static int print_rounds(const demo_job *job, const demo_result *result) {
         table_cell(&list, text_bytes(result->runs ? result->bytes / result->runs : 0).text);
         table_cell(&list, text_time(result->seconds[round] * 1e9).text);
         table_cell(&list, text_format("%.2f", rate).text);
-        table_cell(&list, text_format("%.2f", limit).text);
-        table_cell(&list, text_format("%.0f%%", 100 * rate / limit).text);
+        const bool has_runs = !job->all.convert; /* what is converted has none that could be copied */
+        table_cell(&list, has_runs ? text_format("%.2f", limit).text : "");
+        table_cell(&list, has_runs ? text_format("%.0f%%", 100 * rate / limit).text : "");
     }
     return table_print(&list, 0) ? EXIT_DONE : failure("not enough memory");
 }
@@ -94,8 +95,10 @@ static int print_json(const demo_job *job, const demo_result *result) {
         struct json_object *one = json_object_new_object();
         json_real(one, "seconds", result->seconds[round]);
         json_real(one, "gb_per_s", demo_rate(result, round));
-        json_real(one, "copy_gb_per_s", demo_copy_rate(result, round));
-        json_real(one, "of_copy", demo_rate(result, round) / demo_copy_rate(result, round));
+        if (!job->all.convert)
+            json_real(one, "copy_gb_per_s", demo_copy_rate(result, round));
+        if (!job->all.convert)
+            json_real(one, "of_copy", demo_rate(result, round) / demo_copy_rate(result, round));
         json_object_array_add(rounds, one);
     }
     json_object_object_add(out, "rounds", rounds);

@@ -227,7 +227,9 @@ bool rank_read_request_id(const kvf_request_id *id, uint32_t *round, uint32_t *r
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 cell_memory rank_memory(const live_rank *of) {
-    return (cell_memory){of->shard, of->regions, of->job->asked->seed};
+    const kvf_engine *prefill = of->job->all.prefill;
+    return (cell_memory){of->shard, of->regions, of->job->asked->seed,
+                         prefill ? kvf_engine_model(prefill) : NULL};
 }
 
 void rank_suffer_fault(const live_rank *of) {

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "element.h"
 #include "pattern.h"
 #include "text.h"
 
@@ -27,20 +28,50 @@ static text element_text(const uint8_t *cell, uint32_t element, uint32_t bits) {
     return text_format("0x%0*llx", (int)bits / 4, (unsigned long long)value);
 }
 
+/* The bits of an element that was sent, of whole bytes. */
+static uint32_t sent_element(const logical_cell *at, uint32_t element) {
+    const uint32_t bytes = kvf_dtype_bits(at->sent) / 8;
+    uint32_t bits = 0;
+    for (uint32_t i = bytes; i-- > 0;)
+        bits = bits << 8 | pattern_byte(at->key, (size_t)element * bytes + i);
+    return bits;
+}
+
+/* Byte `offset` of a cell, as it should be. */
+static uint8_t expected_byte(const logical_cell *at, size_t offset) {
+    if (at->dtype == at->sent)
+        return pattern_byte(at->key, offset);
+    const uint32_t bytes = kvf_dtype_bits(at->dtype) / 8;
+    const uint32_t element = (uint32_t)(offset / bytes);
+    return (uint8_t)(element_as(at->sent, sent_element(at, element), at->dtype) >> offset % bytes * 8);
+}
+
+static bool is_right(const logical_cell *at) {
+    if (at->dtype == at->sent)
+        return pattern_matches(at->address, at->bytes, at->key);
+    const uint32_t bytes = kvf_dtype_bits(at->dtype) / 8;
+    for (uint32_t element = 0; element < at->bytes / bytes; element++) {
+        const uint32_t expected = element_as(at->sent, sent_element(at, element), at->dtype);
+        if (memcmp(at->address + (size_t)element * bytes, &expected, bytes) != 0)
+            return false;
+    }
+    return true;
+}
+
 static void describe_wrong_cell(const verification *v, const logical_cell *at) {
     const kvf_group_desc *group = kvf_model_group(kvf_shard_model(v->of->shard), at->group);
     const kvf_part_desc *part = &group->parts[at->part];
     uint32_t bits = kvf_dtype_bits(part->dtype);
     size_t wrong = 0;
-    while (at->address[wrong] == pattern_byte(at->key, wrong))
+    while (at->address[wrong] == expected_byte(at, wrong))
         wrong++;
     uint32_t element = (uint32_t)(wrong * 8 / bits);
-    if (bits < 8 && ((at->address[wrong] ^ pattern_byte(at->key, wrong)) & ((1u << bits) - 1)) == 0)
+    if (bits < 8 && ((at->address[wrong] ^ expected_byte(at, wrong)) & ((1u << bits) - 1)) == 0)
         element++; /* the low half is right */
     uint8_t expected[8] = {0}, found[8] = {0};
     size_t first = (size_t)element * bits / 8;
     for (size_t i = 0; i < (bits + 7) / 8; i++) {
-        expected[i] = pattern_byte(at->key, first + i);
+        expected[i] = expected_byte(at, first + i);
         found[i] = at->address[first + i];
     }
     uint32_t in_byte = bits < 8 ? element % (8 / bits) : 0;
@@ -60,7 +91,7 @@ static void describe_wrong_cell(const verification *v, const logical_cell *at) {
 
 static bool check_cell(void *context, const logical_cell *at) {
     verification *v = context;
-    if (!pattern_matches(at->address, at->bytes, at->key)) {
+    if (!is_right(at)) {
         describe_wrong_cell(v, at);
         return false;
     }

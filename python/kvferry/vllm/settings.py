@@ -31,6 +31,7 @@ class Settings:
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which it fails when nobody is met who has the request
+        convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
         push: as a producer, write to consumers rather than wait until they read
@@ -45,6 +46,7 @@ class Settings:
     lease: float | None
     deadline: float | None
     patience: float
+    convert: bool
     verify: bool
     insecure: bool
     push: bool
@@ -96,6 +98,7 @@ def read_settings(config: VllmConfig) -> Settings:
         lease=_seconds(extra, "kv_lease_duration"),
         deadline=_seconds(extra, "kv_load_deadline"),
         patience=_seconds(extra, "kv_load_patience") or PATIENCE,
+        convert=bool(extra.get("convert", False)),
         verify=bool(extra.get("verify", False)),
         insecure=insecure,
         push=is_push(extra.get("transfer_mode", "pull")),

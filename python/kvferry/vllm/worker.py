@@ -10,7 +10,7 @@ import torch
 from kvferry.agent import Agent, Contact
 from kvferry.errors import KvferryError, NotFoundError
 from kvferry.events import Event, EventKind
-from kvferry.model import GroupKind
+from kvferry.model import Dtype, GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.vllm.compat import (
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger("vllm.kvferry")
+
+# What the library converts between.
+CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16)
 
 # While transfers are all that is going on vLLM steps without a pause. A step that waits a moment for an event
 # hands over as soon, and leaves the cores to those who move the bytes.
@@ -93,6 +96,7 @@ class Worker:
             transport=self._settings.transport,
             way=self._settings.move,
             lease=self._settings.lease,
+            convert=CONVERTED if self._settings.convert else (),
             verify=self._settings.verify,
             insecure=self._settings.insecure,
             **log_options(logger),
