@@ -119,6 +119,15 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
     return KVF_OK;
 }
 
+/* Whether the transport sees nothing of a process that is gone; where it cannot see, its end has to do. */
+static bool is_outside(const kvf_session *session) {
+    kvf_transport *transport = session->agent->transport;
+    if (kvf_transport_fence(transport, session->card, session->card_bytes) == KVF_E_AGAIN)
+        return false;
+    (void)kvf_transport_admit(transport, session->card, session->card_bytes);
+    return true;
+}
+
 void kvf_session_disconnect(kvf_session *session) {
     kvf_agent *agent = session->agent;
     kvf_peer *peer = session->peer;
@@ -132,7 +141,7 @@ void kvf_session_disconnect(kvf_session *session) {
     if (was_mate)
         kvf_stage_leave(agent->stage, peer);
     kvf_peer_close(peer);
-    if (was_mate && session->gone)
+    if (was_mate && session->gone && is_outside(session))
         kvf_stage_quiet(agent->stage, name);
     kvf_session *other;
     DL_FOREACH(agent->all_sessions, other) {

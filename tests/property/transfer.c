@@ -423,7 +423,7 @@ static bool use_plan(transfer *t, choices *out) {
     const packed_transfer packed = {t->w, t->rank, kvf_plan_local(t->plan), t->plan, &t->ask, out, t->remote};
     bool good = converts ? set_and_refuse(t, request) && has_no_runs(t, request) : move_request(t, request);
     good = good && move_packed(&packed);
-    if (good && t->in_flows)
+    if (good && t->in_flows && !converts)
         good = move_in_flows(&packed, &t->expected, &t->written);
     kvf_request_free(request);
     note_request(t);

@@ -218,7 +218,8 @@ static void other_types_are_refused_with_both(void **state) {
     kvf_plan *plan = NULL;
     sides s = open_sides(bf16, f16);
     assert_fails(try_with(&s, (kvf_plan_options){0}, &plan), KVF_E_UNSUPPORTED,
-                 "full.k.dtype is \"bf16\" here and \"f16\" there", "not moved yet");
+                 "full.k.dtype is \"bf16\" here and \"f16\" there",
+                 "types are converted only where both sides allow it");
     (void)kvf_model_retain(bf16);
     close_sides(&s);
     s = open_sides(bf16, f8);

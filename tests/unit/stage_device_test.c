@@ -85,7 +85,7 @@ static void close_world(stage_world *w, size_t before) {
 }
 
 static void assert_all_idle(const stage_world *w) {
-    stage_world_work_idle(w);
+    stage_world_settle(w);
     for (uint32_t i = 0; i < w->d_count; i++)
         assert_stage_idle(w->d[i].stage);
     for (uint32_t i = 0; i < w->p_count; i++)

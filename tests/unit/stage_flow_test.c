@@ -25,7 +25,7 @@ static stage_pair heads(uint64_t tokens) {
 /* ---- whole requests -------------------------------------------------------------------------- */
 
 static void assert_all_idle(const stage_world *w) {
-    stage_world_work_idle(w);
+    stage_world_settle(w);
     for (uint32_t i = 0; i < w->d_count; i++) {
         assert_stage_idle(w->d[i].stage);
         assert_int_equal(w->d[i].events, 0);

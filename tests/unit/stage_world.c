@@ -222,6 +222,28 @@ void stage_world_work_idle(const stage_world *w) {
         idle = stage_world_work(w) || wait_for_work(w, idle == 3 ? 10 : 0) ? 0 : idle + 1;
 }
 
+static bool is_settled(const stage_end *end) {
+    if (!end->stage)
+        return true;
+    const kvf_stage_info info = stage_info_of(end->stage);
+    return info.flows == 0 && info.slots_free == info.slots;
+}
+
+static bool are_settled(void *context) {
+    const stage_world *w = context;
+    bool settled = true;
+    for (uint32_t i = 0; i < w->d_count; i++)
+        settled = settled && is_settled(&w->d[i]);
+    for (uint32_t i = 0; i < w->p_count; i++)
+        settled = settled && is_settled(&w->p[i]);
+    return settled;
+}
+
+void stage_world_settle(const stage_world *w) {
+    stage_world_work_until(w, are_settled, (void *)w);
+    stage_world_work_idle(w);
+}
+
 static bool is_move_over(void *context) {
     return kvf_move_status(context) != KVF_IN_PROGRESS;
 }

@@ -75,6 +75,9 @@ void stage_world_work_until(const stage_world *w, bool (*done)(void *context), v
 /** Until nobody has had anything to do for a while. */
 void stage_world_work_idle(const stage_world *w);
 
+/** Until no stage has a flow or a slot in use: what was said on the way may take long to arrive. */
+void stage_world_settle(const stage_world *w);
+
 /** Until the move is over. */
 kvf_status stage_world_finish(const stage_world *w, kvf_move *move);
 
