@@ -10,7 +10,11 @@
 /* ---- which way ------------------------------------------------------------------------------- */
 
 kvf_way kvf_way_of(const kvf_ticket *ticket) {
-    return ticket->way ? ticket->way : ticket->agent->options.way;
+    const kvf_agent *agent = ticket->agent;
+    const kvf_way wanted = ticket->way ? ticket->way : agent->options.way;
+    return wanted == KVF_WAY_AUTO && agent->transport && kvf_transport_keeps(agent->transport)
+               ? KVF_WAY_PACKED
+               : wanted;
 }
 
 kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan) {
@@ -31,6 +35,8 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
     if (!peer && kvf_session_peer(session, &peer))
         return false;
     kvf_cost_model apart;
+    if (kvf_peer_withholds(peer))
+        return true;
     if (kvf_peer_reach(peer) == KVF_REACH_NETWORK)
         return !kvf_cost_has_lists(kvf_peer_kind(peer));
     /* On one host runs cost nanoseconds, and nothing is gained that would pay for another copy; unless it is memory
@@ -41,8 +47,9 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
 static kvf_status cannot_pack(const kvf_session *session) {
     if (!session->agent->stage)
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage%s",
-                        session->agent->options.way == KVF_WAY_DIRECT ? ": its way is direct"
-                                                                      : ": its memory is not the host's");
+                        session->agent->options.way == KVF_WAY_DIRECT
+                            ? ": its way is direct"
+                            : ": its memory is neither the host's nor kept");
     return kvf_fail(KVF_E_UNSUPPORTED,
                     "packed is wanted, and %s rank %u takes no flows: it has no stage, or does not reach us",
                     session->engine, session->rank);

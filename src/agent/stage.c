@@ -59,17 +59,17 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
-/* The host gathers and scatters: it must reach the memory. */
-static bool is_of_host(const kvf_agent *agent) {
+/* Memory of the host, and what is kept from peers; other memory of devices goes directly, by fabrics that take it. */
+static bool can_pack(const kvf_agent *agent) {
     for (uint32_t i = 0; i < agent->region_count; i++)
-        if (agent->regions[i].kind != KVF_MEMORY_HOST)
+        if (agent->regions[i].kind != KVF_MEMORY_HOST && !agent->regions[i].kept)
             return false;
     return agent->region_count > 0;
 }
 
 kvf_status kvf_agent_open_stage(kvf_agent *agent) {
     const kvf_agent_options *o = &agent->options;
-    if (agent->stage || o->way == KVF_WAY_DIRECT || !is_of_host(agent))
+    if (agent->stage || o->way == KVF_WAY_DIRECT || !can_pack(agent))
         return KVF_OK;
     const kvf_stage_options options = {.struct_size = sizeof options,
                                        .arena_bytes = o->arena_bytes,

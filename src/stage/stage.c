@@ -217,14 +217,6 @@ kvf_stage_peer *kvf_stage_find_peer(const kvf_stage *stage, const kvf_peer *peer
     return found;
 }
 
-/* Whether memory of either side is no peer's to touch. */
-static bool is_kept(const kvf_stage *stage, const kvf_peer *peer) {
-    uint32_t count, there;
-    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
-    const uint64_t *theirs = kvf_peer_region_bytes(peer, &there);
-    return regions[0].kept || there == 0 || theirs[0] == 0;
-}
-
 kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     if (!stage || !peer || kvf_peer_transport(peer) != stage->transport)
         return kvf_fail(KVF_E_INVALID, "join: %s",
@@ -247,7 +239,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
     const bool near = kvf_peer_costs(peer, &apart);
     joined->has_lists = !near && kvf_cost_has_lists(kvf_peer_kind(peer));
-    joined->withholds = kvf_peer_withholds(peer) || is_kept(stage, peer);
+    joined->withholds = kvf_peer_withholds(peer) || kvf_transport_keeps(stage->transport);
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
         kvf_stage_cost assumed;
         if (near)

@@ -23,6 +23,13 @@ const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t 
     return transport->regions;
 }
 
+bool kvf_transport_keeps(const kvf_transport *transport) {
+    for (uint32_t i = 0; i < transport->region_count; i++)
+        if (transport->regions[i].kept)
+            return true;
+    return false;
+}
+
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport) {
     return transport->bases;
 }

@@ -349,6 +349,9 @@ bool kvf_transport_withholds(const kvf_transport *transport) {
 }
 
 bool kvf_peer_withholds(const kvf_peer *peer) {
+    for (uint32_t i = 0; i < peer->region_count; i++)
+        if (peer->region_bytes[i] == 0)
+            return true;
     return peer->fabric->withholds && peer->fabric->withholds(peer->link);
 }
 

@@ -219,6 +219,9 @@ const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t
 /** All regions that are registered, those that are kept too. */
 const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count);
 
+/** Whether memory of ours is kept from all peers: then everything moves packed. */
+bool kvf_transport_keeps(const kvf_transport *transport);
+
 /** Where each registered region begins, by region number. */
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 
@@ -249,7 +252,7 @@ uint64_t kvf_transport_oldest(const kvf_transport *transport);
 void kvf_transport_withhold(kvf_transport *transport, bool withhold);
 bool kvf_transport_withholds(const kvf_transport *transport);
 
-/** Whether a peer keeps memory from us so: only its arena can be read and written. */
+/** Whether a peer keeps memory from us, so or by kvf_memory.kept: only its arena can be read and written. */
 bool kvf_peer_withholds(const kvf_peer *peer);
 
 /** The name that a peer's card gives it, and whose peer it is. */

@@ -67,11 +67,21 @@ static void open_in_world(world_engine *e, uint32_t r, const kvf_agent_options *
     assert_ok(kvf_agent_open_in(&in, e->engine, r, options, &e->agents[r]));
 }
 
+static world_place given_place;
+
+void world_place_memory(world_place place) {
+    given_place = place;
+}
+
 void world_register(world_engine *e, uint32_t r) {
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(e->engine, r));
     kvf_memory regions[WORLD_MAX_REGIONS];
     assert_true(shard->region_count <= WORLD_MAX_REGIONS);
     for (uint32_t i = 0; i < shard->region_count; i++) {
+        if (given_place) {
+            regions[i] = given_place(kvf_engine_name(e->engine), shard->region_bytes[i], &e->memory[r][i]);
+            continue;
+        }
         assert_ok(
             kvf_agent_allocate(e->agents[r], KVF_MEMORY_HOST, 0, shard->region_bytes[i], &e->memory[r][i]));
         regions[i] = (kvf_memory){

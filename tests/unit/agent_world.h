@@ -78,6 +78,10 @@ void world_close(world *w);
 void world_open_agents(world_engine *engine, const kvf_agent_options *options);
 /** Opens one agent and registers its memory; its siblings do not know it yet. */
 void world_open_agent(world_engine *engine, uint32_t rank, const kvf_agent_options *options);
+/** Gives memory that is elsewhere, as it is to be registered; `seen`: where the world reads and writes it. */
+typedef kvf_memory (*world_place)(const char *engine, uint64_t bytes, void **seen);
+/** Where memory that is registered from here on comes from; NULL: from the agents. */
+void world_place_memory(world_place place);
 /** Registers the memory of an agent of the engine that the test has opened itself. */
 void world_register(world_engine *engine, uint32_t rank);
 /** Opens a directory as the engine's only agent. */

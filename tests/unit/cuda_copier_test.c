@@ -2,7 +2,6 @@
  * The driver and the copy engine of devices, over the stand-in of tests/fakes/fake_cuda.c, which the loader finds first.
  * Programs that find another driver, or none, are this one, started again as `cuda_copier_test find`.
  */
-#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,36 +15,10 @@
 
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
-#include "fake_cuda.h"
+#include "devices.h"
 
 #define OUT_OF_MEMORY 2
 #define MS 1000000ull
-
-static struct {
-    void (*refuse)(const char *function, int result, unsigned times);
-    void (*delay)(uint64_t ns);
-    void *(*look)(uint64_t address);
-    size_t (*left)(void);
-    void (*stick)(int result);
-} fake;
-
-static void find(void *library, const char *name, void *out) {
-    void *address = dlsym(library, name);
-    assert_non_null(address);
-    memcpy(out, &address, sizeof address);
-}
-
-static int open_fake(void **unused) {
-    (void)unused;
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    find(library, "fake_cuda_fail", &fake.refuse);
-    find(library, "fake_cuda_delay", &fake.delay);
-    find(library, "fake_cuda_look", &fake.look);
-    find(library, "fake_cuda_left", &fake.left);
-    find(library, "fake_cuda_stick", &fake.stick);
-    return 0;
-}
 
 /* ---- the driver --------------------------------------------------------------------------------- */
 
@@ -144,7 +117,7 @@ static CUdeviceptr room(const test_scene *scene, size_t bytes) {
 }
 
 static test_scene open_scene(const kvf_copier_options *options) {
-    test_scene made = {.left = fake.left()};
+    test_scene made = {.left = devices_left()};
     assert_int_equal(kvf_cuda_enter(1, &made.cuda), KVF_OK);
     assert_int_equal(kvf_copier_open(1, options, &made.copier), KVF_OK);
     made.one = (test_cache){room(&made, BLOCKS * PAGE), true};
@@ -154,7 +127,7 @@ static test_scene open_scene(const kvf_copier_options *options) {
     assert_non_null(made.pinned);
     memset(made.pinned, 0, 65536);
     assert_int_equal(kvf_copier_pin(made.copier, made.pinned, 65536), KVF_OK);
-    unsigned char *bytes = fake.look(made.one.memory);
+    unsigned char *bytes = devices_look(made.one.memory);
     for (size_t i = 0; i < (size_t)BLOCKS * PAGE; i++)
         bytes[i] = (unsigned char)(i * 2654435761u >> 13);
     assert_int_equal(kvf_copier_put_table(made.copier, ids, 5, &made.table), KVF_OK);
@@ -169,7 +142,7 @@ static void close_scene(test_scene *scene) {
     (void)scene->cuda->cuMemFree_v2(scene->other.memory);
     (void)scene->cuda->cuMemFree_v2(scene->arena);
     assert_int_equal(kvf_copier_close(scene->copier), KVF_OK);
-    assert_int_equal(fake.left(), scene->left);
+    assert_int_equal(devices_left(), scene->left);
     kvf_cuda_leave(scene->cuda);
 }
 
@@ -190,7 +163,7 @@ static kvf_box pages_of(test_cache cache) {
 
 static const unsigned char *cell_of(test_cache cache, uint32_t token, uint32_t head) {
     const uint32_t at = token + 3, block = ids[at / ROWS], row = at % ROWS;
-    const unsigned char *bytes = fake.look(cache.memory);
+    const unsigned char *bytes = devices_look(cache.memory);
     return bytes + (size_t)block * PAGE +
            (size_t)(cache.heads_first ? head * ROWS + row : row * HEADS + head) * CELL;
 }
@@ -271,7 +244,7 @@ static void a_job_that_is_late_is_in_progress_and_its_boxes_stay(void **unused) 
     const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
     const kvf_device_side packed = {.packed = scene.arena};
     kvf_copy_job *jobs[3];
-    fake.delay(20 * MS);
+    devices_delay(20 * MS);
     jobs[0] = begin(&scene, &from, &to);
     assert_int_equal(kvf_copy_job_start(jobs[0], NULL), KVF_OK);
     assert_int_equal(kvf_copy_job_poll(jobs[0]), KVF_IN_PROGRESS);
@@ -280,7 +253,7 @@ static void a_job_that_is_late_is_in_progress_and_its_boxes_stay(void **unused) 
     assert_int_equal(kvf_copier_begin(scene.copier, &jobs[2]), KVF_E_AGAIN);
     assert_int_equal(kvf_copier_close(scene.copier), KVF_E_AGAIN);
     finish(jobs[0]);
-    fake.delay(0);
+    devices_delay(0);
     /* Room is there again, and what is put into it harms nothing that is still to run. */
     jobs[2] = begin(&scene, &packed, &from);
     kvf_copy_job_drop(jobs[2]);
@@ -299,10 +272,10 @@ static void a_job_waits_for_an_event_of_the_engines(void **unused) {
     assert_int_equal(scene.cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
     assert_int_equal(scene.cuda->cuEventCreate(&ready, CU_EVENT_DISABLE_TIMING), 0);
     /* The engine writes its pages later than the job is started: without waiting, old bytes would go. */
-    fake.delay(20 * MS);
+    devices_delay(20 * MS);
     assert_int_equal(scene.cuda->cuMemsetD8Async(scene.one.memory, 0x5a, BLOCKS * PAGE, engine), 0);
     assert_int_equal(scene.cuda->cuEventRecord(ready, engine), 0);
-    fake.delay(0);
+    devices_delay(0);
     kvf_copy_job *job = begin(&scene, &from, &to);
     assert_int_equal(kvf_copy_job_start(job, ready), KVF_OK);
     finish(job);
@@ -334,14 +307,14 @@ static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
                                             "cuMemHostAlloc", "cuMemAlloc_v2", "cuEventCreate"};
     const kvf_cuda *cuda;
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
-    const size_t before = fake.left();
+    const size_t before = devices_left();
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         kvf_copier *copier = NULL;
-        fake.refuse(functions[i], OUT_OF_MEMORY, 1);
+        devices_fail(functions[i], OUT_OF_MEMORY, 1);
         assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_E_NOMEM);
         assert_null(copier);
         assert_non_null(strstr(kvf_error_detail(), "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"));
-        assert_int_equal(fake.left(), before);
+        assert_int_equal(devices_left(), before);
     }
     kvf_cuda_leave(cuda);
 }
@@ -361,7 +334,7 @@ static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) 
         kvf_error_detail(),
         "copying: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); this process "
         "cannot use the device any more");
-    fake.stick(0);
+    devices_stick(0);
     close_scene(&scene);
 }
 
@@ -394,5 +367,6 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
         cmocka_unit_test(memory_is_pinned_once),
     };
-    return cmocka_run_group_tests(tests, open_fake, NULL);
+    devices_open();
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

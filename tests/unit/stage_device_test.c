@@ -2,12 +2,10 @@
  * Packed requests of ranks whose memory is a device's, over every fabric and the stand-in for the CUDA driver: nothing
  * but the device touches that memory, and what arrives is compared with a copy cell by cell.
  */
-#include <dlfcn.h>
 #include <stdio.h>
 
 #include "cuda/device_image.h"
-#include "cuda/driver.h"
-#include "fake_cuda.h"
+#include "devices.h"
 #include "stage_world.h"
 #include "transport_ways.h"
 
@@ -24,64 +22,19 @@ static const kvf_engine_spec p_spec = {.struct_size = sizeof(kvf_engine_spec),
 
 /* ---- memory of devices -------------------------------------------------------------------------- */
 
-static struct {
-    void (*delay)(uint64_t ns);
-    void *(*look)(uint64_t address);
-    void (*stick)(int result);
-    size_t (*left)(void);
-} fake;
-
-static const kvf_cuda *cuda;
-static CUdeviceptr allocated[256];
-static size_t allocated_count;
-
-static void find(void *library, const char *name, void *out) {
-    void *address = dlsym(library, name);
-    assert_non_null(address);
-    memcpy(out, &address, sizeof address);
-}
-
-static void open_fake(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    find(library, "fake_cuda_delay", &fake.delay);
-    find(library, "fake_cuda_look", &fake.look);
-    find(library, "fake_cuda_stick", &fake.stick);
-    find(library, "fake_cuda_left", &fake.left);
-    assert_ok(kvf_cuda_enter(0, &cuda));
-}
-
-static kvf_memory on_device(uint32_t device, uint64_t bytes, void **seen) {
-    const kvf_cuda *entered;
-    CUdeviceptr address = 0;
-    assert_ok(kvf_cuda_enter(device, &entered));
-    assert_int_equal(entered->cuMemAlloc_v2(&address, bytes), 0);
-    kvf_cuda_leave(entered);
-    assert_true(allocated_count < COUNT_OF(allocated));
-    allocated[allocated_count++] = address;
-    *seen = fake.look(address);
-    return (kvf_memory){.struct_size = sizeof(kvf_memory),
-                        .address = (void *)(uintptr_t)address,
-                        .bytes = bytes,
-                        .kind = KVF_MEMORY_CUDA,
-                        .device = device,
-                        .kept = true};
-}
-
 static kvf_memory on_first(uint64_t bytes, void **seen) {
-    return on_device(0, bytes, seen);
+    return device_memory(0, bytes, seen);
 }
 
 static kvf_memory on_second(uint64_t bytes, void **seen) {
-    return on_device(1, bytes, seen);
+    return device_memory(1, bytes, seen);
 }
 
 /* All that a world had on devices is free again. */
 static void close_world(stage_world *w, size_t before) {
     stage_world_close(w);
-    while (allocated_count > 0)
-        assert_int_equal(cuda->cuMemFree_v2(allocated[--allocated_count]), 0);
-    assert_int_equal(fake.left(), before);
+    devices_free();
+    assert_int_equal(devices_left(), before);
 }
 
 static void assert_all_idle(const stage_world *w) {
@@ -95,7 +48,7 @@ static void assert_all_idle(const stage_world *w) {
 /* ---- whole requests ----------------------------------------------------------------------------- */
 
 static void move_all(const char *kind, stage_pair shape, stage_place d, stage_place p) {
-    const size_t before = fake.left();
+    const size_t before = devices_left();
     stage_world *w = stage_world_open_at(kind, &shape, d, p);
     stage_world_pull_all(w, KVF_WAY_PACKED, 5);
     stage_world_refill(w, 6);
@@ -150,9 +103,9 @@ static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
 }
 
 static void a_device_that_is_slow_is_waited_for(void **state) {
-    fake.delay(MS / 2);
+    devices_delay(MS / 2);
     move_all(*state, heads(100), on_second, on_first);
-    fake.delay(0);
+    devices_delay(0);
 }
 
 /* ---- what is refused, and what ends early -------------------------------------------------------- */
@@ -185,7 +138,7 @@ static stage_world *open_pair(const char *kind) {
 }
 
 static void memory_that_is_kept_does_not_go_direct(void **state) {
-    const size_t before = fake.left();
+    const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
     assert_fails(begin(w, KVF_WAY_DIRECT, &move), KVF_E_NOT_REGISTERED, "kept from peers");
@@ -197,17 +150,17 @@ static void memory_that_is_kept_does_not_go_direct(void **state) {
 }
 
 static void a_move_is_cancelled_while_the_device_copies(void **state) {
-    const size_t before = fake.left();
+    const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
-    fake.delay(3 * MS);
+    devices_delay(3 * MS);
     assert_ok(begin(w, KVF_WAY_PACKED, &move));
     for (int i = 0; i < 20; i++)
         (void)stage_world_work(w);
     kvf_move_cancel(move.move);
     assert_fails(stage_world_finish(w, move.move), KVF_E_CANCELLED, "cancelled by its owner");
     end(&move);
-    fake.delay(0);
+    devices_delay(0);
     assert_all_idle(w);
     stage_world_pull_all(w, KVF_WAY_PACKED, 5);
     close_world(w, before);
@@ -215,13 +168,13 @@ static void a_move_is_cancelled_while_the_device_copies(void **state) {
 
 static void a_device_that_fails_ends_its_moves_with_its_words(void **state) {
     enum { ILLEGAL_ADDRESS = 700 };
-    const size_t before = fake.left();
+    const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
     assert_ok(begin(w, KVF_WAY_PACKED, &move));
-    fake.stick(ILLEGAL_ADDRESS);
+    devices_stick(ILLEGAL_ADDRESS);
     assert_fails(stage_world_finish(w, move.move), KVF_E_IO, "CUDA_ERROR_ILLEGAL_ADDRESS");
-    fake.stick(0);
+    devices_stick(0);
     end(&move);
     assert_all_idle(w);
     close_world(w, before);
@@ -244,8 +197,7 @@ static void shards_in_two_places_are_refused(void **state) {
                  "a stage takes shards that are in one place");
     kvf_transport_close(transport);
     free_pair(&engines);
-    while (allocated_count > 0)
-        assert_int_equal(cuda->cuMemFree_v2(allocated[--allocated_count]), 0);
+    devices_free();
 }
 
 int main(void) {
@@ -253,7 +205,7 @@ int main(void) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
         return 77;
     }
-    open_fake();
+    devices_open();
     static const way_test tests[] = {
         NAMED(heads_go_from_device_to_device),
         NAMED(heads_go_from_device_to_host),

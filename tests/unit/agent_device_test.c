@@ -1,0 +1,139 @@
+/*
+ * Agents whose caches are in memory of devices, of the stand-in for the CUDA driver: what they pull and push goes packed,
+ * over any transport, and is compared cell by cell.
+ */
+#include <stdio.h>
+
+#include "agent_world.h"
+#include "cuda/device_image.h"
+#include "devices.h"
+
+#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
+#define TP4                                                                                                  \
+    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
+
+/* P on the first device and D on the second, unless they are to be on the host. */
+static bool p_on_host, d_on_host;
+
+static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
+    const bool is_p = engine[0] == 'P';
+    if (is_p ? p_on_host : d_on_host) {
+        *seen = calloc(1, bytes);
+        assert_non_null(*seen);
+        return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
+    }
+    return device_memory(is_p ? 0 : 1, bytes, seen);
+}
+
+static void free_host(world_engine *engine) {
+    for (uint32_t r = 0; r < WORLD_MAX_RANKS; r++)
+        for (uint32_t i = 0; i < WORLD_MAX_REGIONS; i++) {
+            free(engine->memory[r][i]);
+            engine->memory[r][i] = NULL;
+        }
+}
+
+static void close_all(world *w) {
+    world_quiet(w);
+    world_engine p = w->p, d = w->d;
+    world_close(w);
+    if (p_on_host)
+        free_host(&p);
+    if (d_on_host)
+        free_host(&d);
+    devices_free();
+    p_on_host = d_on_host = false;
+}
+
+static void pull_everything(world *w, const kvf_agent_options *options) {
+    world_open_model(w, attention(4, 8, 8), TP2, TP4, options);
+    world_pull_everything(w, "a request", 100, 1);
+    const kvf_agent_stats stats = world_stats(w->d.agents[0]);
+    assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read);
+}
+
+static void a_pull_goes_from_device_to_device(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    pull_everything(&w, &options);
+    close_all(&w);
+}
+
+static void a_pull_goes_from_device_to_host(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    d_on_host = true;
+    pull_everything(&w, &options);
+    close_all(&w);
+}
+
+static void a_pull_goes_from_host_to_device(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    p_on_host = true;
+    pull_everything(&w, &options);
+    close_all(&w);
+}
+
+static void a_push_goes_from_device_to_device(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    world_request held, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a push", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a push", 50, 0, 1, &wanted);
+    world_fill(&w, &w.p, &held, 1);
+    world_expect(&w.d, &wanted, &w.p, expected);
+    world_push(&w.p, &held, pushes);
+    world_ready(&w.p, pushes);
+    world_all_done(&w, &w.d, expected);
+    world_all_done(&w, &w.p, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    close_all(&w);
+}
+
+/* Checksums are taken by the host. */
+static void cells_of_a_device_are_not_verified(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state, .verify = true};
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    for (uint32_t r = 0; r < w.d.rank_count; r++)
+        assert_non_null(strstr(world_failed(&w, w.d.agents[r], pulls[r], KVF_E_UNSUPPORTED)->detail,
+                               "allowed is 0 (host)"));
+    for (uint32_t r = 0; r < w.p.rank_count; r++) {
+        assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
+        (void)world_next(&w, w.p.agents[r], holds[r]);
+    }
+    close_all(&w);
+}
+
+int main(void) {
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    devices_open();
+    world_place_memory(place);
+    static char shm[] = "shm", messages[] = "messages";
+    const struct CMUnitTest tests[] = {
+        {"a_pull_goes_from_device_to_device (shm)", a_pull_goes_from_device_to_device, NULL, NULL, shm},
+        {"a_pull_goes_from_device_to_device (messages)", a_pull_goes_from_device_to_device, NULL, NULL,
+         messages},
+        {"a_pull_goes_from_device_to_host (shm)", a_pull_goes_from_device_to_host, NULL, NULL, shm},
+        {"a_pull_goes_from_device_to_host (messages)", a_pull_goes_from_device_to_host, NULL, NULL, messages},
+        {"a_pull_goes_from_host_to_device (shm)", a_pull_goes_from_host_to_device, NULL, NULL, shm},
+        {"a_pull_goes_from_host_to_device (messages)", a_pull_goes_from_host_to_device, NULL, NULL, messages},
+        {"a_push_goes_from_device_to_device (shm)", a_push_goes_from_device_to_device, NULL, NULL, shm},
+        {"a_push_goes_from_device_to_device (messages)", a_push_goes_from_device_to_device, NULL, NULL,
+         messages},
+        {"cells_of_a_device_are_not_verified (shm)", cells_of_a_device_are_not_verified, NULL, NULL, shm},
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
