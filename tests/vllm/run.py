@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; by default all")
     parser.add_argument("--short", action="store_true", help=f"fewer prompts; by default {' and '.join(SHORT)}")
     parser.add_argument("--port", type=int, default=8300, help="the first of eight ports")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()  # options may stand between the folder and the cases
     if unknown := set(given.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     runner = Runner(given.folder.resolve(), given.port, given.short)
