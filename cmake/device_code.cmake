@@ -21,6 +21,7 @@ function(kvf_embed_device_code variable)
     set(arguments --none)
   else()
     set(arguments ${compiler} ${PROJECT_SOURCE_DIR}/src)
+    get_filename_component(folder ${compiler} DIRECTORY)
   endif()
   set(output ${PROJECT_BINARY_DIR}/generated/device_code.c)
   add_executable(device_code tools/device/device_code.c)
@@ -30,8 +31,9 @@ function(kvf_embed_device_code variable)
   set(sources cuda/kernels.cu cuda/kernel_move.h cuda/kernel_boxes.h kernel/convert_bits.h)
   list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/src/)
   add_custom_command(OUTPUT ${output}
-    # Leaks do not matter in it, and it runs what was not made for sanitizers.
-    COMMAND ${CMAKE_COMMAND} -E env ASAN_OPTIONS=detect_leaks=0 $<TARGET_FILE:device_code> ${arguments} ${output}
+    # Leaks do not matter in it. NVRTC finds its other half beside itself, but not through a sanitizer's dlopen().
+    COMMAND ${CMAKE_COMMAND} -E env ASAN_OPTIONS=detect_leaks=0 LD_LIBRARY_PATH=${folder}
+            $<TARGET_FILE:device_code> ${arguments} ${output}
     DEPENDS device_code ${sources}
     COMMENT "Compiling device code" VERBATIM)
   set(${variable} ${${variable}} ${output} PARENT_SCOPE)
