@@ -59,8 +59,8 @@ typedef struct kvf_peer kvf_peer;
  *                 use several, unless their files have the same names
  *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For
  *                 hosts with interfaces that others do not reach, such as bridges for containers
- *   "ucx.emulated" whether a UCX that finds no RDMA, and would emulate one-sided operations, is to be trusted with all
- *                 memory: such a UCX serves peers whatever address of the process they name, and what is on its way
+ *   "ucx.emulated" whether a UCX that finds no RDMA, and would emulate one-sided operations, is to be trusted with
+ *                 all memory: such a UCX serves peers whatever address of the process they name, and what is on its way
  *                 cannot be kept out. "off" (default): "auto" goes without it, for messages are as fast or faster; where
  *                 it knows CUDA memory "auto" has it for that, and for no memory of the host; and an agent with a stage
  *                 that names "ucx" gives peers no key but to its arena, so that all goes packed. "on": "auto" takes it,
@@ -311,8 +311,8 @@ typedef uint64_t kvf_operation;
 
 /**
  * Called once for every submitted batch. Bytes have moved only if status is KVF_OK. Otherwise nothing touches this
- * side's memory any more; of a write that ended with KVF_E_PEER_LOST, or because the peer was closed, what was sent over
- * a network before may still arrive, until the owner of that memory has called kvf_transport_fence().
+ * side's memory any more; of a write that ended with KVF_E_PEER_LOST, or because the peer was closed, what was sent
+ * over a network before may still arrive, until the owner of that memory has called kvf_transport_fence().
  *
  * @param detail  one sentence about a failure: the kind of transport, the peer, how far the batch came, and the
  *                transport's own reason; "" with KVF_OK. Valid during the call
