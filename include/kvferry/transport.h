@@ -60,11 +60,11 @@ typedef struct kvf_peer kvf_peer;
  *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For
  *                 hosts with interfaces that others do not reach, such as bridges for containers
  *   "ucx.emulated" whether a UCX that finds no RDMA, and would emulate one-sided operations, is to be trusted with
- *                 all memory: such a UCX serves peers whatever address of the process they name, and what is on its way
- *                 cannot be kept out. "off" (default): "auto" goes without it, for messages are as fast or faster; where
- *                 it knows CUDA memory "auto" has it for that, and for no memory of the host; and an agent with a stage
- *                 that names "ucx" gives peers no key but to its arena, so that all goes packed. "on": "auto" takes it,
- *                 and prefers it to messages; all memory is registered
+ *                 all memory: such a UCX serves peers whatever address of the process they name, and what is on its
+ *                 way cannot be kept out. "off" (default): "auto" goes without it, for messages are as fast or faster;
+ *                 where it knows CUDA memory "auto" has it for that, and for no memory of the host; and an agent with a
+ *                 stage that names "ucx" gives peers no key but to its arena, so that all goes packed. "on": "auto"
+ *                 takes it, and prefers it to messages; all memory is registered
  *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, or an interface's name be the address; by default
  *                          all interfaces, and any free port. An agent's listens where the agent does
  *   "messages.advertise"   the host names or addresses, with commas between, under which peers find it; by default
