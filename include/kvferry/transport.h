@@ -279,7 +279,7 @@ typedef struct kvf_peer_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
 
-/** Sizes of the peer's regions, by region, 0 for one that was unregistered; owned by the peer. */
+/** Sizes of the peer's regions, by region, 0 for one that was unregistered or is `kept`; owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
 /** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
@@ -327,7 +327,7 @@ typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status stat
  *              inside this function
  * @param out   receives the operation; may be NULL
  * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
- *         KVF_E_NOT_REGISTERED (no such region), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
+ *         KVF_E_NOT_REGISTERED (no such region, or one that is `kept`), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
                                         size_t count, kvf_done done, void *context, kvf_operation *out);
@@ -394,7 +394,8 @@ typedef struct kvf_transfer kvf_transfer;
  * @param request  must stay unchanged until the transfer is freed
  * @param peers    the peer of each source, by source index; all of one transport
  * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
- * @return KVF_OK, KVF_E_INVALID, KVF_E_PEER_LOST, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (the plan converts, and has no runs: see stage.h), KVF_E_PEER_LOST,
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction,
                                       kvf_peer *const *peers, kvf_transfer **out);
@@ -408,8 +409,7 @@ KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction 
  * @param source   which source of the plan this rank is
  * @param peer     the rank the plan calls local
  * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
- * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID, KVF_E_PEER_LOST, KVF_E_NOMEM, and what
- *         kvf_transport_submit() refuses
+ * @return as kvf_transfer_start(), KVF_E_RANGE (no such source), and what kvf_transport_submit() refuses
  */
 KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
                                      kvf_transfer **out);
