@@ -11,8 +11,8 @@
  * shared memory that was allocated here by kvf_transport_allocate(), which the peer maps (from UCX 1.16 on to write to
  * it, not to read from it). Everything else UCX emulates by messages, and then operations move only while the peer calls
  * kvf_transport_progress(): TCP always; shared memory for regions the caller brought (UCX 1.13 uses CMA for its
- * rendezvous protocol only, never for one-sided access). Operations on a peer that does not progress wait, and cancelling waits with
- * them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
+ * rendezvous protocol only, never for one-sided access). Operations on a peer that does not progress wait, and cancelling
+ * waits with them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
  *
  * What a peer can reach. Runs this side submits are checked like everywhere. But where UCX emulates, the
  * target's UCX serves whatever address a message names, registered or not: UCX trusts everybody who has a
