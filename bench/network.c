@@ -1,8 +1,8 @@
 /*
- * Scattered blocks from one process to another over TCP on the loopback, or between two network namespaces, by each fabric that reaches other machines,
- * beside a plain socket that moves the same bytes from the same memory to the same memory: the owner gathers them
- * into pieces of 1 MiB, the reader scatters each piece, by the library's own loops. Its list both know before; the
- * fabrics are told it.
+ * Scattered blocks from one process to another over TCP on the loopback, or between two network namespaces, by each
+ * fabric that reaches other machines, beside a plain socket that moves the same bytes from the same memory to the same
+ * memory: the owner gathers them into pieces of 1 MiB, the reader scatters each piece, by the library's own loops. Its
+ * list both know before; the fabrics are told it.
  *
  * The ways are measured in turn; figures are medians of the rounds, a ratio is the median of the rounds' ratios. The
  * processor time is that of both processes, with ZeroMQ's threads and the kernel's work for them.

@@ -135,18 +135,18 @@ typedef struct kvf_agent_options {
     uint32_t max_connections;
     uint32_t max_connections_per_address; /**< of them, from one address of the network [three quarters] */
     /**
-     * By which way requests move that do not say, see stage.h. KVF_WAY_AUTO: directly on one host; between machines
-     * what is predicted to be faster, for each rank that is read or written. KVF_WAY_DIRECT: this agent has no stage,
-     * and needs no memory for one. KVF_WAY_PACKED: what cannot go packed fails with KVF_E_UNSUPPORTED.
+     * By which way requests move that do not say, see kvf_way: KVF_WAY_AUTO chooses for each rank that is read or
+     * written. KVF_WAY_DIRECT: this agent has no stage, and needs no memory for one. KVF_WAY_PACKED: what cannot go
+     * packed fails with KVF_E_UNSUPPORTED. An agent whose memory is a device's has no stage either.
      */
     kvf_way way;
     uint32_t slot_bytes;  /**< of the stage, see kvf_stage_options */
     uint64_t arena_bytes; /**< likewise [64 MiB]; behind the regions, touched where something goes packed */
     uint32_t workers;     /**< likewise [0: who makes progress copies] */
     /**
-     * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT()) of
-     * f32, f16 and bf16 [none]. A group whose types differ is moved where both engines allow all of its types, and then
-     * packed: `way` must not be KVF_WAY_DIRECT. All ranks of an engine say the same.
+     * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT())
+     * of f32, f16 and bf16 [none]. A group whose types differ is moved where both engines allow all of its types, and
+     * then packed: `way` must not be KVF_WAY_DIRECT. All ranks of an engine say the same.
      */
     uint32_t convert;
     const char *const *convert_groups; /**< the groups for which that holds; NULL: all. Copied */
@@ -215,7 +215,9 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
 /**
  * Registers this rank's regions, see kvf_transport_register(); from here on peers are served. A call that failed may
  * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
- * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them.
+ * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them. Agents
+ * gather and scatter in memory of the host only: a device's is moved where a UCX with CUDA support takes it, and not
+ * otherwise, so that it must not be `kept`.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
@@ -353,11 +355,12 @@ typedef struct kvf_agent_request {
     /** hold, push: no byte is read, and no consumer learns that the blocks are there, before it; NULL: at once. */
     const kvf_ready_event *after;
     /**
-     * pull, expect, push: by which way it moves; KVF_WAY_AUTO: the agent's. Packed needs the same model on both sides,
-     * memory of the host, and a stage on both; what has none fails with KVF_E_UNSUPPORTED. Expected packed, blocks are
-     * written by this side alone, so that they are free as soon as the request has ended, whatever its writers do;
-     * otherwise a push's own way counts. With a cap, packed bytes begin slot by slot, and AUTO is direct. Not used by
-     * hold.
+     * pull, expect, push: by which way it moves; KVF_WAY_AUTO: the agent's. What is converted goes packed whatever is
+     * said here, but for KVF_WAY_DIRECT, with which it fails. Packed needs the same groups, layers and parts on both
+     * sides, memory of the host, and a stage on both; what has none fails with KVF_E_UNSUPPORTED. Expected packed,
+     * blocks are written by this side alone, so that they are free as soon as the request has ended, whatever its
+     * writers do; otherwise a push's own way counts. With a cap, packed bytes begin slot by slot, and AUTO is direct
+     * where peers can be reached so. Not used by hold.
      */
     kvf_way way;
 } kvf_agent_request;

@@ -7,8 +7,8 @@
 /** Where a region's bytes are. */
 typedef enum kvf_memory_kind {
     KVF_MEMORY_HOST = 0,
-    KVF_MEMORY_CUDA =
-        1, /**< a device's; a UCX with CUDA support takes it, and a stage whatever fabric there is */
+    /** A device's: a UCX with CUDA support takes it, and a stage whatever the transport is (`kvf_memory.kept`). */
+    KVF_MEMORY_CUDA = 1,
 } kvf_memory_kind;
 
 #endif

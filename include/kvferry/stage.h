@@ -34,8 +34,9 @@ extern "C" {
 typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
-    /** What is predicted to be faster. Direct where the fabric has lists of runs itself, unless it is memory of this
-     * host that cannot be mapped: that of callers. */
+    /** What is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" do), unless
+     * it is memory of this host that cannot be mapped, that of callers, or memory that peers get no way to (`kept`, and
+     * all but the arena of an agent that names a "ucx" without RDMA). */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
@@ -59,11 +60,13 @@ typedef struct kvf_stage_options {
     uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
     uint32_t slot_bytes;  /**< most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
     uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
-    uint32_t flows; /**< open with one peer at once, each way; 0: 64. Those of this side beyond it wait */
+    /** Flows open with one peer at once, each way; 0: 64. Those of this side beyond it wait, those of the peer are
+     * refused. Both sides must say the same: the one with the smaller number refuses flows that the other begins. */
+    uint32_t flows;
     /** Threads that gather and scatter while the transport moves other slots; 0: kvf_stage_progress() does it itself;
      * up to 16. They need processors that would be idle otherwise. */
     uint32_t workers;
-    uint64_t stall_ns; /**< a flow whose peer says nothing so long, where it should, is ended; 0: 30 s */
+    uint64_t stall_ns; /**< a flow whose peer says nothing for so long, where it should, is ended; 0: 30 s */
     uint64_t doubt_ns; /**< slots that a lost peer may still touch are kept so long; 0: 30 s */
     /** Whether this peer may begin this flow; a reason goes into kvf_error_detail() by what is refused. NULL: all may
      * who have joined. */
@@ -83,7 +86,8 @@ typedef struct kvf_stage_options {
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
  *               outlive the stage. Of a device the regions are `kept`, and the device itself gathers and scatters
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (the shard's regions are not, or are smaller than it
- *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device), and what kvf_transport_allocate() and kvf_transport_register_region() refuse
+ *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device), and what
+ *         kvf_transport_allocate() and kvf_transport_register_region() refuse
  */
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,
                                   const kvf_stage_options *options, kvf_stage **out);
@@ -138,7 +142,7 @@ typedef struct kvf_move_options {
     size_t struct_size; /**< sizeof(kvf_move_options) */
     kvf_way way;        /**< of all its sources; KVF_WAY_AUTO chooses for each */
     uint32_t priority;  /**< 0 to 255: packed flows of a higher one go first, at both ends */
-    /** For each source, a number that its peer gave and hands to its `permit`; NULL: 0 for all. Read during the call. */
+    /** For each source, a number that its peer gave and hands to its `permit`; NULL: 0 for all. Read by the call. */
     const uint64_t *permissions;
 } kvf_move_options;
 
@@ -146,12 +150,13 @@ typedef struct kvf_move_options {
  * Reads a request from all its sources.
  *
  * @param request  over a plan whose local shard is the stage's; must stay unchanged until the move is freed
- * @param peers    the peer of each source, by source index. Where the way is chosen, those that have not joined are read
- *                 directly
+ * @param peers    the peer of each source, by source index. Where the way is chosen, those that have not joined are
+ *                 read directly
  * @param options  NULL: the defaults
  * @param out      receives a move owned by the caller, see kvf_move_free()
  * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (packed, and the two models have not the same groups; direct,
- *         and the plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined), KVF_E_PEER_LOST, KVF_E_NOMEM
+ *         and the plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined),
+ *         KVF_E_PEER_LOST, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                                   const kvf_move_options *options, kvf_move **out);
@@ -216,8 +221,8 @@ typedef struct kvf_stage_info {
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
 /** What is expected of the two ways to one peer in one direction: assumed at first, and moved towards what was seen.
- * These prices are for transfers unlike all that were seen; others are predicted from those of their length of runs and of
- * their size. */
+ * These prices are for transfers unlike all that were seen; others are predicted from those of their length of runs and
+ * of their size. */
 typedef struct kvf_stage_cost {
     size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */
     kvf_cost_model direct;

@@ -6,18 +6,21 @@
  * their cards. Reads and writes name memory by region and offset; every run is checked against both sides'
  * registered sizes before a byte moves, so no peer can make us touch anything else.
  *
- * Kinds, best first; "auto" takes for each peer the first by which it can be reached. What a build has, can do
- * and assumes of costs says kvf_transport_describe():
+ * Kinds, best first; "auto" takes for each peer the first by which it can be reached, and goes without a "ucx" that
+ * finds no RDMA (see the setting "ucx.emulated"): other machines are then reached by "messages". What a build has, can
+ * do and assumes of costs says kvf_transport_describe():
  *
  *   "inproc"  the peer is in this process: plain copies
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
- *             shared buffer that the peer fills as far as it has time
+ *             shared buffer that the peer fills as far as it has time. With a stage (stage.h) such memory goes packed
+ *             where that is predicted to be faster
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. UCX is a library of the
  *             machine's, from version 1.13 on, loaded when the first endpoint that may use it is opened; kvferry itself
  *             does without. kvf_transport_find() says what was found. Peers need the same version (1.22 and later ones
  *             go together); others are refused by name
- *   "messages"  messages of ZeroMQ over TCP: the owner of the memory gathers and scatters while it makes progress
+ *   "messages"  messages of ZeroMQ over TCP, encrypted where there are keys: the owner of the memory gathers and
+ *             scatters while it makes progress
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
@@ -54,14 +57,14 @@ typedef struct kvf_peer kvf_peer;
  *   "ucx.library" the UCX to load: files of libucp, ':' between them, of which the first that can be used is; one
  *                 without a slash is looked for as the system's loader does. Without it: "libucp.so.0". A process may
  *                 use several, unless their files have the same names
- *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For hosts
- *                 with interfaces that others do not reach, such as bridges for containers
- *   "ucx.emulated" whether a UCX that finds no RDMA, and would emulate one-sided operations, is to be trusted with all
- *                 memory: such a UCX serves peers whatever address of the process they name, and what is on its way
- *                 cannot be kept out. "off" (default): "auto" goes without it, for messages are as fast or faster,
- *                 unless there is CUDA memory, which nothing else moves; and an agent with a stage that names "ucx"
- *                 gives peers no key but to its arena, so that all goes packed. "on": "auto" takes it, and prefers it to
- *                 messages; all memory is registered
+ *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For
+ *                 hosts with interfaces that others do not reach, such as bridges for containers
+ *   "ucx.emulated" whether a UCX that finds no RDMA, and would emulate one-sided operations, is to be trusted with
+ *                 all memory: such a UCX serves peers whatever address of the process they name, and what is on its
+ *                 way cannot be kept out. "off" (default): "auto" goes without it, for messages are as fast or faster;
+ *                 where it knows CUDA memory "auto" has it for that, and for no memory of the host; and an agent with a
+ *                 stage that names "ucx" gives peers no key but to its arena, so that all goes packed. "on": "auto"
+ *                 takes it, and prefers it to messages; all memory is registered
  *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, or an interface's name be the address; by default
  *                          all interfaces, and any free port. An agent's listens where the agent does
  *   "messages.advertise"   the host names or addresses, with commas between, under which peers find it; by default
@@ -276,7 +279,7 @@ typedef struct kvf_peer_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
 
-/** Sizes of the peer's regions, by region, 0 for one that was unregistered; owned by the peer. */
+/** Sizes of the peer's regions, by region, 0 for one that was unregistered or is `kept`; owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
 /** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
@@ -307,9 +310,9 @@ KVF_API kvf_status kvf_transport_admit(kvf_transport *transport, const void *car
 typedef uint64_t kvf_operation;
 
 /**
- * Called once for every submitted batch. Bytes have moved only if status is KVF_OK. Otherwise nothing touches this side's
- * memory any more; of a write that ended with KVF_E_PEER_LOST, or because the peer was closed, what was sent over a network
- * before may still arrive, until the owner of that memory has called kvf_transport_fence().
+ * Called once for every submitted batch. Bytes have moved only if status is KVF_OK. Otherwise nothing touches this
+ * side's memory any more; of a write that ended with KVF_E_PEER_LOST, or because the peer was closed, what was sent
+ * over a network before may still arrive, until the owner of that memory has called kvf_transport_fence().
  *
  * @param detail  one sentence about a failure: the kind of transport, the peer, how far the batch came, and the
  *                transport's own reason; "" with KVF_OK. Valid during the call
@@ -324,7 +327,7 @@ typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status stat
  *              inside this function
  * @param out   receives the operation; may be NULL
  * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
- *         KVF_E_NOT_REGISTERED (no such region), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
+ *         KVF_E_NOT_REGISTERED (no such region, or one that is `kept`), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
                                         size_t count, kvf_done done, void *context, kvf_operation *out);
@@ -391,7 +394,8 @@ typedef struct kvf_transfer kvf_transfer;
  * @param request  must stay unchanged until the transfer is freed
  * @param peers    the peer of each source, by source index; all of one transport
  * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
- * @return KVF_OK, KVF_E_INVALID, KVF_E_PEER_LOST, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (the plan converts, and has no runs: see stage.h), KVF_E_PEER_LOST,
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction,
                                       kvf_peer *const *peers, kvf_transfer **out);
@@ -405,8 +409,7 @@ KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction 
  * @param source   which source of the plan this rank is
  * @param peer     the rank the plan calls local
  * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
- * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID, KVF_E_PEER_LOST, KVF_E_NOMEM, and what
- *         kvf_transport_submit() refuses
+ * @return as kvf_transfer_start(), KVF_E_RANGE (no such source), and what kvf_transport_submit() refuses
  */
 KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
                                      kvf_transfer **out);

@@ -4,7 +4,7 @@
  * This header is what all files know: the agent, its lock and its loop, and the table of hooks by which those
  * below call those above. Each of the others knows those before it:
  *
- *   hashing.h  checksums of our own cells                    hashing.c
+ *   hashing.h  checksums of our own cells, in turns              hashing.c, checksum.c
  *   peers.h    what users see of peers, and the log of them   peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
  *   stage.h    the stage, and by which connection it speaks      stage.c

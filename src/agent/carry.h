@@ -42,8 +42,8 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way);
  * @param permissions  likewise: the leases
  * @param held         it moves only what kvf_carry_advance() lets go, see kvf_pace_start()
  * @param alike        the numbers of groups, layers and parts are the same on both sides
- * @return KVF_OK; KVF_E_UNSUPPORTED (packed, and a side has no stage; direct, and the plan converts); what kvf_session_peer(), kvf_transfer_start()
- *         and kvf_stage_pull() say
+ * @return KVF_OK; KVF_E_UNSUPPORTED (packed, and a side has no stage; direct, and the plan converts); what
+ *         kvf_session_peer(), kvf_transfer_start() and kvf_stage_pull() say
  */
 kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,
                           kvf_session *const *sessions, const uint64_t *permissions, bool alike, bool held);

@@ -119,8 +119,8 @@ typedef struct kvf_fabric {
      * user's, and in no progress() meanwhile. NULL where no memory of peers is in our address space; then leave is NULL
      * too. What the peer does to the region meanwhile shows.
      *
-     * @return where the region begins; NULL: it is not mapped here, or the peer is lost or lets us write no more, of which
-     *         a batch says why
+     * @return where the region begins; NULL: it is not mapped here, or the peer is lost or lets us write no more, of
+     *         which a batch says why
      */
     unsigned char *(*enter)(void *link, uint32_t region, kvf_direction direction);
 
@@ -143,8 +143,8 @@ typedef struct kvf_fabric {
      * The endpoint that wrote this part of a card shall not touch our memory any more. NULL where a fabric
      * cannot know (kind.fences is false); then admit is NULL too.
      *
-     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write: the detail as above), KVF_E_NOT_FOUND (it is kept out from
-     *         now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE,
+     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write: the detail as above), KVF_E_NOT_FOUND (it is kept
+     *         out from now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE,
      *         KVF_E_NOMEM
      */
     kvf_status (*fence)(void *endpoint, const void *card, size_t bytes);

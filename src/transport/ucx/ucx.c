@@ -9,14 +9,15 @@
  *
  * Who must make progress. UCX moves bytes without the peer's help only where the transport can: RDMA, and
  * shared memory that was allocated here by kvf_transport_allocate(), which the peer maps (from UCX 1.16 on to write to
- * it, not to read from it). Everything else UCX emulates by messages, and then operations move only while the peer calls kvf_transport_progress(): TCP
- * always; shared memory for regions the caller brought (UCX 1.13 uses CMA for its rendezvous protocol only,
- * never for one-sided access). Operations on a peer that does not progress wait, and cancelling waits with
- * them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
+ * it, not to read from it). Everything else UCX emulates by messages, and then operations move only while the peer calls
+ * kvf_transport_progress(): TCP always; shared memory for regions the caller brought (UCX 1.13 uses CMA for its
+ * rendezvous protocol only, never for one-sided access). Operations on a peer that does not progress wait, and cancelling
+ * waits with them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
  *
  * What a peer can reach. Runs this side submits are checked like everywhere. But where UCX emulates, the
  * target's UCX serves whatever address a message names, registered or not: UCX trusts everybody who has a
- * worker's address. So a card must only be given to peers that may be trusted with the process.
+ * worker's address. So "auto" goes without a UCX that finds no RDMA ("ucx.emulated"), agents that name "ucx" there give
+ * keys to their arena only, and a card must only be given to peers that may be trusted with the process.
  *
  * UCX is loaded when the first endpoint opens (ucx_library.c); endpoints of one process may use different ones.
  * UCX itself reads the environment (UCX_TLS, UCX_NET_DEVICES, ...); nothing is ever written there.
