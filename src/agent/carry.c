@@ -108,8 +108,9 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     kvf_status status = find_peers(sessions, count, peers);
     if (!status)
         status = choose_way(ticket, kvf_request_plan(request), peers, count, kvf_way_of(ticket), &way);
-    const bool staged =
-        !status && count > 0 && (way == KVF_WAY_PACKED || kvf_way_uses_stage(sessions[0], way));
+    bool staged = !status && count > 0 && way == KVF_WAY_PACKED;
+    for (uint32_t i = 0; i < count && !status && !staged; i++)
+        staged = kvf_way_uses_stage(sessions[i], way);
     const kvf_session *without = staged ? find_mates(sessions, count, mates) : NULL;
     if (way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);

@@ -167,6 +167,13 @@ static void answer_join(kvf_session *session, const kvf_call_body *call) {
     kvf_answer_send(session, call, &answer);
 }
 
+static void pump_all(const kvf_session *session) {
+    for (kvf_flow *flow = session->flows, *next; flow; flow = next) {
+        next = flow->session_next;
+        kvf_flow_pump(flow);
+    }
+}
+
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_status status = KVF_OK;
     bool same = session->shard && call->generation == session->joined_generation &&
@@ -176,6 +183,8 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
         if (fresh && call->stage != KVF_JOIN_ADDS_STAGE)
             begin_anew(session);
         answer_join(session, call);
+        if (call->stage == KVF_JOIN_ADDS_STAGE)
+            pump_all(session); /* those that wait for it */
         return;
     }
     if (call->generation == 0)
@@ -190,12 +199,8 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
         kvf_answer_status(session, call, status, kvf_error_detail());
     else
         answer_join(session, call);
-    kvf_flow *flow = session->flows;
-    while (!status && flow) {
-        kvf_flow *next = flow->session_next;
-        kvf_flow_pump(flow);
-        flow = next;
-    }
+    if (!status)
+        pump_all(session);
 }
 
 static bool is_to_be_written(const kvf_session *session) {

@@ -119,13 +119,12 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
     return KVF_OK;
 }
 
-/* Whether the transport sees nothing of a process that is gone; where it cannot see, its end has to do. */
+/* Whether the transport knows that nothing of an endpoint is under way here any more. */
 static bool is_outside(const kvf_session *session) {
     kvf_transport *transport = session->agent->transport;
-    if (kvf_transport_fence(transport, session->card, session->card_bytes) == KVF_E_AGAIN)
-        return false;
-    (void)kvf_transport_admit(transport, session->card, session->card_bytes);
-    return true;
+    const kvf_status status = kvf_transport_fence(transport, session->card, session->card_bytes);
+    (void)kvf_transport_admit(transport, session->card, session->card_bytes); /* what was shut stays shut */
+    return status == KVF_OK;
 }
 
 void kvf_session_disconnect(kvf_session *session) {
@@ -141,7 +140,8 @@ void kvf_session_disconnect(kvf_session *session) {
     if (was_mate)
         kvf_stage_leave(agent->stage, peer);
     kvf_peer_close(peer);
-    if (was_mate && session->gone && is_outside(session))
+    /* A connection may also be lost to a process that lives, which may touch what it was lent. */
+    if (was_mate && session->gone && (!session->peer_lost || is_outside(session)))
         kvf_stage_quiet(agent->stage, name);
     kvf_session *other;
     DL_FOREACH(agent->all_sessions, other) {

@@ -199,12 +199,13 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
         return status;
     const size_t bytes = (size_t)(count ? count : 1) * sizeof *ids;
     CUdeviceptr address = 0;
-    CUresult result = cuda->cuMemAlloc_v2(&address, bytes);
+    /* In the stream's order: to free memory otherwise waits for all that the device does. */
+    CUresult result = cuda->cuMemAllocAsync(&address, bytes, copier->stream);
     if (!result && count)
         result = cuda->cuMemcpyHtoDAsync_v2(address, ids, bytes, copier->stream);
     status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
     if (status && address)
-        (void)cuda->cuMemFree_v2(address);
+        (void)cuda->cuMemFreeAsync(address, copier->stream);
     if (!status)
         *out = (kvf_device_table){.address = address, .on_host = ids};
     kvf_cuda_leave(cuda);
@@ -215,7 +216,7 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table) {
     const kvf_cuda *cuda;
     if (!table->address || kvf_cuda_enter(copier->device, &cuda))
         return;
-    (void)cuda->cuMemFree_v2(table->address);
+    (void)cuda->cuMemFreeAsync(table->address, copier->stream);
     *table = (kvf_device_table){0};
     kvf_cuda_leave(cuda);
 }

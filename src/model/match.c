@@ -305,6 +305,13 @@ kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out) {
         if (m->theirs != KVF_NO_GROUP)
             m->only_types = match->groups[m->theirs].only_types;
     }
+    if (!status) { /* by the agreements that it has now */
+        kvf_model_free((*out)->kept);
+        (*out)->kept = NULL;
+        status = retype(*out);
+        if (status)
+            kvf_match_free(*out);
+    }
     return status;
 }
 

@@ -17,28 +17,30 @@ struct kvf_stage_device {
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
-kvf_status kvf_stage_device_open(uint32_t number, void *arena, uint64_t arena_bytes, kvf_stage_device **out) {
+kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out) {
     kvf_stage_device *device = kvf_alloc0(1, sizeof *device);
     if (!device)
         return kvf_nomem("the device of a stage");
     kvf_status status = kvf_copier_open(number, NULL, &device->copier);
-    if (!status)
-        status = kvf_copier_pin(device->copier, arena, arena_bytes);
-    if (status) {
-        (void)kvf_copier_close(device->copier);
+    if (status)
         kvf_free(device);
-        return status;
-    }
-    device->arena = arena;
-    *out = device;
-    return KVF_OK;
+    else
+        *out = device;
+    return status;
+}
+
+kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes) {
+    kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
+    device->arena = status ? NULL : arena;
+    return status;
 }
 
 void kvf_stage_device_close(kvf_stage_device *device) {
     if (!device)
         return;
     KVF_ASSERT(!device->jobs.first);
-    kvf_copier_unpin(device->copier, device->arena);
+    if (device->arena)
+        kvf_copier_unpin(device->copier, device->arena);
     (void)kvf_copier_close(device->copier); /* in a child of fork() the parent's stays */
     kvf_free(device);
 }
@@ -73,9 +75,9 @@ static bool add_box(void *context, const kvf_stream_box *box) {
                                    .type = box->memory_type};
     const kvf_device_side packed = {.packed = (uint64_t)(uintptr_t)job->slot + (box->byte - job->bytes.begin),
                                     .type = box->stream_type};
-    kvf_status status = kvf_copy_job_add(job->part, job->gathers ? &pages : &packed, job->gathers ? &packed : &pages,
-                                         box->cells.rows, box->cells.units,
-                                         convert ? cell_bytes / element : cell_bytes);
+    kvf_status status =
+        kvf_copy_job_add(job->part, job->gathers ? &pages : &packed, job->gathers ? &packed : &pages,
+                         box->cells.rows, box->cells.units, convert ? cell_bytes / element : cell_bytes);
     filling->failed = status;
     return !status;
 }
@@ -94,8 +96,8 @@ static void start(kvf_stage_device *device, kvf_job *job) {
         return;
     const uint64_t begin = job->copied;
     if (!status)
-        job->copied = kvf_stream_boxes(job->stream, job->bases, (kvf_byte_range){begin, job->bytes.end}, add_box,
-                                       &filling);
+        job->copied = kvf_stream_boxes(job->stream, job->bases, (kvf_byte_range){begin, job->bytes.end},
+                                       add_box, &filling);
     if (!status && filling.failed && (filling.failed != KVF_E_LIMIT || job->copied == begin)) {
         kvf_copy_job_drop(job->part);
         status = filling.failed;
@@ -166,12 +168,15 @@ void kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job) {
         remove_job(device, job);
 }
 
+/* All are looked at each time: one that waits for room on the device may stand before those that have it. */
 void kvf_stage_device_settle(kvf_stage_device *device) {
-    for (kvf_job *job = device->jobs.first; job;) {
-        advance(device, job);
-        if (job->state == KVF_JOB_DONE)
-            job = job->following;
-        else
+    for (bool settled = false; !settled;) {
+        settled = true;
+        for (kvf_job *job = device->jobs.first; job; job = job->following) {
+            advance(device, job);
+            settled = settled && job->state == KVF_JOB_DONE;
+        }
+        if (!settled)
             pause_shortly();
     }
 }

@@ -19,13 +19,11 @@
 
 typedef struct kvf_stage_device kvf_stage_device;
 
-/**
- * Opens the copy engine of a device for one arena.
- *
- * @param arena  memory of the host, which stays until kvf_stage_device_close()
- * @return as kvf_copier_open() and kvf_copier_pin()
- */
-kvf_status kvf_stage_device_open(uint32_t device, void *arena, uint64_t arena_bytes, kvf_stage_device **out);
+/** Opens the copy engine of a device. @return as kvf_copier_open() */
+kvf_status kvf_stage_device_open(uint32_t device, kvf_stage_device **out);
+
+/** Pins the arena, memory of the host that stays until kvf_stage_device_close(). @return as kvf_copier_pin() */
+kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 
 /** Closes it; no job is left. NULL is accepted. */
 void kvf_stage_device_close(kvf_stage_device *device);

@@ -127,6 +127,7 @@ struct kvf_stage {
     const kvf_clock *clock;
     kvf_arena arena;
     kvf_workers *workers;     /**< NULL: copies are made in kvf_stage_progress() */
+    bool uses_regions;        /**< the transport knows of our workers or device */
     kvf_stage_device *device; /**< where the shard's memory is; NULL: the host */
     uint32_t region;
     uint64_t model;

@@ -68,8 +68,9 @@ static void settle(void *context) {
 }
 
 static void close_copiers(kvf_stage *stage) {
-    if (stage->workers || stage->device)
+    if (stage->uses_regions)
         (void)kvf_transport_set_region_user(stage->transport, NULL);
+    stage->uses_regions = false;
     kvf_workers_close(stage->workers);
     kvf_stage_device_close(stage->device);
     stage->workers = NULL;
@@ -97,15 +98,22 @@ static kvf_status open_copiers(kvf_stage *stage) {
     const kvf_memory *memory = NULL;
     kvf_status status = find_memory(stage, &memory);
     if (!status && memory->kind == KVF_MEMORY_CUDA)
-        status = kvf_stage_device_open(memory->device, stage->arena.slots[0].memory,
-                                       (uint64_t)stage->arena.slot_count * stage->arena.slot_bytes,
-                                       &stage->device);
+        status = kvf_stage_device_open(memory->device, &stage->device);
     else if (!status && stage->options.workers > 0)
         status = kvf_workers_open(stage->options.workers, &stage->workers);
     if (status || (!stage->device && !stage->workers))
         return status;
     const kvf_region_user user = {stage->workers ? kvf_workers_fd(stage->workers) : -1, settle, stage};
-    return kvf_transport_set_region_user(stage->transport, &user);
+    status = kvf_transport_set_region_user(stage->transport, &user);
+    stage->uses_regions = !status;
+    return status;
+}
+
+static kvf_status pin_arena(const kvf_stage *stage) {
+    const kvf_arena *arena = &stage->arena;
+    return stage->device ? kvf_stage_device_pin(stage->device, arena->slots[0].memory,
+                                                (uint64_t)arena->slot_count * arena->slot_bytes)
+                         : KVF_OK;
 }
 
 kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard, const kvf_stage_options *options,
@@ -143,9 +151,11 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     if (!status)
         status = kvf_stage_check_memory(stage);
     if (!status)
+        status = open_copiers(stage);
+    if (!status)
         status = open_arena(stage);
     if (!status)
-        status = open_copiers(stage);
+        status = pin_arena(stage);
     if (status) {
         close_copiers(stage);
         kvf_arena_close(&stage->arena);

@@ -22,6 +22,7 @@ typedef struct leg {
     uint64_t bytes, runs, pieces;
     uint64_t began_ns;
     bool over;
+    bool was_held; /* what it took says nothing of its way */
 } leg;
 
 struct kvf_move {
@@ -144,6 +145,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
     kvf_way way = KVF_WAY_DIRECT;
     out->peer = by->peer;
     out->direction = by->direction;
+    out->was_held = by->held;
     out->bytes = kvf_request_bytes(by->request, by->source);
     if (out->bytes == 0) {
         out->over = true;
@@ -300,7 +302,7 @@ static void learn(kvf_move *move, const leg *at) {
     kvf_stage *stage = move->stage;
     stage->counts.bytes[at->way] += at->bytes;
     kvf_stage_peer *peer = kvf_stage_find_peer(stage, at->peer);
-    if (!peer || at->runs == 0) /* nobody asks what cannot go packed */
+    if (!peer || at->runs == 0 || at->was_held) /* no runs: nobody asks what cannot go packed */
         return;
     kvf_peer_cost *cost = &peer->costs[at->direction];
     if (at->flow)
@@ -357,6 +359,7 @@ kvf_status kvf_move_get_info(const kvf_move *move, kvf_move_info *out) {
 void kvf_move_hold(kvf_move *move, bool held) {
     for (uint32_t i = 0; i < move->leg_count; i++) {
         leg *at = &move->legs[i];
+        at->was_held = at->was_held || held;
         if (at->transfer)
             kvf_transfer_hold(at->transfer, held);
         else if (at->flow)

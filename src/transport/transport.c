@@ -62,7 +62,10 @@ static kvf_status open_descriptors(kvf_transport *transport) {
 }
 
 kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_region_user *user) {
-    if (transport->user.settle && transport->forks == kvf_fork_count()) /* a child shares the epoll */
+    if (user && transport->user.settle)
+        return kvf_fail(KVF_E_EXISTS, "another stage of this transport has workers or a device already");
+    if (transport->user.settle && transport->user.fd >= 0 &&
+        transport->forks == kvf_fork_count()) /* a child shares the epoll */
         (void)epoll_ctl(transport->event_fd, EPOLL_CTL_DEL, transport->user.fd, NULL);
     transport->user = user ? *user : (kvf_region_user){0};
     return user ? watch(transport, user->fd) : KVF_OK;

@@ -237,7 +237,7 @@ typedef struct kvf_region_user {
  * Names the one user of the regions beside the fabrics. It is asked to settle before regions come or go.
  *
  * @param user  copied; NULL: there is none any more
- * @return KVF_OK, KVF_E_IO
+ * @return KVF_OK, KVF_E_EXISTS (there is one), KVF_E_IO
  */
 kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_region_user *user);
 
