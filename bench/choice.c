@@ -70,7 +70,7 @@ typedef struct end {
 } end;
 
 static uint64_t token_bytes(size_t length) {
-    return 2 * HEADS * run_bytes[length];
+    return (uint64_t)2 * HEADS * run_bytes[length];
 }
 
 static uint64_t most_tokens(size_t length) {

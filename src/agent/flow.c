@@ -116,7 +116,7 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     if (!status) {
         status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), agent->own_facts.convert, intro.shard,
                                        &shard);
-        agent->work += shard ? shard->checked * PIECE_WORK : REFUSED_SHARD_WORK;
+        agent->work += status ? REFUSED_SHARD_WORK : shard->checked * PIECE_WORK;
     }
     kvf_free(storage);
     if (status)
@@ -378,6 +378,8 @@ void kvf_flow_free(kvf_flow *flow) {
         DL_DELETE(flow->push->flows, flow);
     else
         kvf_flow_wait_no_more(flow);
+    /* The analyser does not know that what has a session is in its list. */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     DL_DELETE2(session->flows, flow, session_prev, session_next);
     HASH_DEL(session->flow_table, flow);
     session->flow_count--;
