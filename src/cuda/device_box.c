@@ -12,7 +12,8 @@
  */
 kvf_divisor kvf_divisor_of(uint32_t by) {
     uint32_t bits = 0;
-    KVF_ASSERT(by > 0 && by < NUMBERS);
+    KVF_ASSERT(by < NUMBERS);
+    by += by == 0; /* nothing is divided by it */
     while ((1ull << bits) < by)
         bits++;
     return (kvf_divisor){.by = by, .factor = (uint32_t)((1ull << (31 + bits)) / by + 1), .shift = 31 + bits};
@@ -74,6 +75,9 @@ kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *
                             uint64_t units, uint64_t cell_elements, kvf_cuda_box *out, uint32_t room,
                             uint32_t *count, uint32_t *tile) {
     const bool convert = from->type != to->type;
+    *count = 0;
+    if (rows == 0 || units == 0 || cell_elements == 0)
+        return KVF_OK;
     if (convert && !kvf_kernel_converts(from->type, to->type))
         return kvf_fail(KVF_E_UNSUPPORTED, "elements of type %d cannot become elements of type %d",
                         (int)from->type, (int)to->type);
@@ -96,7 +100,6 @@ kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *
         return kvf_fail(KVF_E_LIMIT, "%llu rows of a block, %llu vectors of a row; devices number up to 2^30",
                         (unsigned long long)first, (unsigned long long)row_vectors);
     const uint64_t most = kvf_min_u64(NUMBERS / 2 / row_vectors, NUMBERS / 2);
-    *count = 0;
     for (uint64_t row = 0; row < rows; row += most) {
         const uint64_t now = kvf_min_u64(most, rows - row);
         if (*count == room)

@@ -105,7 +105,7 @@ typedef struct kvf_cuda_device {
 
 /** The driver, as it was found. Never freed. */
 typedef struct kvf_cuda {
-#define MEMBER(name, arguments) CUresult(*name) arguments;
+#define MEMBER(name, arguments) CUresult(*name) arguments; /* NOLINT(bugprone-macro-parentheses) */
     KVF_CUDA_FUNCTIONS(MEMBER)
 #undef MEMBER
     uint32_t version; /**< 1000 * major + 10 * minor, as the driver says */

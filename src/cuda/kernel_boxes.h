@@ -13,9 +13,9 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
-#define KVF_TILE_THREADS 256u /* of a block of threads */
-#define KVF_TILE_ROUNDS 4u    /* vectors of a thread in a tile */
-#define KVF_TILE_VECTORS (KVF_TILE_THREADS * KVF_TILE_ROUNDS)
+#define KVF_TILE_THREADS 256u  /* of a block of threads */
+#define KVF_TILE_ROUNDS 4u     /* vectors of a thread in a tile */
+#define KVF_TILE_VECTORS 1024u /* the two, multiplied */
 
 /** Division by multiplication: (number * factor) >> shift is number / by, for numbers below 2^31. */
 typedef struct kvf_divisor {

@@ -286,6 +286,17 @@ static void what_devices_cannot_move_is_refused(void **unused) {
     assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1u << 24, 16, 256, &box, 1, &count, &tile), KVF_E_LIMIT);
 }
 
+static void a_move_of_nothing_is_no_box(void **unused) {
+    (void)unused;
+    const kvf_device_side side = {.packed = 4096, .type = KVF_DTYPE_BF16};
+    kvf_cuda_box box;
+    uint32_t count = 7, tile = 3;
+    assert_int_equal(kvf_device_boxes(&side, &side, 0, 1, 2, &box, 1, &count, &tile), KVF_OK);
+    assert_int_equal(count, 0);
+    assert_int_equal(kvf_device_boxes(&side, &side, 1, 1, 0, &box, 1, &count, &tile), KVF_OK);
+    assert_int_equal(tile, 3);
+}
+
 static void a_long_move_is_several_boxes(void **unused) {
     (void)unused;
     const kvf_device_side from = {.packed = 1ull << 40, .type = KVF_DTYPE_BF16};
@@ -311,6 +322,7 @@ int main(void) {
         cmocka_unit_test(divisors_divide_every_number),
         cmocka_unit_test(vectors_are_as_long_as_addresses_allow),
         cmocka_unit_test(what_devices_cannot_move_is_refused),
+        cmocka_unit_test(a_move_of_nothing_is_no_box),
         cmocka_unit_test(a_long_move_is_several_boxes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
