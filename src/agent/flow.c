@@ -375,7 +375,7 @@ void kvf_flow_free(kvf_flow *flow) {
     kvf_session *session = flow->session;
     kvf_call_drop(flow->told);
     if (flow->push)
-        DL_DELETE(flow->push->flows, flow);
+        DL_DELETE(flow->push->flows, flow); /* NOLINT(clang-analyzer-core.NullDereference): as below */
     else
         kvf_flow_wait_no_more(flow);
     /* The analyser does not know that what has a session is in its list. */

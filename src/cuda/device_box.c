@@ -11,12 +11,14 @@
  * Montgomery, 1994, theorem 4.2).
  */
 kvf_divisor kvf_divisor_of(uint32_t by) {
+    const uint32_t divisor = by > 0 ? by : 1; /* nothing is divided by 0 */
     uint32_t bits = 0;
     KVF_ASSERT(by < NUMBERS);
-    by += by == 0; /* nothing is divided by it */
-    while ((1ull << bits) < by)
+    while ((1ull << bits) < divisor)
         bits++;
-    return (kvf_divisor){.by = by, .factor = (uint32_t)((1ull << (31 + bits)) / by + 1), .shift = 31 + bits};
+    /* NOLINTNEXTLINE(clang-analyzer-core.DivideZero): the analyser loses the line above */
+    const uint64_t factor = (1ull << (31 + bits)) / divisor + 1;
+    return (kvf_divisor){.by = divisor, .factor = (uint32_t)factor, .shift = 31 + bits};
 }
 
 /* The largest power of two that divides all of the numbers whose bits are in `ored`; 16 at the most. */

@@ -20,7 +20,7 @@
 typedef struct kvf_stage_device kvf_stage_device;
 
 /** Opens the copy engine of a device. @return as kvf_copier_open() */
-kvf_status kvf_stage_device_open(uint32_t device, kvf_stage_device **out);
+kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out);
 
 /** Pins the arena, memory of the host that stays until kvf_stage_device_close(). @return as kvf_copier_pin() */
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);

@@ -623,7 +623,7 @@ CUresult cuEventQuery(CUevent event) {
 
 static int number_from(const char *name, int otherwise) {
     const char *text = getenv(name);
-    return text ? atoi(text) : otherwise;
+    return text ? (int)strtol(text, NULL, 10) : otherwise;
 }
 
 CUresult cuDriverGetVersion(int *version) {

@@ -12,7 +12,7 @@
 typedef struct asked {
     bool groups[MAX_GROUPS];
     uint32_t layers_begin, layers_end; /* of the model; empty: all */
-    bool converts;                     /* f32, f16 and bf16 into each other */
+    uint32_t converts; /* 1: f32, f16 and bf16 into each other; no bool: compared byte by byte */
 } asked;
 
 typedef struct layer_span {

@@ -55,7 +55,7 @@ static kvf_agent_options with_way(const kvf_agent_options *options) {
     out.slot_bytes = 4096;
     out.arena_bytes = 128 * 4096;
     const char *workers = getenv("KVF_TEST_WORKERS");
-    out.workers = workers ? (uint32_t)atoi(workers) : 0;
+    out.workers = workers ? (uint32_t)strtoul(workers, NULL, 10) : 0;
     return out;
 }
 

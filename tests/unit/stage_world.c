@@ -95,7 +95,7 @@ static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf
     stage.struct_size = sizeof stage;
     const char *workers = getenv("KVF_TEST_WORKERS");
     if (workers)
-        stage.workers = (uint32_t)atoi(workers);
+        stage.workers = (uint32_t)strtoul(workers, NULL, 10);
     stage.permit = permit;
     stage.on_event = on_event;
     stage.context = end;
