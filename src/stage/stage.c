@@ -77,7 +77,7 @@ static void close_copiers(kvf_stage *stage) {
     stage->device = NULL;
 }
 
-/* Where the shard's memory is: all of it in one place. */
+/* Where the shard's memory is: all of it in one place. NULL: it has none. */
 static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
     uint32_t count;
     const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
@@ -89,7 +89,7 @@ static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
                 "stage: region 0 is in memory of kind %d, device %u, and region %u in kind %d, device %u; "
                 "a stage takes shards that are in one place",
                 (int)regions[0].kind, regions[0].device, i, (int)regions[i].kind, regions[i].device);
-    *out = &regions[0];
+    *out = own > 0 ? &regions[0] : NULL;
     return KVF_OK;
 }
 
@@ -97,7 +97,7 @@ static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
 static kvf_status open_copiers(kvf_stage *stage) {
     const kvf_memory *memory = NULL;
     kvf_status status = find_memory(stage, &memory);
-    if (!status && memory->kind == KVF_MEMORY_CUDA)
+    if (!status && memory && memory->kind == KVF_MEMORY_CUDA)
         status = kvf_stage_device_open(memory->device, &stage->device);
     else if (!status && stage->options.workers > 0)
         status = kvf_workers_open(stage->options.workers, &stage->workers);
