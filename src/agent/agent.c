@@ -146,9 +146,12 @@ typedef struct carriage {
 /* The host of an endpoint, with the brackets of an address that has them; "": it has none. */
 static void host_of(const char *endpoint, char out[KVF_ENDPOINT_BYTES]) {
     static const char scheme[] = "tcp://";
-    const char *colon = strrchr(endpoint, ':'), *host = endpoint + sizeof scheme - 1;
+    const char *colon = strrchr(endpoint, ':');
     out[0] = '\0';
-    if (strncmp(endpoint, scheme, sizeof scheme - 1) == 0 && colon > host)
+    if (strncmp(endpoint, scheme, sizeof scheme - 1) != 0)
+        return;
+    const char *host = endpoint + sizeof scheme - 1;
+    if (colon > host)
         (void)snprintf(out, KVF_ENDPOINT_BYTES, "%.*s", (int)(colon - host), host);
 }
 

@@ -102,9 +102,10 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
     kvf_way way = KVF_WAY_DIRECT;
-    kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers), **mates = peers + count;
+    kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers);
     if (!peers)
         return kvf_nomem("a request");
+    kvf_peer **mates = peers + count;
     kvf_status status = find_peers(sessions, count, peers);
     if (!status)
         status = choose_way(ticket, kvf_request_plan(request), peers, count, kvf_way_of(ticket), &way);

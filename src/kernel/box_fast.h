@@ -53,6 +53,7 @@ ALWAYS void copy_nest(const nest *n, unsigned char *to, const unsigned char *fro
         for (uint64_t j = 0; j < n->count[1]; j++) {
             const uint64_t at = i * n->from[0] + j * n->from[1];
             unsigned char *out = to + i * n->to[0] + j * n->to[1];
+            /* cppcheck-suppress nullPointerArithmetic ; where nothing is asked for, it is not added to */
             const unsigned char *in = from + at, *ask = asks ? next + at : from;
             for (uint64_t k = 0; k < count; k++, out += to_step, in += from_step, ask += from_step) {
                 if (asks)
