@@ -268,7 +268,7 @@ static void expected_cell(uint32_t seed, const uint64_t at[6], kvf_dtype from, c
         return;
     }
     for (uint32_t e = 0, item = kvf_dtype_bits(from) / 8; e < part->cell_elements; e++) {
-        uint8_t in[4];
+        uint8_t in[4] = {0};
         for (uint32_t i = 0; i < item; i++)
             in[i] = expected_byte(seed, at, (uint64_t)e * item + i);
         out += element_move(from, in, part->dtype, out);
