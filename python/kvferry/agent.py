@@ -203,8 +203,8 @@ class Agent:
         way: by which way requests move; DIRECT: the agent has no arena
         arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched where something goes packed
         workers: threads that copy to and from that memory; 0: who makes progress copies; up to 16
-        convert: element types (of f32, f16, bf16) that may be converted into each other on the way; what types differ
-            moves where both engines allow all of them, and then packed
+        convert: element types (of f32, f16, bf16) that may be converted into each other on the way; a group
+            whose types differ moves where both engines allow all of them, and then packed
         convert_groups: the groups for which that holds; None: all
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError

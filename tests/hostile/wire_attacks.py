@@ -19,8 +19,12 @@ import zmq
 
 HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
 MEBI = 1 << 20
-LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB of each, and takes any number of them
-GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # of ZMTP: signature and version, of which the rest is missing
+LARGE = (
+    8  # connections that bring large messages: an owner keeps up to 9 MiB of each, and takes any number of them
+)
+GREETING = (
+    b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
+)  # of ZMTP: signature and version, of which the rest is missing
 
 
 @dataclass
@@ -122,7 +126,9 @@ def idle(wire: Wire) -> Iterator[int]:
     while True:
         made = wire.raw()
         if made:
-            wire.keep(made, 900)
+            wire.keep(
+                made, 500
+            )  # of which the port takes any number; with all other attacks within what is judged
         yield made is not None
 
 
