@@ -122,13 +122,11 @@ def series(region: int, size: int, begins: int, count: int, distance: int) -> by
 
 
 def idle(wire: Wire) -> Iterator[int]:
-    """Connections without a word, kept."""
+    """Connections without a word, kept: the port takes any number, so they are fewer than what is judged by."""
     while True:
         made = wire.raw()
         if made:
-            wire.keep(
-                made, 500
-            )  # of which the port takes any number; with all other attacks within what is judged
+            wire.keep(made, 500)
         yield made is not None
 
 
