@@ -94,8 +94,8 @@ static kvf_status check_way(const kvf_asker *expect) {
 
 /* Whatever its writers still have under way, it does not reach the blocks. */
 static void end_flows(const kvf_asker *expect) {
-    bool told =
-        false; /* before a writer was told our number there is no flow, and perhaps we lack the work */
+    /* Before a writer was told our number there is no flow, and perhaps we lack the work. */
+    bool told = false;
     for (uint32_t i = 0; i < expect->source_count; i++)
         told = told || expect->sources[i].until > 0;
     if (told)

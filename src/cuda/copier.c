@@ -37,10 +37,8 @@ struct kvf_copier {
 /* ---- device code -------------------------------------------------------------------------------- */
 
 static bool runs_on(const kvf_device_image *image, const kvf_cuda_device *device) {
-    if (image->portable)
-        return image->major < device->major ||
-               (image->major == device->major && image->minor <= device->minor);
-    return image->major == device->major && image->minor <= device->minor;
+    return (image->major == device->major && image->minor <= device->minor) ||
+           (image->portable && image->major < device->major);
 }
 
 /* Machine code before what has to be compiled first, and of each the newest. */
@@ -162,10 +160,6 @@ kvf_status kvf_copier_close(kvf_copier *copier) {
     unmake(copier, cuda);
     kvf_cuda_leave(cuda);
     return KVF_OK;
-}
-
-uint32_t kvf_copier_device(const kvf_copier *copier) {
-    return copier->device;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ typedef struct kvf_copy_job kvf_copy_job;
 /** Zeroed fields mean what their comment says. */
 typedef struct kvf_copier_options {
     uint32_t
-        blocks; /**< of threads that run at once, about one on each multiprocessor; 0: 16, or as many as there are */
+        blocks;     /**< of threads that run at once; 0: 16. Never more than the device has multiprocessors */
     uint32_t jobs;  /**< under way at once; 0: 32 */
     uint32_t boxes; /**< of a job; 0: 256 */
 } kvf_copier_options;
@@ -47,8 +47,6 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
  * @return KVF_OK; KVF_E_AGAIN, and nothing is closed: a job is under way, for what it waits for has not happened
  */
 kvf_status kvf_copier_close(kvf_copier *copier);
-
-uint32_t kvf_copier_device(const kvf_copier *copier);
 
 /**
  * Lets devices read and write memory of the host, until kvf_copier_unpin(): it cannot be paged out meanwhile. Its address

@@ -111,7 +111,6 @@ struct kvf_stage_peer {
     kvf_slot_share share;
     kvf_peer_cost costs[2]; /**< by direction */
     bool has_lists; /**< one operation takes many runs, and then they cost little: nothing is packed for it */
-    bool withholds; /**< nothing but arenas may be touched: see kvf_peer_withholds(), kvf_memory.kept */
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */
     uint32_t flows[2];     /**< that are not over: [0] it has opened, [1] we have, without those that wait */

@@ -249,7 +249,6 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
     const bool near = kvf_peer_costs(peer, &apart);
     joined->has_lists = !near && kvf_cost_has_lists(kvf_peer_kind(peer));
-    joined->withholds = kvf_peer_withholds(peer) || kvf_transport_keeps(stage->transport);
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
         kvf_stage_cost assumed;
         if (near)
