@@ -1,6 +1,6 @@
 /*
- * What the stage needs of memory, whatever it moves: a request of 4 GiB through arenas of 64 MiB, and 10,000 requests
- * one after the other. Blocks of both caches are named many times over in the tables of the large one, so that 4 GiB flow
+ * How much memory the stage uses, independent of the bytes it moves: one request of 4 GiB through arenas of 64 MiB, and
+ * 10,000 requests one after the other. Blocks of both caches are named many times over in the tables of the large one, so that 4 GiB flow
  * between caches of 64 MiB; each block has the bytes of its number, and what arrives is compared.
  *
  * The library's own allocations are counted exactly; resident memory is the process's.
@@ -31,7 +31,7 @@ static void require(kvf_status status) {
 
 /* ---- counting --------------------------------------------------------------------------------- */
 
-/* What lies in front of each allocation, as aligned as that. */
+/* The header in front of each allocation; it keeps the alignment of malloc(). */
 typedef union head {
     size_t bytes;
     max_align_t align;

@@ -95,7 +95,7 @@ static void find_hosts(void) {
     bench_require(our_space >= 0 && owner_space >= 0, "no such network namespace");
 }
 
-/* What is opened from here on is in that namespace. */
+/* Enters a network namespace: sockets that are opened afterwards belong to it. */
 static void enter_space(int space) {
     bench_require(space < 0 || setns(space, CLONE_NEWNET) == 0, "the network namespace cannot be entered");
 }

@@ -480,7 +480,7 @@ static void move_by_rival(const bench_mover *mover, bench_rival *rival) {
     kvf_transfer_free(transfer);
 }
 
-/* What both processes have had of the processors. */
+/* Processor time of both processes. */
 static uint64_t processor_ns(const bench_mover *mover) {
     clockid_t clocks[2] = {CLOCK_PROCESS_CPUTIME_ID};
     bench_require(clock_getcpuclockid(mover->other, &clocks[1]) == 0, "no clock of the other process");

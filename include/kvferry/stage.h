@@ -220,9 +220,9 @@ typedef struct kvf_stage_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
-/** What is expected of the two ways to one peer in one direction: assumed at first, and moved towards what was seen.
- * These prices are for transfers unlike all that were seen; others are predicted from those of their length of runs and
- * of their size. */
+/** The prices of the two ways to one peer in one direction: assumed at first, then moved towards the transfers that
+ * ended. They predict transfers that are unlike all before; the stage predicts others from transfers with runs of similar
+ * length and of similar size. */
 typedef struct kvf_stage_cost {
     size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */
     kvf_cost_model direct;
@@ -236,7 +236,7 @@ typedef struct kvf_stage_cost {
 KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
                                       kvf_stage_cost *out);
 
-/** What both ways are assumed to take. Where the plan converts, packed is the only one. */
+/** The times that both ways are assumed to take. A plan that converts goes packed only. */
 typedef struct kvf_way_prediction {
     size_t struct_size; /**< sizeof(kvf_way_prediction), set by the caller */
     kvf_way way;        /**< the cheaper; KVF_WAY_DIRECT where nothing moves */
