@@ -57,6 +57,11 @@ class ShmPair(Pair):
     connections = 1024
     folder: Path = Path()
     harm: list[str] = field(default_factory=list)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Looked up while nobody attacks: descriptors come and go later, and there may be none left to look with
+        self.name = socket_name(self.producer.process.pid)
 
     def attack(self, names: list[str], seconds: float) -> int:
         if names[0] == "burn":
@@ -89,7 +94,7 @@ class ShmPair(Pair):
         """What an attacker is told: without a card, the name that everybody can see."""
         if name not in STRANGERS:
             return f"card:{self.producer.endpoint}"
-        return f"name:{socket_name(self.producer.process.pid)}"
+        return f"name:{self.name}"
 
 
 def socket_name(pid: int) -> str:
