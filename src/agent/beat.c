@@ -70,18 +70,9 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
         kvf_pull_granted(source);
 }
 
-static uint32_t count_sources(const kvf_session *session) {
-    uint32_t count = 0;
-    const kvf_source *source;
-    DL_FOREACH(session->sources, source) {
-        count++;
-    }
-    return count;
-}
-
 static void beat(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
-    uint32_t count = count_sources(session);
+    uint32_t count = session->source_count;
     uint64_t *leases = kvf_alloc(count, sizeof *leases);
     uint64_t *expectations = kvf_alloc(2 * (size_t)count, sizeof *expectations);
     kvf_call_body body = {.leases = leases, .expectations = expectations, .clock_ns = now};

@@ -152,9 +152,12 @@ typedef struct tally {
     uint64_t *sums;
     uint64_t step, layer, unit;
     uint64_t cell_bytes;
-    unsigned char *whole;      /* room for a cell that is kept in pieces */
-    kvf_part_desc own, hashed; /* how elements are kept, and as what they are hashed */
-    unsigned char *converted;  /* room for a cell whose elements are converted; NULL: they are not */
+    uint64_t hashed_bytes;    /* of a cell as it is hashed */
+    unsigned char *whole;     /* room for a cell that is kept in pieces */
+    unsigned char *converted; /* room for a cell whose elements are converted; NULL: they are not */
+    kvf_dtype own, hashed;    /* how elements are kept, and as what they are hashed */
+    uint32_t elements;        /* of a cell */
+    bool as_it_lies;          /* neither in pieces nor converted: a cell is hashed where it is */
     uint32_t depth;            /* how many cells wait; 0: none */
     uint64_t taken;
     pending queue[QUEUE_CELLS];
@@ -171,13 +174,16 @@ static const unsigned char *whole_cell(const tally *t, const pending *p) {
     return t->whole;
 }
 
+static const unsigned char *converted_cell(const tally *t, const unsigned char *cell) {
+    if (!t->converted)
+        return cell;
+    kvf_kernel_convert(t->own, t->hashed, cell, t->converted, t->elements, false);
+    return t->converted;
+}
+
 static void hash(const tally *t, const pending *p) {
-    const unsigned char *cell = whole_cell(t, p);
-    if (t->converted) {
-        kvf_kernel_convert(t->own.dtype, t->hashed.dtype, cell, t->converted, t->own.cell_elements, false);
-        cell = t->converted;
-    }
-    *p->sum += XXH3_64bits_withSeed(cell, kvf_part_cell_bytes(&t->hashed), p->seed);
+    const unsigned char *cell = t->as_it_lies ? p->cell : converted_cell(t, whole_cell(t, p));
+    *p->sum += XXH3_64bits_withSeed(cell, t->hashed_bytes, p->seed);
 }
 
 static void take(tally *t, pending p) {
@@ -252,19 +258,24 @@ static bool is_in_pieces(const area *a) {
 }
 
 static kvf_status make_room(const area *a, kvf_dtype dtype, tally *t) {
-    t->own = t->hashed = kvf_model_group(a->shard->model, a->group)->parts[a->part];
+    kvf_part_desc part = kvf_model_group(a->shard->model, a->group)->parts[a->part];
+    t->own = part.dtype;
     if (dtype != KVF_DTYPE_INVALID)
-        t->hashed.dtype = dtype;
-    const bool converts = t->own.dtype != t->hashed.dtype;
-    if (converts && !kvf_kernel_converts(t->own.dtype, dtype))
-        return kvf_fail(KVF_E_UNSUPPORTED, "checksum: %s cannot be converted into %s",
-                        kvf_dtype_name(t->own.dtype), kvf_dtype_name(dtype));
+        part.dtype = dtype;
+    t->hashed = part.dtype;
+    t->elements = part.cell_elements;
+    t->hashed_bytes = kvf_part_cell_bytes(&part);
+    const bool converts = t->own != t->hashed;
+    if (converts && !kvf_kernel_converts(t->own, t->hashed))
+        return kvf_fail(KVF_E_UNSUPPORTED, "checksum: %s cannot be converted into %s", kvf_dtype_name(t->own),
+                        kvf_dtype_name(t->hashed));
     if (is_in_pieces(a) && !(t->whole = kvf_alloc(a->cell_bytes, 1)))
         return kvf_nomem("a checksum");
-    if (converts && !(t->converted = kvf_alloc(kvf_part_cell_bytes(&t->hashed), 1))) {
+    if (converts && !(t->converted = kvf_alloc(t->hashed_bytes, 1))) {
         kvf_free(t->whole);
         return kvf_nomem("a checksum");
     }
+    t->as_it_lies = !t->whole && !t->converted;
     return KVF_OK;
 }
 

@@ -95,6 +95,7 @@ struct kvf_session {
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
+    uint32_t source_count;
     bool joined, joining;                  /* outgoing: it has our card */
     bool joins_again;                      /* incoming: for it was told that we have forgotten the session */
     bool join_wanted;                      /* outgoing: it is to be told, by whoever has the work */

@@ -266,6 +266,7 @@ kvf_status kvf_ticket_attach(kvf_asker *ticket) {
         if (!session->sources) /* it may have been silent for long, with nobody to ask */
             session->last_heard = session->last_used;
         DL_APPEND(session->sources, source);
+        session->source_count++;
         ticket->source_count++;
     }
     return KVF_OK;
@@ -278,6 +279,7 @@ void kvf_source_detach(kvf_source *source) {
         return;
     source->session->last_used = kvf_agent_now(source->session->agent);
     DL_DELETE(source->session->sources, source);
+    source->session->source_count--;
     source->session = NULL;
 }
 
