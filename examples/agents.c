@@ -48,7 +48,8 @@ static const place pulled = {"pulled", {7, 3, 9}, {5, 1}};
 static const place pushed = {"pushed", {2, 8, 4}, {0, 6}};
 
 /* What the model "computes": a number for each element, other ones in each request. */
-static float value_of(const place *p, uint32_t layer, uint32_t part, uint32_t token, uint32_t head, uint32_t i) {
+static float value_of(const place *p, uint32_t layer, uint32_t part, uint32_t token, uint32_t head,
+                      uint32_t i) {
     uint32_t element = (((layer * PARTS + part) * TOKENS + token) * HEADS + head) * HEAD_SIZE + i;
     return (float)element + (p == &pushed ? 0.5f : 0.0f);
 }

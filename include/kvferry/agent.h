@@ -675,6 +675,17 @@ typedef struct kvf_agent_stats {
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);
 
 /**
+ * The statistics as text that Prometheus reads (its exposition format, version 0.0.4), for the engine's own page of
+ * metrics: counters, gauges and histograms named `kvferry_...`, times in seconds, with the labels `engine` and `rank`
+ * of this agent. An engine with several agents in one process prints the lines of each that begin with `#` once.
+ *
+ * @param text    receives the text, cut to fit and ended by a zero byte; may be NULL where text_bytes is 0
+ * @param length  receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_INVALID, KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_metrics(kvf_agent *agent, char *text, size_t text_bytes, size_t *length);
+
+/**
  * A peer's clock minus ours, in nanoseconds, by the smallest round trip seen, and how far off this may be at most.
  *
  * @return KVF_OK, or KVF_E_NOT_FOUND when there is no session with that rank

@@ -302,6 +302,9 @@ uint64_t kvf_wall_clock(void);
 /** Logs each line of a text, where lines of the level are wanted. */
 void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 
+/** The word of the log and of metrics, such as "pull". */
+const char *kvf_request_kind_name(kvf_request_kind kind);
+
 /** KVF_E_INVALID: it is NULL, or a directory, which has no memory. */
 kvf_status kvf_agent_needs_memory(const kvf_agent *agent);
 

@@ -158,7 +158,7 @@ typedef struct tally {
     kvf_dtype own, hashed;    /* how elements are kept, and as what they are hashed */
     uint32_t elements;        /* of a cell */
     bool as_it_lies;          /* neither in pieces nor converted: a cell is hashed where it is */
-    uint32_t depth;            /* how many cells wait; 0: none */
+    uint32_t depth;           /* how many cells wait; 0: none */
     uint64_t taken;
     pending queue[QUEUE_CELLS];
 } tally;

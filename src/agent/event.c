@@ -174,7 +174,11 @@ static struct json_object *visible(const void *id, size_t bytes) {
     return value;
 }
 
-static const char *const kind_names[] = {"none", "hold", "pull", "push", "expect", "connect"};
+const char *kvf_request_kind_name(kvf_request_kind kind) {
+    static const char *const names[] = {"none", "hold", "pull", "push", "expect", "connect"};
+    KVF_ASSERT(kind >= 0 && (size_t)kind < sizeof names / sizeof *names);
+    return names[kind];
+}
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail) {
@@ -189,7 +193,7 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
     add(line, "engine", json_object_new_string(agent->name ? agent->name : ""));
     add(line, "rank", json_object_new_int64(agent->rank));
     if (ticket) {
-        add(line, "kind", json_object_new_string(kind_names[ticket->kind]));
+        add(line, "kind", json_object_new_string(kvf_request_kind_name(ticket->kind)));
         add(line, "ticket", json_object_new_uint64(ticket->number));
         add(line, "request", visible(ticket->id, ticket->id_bytes));
         add(line, "bytes", json_object_new_uint64(ticket->bytes));

@@ -1,0 +1,150 @@
+/* What an agent counts, as text for Prometheus: the numbers are those of the statistics, and the text is of its form. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent_world.h"
+
+#define TEXT_BYTES 32768
+
+static void open_pair(world *w, const char *producer) {
+    world_open_model(w, attention(2, 4, 8), ENGINE(.name = producer, .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}), NULL);
+}
+
+static const char *metrics_of(kvf_agent *agent) {
+    static char text[TEXT_BYTES];
+    size_t length;
+    assert_ok(kvf_agent_metrics(agent, text, sizeof text, &length));
+    assert_int_equal(length, strlen(text));
+    return text;
+}
+
+/* The number behind a name with its labels. */
+static double value_of(const char *text, const char *name) {
+    for (const char *at = text; (at = strstr(at, name)) != NULL; at++)
+        if ((at == text || at[-1] == '\n') && at[strlen(name)] == ' ')
+            return strtod(at + strlen(name), NULL);
+    fail_msg("no \"%s\" in:\n%s", name, text);
+    return 0;
+}
+
+static void the_numbers_are_those_of_the_statistics(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, "P");
+    world_pull_everything(&w, "a request", 100, 1);
+    kvf_agent *d = w.d.agents[1];
+    const kvf_agent_stats stats = world_stats(d);
+    const char *text = metrics_of(d);
+    assert_true(stats.bytes_read > 0);
+    assert_true(value_of(text, "kvferry_read_bytes_total{engine=\"D\",rank=\"1\"}") ==
+                (double)stats.bytes_read);
+    assert_true(value_of(text, "kvferry_runs_total{engine=\"D\",rank=\"1\"}") == (double)stats.runs);
+    assert_true(value_of(text, "kvferry_peers{engine=\"D\",rank=\"1\"}") == (double)stats.peers_now);
+    assert_true(value_of(text, "kvferry_requests_done_total{engine=\"D\",rank=\"1\",kind=\"pull\"}") == 1);
+    assert_true(value_of(text, "kvferry_requests_done_total{engine=\"D\",rank=\"1\",kind=\"push\"}") == 0);
+    assert_true(value_of(text, "kvferry_request_seconds_count{engine=\"D\",rank=\"1\"}") == 1);
+    assert_null(strstr(text, "kvferry_failures_total{"));
+    world_close(&w);
+}
+
+/* Buckets count all that is not longer, so they never fall, and the last one has all. */
+static void buckets_of_a_histogram_add_up(void **state) {
+    (void)state;
+    static const char bucket[] = "kvferry_request_seconds_bucket{engine=\"D\",rank=\"0\",le=\"";
+    world w;
+    open_pair(&w, "P");
+    world_pull_everything(&w, "one", 100, 1);
+    world_pull_everything(&w, "two", 60, 2);
+    const char *text = metrics_of(w.d.agents[0]);
+    double last = 0, last_limit = 0;
+    uint32_t buckets = 0;
+    for (const char *at = text; (at = strstr(at, bucket)) != NULL; buckets++) {
+        char *end;
+        double limit = strtod(at += strlen(bucket), &end); /* +Inf is one, too */
+        assert_memory_equal(end, "\"} ", 3);
+        double count = strtod(end + 3, NULL);
+        assert_true(limit > last_limit && count >= last);
+        last_limit = limit;
+        last = count;
+    }
+    assert_true(buckets > 10);
+    assert_true(last == 2 && value_of(text, "kvferry_request_seconds_count{engine=\"D\",rank=\"0\"}") == 2);
+    world_close(&w);
+}
+
+/* A line is a comment, or a name, labels and a number; each name was announced with its type before it. */
+static void every_line_is_of_the_form(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, "P\"\\");
+    world_pull_everything(&w, "a request", 100, 1);
+    static char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", metrics_of(w.p.agents[0]));
+    assert_true(text[strlen(text) - 1] == '\n');
+    char announced[64] = "";
+    uint32_t lines = 0;
+    char *rest;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest), lines++) {
+        if (strncmp(line, "# TYPE ", 7) == 0) {
+            assert_int_equal(sscanf(line, "# TYPE %63[a-z_] ", announced), 1);
+        } else if (line[0] != '#') {
+            assert_memory_equal(line, announced, strlen(announced));
+            assert_non_null(strstr(line, "{engine=\"P\\\"\\\\\",rank=\"0\""));
+            char *end;
+            const char *number = strrchr(line, ' ');
+            assert_non_null(number);
+            (void)strtod(number + 1, &end);
+            assert_true(end > number + 1 && *end == '\0');
+        }
+    }
+    assert_true(lines > 100);
+    world_close(&w);
+}
+
+static void failures_are_told_by_status(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, "P");
+    world_request held;
+    uint64_t tickets[WORLD_MAX_RANKS];
+    world_request_make(&w, &w.p, "never taken", 40, 10, 1, &held);
+    world_hold(&w.p, &held, tickets);
+    assert_true(
+        value_of(metrics_of(w.p.agents[0]), "kvferry_requests{engine=\"P\",rank=\"0\",kind=\"hold\"}") == 1);
+    assert_ok(kvf_agent_cancel(w.p.agents[0], tickets[0]));
+    world_quiet(&w);
+    const char *text = metrics_of(w.p.agents[0]);
+    assert_true(
+        value_of(text, "kvferry_failures_total{engine=\"P\",rank=\"0\",status=\"KVF_E_CANCELLED\"}") == 1);
+    assert_true(value_of(text, "kvferry_requests_failed_total{engine=\"P\",rank=\"0\",kind=\"hold\"}") == 1);
+    world_close(&w);
+}
+
+static void a_text_is_cut_to_fit(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, "P");
+    char whole[TEXT_BYTES], few[64];
+    size_t length, again;
+    assert_ok(kvf_agent_metrics(w.p.agents[0], NULL, 0, &length));
+    assert_ok(kvf_agent_metrics(w.p.agents[0], whole, sizeof whole, &again));
+    assert_int_equal(length, again);
+    assert_ok(kvf_agent_metrics(w.p.agents[0], few, sizeof few, NULL));
+    assert_int_equal(strlen(few), sizeof few - 1);
+    assert_memory_equal(few, whole, sizeof few - 1);
+    assert_fails(kvf_agent_metrics(NULL, few, sizeof few, NULL), KVF_E_INVALID, "agent");
+    assert_fails(kvf_agent_metrics(w.p.agents[0], NULL, 1, NULL), KVF_E_INVALID, "text");
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_numbers_are_those_of_the_statistics),
+        cmocka_unit_test(buckets_of_a_histogram_add_up),
+        cmocka_unit_test(every_line_is_of_the_form),
+        cmocka_unit_test(failures_are_told_by_status),
+        cmocka_unit_test(a_text_is_cut_to_fit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
