@@ -19,15 +19,16 @@ typedef struct holder {
 typedef struct cover {
     kvf_plan *plan;
     uint32_t group, part;
-    uint32_t *order; /* ranks by share, and then by their number */
+    uint32_t *order; /* ranks whose share has tokens we keep, by share, and then by their number */
     holder *holders; /* in this order */
-    holder *near;    /* of them, those that hold the layers at hand */
+    uint32_t holder_count;
+    holder *near; /* of them, those that hold the layers at hand */
     uint32_t near_count;
     uint32_t *shares; /* remote token shares that have tokens we keep, ascending */
     uint32_t share_count;
     uint32_t *bounds[2]; /* scratch, for layers and for units: two entries more than twice the ranks, each */
-    uint32_t *last_cuts; /* [share]: its last cut in these layers of this part; UINT32_MAX: none */
-    uint32_t *counts;    /* scratch, one entry more than ranks */
+    uint32_t *last_cuts; /* [of shares]: its last cut in these layers of this part; UINT32_MAX: none */
+    uint32_t *counts;    /* scratch, two entries more than ranks */
     uint32_t *cut_ranks; /* [cut]: the rank it is read from; sources are numbered when all are known */
     uint32_t cut_capacity;
 } cover;
@@ -62,15 +63,15 @@ static bool contains(kvf_range outer, kvf_range inner) {
     return outer.begin <= inner.begin && inner.end <= outer.end;
 }
 
-static kvf_status uncovered(const cover *c, uint32_t part, kvf_range layers, kvf_range units,
-                            kvf_token_share tokens) {
+static kvf_status uncovered(const cover *c, kvf_range layers, kvf_range units, kvf_token_share tokens) {
     const kvf_group_desc *group = kvf_model_group(c->plan->local->model, c->group);
     char shares[64] = "";
     if (tokens.count > 1)
         (void)snprintf(shares, sizeof shares, " for tokens of share %u of %u", tokens.index, tokens.count);
     return kvf_fail(KVF_E_UNCOVERED, "%s: no rank holds group %s, layers %u to %u, part %s, units [%u, %u)%s",
                     kvf_engine_name(c->plan->remote), group->name, group->layers[layers.begin],
-                    group->layers[layers.end - 1], group->parts[part].name, units.begin, units.end, shares);
+                    group->layers[layers.end - 1], group->parts[c->part].name, units.begin, units.end,
+                    shares);
 }
 
 static kvf_token_share share_of(const cover *c, uint32_t index) {
@@ -78,11 +79,11 @@ static kvf_token_share share_of(const cover *c, uint32_t index) {
     return (kvf_token_share){index, agreed->share_count, agreed->share_width};
 }
 
-static kvf_status add_cut(cover *c, uint32_t rank, kvf_plan_cut cut) {
+static kvf_status add_cut(cover *c, uint32_t rank, uint32_t share, kvf_plan_cut cut) {
     kvf_plan *plan = c->plan;
     KVF_ASSERT(cut.layers.begin < cut.layers.end && cut.units.begin < cut.units.end);
     /* The same holder goes on where its last cut ended: cuts of other token shares may stand between. */
-    uint32_t last = c->last_cuts[cut.tokens.index];
+    uint32_t last = c->last_cuts[share];
     if (last != UINT32_MAX && c->cut_ranks[last] == rank && plan->cuts[last].units.end == cut.units.begin) {
         plan->cuts[last].units.end = cut.units.end;
         return KVF_OK;
@@ -97,7 +98,7 @@ static kvf_status add_cut(cover *c, uint32_t rank, kvf_plan_cut cut) {
         c->cut_ranks = ranks;
         c->cut_capacity = capacity;
     }
-    c->last_cuts[cut.tokens.index] = plan->cut_count;
+    c->last_cuts[share] = plan->cut_count;
     c->cut_ranks[plan->cut_count] = rank;
     plan->cuts[plan->cut_count++] = cut;
     return KVF_OK;
@@ -131,12 +132,12 @@ static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
         end = at;
         c->plan->steps += end - first + 1;
         if (n == 0)
-            return uncovered(c, c->part, layers, units, cut.tokens);
+            return uncovered(c, layers, units, cut.tokens);
         uint32_t pick = choose(c, n), i = first;
         KVF_ASSERT(pick < n);
         while (!contains(c->near[i].units, units) || pick-- > 0)
             i++;
-        kvf_status status = add_cut(c, c->near[i].rank, cut);
+        kvf_status status = add_cut(c, c->near[i].rank, s, cut);
         if (status)
             return status;
     }
@@ -152,7 +153,7 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
     bounds[n++] = wanted.begin;
     bounds[n++] = wanted.end;
     c->near_count = 0;
-    for (uint32_t i = 0; i < plan->remote->shard_count; i++) {
+    for (uint32_t i = 0; i < c->holder_count; i++) {
         if (!contains(c->holders[i].layers, layers))
             continue;
         n = add_bounds(bounds, n, wanted, c->holders[i].units);
@@ -161,7 +162,7 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
     KVF_ASSERT(n <= 2 * plan->remote->shard_count + 2);
     n = sort_unique(bounds, n);
     for (uint32_t s = 0; s < c->share_count; s++)
-        c->last_cuts[c->shares[s]] = UINT32_MAX;
+        c->last_cuts[s] = UINT32_MAX;
     for (uint32_t i = 0; i + 1 < n; i++) {
         kvf_status status = cover_box(c, layers, (kvf_range){bounds[i], bounds[i + 1]});
         if (status)
@@ -170,46 +171,59 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
     return KVF_OK;
 }
 
-static uint32_t share_held(const cover *c, uint32_t rank) {
-    return c->plan->remote->shards[rank]->groups[c->group].tokens.index;
+/* Where among the shares at hand a rank's is; UINT32_MAX: it has no tokens we keep. */
+static uint32_t share_at(const cover *c, uint32_t rank) {
+    uint32_t held = c->plan->remote->shards[rank]->groups[c->group].tokens.index;
+    const uint32_t *found = bsearch(&held, c->shares, c->share_count, sizeof held, by_value);
+    return found ? (uint32_t)(found - c->shares) : UINT32_MAX;
 }
 
-/* Of more shares than there are ranks, some nobody has: names the first. */
-static kvf_status too_many_shares(const cover *c, kvf_range layers) {
-    uint32_t ranks = c->plan->remote->shard_count, missing = 0;
-    memset(c->counts, 0, (ranks + 1) * sizeof *c->counts);
-    for (uint32_t rank = 0; rank < ranks; rank++)
-        if (share_held(c, rank) <= ranks)
-            c->counts[share_held(c, rank)]++;
-    while (c->counts[missing] > 0)
-        missing++;
-    return uncovered(c, 0, layers, c->plan->local->groups[c->group].parts[0].units, share_of(c, missing));
+/* How many ranks have each of the shares at hand: counts[1 + share]. */
+static void count_ranks(const cover *c) {
+    memset(c->counts, 0, (c->share_count + 1) * sizeof *c->counts);
+    for (uint32_t rank = 0; rank < c->plan->remote->shard_count; rank++)
+        if (share_at(c, rank) != UINT32_MAX)
+            c->counts[share_at(c, rank) + 1]++;
 }
 
-/* The ranks by share, and then by their number; and the shares that have tokens we keep. */
-static kvf_status sort_ranks(cover *c, kvf_range layers) {
-    const kvf_plan *plan = c->plan;
-    uint32_t ranks = plan->remote->shard_count, *ends = c->counts;
-    const kvf_token_share wanted = plan->local->groups[c->group].tokens, all = share_of(c, 0);
+/*
+ * The shares that have tokens we keep. Where there are more of them than ranks, nobody has one of the first, and it is
+ * the only one to be looked at. (So this takes no longer than ranks and our own shares say, however many the remote
+ * engine claims to have: in as many as our tokens repeat after, one is met.)
+ */
+static void list_shares(cover *c) {
+    const uint32_t ranks = c->plan->remote->shard_count, count = share_of(c, 0).count;
+    const kvf_token_share wanted = c->plan->local->groups[c->group].tokens;
     c->share_count = 0;
-    if (all.count > ranks)
-        return too_many_shares(c, layers);
-    for (uint32_t share = 0; share < all.count; share++)
+    for (uint32_t share = 0; share < count && c->share_count <= ranks; share++)
         if (kvf_shares_meet(share_of(c, share), wanted))
             c->shares[c->share_count++] = share;
-    memset(ends, 0, (all.count + 1) * sizeof *ends);
-    for (uint32_t rank = 0; rank < ranks; rank++)
-        ends[share_held(c, rank) + 1]++;
-    for (uint32_t share = 0; share < all.count; share++)
+    count_ranks(c);
+    if (c->share_count <= ranks)
+        return;
+    uint32_t missing = 0;
+    while (c->counts[missing + 1] > 0)
+        missing++;
+    c->shares[0] = c->shares[missing];
+    c->share_count = 1;
+    count_ranks(c);
+}
+
+/* The ranks that have these shares, by share, and then by their number. */
+static void sort_ranks(cover *c) {
+    uint32_t *ends = c->counts;
+    list_shares(c);
+    for (uint32_t share = 0; share < c->share_count; share++)
         ends[share + 1] += ends[share];
-    for (uint32_t rank = 0; rank < ranks; rank++)
-        c->order[ends[share_held(c, rank)]++] = rank;
-    return KVF_OK;
+    c->holder_count = ends[c->share_count];
+    for (uint32_t rank = 0; rank < c->plan->remote->shard_count; rank++)
+        if (share_at(c, rank) != UINT32_MAX)
+            c->order[ends[share_at(c, rank)]++] = rank;
 }
 
 static void list_holders(cover *c) {
     const kvf_engine *remote = c->plan->remote;
-    for (uint32_t i = 0; i < remote->shard_count; i++) {
+    for (uint32_t i = 0; i < c->holder_count; i++) {
         const kvf_shard *shard = remote->shards[c->order[i]];
         const kvf_group_shard_desc *held = &shard->groups[c->group];
         c->holders[i] = (holder){.rank = c->order[i],
@@ -232,7 +246,8 @@ static kvf_status cover_group(cover *c) {
         n = add_bounds(bounds, n, wanted, plan->remote->shards[rank]->group_layers[c->group]);
     KVF_ASSERT(n <= 2 * plan->remote->shard_count + 2);
     n = sort_unique(bounds, n);
-    kvf_status status = sort_ranks(c, wanted);
+    kvf_status status = KVF_OK;
+    sort_ranks(c);
     uint32_t parts = kvf_model_group(plan->local->model, c->group)->part_count;
     for (uint32_t i = 0; i + 1 < n && !status; i++) {
         for (c->part = 0; c->part < parts && !status; c->part++) {
@@ -266,7 +281,7 @@ static kvf_status number_sources(const cover *c) {
 
 kvf_status kvf_plan_cover(kvf_plan *plan) {
     size_t ranks = plan->remote->shard_count, bounds = 2 * ranks + 2;
-    uint32_t *scratch = kvf_alloc(2 * bounds + 3 * ranks + ranks + 1, sizeof *scratch);
+    uint32_t *scratch = kvf_alloc(2 * bounds + ranks + ranks + 1 + ranks + ranks + 2, sizeof *scratch);
     holder *holders = kvf_alloc(2 * ranks, sizeof *holders);
     if (!scratch || !holders) {
         kvf_free(scratch);
@@ -279,8 +294,8 @@ kvf_status kvf_plan_cover(kvf_plan *plan) {
                .bounds = {scratch, scratch + bounds},
                .order = scratch + 2 * bounds,
                .shares = scratch + 2 * bounds + ranks,
-               .last_cuts = scratch + 2 * bounds + 2 * ranks,
-               .counts = scratch + 2 * bounds + 3 * ranks};
+               .last_cuts = scratch + 2 * bounds + 2 * ranks + 1,
+               .counts = scratch + 2 * bounds + 3 * ranks + 1};
     kvf_status status = KVF_OK;
     for (c.group = 0; c.group < kvf_model_group_count(plan->local->model) && !status; c.group++)
         status = cover_group(&c);

@@ -57,7 +57,6 @@ static kvf_status meet(kvf_plan *plan, const kvf_engine *remote) {
         if (wanted.begin == wanted.end)
             continue;
         status = kvf_match_check(match, g, wanted);
-        plan->converts = plan->converts || match->groups[g].agreement == KVF_AGREE_CONVERT;
     }
     if (status)
         status = kvf_fail_in(status, "local and %s: ", kvf_engine_name(remote));
@@ -80,6 +79,17 @@ kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group) {
     return (kvf_range){begin, end > begin ? end : begin};
 }
 
+/* The first cut whose elements are of other types on the two sides; NULL: none. */
+static const kvf_plan_cut *first_converted(const kvf_plan *plan) {
+    for (uint32_t i = 0; i < plan->cut_count; i++) {
+        const kvf_plan_cut *cut = &plan->cuts[i];
+        if (kvf_model_group(plan->local->model, cut->group)->parts[cut->part].dtype !=
+            kvf_model_group(plan->remote->model, cut->group)->parts[cut->part].dtype)
+            return cut;
+    }
+    return NULL;
+}
+
 static kvf_status make_plan(const kvf_shard *local, const kvf_engine *remote, const kvf_plan_options *options,
                             bool with_rules, kvf_plan **out) {
     kvf_status status = check_arguments(local, remote, out);
@@ -98,6 +108,7 @@ static kvf_status make_plan(const kvf_shard *local, const kvf_engine *remote, co
         status = meet(plan, remote);
     if (!status)
         status = kvf_plan_cover(plan);
+    plan->converts = !status && first_converted(plan);
     if (!status && with_rules)
         status = kvf_plan_fuse(plan);
     if (status) {
@@ -166,18 +177,14 @@ uint32_t kvf_plan_walk_of(const kvf_plan *plan, const kvf_plan_cut *cut) {
 }
 
 kvf_status kvf_plan_check_runs(const kvf_plan *plan) {
-    for (uint32_t i = 0; plan->converts && i < plan->cut_count; i++) {
-        const kvf_plan_cut *cut = &plan->cuts[i];
-        const kvf_group_desc *group = kvf_model_group(plan->local->model, cut->group);
-        const kvf_dtype local = group->parts[cut->part].dtype;
-        const kvf_dtype remote = kvf_model_group(plan->remote->model, cut->group)->parts[cut->part].dtype;
-        if (local != remote)
-            return kvf_fail(KVF_E_UNSUPPORTED,
-                            "%s.%s is %s here and %s there: what is converted goes packed, and has no runs",
-                            group->name, group->parts[cut->part].name, kvf_dtype_name(local),
-                            kvf_dtype_name(remote));
-    }
-    return KVF_OK;
+    const kvf_plan_cut *cut = first_converted(plan);
+    if (!cut)
+        return KVF_OK;
+    const kvf_group_desc *group = kvf_model_group(plan->local->model, cut->group);
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "%s.%s is %s here and %s there: what is converted goes packed, and has no runs",
+                    group->name, group->parts[cut->part].name, kvf_dtype_name(group->parts[cut->part].dtype),
+                    kvf_dtype_name(kvf_model_group(plan->remote->model, cut->group)->parts[cut->part].dtype));
 }
 
 size_t kvf_plan_memory_bytes(const kvf_plan *plan) {
