@@ -566,6 +566,28 @@ static void missing_cells_that_are_not_wanted_do_not_matter(void **state) {
 
 /* ---- what a plan refuses --------------------------------------------------------------------- */
 
+/* The remote engine has two token shares, and one rank. Local share 1 of 4 keeps odd tokens only, share 0 even ones. */
+static void shares_that_are_missing_and_not_wanted_do_not_matter(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 4);
+    pair p = {model, engine_of_ranks(model, RANKS({{0, 2}, {0, 4}, {1, 4, 1}})),
+              engine_of_ranks(model, RANKS({{0, 2}, {0, 4}, {1, 2, 1}}))};
+    kvf_plan *plan = plan_of(&p, 0);
+    assert_cuts(plan, {0, 0, 0, {0, 2}, {0, 4}, {1, 2, 1}}, {0, 0, 1, {0, 2}, {0, 4}, {1, 2, 1}});
+    kvf_plan_free(plan);
+    kvf_engine_free(p.local);
+
+    p.local = engine_of_ranks(model, RANKS({{0, 2}, {0, 4}, {0, 4, 1}}));
+    assert_fails(try_plan(&p), KVF_E_UNCOVERED, "part k", "units [0, 4)", "tokens of share 0 of 2");
+    kvf_engine_free(p.local);
+
+    p.local = engine_of_ranks(model, RANKS({{0, 2}, {0, 0}, {0, 4, 1}})); /* which keeps no head */
+    plan = plan_of(&p, 0);
+    assert_int_equal(kvf_plan_source_count(plan), 0);
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
 static void models_that_differ_are_refused_with_both_values(void **state) {
     (void)state;
     kvf_model *ours = attention(1, 4, 4), *theirs = attention(1, 8, 4);
@@ -662,6 +684,7 @@ int main(void) {
         cmocka_unit_test(tokens_that_nobody_holds_are_named_with_a_part_of_their_group),
         cmocka_unit_test(holders_of_half_a_head_range_each_do_not_hold_the_other_layers_half),
         cmocka_unit_test(missing_cells_that_are_not_wanted_do_not_matter),
+        cmocka_unit_test(shares_that_are_missing_and_not_wanted_do_not_matter),
         cmocka_unit_test(models_that_differ_are_refused_with_both_values),
         cmocka_unit_test(models_that_are_equal_need_not_be_the_same_object),
         cmocka_unit_test(missing_arguments_are_named),

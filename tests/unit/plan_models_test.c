@@ -228,8 +228,62 @@ static void other_types_are_refused_with_both(void **state) {
     close_sides(&s);
 }
 
+/* K of a type, two heads, and V. */
+static kvf_model *keys_of(kvf_dtype dtype) {
+    static const uint32_t first[] = {0};
+    const kvf_part_desc parts[] = {{.name = "k", .dtype = dtype, .units = 2, .cell_elements = 4},
+                                   PART(.name = "v", .units = 2, .cell_elements = 4)};
+    const kvf_group_desc group = {
+        .name = "full", .layers = first, .layer_count = 1, .parts = parts, .part_count = 2};
+    return model_of(1, &group, 1);
+}
+
+/* A rank of both heads of V, and of those of K that are said. */
+static kvf_shard *rank_with_keys(const kvf_model *model, kvf_range keys) {
+    const kvf_part_share parts[] = {{keys, 0, 1}, {{0, 2}, 0, 1}};
+    const kvf_placement places[] = {PLACED(0, 0, 128, 16, 8), PLACED(0, 64, 128, 16, 8)};
+    const uint64_t bytes = 1024;
+    const kvf_group_shard_desc group = {
+        .tokens_per_block = 4, .block_count = 8, .parts = parts, .placements = places};
+    const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                 .layers = {0, 1},
+                                 .region_bytes = &bytes,
+                                 .region_count = 1,
+                                 .groups = &group};
+    kvf_shard *shard = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    return shard;
+}
+
+/* K is of other types on the two sides: who has some of it goes packed, and who has none needs not. */
+static void a_rank_without_cells_of_another_type_has_rules(void **state) {
+    (void)state;
+    kvf_model *ours = keys_of(KVF_DTYPE_BF16), *theirs = keys_of(KVF_DTYPE_F32);
+    kvf_engine *remote = engine_of(theirs, ENGINE(.all = {.block_count = 8}));
+    const kvf_plan_options options = {.struct_size = sizeof options,
+                                      .convert =
+                                          KVF_DTYPE_BIT(KVF_DTYPE_BF16) | KVF_DTYPE_BIT(KVF_DTYPE_F32)};
+    for (uint32_t keys = 0; keys <= 2; keys++) {
+        kvf_shard *local = rank_with_keys(ours, (kvf_range){0, keys});
+        kvf_plan *plan = NULL;
+        assert_ok(kvf_plan_build(local, remote, &options, &plan));
+        assert_int_equal(kvf_plan_converts(plan), keys > 0);
+        assert_int_equal(kvf_plan_rule_count(plan) > 0, keys == 0);
+        if (keys == 0)
+            assert_ok(kvf_plan_verify(plan));
+        else
+            assert_fails(kvf_plan_verify(plan), KVF_E_UNSUPPORTED, "full.k", "bf16", "f32");
+        kvf_plan_free(plan);
+        kvf_shard_free(local);
+    }
+    kvf_engine_free(remote);
+    kvf_model_free(ours);
+    kvf_model_free(theirs);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_without_cells_of_another_type_has_rules),
         cmocka_unit_test(a_group_of_both_is_filled_wherever_it_stands_in_either_model),
         cmocka_unit_test(a_group_that_is_missing_there_is_refused_unless_it_is_left_out),
         cmocka_unit_test(layers_that_are_missing_there_are_refused_where_they_are_asked_for),
