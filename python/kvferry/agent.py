@@ -206,8 +206,8 @@ class Agent:
         convert: element types (of f32, f16, bf16) that may be converted into each other on the way; a group
             whose types differ moves where both engines allow all of them, and then packed
         convert_groups: the groups for which that holds; None: all
-        remember: seconds for which a request that was held or pushed is remembered when it has ended: who asks for
-            it then is refused at once and does not wait until a request of that id comes; None: not at all
+        remember: seconds for which a request that was held or pushed is remembered when it has ended: who asks
+            for it then is refused at once, and does not wait for a request of that id; None: not at all
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
