@@ -186,6 +186,9 @@ def test_what_is_not_handed_over() -> None:
         ({"messages": [], "n": 2}, "several_answers"),
         ({"prompt": "one", "best_of": 3}, "several_answers"),
         ({"prompt": "one", "use_beam_search": True}, "several_answers"),
+        ({"prompt": "one", "logprobs": 3, "echo": False, "prompt_logprobs": None}, ""),
+        ({"prompt": "one", "logprobs": 3, "echo": True}, "prompt_logprobs"),
+        ({"messages": [], "prompt_logprobs": 0}, "prompt_logprobs"),
     ):
         assert why_not_handed_over(body) == why, body
 

@@ -105,6 +105,8 @@ def why_not_handed_over(body: dict[str, Any]) -> str:
         return "several_prompts"
     if body.get("use_beam_search") or any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
         return "several_answers"
+    if body.get("prompt_logprobs") is not None or (body.get("echo") and body.get("logprobs") is not None):
+        return "prompt_logprobs"  # which only who computes the prompt has
     return ""
 
 
