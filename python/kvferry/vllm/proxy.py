@@ -233,7 +233,8 @@ class Proxy:
             try:
                 named = replace(work, name=f"{work.name}-p{len(tried)}")
                 async with self._ask(self.prefill, server, named, work.for_prefill()) as answer:
-                    params = (await answer.json()).get("kv_transfer_params")
+                    found = await answer.json()
+                params = found.get("kv_transfer_params") if isinstance(found, dict) else None
                 if isinstance(params, dict) and params:
                     self.prefill.remember(server, work.prompt)
                     return params
