@@ -6,12 +6,13 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
+.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
 	bench bench-hosts bench-vllm lint format abi-record mutate install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
 	@echo 'make demo             run the main job; ARGS="--help" shows what it can be told'
+	@echo 'make demo-vllm        two vLLM servers, a proxy, a question, its answer and what moved (6 GB); ARGS=--push'
 	@echo 'make check            build and run all tests, plain, under ASan+UBSan, and those with threads under TSan'
 	@echo 'make check-property   the property tests; KVF_SEED and KVF_CASES choose seed and number of cases'
 	@echo 'make check-hostile    attacks honest pairs; ARGS="protocol --seconds 5 --settle", "shm --seconds 5" or "stage --seconds 5"'
@@ -49,6 +50,10 @@ demo:
 	@scripts/setup build
 	@scripts/build release --target kvferry_command
 	build/release/kvferry demo $(ARGS)
+
+demo-vllm:
+	@scripts/setup build python
+	@scripts/demo-vllm $(ARGS)
 
 check:
 	@scripts/check

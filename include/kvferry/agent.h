@@ -151,6 +151,12 @@ typedef struct kvf_agent_options {
     uint32_t convert;
     const char *const *convert_groups; /**< the groups for which that holds; NULL: all. Copied */
     uint32_t convert_group_count;
+    /**
+     * How long a request that was held or pushed is remembered when it has ended, up to a day: who asks for it then is
+     * refused at once, with KVF_E_EXISTS where it was handed over and KVF_E_NOT_FOUND where it was not, and does not
+     * wait until a request of that id comes. For engines whose ids are used once. The last 16384 are [none]
+     */
+    uint64_t remember_ns;
 } kvf_agent_options;
 
 /**
@@ -394,9 +400,9 @@ KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *req
  * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed. After a failure
  * the request may be pulled again, as long as it is held.
  *
- * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request; the detail names it), KVF_E_RANGE (a
- *         block that does not exist, or a table that does not reach over the steps), KVF_E_INVALID,
- *         KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request, which the detail names; or this agent is reading
+ *         the same request of the same engine already), KVF_E_RANGE (a block that does not exist, or a table that does
+ *         not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 

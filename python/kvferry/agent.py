@@ -206,6 +206,8 @@ class Agent:
         convert: element types (of f32, f16, bf16) that may be converted into each other on the way; a group
             whose types differ moves where both engines allow all of them, and then packed
         convert_groups: the groups for which that holds; None: all
+        remember: seconds for which a request that was held or pushed is remembered when it has ended: who asks
+            for it then is refused at once, and does not wait for a request of that id; None: not at all
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -242,6 +244,7 @@ class Agent:
         workers: int = 0,
         convert: Iterable[DtypeLike] = (),
         convert_groups: Sequence[str] | None = None,
+        remember: float | None = None,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -280,6 +283,7 @@ class Agent:
             arena_bytes=arena_bytes,
             workers=workers,
             convert=dtype_set(convert),
+            remember_ns=nanoseconds(remember),
         )
         if convert_groups is not None:
             names = [arena.text(name) for name in convert_groups]

@@ -412,6 +412,23 @@ def test_a_pull_that_nobody_answers_fails_at_its_deadline(pair: Pair) -> None:
     assert event and event.kind is EventKind.FAILED and "patience" in event.detail
 
 
+def test_what_was_handed_over_is_remembered() -> None:
+    pair = Pair(remember=60)
+    pair.consumer.pull("r", pair.producer.contact, WANTED)
+    with pytest.raises(ExistsError, match="already"):  # while the first is under way
+        pair.consumer.pull("r", pair.producer.contact, None)
+    pair.producer.hold("r", HELD)
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE
+    assert pair.wrong() == []
+    pair.consumer.pull("r", pair.producer.contact, WANTED, deadline=60)
+    event = pair.consumer.wait_event(30)
+    assert event and (event.kind, event.status) == (EventKind.FAILED, Status.EXISTS)
+    assert "was handed over" in event.detail
+    pair.close()
+
+
 def test_bad_requests_are_refused_with_a_sentence(pair: Pair) -> None:
     with pytest.raises(OutOfRangeError, match="block 99"):
         pair.consumer.pull("r", pair.producer.contact, [GroupSteps([99, 1], 0, TOKENS)])

@@ -8,6 +8,7 @@
 #include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/ledger.h"
+#include "agent/past.h"
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/stage.h"
@@ -73,6 +74,9 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
         return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed is from lease_ns, %llu, to a year",
                         (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
+    if (o->remember_ns > KVF_DAY)
+        return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed is up to a day",
+                        (unsigned long long)o->remember_ns);
     if (o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed are up to a day and a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
@@ -358,6 +362,7 @@ void kvf_agent_close(kvf_agent *agent) {
     while (agent->flows)
         kvf_flow_free(agent->flows);
     free_tickets(agent);
+    kvf_past_free(agent);
     while (agent->early)
         kvf_early_free(agent->early);
     while (agent->all_remotes)

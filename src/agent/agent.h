@@ -12,6 +12,7 @@
  *   greet.h    being greeted                                     greet.c
  *   budget.h   what peers may make us keep                       budget.c
  *   parts.h    block tables in several messages                  parts.c
+ *   past.h     what was held or pushed, and is no more           past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   after.h    what is waited for before memory is read          after.c
@@ -73,6 +74,7 @@ typedef struct kvf_hashing kvf_hashing;
 typedef struct kvf_hashing_queue kvf_hashing_queue;
 typedef struct kvf_after kvf_after;
 typedef struct kvf_departed kvf_departed;
+typedef struct kvf_past kvf_past;
 typedef struct kvf_event_node kvf_event_node;
 typedef struct kvf_log_entry kvf_log_entry;
 
@@ -207,6 +209,8 @@ struct kvf_agent {
     kvf_remote *all_remotes;
     kvf_ticket *tickets;
     kvf_ticket *holds, *pushes; /* by id */
+    kvf_ticket *pulls;          /* by the name of the engine that is read, and id */
+    kvf_past *past;
     kvf_reader *leases;
     kvf_waiting *waiting; /* what came early, by request id */
     kvf_early *early;

@@ -12,6 +12,7 @@
 #include "agent/budget.h"
 #include "agent/early.h"
 #include "agent/hold.h"
+#include "agent/past.h"
 #include "model/model.h"
 
 #define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
@@ -136,13 +137,18 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
     kvf_hold *hold = find_hold(agent, call->request);
+    kvf_status status = hold ? KVF_OK : kvf_past_look(agent, call->request);
+    if (status) { /* again, where that answer was lost */
+        kvf_answer_status(session, call, status, kvf_error_detail());
+        return;
+    }
     if (!fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
         return; /* late: the caller has had its answer, or has given up */
     if (hold && hold->base.state != KVF_TICKET_WAITING) {
         grant(hold, session, call);
         return;
     }
-    kvf_status status = kvf_early_keep(session, call, call->time_ns);
+    status = kvf_early_keep(session, call, call->time_ns);
     if (status)
         kvf_answer_status(session, call, status, kvf_error_detail());
 }
@@ -369,7 +375,7 @@ static kvf_status start_hold(kvf_agent *agent, const kvf_agent_request *request,
         return kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
     kvf_status status = kvf_ticket_make(agent, &hold_ops, request, &made);
     if (!status)
-        status = kvf_ticket_list(made, &agent->holds);
+        status = kvf_ticket_list(made, &agent->holds, (kvf_bytes){made->id, made->id_bytes});
     if (status)
         return status;
     kvf_hold *hold = hold_of(made);

@@ -416,6 +416,7 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
         return;
     kvf_verify_stop(&pull->asker);
     kvf_ticket_record_failure(&pull->base, status, detail, session);
+    kvf_ticket_unlist(&pull->base);
     release_all(pull, status);
     kvf_ticket_detach(&pull->asker);
     kvf_carry_cancel(&pull->carry);
@@ -445,6 +446,7 @@ static void pull_free(kvf_ticket *ticket) {
     }
     kvf_request_free(pull->request);
     kvf_free(pull->theirs);
+    kvf_free(pull->key);
 }
 
 static const kvf_ticket_ops pull_ops = {
@@ -461,9 +463,35 @@ static const kvf_ticket_ops pull_ops = {
 
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
+/*
+ * A rank reads a request of an engine once at a time: it has one lease on it, with whose release the blocks are another
+ * request's. A second pull meanwhile would read what is written then.
+ */
+static kvf_status list_pull(kvf_pull *pull, const char *engine) {
+    kvf_agent *agent = pull->base.agent;
+    size_t name_bytes = strlen(engine) + 1;
+    kvf_bytes key = {NULL, name_bytes + pull->base.id_bytes};
+    kvf_ticket *other = NULL;
+    key.data = pull->key = kvf_alloc(1, key.size);
+    if (!pull->key) {
+        kvf_ticket_free(&pull->base);
+        return kvf_nomem("a request");
+    }
+    memcpy(pull->key, engine, name_bytes);
+    memcpy(pull->key + name_bytes, pull->base.id, pull->base.id_bytes);
+    HASH_FIND(hh_id, agent->pulls, key.data, key.size, other);
+    if (!other)
+        return kvf_ticket_list(&pull->base, &agent->pulls, key);
+    kvf_ticket_free(&pull->base);
+    return kvf_fail(KVF_E_EXISTS, "ticket %llu reads this request of %s already",
+                    (unsigned long long)other->number, engine);
+}
+
 static kvf_status start_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *made;
     kvf_status status = kvf_ticket_make(agent, &pull_ops, request, &made);
+    if (!status)
+        status = list_pull(pull_of(made), request->contact.engine ? request->contact.engine : "");
     return status ? status : kvf_ticket_meet(kvf_asker_of(made), &request->contact, out);
 }
 

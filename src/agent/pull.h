@@ -11,6 +11,7 @@ struct kvf_pull {
         kvf_ticket base;
         kvf_asker asker;
     };
+    char *key;               /* in agent->pulls */
     uint64_t patience;       /* until when the blocks must have been lent; not after the deadline */
     kvf_group_steps *theirs; /* the producer's blocks */
     kvf_request *request;

@@ -11,6 +11,7 @@
 
 #include "agent/after.h"
 #include "agent/early.h"
+#include "agent/past.h"
 #include "agent/push.h"
 
 static kvf_push *push_of(kvf_ticket *ticket) {
@@ -94,6 +95,8 @@ static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool f
     if (!fresh || (flow && !flow->more))
         return KVF_OK; /* known, or over */
     kvf_status status = check_expect(session, call);
+    if (!status && !find_push(agent, call->request.data, call->request.size))
+        status = kvf_past_look(agent, call->request);
     if (!status && !flow && call->first_id > 0)
         status = kvf_fail(KVF_E_NOT_FOUND, "EXPECT: the ids before %u are not known here any more",
                           call->first_id);
@@ -251,7 +254,7 @@ static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request,
     kvf_ticket *made;
     kvf_status status = kvf_ticket_make(agent, &push_ops, request, &made);
     if (!status)
-        status = kvf_ticket_list(made, &agent->pushes);
+        status = kvf_ticket_list(made, &agent->pushes, (kvf_bytes){made->id, made->id_bytes});
     if (status)
         return status;
     if (out)

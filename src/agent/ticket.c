@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 
+#include "agent/past.h"
 #include "agent/terms.h"
 #include "agent/ticket.h"
 
@@ -196,10 +197,17 @@ kvf_ticket *kvf_ticket_find(const kvf_agent *agent, uint64_t number, const kvf_t
     return ticket && ticket->ops == ops ? ticket : NULL;
 }
 
-kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table) {
-    HASH_ADD_KEYPTR(hh_id, *table, ticket->id, ticket->id_bytes, ticket);
-    if (ticket->hh_id.tbl)
+static kvf_bytes id_of(const kvf_ticket *ticket) {
+    return (kvf_bytes){ticket->id, ticket->id_bytes};
+}
+
+kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table, kvf_bytes key) {
+    HASH_ADD_KEYPTR(hh_id, *table, key.data, key.size, ticket);
+    if (ticket->hh_id.tbl) {
+        if (ticket->ops->lends)
+            kvf_past_forget(ticket->agent, id_of(ticket));
         return KVF_OK;
+    }
     kvf_ticket_free(ticket);
     return kvf_nomem("a request");
 }
@@ -210,8 +218,12 @@ void kvf_ticket_unlist(kvf_ticket *ticket) {
         return;
     if (ticket->kind == KVF_REQUEST_HOLD)
         HASH_DELETE(hh_id, agent->holds, ticket);
-    else
+    else if (ticket->kind == KVF_REQUEST_PUSH)
         HASH_DELETE(hh_id, agent->pushes, ticket);
+    else
+        HASH_DELETE(hh_id, agent->pulls, ticket);
+    if (ticket->ops->lends)
+        kvf_past_note(agent, id_of(ticket), ticket->status);
     memset(&ticket->hh_id, 0, sizeof ticket->hh_id);
 }
 

@@ -81,7 +81,7 @@ struct kvf_ticket {
     kvf_ticket *over_prev, *over_next; /* agent->over */
 
     UT_hash_handle hh;    /* agent->tickets, by number */
-    UT_hash_handle hh_id; /* agent->holds, agent->pushes, by id */
+    UT_hash_handle hh_id; /* agent->holds, agent->pushes, by id; agent->pulls */
 };
 
 /** What a pull or an expect has to do with one rank of the producer. */
@@ -133,8 +133,8 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
                            kvf_ticket **out);
 /** The ticket of a number if it is of this kind; NULL otherwise. */
 kvf_ticket *kvf_ticket_find(const kvf_agent *agent, uint64_t number, const kvf_ticket_ops *ops);
-/** Lists a hold or a push, new ones, under its id; frees it where it cannot. */
-kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table);
+/** Lists a new ticket in the table of its kind, by `key`, which is the ticket's; frees it where it cannot. */
+kvf_status kvf_ticket_list(kvf_ticket *ticket, kvf_ticket **table, kvf_bytes key);
 /** Claims the blocks of `groups` for a ticket, whose own they become (a copy). */
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t group_count);
 /** Gives a ticket that lends groups with more blocks than it has, from kvf_steps_merge(), and claims those that are
@@ -154,7 +154,8 @@ void kvf_ticket_record_failure(kvf_ticket *ticket, kvf_status status, const char
 void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free);
 /** The blocks of a ticket in doubt are free: tells it. */
 void kvf_ticket_settle(kvf_ticket *ticket);
-void kvf_ticket_unlist(kvf_ticket *ticket); /**< its id may be used again */
+/** Its id may be used again; who asks for what it lent is told that it is over. */
+void kvf_ticket_unlist(kvf_ticket *ticket);
 void kvf_ticket_free(kvf_ticket *ticket);
 
 /** Why the remote engine of a ticket, or one of the ranks it needs, has not been met; NULL when all have. */

@@ -16,6 +16,7 @@ class What(enum.Enum):
     COPYING = "the prefill server is killed, and a client goes away, while bytes are being copied"
     MISMATCH = "the prefill server has another model"
     PREFIXES = "prompts that begin alike, with prefix caches"
+    PROXY = "the proxy in front of both, and the requests of public ones"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 
 
@@ -115,6 +116,8 @@ CASES = {
     "roles-push": Case(
         "llama", Side(64, arguments=ROOM), Side(32, arguments=LITTLE_ROOM), what=What.ROLES, mode="push"
     ),
+    "proxy": Case("llama", Side(64), Side(32), what=What.PROXY),
+    "proxy-push": Case("llama", Side(64), Side(32), what=What.PROXY, mode="push"),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),

@@ -210,6 +210,41 @@ class Failing(Pairs):
         decode.invalid.clear()
         self.hand_over(prefill, decode, "next")
 
+    def test_parameters_that_are_used_a_second_time_are_answered_at_once(self) -> None:
+        """Sooner than patience and deadlines end: steps() does not go on for as long as those."""
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                self.use_twice(*self.pair(transfer_mode=mode), self.engine("another", 16))
+
+    def use_twice(self, prefill: Half, decode: Half, another: Half) -> None:
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+        params = prefill.serve("r", TOKENS, THERE)
+        decode.want("r", TOKENS, params, HERE)
+        steps(prefill, decode, until=lambda: "r" in decode.received and "r" in prefill.sent)
+        self.assertEqual((decode.failed, decode.invalid), (set(), set()))
+        for half in (decode, another):
+            with self.says("was handed over"):
+                half.want("again", TOKENS, params, [12, 13, 14, 15, 1, 3, 5])
+                steps(prefill, half, until=lambda half=half: "again" in half.received)
+            self.assertEqual(half.invalid, {12, 13, 14, 15, 1, 3, 5})
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(TOKENS)), 0)
+
+    def test_parameters_that_are_used_twice_at_once_are_loaded_once(self) -> None:
+        """As by the children of a request for several answers."""
+        prefill, decode = self.pair()
+        for layer in range(LAYERS):
+            prefill.write(layer, THERE, range(TOKENS))
+        params = prefill.serve("r", TOKENS, THERE)
+        decode.want("one", TOKENS, params, HERE)
+        decode.want("two", TOKENS, params, [12, 13, 14, 15, 1, 3, 5])
+        with self.says("already"):
+            steps(prefill, decode, until=lambda: decode.received >= {"one", "two"} and "r" in prefill.sent)
+        self.assertEqual(decode.failed, {"two"})
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(TOKENS)), 0)
+
     def test_a_request_is_aborted_while_it_waits(self) -> None:
         prefill, decode = self.pair()
         params = prefill.serve("r", TOKENS, THERE)

@@ -121,6 +121,7 @@ class Faults(Asking):
         self.wrong_values()
         self.missing_values()
         self.handed_over("after all of these")
+        self.used_twice()
         self.aborted()
         self.handed_over("after an abort")
         self.killed()
@@ -189,6 +190,13 @@ class Faults(Asking):
             self.changed(f"no {name}", {name: None}, False, f"kv_transfer_params has no {name}")
         self.same("nothing else", self.prompt(), {"do_remote_prefill": True}, False, "has no .*remote_port")
         self.same("nothing", self.prompt(), {}, False)
+
+    def used_twice(self) -> None:
+        """The parameters of one request, in a second one."""
+        prompt = self.prompt()
+        params = self._pair.params(prompt)
+        self.same("the first use", prompt, params, True)
+        self.same("a second use", prompt, params, False, "was handed over")
 
     def aborted(self) -> None:
         """A client goes away while its request waits for the cache."""

@@ -1,7 +1,7 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py and roles.py say what
-is asked of them and how it is judged. Lines that begin with "record" judge nothing. Ends with
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py and
+roles.py say what is asked of them and how it is judged. Lines that begin with "record" judge nothing. Ends with
 `N passed, N failed`.
 """
 
@@ -19,6 +19,7 @@ from mismatch import Mismatch
 from pair import INTERRUPTING, PLAIN, PROBING, Pair
 from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
+from proxying import Proxying
 from roles import Roles
 
 CONNECTORS = {
@@ -27,6 +28,7 @@ CONNECTORS = {
     What.COPYING: INTERRUPTING,
     What.MISMATCH: PLAIN,
     What.PREFIXES: PROBING,
+    What.PROXY: PLAIN,
     What.ROLES: PLAIN,
 }
 
@@ -60,6 +62,8 @@ class Runner:
                     Mismatch(self.judge, pair).run()
                 elif case.what is What.PREFIXES:
                     Prefixes(self.judge, pair).run()
+                elif case.what is What.PROXY:
+                    Proxying(self.judge, pair).run()
                 elif case.what is What.ROLES:
                     Roles(self.judge, pair).run()
                 else:

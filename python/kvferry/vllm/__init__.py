@@ -3,13 +3,27 @@
     --kv-transfer-config '{"kv_connector": "KvferryConnector", "kv_connector_module_path": "kvferry.vllm",
                            "kv_role": "kv_producer"}'
 
-See docs/vllm.md.
+and a proxy in front of such servers, `python -m kvferry.vllm.proxy`, which needs no vLLM. See docs/vllm.md.
 """
 
-from kvferry.vllm import needs
+from __future__ import annotations
 
-needs.check()
+from typing import TYPE_CHECKING, Any
 
-from kvferry.vllm.connector import KvferryConnector  # noqa: E402
+if TYPE_CHECKING:
+    from kvferry.vllm.connector import KvferryConnector
 
 __all__ = ["KvferryConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    """The connector, when it is asked for: then vLLM is imported, and must have all that is needed of it."""
+    if name != "KvferryConnector":
+        raise AttributeError(f"module {__name__} has no {name}")
+    from kvferry.vllm import needs
+
+    needs.check()
+
+    from kvferry.vllm.connector import KvferryConnector
+
+    return KvferryConnector

@@ -2,7 +2,7 @@
 
 vLLM's connector interface is young: names move, and some of what a connector needs is private. So no version
 is asked for. check() names what this vLLM does not have, and what it is needed for, before anything begins; it
-is called when `kvferry.vllm` is imported. Everything listed here is touched in compat.py only.
+is called when the connector is taken from `kvferry.vllm`. Everything listed here is touched in compat.py only.
 
 The list was read off vLLM 0.32.0 and 0.33.0.
 """

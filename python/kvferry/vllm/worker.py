@@ -40,6 +40,9 @@ CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16)
 # hands over as soon, and leaves the cores to those who move the bytes.
 IDLE_SECONDS = 0.01
 
+# For so long it is known what was handed over: who brings its parameters once more is told at once.
+REMEMBERED_SECONDS = 600.0
+
 SENDS = (InstructionKind.HOLD, InstructionKind.PUSH)
 LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
 
@@ -99,6 +102,7 @@ class Worker:
             convert=CONVERTED if self._settings.convert else (),
             verify=self._settings.verify,
             insecure=self._settings.insecure,
+            remember=REMEMBERED_SECONDS,
             **log_options(logger),
         )
         self._agent.register(memory)

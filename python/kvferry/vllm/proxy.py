@@ -1,0 +1,479 @@
+"""A proxy in front of vLLM servers that prefill and servers that decode.
+
+    python -m kvferry.vllm.proxy --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
+
+A request goes to a prefill server first, for one token. What that answers as `kv_transfer_params` goes to a
+decode server with the request, whose answer is passed on as it comes. Servers are chosen by load and by what
+they have seen of the prompt (proxy_servers.py). What fails is tried elsewhere while the client has seen nothing
+of it yet, and a prompt whose cache cannot be had is computed by the decode server. A client that goes away
+takes its requests along.
+
+Needs aiohttp, which vLLM brings, and not vLLM itself. `GET /health` and `GET /metrics` are the proxy's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from kvferry.vllm.proxy_servers import Prompt, Server, Servers, read_prompt
+
+logger = logging.getLogger("kvferry.proxy")
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+#: What a prefill server is not asked for: it makes one token, which nobody sees.
+NOT_TO_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "echo")
+ATTEMPTS = 3
+MOST_BODY_BYTES = 64 << 20
+CONNECT_SECONDS = 5.0
+PATIENCE = 600.0
+BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Failed(Exception):
+    """A server did not do what it was asked for.
+
+    Attributes:
+        heard: it may have begun with the request, so that what it was given may be used up
+    """
+
+    def __init__(self, what: str, heard: bool = True) -> None:
+        super().__init__(what)
+        self.heard = heard
+
+
+class Refused(Exception):
+    """A server says that the request is wrong: so would all others."""
+
+    def __init__(self, answer: web.Response) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+class ClientGone(Exception):
+    """Nobody wants the answer any more."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request of a client."""
+
+    path: str
+    body: dict[str, Any]
+    prompt: Prompt
+    name: str
+    headers: dict[str, str]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its answer comes piece by piece."""
+        return bool(self.body.get("stream"))
+
+    def for_prefill(self) -> dict[str, Any]:
+        """What a prefill server is asked."""
+        body = {key: value for key, value in self.body.items() if key not in NOT_TO_PREFILL}
+        body |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(TO_PREFILL)}
+        if "max_completion_tokens" in body:
+            body["max_completion_tokens"] = 1
+        return body
+
+    def for_decode(self, params: dict[str, Any] | None) -> dict[str, Any]:
+        """What a decode server is asked; without parameters it computes the prompt."""
+        return self.body | ({"kv_transfer_params": params} if params else {})
+
+
+def why_not_handed_over(body: dict[str, Any]) -> str:
+    """Why a decode server computes a request from the beginning; "": it need not.
+
+    The parameters that a prefill server gives are those of one prompt, and are used once.
+    """
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > 1 and not all(type(item) is int for item in prompt):
+        return "several_prompts"
+    if body.get("use_beam_search") or any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
+        return "several_answers"
+    if body.get("prompt_logprobs") is not None or (body.get("echo") and body.get("logprobs") is not None):
+        return "prompt_logprobs"  # which only who computes the prompt has
+    return ""
+
+
+def error_answer(status: int, message: str) -> web.Response:
+    """An error in the form that clients of OpenAI's interface know."""
+    return web.json_response(
+        {"error": {"message": message, "type": "kvferry_proxy", "code": status}}, status=status
+    )
+
+
+class Proxy:
+    """Takes requests, asks servers, passes answers on.
+
+    Args:
+        prefill, decode: URLs of servers, such as http://127.0.0.1:8100
+        patience: seconds for which a server may be silent before it counts as failed; one that streams nothing
+            is silent until its answer is whole
+        health: seconds between two questions whether a server is up
+    """
+
+    def __init__(
+        self,
+        prefill: Sequence[str],
+        decode: Sequence[str],
+        *,
+        patience: float = PATIENCE,
+        health: float = 2.0,
+    ) -> None:
+        self.prefill, self.decode = Servers("prefill", prefill), Servers("decode", decode)
+        self._patience, self._health = patience, health
+        self._count: Counter[tuple[str, str]] = Counter()  # by name and labels
+        self._first = [0] * (len(BUCKETS) + 1)
+        self._first_sum = 0.0
+        self._session: aiohttp.ClientSession
+
+    def app(self) -> web.Application:
+        """To be run with `handler_cancellation`, by which servers learn that a client has gone away."""
+        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app.add_routes([web.post(path, self.generate) for path in PATHS])
+        app.add_routes(
+            [
+                web.get("/v1/models", self.models),
+                web.get("/health", self.health),
+                web.get("/metrics", self.metrics),
+            ]
+        )
+        app.cleanup_ctx.append(self._running)
+        return app
+
+    async def _running(self, app: web.Application) -> AsyncIterator[None]:
+        # A new connection each time: a server may close an old one in the moment in which it is used, and then
+        # nobody knows whether it has heard the request.
+        connections = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=self._patience)
+        async with aiohttp.ClientSession(connector=connections, timeout=timeout) as self._session:
+            watching = [asyncio.create_task(self._watch(kind)) for kind in (self.prefill, self.decode)]
+            yield
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _watch(self, kind: Servers) -> None:
+        """Asks all servers of a kind, again and again, whether they are up."""
+
+        async def look(server: Server) -> None:
+            try:
+                timeout = aiohttp.ClientTimeout(total=max(1.0, self._health))
+                async with self._session.get(server.url + "/health", timeout=timeout) as answer:
+                    up = answer.status < 500
+            except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError):
+                up = False
+            kind.found(server, up)
+
+        while True:
+            await asyncio.gather(*map(look, kind.all))
+            await asyncio.sleep(self._health)
+
+    # ---- requests
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """A completion or a chat."""
+        outcome, begun = "failed", time.monotonic()
+        try:
+            work = await self._read(request)
+            params = await self._prefill(work)
+            answer = await self._decode(Passing(request), work, params, begun)
+            outcome = "answered" if answer.status < 400 else outcome
+            return answer
+        except Refused as refused:
+            outcome = "refused"
+            return refused.answer
+        except Broken as broken:
+            outcome = "broken"
+            return broken.answer
+        except ClientGone:
+            outcome = "client_gone"
+            return web.Response(status=499)  # which nobody reads
+        except asyncio.CancelledError:
+            outcome = "client_gone"
+            raise
+        finally:
+            self._count["requests", f'outcome="{outcome}"'] += 1
+
+    async def _read(self, request: web.Request) -> Work:
+        try:
+            body = json.loads(await request.read())
+        except ValueError as error:
+            raise Refused(error_answer(400, f"the body is not JSON: {error}")) from None
+        if not isinstance(body, dict):
+            raise Refused(error_answer(400, "the body is not an object"))
+        body.pop("kv_transfer_params", None)  # which servers speak with each other is not the client's to say
+        name = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        headers = {key: request.headers[key] for key in ("Authorization",) if key in request.headers}
+        return Work(request.path, body, read_prompt(body), name, headers)
+
+    async def _prefill(self, work: Work) -> dict[str, Any] | None:
+        """Has the prompt computed; None where the decode server has to."""
+        reason, tried = why_not_handed_over(work.body), list[Server]()
+        while not reason:
+            server = self.prefill.choose(work.prompt, tried)
+            if server is None or server in tried or len(tried) == ATTEMPTS:
+                reason = "no_prefill_server"
+                break
+            try:
+                named = replace(work, name=f"{work.name}-p{len(tried)}")
+                async with self._ask(self.prefill, server, named, work.for_prefill()) as answer:
+                    found = await answer.json()
+                params = found.get("kv_transfer_params") if isinstance(found, dict) else None
+                if isinstance(params, dict) and params:
+                    self.prefill.remember(server, work.prompt)
+                    return params
+                reason = "no_parameters"  # its connector does not hand over
+            except Failed as failed:
+                self._note(self.prefill, server, work, failed)
+                tried.append(server)
+        self._count["computed", f'reason="{reason}"'] += 1
+        return None
+
+    async def _decode(
+        self, to: Passing, work: Work, params: dict[str, Any] | None, begun: float
+    ) -> web.StreamResponse:
+        """Has it answered, and passes the answer on."""
+        tried: list[Server] = []
+        why = "no decode server is up"
+        while len(tried) < ATTEMPTS and (server := self.decode.choose(work.prompt, tried)):
+            try:
+                named = replace(work, name=f"{work.name}-d{len(tried)}")
+                async with self._ask(self.decode, server, named, work.for_decode(params)) as answer:
+                    async for piece in first_to_last(answer, work.is_stream):
+                        if not to.begun:
+                            self._note_first(time.monotonic() - begun)
+                        await to.write(answer, work, piece)
+                self.decode.remember(server, work.prompt)
+                return await to.end()
+            except Failed as failed:
+                self._note(self.decode, server, work, failed)
+                why = f"{server.url}: {failed}"
+                if to.begun:
+                    raise Broken(await to.break_off(why)) from None
+                tried.append(server)
+                if failed.heard and params:
+                    params = None  # they may be used up
+                    self._count["computed", 'reason="tried_again"'] += 1
+        return error_answer(502 if tried else 503, why)
+
+    @contextlib.asynccontextmanager
+    async def _ask(
+        self, kind: Servers, server: Server, work: Work, body: dict[str, Any]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Asks one server; raises Failed or Refused."""
+        headers = work.headers | {"X-Request-Id": work.name}
+        with server.busy(work.prompt):
+            try:
+                async with self._session.post(server.url + work.path, json=body, headers=headers) as answer:
+                    if answer.status >= 500 or answer.status == 429:
+                        raise Failed(f"{answer.status}: {(await answer.text())[:300]}")
+                    if answer.status >= 400:
+                        content = await answer.read()
+                        raise Refused(
+                            web.Response(status=answer.status, body=content, content_type=answer.content_type)
+                        )
+                    yield answer
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                kind.found(server, False)  # until it answers the next question
+                raise Failed(f"no connection: {error}", heard=False) from None
+            except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError, ValueError) as error:
+                raise Failed(f"{type(error).__name__}: {error}") from None
+
+    def _note(self, kind: Servers, server: Server, work: Work, failed: Failed) -> None:
+        server.failed += 1
+        logger.warning("request %s: %s server %s: %s", work.name, kind.kind, server.url, failed)
+
+    def _note_first(self, seconds: float) -> None:
+        self._first_sum += seconds
+        self._first[sum(seconds > limit for limit in BUCKETS)] += 1
+
+    # ---- what is asked of the proxy itself
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """What a decode server says."""
+        body: dict[str, Any] = {}
+        server = self.decode.choose(read_prompt(body))
+        if server is None:
+            return error_answer(503, "no decode server is up")
+        try:
+            async with self._session.get(server.url + request.path) as answer:
+                return web.Response(
+                    status=answer.status, body=await answer.read(), content_type=answer.content_type
+                )
+        except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
+            return error_answer(502, f"{server.url}: {error}")
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """200 while a decode server is up: without prefill servers it computes by itself."""
+        found = {
+            kind.kind: {server.url: server.up for server in kind.all} for kind in (self.prefill, self.decode)
+        }
+        return web.json_response(found, status=200 if any(found["decode"].values()) else 503)
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """Counters in the text form of Prometheus."""
+        lines: list[str] = []
+
+        def show(name: str, kind: str, what: str, values: dict[str, float]) -> None:
+            lines.append(f"# HELP kvferry_proxy_{name} {what}")
+            lines.append(f"# TYPE kvferry_proxy_{name} {kind}")
+            lines.extend(f"kvferry_proxy_{name}{{{labels}}} {value:g}" for labels, value in values.items())
+
+        def counted(name: str) -> dict[str, float]:
+            return {labels: value for (key, labels), value in sorted(self._count.items()) if key == name}
+
+        def of_servers(field: str) -> dict[str, float]:
+            return {
+                f'kind="{kind.kind}",server="{server.url}"': float(getattr(server, field))
+                for kind in (self.prefill, self.decode)
+                for server in kind.all
+            }
+
+        show("requests_total", "counter", "Requests of clients, by what became of them", counted("requests"))
+        show(
+            "computed_total",
+            "counter",
+            "Requests whose prompt was left to a decode server, by the reason",
+            counted("computed"),
+        )
+        show("server_up", "gauge", "Whether a server answers", of_servers("up"))
+        show("server_requests", "gauge", "Requests that a server is busy with", of_servers("now"))
+        show("server_requests_total", "counter", "Requests that a server was asked", of_servers("total"))
+        show("server_failures_total", "counter", "Requests that a server failed", of_servers("failed"))
+        name, total = "kvferry_proxy_first_byte_seconds", 0
+        lines += [f"# HELP {name} From a request to the first byte of its answer", f"# TYPE {name} histogram"]
+        for limit, count in zip((*map(str, BUCKETS), "+Inf"), self._first, strict=True):
+            total += count
+            lines.append(f'{name}_bucket{{le="{limit}"}} {total}')
+        lines += [f"{name}_sum {self._first_sum:g}", f"{name}_count {total}"]
+        return web.Response(text="\n".join(lines) + "\n")
+
+
+async def first_to_last(answer: aiohttp.ClientResponse, is_stream: bool) -> AsyncIterator[bytes]:
+    """The pieces of an answer as they come; one that is no stream comes whole.
+
+    Raises Failed where a stream begins with an error, as it does when a cache could not be loaded and vLLM was
+    told not to compute it: then there is nothing yet that a client would have to forget.
+    """
+    if not is_stream:
+        yield await answer.read()
+        return
+    first = True
+    async for piece in answer.content.iter_any():
+        if first and piece.startswith(b'data: {"error"'):
+            raise Failed(piece[:300].decode(errors="replace").partition("\n")[0])
+        first = False
+        yield piece
+    if first:
+        raise Failed("the answer ended before it began")
+
+
+class Passing:
+    """The answer to a client, which begins with the first piece of a server's."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has seen something of it."""
+        return self._response is not None
+
+    async def write(self, answer: aiohttp.ClientResponse, work: Work, piece: bytes) -> None:
+        """Passes a piece on."""
+        try:
+            if self._response is None:
+                self._response = web.StreamResponse(status=answer.status)
+                self._response.headers["Content-Type"] = answer.headers.get("Content-Type", "application/json")
+                self._response.headers["X-Request-Id"] = work.name
+                await self._response.prepare(self._request)
+            await self._response.write(piece)
+        except ConnectionError:
+            raise ClientGone from None
+
+    async def end(self) -> web.StreamResponse:
+        """All of it was passed on."""
+        assert self._response is not None
+        try:
+            await self._response.write_eof()
+        except ConnectionError:
+            raise ClientGone from None
+        return self._response
+
+    async def break_off(self, why: str) -> web.StreamResponse:
+        """Tells the client that nothing more will come: by an event, and by an end that is none."""
+        assert self._response is not None
+        event = {"error": {"message": why, "type": "kvferry_proxy", "code": 502}}
+        with contextlib.suppress(ConnectionError):
+            await self._response.write(f"data: {json.dumps(event)}\n\n".encode())
+        if self._request.transport is not None:
+            self._request.transport.close()
+        return self._response
+
+
+class Broken(Exception):
+    """An answer ended in the middle."""
+
+    def __init__(self, answer: web.StreamResponse) -> None:
+        super().__init__("the answer ended in the middle")
+        self.answer = answer
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a proxy until it is ended by a signal."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kvferry.vllm.proxy",
+        description="A proxy in front of vLLM servers that prefill and servers that decode.",
+    )
+    parser.add_argument(
+        "--prefill", nargs="*", default=[], metavar="URL", help="prefill servers; none: decode servers do all"
+    )
+    parser.add_argument("--decode", nargs="+", required=True, metavar="URL", help="decode servers")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; by default this machine only"
+    )
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="S",
+        help=f"seconds of silence after which a server has failed; {PATIENCE:g}",
+    )
+    parser.add_argument(
+        "--health",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds between questions whether servers are up; 2",
+    )
+    given = parser.parse_args(arguments)
+    for url in (*given.prefill, *given.decode):
+        if not url.startswith(("http://", "https://")):
+            parser.error(f"{url} is no URL; allowed: http://HOST:PORT")
+    if given.patience <= 0 or given.health <= 0:
+        parser.error("--patience and --health are seconds, above 0")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    proxy = Proxy(given.prefill, given.decode, patience=given.patience, health=given.health)
+    web.run_app(proxy.app(), host=given.host, port=given.port, handler_cancellation=True, access_log=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Servers that answer over HTTP as vLLM does with a connector, and fail in the way they are told.
+
+They compute nothing. What a decode server "generates" says where the cache came from, so that a test sees which
+way a request went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import itertools
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+WORDS = ("first", "second", "third", "fourth")
+
+
+class Does(enum.Enum):
+    """What becomes of requests."""
+
+    ANSWER = "the answer"
+    WAIT = "the answer, once `go` is set"
+    ERROR = "500"
+    BUSY = "429"
+    REFUSE = "400, as for a request that makes no sense"
+    HANG = "nothing, ever"
+    DIE = "the connection is lost after two pieces, or before an answer that is none"
+    EVENT = "a stream that begins with an error, as where a load failed and vLLM is told not to compute"
+    EMPTY = "a stream without anything"
+    NO_PARAMETERS = "the answer of a server without a connector"
+
+
+class FakeServer:
+    """One server.
+
+    Attributes:
+        asked: bodies of the requests that came, and names: their X-Request-Id
+        gone: how many requests were left by who asked
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.does = Does.ANSWER
+        self.first: list[Does] = []  # before that, with the requests that come first
+        self.asked: list[dict[str, Any]] = []
+        self.names: list[str] = []
+        self.gone = 0
+        self.go = asyncio.Event()
+        self.healthy = True
+        self.looks = 0  # at its health
+        self.port = 0
+        self._numbers = itertools.count()
+        self._taken: set[str] = set()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listens, at the port it had before if it had one."""
+        app = web.Application()
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            app.router.add_post(path, self._generate)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Nobody listens there any more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.name}]})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        self.names.append(request.headers.get("X-Request-Id", ""))
+        try:
+            return await self._answer(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.gone += 1
+            raise
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        does = self.first.pop(0) if self.first else self.does
+        if does is Does.WAIT:
+            await self.go.wait()
+        if does is Does.HANG:
+            await asyncio.Event().wait()
+        codes = {Does.ERROR: 500, Does.BUSY: 429, Does.REFUSE: 400}
+        if does in codes:
+            error = {"message": f"{self.name} says {codes[does]}", "code": codes[does]}
+            return web.json_response({"error": error}, status=codes[does])
+        params = body.get("kv_transfer_params") or {}
+        if body.get("stream"):
+            return await self._stream(request, does, params)
+        if does is Does.DIE:
+            assert request.transport is not None
+            request.transport.abort()
+            await asyncio.Event().wait()
+        answer: dict[str, Any] = {
+            "choices": [{"text": " ".join((self._source(params), *WORDS))}],
+            "kv_transfer_params": None,
+        }
+        if params.get("do_remote_decode") and does is not Does.NO_PARAMETERS:
+            answer["kv_transfer_params"] = self._parameters()
+        return web.json_response(answer)
+
+    async def _stream(self, request: web.Request, does: Does, params: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        if does is Does.EMPTY:
+            return response
+        if does is Does.EVENT:
+            await response.write(
+                b'data: {"error": {"message": "the load failed", "code": 500}}\n\ndata: [DONE]\n\n'
+            )
+            return response
+        for i, word in enumerate((self._source(params), *WORDS)):
+            if does is Does.DIE and i == 2:
+                assert request.transport is not None
+                request.transport.abort()
+                await asyncio.Event().wait()
+            await response.write(f"data: {json.dumps({'choices': [{'text': word}]})}\n\n".encode())
+            await asyncio.sleep(0.001)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [[1, 2]],
+            "remote_engine_id": self.name,
+            "remote_request_id": f"{self.name}-{next(self._numbers)}",
+            "remote_host": "127.0.0.1",
+            "remote_port": 1,
+            "kvferry_transfer_id": "00ff",
+        }
+
+    def _source(self, params: dict[str, Any]) -> str:
+        """Parameters that are used a second time are computed, as the connector has it."""
+        name = str(params.get("remote_request_id"))
+        if not params.get("do_remote_prefill") or name in self._taken:
+            return "computed"
+        self._taken.add(name)
+        return f"loaded:{params['remote_engine_id']}"
+
+
+@contextlib.asynccontextmanager
+async def running(*servers: FakeServer) -> AsyncIterator[None]:
+    """While they listen."""
+    async with contextlib.AsyncExitStack() as stack:
+        for server in servers:
+            stack.push_async_callback(server.stop)
+            await server.start()
+        yield
