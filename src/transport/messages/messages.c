@@ -36,11 +36,6 @@
 
 /* ---- ZeroMQ ---------------------------------------------------------------------------------- */
 
-kvf_status kvf_messages_fail(const char *what) {
-    int error = zmq_errno();
-    return error == ENOMEM ? kvf_nomem(what) : kvf_fail(KVF_E_IO, "%s: %s", what, zmq_strerror(error));
-}
-
 kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket) {
     const struct {
         int option, value;
@@ -64,21 +59,7 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
         good =
             zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, endpoint->keys.public_key, MESSAGES_KEY_TEXT) == 0 &&
             zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, endpoint->keys.secret_key, MESSAGES_KEY_TEXT) == 0;
-    return good ? KVF_OK : kvf_messages_fail("zmq_setsockopt");
-}
-
-bool kvf_messages_receive(void *socket, zmq_msg_t *frame) {
-    int result;
-    do
-        result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-    while (result < 0 && zmq_errno() == EINTR);
-    return result >= 0;
-}
-
-bool kvf_messages_readable(void *socket) {
-    int events = 0;
-    size_t bytes = sizeof events;
-    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
+    return good ? KVF_OK : kvf_zmq_fail("zmq_setsockopt");
 }
 
 static kvf_status watch_fd(kvf_messages_endpoint *endpoint, int fd, void *what) {
@@ -92,7 +73,7 @@ kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, voi
     size_t bytes = sizeof *fd;
     int found;
     if (zmq_getsockopt(socket, ZMQ_FD, &found, &bytes))
-        return kvf_messages_fail("ZMQ_FD");
+        return kvf_zmq_fail("ZMQ_FD");
     kvf_status status = watch_fd(endpoint, found, what);
     if (!status)
         *fd = found;
@@ -165,7 +146,7 @@ static kvf_status open_events(kvf_messages_endpoint *endpoint) {
 static kvf_status open_sockets(kvf_messages_endpoint *endpoint, const char *listen) {
     endpoint->zmq = zmq_ctx_new();
     if (!endpoint->zmq)
-        return kvf_messages_fail("zmq_ctx_new");
+        return kvf_zmq_fail("zmq_ctx_new");
     (void)zmq_ctx_set(endpoint->zmq, ZMQ_MAX_SOCKETS, SOCKETS_MAX);
     return kvf_messages_listen(endpoint, listen);
 }
@@ -275,7 +256,7 @@ static bool serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
         more = kvf_messages_take(endpoint);
     }
     more = kvf_messages_serve(endpoint, budget) || more;
-    endpoint->router_stirs = more || (endpoint->router_stirs && kvf_messages_readable(endpoint->router));
+    endpoint->router_stirs = more || (endpoint->router_stirs && kvf_zmq_readable(endpoint->router));
     return endpoint->router_stirs; /* then it is looked at next time, too */
 }
 

@@ -24,6 +24,7 @@
 #include "base/tables.h"
 #include "base/wake.h"
 #include "kernel/kernel.h"
+#include "port/sockets.h"
 #include "transport/fences.h"
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
@@ -124,17 +125,8 @@ typedef struct kvf_messages_endpoint {
     unsigned char list[MESSAGES_LIST_BYTES];
 } kvf_messages_endpoint;
 
-/** KVF_E_IO, or KVF_E_NOMEM, with ZeroMQ's words. */
-kvf_status kvf_messages_fail(const char *what);
-
 /** Options that both kinds of sockets have; and our keys. */
 kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket);
-
-/** Receives one frame without waiting; whether there was one. */
-bool kvf_messages_receive(void *socket, zmq_msg_t *frame);
-
-/** Whether a socket has something to be received. */
-bool kvf_messages_readable(void *socket);
 
 /** Watches a socket's descriptor; `what` is the link, or the endpoint itself. */
 kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, void *what, int *fd);

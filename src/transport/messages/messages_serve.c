@@ -291,8 +291,8 @@ static bool receive_one(kvf_messages_endpoint *endpoint) {
     (void)zmq_msg_init(&name);
     (void)zmq_msg_init(&message);
     (void)zmq_msg_init(&surplus);
-    bool received = kvf_messages_receive(endpoint->router, &name);
-    bool whole = received && zmq_msg_more(&name) && kvf_messages_receive(endpoint->router, &message);
+    bool received = kvf_zmq_receive_frame(endpoint->router, &name);
+    bool whole = received && zmq_msg_more(&name) && kvf_zmq_receive_frame(endpoint->router, &message);
     bool more = whole && zmq_msg_more(&message);
     const unsigned char *at = zmq_msg_data(&name);
     if (whole && !more && zmq_msg_size(&name) == NAME_BYTES && at[0] == 0) {
@@ -300,7 +300,7 @@ static bool receive_one(kvf_messages_endpoint *endpoint) {
         memcpy(&number, at + 1, sizeof number);
         take_message(endpoint, number, &message);
     }
-    while (more && kvf_messages_receive(endpoint->router, &surplus))
+    while (more && kvf_zmq_receive_frame(endpoint->router, &surplus))
         more = zmq_msg_more(&surplus);
     (void)zmq_msg_close(&surplus);
     (void)zmq_msg_close(&message);
@@ -449,7 +449,7 @@ void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
 static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *listen) {
     const int six = strchr(listen, '*') == strchr(listen, '/') + 2 || strchr(listen, '[') != NULL;
     if (zmq_setsockopt(endpoint->router, ZMQ_IPV6, &six, sizeof six))
-        return kvf_messages_fail("ZMQ_IPV6");
+        return kvf_zmq_fail("ZMQ_IPV6");
     if (zmq_bind(endpoint->router, listen) == 0)
         return KVF_OK;
     int error = zmq_errno();
@@ -461,7 +461,7 @@ static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
     char bound[MESSAGES_ADDRESS_BYTES + 16];
     size_t bytes = sizeof bound;
     if (zmq_getsockopt(endpoint->router, ZMQ_LAST_ENDPOINT, bound, &bytes))
-        return kvf_messages_fail("ZMQ_LAST_ENDPOINT");
+        return kvf_zmq_fail("ZMQ_LAST_ENDPOINT");
     char *host = bound + strlen("tcp://"), *colon = strrchr(bound, ':');
     unsigned port = 0;
     for (const char *digit = colon + 1; *digit >= '0' && *digit <= '9'; digit++)
@@ -485,14 +485,14 @@ kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *list
     const int server = 1, mandatory = 1, receive = MESSAGES_RECEIVE_LIMIT;
     endpoint->router = zmq_socket(endpoint->zmq, ZMQ_ROUTER);
     if (!endpoint->router)
-        return kvf_messages_fail("zmq_socket");
+        return kvf_zmq_fail("zmq_socket");
     endpoint->sweep_at = CLIENTS_SWEPT;
     kvf_status status = kvf_messages_tune(endpoint, endpoint->router);
     if (!status && (zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
                     zmq_setsockopt(endpoint->router, ZMQ_RCVHWM, &receive, sizeof receive) ||
                     (endpoint->card.encrypted &&
                      zmq_setsockopt(endpoint->router, ZMQ_CURVE_SERVER, &server, sizeof server))))
-        status = kvf_messages_fail("zmq_setsockopt");
+        status = kvf_zmq_fail("zmq_setsockopt");
     if (!status)
         status = bind_router(endpoint, listen);
     if (!status)

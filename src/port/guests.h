@@ -7,10 +7,8 @@
  *
  * This is the policy alone: whoever has the connections tells what happens to them, and closes those it is told to.
  */
-#ifndef KVF_LINK_GUESTS_H
-#define KVF_LINK_GUESTS_H
-
-#include "link/link.h"
+#ifndef KVF_PORT_GUESTS_H
+#define KVF_PORT_GUESTS_H
 
 #include "base/tables.h"
 
@@ -22,7 +20,7 @@ typedef struct kvf_guest_host kvf_guest_host;
 typedef struct kvf_guest {
     uint64_t id;       /* what its owner knows it by */
     uint64_t mark;     /* the owner's */
-    kvf_route route;   /* 0: nothing was heard over it yet */
+    uint64_t route;    /* 0: nothing was heard over it yet */
     uint64_t heard_ns; /* when something was, or it came, or was last looked at */
     kvf_guest_host *host;
     bool leaving; /* its owner was told to close it */
@@ -35,7 +33,7 @@ typedef struct kvf_guest {
 typedef struct kvf_guests {
     uint32_t most, most_of_address; /* 0: as many as come */
     /** Whether somebody is met over a route; NULL: nobody ever is. */
-    bool (*is_known)(void *context, kvf_route route);
+    bool (*is_known)(void *context, uint64_t route);
     /** Closes the connection of a guest, for kvf_guests_leave() some time later. It may be gone already. */
     void (*hang_up)(void *owner, kvf_guest *guest);
     /** There was no room: tells who did not get it. NULL: nobody wants to know. */
@@ -57,12 +55,12 @@ kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, con
 void kvf_guests_leave(kvf_guests *guests, uint64_t id);
 
 /** Something came over the connection that has a route; whether it is listed. */
-bool kvf_guests_hear(kvf_guests *guests, kvf_route route, uint64_t now);
+bool kvf_guests_hear(kvf_guests *guests, uint64_t route, uint64_t now);
 /** What a route is: something has come over this connection. */
-void kvf_guests_name(kvf_guests *guests, uint64_t id, kvf_route route, uint64_t now);
+void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t now);
 
 /** Whether a route is of one that is listed. */
-bool kvf_guests_has(const kvf_guests *guests, kvf_route route);
+bool kvf_guests_has(const kvf_guests *guests, uint64_t route);
 
 /** Lets strangers go that have been silent for too long, a bounded number. */
 void kvf_guests_tick(kvf_guests *guests, uint64_t now);

@@ -1,7 +1,7 @@
 /* Which connections go where there are too many, or where nothing is said over them. */
 #include <stdio.h>
 
-#include "link/link_guests.h"
+#include "port/guests.h"
 #include "shapes.h"
 
 #define SECONDS(n) ((n)*UINT64_C(1000000000))
@@ -14,7 +14,7 @@ typedef struct house {
     uint32_t looked; /* how often somebody asked who is known */
 } house;
 
-static bool is_known(void *context, kvf_route route) {
+static bool is_known(void *context, uint64_t route) {
     house *h = context;
     h->looked++;
     return route < h->known_below;

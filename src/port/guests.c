@@ -1,4 +1,4 @@
-#include "link/link_guests.h"
+#include "port/guests.h"
 
 #include <stdio.h>
 
@@ -160,7 +160,7 @@ kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, con
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-bool kvf_guests_hear(kvf_guests *guests, kvf_route route, uint64_t now) {
+bool kvf_guests_hear(kvf_guests *guests, uint64_t route, uint64_t now) {
     kvf_guest *guest = NULL;
     HASH_FIND(by_route, guests->by_route, &route, sizeof route, guest);
     if (guest)
@@ -168,13 +168,13 @@ bool kvf_guests_hear(kvf_guests *guests, kvf_route route, uint64_t now) {
     return guest != NULL;
 }
 
-bool kvf_guests_has(const kvf_guests *guests, kvf_route route) {
+bool kvf_guests_has(const kvf_guests *guests, uint64_t route) {
     kvf_guest *guest = NULL;
     HASH_FIND(by_route, guests->by_route, &route, sizeof route, guest);
     return guest != NULL;
 }
 
-void kvf_guests_name(kvf_guests *guests, uint64_t id, kvf_route route, uint64_t now) {
+void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t now) {
     kvf_guest *guest = find(guests, id);
     if (!guest || guest->leaving || guest->route)
         return; /* one that had this place before, or has it now, and we have not heard so yet */
