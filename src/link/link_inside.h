@@ -26,8 +26,8 @@
 #define KVF_LINK_NEVER UINT64_MAX
 /* After which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
 #define KVF_CONNECT_MS 1500
-/* Of the descriptors that this process may have, for connections that others make, and for ours. */
-#define KVF_LINK_SIXTEENTHS 12u
+/* Of the descriptors that this process may have, for connections that others make, and as many for ours. */
+#define KVF_LINK_SIXTEENTHS 8u
 
 /* How much one round of progress takes in from one socket: messages, and bytes of them. */
 #define KVF_LINK_BATCH 64u

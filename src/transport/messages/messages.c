@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/descriptors.h"
 
 #define LISTEN "messages.listen"
@@ -16,8 +18,8 @@
 
 #define DEFAULT_LISTEN "tcp://*:*"
 
-/* A context with its two threads and a socket that listens, and our own. */
-#define DESCRIPTORS 20
+/* A context with its two threads, a socket that listens and one that watches it, and our own. */
+#define DESCRIPTORS 26
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
@@ -140,7 +142,12 @@ static kvf_status open_events(kvf_messages_endpoint *endpoint) {
         status = kvf_messages_pool_open(&endpoint->pool);
     if (!status)
         status = watch_fd(endpoint, endpoint->wake.fd, &endpoint->wake);
-    return status ? status : watch_fd(endpoint, endpoint->pool.fd, &endpoint->pool);
+    if (!status)
+        status = watch_fd(endpoint, endpoint->pool.fd, &endpoint->pool);
+    endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (!status && endpoint->timer_fd < 0)
+        status = kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno));
+    return status ? status : watch_fd(endpoint, endpoint->timer_fd, &endpoint->timer_fd);
 }
 
 static kvf_status open_sockets(kvf_messages_endpoint *endpoint, const char *listen) {
@@ -159,11 +166,18 @@ static void close_endpoint(void *self) {
             (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->router_fd, NULL);
         (void)zmq_close(endpoint->router);
     }
+    if (endpoint->door_fd >= 0)
+        (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->door_fd, NULL);
+    if (endpoint->door.monitor)
+        (void)zmq_close(endpoint->door.monitor);
     while (endpoint->zmq && zmq_ctx_term(endpoint->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_messages_pool_close(&endpoint->pool);
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
+    kvf_door_close(&endpoint->door);
+    if (endpoint->timer_fd >= 0)
+        (void)close(endpoint->timer_fd);
     if (endpoint->epoll_fd >= 0)
         (void)close(endpoint->epoll_fd);
     kvf_free(endpoint);
@@ -178,6 +192,8 @@ static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_
         status = take_advertised(card, kvf_setting_of(options, ADVERTISE));
     if (!status)
         status = take_keys(endpoint, kvf_setting_of(options, SECRET_KEY));
+    if (!status)
+        status = kvf_messages_take_limits(endpoint, options);
     if (!status && kvf_descriptors_check("messages", DESCRIPTORS))
         status = kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ");
     if (!status && (getrandom(card->secret, sizeof card->secret, 0) != (ssize_t)sizeof card->secret ||
@@ -195,6 +211,8 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
     endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
+    endpoint->door_fd = endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->timer_fd = -1;
+    endpoint->timer_ns = UINT64_MAX;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
     if (endpoint->window > MESSAGES_WINDOW_MAX)
         endpoint->window = MESSAGES_WINDOW_MAX;
@@ -229,9 +247,9 @@ static kvf_status write_card(void *self, kvf_buffer *out) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-static void clear_pool(const kvf_messages_endpoint *endpoint) {
+static void clear(int fd) {
     uint64_t count;
-    (void)!read(endpoint->pool.fd, &count, sizeof count);
+    (void)!read(fd, &count, sizeof count);
 }
 
 /* Notes which sockets have something to say. */
@@ -243,7 +261,11 @@ static void look_around(kvf_messages_endpoint *endpoint) {
         if (what == endpoint)
             endpoint->router_stirs = true;
         else if (what == &endpoint->pool)
-            clear_pool(endpoint);
+            clear(endpoint->pool.fd);
+        else if (what == &endpoint->timer_fd)
+            clear(endpoint->timer_fd);
+        else if (what == &endpoint->door)
+            endpoint->door_stirs = true;
         else if (what != &endpoint->wake)
             ((kvf_messages_link *)what)->stirs = true;
     }
@@ -264,6 +286,7 @@ static kvf_status progress(void *self, bool *busy) {
     kvf_messages_endpoint *endpoint = self;
     uint64_t budget = KVF_SLICE_BYTES, serving = KVF_SLICE_BYTES;
     *busy = false;
+    endpoint->now = kvf_now(&kvf_monotonic);
     look_around(endpoint);
     kvf_messages_slots_back(endpoint);
     for (kvf_messages_link *link = endpoint->links, *next; link; link = next) {
@@ -275,6 +298,7 @@ static kvf_status progress(void *self, bool *busy) {
         *busy = *busy || more;
     }
     *busy = serve(endpoint, &serving) || *busy;
+    *busy = kvf_messages_mind_door(endpoint) || *busy;
     kvf_wake_set(&endpoint->wake, *busy);
     return KVF_OK;
 }
@@ -285,7 +309,13 @@ static int event_fd(void *self) {
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static const char *const settings[] = {LISTEN, ADVERTISE, SECRET_KEY, NULL};
+static const char *const settings[] = {LISTEN,
+                                       ADVERTISE,
+                                       SECRET_KEY,
+                                       "messages.max_connections",
+                                       "messages.max_connections_per_address",
+                                       "messages.max_strangers",
+                                       NULL};
 
 extern const kvf_fabric kvf_fabric_messages;
 
@@ -317,6 +347,7 @@ const kvf_fabric kvf_fabric_messages = {
     .fence = kvf_messages_fence,
     .admit = kvf_messages_admit,
     .progress = progress,
+    .count = kvf_messages_count,
     .event_fd = event_fd,
     .close = close_endpoint,
 };

@@ -4,7 +4,8 @@
  * scatters what is written from those that came in. In these files:
  *
  *   messages.c        the endpoint: its settings, its sockets, its turn of work
- *   messages_serve.c  the owner's side: who is connected to us, and what they ask
+ *   messages_port.c   where the endpoint listens, who is connected to it, and who is hung up on
+ *   messages_serve.c  the owner's side: who of them is let in, and what they ask
  *   messages_link.c   the consumer's side: connecting, and what the owner says
  *   messages_move.c   cutting batches into requests, and taking the answers
  *   messages_pool.c   the memory that messages are sent from
@@ -24,21 +25,22 @@
 #include "base/tables.h"
 #include "base/wake.h"
 #include "kernel/kernel.h"
-#include "port/sockets.h"
+#include "port/door.h"
 #include "transport/fences.h"
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
 
-#define MESSAGES_SLOTS_MAX 128u      /* of an endpoint: what it can have on its way */
-#define MESSAGES_PEER_SLOTS 8u       /* of them, for one peer */
-#define MESSAGES_PEER_SLOTS_LEAST 2u /* when more than half of them are on their way */
-#define MESSAGES_WINDOW_DEFAULT 8u   /* requests under way on one connection */
-#define MESSAGES_RECEIVE_LIMIT 6     /* messages of one connection that wait to be looked at */
-#define MESSAGES_SEND_LIMIT 256      /* more than are ever due to one that keeps to the protocol */
-#define MESSAGES_CLIENTS_MAX 65536u  /* known at once */
-#define MESSAGES_RUNS 256u           /* laid out at a time */
-#define MESSAGES_A_TURN 64           /* messages of one socket that are looked at before the next socket is */
-#define MESSAGES_LINGER_MS 200       /* what a closed connection still has to say gets so long */
+#define MESSAGES_SLOTS_MAX 128u       /* of an endpoint: what it can have on its way */
+#define MESSAGES_PEER_SLOTS 8u        /* of them, for one peer */
+#define MESSAGES_PEER_SLOTS_LEAST 2u  /* when more than half of them are on their way */
+#define MESSAGES_WINDOW_DEFAULT 8u    /* requests under way on one connection */
+#define MESSAGES_RECEIVE_LIMIT 6      /* messages of one connection that wait to be looked at */
+#define MESSAGES_SEND_LIMIT 256       /* more than are ever due to one that keeps to the protocol */
+#define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
+#define MESSAGES_STRANGE_BYTES 65536u /* a longer message of a stranger ends its connection at once */
+#define MESSAGES_RUNS 256u            /* laid out at a time */
+#define MESSAGES_A_TURN 64     /* messages of one socket that are looked at before the next socket is */
+#define MESSAGES_LINGER_MS 200 /* what a closed connection still has to say gets so long */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
 
 /* ---- messages_pool.c ------------------------------------------------------------------------- */
@@ -108,6 +110,12 @@ typedef struct kvf_messages_endpoint {
     kvf_messages_keys keys;
     uint32_t window;
     bool router_stirs; /* it may have something to take in */
+    kvf_door door;     /* of the router */
+    int door_fd;
+    bool door_stirs;
+    int timer_fd;      /* for the door, */
+    uint64_t timer_ns; /* and when it is set to; UINT64_MAX: never */
+    uint64_t now;      /* of this turn of work */
 
     kvf_messages_client *clients;            /* by number */
     kvf_messages_client *ready, *last_ready; /* those with something to do */
@@ -131,6 +139,29 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
 /** Watches a socket's descriptor; `what` is the link, or the endpoint itself. */
 kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, void *what, int *fd);
 
+/* ---- messages_port.c ------------------------------------------------------------------------- */
+
+/** Takes the settings that say how many may be connected. KVF_OK or KVF_E_INVALID. */
+kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_transport_options *options);
+
+/** Binds the socket and fills in where it listens. */
+kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen);
+
+/** Takes in who has come and gone, and hangs up where that is due; whether there may be more. */
+bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint);
+
+/** A message came over a connection, of a client or not. */
+void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message);
+
+/** Hangs up when somebody who was refused has had time to read why. */
+void kvf_messages_part(kvf_messages_endpoint *endpoint, uint32_t number);
+bool kvf_messages_is_parting(const kvf_messages_endpoint *endpoint, uint32_t number);
+
+/** Hangs up. */
+void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number);
+
+void kvf_messages_count(const void *self, kvf_transport_info *info);
+
 /* ---- messages_serve.c ------------------------------------------------------------------------ */
 
 /** Somebody who has shown our secret. */
@@ -149,8 +180,7 @@ struct kvf_messages_client {
     UT_hash_handle hh;
 };
 
-/** Binds the socket and fills in where it listens. */
-kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen);
+bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t number);
 
 /** Takes in what came, some messages at most; whether there may be more. */
 bool kvf_messages_take(kvf_messages_endpoint *endpoint);

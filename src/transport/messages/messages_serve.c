@@ -1,9 +1,10 @@
 /*
  * The owner's side. ZeroMQ knows each connection by a number; who has said the secret in it becomes a client, and
- * whatever comes over others is dropped. A client that is refused is told why, forgotten, and then dropped likewise:
- * ZeroMQ has no way to hang up.
+ * who says anything else over another is hung up on (messages_port.c). A client that is refused is told why, forgotten, and
+ * hung up on when it has had time to read that.
  *
- * Nobody tells us that a connection has ended: clients say goodbye, and who could not is found when it is sent to.
+ * Clients say goodbye, and who could not is found when it is sent to: that its connection has ended says little, for what
+ * came before may still be unread.
  */
 #include <errno.h>
 
@@ -53,7 +54,7 @@ static void send_refusal(kvf_messages_endpoint *endpoint, uint32_t number, kvf_m
 
 /* ---- clients --------------------------------------------------------------------------------- */
 
-static kvf_messages_client *find_client(kvf_messages_endpoint *endpoint, uint32_t number) {
+static kvf_messages_client *find_client(const kvf_messages_endpoint *endpoint, uint32_t number) {
     kvf_messages_client *client;
     HASH_FIND(hh, endpoint->clients, &number, sizeof number, client);
     return client;
@@ -86,6 +87,7 @@ static void forget_client(kvf_messages_endpoint *endpoint, kvf_messages_client *
 static void refuse(kvf_messages_endpoint *endpoint, kvf_messages_client *client, kvf_messages_refusal why,
                    uint64_t detail) {
     send_refusal(endpoint, client->number, why, detail);
+    kvf_messages_part(endpoint, client->number);
     forget_client(endpoint, client);
 }
 
@@ -211,14 +213,17 @@ static bool greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *
     kvf_messages_hello hello;
     uint32_t version;
     uint64_t detail;
-    if (!kvf_messages_hello_read(data, bytes, &hello, &version))
+    if (!kvf_messages_hello_read(data, bytes, &hello, &version)) {
+        kvf_messages_dismiss(endpoint, number);
         return true;
-    if (HASH_COUNT(endpoint->clients) >= endpoint->sweep_at)
+    }
+    if (HASH_COUNT(endpoint->clients) >= kvf_max_u64(endpoint->sweep_at, CLIENTS_SWEPT))
         sweep(endpoint);
     int why = check_hello(endpoint, &hello, version, &detail);
     if (!why)
         return let_in(endpoint, number, &hello);
     send_refusal(endpoint, number, (kvf_messages_refusal)why, detail);
+    kvf_messages_part(endpoint, number);
     return true;
 }
 
@@ -266,15 +271,24 @@ static bool hear_again(kvf_messages_endpoint *endpoint) {
     return true;
 }
 
+/* Somebody who is no client says who he is, or goes. Who was refused may still say what was on its way. */
+static void take_strange(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
+    const unsigned char *data = zmq_msg_data(message);
+    const size_t bytes = zmq_msg_size(message);
+    if (bytes > 0 && bytes <= MESSAGES_HELLO_BYTES_MAX && data[0] == MESSAGES_HELLO)
+        hear(endpoint, number, message);
+    else if (bytes > MESSAGES_STRANGE_BYTES || !kvf_messages_is_parting(endpoint, number))
+        kvf_messages_dismiss(endpoint, number);
+}
+
 static void take_message(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     const unsigned char *data = zmq_msg_data(message);
     size_t bytes = zmq_msg_size(message);
     kvf_messages_client *client = find_client(endpoint, number);
     int kind = bytes > 0 ? data[0] : 0;
-    if (!client && kind == MESSAGES_HELLO)
-        hear(endpoint, number, message);
-    else if (!client)
-        return;
+    kvf_messages_heard(endpoint, number, client != NULL, message);
+    if (!client)
+        take_strange(endpoint, number, message);
     else if (kind == MESSAGES_READ || kind == MESSAGES_WRITE)
         take_request(endpoint, client, message);
     else if (kind == MESSAGES_NOTICE)
@@ -285,27 +299,35 @@ static void take_message(kvf_messages_endpoint *endpoint, uint32_t number, zmq_m
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
 }
 
-/* One message of two frames; others are dropped. False: there is none. */
+/* A message of several frames: nobody who keeps to the protocol sends one. */
+static void take_foul(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *first) {
+    kvf_messages_client *client = find_client(endpoint, number);
+    kvf_messages_heard(endpoint, number, client != NULL, first);
+    if (client)
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+    else
+        kvf_messages_dismiss(endpoint, number);
+}
+
+/* One message; false: there is none. */
 static bool receive_one(kvf_messages_endpoint *endpoint) {
-    zmq_msg_t name, message, surplus;
-    (void)zmq_msg_init(&name);
-    (void)zmq_msg_init(&message);
-    (void)zmq_msg_init(&surplus);
-    bool received = kvf_zmq_receive_frame(endpoint->router, &name);
-    bool whole = received && zmq_msg_more(&name) && kvf_zmq_receive_frame(endpoint->router, &message);
-    bool more = whole && zmq_msg_more(&message);
-    const unsigned char *at = zmq_msg_data(&name);
-    if (whole && !more && zmq_msg_size(&name) == NAME_BYTES && at[0] == 0) {
+    zmq_msg_t frames[3]; /* name; message; one too many */
+    for (int i = 0; i < 3; i++)
+        (void)zmq_msg_init(&frames[i]);
+    const uint32_t count = kvf_zmq_receive(endpoint->router, frames, 3);
+    const unsigned char *name = zmq_msg_data(&frames[0]);
+    if (count > 1 && zmq_msg_size(&frames[0]) == NAME_BYTES && name[0] == 0) {
         uint32_t number;
-        memcpy(&number, at + 1, sizeof number);
-        take_message(endpoint, number, &message);
+        memcpy(&number, name + 1, sizeof number);
+        (count == 2 ? take_message : take_foul)(endpoint, number, &frames[1]);
     }
-    while (more && kvf_zmq_receive_frame(endpoint->router, &surplus))
-        more = zmq_msg_more(&surplus);
-    (void)zmq_msg_close(&surplus);
-    (void)zmq_msg_close(&message);
-    (void)zmq_msg_close(&name);
-    return received;
+    for (int i = 0; i < 3; i++)
+        (void)zmq_msg_close(&frames[i]);
+    return count > 0;
+}
+
+bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t number) {
+    return find_client(endpoint, number) != NULL;
 }
 
 bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
@@ -442,60 +464,4 @@ void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
         slot->served = false;
         kvf_messages_pool_give(slot);
     }
-}
-
-/* ---- listening ------------------------------------------------------------------------------- */
-
-static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *listen) {
-    const int six = strchr(listen, '*') == strchr(listen, '/') + 2 || strchr(listen, '[') != NULL;
-    if (zmq_setsockopt(endpoint->router, ZMQ_IPV6, &six, sizeof six))
-        return kvf_zmq_fail("ZMQ_IPV6");
-    if (zmq_bind(endpoint->router, listen) == 0)
-        return KVF_OK;
-    int error = zmq_errno();
-    return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", listen, zmq_strerror(error));
-}
-
-/* "tcp://[::]:4711", as ZeroMQ says where it listens. */
-static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
-    char bound[MESSAGES_ADDRESS_BYTES + 16];
-    size_t bytes = sizeof bound;
-    if (zmq_getsockopt(endpoint->router, ZMQ_LAST_ENDPOINT, bound, &bytes))
-        return kvf_zmq_fail("ZMQ_LAST_ENDPOINT");
-    char *host = bound + strlen("tcp://"), *colon = strrchr(bound, ':');
-    unsigned port = 0;
-    for (const char *digit = colon + 1; *digit >= '0' && *digit <= '9'; digit++)
-        port = port * 10 + (unsigned)(*digit - '0');
-    endpoint->card.port = (uint16_t)port;
-    *colon = '\0';
-    if (host[0] == '[' && colon[-1] == ']') {
-        colon[-1] = '\0';
-        host++;
-    }
-    if (kvf_messages_is_host(host))
-        kvf_messages_add_host(&endpoint->card, host);
-    else if (endpoint->card.host_count > 0) /* users have said where others find us */
-        kvf_messages_add_host(&endpoint->card, "127.0.0.1");
-    else
-        kvf_messages_add_interfaces(&endpoint->card);
-    return KVF_OK;
-}
-
-kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen) {
-    const int server = 1, mandatory = 1, receive = MESSAGES_RECEIVE_LIMIT;
-    endpoint->router = zmq_socket(endpoint->zmq, ZMQ_ROUTER);
-    if (!endpoint->router)
-        return kvf_zmq_fail("zmq_socket");
-    endpoint->sweep_at = CLIENTS_SWEPT;
-    kvf_status status = kvf_messages_tune(endpoint, endpoint->router);
-    if (!status && (zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
-                    zmq_setsockopt(endpoint->router, ZMQ_RCVHWM, &receive, sizeof receive) ||
-                    (endpoint->card.encrypted &&
-                     zmq_setsockopt(endpoint->router, ZMQ_CURVE_SERVER, &server, sizeof server))))
-        status = kvf_zmq_fail("zmq_setsockopt");
-    if (!status)
-        status = bind_router(endpoint, listen);
-    if (!status)
-        status = read_bound(endpoint);
-    return status ? status : kvf_messages_watch(endpoint, endpoint->router, endpoint, &endpoint->router_fd);
 }
