@@ -76,6 +76,8 @@ void kvf_guests_leave(kvf_guests *guests, uint64_t id) {
     kvf_guest *guest = find(guests, id);
     if (!guest)
         return;
+    if (guest->route && guests->on_left)
+        guests->on_left(guests->context, guest->route);
     stop_counting(guests, guest);
     forget_route(guests, guest);
     HASH_DELETE(by_id, guests->by_id, guest);

@@ -39,6 +39,8 @@ typedef struct kvf_guests {
     bool (*is_known)(void *context, uint64_t route);
     /** Closes the connection of a guest, for kvf_guests_leave() some time later. It may be gone already. */
     void (*hang_up)(void *owner, kvf_guest *guest);
+    /** A connection has ended over which something was heard. NULL: nobody wants to know. */
+    void (*on_left)(void *context, uint64_t route);
     /** There was no room: tells who did not get it. NULL: nobody wants to know. */
     void (*on_crowded)(void *context, const char *detail);
     void *context, *owner;

@@ -289,7 +289,7 @@ typedef struct raw_end {
     void *zmq, *socket;
 } raw_end;
 
-static raw_end raw_open(const test_side *to) {
+static raw_end raw_open_that_holds(const test_side *to, int messages, int bytes) {
     kvf_messages_card part = part_of(to);
     raw_end made = {.zmq = zmq_ctx_new()};
     char address[MESSAGES_ADDRESS_BYTES];
@@ -297,9 +297,15 @@ static raw_end raw_open(const test_side *to) {
     made.socket = zmq_socket(made.zmq, ZMQ_DEALER);
     assert_non_null(made.socket);
     assert_int_equal(zmq_setsockopt(made.socket, ZMQ_LINGER, &none, sizeof none), 0);
+    assert_int_equal(zmq_setsockopt(made.socket, ZMQ_RCVHWM, &messages, sizeof messages), 0);
+    assert_int_equal(zmq_setsockopt(made.socket, ZMQ_RCVBUF, &bytes, sizeof bytes), 0);
     kvf_messages_address("127.0.0.1", part.port, address, sizeof address);
     assert_int_equal(zmq_connect(made.socket, address), 0);
     return made;
+}
+
+static raw_end raw_open(const test_side *to) {
+    return raw_open_that_holds(to, 1000, -1);
 }
 
 static void raw_close(raw_end *end) {
@@ -481,6 +487,36 @@ static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) 
     assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
     assert_true(inside(&there)->pool.made <= 2 * MESSAGES_PEER_SLOTS);
     raw_close(&end);
+    side_close(&here);
+    side_close(&there);
+}
+
+#define STUCK 70 /* each comes to have two, of 128 */
+
+/* They have all slots after a second, and keep them: the honest one gets some when they have gone. */
+static void who_takes_no_answers_gives_its_slots_back_to_others(void **state) {
+    (void)state;
+    static unsigned char request[4096];
+    test_side here, there;
+    raw_end ends[STUCK];
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    size_t bytes = make_request(MESSAGES_READ, 1, (kvf_run){.bytes = MESSAGES_CHUNK_BYTES}, request);
+    for (int i = 0; i < STUCK; i++) {
+        ends[i] = raw_open_that_holds(&there, 1, 4096);
+        raw_greet(&ends[i], &there, 0);
+        for (uint32_t k = 0; k < MESSAGES_WINDOW_MAX; k++)
+            raw_send(&ends[i], request, bytes);
+    }
+    while (inside(&there)->pool.taken < MESSAGES_SLOTS_MAX)
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    kvf_run run = {0, 0, 3u << 20, 0, 0};
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
+    assert_true(inside(&there)->door.guests.closed > 0);
+    for (int i = 0; i < STUCK; i++)
+        raw_close(&ends[i]);
     side_close(&here);
     side_close(&there);
 }
@@ -721,6 +757,7 @@ int main(void) {
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
         cmocka_unit_test(who_does_not_keep_to_the_protocol_is_cut_off),
         cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
+        cmocka_unit_test(who_takes_no_answers_gives_its_slots_back_to_others),
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(strangers_do_not_fill_the_port),

@@ -213,6 +213,7 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
     endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
     endpoint->door_fd = endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->timer_fd = -1;
     endpoint->timer_ns = UINT64_MAX;
+    endpoint->newcomers.turn_work = MESSAGES_NEWCOMERS_WORK;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
     if (endpoint->window > MESSAGES_WINDOW_MAX)
         endpoint->window = MESSAGES_WINDOW_MAX;
@@ -284,7 +285,7 @@ static bool serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
 
 static kvf_status progress(void *self, bool *busy) {
     kvf_messages_endpoint *endpoint = self;
-    uint64_t budget = KVF_SLICE_BYTES, serving = KVF_SLICE_BYTES;
+    uint64_t budget = KVF_SLICE_BYTES, serving = MESSAGES_SERVED_BYTES;
     *busy = false;
     endpoint->now = kvf_now(&kvf_monotonic);
     look_around(endpoint);

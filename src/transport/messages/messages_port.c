@@ -58,6 +58,10 @@ static bool is_known(void *context, uint64_t route) {
     return kvf_messages_is_client(context, (uint32_t)route);
 }
 
+static void on_left(void *context, uint64_t route) {
+    kvf_messages_left(context, (uint32_t)route);
+}
+
 void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message) {
     if (!client && kvf_guests_has(&endpoint->door.guests, route_of(number)))
         return; /* strangers do not gain time by talking */
@@ -144,6 +148,7 @@ static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
 static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     kvf_guests limits = endpoint->door.guests;
     limits.is_known = is_known;
+    limits.on_left = on_left;
     limits.context = endpoint;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     return status ? status

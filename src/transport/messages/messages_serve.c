@@ -60,28 +60,50 @@ static kvf_messages_client *find_client(const kvf_messages_endpoint *endpoint, u
     return client;
 }
 
-static void set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client, bool ready) {
-    if (client->is_ready == ready)
+static bool is_new(const kvf_messages_endpoint *endpoint, const kvf_messages_client *client) {
+    return endpoint->now - client->since_ns < MESSAGES_NEW_NS;
+}
+
+/* It has something to do: its turn comes. Who is new shares one with all who are. */
+static void set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
+    kvf_turn_party *party = is_new(endpoint, client) ? &endpoint->newcomers : &client->own;
+    if (!client->is_starved)
+        kvf_turns_wait(&endpoint->turns, party, &client->seat);
+}
+
+static void drop_requests(kvf_messages_client *client) {
+    for (; client->count > 0; client->count--)
+        (void)zmq_msg_close(&client->pending[client->first++ % MESSAGES_WINDOW_MAX]);
+}
+
+static void set_starved(kvf_messages_endpoint *endpoint, kvf_messages_client *client, bool starved) {
+    if (client->is_starved == starved)
         return;
-    client->is_ready = ready;
-    if (ready) {
-        KVF_QUEUE_ADD(endpoint->ready, endpoint->last_ready, client);
-        endpoint->ready_count++;
-    } else {
-        KVF_QUEUE_REMOVE(endpoint->ready, endpoint->last_ready, client);
-        endpoint->ready_count--;
-    }
+    client->is_starved = starved;
+    if (starved)
+        KVF_QUEUE_ADD(endpoint->starved, endpoint->last_starved, client);
+    else
+        KVF_QUEUE_REMOVE(endpoint->starved, endpoint->last_starved, client);
 }
 
 /* Whatever it asked for and was not answered is dropped. */
 static void forget_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
-    set_ready(endpoint, client, false);
-    for (; client->count > 0; client->count--)
-        (void)zmq_msg_close(&client->pending[client->first++ % MESSAGES_WINDOW_MAX]);
+    set_starved(endpoint, client, false);
+    kvf_turns_stop_waiting(&client->seat);
+    kvf_turns_leave(&endpoint->turns, &client->own);
+    drop_requests(client);
     /* The analyser does not know that a client is in its table. */
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     HASH_DELETE(hh, endpoint->clients, client);
     kvf_free(client);
+}
+
+void kvf_messages_left(kvf_messages_endpoint *endpoint, uint32_t number) {
+    kvf_messages_client *client = find_client(endpoint, number);
+    if (!client)
+        return;
+    client->is_gone = true;
+    drop_requests(client);
 }
 
 static void refuse(kvf_messages_endpoint *endpoint, kvf_messages_client *client, kvf_messages_refusal why,
@@ -195,6 +217,8 @@ static bool let_in(kvf_messages_endpoint *endpoint, uint32_t number, const kvf_m
     if (!client)
         return false;
     client->number = number;
+    client->since_ns = endpoint->now;
+    client->own.turn_work = MESSAGES_TURN_WORK;
     client->generation = hello->generation;
     client->region_count = hello->region_count;
     memcpy(client->id, hello->id, sizeof hello->id);
@@ -237,7 +261,7 @@ static void take_notice(kvf_messages_endpoint *endpoint, kvf_messages_client *cl
     }
     (void)kvf_deliver(endpoint->transport, client->name, data, bytes); /* there is room: see below */
     client->taken++;
-    set_ready(endpoint, client, true);
+    set_ready(endpoint, client);
 }
 
 static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *client, zmq_msg_t *message) {
@@ -245,10 +269,12 @@ static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *c
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
         return;
     }
+    if (client->is_gone)
+        return;
     zmq_msg_t *place = &client->pending[(client->first + client->count++) % MESSAGES_WINDOW_MAX];
     (void)zmq_msg_init(place);
     (void)zmq_msg_move(place, message);
-    set_ready(endpoint, client, true);
+    set_ready(endpoint, client);
 }
 
 /* A greeting for which there is no memory waits, and everything behind it. */
@@ -371,7 +397,10 @@ static kvf_status send_data(kvf_messages_endpoint *endpoint, kvf_messages_client
                             const kvf_messages_request *request) {
     const size_t begin = MESSAGES_REQUEST_BYTES - MESSAGES_ANSWER_BYTES; /* the data at a multiple of 16 */
     zmq_msg_t message;
-    kvf_messages_slot *slot = kvf_messages_pool_take(&endpoint->pool, client->slots);
+    const bool new = is_new(endpoint, client);
+    kvf_messages_slot *slot = new && endpoint->new_slots >= MESSAGES_NEW_SLOTS
+                                  ? NULL
+                                  : kvf_messages_pool_take(&endpoint->pool, client->slots);
     if (!slot)
         return KVF_E_AGAIN;
     kvf_messages_answer_write(MESSAGES_DATA, request->number, slot->memory + begin);
@@ -382,7 +411,9 @@ static kvf_status send_data(kvf_messages_endpoint *endpoint, kvf_messages_client
     }
     slot->served = true;
     slot->client = client->number;
-    client->slots++;
+    slot->is_new = new;
+    endpoint->new_slots += new;
+    client->slots_ns = client->slots++ == 0 ? endpoint->now : client->slots_ns;
     return answer(endpoint, client, &message) ? KVF_OK : KVF_E_PEER_LOST;
 }
 
@@ -396,8 +427,7 @@ static kvf_status write_data(kvf_messages_endpoint *endpoint, kvf_messages_clien
 }
 
 /* The first of what a client asks. KVF_E_AGAIN: later; KVF_E_PEER_LOST: the client was forgotten. */
-static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_client *client,
-                              uint64_t *budget) {
+static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *work) {
     zmq_msg_t *message = &client->pending[client->first % MESSAGES_WINDOW_MAX];
     kvf_messages_request request;
     const unsigned char *data = zmq_msg_data(message);
@@ -409,6 +439,7 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
     }
     kvf_status status = kvf_messages_list_check(request.list, request.list_bytes, request.bytes, regions,
                                                 (uint32_t)kvf_min_u64(region_count, client->region_count));
+    *work += request.list_bytes + (status ? 0 : request.bytes);
     if (status)
         status = fail_request(endpoint, client, request.number) ? KVF_OK : KVF_E_PEER_LOST;
     else if (data[0] == MESSAGES_READ)
@@ -417,41 +448,82 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
         status = write_data(endpoint, client, &request);
     if (status)
         return status;
-    *budget -= kvf_min_u64(*budget, request.bytes + 1);
     (void)zmq_msg_close(message);
     client->first++;
     client->count--;
     return KVF_OK;
 }
 
-/* Whether anything was done. */
-static bool serve_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *budget) {
-    bool done = client->taken > 0;
-    if (done) {
+/* Answers one request. KVF_OK, KVF_E_AGAIN and KVF_E_PEER_LOST as above. */
+static kvf_status serve_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *work) {
+    if (client->taken > 0) {
         unsigned char taken[MESSAGES_ANSWER_BYTES];
         kvf_messages_answer_write(MESSAGES_TAKEN, client->taken, taken);
         client->taken = 0;
         if (!answer_bytes(endpoint, client, taken, sizeof taken))
-            return true;
+            return KVF_E_PEER_LOST;
     }
-    kvf_status status = client->count > 0 ? serve_first(endpoint, client, budget) : KVF_E_AGAIN;
-    if (status == KVF_E_PEER_LOST)
+    return client->count > 0 ? serve_first(endpoint, client, work) : KVF_OK;
+}
+
+/* Slots may be back, or memory. */
+static void wake_starved(kvf_messages_endpoint *endpoint) {
+    while (endpoint->starved) {
+        kvf_messages_client *client = endpoint->starved;
+        set_starved(endpoint, client, false);
+        set_ready(endpoint, client);
+    }
+}
+
+/* Slots are all on their way, and others wait: who has taken nothing for long goes, so that its slots come back. */
+static void unstick(kvf_messages_endpoint *endpoint) {
+    kvf_messages_client *client, *next;
+    if (endpoint->now - endpoint->unstuck_ns < MESSAGES_STUCK_NS / 8)
+        return;
+    endpoint->unstuck_ns = endpoint->now;
+    HASH_ITER(hh, endpoint->clients, client, next) {
+        if (client->slots == 0 || endpoint->now - client->slots_ns < MESSAGES_STUCK_NS)
+            continue;
+        kvf_messages_dismiss(endpoint, client->number);
+        forget_client(endpoint, client);
+    }
+}
+
+/* The next whose turn it is, at most one request of it; false: nobody has something to do. */
+static bool serve_next(kvf_messages_endpoint *endpoint, uint64_t *budget) {
+    kvf_turn_party *party = NULL;
+    kvf_messages_client *client = (kvf_messages_client *)kvf_turns_next(&endpoint->turns, &party);
+    if (!client)
+        return false;
+    const bool shared = party == &endpoint->newcomers;
+    uint64_t work = MESSAGES_REQUEST_WORK;
+    const kvf_status status = serve_client(endpoint, client, &work);
+    if (status == KVF_E_AGAIN) {
+        set_starved(endpoint, client, true);
         return true;
-    set_ready(endpoint, client, false); /* to the end */
-    set_ready(endpoint, client, client->count > 0);
-    return done || status == KVF_OK;
+    }
+    if (shared || !status) /* else the party has gone with its client */
+        kvf_turns_spend(party, work);
+    if (!status && client->count > 0)
+        set_ready(endpoint, client);
+    *budget -= kvf_min_u64(*budget, work);
+    return true;
 }
 
 bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
-    uint32_t idle = 0;
-    bool hurried = false;
-    while (endpoint->ready_count > idle && *budget > 0 && !hurried) {
-        idle = serve_client(endpoint, endpoint->ready, budget) ? 0 : idle + 1;
-        hurried = kvf_transport_hurried(endpoint->transport);
+    bool more = true;
+    wake_starved(endpoint);
+    while (more && *budget > 0) {
+        more = serve_next(endpoint, budget);
+        if (kvf_transport_hurried(endpoint->transport))
+            break;
     }
-    if (endpoint->ready_count > 0 && endpoint->ready_count <= idle)
-        kvf_messages_pool_want(&endpoint->pool);
-    return endpoint->ready_count > idle;
+    if (!endpoint->starved)
+        return more;
+    kvf_messages_pool_want(&endpoint->pool);
+    if (endpoint->pool.taken == MESSAGES_SLOTS_MAX)
+        unstick(endpoint);
+    return more;
 }
 
 void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
@@ -459,9 +531,12 @@ void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
     for (; slot; slot = next) {
         next = slot->following;
         kvf_messages_client *client = slot->served ? find_client(endpoint, slot->client) : NULL;
-        if (client && client->slots > 0)
+        if (client && client->slots > 0) {
             client->slots--;
-        slot->served = false;
+            client->slots_ns = endpoint->now;
+        }
+        endpoint->new_slots -= slot->served && slot->is_new;
+        slot->served = slot->is_new = false;
         kvf_messages_pool_give(slot);
     }
 }
