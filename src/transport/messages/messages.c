@@ -253,6 +253,11 @@ static void clear(int fd) {
     (void)!read(fd, &count, sizeof count);
 }
 
+static void take_timer(kvf_messages_endpoint *endpoint) {
+    clear(endpoint->timer_fd);
+    endpoint->timer_ns = UINT64_MAX;
+}
+
 /* Notes which sockets have something to say. */
 static void look_around(kvf_messages_endpoint *endpoint) {
     struct epoll_event events[EVENTS];
@@ -264,7 +269,7 @@ static void look_around(kvf_messages_endpoint *endpoint) {
         else if (what == &endpoint->pool)
             clear(endpoint->pool.fd);
         else if (what == &endpoint->timer_fd)
-            clear(endpoint->timer_fd);
+            take_timer(endpoint);
         else if (what == &endpoint->door)
             endpoint->door_stirs = true;
         else if (what != &endpoint->wake)

@@ -124,9 +124,10 @@ typedef struct kvf_messages_endpoint {
     bool router_stirs; /* it may have something to take in */
     kvf_door door;     /* of the router */
     int door_fd;
-    bool door_stirs;
+    bool door_stirs;   /* it may have something to say, */
+    uint64_t door_ns;  /* and is not asked before */
     int timer_fd;      /* for the door, */
-    uint64_t timer_ns; /* and when it is set to; UINT64_MAX: never */
+    uint64_t timer_ns; /* and when it is set to; UINT64_MAX: it is not */
     uint64_t now;      /* of this turn of work */
 
     kvf_messages_client *clients;                /* by number */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/timerfd.h>
 
 #include "base/clock.h"
@@ -17,6 +18,9 @@
 #define CONNECTIONS_DEFAULT 16384u
 #define SIXTEENTHS 8u /* of the process's descriptors, at most */
 #define SECOND UINT64_C(1000000000)
+/* Who comes and goes is looked at a hundred times a second at most: where connections are made without end, each would
+ * wake us twice. */
+#define DOOR_PAUSE_NS UINT64_C(10000000)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
@@ -81,23 +85,37 @@ void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number) {
     kvf_guests_dismiss(&endpoint->door.guests, route_of(number));
 }
 
+/* Not later than that; one that is too early does no harm. */
 static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
-    if (ns == endpoint->timer_ns)
+    if (ns >= endpoint->timer_ns)
         return;
-    const uint64_t at = ns == UINT64_MAX ? 0 : ns; /* 0: never */
     const struct itimerspec once = {
-        .it_value = {.tv_sec = (time_t)(at / SECOND), .tv_nsec = (long)(at % SECOND)}};
+        .it_value = {.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)}};
     if (timerfd_settime(endpoint->timer_fd, TFD_TIMER_ABSTIME, &once, NULL) == 0)
         endpoint->timer_ns = ns;
 }
 
+/* The next that happens at the door wakes us, once. */
+static void listen_to_door(const kvf_messages_endpoint *endpoint) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
+                                .data.ptr = (void *)(uintptr_t)&endpoint->door};
+    (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, endpoint->door_fd, &event);
+}
+
 bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
     kvf_guests *guests = &endpoint->door.guests;
-    if (endpoint->door_stirs)
-        endpoint->door_stirs = kvf_door_take_events(&endpoint->door, endpoint->now);
+    bool more = false;
+    if (endpoint->door_stirs && endpoint->now >= endpoint->door_ns) {
+        endpoint->door_stirs = more = kvf_door_take_events(&endpoint->door, endpoint->now);
+        endpoint->door_ns = more ? 0 : endpoint->now + DOOR_PAUSE_NS;
+        if (!more)
+            listen_to_door(endpoint);
+    }
     kvf_guests_tick(guests, endpoint->now);
     wake_at(endpoint, kvf_guests_due(guests));
-    return endpoint->door_stirs;
+    if (endpoint->door_stirs)
+        wake_at(endpoint, endpoint->door_ns);
+    return more;
 }
 
 void kvf_messages_count(const void *self, kvf_transport_info *info) {
@@ -151,8 +169,11 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     limits.on_left = on_left;
     limits.context = endpoint;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
-    return status ? status
-                  : kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
+    if (!status)
+        status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
+    if (!status)
+        listen_to_door(endpoint);
+    return status;
 }
 
 kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen) {
