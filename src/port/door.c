@@ -86,27 +86,31 @@ static void hang_up(void *owner, kvf_guest *guest) {
 
 /* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
 
-static void arrived(kvf_door *door, int fd, uint64_t now) {
+/* False: there is no memory to watch it with now. */
+static bool arrived(kvf_door *door, int fd, uint64_t now) {
     char name[KVF_GUEST_ADDRESS_BYTES];
     uint64_t file;
-    bool is_there = look_at(door, fd, &file);
-    if (is_there) {
+    kvf_status status = KVF_OK;
+    if (look_at(door, fd, &file)) {
         name_guest(door->spare_fd, name);
-        if (kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now))
-            (void)shutdown(door->spare_fd, SHUT_RDWR); /* no memory to watch it with */
+        status = kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now);
     }
     look_away(door);
+    return status == KVF_OK;
 }
 
 bool kvf_door_take_events(kvf_door *door, uint64_t now) {
     uint16_t event;
     uint32_t value;
     for (uint32_t i = 0; i < EVENTS_AT_ONCE; i++) {
+        if (door->waits && !arrived(door, door->waiting, now))
+            return true;
+        door->waits = false;
         if (!kvf_zmq_take_event(door->monitor, &event, &value, NULL))
             return false;
-        if (event == ZMQ_EVENT_ACCEPTED)
-            arrived(door, (int)value, now);
-        else
+        door->waits = event == ZMQ_EVENT_ACCEPTED;
+        door->waiting = (int)value;
+        if (!door->waits)
             kvf_guests_leave(&door->guests, value);
     }
     return true;

@@ -53,7 +53,7 @@ typedef struct kvf_guests {
     uint64_t refused;      /* of these, for want of room */
 } kvf_guests;
 
-/** A connection was made. KVF_OK, also where it is to go at once; KVF_E_NOMEM: it is not listed, and is to be closed. */
+/** A connection was made. KVF_OK, also where it is to go at once; KVF_E_NOMEM: it is not listed, to be tried again. */
 kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, const char *address,
                              uint64_t now);
 /** A connection has ended. One that is not listed is ignored. */
