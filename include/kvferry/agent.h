@@ -128,9 +128,11 @@ typedef struct kvf_agent_options {
     /** The longest time that a peer's request is kept, however often the peer beats [1 h, or a longer lease]. */
     uint64_t longest_ns;
     /**
-     * Connections that others make to this agent [16384], but never more than three quarters of the descriptors that
-     * the process may have when the agent is opened (RLIMIT_NOFILE). Where there are more, those without a session go,
+     * Connections that others make to this agent [16384], but never more than half of the descriptors that the
+     * process may have when the agent is opened (RLIMIT_NOFILE). Where there are more, those without a session go,
      * first who has been silent for longest; and those without a session that say nothing for 15 s go in any case.
+     * And as many to its transport by messages, but never more than a quarter of the descriptors, unless `settings`
+     * say otherwise.
      */
     uint32_t max_connections;
     uint32_t max_connections_per_address; /**< of them, from one address of the network [three quarters] */

@@ -71,6 +71,12 @@ typedef struct kvf_peer kvf_peer;
  *                          those it listens on. An agent's are found where the agent is
  *   "messages.secret_key"  Z85 CurveZMQ key: encrypts, and then only peers with keys are talked to. An agent's is the
  *                          agent's own
+ *   "messages.max_connections"  how many may be connected to it [16384], but never more than half of the descriptors
+ *                          that the process may have. An agent's are the agent's own, but never more than a quarter.
+ *                          Where there are more, those go that have not shown its card, first who has been silent for
+ *                          longest; and those go in any case after 15 s. Counted in kvf_transport_info
+ *   "messages.max_connections_per_address"  of them, from one address of the network [three quarters]
+ *   "messages.max_strangers"  of them, that have not shown its card [half]
  */
 typedef struct kvf_setting {
     const char *key;

@@ -14,6 +14,7 @@
 #include "agent/stage.h"
 #include "agent/ticket.h"
 #include "link/link_endpoint.h"
+#include "port/door.h"
 
 #include "transport/transport.h"
 
@@ -138,11 +139,14 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                   : KVF_OK;
 }
 
-#define OWN_SETTINGS 3u
+#define OWN_SETTINGS 5u
+#define MESSAGES_SIXTEENTHS                                                                                  \
+    4u /* of the process's descriptors: connections of its messages, beside the link's */
 
 /* What the transport's messages take over from the session's. */
 typedef struct carriage {
     char listen[KVF_ENDPOINT_BYTES], advertise[KVF_ENDPOINT_BYTES];
+    char connections[16], of_address[16];
     kvf_setting settings[OWN_SETTINGS];
     uint32_t count;
 } carriage;
@@ -165,7 +169,7 @@ static void add_setting(carriage *to, const char *key, const char *value) {
 
 /*
  * Messages of the transport go the way of the session's own: by the same interface, under the address that peers are
- * told, with the same keys. An agent that listens nowhere, or on a path, has no interface: with keys, or where it was
+ * told, with the same keys, from as many. An agent that listens nowhere, or on a path, has no interface: with keys, or where it was
  * told to be insecure, all of them are good, otherwise the loopback.
  */
 static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out) {
@@ -189,6 +193,12 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
         add_setting(out, "messages.advertise", out->advertise);
     if (o->secret_key)
         add_setting(out, "messages.secret_key", o->secret_key);
+    (void)snprintf(out->connections, sizeof out->connections, "%u",
+                   kvf_door_most(o->max_connections, MESSAGES_SIXTEENTHS));
+    add_setting(out, "messages.max_connections", out->connections);
+    (void)snprintf(out->of_address, sizeof out->of_address, "%u", o->max_connections_per_address);
+    if (o->max_connections_per_address)
+        add_setting(out, "messages.max_connections_per_address", out->of_address);
 }
 
 /* Settings of the caller come last, and so count. */

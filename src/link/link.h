@@ -46,8 +46,8 @@ typedef struct kvf_link_options {
     uint32_t allowed_key_count;      /* 0: everyone who knows our public key */
     bool insecure;                   /* allows to listen beyond loopback without keys */
 
-    /** Connections that others may make to us, in all and from one address; 0: as many as descriptors allow, and three
-     * quarters of all. See link_guests.h for who goes where there are more. */
+    /** Connections that others may make to us, in all and from one address; 0: half of the process's descriptors, and
+     * three quarters of that. See port/guests.h for who goes where there are more. */
     uint32_t max_connections, max_connections_per_address;
     /** Whether somebody is met over an incoming route: who is not goes first. NULL: nobody is. */
     bool (*is_known)(void *context, kvf_route route);

@@ -1,25 +1,9 @@
 /* File descriptors: those a link needs, those that a sleeper polls, and which sockets have something to be read. */
-#include <sys/resource.h>
-
 #include "base/descriptors.h"
 #include "link/link_inside.h"
 
 /* A context with a listener, a caller, their monitors and a guard opens some 20 at most. */
 #define DESCRIPTORS_OF_A_LINK 28
-
-/* Three quarters of what the process may have, and not less than one. */
-uint32_t kvf_link_most_lines(void) {
-    struct rlimit limit;
-    uint64_t most = UINT32_MAX;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-        most = kvf_min_u64(most, limit.rlim_cur - limit.rlim_cur / 4);
-    return (uint32_t)kvf_max_u64(most, 1);
-}
-
-uint32_t kvf_link_most_guests(uint32_t wanted) {
-    uint32_t most = kvf_link_most_lines();
-    return wanted && wanted < most ? wanted : most;
-}
 
 kvf_status kvf_link_check_descriptors(void) {
     return kvf_descriptors_check("a link", DESCRIPTORS_OF_A_LINK);
@@ -33,14 +17,14 @@ kvf_status kvf_link_check_descriptors(void) {
  * may take that in unseen: after it the socket itself is asked.
  */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {
-    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door};
+    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         struct pollfd *fd = &link->fds[link->socket_count];
         size_t bytes = sizeof fd->fd;
         if (!sockets[i])
             continue;
         if (zmq_getsockopt(sockets[i], ZMQ_FD, &fd->fd, &bytes))
-            return kvf_link_fail_zmq("ZMQ_FD");
+            return kvf_zmq_fail("ZMQ_FD");
         fd->events = POLLIN;
         link->unread[link->socket_count] = true;
         link->sockets[link->socket_count++] = sockets[i];
@@ -69,7 +53,7 @@ void kvf_link_note(kvf_zmq_link *link, const void *socket, bool unread) {
 
 bool kvf_link_has_unread(kvf_zmq_link *link) {
     for (uint32_t i = 0; i < link->socket_count; i++) {
-        link->unread[i] = link->unread[i] && kvf_link_readable(link->sockets[i]);
+        link->unread[i] = link->unread[i] && kvf_zmq_readable(link->sockets[i]);
         if (link->unread[i])
             return true;
     }

@@ -32,7 +32,7 @@ kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
     link->guard = zmq_socket(link->zmq, ZMQ_REP);
     if (!link->guard || zmq_setsockopt(link->guard, ZMQ_LINGER, &linger, sizeof linger) ||
         zmq_bind(link->guard, "inproc://zeromq.zap.01"))
-        return kvf_link_fail_zmq("opening the allow-list");
+        return kvf_zmq_fail("opening the allow-list");
     return KVF_OK;
 }
 
@@ -125,7 +125,7 @@ void kvf_guard_answer(kvf_zmq_link *link) {
         zmq_msg_t frames[ASKED_FRAMES];
         for (uint32_t f = 0; f < ASKED_FRAMES; f++)
             (void)zmq_msg_init(&frames[f]);
-        uint32_t count = kvf_link_receive(link->guard, frames, ASKED_FRAMES);
+        uint32_t count = kvf_zmq_receive(link->guard, frames, ASKED_FRAMES);
         if (count > 0)
             answer(link, &frames[1], is_allowed(link, frames, count) ? &frames[6] : NULL);
         for (uint32_t f = 0; f < ASKED_FRAMES; f++)

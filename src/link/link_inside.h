@@ -6,8 +6,6 @@
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
- *   link_guests.c    how many may be connected to us, and who goes first
- *   link_door.c      who is connected to us
  *   link_mail.c      what they sent, and whose turn it is
  *   link_fds.c       file descriptors, and which sockets have something to be read
  */
@@ -16,10 +14,11 @@
 
 #include "link/link.h"
 #include "link/link_endpoint.h"
-#include "link/link_guests.h"
 #include "link/link_mail.h"
 
 #include "base/tables.h"
+#include "port/door.h"
+#include "port/sockets.h"
 #include <poll.h>
 #include <zmq.h>
 
@@ -27,6 +26,8 @@
 #define KVF_LINK_NEVER UINT64_MAX
 /* After which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
 #define KVF_CONNECT_MS 1500
+/* Of the descriptors that this process may have, for connections that others make, and as many for ours. */
+#define KVF_LINK_SIXTEENTHS 8u
 
 /* How much one round of progress takes in from one socket: messages, and bytes of them. */
 #define KVF_LINK_BATCH 64u
@@ -82,11 +83,8 @@ typedef struct kvf_zmq_link {
     void *caller;   /* ROUTER */
     void *monitor;  /* PAIR: what happens to the caller's connections */
     void *guard;    /* REP: who may connect, and by which key; NULL without encryption */
-    void *door;     /* PAIR: what happens to the listener's connections; NULL without a listener */
-    kvf_guests guests;
+    kvf_door door;  /* who is connected to the listener */
     kvf_mail mail;
-    int empty_fd, spare_fd; /* see link_door.c */
-    bool listens_on_tcp;
     uint64_t now;     /* of this round of progress */
     bool open_to_all; /* everyone who knows our key may */
     char endpoint[KVF_ENDPOINT_BYTES];
@@ -120,37 +118,12 @@ static inline kvf_zmq_link *kvf_zmq_link_of(kvf_link *base) {
 /** Checks the keys of the options: both or none, and that they belong together. */
 kvf_status kvf_link_check_keys(const kvf_link_options *options);
 
-/** KVF_E_IO (or KVF_E_NOMEM) with the words of ZeroMQ for errno. */
-kvf_status kvf_link_fail_zmq(const char *what);
-
 /** Makes a ROUTER with all that both directions need, and our keys. */
 kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
                                 void **out);
 
 /** Binds the listener and finds out the endpoint. */
 kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint);
-
-/** Whether a socket has something to take in. */
-bool kvf_link_readable(void *socket);
-
-/**
- * Takes in one message without waiting: its first frames; further ones are dropped.
- *
- * @param frames  `capacity` of them, which the caller has initialised, may read, and closes
- * @return how many frames the message had; 0 when there is none
- */
-uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity);
-
-/** Has a new PAIR told of some events of a socket. */
-kvf_status kvf_link_monitor(void *zmq, void *socket, const char *address, int events, void **out);
-
-/**
- * Takes in one event without waiting.
- *
- * @param text  receives the endpoint that it is about, as a message that the caller has initialised; NULL: no interest
- * @return whether there was one
- */
-bool kvf_link_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg_t *text);
 
 /** Sends one message of two frames without waiting. 0, or errno. */
 int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes);
@@ -207,20 +180,6 @@ bool kvf_guard_knows(const kvf_zmq_link *link, const uint8_t key[KVF_KEY_BYTES])
 /** See kvf_link_allow(). */
 kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allowed);
 
-/* ---- link_door.c ----------------------------------------------------------------------------- */
-
-/** Begins to watch the listener, which must not be bound yet. */
-kvf_status kvf_door_open(kvf_zmq_link *link, const kvf_link_options *options);
-
-/** Takes in who has come and gone, at most a batch, and hangs up where there are too many, or who says nothing. */
-void kvf_door_take_events(kvf_zmq_link *link);
-
-/** A message came over an incoming route. */
-void kvf_door_hear(kvf_zmq_link *link, kvf_route route, zmq_msg_t *message);
-
-/** Frees what is known of connections. The sockets are closed already. */
-void kvf_door_close(kvf_zmq_link *link);
-
 /* ---- link_fds.c ------------------------------------------------------------------------------ */
 
 /** Remembers the sockets and their file descriptors. All count as unread. */
@@ -237,13 +196,6 @@ void kvf_link_note(kvf_zmq_link *link, const void *socket, bool unread);
 
 /** Whether a socket has something to be read that its descriptor need not show. */
 bool kvf_link_has_unread(kvf_zmq_link *link);
-
-/** How many connections may be made to us: as many as wanted (0: any number), but no more than three quarters of the
- * descriptors that this process may have. */
-uint32_t kvf_link_most_guests(uint32_t wanted);
-
-/** How many connections we may make: three quarters of the descriptors that this process may have. */
-uint32_t kvf_link_most_lines(void);
 
 /** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */
 kvf_status kvf_link_check_descriptors(void);

@@ -42,7 +42,7 @@ static line_id id_of(const kvf_line *line) {
 kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options) {
     kvf_status status = kvf_link_make_router(link, options, SEND_LIMIT, &link->caller);
     return status ? status
-                  : kvf_link_monitor(link->zmq, link->caller, MONITOR_ADDRESS, MONITORED, &link->monitor);
+                  : kvf_zmq_monitor(link->zmq, link->caller, MONITOR_ADDRESS, MONITORED, &link->monitor);
 }
 
 /* ---- where ZeroMQ has it ---------------------------------------------------------------------- */
@@ -279,7 +279,7 @@ void kvf_lines_take_events(kvf_zmq_link *link) {
     for (uint32_t i = 0; i < KVF_LINK_BATCH && more; i++) {
         zmq_msg_t text;
         (void)zmq_msg_init(&text);
-        more = kvf_link_take_event(link->monitor, &event, &value, &text);
+        more = kvf_zmq_take_event(link->monitor, &event, &value, &text);
         if (more)
             take_event(link, event, value, zmq_msg_data(&text), zmq_msg_size(&text));
         else
@@ -414,7 +414,7 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
         *out = line->route;
         return KVF_OK;
     }
-    uint32_t most = kvf_link_most_lines();
+    uint32_t most = kvf_door_most(0, KVF_LINK_SIXTEENTHS);
     if (HASH_CNT(by_route, link->lines_by_route) >= most)
         return kvf_fail(KVF_E_LIMIT,
                         "%s: there are %u connections, as many as the process's descriptors allow", read.text,

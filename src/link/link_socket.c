@@ -24,13 +24,6 @@
 #define KEEPALIVE_INTERVAL_S 10
 #define KEEPALIVE_COUNT 3
 
-kvf_status kvf_link_fail_zmq(const char *what) {
-    int error = zmq_errno();
-    if (error == ENOMEM)
-        return kvf_nomem(what);
-    return kvf_fail(KVF_E_IO, "%s: %s", what, zmq_strerror(error));
-}
-
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]) {
@@ -67,7 +60,7 @@ kvf_status kvf_link_check_keys(const kvf_link_options *options) {
     if (status)
         return status;
     if (zmq_curve_public(derived, options->secret_key))
-        return kvf_link_fail_zmq("secret_key");
+        return kvf_zmq_fail("secret_key");
     if (strcmp(derived, options->public_key) != 0)
         return kvf_fail(KVF_E_INVALID, "public_key does not belong to secret_key");
     return KVF_OK;
@@ -79,7 +72,7 @@ kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
         return KVF_OK;
     if (zmq_errno() == ENOTSUP)
         return kvf_fail(KVF_E_UNSUPPORTED, "the ZeroMQ of this machine is built without CURVE: no keys");
-    return kvf_link_fail_zmq("making keys");
+    return kvf_zmq_fail("making keys");
 }
 
 /* ---- sockets --------------------------------------------------------------------------------- */
@@ -106,7 +99,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
     const int64_t longest = KVF_WIRE_MAX_BYTES + SEALED_BYTES;
     void *router = zmq_socket(link->zmq, ZMQ_ROUTER);
     if (!router)
-        return kvf_link_fail_zmq("zmq_socket");
+        return kvf_zmq_fail("zmq_socket");
     bool good = zmq_setsockopt(router, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         good = good &&
@@ -116,7 +109,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
             zmq_setsockopt(router, ZMQ_CURVE_PUBLICKEY, options->public_key, KVF_KEY_CHARACTERS + 1) == 0 &&
             zmq_setsockopt(router, ZMQ_CURVE_SECRETKEY, options->secret_key, KVF_KEY_CHARACTERS + 1) == 0;
     if (!good) {
-        kvf_status status = kvf_link_fail_zmq("zmq_setsockopt");
+        kvf_status status = kvf_zmq_fail("zmq_setsockopt");
         (void)zmq_close(router);
         return status;
     }
@@ -151,81 +144,18 @@ kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
             return status;
     }
     if (zmq_setsockopt(link->listener, ZMQ_IPV6, &ipv6, sizeof ipv6))
-        return kvf_link_fail_zmq("ZMQ_IPV6");
+        return kvf_zmq_fail("ZMQ_IPV6");
     if (zmq_bind(link->listener, endpoint->text)) {
         int error = zmq_errno();
         return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", endpoint->text,
                         zmq_strerror(error));
     }
     if (zmq_getsockopt(link->listener, ZMQ_LAST_ENDPOINT, link->endpoint, &bytes))
-        return kvf_link_fail_zmq("ZMQ_LAST_ENDPOINT");
+        return kvf_zmq_fail("ZMQ_LAST_ENDPOINT");
     return KVF_OK;
-}
-
-bool kvf_link_readable(void *socket) {
-    int events = 0;
-    size_t bytes = sizeof events;
-    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
-
-static int receive_frame(void *socket, zmq_msg_t *frame) {
-    int result;
-    do
-        result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-    while (result < 0 && zmq_errno() == EINTR);
-    return result;
-}
-
-uint32_t kvf_link_receive(void *socket, zmq_msg_t *frames, uint32_t capacity) {
-    uint32_t count = 0;
-    bool more = true;
-    zmq_msg_t surplus;
-    (void)zmq_msg_init(&surplus);
-    while (more) {
-        zmq_msg_t *frame = count < capacity ? &frames[count] : &surplus;
-        if (receive_frame(socket, frame) < 0)
-            break;
-        count++;
-        more = zmq_msg_more(frame) != 0;
-    }
-    (void)zmq_msg_close(&surplus);
-    return count;
-}
-
-kvf_status kvf_link_monitor(void *zmq, void *socket, const char *address, int events, void **out) {
-    const int none = 0;
-    *out = zmq_socket(zmq, ZMQ_PAIR);
-    /* Events must never wait for us to read them: ZeroMQ's own thread would wait too. */
-    if (!*out || zmq_setsockopt(*out, ZMQ_LINGER, &none, sizeof none) ||
-        zmq_setsockopt(*out, ZMQ_RCVHWM, &none, sizeof none) || zmq_socket_monitor(socket, address, events) ||
-        zmq_connect(*out, address))
-        return kvf_link_fail_zmq("watching connections");
-    return KVF_OK;
-}
-
-bool kvf_link_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg_t *text) {
-    zmq_msg_t frames[2]; /* event and value; endpoint text */
-    uint32_t count;
-    do { /* anything else would be ZeroMQ's mistake */
-        (void)zmq_msg_init(&frames[0]);
-        (void)zmq_msg_init(&frames[1]);
-        count = kvf_link_receive(monitor, frames, 2);
-        bool good = count == 2 && zmq_msg_size(&frames[0]) == sizeof *event + sizeof *value;
-        if (good) {
-            memcpy(event, zmq_msg_data(&frames[0]), sizeof *event);
-            memcpy(value, (const char *)zmq_msg_data(&frames[0]) + sizeof *event, sizeof *value);
-        }
-        if (good && text)
-            (void)zmq_msg_move(text, &frames[1]);
-        (void)zmq_msg_close(&frames[0]);
-        (void)zmq_msg_close(&frames[1]);
-        if (good)
-            return true;
-    } while (count > 0);
-    return false;
-}
 
 static int send_frame(void *socket, const void *data, size_t bytes, int flags) {
     zmq_msg_t frame;

@@ -12,6 +12,16 @@
 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
+static kvf_guests limits_of(const kvf_link_options *options) {
+    const uint32_t most = kvf_door_most(options->max_connections, KVF_LINK_SIXTEENTHS),
+                   address = options->max_connections_per_address;
+    return (kvf_guests){.most = most,
+                        .most_of_address = address ? address : most - most / 4,
+                        .is_known = options->is_known,
+                        .on_crowded = options->on_crowded,
+                        .context = options->context};
+}
+
 static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *options,
                                 const kvf_endpoint *endpoint) {
     const int server = 1;
@@ -19,20 +29,24 @@ static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *opti
     if (status)
         return status;
     if (link->encrypted && zmq_setsockopt(link->listener, ZMQ_CURVE_SERVER, &server, sizeof server))
-        return kvf_link_fail_zmq("ZMQ_CURVE_SERVER");
+        return kvf_zmq_fail("ZMQ_CURVE_SERVER");
     /* With a domain, whoever is not answered for by the guard stays out. */
     if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
-        return kvf_link_fail_zmq("ZMQ_ZAP_DOMAIN");
-    link->listens_on_tcp = endpoint->port_at > 0;
-    status = kvf_door_open(link, options);
-    return status ? status : kvf_link_bind(link, endpoint);
+        return kvf_zmq_fail("ZMQ_ZAP_DOMAIN");
+    const kvf_guests limits = limits_of(options);
+    status = kvf_door_open(&link->door, link->zmq, link->listener, &limits);
+    if (!status)
+        status = kvf_link_bind(link, endpoint);
+    if (!status)
+        kvf_door_bound(&link->door, link->endpoint);
+    return status;
 }
 
 static kvf_status open_sockets(kvf_zmq_link *link, const kvf_link_options *options,
                                const kvf_endpoint *endpoint) {
     link->zmq = zmq_ctx_new();
     if (!link->zmq)
-        return kvf_link_fail_zmq("zmq_ctx_new");
+        return kvf_zmq_fail("zmq_ctx_new");
     kvf_status status = kvf_guard_open(link, options);
     if (!status)
         status = kvf_lines_open(link, options);
@@ -79,7 +93,7 @@ static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
     link->on_broken = options->on_broken;
     link->context = options->context;
     link->next_due_ns = KVF_LINK_NEVER;
-    link->empty_fd = link->spare_fd = -1;
+    link->door.empty_fd = link->door.spare_fd = -1;
     kvf_mail_open(&link->mail);
     status = open_sockets(link, options, &endpoint);
     if (status) {
@@ -96,7 +110,7 @@ static void close_zmq(kvf_link *base) {
      */
     if (strncmp(link->endpoint, "ipc://", 6) == 0 && link->endpoint[6] != '@')
         (void)unlink(link->endpoint + 6);
-    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door};
+    void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         if (sockets[i])
             (void)zmq_close(sockets[i]);
@@ -105,7 +119,7 @@ static void close_zmq(kvf_link *base) {
     }
     kvf_mail_close(&link->mail);
     kvf_lines_free(link);
-    kvf_door_close(link);
+    kvf_door_close(&link->door);
     kvf_free(link->allowed);
     kvf_free(link);
 }
@@ -174,7 +188,8 @@ static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, 
     letter->key = link->encrypted ? key : NULL;
     if (link->encrypted && !kvf_guard_passes(link, message, key))
         return false;
-    kvf_door_hear(link, letter->route, message);
+    if (kvf_door_hear(&link->door, letter->route, message, link->now))
+        kvf_link_note(link, link->door.monitor, true);
     return true;
 }
 
@@ -184,10 +199,10 @@ static void keep_incoming(kvf_zmq_link *link, zmq_msg_t frames[2]) {
     kvf_letter letter = {0};
     if (!see_incoming(link, &frames[0], &frames[1], key, &letter))
         return;
-    bool known = link->guests.is_known && link->guests.is_known(link->context, letter.route);
+    bool known = link->door.guests.is_known && link->door.guests.is_known(link->context, letter.route);
     const char *refused = kvf_mail_add(&link->mail, letter.route, letter.key, known, &frames[1]);
-    if (refused && link->guests.on_crowded)
-        link->guests.on_crowded(link->context, refused);
+    if (refused && link->door.guests.on_crowded)
+        link->door.guests.on_crowded(link->context, refused);
 }
 
 static void read_called(kvf_zmq_link *link, zmq_msg_t frames[2]) {
@@ -204,7 +219,7 @@ static bool take_messages(kvf_zmq_link *link, void *socket,
         zmq_msg_t frames[2]; /* routing id; message */
         (void)zmq_msg_init(&frames[0]);
         (void)zmq_msg_init(&frames[1]);
-        uint32_t count = kvf_link_receive(socket, frames, 2);
+        uint32_t count = kvf_zmq_receive(socket, frames, 2);
         bytes += zmq_msg_size(&frames[1]);
         if (count == 2)
             take(link, frames);
@@ -242,7 +257,9 @@ static void progress_zmq(kvf_link *base, bool *more) {
     link->now = kvf_now(link->clock);
     kvf_link_look(link);
     kvf_guard_answer(link);
-    kvf_door_take_events(link);
+    if (kvf_link_is_unread(link, link->door.monitor))
+        kvf_link_note(link, link->door.monitor, kvf_door_take_events(&link->door, link->now));
+    kvf_guests_tick(&link->door.guests, link->now);
     /* Events first: what they say is acted upon after the messages that came before them. */
     kvf_lines_take_events(link);
     bool all_read = !link->broken && !kvf_link_is_unread(link, link->caller);
@@ -259,17 +276,17 @@ static void progress_zmq(kvf_link *base, bool *more) {
 
 static uint64_t due_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    return kvf_min_u64(link->next_due_ns, kvf_guests_due(&link->guests));
+    return kvf_min_u64(link->next_due_ns, kvf_guests_due(&link->door.guests));
 }
 
 static kvf_link_counts counts_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    const kvf_guests *guests = &link->guests;
+    const kvf_guests *guests = &link->door.guests;
     return (kvf_link_counts){guests->count, guests->closed, guests->refused, link->mail.dropped};
 }
 
 static bool has_ended(const kvf_link *base, kvf_route route) {
-    return (route & KVF_ROUTE_INCOMING) && !kvf_guests_has(&((const kvf_zmq_link *)base)->guests, route);
+    return (route & KVF_ROUTE_INCOMING) && !kvf_guests_has(&((const kvf_zmq_link *)base)->door.guests, route);
 }
 
 static bool is_pending(kvf_link *base) {

@@ -48,11 +48,13 @@ kvf_status stage_pair_transport(const char *name, const char *secret_key, void *
                                 void (*on_peer_lost)(void *context, kvf_transport *transport, kvf_peer *peer,
                                                      const char *detail)) {
     const kvf_setting settings[] = {{"messages.listen", "tcp://127.0.0.1:*"},
+                                    {"messages.max_connections", STAGE_PAIR_CONNECTIONS},
+                                    {"messages.max_connections_per_address", STAGE_PAIR_CONNECTIONS},
                                     {"messages.secret_key", secret_key}};
     const kvf_transport_options options = {.struct_size = sizeof options,
                                            .name = name,
                                            .settings = settings,
-                                           .setting_count = secret_key ? 2 : 1,
+                                           .setting_count = secret_key ? 4 : 3,
                                            .on_notify = on_notify,
                                            .on_peer_lost = on_peer_lost,
                                            .context = context};

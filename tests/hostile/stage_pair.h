@@ -10,7 +10,8 @@
 #include "content.h"
 
 #define STAGE_PAIR_TOKENS 160u
-#define STAGE_PAIR_KEY_TEXT 41u /* of a Z85 key, with its NUL */
+#define STAGE_PAIR_CONNECTIONS "256" /* that are taken: see CONNECTIONS in run.py */
+#define STAGE_PAIR_KEY_TEXT 41u      /* of a Z85 key, with its NUL */
 
 /** Who opens a packed flow with the pair's owner: its engine and the owner's. Ends the program where it cannot be. */
 typedef struct stage_pair {

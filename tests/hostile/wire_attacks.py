@@ -5,6 +5,7 @@ much it has done, in its own unit.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -19,9 +20,7 @@ import zmq
 
 HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
 MEBI = 1 << 20
-LARGE = (
-    8  # connections that bring large messages: an owner keeps up to 9 MiB of each, and takes any number of them
-)
+LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB of each who has the card
 GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
 )  # of ZMTP: signature and version, of which the rest is missing
@@ -57,8 +56,18 @@ class Wire:
             one.close()
         self.context.destroy(0)
 
+    def socket(self) -> Any:
+        """Closed ones count until ZeroMQ's thread has had time to end them."""
+        while True:
+            try:
+                return self.context.socket(zmq.DEALER)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                time.sleep(0.01)
+
     def dealer(self, most_unread: int = 1000) -> Any:
-        made = self.context.socket(zmq.DEALER)
+        made = self.socket()
         made.linger, made.sndhwm, made.rcvhwm = 0, 64, most_unread
         if self.port.key:
             made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
@@ -122,11 +131,11 @@ def series(region: int, size: int, begins: int, count: int, distance: int) -> by
 
 
 def idle(wire: Wire) -> Iterator[int]:
-    """Connections without a word, kept: the port takes any number, so they are fewer than what is judged by."""
+    """Connections without a word, kept, as many as it can have."""
     while True:
         made = wire.raw()
         if made:
-            wire.keep(made, 500)
+            wire.keep(made, 4000)
         yield made is not None
 
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$1/src"
 
 # In the order of docs/architecture.md.
-rooms=(base model shard plan request kernel cuda transport stage wire link agent schedule)
+rooms=(base model shard plan request kernel cuda port transport stage wire link agent schedule)
 bad=0
 # check ROOM ALLOWED: what the files of a room include of other rooms.
 check() {

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "link/link_endpoint.h"
-#include "link/link_guests.h"
+#include "port/guests.h"
 #include "shapes.h"
 
 #define LINKS 64u

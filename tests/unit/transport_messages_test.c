@@ -208,6 +208,8 @@ static void settings_that_mean_nothing_are_refused(void **state) {
         {"messages.listen", "tcp://127.0.0.1"}, {"messages.listen", "tcp://203.0.113.1:*"},
         {"messages.secret_key", "short"},       {"messages.secret_key", ""},
         {"messages.advertise", "two words"},    {"messages.advertise", "0.0.0.0"},
+        {"messages.max_connections", "many"},   {"messages.max_connections_per_address", "0"},
+        {"messages.max_strangers", "-1"},       {"messages.max_strangers", "4294967296"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const kvf_setting setting = {cases[i][0], cases[i][1]};
@@ -287,7 +289,7 @@ typedef struct raw_end {
     void *zmq, *socket;
 } raw_end;
 
-static raw_end raw_open(const test_side *to) {
+static raw_end raw_open_that_holds(const test_side *to, int messages, int bytes) {
     kvf_messages_card part = part_of(to);
     raw_end made = {.zmq = zmq_ctx_new()};
     char address[MESSAGES_ADDRESS_BYTES];
@@ -295,9 +297,15 @@ static raw_end raw_open(const test_side *to) {
     made.socket = zmq_socket(made.zmq, ZMQ_DEALER);
     assert_non_null(made.socket);
     assert_int_equal(zmq_setsockopt(made.socket, ZMQ_LINGER, &none, sizeof none), 0);
+    assert_int_equal(zmq_setsockopt(made.socket, ZMQ_RCVHWM, &messages, sizeof messages), 0);
+    assert_int_equal(zmq_setsockopt(made.socket, ZMQ_RCVBUF, &bytes, sizeof bytes), 0);
     kvf_messages_address("127.0.0.1", part.port, address, sizeof address);
     assert_int_equal(zmq_connect(made.socket, address), 0);
     return made;
+}
+
+static raw_end raw_open(const test_side *to) {
+    return raw_open_that_holds(to, 1000, -1);
 }
 
 static void raw_close(raw_end *end) {
@@ -348,27 +356,50 @@ static size_t make_request(kvf_messages_kind kind, uint32_t number, kvf_run run,
     return bytes;
 }
 
-static void who_does_not_know_the_secret_gets_nothing(void **state) {
+/* Works until so many connections were hung up on. */
+static void await_closed(const test_side *side, uint64_t count) {
+    while (inside(side)->door.guests.closed < count) {
+        assert_int_equal(kvf_transport_progress(side->transport, NULL), KVF_OK);
+        (void)poll(NULL, 0, 1);
+    }
+    assert_int_equal(inside(side)->door.guests.closed, count);
+}
+
+/* And a connection that says several frames at once, the first of which would be a greeting. */
+static void who_says_anything_but_the_secret_is_hung_up_on(void **state) {
     (void)state;
+    static unsigned char large[MESSAGES_STRANGE_BYTES + 1] = {MESSAGES_READ};
     test_side there;
     unsigned char request[4096], heard[64];
     side_open(&there, &plain, 2);
-    raw_end end = raw_open(&there);
     size_t bytes = make_request(MESSAGES_WRITE, 1, (kvf_run){.bytes = 500}, request);
-    raw_send(&end, request, bytes); /* before any greeting */
-    raw_send(&end, "", 0);
-    raw_send(&end, "\1KVFM", 5);
+    const struct {
+        const void *data;
+        size_t bytes;
+    } sayings[] = {{request, bytes}, {"", 0}, {"\1KVFM", 5}, {"\4hello", 6}, {large, sizeof large}};
+    for (uint32_t i = 0; i < sizeof sayings / sizeof *sayings; i++) {
+        raw_end end = raw_open(&there);
+        raw_send(&end, sayings[i].data, sayings[i].bytes);
+        await_closed(&there, i + 1);
+        raw_close(&end);
+    }
+    raw_end end = raw_open(&there);
     raw_greet(&end, &there, 1);
     assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
-    raw_send(&end, request, bytes);
-    raw_send(&end, "\4hello", 6);
-    raw_greet(&end, &there, 2); /* what came before it has been looked at when it is answered */
-    assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
+    raw_send(&end, request, bytes);      /* what was on its way is dropped, */
+    raw_send(&end, large, sizeof large); /* but not this */
+    await_closed(&there, 6);
     assert_int_equal(zmq_recv(end.socket, heard, sizeof heard, ZMQ_DONTWAIT), -1);
+    raw_close(&end);
+    end = raw_open(&there);
+    assert_int_equal(zmq_send(end.socket, "\1", 1, ZMQ_SNDMORE), 1);
+    raw_greet(&end, &there, 0);
+    await_closed(&there, 7);
+    raw_close(&end);
     assert_int_equal(there.notices, 0);
+    assert_int_equal(HASH_COUNT(inside(&there)->clients), 0);
     for (uint64_t at = 0; at < 600; at++)
         assert_int_equal(side_memory(&there, 0)[at], side_byte(2, 0, at));
-    raw_close(&end);
     side_close(&there);
 }
 
@@ -407,7 +438,7 @@ static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
     (void)state;
     static const unsigned char endless[KVF_NOTICE_MAX + 2] = {MESSAGES_NOTICE};
     test_side there;
-    unsigned char request[4096], heard[64];
+    unsigned char request[4096];
     side_open(&there, &plain, 2);
     size_t bytes = make_request(MESSAGES_READ, 1, (kvf_run){.bytes = 500}, request);
     for (int wrong = 0; wrong < 6; wrong++) {
@@ -427,9 +458,8 @@ static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
             raw_send(&end, endless, sizeof endless); /* a notification that is too long */
         assert_refused(&end, &there, MESSAGES_REFUSED_PROTOCOL);
         raw_send(&end, request, bytes); /* is dropped */
-        raw_greet(&end, &there, 1);
-        assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
-        assert_int_equal(zmq_recv(end.socket, heard, sizeof heard, ZMQ_DONTWAIT), -1);
+        raw_greet(&end, &there, 1);     /* refused twice: the connection ends */
+        await_closed(&there, (uint32_t)wrong + 1);
         raw_close(&end);
     }
     assert_int_equal(there.notices, 0);
@@ -457,6 +487,36 @@ static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) 
     assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
     assert_true(inside(&there)->pool.made <= 2 * MESSAGES_PEER_SLOTS);
     raw_close(&end);
+    side_close(&here);
+    side_close(&there);
+}
+
+#define STUCK 70 /* each comes to have two, of 128 */
+
+/* They have all slots after a second, and keep them: the honest one gets some when they have gone. */
+static void who_takes_no_answers_gives_its_slots_back_to_others(void **state) {
+    (void)state;
+    static unsigned char request[4096];
+    test_side here, there;
+    raw_end ends[STUCK];
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    size_t bytes = make_request(MESSAGES_READ, 1, (kvf_run){.bytes = MESSAGES_CHUNK_BYTES}, request);
+    for (int i = 0; i < STUCK; i++) {
+        ends[i] = raw_open_that_holds(&there, 1, 4096);
+        raw_greet(&ends[i], &there, 0);
+        for (uint32_t k = 0; k < MESSAGES_WINDOW_MAX; k++)
+            raw_send(&ends[i], request, bytes);
+    }
+    while (inside(&there)->pool.taken < MESSAGES_SLOTS_MAX)
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    kvf_run run = {0, 0, 3u << 20, 0, 0};
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
+    assert_true(inside(&there)->door.guests.closed > 0);
+    for (int i = 0; i < STUCK; i++)
+        raw_close(&ends[i]);
     side_close(&here);
     side_close(&there);
 }
@@ -505,6 +565,61 @@ static void half_open_connections_do_not_disturb_others(void **state) {
         (void)close(fds[i]);
     side_close(&here);
     side_close(&there);
+}
+
+/* ---- how many may be connected ---------------------------------------------------------------- */
+
+#define CROWD 40u
+
+/* A connection over which nothing is said. */
+static int knock(const test_side *at) {
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                  .sin_port = htons(part_of(at).port)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+/* The honest one stays, whichever limit is reached. Unless it is said, half of all may be strangers. */
+static void strangers_do_not_fill_the_port(void **state) {
+    (void)state;
+    static const pair_kind kinds[] = {
+        {"messages", {false, false}, "messages", {"messages.max_connections", "6"}},
+        {"messages", {false, false}, "messages", {"messages.max_connections_per_address", "6"}},
+        {"messages", {false, false}, "messages", {"messages.max_strangers", "6"}},
+    };
+    static const uint32_t strangers[] = {3, 5, 6}; /* that stay */
+    for (uint32_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        test_side here, there;
+        int fds[CROWD];
+        side_open(&here, &plain, 1);
+        side_open(&there, &kinds[i], 2);
+        kvf_peer *peer = side_connect(&here, &there);
+        kvf_run run = {0, 0, 1u << 20, 0, 0};
+        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+        for (uint32_t k = 0; k < CROWD; k++)
+            fds[k] = knock(&there);
+        const uint32_t stay = strangers[i];
+        await_closed(&there, CROWD - stay);
+        kvf_transport_info info = {.struct_size = sizeof info};
+        assert_int_equal(kvf_transport_get_info(there.transport, &info), KVF_OK);
+        assert_int_equal(info.clients, stay + 1);
+        assert_int_equal(info.refused, CROWD - stay);
+        assert_true(i > 0 || info.clients_max == 6);
+        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+        /* One who comes now and says who it is gets in, in the place of another. */
+        raw_end end = raw_open(&there);
+        raw_greet(&end, &there, 0);
+        while (HASH_COUNT(inside(&there)->clients) < 2)
+            assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+        for (uint32_t k = 0; k < CROWD; k++)
+            (void)close(fds[k]);
+        raw_close(&end);
+        side_close(&here);
+        side_close(&there);
+    }
 }
 
 /* ---- owners that do not keep to the protocol ------------------------------------------------- */
@@ -638,12 +753,14 @@ int main(void) {
         cmocka_unit_test(loopback_and_keys_of_others_are_refused_before_anything_is_sent),
         cmocka_unit_test(whoever_has_another_key_than_the_card_says_is_not_talked_to),
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
-        cmocka_unit_test(who_does_not_know_the_secret_gets_nothing),
+        cmocka_unit_test(who_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
         cmocka_unit_test(who_does_not_keep_to_the_protocol_is_cut_off),
         cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
+        cmocka_unit_test(who_takes_no_answers_gives_its_slots_back_to_others),
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
+        cmocka_unit_test(strangers_do_not_fill_the_port),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
         cmocka_unit_test(a_killed_owner_is_lost),
         cmocka_unit_test(a_peer_says_by_which_address_it_is_reached),

@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/descriptors.h"
 
 #define LISTEN "messages.listen"
@@ -16,8 +18,8 @@
 
 #define DEFAULT_LISTEN "tcp://*:*"
 
-/* A context with its two threads and a socket that listens, and our own. */
-#define DESCRIPTORS 20
+/* A context with its two threads, a socket that listens and one that watches it, and our own. */
+#define DESCRIPTORS 26
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
@@ -35,11 +37,6 @@
 #define SEALED_BYTES 256 /* what encryption adds to a message */
 
 /* ---- ZeroMQ ---------------------------------------------------------------------------------- */
-
-kvf_status kvf_messages_fail(const char *what) {
-    int error = zmq_errno();
-    return error == ENOMEM ? kvf_nomem(what) : kvf_fail(KVF_E_IO, "%s: %s", what, zmq_strerror(error));
-}
 
 kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket) {
     const struct {
@@ -64,21 +61,7 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
         good =
             zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, endpoint->keys.public_key, MESSAGES_KEY_TEXT) == 0 &&
             zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, endpoint->keys.secret_key, MESSAGES_KEY_TEXT) == 0;
-    return good ? KVF_OK : kvf_messages_fail("zmq_setsockopt");
-}
-
-bool kvf_messages_receive(void *socket, zmq_msg_t *frame) {
-    int result;
-    do
-        result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-    while (result < 0 && zmq_errno() == EINTR);
-    return result >= 0;
-}
-
-bool kvf_messages_readable(void *socket) {
-    int events = 0;
-    size_t bytes = sizeof events;
-    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
+    return good ? KVF_OK : kvf_zmq_fail("zmq_setsockopt");
 }
 
 static kvf_status watch_fd(kvf_messages_endpoint *endpoint, int fd, void *what) {
@@ -92,7 +75,7 @@ kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, voi
     size_t bytes = sizeof *fd;
     int found;
     if (zmq_getsockopt(socket, ZMQ_FD, &found, &bytes))
-        return kvf_messages_fail("ZMQ_FD");
+        return kvf_zmq_fail("ZMQ_FD");
     kvf_status status = watch_fd(endpoint, found, what);
     if (!status)
         *fd = found;
@@ -159,13 +142,18 @@ static kvf_status open_events(kvf_messages_endpoint *endpoint) {
         status = kvf_messages_pool_open(&endpoint->pool);
     if (!status)
         status = watch_fd(endpoint, endpoint->wake.fd, &endpoint->wake);
-    return status ? status : watch_fd(endpoint, endpoint->pool.fd, &endpoint->pool);
+    if (!status)
+        status = watch_fd(endpoint, endpoint->pool.fd, &endpoint->pool);
+    endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (!status && endpoint->timer_fd < 0)
+        status = kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno));
+    return status ? status : watch_fd(endpoint, endpoint->timer_fd, &endpoint->timer_fd);
 }
 
 static kvf_status open_sockets(kvf_messages_endpoint *endpoint, const char *listen) {
     endpoint->zmq = zmq_ctx_new();
     if (!endpoint->zmq)
-        return kvf_messages_fail("zmq_ctx_new");
+        return kvf_zmq_fail("zmq_ctx_new");
     (void)zmq_ctx_set(endpoint->zmq, ZMQ_MAX_SOCKETS, SOCKETS_MAX);
     return kvf_messages_listen(endpoint, listen);
 }
@@ -178,11 +166,18 @@ static void close_endpoint(void *self) {
             (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->router_fd, NULL);
         (void)zmq_close(endpoint->router);
     }
+    if (endpoint->door_fd >= 0)
+        (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->door_fd, NULL);
+    if (endpoint->door.monitor)
+        (void)zmq_close(endpoint->door.monitor);
     while (endpoint->zmq && zmq_ctx_term(endpoint->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_messages_pool_close(&endpoint->pool);
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
+    kvf_door_close(&endpoint->door);
+    if (endpoint->timer_fd >= 0)
+        (void)close(endpoint->timer_fd);
     if (endpoint->epoll_fd >= 0)
         (void)close(endpoint->epoll_fd);
     kvf_free(endpoint);
@@ -197,6 +192,8 @@ static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_
         status = take_advertised(card, kvf_setting_of(options, ADVERTISE));
     if (!status)
         status = take_keys(endpoint, kvf_setting_of(options, SECRET_KEY));
+    if (!status)
+        status = kvf_messages_take_limits(endpoint, options);
     if (!status && kvf_descriptors_check("messages", DESCRIPTORS))
         status = kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ");
     if (!status && (getrandom(card->secret, sizeof card->secret, 0) != (ssize_t)sizeof card->secret ||
@@ -214,6 +211,9 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
     endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
+    endpoint->door_fd = endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->timer_fd = -1;
+    endpoint->timer_ns = UINT64_MAX;
+    endpoint->newcomers.turn_work = MESSAGES_NEWCOMERS_WORK;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
     if (endpoint->window > MESSAGES_WINDOW_MAX)
         endpoint->window = MESSAGES_WINDOW_MAX;
@@ -248,9 +248,14 @@ static kvf_status write_card(void *self, kvf_buffer *out) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-static void clear_pool(const kvf_messages_endpoint *endpoint) {
+static void clear(int fd) {
     uint64_t count;
-    (void)!read(endpoint->pool.fd, &count, sizeof count);
+    (void)!read(fd, &count, sizeof count);
+}
+
+static void take_timer(kvf_messages_endpoint *endpoint) {
+    clear(endpoint->timer_fd);
+    endpoint->timer_ns = UINT64_MAX;
 }
 
 /* Notes which sockets have something to say. */
@@ -262,7 +267,11 @@ static void look_around(kvf_messages_endpoint *endpoint) {
         if (what == endpoint)
             endpoint->router_stirs = true;
         else if (what == &endpoint->pool)
-            clear_pool(endpoint);
+            clear(endpoint->pool.fd);
+        else if (what == &endpoint->timer_fd)
+            take_timer(endpoint);
+        else if (what == &endpoint->door)
+            endpoint->door_stirs = true;
         else if (what != &endpoint->wake)
             ((kvf_messages_link *)what)->stirs = true;
     }
@@ -275,14 +284,15 @@ static bool serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
         more = kvf_messages_take(endpoint);
     }
     more = kvf_messages_serve(endpoint, budget) || more;
-    endpoint->router_stirs = more || (endpoint->router_stirs && kvf_messages_readable(endpoint->router));
+    endpoint->router_stirs = more || (endpoint->router_stirs && kvf_zmq_readable(endpoint->router));
     return endpoint->router_stirs; /* then it is looked at next time, too */
 }
 
 static kvf_status progress(void *self, bool *busy) {
     kvf_messages_endpoint *endpoint = self;
-    uint64_t budget = KVF_SLICE_BYTES, serving = KVF_SLICE_BYTES;
+    uint64_t budget = KVF_SLICE_BYTES, serving = MESSAGES_SERVED_BYTES;
     *busy = false;
+    endpoint->now = kvf_now(&kvf_monotonic);
     look_around(endpoint);
     kvf_messages_slots_back(endpoint);
     for (kvf_messages_link *link = endpoint->links, *next; link; link = next) {
@@ -294,6 +304,7 @@ static kvf_status progress(void *self, bool *busy) {
         *busy = *busy || more;
     }
     *busy = serve(endpoint, &serving) || *busy;
+    *busy = kvf_messages_mind_door(endpoint) || *busy;
     kvf_wake_set(&endpoint->wake, *busy);
     return KVF_OK;
 }
@@ -304,7 +315,13 @@ static int event_fd(void *self) {
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static const char *const settings[] = {LISTEN, ADVERTISE, SECRET_KEY, NULL};
+static const char *const settings[] = {LISTEN,
+                                       ADVERTISE,
+                                       SECRET_KEY,
+                                       "messages.max_connections",
+                                       "messages.max_connections_per_address",
+                                       "messages.max_strangers",
+                                       NULL};
 
 extern const kvf_fabric kvf_fabric_messages;
 
@@ -336,6 +353,7 @@ const kvf_fabric kvf_fabric_messages = {
     .fence = kvf_messages_fence,
     .admit = kvf_messages_admit,
     .progress = progress,
+    .count = kvf_messages_count,
     .event_fd = event_fd,
     .close = close_endpoint,
 };

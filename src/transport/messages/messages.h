@@ -4,7 +4,8 @@
  * scatters what is written from those that came in. In these files:
  *
  *   messages.c        the endpoint: its settings, its sockets, its turn of work
- *   messages_serve.c  the owner's side: who is connected to us, and what they ask
+ *   messages_port.c   where the endpoint listens, who is connected to it, and who is hung up on
+ *   messages_serve.c  the owner's side: who of them is let in, and what they ask
  *   messages_link.c   the consumer's side: connecting, and what the owner says
  *   messages_move.c   cutting batches into requests, and taking the answers
  *   messages_pool.c   the memory that messages are sent from
@@ -22,22 +23,35 @@
 #include <zmq.h>
 
 #include "base/tables.h"
+#include "base/turns.h"
 #include "base/wake.h"
 #include "kernel/kernel.h"
+#include "port/door.h"
 #include "transport/fences.h"
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
 
-#define MESSAGES_SLOTS_MAX 128u      /* of an endpoint: what it can have on its way */
-#define MESSAGES_PEER_SLOTS 8u       /* of them, for one peer */
-#define MESSAGES_PEER_SLOTS_LEAST 2u /* when more than half of them are on their way */
-#define MESSAGES_WINDOW_DEFAULT 8u   /* requests under way on one connection */
-#define MESSAGES_RECEIVE_LIMIT 6     /* messages of one connection that wait to be looked at */
-#define MESSAGES_SEND_LIMIT 256      /* more than are ever due to one that keeps to the protocol */
-#define MESSAGES_CLIENTS_MAX 65536u  /* known at once */
-#define MESSAGES_RUNS 256u           /* laid out at a time */
-#define MESSAGES_A_TURN 64           /* messages of one socket that are looked at before the next socket is */
-#define MESSAGES_LINGER_MS 200       /* what a closed connection still has to say gets so long */
+#define MESSAGES_SLOTS_MAX 128u       /* of an endpoint: what it can have on its way */
+#define MESSAGES_PEER_SLOTS 8u        /* of them, for one peer */
+#define MESSAGES_PEER_SLOTS_LEAST 2u  /* when more than half of them are on their way */
+#define MESSAGES_WINDOW_DEFAULT 8u    /* requests under way on one connection */
+#define MESSAGES_RECEIVE_LIMIT 6      /* messages of one connection that wait to be looked at */
+#define MESSAGES_SEND_LIMIT 256       /* more than are ever due to one that keeps to the protocol */
+#define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
+#define MESSAGES_STRANGE_BYTES 65536u /* a longer message of a stranger ends its connection at once */
+#define MESSAGES_RUNS 256u            /* laid out at a time */
+#define MESSAGES_A_TURN 64 /* messages of one socket that are looked at before the next socket is */
+/* Work, as base/turns.h counts it: of a client in its turn, and of all together who have come in the last second, so that
+ * who comes again and again has no more turns for it. Each request is some, whatever it moves. */
+#define MESSAGES_TURN_WORK (256u << 10)
+#define MESSAGES_SERVED_BYTES (1u << 20) /* in one turn of work: what comes meanwhile waits so long */
+#define MESSAGES_NEWCOMERS_WORK (64u << 10)
+#define MESSAGES_REQUEST_WORK 4096u
+#define MESSAGES_NEW_SLOTS 16u /* of all slots, for those */
+#define MESSAGES_STUCK_NS                                                                                    \
+    UINT64_C(2000000000) /* who takes nothing for so long, while others wait for slots, goes */
+#define MESSAGES_NEW_NS UINT64_C(1000000000)
+#define MESSAGES_LINGER_MS 200 /* what a closed connection still has to say gets so long */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
 
 /* ---- messages_pool.c ------------------------------------------------------------------------- */
@@ -49,6 +63,7 @@ typedef struct kvf_messages_slot {
     kvf_messages_pool *pool;
     struct kvf_messages_slot *following;
     bool served;           /**< it carries an answer to `client` */
+    bool is_new;           /**< who had just come */
     uint32_t client;       /**< its number */
     unsigned char *memory; /**< MESSAGES_BYTES_MAX */
 } kvf_messages_slot;
@@ -107,12 +122,22 @@ typedef struct kvf_messages_endpoint {
     kvf_messages_keys keys;
     uint32_t window;
     bool router_stirs; /* it may have something to take in */
+    kvf_door door;     /* of the router */
+    int door_fd;
+    bool door_stirs;   /* it may have something to say, */
+    uint64_t door_ns;  /* and is not asked before */
+    int timer_fd;      /* for the door, */
+    uint64_t timer_ns; /* and when it is set to; UINT64_MAX: it is not */
+    uint64_t now;      /* of this turn of work */
 
-    kvf_messages_client *clients;            /* by number */
-    kvf_messages_client *ready, *last_ready; /* those with something to do */
-    uint32_t ready_count;
-    uint32_t sweep_at; /* as many clients as make us look who is still there */
-    bool greeting;     /* `hello` came from `greeter`, and waits for memory */
+    kvf_messages_client *clients;                /* by number */
+    kvf_turns turns;                             /* of those with something to do */
+    uint32_t new_slots;                          /* of answers to who had just come */
+    uint64_t unstuck_ns;                         /* when those were looked for who take nothing */
+    kvf_turn_party newcomers;                    /* one of the parties; the others are a client each */
+    kvf_messages_client *starved, *last_starved; /* those who wait for a slot */
+    uint32_t sweep_at;                           /* as many clients as make us look who is still there */
+    bool greeting;                               /* `hello` came from `greeter`, and waits for memory */
     uint32_t greeter;
     zmq_msg_t hello;
     kvf_fences fences;
@@ -124,41 +149,62 @@ typedef struct kvf_messages_endpoint {
     unsigned char list[MESSAGES_LIST_BYTES];
 } kvf_messages_endpoint;
 
-/** KVF_E_IO, or KVF_E_NOMEM, with ZeroMQ's words. */
-kvf_status kvf_messages_fail(const char *what);
-
 /** Options that both kinds of sockets have; and our keys. */
 kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket);
 
-/** Receives one frame without waiting; whether there was one. */
-bool kvf_messages_receive(void *socket, zmq_msg_t *frame);
-
-/** Whether a socket has something to be received. */
-bool kvf_messages_readable(void *socket);
-
 /** Watches a socket's descriptor; `what` is the link, or the endpoint itself. */
 kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, void *what, int *fd);
+
+/* ---- messages_port.c ------------------------------------------------------------------------- */
+
+/** Takes the settings that say how many may be connected. KVF_OK or KVF_E_INVALID. */
+kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_transport_options *options);
+
+/** Binds the socket and fills in where it listens. */
+kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen);
+
+/** Takes in who has come and gone, and hangs up where that is due; whether there may be more. */
+bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint);
+
+/** A message came over a connection, of a client or not. */
+void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message);
+
+/** Hangs up when somebody who was refused has had time to read why. */
+void kvf_messages_part(kvf_messages_endpoint *endpoint, uint32_t number);
+bool kvf_messages_is_parting(const kvf_messages_endpoint *endpoint, uint32_t number);
+
+/** Hangs up. */
+void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number);
+
+void kvf_messages_count(const void *self, kvf_transport_info *info);
 
 /* ---- messages_serve.c ------------------------------------------------------------------------ */
 
 /** Somebody who has shown our secret. */
 struct kvf_messages_client {
-    uint32_t number; /* ZeroMQ's for the connection */
+    kvf_turn_seat seat; /* waits where there is something to do */
+    kvf_turn_party own;
+    uint32_t number;   /* ZeroMQ's for the connection */
+    uint64_t since_ns; /* when it was let in */
     unsigned char id[MESSAGES_ID_BYTES];
     uint64_t generation;
     uint32_t region_count; /* of the card it has */
     char name[KVF_SENDER_MAX + 1];
     zmq_msg_t pending[MESSAGES_WINDOW_MAX]; /* requests, a ring */
     uint32_t first, count;
-    uint32_t slots; /* on their way to it */
-    uint32_t taken; /* notifications, of which it is not told yet */
-    bool is_ready;
-    kvf_messages_client *previous, *following; /* of the ready ones */
+    uint32_t slots;    /* on their way to it */
+    uint64_t slots_ns; /* when one came back, or the first went */
+    uint32_t taken;    /* notifications, of which it is not told yet */
+    bool is_gone;      /* its connection has ended, but what came before may still be unread */
+    bool is_starved;
+    kvf_messages_client *previous, *following; /* of the starved ones */
     UT_hash_handle hh;
 };
 
-/** Binds the socket and fills in where it listens. */
-kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen);
+bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t number);
+
+/** A connection has ended. Nobody takes the answers any more to what was asked over it. */
+void kvf_messages_left(kvf_messages_endpoint *endpoint, uint32_t number);
 
 /** Takes in what came, some messages at most; whether there may be more. */
 bool kvf_messages_take(kvf_messages_endpoint *endpoint);

@@ -50,15 +50,10 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
-    const int none = 0;
     char name[48];
     (void)snprintf(name, sizeof name, "inproc://link-%llu", (unsigned long long)link->endpoint->dialled++);
-    link->monitor = zmq_socket(link->endpoint->zmq, ZMQ_PAIR);
-    if (!link->monitor || zmq_setsockopt(link->monitor, ZMQ_LINGER, &none, sizeof none) ||
-        zmq_setsockopt(link->monitor, ZMQ_RCVHWM, &none, sizeof none) ||
-        zmq_socket_monitor(link->dealer, name, MONITORED) || zmq_connect(link->monitor, name))
-        return kvf_messages_fail("watching a connection");
-    return kvf_messages_watch(link->endpoint, link->monitor, link, &link->monitor_fd);
+    kvf_status status = kvf_zmq_monitor(link->endpoint->zmq, link->dealer, name, MONITORED, &link->monitor);
+    return status ? status : kvf_messages_watch(link->endpoint, link->monitor, link, &link->monitor_fd);
 }
 
 static kvf_status set_server_key(const kvf_messages_link *link) {
@@ -67,7 +62,7 @@ static kvf_status set_server_key(const kvf_messages_link *link) {
         return KVF_OK;
     if (!zmq_z85_encode(key, link->card.key, MESSAGES_KEY_BYTES) ||
         zmq_setsockopt(link->dealer, ZMQ_CURVE_SERVERKEY, key, sizeof key))
-        return kvf_messages_fail("the owner's key");
+        return kvf_zmq_fail("the owner's key");
     return KVF_OK;
 }
 
@@ -76,13 +71,13 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
     const int receive = (int)MESSAGES_WINDOW_MAX;
     link->dealer = zmq_socket(link->endpoint->zmq, ZMQ_DEALER);
     if (!link->dealer)
-        return kvf_messages_fail("zmq_socket");
+        return kvf_zmq_fail("zmq_socket");
     kvf_status status = kvf_messages_tune(link->endpoint, link->dealer);
     if (!status && (zmq_setsockopt(link->dealer, ZMQ_RECONNECT_IVL, &never, sizeof never) ||
                     zmq_setsockopt(link->dealer, ZMQ_CONNECT_TIMEOUT, &connect, sizeof connect) ||
                     zmq_setsockopt(link->dealer, ZMQ_RCVHWM, &receive, sizeof receive) ||
                     zmq_setsockopt(link->dealer, ZMQ_IPV6, &six, sizeof six)))
-        status = kvf_messages_fail("zmq_setsockopt");
+        status = kvf_zmq_fail("zmq_setsockopt");
     if (!status)
         status = set_server_key(link);
     if (!status)
@@ -91,7 +86,7 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
         status = kvf_messages_watch(link->endpoint, link->dealer, link, &link->dealer_fd);
     kvf_messages_address(host, link->card.port, link->address, sizeof link->address);
     if (!status && zmq_connect(link->dealer, link->address))
-        status = kvf_messages_fail(link->address);
+        status = kvf_zmq_fail(link->address);
     return status;
 }
 
@@ -192,23 +187,12 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
 
 /* One event; false: there is none. */
 static bool receive_event(kvf_messages_link *link) {
-    zmq_msg_t frames[2]; /* event and value; the address */
-    (void)zmq_msg_init(&frames[0]);
-    (void)zmq_msg_init(&frames[1]);
-    bool received = link->monitor && kvf_messages_receive(link->monitor, &frames[0]) &&
-                    kvf_messages_receive(link->monitor, &frames[1]) && zmq_msg_size(&frames[0]) == 6;
-    uint16_t event = 0;
-    uint32_t value = 0;
-    if (received) {
-        const char *data = zmq_msg_data(&frames[0]);
-        memcpy(&event, data, sizeof event);
-        memcpy(&value, data + sizeof event, sizeof value);
-    }
-    (void)zmq_msg_close(&frames[0]);
-    (void)zmq_msg_close(&frames[1]);
-    if (received)
-        take_event(link, event, value);
-    return received;
+    uint16_t event;
+    uint32_t value;
+    if (!link->monitor || !kvf_zmq_take_event(link->monitor, &event, &value, NULL))
+        return false;
+    take_event(link, event, value);
+    return true;
 }
 
 /* ---- what the owner says --------------------------------------------------------------------- */
@@ -284,7 +268,7 @@ static bool take_message(kvf_messages_link *link, const unsigned char *data, siz
 static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
     zmq_msg_t message;
     (void)zmq_msg_init(&message);
-    bool received = link->dealer && kvf_messages_receive(link->dealer, &message);
+    bool received = link->dealer && kvf_zmq_receive_frame(link->dealer, &message);
     if (received && !take_message(link, zmq_msg_data(&message), zmq_msg_size(&message), budget))
         kvf_messages_lose(link, "it does not keep to the protocol");
     (void)zmq_msg_close(&message);
@@ -300,7 +284,7 @@ void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
     }
     if (sent >= 0)
         return;
-    (void)kvf_messages_fail("sending to it");
+    (void)kvf_zmq_fail("sending to it");
     kvf_messages_lose(link, kvf_error_detail());
     (void)zmq_msg_close(message);
 }
@@ -341,7 +325,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
     }
     kvf_messages_forget(link);
     link->stirs = false;
-    return more || link->broken || (link->dealer && kvf_messages_readable(link->dealer)) ||
+    return more || link->broken || (link->dealer && kvf_zmq_readable(link->dealer)) ||
            (link->greeted && link->slices.current && !link->starved && link->count < link->endpoint->window);
 }
 

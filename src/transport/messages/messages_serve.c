@@ -1,9 +1,10 @@
 /*
  * The owner's side. ZeroMQ knows each connection by a number; who has said the secret in it becomes a client, and
- * whatever comes over others is dropped. A client that is refused is told why, forgotten, and then dropped likewise:
- * ZeroMQ has no way to hang up.
+ * who says anything else over another is hung up on (messages_port.c). A client that is refused is told why, forgotten, and
+ * hung up on when it has had time to read that.
  *
- * Nobody tells us that a connection has ended: clients say goodbye, and who could not is found when it is sent to.
+ * Clients say goodbye, and who could not is found when it is sent to: that its connection has ended says little, for what
+ * came before may still be unread.
  */
 #include <errno.h>
 
@@ -53,39 +54,62 @@ static void send_refusal(kvf_messages_endpoint *endpoint, uint32_t number, kvf_m
 
 /* ---- clients --------------------------------------------------------------------------------- */
 
-static kvf_messages_client *find_client(kvf_messages_endpoint *endpoint, uint32_t number) {
+static kvf_messages_client *find_client(const kvf_messages_endpoint *endpoint, uint32_t number) {
     kvf_messages_client *client;
     HASH_FIND(hh, endpoint->clients, &number, sizeof number, client);
     return client;
 }
 
-static void set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client, bool ready) {
-    if (client->is_ready == ready)
+static bool is_new(const kvf_messages_endpoint *endpoint, const kvf_messages_client *client) {
+    return endpoint->now - client->since_ns < MESSAGES_NEW_NS;
+}
+
+/* It has something to do: its turn comes. Who is new shares one with all who are. */
+static void set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
+    kvf_turn_party *party = is_new(endpoint, client) ? &endpoint->newcomers : &client->own;
+    if (!client->is_starved)
+        kvf_turns_wait(&endpoint->turns, party, &client->seat);
+}
+
+static void drop_requests(kvf_messages_client *client) {
+    for (; client->count > 0; client->count--)
+        (void)zmq_msg_close(&client->pending[client->first++ % MESSAGES_WINDOW_MAX]);
+}
+
+static void set_starved(kvf_messages_endpoint *endpoint, kvf_messages_client *client, bool starved) {
+    if (client->is_starved == starved)
         return;
-    client->is_ready = ready;
-    if (ready) {
-        KVF_QUEUE_ADD(endpoint->ready, endpoint->last_ready, client);
-        endpoint->ready_count++;
-    } else {
-        KVF_QUEUE_REMOVE(endpoint->ready, endpoint->last_ready, client);
-        endpoint->ready_count--;
-    }
+    client->is_starved = starved;
+    if (starved)
+        KVF_QUEUE_ADD(endpoint->starved, endpoint->last_starved, client);
+    else
+        KVF_QUEUE_REMOVE(endpoint->starved, endpoint->last_starved, client);
 }
 
 /* Whatever it asked for and was not answered is dropped. */
 static void forget_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
-    set_ready(endpoint, client, false);
-    for (; client->count > 0; client->count--)
-        (void)zmq_msg_close(&client->pending[client->first++ % MESSAGES_WINDOW_MAX]);
+    set_starved(endpoint, client, false);
+    kvf_turns_stop_waiting(&client->seat);
+    kvf_turns_leave(&endpoint->turns, &client->own);
+    drop_requests(client);
     /* The analyser does not know that a client is in its table. */
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     HASH_DELETE(hh, endpoint->clients, client);
     kvf_free(client);
 }
 
+void kvf_messages_left(kvf_messages_endpoint *endpoint, uint32_t number) {
+    kvf_messages_client *client = find_client(endpoint, number);
+    if (!client)
+        return;
+    client->is_gone = true;
+    drop_requests(client);
+}
+
 static void refuse(kvf_messages_endpoint *endpoint, kvf_messages_client *client, kvf_messages_refusal why,
                    uint64_t detail) {
     send_refusal(endpoint, client->number, why, detail);
+    kvf_messages_part(endpoint, client->number);
     forget_client(endpoint, client);
 }
 
@@ -193,6 +217,8 @@ static bool let_in(kvf_messages_endpoint *endpoint, uint32_t number, const kvf_m
     if (!client)
         return false;
     client->number = number;
+    client->since_ns = endpoint->now;
+    client->own.turn_work = MESSAGES_TURN_WORK;
     client->generation = hello->generation;
     client->region_count = hello->region_count;
     memcpy(client->id, hello->id, sizeof hello->id);
@@ -211,14 +237,17 @@ static bool greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *
     kvf_messages_hello hello;
     uint32_t version;
     uint64_t detail;
-    if (!kvf_messages_hello_read(data, bytes, &hello, &version))
+    if (!kvf_messages_hello_read(data, bytes, &hello, &version)) {
+        kvf_messages_dismiss(endpoint, number);
         return true;
-    if (HASH_COUNT(endpoint->clients) >= endpoint->sweep_at)
+    }
+    if (HASH_COUNT(endpoint->clients) >= kvf_max_u64(endpoint->sweep_at, CLIENTS_SWEPT))
         sweep(endpoint);
     int why = check_hello(endpoint, &hello, version, &detail);
     if (!why)
         return let_in(endpoint, number, &hello);
     send_refusal(endpoint, number, (kvf_messages_refusal)why, detail);
+    kvf_messages_part(endpoint, number);
     return true;
 }
 
@@ -232,7 +261,7 @@ static void take_notice(kvf_messages_endpoint *endpoint, kvf_messages_client *cl
     }
     (void)kvf_deliver(endpoint->transport, client->name, data, bytes); /* there is room: see below */
     client->taken++;
-    set_ready(endpoint, client, true);
+    set_ready(endpoint, client);
 }
 
 static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *client, zmq_msg_t *message) {
@@ -240,10 +269,12 @@ static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *c
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
         return;
     }
+    if (client->is_gone)
+        return;
     zmq_msg_t *place = &client->pending[(client->first + client->count++) % MESSAGES_WINDOW_MAX];
     (void)zmq_msg_init(place);
     (void)zmq_msg_move(place, message);
-    set_ready(endpoint, client, true);
+    set_ready(endpoint, client);
 }
 
 /* A greeting for which there is no memory waits, and everything behind it. */
@@ -266,15 +297,24 @@ static bool hear_again(kvf_messages_endpoint *endpoint) {
     return true;
 }
 
+/* Somebody who is no client says who he is, or goes. Who was refused may still say what was on its way. */
+static void take_strange(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
+    const unsigned char *data = zmq_msg_data(message);
+    const size_t bytes = zmq_msg_size(message);
+    if (bytes > 0 && bytes <= MESSAGES_HELLO_BYTES_MAX && data[0] == MESSAGES_HELLO)
+        hear(endpoint, number, message);
+    else if (bytes > MESSAGES_STRANGE_BYTES || !kvf_messages_is_parting(endpoint, number))
+        kvf_messages_dismiss(endpoint, number);
+}
+
 static void take_message(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     const unsigned char *data = zmq_msg_data(message);
     size_t bytes = zmq_msg_size(message);
     kvf_messages_client *client = find_client(endpoint, number);
     int kind = bytes > 0 ? data[0] : 0;
-    if (!client && kind == MESSAGES_HELLO)
-        hear(endpoint, number, message);
-    else if (!client)
-        return;
+    kvf_messages_heard(endpoint, number, client != NULL, message);
+    if (!client)
+        take_strange(endpoint, number, message);
     else if (kind == MESSAGES_READ || kind == MESSAGES_WRITE)
         take_request(endpoint, client, message);
     else if (kind == MESSAGES_NOTICE)
@@ -285,27 +325,35 @@ static void take_message(kvf_messages_endpoint *endpoint, uint32_t number, zmq_m
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
 }
 
-/* One message of two frames; others are dropped. False: there is none. */
+/* A message of several frames: nobody who keeps to the protocol sends one. */
+static void take_foul(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *first) {
+    kvf_messages_client *client = find_client(endpoint, number);
+    kvf_messages_heard(endpoint, number, client != NULL, first);
+    if (client)
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+    else
+        kvf_messages_dismiss(endpoint, number);
+}
+
+/* One message; false: there is none. */
 static bool receive_one(kvf_messages_endpoint *endpoint) {
-    zmq_msg_t name, message, surplus;
-    (void)zmq_msg_init(&name);
-    (void)zmq_msg_init(&message);
-    (void)zmq_msg_init(&surplus);
-    bool received = kvf_messages_receive(endpoint->router, &name);
-    bool whole = received && zmq_msg_more(&name) && kvf_messages_receive(endpoint->router, &message);
-    bool more = whole && zmq_msg_more(&message);
-    const unsigned char *at = zmq_msg_data(&name);
-    if (whole && !more && zmq_msg_size(&name) == NAME_BYTES && at[0] == 0) {
+    zmq_msg_t frames[3]; /* name; message; one too many */
+    for (int i = 0; i < 3; i++)
+        (void)zmq_msg_init(&frames[i]);
+    const uint32_t count = kvf_zmq_receive(endpoint->router, frames, 3);
+    const unsigned char *name = zmq_msg_data(&frames[0]);
+    if (count > 1 && zmq_msg_size(&frames[0]) == NAME_BYTES && name[0] == 0) {
         uint32_t number;
-        memcpy(&number, at + 1, sizeof number);
-        take_message(endpoint, number, &message);
+        memcpy(&number, name + 1, sizeof number);
+        (count == 2 ? take_message : take_foul)(endpoint, number, &frames[1]);
     }
-    while (more && kvf_messages_receive(endpoint->router, &surplus))
-        more = zmq_msg_more(&surplus);
-    (void)zmq_msg_close(&surplus);
-    (void)zmq_msg_close(&message);
-    (void)zmq_msg_close(&name);
-    return received;
+    for (int i = 0; i < 3; i++)
+        (void)zmq_msg_close(&frames[i]);
+    return count > 0;
+}
+
+bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t number) {
+    return find_client(endpoint, number) != NULL;
 }
 
 bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
@@ -349,7 +397,10 @@ static kvf_status send_data(kvf_messages_endpoint *endpoint, kvf_messages_client
                             const kvf_messages_request *request) {
     const size_t begin = MESSAGES_REQUEST_BYTES - MESSAGES_ANSWER_BYTES; /* the data at a multiple of 16 */
     zmq_msg_t message;
-    kvf_messages_slot *slot = kvf_messages_pool_take(&endpoint->pool, client->slots);
+    const bool new = is_new(endpoint, client);
+    kvf_messages_slot *slot = new && endpoint->new_slots >= MESSAGES_NEW_SLOTS
+                                  ? NULL
+                                  : kvf_messages_pool_take(&endpoint->pool, client->slots);
     if (!slot)
         return KVF_E_AGAIN;
     kvf_messages_answer_write(MESSAGES_DATA, request->number, slot->memory + begin);
@@ -360,7 +411,9 @@ static kvf_status send_data(kvf_messages_endpoint *endpoint, kvf_messages_client
     }
     slot->served = true;
     slot->client = client->number;
-    client->slots++;
+    slot->is_new = new;
+    endpoint->new_slots += new;
+    client->slots_ns = client->slots++ == 0 ? endpoint->now : client->slots_ns;
     return answer(endpoint, client, &message) ? KVF_OK : KVF_E_PEER_LOST;
 }
 
@@ -374,8 +427,7 @@ static kvf_status write_data(kvf_messages_endpoint *endpoint, kvf_messages_clien
 }
 
 /* The first of what a client asks. KVF_E_AGAIN: later; KVF_E_PEER_LOST: the client was forgotten. */
-static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_client *client,
-                              uint64_t *budget) {
+static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *work) {
     zmq_msg_t *message = &client->pending[client->first % MESSAGES_WINDOW_MAX];
     kvf_messages_request request;
     const unsigned char *data = zmq_msg_data(message);
@@ -387,6 +439,7 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
     }
     kvf_status status = kvf_messages_list_check(request.list, request.list_bytes, request.bytes, regions,
                                                 (uint32_t)kvf_min_u64(region_count, client->region_count));
+    *work += request.list_bytes + (status ? 0 : request.bytes);
     if (status)
         status = fail_request(endpoint, client, request.number) ? KVF_OK : KVF_E_PEER_LOST;
     else if (data[0] == MESSAGES_READ)
@@ -395,41 +448,82 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
         status = write_data(endpoint, client, &request);
     if (status)
         return status;
-    *budget -= kvf_min_u64(*budget, request.bytes + 1);
     (void)zmq_msg_close(message);
     client->first++;
     client->count--;
     return KVF_OK;
 }
 
-/* Whether anything was done. */
-static bool serve_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *budget) {
-    bool done = client->taken > 0;
-    if (done) {
+/* Answers one request. KVF_OK, KVF_E_AGAIN and KVF_E_PEER_LOST as above. */
+static kvf_status serve_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *work) {
+    if (client->taken > 0) {
         unsigned char taken[MESSAGES_ANSWER_BYTES];
         kvf_messages_answer_write(MESSAGES_TAKEN, client->taken, taken);
         client->taken = 0;
         if (!answer_bytes(endpoint, client, taken, sizeof taken))
-            return true;
+            return KVF_E_PEER_LOST;
     }
-    kvf_status status = client->count > 0 ? serve_first(endpoint, client, budget) : KVF_E_AGAIN;
-    if (status == KVF_E_PEER_LOST)
+    return client->count > 0 ? serve_first(endpoint, client, work) : KVF_OK;
+}
+
+/* Slots may be back, or memory. */
+static void wake_starved(kvf_messages_endpoint *endpoint) {
+    while (endpoint->starved) {
+        kvf_messages_client *client = endpoint->starved;
+        set_starved(endpoint, client, false);
+        set_ready(endpoint, client);
+    }
+}
+
+/* Slots are all on their way, and others wait: who has taken nothing for long goes, so that its slots come back. */
+static void unstick(kvf_messages_endpoint *endpoint) {
+    kvf_messages_client *client, *next;
+    if (endpoint->now - endpoint->unstuck_ns < MESSAGES_STUCK_NS / 8)
+        return;
+    endpoint->unstuck_ns = endpoint->now;
+    HASH_ITER(hh, endpoint->clients, client, next) {
+        if (client->slots == 0 || endpoint->now - client->slots_ns < MESSAGES_STUCK_NS)
+            continue;
+        kvf_messages_dismiss(endpoint, client->number);
+        forget_client(endpoint, client);
+    }
+}
+
+/* The next whose turn it is, at most one request of it; false: nobody has something to do. */
+static bool serve_next(kvf_messages_endpoint *endpoint, uint64_t *budget) {
+    kvf_turn_party *party = NULL;
+    kvf_messages_client *client = (kvf_messages_client *)kvf_turns_next(&endpoint->turns, &party);
+    if (!client)
+        return false;
+    const bool shared = party == &endpoint->newcomers;
+    uint64_t work = MESSAGES_REQUEST_WORK;
+    const kvf_status status = serve_client(endpoint, client, &work);
+    if (status == KVF_E_AGAIN) {
+        set_starved(endpoint, client, true);
         return true;
-    set_ready(endpoint, client, false); /* to the end */
-    set_ready(endpoint, client, client->count > 0);
-    return done || status == KVF_OK;
+    }
+    if (shared || !status) /* else the party has gone with its client */
+        kvf_turns_spend(party, work);
+    if (!status && client->count > 0)
+        set_ready(endpoint, client);
+    *budget -= kvf_min_u64(*budget, work);
+    return true;
 }
 
 bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
-    uint32_t idle = 0;
-    bool hurried = false;
-    while (endpoint->ready_count > idle && *budget > 0 && !hurried) {
-        idle = serve_client(endpoint, endpoint->ready, budget) ? 0 : idle + 1;
-        hurried = kvf_transport_hurried(endpoint->transport);
+    bool more = true;
+    wake_starved(endpoint);
+    while (more && *budget > 0) {
+        more = serve_next(endpoint, budget);
+        if (kvf_transport_hurried(endpoint->transport))
+            break;
     }
-    if (endpoint->ready_count > 0 && endpoint->ready_count <= idle)
-        kvf_messages_pool_want(&endpoint->pool);
-    return endpoint->ready_count > idle;
+    if (!endpoint->starved)
+        return more;
+    kvf_messages_pool_want(&endpoint->pool);
+    if (endpoint->pool.taken == MESSAGES_SLOTS_MAX)
+        unstick(endpoint);
+    return more;
 }
 
 void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
@@ -437,65 +531,12 @@ void kvf_messages_slots_back(kvf_messages_endpoint *endpoint) {
     for (; slot; slot = next) {
         next = slot->following;
         kvf_messages_client *client = slot->served ? find_client(endpoint, slot->client) : NULL;
-        if (client && client->slots > 0)
+        if (client && client->slots > 0) {
             client->slots--;
-        slot->served = false;
+            client->slots_ns = endpoint->now;
+        }
+        endpoint->new_slots -= slot->served && slot->is_new;
+        slot->served = slot->is_new = false;
         kvf_messages_pool_give(slot);
     }
-}
-
-/* ---- listening ------------------------------------------------------------------------------- */
-
-static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *listen) {
-    const int six = strchr(listen, '*') == strchr(listen, '/') + 2 || strchr(listen, '[') != NULL;
-    if (zmq_setsockopt(endpoint->router, ZMQ_IPV6, &six, sizeof six))
-        return kvf_messages_fail("ZMQ_IPV6");
-    if (zmq_bind(endpoint->router, listen) == 0)
-        return KVF_OK;
-    int error = zmq_errno();
-    return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", listen, zmq_strerror(error));
-}
-
-/* "tcp://[::]:4711", as ZeroMQ says where it listens. */
-static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
-    char bound[MESSAGES_ADDRESS_BYTES + 16];
-    size_t bytes = sizeof bound;
-    if (zmq_getsockopt(endpoint->router, ZMQ_LAST_ENDPOINT, bound, &bytes))
-        return kvf_messages_fail("ZMQ_LAST_ENDPOINT");
-    char *host = bound + strlen("tcp://"), *colon = strrchr(bound, ':');
-    unsigned port = 0;
-    for (const char *digit = colon + 1; *digit >= '0' && *digit <= '9'; digit++)
-        port = port * 10 + (unsigned)(*digit - '0');
-    endpoint->card.port = (uint16_t)port;
-    *colon = '\0';
-    if (host[0] == '[' && colon[-1] == ']') {
-        colon[-1] = '\0';
-        host++;
-    }
-    if (kvf_messages_is_host(host))
-        kvf_messages_add_host(&endpoint->card, host);
-    else if (endpoint->card.host_count > 0) /* users have said where others find us */
-        kvf_messages_add_host(&endpoint->card, "127.0.0.1");
-    else
-        kvf_messages_add_interfaces(&endpoint->card);
-    return KVF_OK;
-}
-
-kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen) {
-    const int server = 1, mandatory = 1, receive = MESSAGES_RECEIVE_LIMIT;
-    endpoint->router = zmq_socket(endpoint->zmq, ZMQ_ROUTER);
-    if (!endpoint->router)
-        return kvf_messages_fail("zmq_socket");
-    endpoint->sweep_at = CLIENTS_SWEPT;
-    kvf_status status = kvf_messages_tune(endpoint, endpoint->router);
-    if (!status && (zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
-                    zmq_setsockopt(endpoint->router, ZMQ_RCVHWM, &receive, sizeof receive) ||
-                    (endpoint->card.encrypted &&
-                     zmq_setsockopt(endpoint->router, ZMQ_CURVE_SERVER, &server, sizeof server))))
-        status = kvf_messages_fail("zmq_setsockopt");
-    if (!status)
-        status = bind_router(endpoint, listen);
-    if (!status)
-        status = read_bound(endpoint);
-    return status ? status : kvf_messages_watch(endpoint, endpoint->router, endpoint, &endpoint->router_fd);
 }

@@ -1,4 +1,4 @@
-#include "link/link_guests.h"
+#include "port/guests.h"
 
 #include <stdio.h>
 
@@ -53,6 +53,8 @@ static void stop_counting(kvf_guests *guests, kvf_guest *guest) {
         return;
     unlist(guests, guest);
     guests->count--;
+    guests->known -= guest->known;
+    guest->known = false;
     guest->host->count--;
     drop_if_empty(guests, guest->host);
     guest->host = NULL;
@@ -74,6 +76,8 @@ void kvf_guests_leave(kvf_guests *guests, uint64_t id) {
     kvf_guest *guest = find(guests, id);
     if (!guest)
         return;
+    if (guest->route && guests->on_left)
+        guests->on_left(guests->context, guest->route);
     stop_counting(guests, guest);
     forget_route(guests, guest);
     HASH_DELETE(by_id, guests->by_id, guest);
@@ -87,8 +91,11 @@ void kvf_guests_free(kvf_guests *guests) {
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-static bool is_known(const kvf_guests *guests, const kvf_guest *guest) {
-    return guest->route && guests->is_known && guests->is_known(guests->context, guest->route);
+static bool is_known(kvf_guests *guests, kvf_guest *guest) {
+    const bool known = guest->route && guests->is_known && guests->is_known(guests->context, guest->route);
+    guests->known += known - guest->known;
+    guest->known = known;
+    return known;
 }
 
 static void dismiss(kvf_guests *guests, kvf_guest *guest) {
@@ -106,34 +113,56 @@ static void put_last(kvf_guests *guests, kvf_guest *guest, uint64_t now) {
     guest->heard_ns = now;
 }
 
+typedef enum crowd { CROWD_NONE, CROWD_ADDRESS, CROWD_ALL, CROWD_STRANGERS } crowd;
+
+/* What there are too many of, since `newest` has come. */
+static crowd crowd_with(const kvf_guests *guests, const kvf_guest *newest) {
+    if (guests->most_of_address && newest->host->count > guests->most_of_address)
+        return CROWD_ADDRESS;
+    if (guests->most && guests->count > guests->most)
+        return CROWD_ALL;
+    const uint32_t strangers = guests->count - guests->known;
+    return guests->most_strangers && strangers > guests->most_strangers ? CROWD_STRANGERS : CROWD_NONE;
+}
+
 /* The stranger that has been silent for longest, in all or from the address of `newest`; that itself where nobody else
- * was found. */
-static kvf_guest *who_goes(kvf_guests *guests, kvf_guest *newest, bool of_address, uint64_t now) {
+ * was found; NULL: so many turned out to be known that there is room. */
+static kvf_guest *who_goes(kvf_guests *guests, kvf_guest *newest, crowd why, uint64_t now) {
     for (uint32_t i = 0; i < LOOKED_AT; i++) {
-        kvf_guest *first = of_address ? newest->host->present : guests->present;
+        kvf_guest *first = why == CROWD_ADDRESS ? newest->host->present : guests->present;
         if (first == newest || !is_known(guests, first))
             return first;
         put_last(guests, first, now);
+        if (crowd_with(guests, newest) == CROWD_NONE)
+            return NULL;
     }
     return newest;
 }
 
-static void make_room(kvf_guests *guests, kvf_guest *newest, uint64_t now) {
-    bool of_address = guests->most_of_address && newest->host->count > guests->most_of_address;
+static void tell(const kvf_guests *guests, crowd why, const char *address) {
     char detail[KVF_GUEST_ADDRESS_BYTES + 128];
-    if (!of_address && (!guests->most || guests->count <= guests->most))
-        return;
-    if (of_address)
-        (void)snprintf(
-            detail, sizeof detail, "over budget: %s has %u connections here, the most from one address",
-            newest->host->address[0] ? newest->host->address : "this machine", guests->most_of_address);
+    if (why == CROWD_ADDRESS)
+        (void)snprintf(detail, sizeof detail,
+                       "over budget: %s has %u connections here, the most from one address",
+                       address[0] ? address : "this machine", guests->most_of_address);
     else
-        (void)snprintf(detail, sizeof detail, "over budget: there are %u connections, the most it takes",
-                       guests->most);
-    guests->refused++;
-    dismiss(guests, who_goes(guests, newest, of_address, now));
+        (void)snprintf(detail, sizeof detail, "over budget: there are %u connections%s, the most it takes",
+                       why == CROWD_ALL ? guests->most : guests->most_strangers,
+                       why == CROWD_ALL ? "" : " of strangers");
     if (guests->on_crowded)
         guests->on_crowded(guests->context, detail);
+}
+
+static void make_room(kvf_guests *guests, kvf_guest *newest, uint64_t now) {
+    const crowd why = crowd_with(guests, newest);
+    kvf_guest *goes = why == CROWD_NONE ? NULL : who_goes(guests, newest, why, now);
+    if (!goes)
+        return;
+    char address[KVF_GUEST_ADDRESS_BYTES];
+    memcpy(address, newest->host->address, sizeof address);
+    guests->refused++;
+    dismiss(guests, goes);
+    tell(guests, why, address);
 }
 
 kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, const char *address,
@@ -160,21 +189,50 @@ kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, con
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-bool kvf_guests_hear(kvf_guests *guests, kvf_route route, uint64_t now) {
+static kvf_guest *find_route(const kvf_guests *guests, uint64_t route) {
     kvf_guest *guest = NULL;
     HASH_FIND(by_route, guests->by_route, &route, sizeof route, guest);
+    return guest;
+}
+
+bool kvf_guests_hear(kvf_guests *guests, uint64_t route, uint64_t now) {
+    kvf_guest *guest = find_route(guests, route);
     if (guest)
         put_last(guests, guest, now);
     return guest != NULL;
 }
 
-bool kvf_guests_has(const kvf_guests *guests, kvf_route route) {
-    kvf_guest *guest = NULL;
-    HASH_FIND(by_route, guests->by_route, &route, sizeof route, guest);
-    return guest != NULL;
+bool kvf_guests_has(const kvf_guests *guests, uint64_t route) {
+    return find_route(guests, route) != NULL;
 }
 
-void kvf_guests_name(kvf_guests *guests, uint64_t id, kvf_route route, uint64_t now) {
+void kvf_guests_dismiss(kvf_guests *guests, uint64_t route) {
+    kvf_guest *guest = find_route(guests, route);
+    if (guest)
+        dismiss(guests, guest);
+}
+
+void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now) {
+    kvf_guest *guest = find_route(guests, route);
+    if (!guest)
+        return;
+    if (guest->parting) {
+        dismiss(guests, guest);
+        return;
+    }
+    guest->parting = true;
+    unlist(guests, guest);
+    DL_PREPEND(guests->present, guest);
+    DL_PREPEND2(guest->host->present, guest, host_prev, host_next);
+    guest->heard_ns = now + KVF_GUEST_PARTING_NS - kvf_min_u64(now, KVF_GUEST_SILENT_NS);
+}
+
+bool kvf_guests_is_parting(const kvf_guests *guests, uint64_t route) {
+    const kvf_guest *guest = find_route(guests, route);
+    return guest && guest->parting;
+}
+
+void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t now) {
     kvf_guest *guest = find(guests, id);
     if (!guest || guest->leaving || guest->route)
         return; /* one that had this place before, or has it now, and we have not heard so yet */

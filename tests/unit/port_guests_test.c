@@ -1,7 +1,7 @@
 /* Which connections go where there are too many, or where nothing is said over them. */
 #include <stdio.h>
 
-#include "link/link_guests.h"
+#include "port/guests.h"
 #include "shapes.h"
 
 #define SECONDS(n) ((n)*UINT64_C(1000000000))
@@ -14,7 +14,7 @@ typedef struct house {
     uint32_t looked; /* how often somebody asked who is known */
 } house;
 
-static bool is_known(void *context, kvf_route route) {
+static bool is_known(void *context, uint64_t route) {
     house *h = context;
     h->looked++;
     return route < h->known_below;
@@ -121,6 +121,63 @@ static void who_says_nothing_goes_after_a_while(void **state) {
     kvf_guests_free(&h.guests);
 }
 
+static void strangers_have_places_of_their_own_and_those_who_are_met_give_theirs_back(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 0, 0);
+    h.guests.most_strangers = 2;
+    h.known_below = 200;
+    for (uint64_t id = 1; id <= 2; id++) {
+        arrive(&h, id, "a", id);
+        kvf_guests_name(&h.guests, id, 100 + id, id);
+    }
+    for (uint64_t id = 3; id <= 4; id++)
+        arrive(&h, id, "a", id);
+    assert_int_equal(h.gone_count, 0); /* 1 and 2 turned out to be known */
+    assert_int_equal(h.guests.count, 4);
+    arrive(&h, 5, "a", 5);
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.gone[0], 3);
+    assert_non_null(strstr(h.crowded, "there are 2 connections of strangers"));
+    kvf_guests_leave(&h.guests, 1); /* its place was not one of theirs */
+    arrive(&h, 6, "a", 6);
+    assert_int_equal(h.gone_count, 2);
+    assert_int_equal(h.gone[1], 4);
+    assert_int_equal(h.guests.count, 3);
+    kvf_guests_free(&h.guests);
+}
+
+static void who_was_refused_goes_first_and_soon_and_at_once_when_refused_again(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 3, 0);
+    for (uint64_t id = 1; id <= 3; id++) {
+        arrive(&h, id, "a", SECONDS(20));
+        kvf_guests_name(&h.guests, id, 100 + id, SECONDS(20));
+    }
+    kvf_guests_part(&h.guests, 102, SECONDS(20));
+    assert_true(kvf_guests_is_parting(&h.guests, 102));
+    assert_false(kvf_guests_is_parting(&h.guests, 103));
+    kvf_guests_tick(&h.guests, SECONDS(20));
+    assert_int_equal(h.gone_count, 0);
+    assert_int_equal(kvf_guests_due(&h.guests), SECONDS(21));
+    arrive(&h, 4, "a", SECONDS(20) + 1);
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.gone[0], 2);
+    kvf_guests_part(&h.guests, 103, SECONDS(20) + 2);
+    kvf_guests_tick(&h.guests, SECONDS(21));
+    assert_int_equal(h.gone_count, 2);
+    assert_int_equal(h.gone[1], 3);
+    kvf_guests_part(&h.guests, 101, SECONDS(21));
+    kvf_guests_part(&h.guests, 101, SECONDS(21));
+    assert_int_equal(h.gone_count, 3);
+    assert_int_equal(h.gone[2], 1);
+    kvf_guests_part(&h.guests, 101, SECONDS(21)); /* nobody's any more */
+    kvf_guests_dismiss(&h.guests, 101);
+    assert_int_equal(h.gone_count, 3);
+    kvf_guests_free(&h.guests);
+}
+
 static void a_place_that_was_taken_again_is_another_guest(void **state) {
     (void)state;
     house h;
@@ -168,6 +225,8 @@ int main(void) {
         cmocka_unit_test(the_known_stay_and_the_newcomer_goes),
         cmocka_unit_test(one_address_does_not_take_the_places_of_others),
         cmocka_unit_test(who_says_nothing_goes_after_a_while),
+        cmocka_unit_test(strangers_have_places_of_their_own_and_those_who_are_met_give_theirs_back),
+        cmocka_unit_test(who_was_refused_goes_first_and_soon_and_at_once_when_refused_again),
         cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
         cmocka_unit_test(looking_for_room_takes_bounded_steps),
     };

@@ -1,0 +1,165 @@
+/*
+ * The door: who has connected to us, as ZeroMQ tells it, and hanging up.
+ *
+ * ZeroMQ has no limit of connections and no call that ends one: it tells of descriptors that it has accepted, and takes
+ * the end of a stream for what it is. So a connection is ended by shutting its socket down. The descriptor is ZeroMQ's,
+ * which may have closed it by then, and its number may be that of something else: so a duplicate is looked at first.
+ * That takes the place of a descriptor that is kept for this, and so needs no free one.
+ */
+#include "port/door.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MONITOR_ADDRESS "inproc://listener"
+#define EVENTS_AT_ONCE 256u
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+typedef union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    struct sockaddr_un local;
+    struct sockaddr_storage room;
+} address;
+
+/* Whether a socket is of a connection to where we listen. */
+static bool is_guest(const kvf_door *door, int fd) {
+    address own = {0};
+    socklen_t bytes = sizeof own;
+    if (getsockname(fd, &own.any, &bytes))
+        return false;
+    if (own.any.sa_family == AF_INET)
+        return door->port && door->port == ntohs(own.v4.sin_port);
+    if (own.any.sa_family == AF_INET6)
+        return door->port && door->port == ntohs(own.v6.sin6_port);
+    if (own.any.sa_family != AF_UNIX || door->port)
+        return false;
+    bool is_abstract = door->path[0] == '@';
+    return own.local.sun_path[0] == (is_abstract ? '\0' : door->path[0]) &&
+           strncmp(own.local.sun_path + 1, door->path + 1, sizeof own.local.sun_path - 1) == 0;
+}
+
+/* The address of the other end without its port; "" where it is on this machine without one. */
+static void name_guest(int fd, char name[KVF_GUEST_ADDRESS_BYTES]) {
+    address peer = {0};
+    socklen_t bytes = sizeof peer;
+    name[0] = '\0';
+    if (getpeername(fd, &peer.any, &bytes))
+        return;
+    if (peer.any.sa_family == AF_INET)
+        (void)inet_ntop(AF_INET, &peer.v4.sin_addr, name, KVF_GUEST_ADDRESS_BYTES);
+    else if (peer.any.sa_family == AF_INET6)
+        (void)inet_ntop(AF_INET6, &peer.v6.sin6_addr, name, KVF_GUEST_ADDRESS_BYTES);
+}
+
+/* Takes a duplicate of a descriptor that may be anybody's by now; the kernel's number of the file behind it. */
+static bool look_at(const kvf_door *door, int fd, uint64_t *file) {
+    struct stat found;
+    if (dup3(fd, door->spare_fd, O_CLOEXEC) < 0 || fstat(door->spare_fd, &found))
+        return false;
+    *file = found.st_ino;
+    return is_guest(door, door->spare_fd);
+}
+
+static void look_away(const kvf_door *door) {
+    (void)dup3(door->empty_fd, door->spare_fd, O_CLOEXEC);
+}
+
+static void hang_up(void *owner, kvf_guest *guest) {
+    const kvf_door *door = owner;
+    uint64_t file;
+    if (look_at(door, (int)guest->id, &file) && file == guest->mark)
+        (void)shutdown(door->spare_fd, SHUT_RDWR);
+    look_away(door);
+}
+
+/* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
+
+/* False: there is no memory to watch it with now. */
+static bool arrived(kvf_door *door, int fd, uint64_t now) {
+    char name[KVF_GUEST_ADDRESS_BYTES];
+    uint64_t file;
+    kvf_status status = KVF_OK;
+    if (look_at(door, fd, &file)) {
+        name_guest(door->spare_fd, name);
+        status = kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now);
+    }
+    look_away(door);
+    return status == KVF_OK;
+}
+
+bool kvf_door_take_events(kvf_door *door, uint64_t now) {
+    uint16_t event;
+    uint32_t value;
+    for (uint32_t i = 0; i < EVENTS_AT_ONCE; i++) {
+        if (door->waits && !arrived(door, door->waiting, now))
+            return true;
+        door->waits = false;
+        if (!kvf_zmq_take_event(door->monitor, &event, &value, NULL))
+            return false;
+        door->waits = event == ZMQ_EVENT_ACCEPTED;
+        door->waiting = (int)value;
+        if (!door->waits)
+            kvf_guests_leave(&door->guests, value);
+    }
+    return true;
+}
+
+bool kvf_door_hear(kvf_door *door, uint64_t route, zmq_msg_t *message, uint64_t now) {
+    if (kvf_guests_hear(&door->guests, route, now))
+        return false;
+    (void)kvf_door_take_events(door, now); /* it may have come since they were looked at */
+    kvf_guests_name(&door->guests, (uint64_t)zmq_msg_get(message, ZMQ_SRCFD), route, now);
+    return true;
+}
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
+    struct rlimit limit;
+    uint64_t most = UINT32_MAX;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
+        most = kvf_min_u64(most, limit.rlim_cur); /* without a limit it is the largest number */
+    most = kvf_max_u64(most * sixteenths / 16, 1);
+    return wanted && wanted < most ? wanted : (uint32_t)most;
+}
+
+kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits) {
+    door->guests = *limits;
+    door->guests.owner = door;
+    door->guests.hang_up = hang_up;
+    door->empty_fd = eventfd(0, EFD_CLOEXEC);
+    door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
+    if (door->spare_fd < 0)
+        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+    return kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED,
+                           &door->monitor);
+}
+
+void kvf_door_bound(kvf_door *door, const char *endpoint) {
+    static const char ipc[] = "ipc://";
+    const char *port = strrchr(endpoint, ':');
+    if (strncmp(endpoint, ipc, sizeof ipc - 1) == 0)
+        (void)snprintf(door->path, sizeof door->path, "%s", endpoint + sizeof ipc - 1);
+    else
+        door->port = (uint16_t)strtoul(port + 1, NULL, 10);
+}
+
+void kvf_door_close(kvf_door *door) {
+    kvf_guests_free(&door->guests);
+    if (door->empty_fd >= 0)
+        (void)close(door->empty_fd);
+    if (door->spare_fd >= 0)
+        (void)close(door->spare_fd);
+}

@@ -1,0 +1,197 @@
+/*
+ * The port: where the endpoint listens, who is connected to it, and who is hung up on. Strangers are those who have not
+ * shown the card's secret, or were refused.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include "base/clock.h"
+#include "transport/messages/messages.h"
+
+#define CONNECTIONS "messages.max_connections"
+#define CONNECTIONS_OF_ADDRESS "messages.max_connections_per_address"
+#define STRANGERS "messages.max_strangers"
+
+#define CONNECTIONS_DEFAULT 16384u
+#define SIXTEENTHS 8u /* of the process's descriptors, at most */
+#define SECOND UINT64_C(1000000000)
+/* Who comes and goes is looked at a hundred times a second at most: where connections are made without end, each would
+ * wake us twice. */
+#define DOOR_PAUSE_NS UINT64_C(10000000)
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+/* A number from 1 on; without one it stays as it is. */
+static kvf_status take_limit(const kvf_transport_options *options, const char *key, uint32_t *out) {
+    const char *text = kvf_setting_of(options, key);
+    char *end;
+    if (!text)
+        return KVF_OK;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > UINT32_MAX)
+        return kvf_fail(KVF_E_INVALID, "%s is \"%.40s\"; allowed is a number from 1 to %u", key, text,
+                        UINT32_MAX);
+    *out = (uint32_t)value;
+    return KVF_OK;
+}
+
+kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_transport_options *options) {
+    kvf_guests *guests = &endpoint->door.guests;
+    guests->most = CONNECTIONS_DEFAULT;
+    kvf_status status = take_limit(options, CONNECTIONS, &guests->most);
+    guests->most = kvf_door_most(guests->most, SIXTEENTHS);
+    guests->most_of_address = guests->most - guests->most / 4;
+    guests->most_strangers = guests->most - guests->most / 2;
+    if (!status)
+        status = take_limit(options, CONNECTIONS_OF_ADDRESS, &guests->most_of_address);
+    return status ? status : take_limit(options, STRANGERS, &guests->most_strangers);
+}
+
+/* ---- the door -------------------------------------------------------------------------------- */
+
+/* What the door knows a connection by; never 0. */
+static uint64_t route_of(uint32_t number) {
+    return UINT64_C(1) << 32 | number;
+}
+
+static bool is_known(void *context, uint64_t route) {
+    return kvf_messages_is_client(context, (uint32_t)route);
+}
+
+static void on_left(void *context, uint64_t route) {
+    kvf_messages_left(context, (uint32_t)route);
+}
+
+void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message) {
+    if (!client && kvf_guests_has(&endpoint->door.guests, route_of(number)))
+        return; /* strangers do not gain time by talking */
+    if (kvf_door_hear(&endpoint->door, route_of(number), message, endpoint->now))
+        endpoint->door_stirs = true;
+}
+
+void kvf_messages_part(kvf_messages_endpoint *endpoint, uint32_t number) {
+    kvf_guests_part(&endpoint->door.guests, route_of(number), kvf_now(&kvf_monotonic));
+}
+
+bool kvf_messages_is_parting(const kvf_messages_endpoint *endpoint, uint32_t number) {
+    return kvf_guests_is_parting(&endpoint->door.guests, route_of(number));
+}
+
+void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number) {
+    kvf_guests_dismiss(&endpoint->door.guests, route_of(number));
+}
+
+/* Not later than that; one that is too early does no harm. */
+static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
+    if (ns >= endpoint->timer_ns)
+        return;
+    const struct itimerspec once = {
+        .it_value = {.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)}};
+    if (timerfd_settime(endpoint->timer_fd, TFD_TIMER_ABSTIME, &once, NULL) == 0)
+        endpoint->timer_ns = ns;
+}
+
+/* The next that happens at the door wakes us, once. */
+static void listen_to_door(const kvf_messages_endpoint *endpoint) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
+                                .data.ptr = (void *)(uintptr_t)&endpoint->door};
+    (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, endpoint->door_fd, &event);
+}
+
+bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
+    kvf_guests *guests = &endpoint->door.guests;
+    bool more = false;
+    if (endpoint->door_stirs && endpoint->now >= endpoint->door_ns) {
+        endpoint->door_stirs = more = kvf_door_take_events(&endpoint->door, endpoint->now);
+        endpoint->door_ns = more ? 0 : endpoint->now + DOOR_PAUSE_NS;
+        if (!more)
+            listen_to_door(endpoint);
+    }
+    kvf_guests_tick(guests, endpoint->now);
+    wake_at(endpoint, kvf_guests_due(guests));
+    if (endpoint->door_stirs)
+        wake_at(endpoint, endpoint->door_ns);
+    return more;
+}
+
+void kvf_messages_count(const void *self, kvf_transport_info *info) {
+    const kvf_guests *guests = &((const kvf_messages_endpoint *)self)->door.guests;
+    info->clients += guests->count;
+    info->clients_max += guests->most;
+    info->refused += guests->refused;
+}
+
+/* ---- listening ------------------------------------------------------------------------------- */
+
+static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *listen) {
+    const int six = strchr(listen, '*') == strchr(listen, '/') + 2 || strchr(listen, '[') != NULL;
+    if (zmq_setsockopt(endpoint->router, ZMQ_IPV6, &six, sizeof six))
+        return kvf_zmq_fail("ZMQ_IPV6");
+    if (zmq_bind(endpoint->router, listen) == 0)
+        return KVF_OK;
+    int error = zmq_errno();
+    return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", listen, zmq_strerror(error));
+}
+
+/* "tcp://[::]:4711", as ZeroMQ says where it listens. */
+static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
+    char bound[MESSAGES_ADDRESS_BYTES + 16];
+    size_t bytes = sizeof bound;
+    if (zmq_getsockopt(endpoint->router, ZMQ_LAST_ENDPOINT, bound, &bytes))
+        return kvf_zmq_fail("ZMQ_LAST_ENDPOINT");
+    char *host = bound + strlen("tcp://"), *colon = strrchr(bound, ':');
+    unsigned port = 0;
+    for (const char *digit = colon + 1; *digit >= '0' && *digit <= '9'; digit++)
+        port = port * 10 + (unsigned)(*digit - '0');
+    endpoint->card.port = (uint16_t)port;
+    kvf_door_bound(&endpoint->door, bound);
+    *colon = '\0';
+    if (host[0] == '[' && colon[-1] == ']') {
+        colon[-1] = '\0';
+        host++;
+    }
+    if (kvf_messages_is_host(host))
+        kvf_messages_add_host(&endpoint->card, host);
+    else if (endpoint->card.host_count > 0) /* users have said where others find us */
+        kvf_messages_add_host(&endpoint->card, "127.0.0.1");
+    else
+        kvf_messages_add_interfaces(&endpoint->card);
+    return KVF_OK;
+}
+
+static kvf_status open_door(kvf_messages_endpoint *endpoint) {
+    kvf_guests limits = endpoint->door.guests;
+    limits.is_known = is_known;
+    limits.on_left = on_left;
+    limits.context = endpoint;
+    kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
+    if (!status)
+        status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
+    if (!status)
+        listen_to_door(endpoint);
+    return status;
+}
+
+kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen) {
+    const int server = 1, mandatory = 1, receive = MESSAGES_RECEIVE_LIMIT;
+    endpoint->router = zmq_socket(endpoint->zmq, ZMQ_ROUTER);
+    if (!endpoint->router)
+        return kvf_zmq_fail("zmq_socket");
+    kvf_status status = kvf_messages_tune(endpoint, endpoint->router);
+    if (!status && (zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
+                    zmq_setsockopt(endpoint->router, ZMQ_RCVHWM, &receive, sizeof receive) ||
+                    (endpoint->card.encrypted &&
+                     zmq_setsockopt(endpoint->router, ZMQ_CURVE_SERVER, &server, sizeof server))))
+        status = kvf_zmq_fail("zmq_setsockopt");
+    if (!status)
+        status = open_door(endpoint);
+    if (!status)
+        status = bind_router(endpoint, listen);
+    if (!status)
+        status = read_bound(endpoint);
+    return status ? status : kvf_messages_watch(endpoint, endpoint->router, endpoint, &endpoint->router_fd);
+}
