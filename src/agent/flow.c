@@ -95,10 +95,8 @@ static uint64_t shard_bytes(const kvf_shard *shard) {
     return bytes;
 }
 
-/* Sorting a piece takes as long as copying so much, and a shard that is refused as long as one that is nearly too much:
- * how far the check of it came is not known. */
+/* Sorting a piece takes as long as copying so much. */
 #define PIECE_WORK 1024u
-#define REFUSED_SHARD_WORK (32u << 20)
 
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
@@ -114,9 +112,10 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
     if (!status) {
+        uint64_t pieces;
         status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), agent->own_facts.convert, intro.shard,
-                                       &shard);
-        agent->work += status ? REFUSED_SHARD_WORK : shard->checked * PIECE_WORK;
+                                       &pieces, &shard);
+        agent->work += pieces * PIECE_WORK;
     }
     kvf_free(storage);
     if (status)
