@@ -5,6 +5,10 @@
  * work is done as a whole: what that takes beyond, the party pays in its next turns. The queue of parties goes on from
  * one call to the next, so nobody is always the first. So who wants little waits for little: a party that has had too
  * much is passed over until it has paid.
+ *
+ * Who owes more than a turn could pay it at once where nobody else waits, and what others ask for a moment later would
+ * wait for the next large piece. So where an owner has rounds, between which it does other things, a party that owes
+ * pays one turn in each round: it leaves as many rounds to others as it has had turns in one piece.
  */
 #ifndef KVF_BASE_TURNS_H
 #define KVF_BASE_TURNS_H
@@ -23,6 +27,7 @@ typedef struct kvf_turn_seat {
 struct kvf_turn_party {
     uint32_t turn_work; /**< that it may have done in a turn, at least 1 */
     int64_t credit;     /**< work that it may have done now; negative: that it has had beyond its turns */
+    uint64_t paid_in;   /**< the round in which it last paid a turn */
     bool waiting;       /**< for a turn */
     kvf_turn_seat *first, *last; /**< what waits for it */
     kvf_turn_party *previous, *following;
@@ -31,7 +36,11 @@ struct kvf_turn_party {
 /** Parties that wait for a turn. Zeroed: none does. */
 typedef struct kvf_turns {
     kvf_turn_party *first, *last;
+    uint64_t round; /**< 0: there are none, and who owes pays as soon as nobody else waits */
 } kvf_turns;
+
+/** Another round: those that owe may pay a turn again. */
+void kvf_turns_begin_round(kvf_turns *turns);
 
 /** Puts a seat last into the queue of a party, unless it waits already. */
 void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat);
@@ -39,7 +48,7 @@ void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat
 /** Takes a seat out of its queue, if it is in one. */
 void kvf_turns_stop_waiting(kvf_turn_seat *seat);
 
-/** Takes out the seat whose turn it is, of that party; NULL: nobody waits. */
+/** Takes out the seat whose turn it is, of that party; NULL: nobody waits, but for those that owe in this round. */
 kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose);
 
 /** A party has had so much work done. */

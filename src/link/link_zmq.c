@@ -220,9 +220,9 @@ static bool take_messages(kvf_zmq_link *link, void *socket,
 
 /* Reads letters that wait, by turns, as much as a round has work. */
 static void read_mail(kvf_zmq_link *link) {
-    kvf_turn_party *party;
     kvf_mail_letter *mail;
-    for (uint64_t work = 0; work < KVF_MAIL_ROUND_WORK && (mail = kvf_mail_next(&link->mail, &party));) {
+    kvf_mail_begin_round(&link->mail);
+    for (uint64_t work = 0; work < KVF_MAIL_ROUND_WORK && (mail = kvf_mail_next(&link->mail));) {
         uint64_t read = 0;
         const kvf_letter letter = {.route = mail->route,
                                    .key = mail->keyed ? mail->key : NULL,
@@ -231,7 +231,7 @@ static void read_mail(kvf_zmq_link *link) {
                                    .work = &read};
         if (!mail->keyed || kvf_guard_knows(link, mail->key))
             link->on_message(link->context, &letter);
-        work += kvf_mail_read(&link->mail, party, mail, read);
+        work += kvf_mail_read(&link->mail, mail, read);
     }
 }
 
