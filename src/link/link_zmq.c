@@ -151,10 +151,9 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
 
 /* Who has sent a message over a connection that we made; false: one of the past. */
 static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
-    kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
+    const kvf_line *line = kvf_line_hear(link, zmq_msg_data(id), zmq_msg_size(id));
     if (!line)
         return false;
-    kvf_line_heard(link, line);
     letter->route = line->route;
     letter->called = true;
     letter->key = link->encrypted ? line->key_bytes : NULL;
