@@ -7,18 +7,14 @@ static void begin_turn(kvf_turn_party *party) {
     party->credit = (party->credit < 0 ? party->credit : 0) + party->turn_work;
 }
 
-/* Whether it owes more than a turn, and has paid one in this round. */
-static bool has_paid(const kvf_turns *turns, const kvf_turn_party *party) {
-    return party->credit + party->turn_work <= 0 && turns->round && party->paid_in == turns->round;
+/* More than a turn. */
+static bool owes(const kvf_turn_party *party) {
+    return party->credit + party->turn_work <= 0;
 }
 
-/* Another turn, with which it may still owe. */
-static void take_turn(const kvf_turns *turns, kvf_turn_party *party) {
-    if (has_paid(turns, party))
-        return;
-    begin_turn(party);
-    if (party->credit <= 0)
-        party->paid_in = turns->round;
+/* One that owes has paid in this round, and others that owe are not to. */
+static bool was_paid(const kvf_turns *turns) {
+    return turns->round && turns->paid_in == turns->round;
 }
 
 void kvf_turns_begin_round(kvf_turns *turns) {
@@ -33,7 +29,8 @@ void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat
     if (party->waiting)
         return;
     party->waiting = true;
-    take_turn(turns, party);
+    if (!owes(party))
+        begin_turn(party);
     KVF_QUEUE_ADD(turns->first, turns->last, party);
 }
 
@@ -45,8 +42,8 @@ void kvf_turns_stop_waiting(kvf_turn_seat *seat) {
 }
 
 kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose) {
-    const kvf_turn_party *paid = NULL; /* the first of those that have paid: where it comes again, all have */
-    for (kvf_turn_party *party; (party = turns->first) && party != paid;) {
+    const kvf_turn_party *passed = NULL; /* the first that was passed over: where it comes again, all were */
+    for (kvf_turn_party *party; (party = turns->first) && party != passed;) {
         kvf_turn_seat *seat = party->first;
         if (seat && party->credit > 0) {
             kvf_turns_stop_waiting(seat);
@@ -57,12 +54,15 @@ kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose) {
         party->waiting = seat != NULL;
         if (!seat)
             continue;
-        if (!has_paid(turns, party))
-            paid = NULL;
-        else if (!paid)
-            paid = party;
-        take_turn(turns, party);
         KVF_QUEUE_ADD(turns->first, turns->last, party);
+        if (owes(party) && was_paid(turns)) {
+            passed = passed ? passed : party;
+            continue;
+        }
+        if (owes(party))
+            turns->paid_in = turns->round;
+        begin_turn(party);
+        passed = NULL;
     }
     return NULL;
 }

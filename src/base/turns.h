@@ -7,8 +7,8 @@
  * much is passed over until it has paid.
  *
  * Who owes more than a turn could pay it at once where nobody else waits, and what others ask for a moment later would
- * wait for the next large piece. So where an owner has rounds, between which it does other things, a party that owes
- * pays one turn in each round: it leaves as many rounds to others as it has had turns in one piece.
+ * wait for the next large piece. So where an owner has rounds, between which it does other things, of all that owe one
+ * pays a turn in each round: they leave as many rounds to others as they have had turns in one piece.
  */
 #ifndef KVF_BASE_TURNS_H
 #define KVF_BASE_TURNS_H
@@ -27,7 +27,6 @@ typedef struct kvf_turn_seat {
 struct kvf_turn_party {
     uint32_t turn_work; /**< that it may have done in a turn, at least 1 */
     int64_t credit;     /**< work that it may have done now; negative: that it has had beyond its turns */
-    uint64_t paid_in;   /**< the round in which it last paid a turn */
     bool waiting;       /**< for a turn */
     kvf_turn_seat *first, *last; /**< what waits for it */
     kvf_turn_party *previous, *following;
@@ -36,10 +35,11 @@ struct kvf_turn_party {
 /** Parties that wait for a turn. Zeroed: none does. */
 typedef struct kvf_turns {
     kvf_turn_party *first, *last;
-    uint64_t round; /**< 0: there are none, and who owes pays as soon as nobody else waits */
+    uint64_t round;   /**< 0: there are none, and who owes pays as soon as nobody else waits */
+    uint64_t paid_in; /**< the last round in which one paid */
 } kvf_turns;
 
-/** Another round: those that owe may pay a turn again. */
+/** Another round: one of those that owe may pay a turn. */
 void kvf_turns_begin_round(kvf_turns *turns);
 
 /** Puts a seat last into the queue of a party, unless it waits already. */

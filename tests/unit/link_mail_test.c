@@ -150,6 +150,28 @@ static void who_owes_for_one_letter_leaves_rounds_to_others(void **state) {
     kvf_mail_close(&mail);
 }
 
+static void of_those_that_owe_one_pays_in_each_round(void **state) {
+    (void)state;
+    kvf_mail mail;
+    uint32_t rounds[2] = {0}, round = 0;
+    kvf_mail_open(&mail);
+    kvf_mail_begin_round(&mail);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_true(post(&mail, 7, NULL, true, 10));
+        assert_true(post(&mail, 8, NULL, true, 10));
+    }
+    assert_int_equal(read_one(&mail, GREEDY_WORK), 7);
+    assert_int_equal(read_one(&mail, GREEDY_WORK), 8);
+    for (; kvf_mail_waits(&mail); round++) {
+        kvf_route route = read_one(&mail, 0);
+        rounds[route == 8] = route ? round : rounds[route == 8];
+        kvf_mail_begin_round(&mail);
+    }
+    assert_int_equal(rounds[0], 60); /* each owes 31 turns and some: see above */
+    assert_int_equal(rounds[1], 61);
+    kvf_mail_close(&mail);
+}
+
 static void who_comes_for_the_first_time_waits_for_one_letter_of_each_other_stranger(void **state) {
     (void)state;
     kvf_mail mail;
@@ -268,6 +290,7 @@ int main(void) {
         cmocka_unit_test(no_party_has_more_room_than_it_leaves),
         cmocka_unit_test(letters_of_much_work_do_not_pile_up),
         cmocka_unit_test(who_owes_for_one_letter_leaves_rounds_to_others),
+        cmocka_unit_test(of_those_that_owe_one_pays_in_each_round),
         cmocka_unit_test(who_comes_for_the_first_time_waits_for_one_letter_of_each_other_stranger),
         cmocka_unit_test(a_stranger_leaves_room_to_other_strangers_and_all_of_them_to_those_that_are_known),
         cmocka_unit_test(small_letters_of_one_stranger_do_not_keep_out_those_of_another),
