@@ -377,13 +377,18 @@ static uint64_t later_now(void *ahead_ns) {
     return kvf_now(&kvf_monotonic) + *(const uint64_t *)ahead_ns;
 }
 
+/* A clock that stands still until it is set. */
+static uint64_t set_now(void *now_ns) {
+    return *(const uint64_t *)now_ns;
+}
+
 /* Two ends, of which the client has said something and heard nothing for so long that it has a second connection; then
  * says something more, over both. Returns the routes by which the server knows them, the first one first. */
-static kvf_route fall_silent(end *server, end *client, uint64_t *ahead_ns, kvf_route incoming[2]) {
+static kvf_route fall_silent(end *server, end *client, uint64_t *now_ns, kvf_route incoming[2]) {
     kvf_route route = connect_end(client, kvf_link_endpoint(server->link));
     send_text(client, route, "first");
     work_until(server->message_count == 1 && kvf_link_due(client->link) != UINT64_MAX, server, client);
-    *ahead_ns = UINT64_C(2500000000);
+    *now_ns += UINT64_C(2500000000);
     work_until(kvf_link_due(client->link) == UINT64_MAX, server, client);
     send_text(client, route, "second");
     work_until(server->message_count == 3, server, client);
@@ -395,13 +400,13 @@ static kvf_route fall_silent(end *server, end *client, uint64_t *ahead_ns, kvf_r
 
 /* Which of two connections stays where an answer comes over one of them: all that is said goes over that one alone. */
 static void answer_over(uint32_t which) {
-    uint64_t ahead_ns = 0;
-    const kvf_clock clock = {later_now, &ahead_ns};
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
     end server, client;
     kvf_route incoming[2];
     open_end(&server, (kvf_link_options){.listen = NULL});
     open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
-    kvf_route route = fall_silent(&server, &client, &ahead_ns, incoming);
+    kvf_route route = fall_silent(&server, &client, &now_ns, incoming);
 
     send_text(&server, incoming[which], "answer");
     work_until(client.message_count == 1 && kvf_link_count(server.link).now == 1, &server, &client);
@@ -430,13 +435,13 @@ static void a_second_connection_takes_the_place_of_one_that_hangs_and_nobody_is_
 
 static void where_one_of_two_connections_ends_the_other_goes_on(void **state) {
     (void)state;
-    uint64_t ahead_ns = 0;
-    const kvf_clock clock = {later_now, &ahead_ns};
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
     end server, client;
     kvf_route incoming[2];
     open_end(&server, (kvf_link_options){.listen = NULL, .max_connections = 2});
     open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
-    kvf_route route = fall_silent(&server, &client, &ahead_ns, incoming);
+    kvf_route route = fall_silent(&server, &client, &now_ns, incoming);
 
     send_text(&client, route, "over both");
     work_until(server.message_count == 5, &server, &client);
