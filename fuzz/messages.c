@@ -9,14 +9,14 @@ const kvf_model *fuzz_model(void) {
 
 void fuzz_shard(kvf_bytes bytes) {
     kvf_shard *shard = NULL, *again = NULL;
-    kvf_status status = kvf_wire_decode_shard(fuzz_model(), NULL, bytes, &shard);
+    kvf_status status = kvf_wire_decode_shard(fuzz_model(), NULL, bytes, NULL, &shard);
     if (status) {
         fuzz_check_refusal(status);
         return;
     }
     kvf_wire_buffer first = {0}, second = {0};
     FUZZ_MUST(kvf_wire_encode_shard(shard, NULL, &first) == KVF_OK);
-    FUZZ_MUST(kvf_wire_decode_shard(fuzz_model(), NULL, (kvf_bytes){first.data, first.size}, &again) ==
+    FUZZ_MUST(kvf_wire_decode_shard(fuzz_model(), NULL, (kvf_bytes){first.data, first.size}, NULL, &again) ==
               KVF_OK);
     FUZZ_MUST(kvf_wire_encode_shard(again, NULL, &second) == KVF_OK);
     FUZZ_MUST(first.size == second.size && memcmp(first.data, second.data, first.size) == 0);

@@ -46,6 +46,7 @@
 #include <kvferry/agent.h>
 
 #include "agent/ledger.h"
+#include "agent/sweep.h"
 #include "base/fork.h"
 #include "base/tables.h"
 #include "base/wake.h"
@@ -126,21 +127,6 @@ struct kvf_hashing_queue {
 
 /* ---- the agent ------------------------------------------------------------------------------- */
 
-/* So many of a list are looked at in a round, at most. */
-#define KVF_SWEPT_AT_ONCE 256u
-
-/**
- * Looking at all of a list that peers make long, some of it in each round. Who was looked at is put to the list's end
- * and marked with the number of the pass; the pass is over when the first has the mark. What is wanted at a time is said
- * by lowering `due`.
- */
-typedef struct kvf_sweep {
-    uint64_t due;     /* when a pass is to begin */
-    uint64_t soonest; /* of those that the pass has looked at */
-    uint32_t pass;
-    bool under_way;
-} kvf_sweep;
-
 struct kvf_agent {
     const kvf_hooks *hooks;
 
@@ -216,8 +202,8 @@ struct kvf_agent {
     kvf_early *early;
     kvf_early *early_calls;            /* the same, by session, request and kind */
     kvf_flow *flows;                   /* without a push yet */
-    kvf_sweep early_sweep, flow_sweep; /* over those two lists */
-    bool joins_wanted;                 /* by a session, of which somebody is to be told */
+    kvf_sweep early_sweep, flow_sweep; /* over those two lists, */
+    kvf_sweep session_sweep;           /* and over all_sessions */
     uint64_t next_ticket;
     uint64_t next_lease;         /* counts leases; see hold.c for what is said */
     uint8_t lease_key[16];       /* random */
@@ -317,33 +303,6 @@ void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, c
 
 static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
     return kvf_now(&agent->clock);
-}
-
-static inline void kvf_sweep_due(kvf_sweep *sweep, uint64_t when) {
-    sweep->due = when < sweep->due ? when : sweep->due;
-}
-
-/** Notes when one that the pass looks at wants something. */
-static inline void kvf_sweep_found(kvf_sweep *sweep, uint64_t when) {
-    sweep->soonest = when < sweep->soonest ? when : sweep->soonest;
-}
-
-/** Whether something is to be looked at now; begins a pass where its time has come. */
-static inline bool kvf_sweep_goes_on(kvf_sweep *sweep, uint64_t now) {
-    if (sweep->under_way || now < sweep->due)
-        return sweep->under_way;
-    *sweep = (kvf_sweep){UINT64_MAX, UINT64_MAX, sweep->pass + 1, true};
-    return true;
-}
-
-static inline void kvf_sweep_end(kvf_sweep *sweep) {
-    sweep->under_way = false;
-    kvf_sweep_due(sweep, sweep->soonest);
-}
-
-/** When it is to be looked at; 0: now. */
-static inline uint64_t kvf_sweep_next(const kvf_sweep *sweep) {
-    return sweep->under_way ? 0 : sweep->due;
 }
 
 /** Asks for a tick at `when`. */

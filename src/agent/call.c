@@ -63,8 +63,15 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
     return KVF_OK;
 }
 
+static void unlist(kvf_call *call) {
+    kvf_session *session = call->session;
+    if (session->next_call == call)
+        session->next_call = call->hh.next;
+    HASH_DEL(session->calls, call);
+}
+
 static void free_call(kvf_call *call) {
-    HASH_DEL(call->session->calls, call);
+    unlist(call);
     kvf_wire_buffer_free(&call->bytes);
     kvf_free(call);
 }
@@ -76,7 +83,7 @@ void kvf_call_drop(kvf_call *call) {
 
 /* The callback may drop other calls of the session, or end the session's user. */
 static void end_call(kvf_call *call, kvf_status status, const kvf_answer *answer) {
-    HASH_DEL(call->session->calls, call);
+    unlist(call);
     if (call->done)
         call->done(call, status, answer);
     kvf_wire_buffer_free(&call->bytes);
@@ -118,32 +125,29 @@ void kvf_calls_end(kvf_session *session, kvf_status status) {
     }
 }
 
-void kvf_calls_tick(kvf_session *session, uint64_t now) {
-    kvf_call *call, *next;
-    HASH_ITER(hh, session->calls, call, next) {
-        if (now >= call->deadline)
-            continue;
-        kvf_agent_due(session->agent, call->deadline);
-        if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
-            continue;
-        if (!call->bound)
-            bind_call(call);
-        if (now >= call->next_send)
-            send_call(call, now);
-        else
-            kvf_agent_due(session->agent, call->next_send);
+static void tick_call(kvf_call *call, uint64_t now) {
+    kvf_session *session = call->session;
+    if (now >= call->deadline) {
+        (void)kvf_fail(KVF_E_TIMEOUT, "%s rank %u did not answer", session->engine, session->rank);
+        end_call(call, KVF_E_TIMEOUT, NULL);
+        return;
     }
-    /* What is over is ended one by one from the start, for ending one may end others. */
-    for (bool found = true; found;) {
-        found = false;
-        HASH_ITER(hh, session->calls, call, next) {
-            if (now < call->deadline)
-                continue;
-            (void)kvf_fail(KVF_E_TIMEOUT, "%s rank %u did not answer", session->engine, session->rank);
-            end_call(call, KVF_E_TIMEOUT, NULL);
-            found = true;
-            break;
-        }
+    kvf_agent_due(session->agent, call->deadline);
+    if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
+        return;
+    if (!call->bound)
+        bind_call(call);
+    if (now >= call->next_send)
+        send_call(call, now);
+    else
+        kvf_agent_due(session->agent, call->next_send);
+}
+
+/* Ending one may end others, and begin some: unlist() sees to it that the walk goes on with one that is there. */
+void kvf_calls_tick(kvf_session *session, uint64_t now) {
+    for (kvf_call *call = session->calls; call; call = session->next_call) {
+        session->next_call = call->hh.next;
+        tick_call(call, now);
     }
 }
 

@@ -155,30 +155,26 @@ kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint6
     return KVF_OK;
 }
 
-static void look_at(kvf_early *early, uint64_t now) {
+static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
+    kvf_early *early = agent->early;
+    if (!early || early->pass == pass)
+        return false;
+    early->pass = pass;
+    DL_DELETE(agent->early, early);
+    DL_APPEND(agent->early, early);
     if (now < end_of(early)) {
-        kvf_sweep_found(&early->session->agent->early_sweep, end_of(early));
-        return;
+        kvf_sweep_found(&agent->early_sweep, end_of(early));
+        return true;
     }
     kvf_call_body call = {.number = early->number, .kind = early->kind};
     if (early->kind == KVF_CALL_ACQUIRE)
         kvf_answer_status(early->session, &call, KVF_E_TIMEOUT, "the request did not come");
     kvf_early_free(early);
+    return true;
 }
 
 void kvf_early_tick(kvf_agent *agent, uint64_t now) {
-    kvf_sweep *sweep = &agent->early_sweep;
-    if (!kvf_sweep_goes_on(sweep, now))
-        return;
-    kvf_early *early;
-    for (uint32_t i = 0; i < KVF_SWEPT_AT_ONCE && (early = agent->early) && early->pass != sweep->pass; i++) {
-        early->pass = sweep->pass;
-        DL_DELETE(agent->early, early);
-        DL_APPEND(agent->early, early);
-        look_at(early, now);
-    }
-    if (!agent->early || agent->early->pass == sweep->pass)
-        kvf_sweep_end(sweep);
+    kvf_sweep_round(&agent->early_sweep, agent, now, look_at_first);
 }
 
 /* ---- expectations ---------------------------------------------------------------------------- */

@@ -219,16 +219,12 @@ static kvf_source *source_of(kvf_session *session, uint64_t generation) {
 }
 
 /*
- * A writer that has lost its connection to us cannot know what of it is still on its way here. It is shut out, which ends
- * what came over that connection, and may connect anew. Where the transport cannot do that, its word has to do.
+ * A writer that has lost its connection to us cannot know what of it is still on its way here. Where the transport cannot
+ * stop that, its word has to do; where it has not ended yet, it is asked again when its time is over.
  */
 static bool stops(const kvf_source *source) {
-    kvf_transport *transport = source->ticket->base.agent->transport;
     const kvf_session *session = source->session;
-    if (kvf_transport_fence(transport, session->card, session->card_bytes) == KVF_E_AGAIN)
-        return false; /* it is asked again when its time is over */
-    (void)kvf_transport_admit(transport, session->card, session->card_bytes);
-    return true;
+    return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true) != KVF_E_AGAIN;
 }
 
 /* May come again, or late: only what an expectation still waits for counts. */
@@ -304,22 +300,16 @@ static void withdraw(kvf_source *source) {
 
 /*
  * A writer's time is over and it has not said that it stopped. It stops by itself, unless its process stands
- * still in the middle of a write: then it is shut out, where the transport can do that, and waited for. It
- * may connect anew afterwards: what it starts then it starts by what it knows then.
+ * still in the middle of a write: then it is shut out, where the transport can do that, and waited for.
  */
 static bool is_shut_out(kvf_source *source) {
-    kvf_transport *transport = source->ticket->base.agent->transport;
-    KVF_ASSERT(kvf_work_is_ours(source->ticket->base.agent));
-    if (!source->card)
+    kvf_agent *agent = source->ticket->base.agent;
+    if (!source->card || kvf_endpoint_stop(agent, source->card, source->card_bytes, true) != KVF_E_AGAIN)
         return true;
-    if (kvf_transport_fence(transport, source->card, source->card_bytes) == KVF_E_AGAIN) {
-        if (!source->stays) /* perhaps for as long as its process lives: only its end can help then */
-            kvf_agent_log(source->ticket->base.agent, KVF_LOG_WARNING, kvf_error_detail());
-        source->stays = true;
-        return false;
-    }
-    (void)kvf_transport_admit(transport, source->card, source->card_bytes);
-    return true;
+    if (!source->stays) /* perhaps for as long as its process lives: only its end can help then */
+        kvf_agent_log(agent, KVF_LOG_WARNING, kvf_error_detail());
+    source->stays = true;
+    return false;
 }
 
 /*
@@ -327,12 +317,10 @@ static bool is_shut_out(kvf_source *source) {
  * no more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
  */
 static bool has_ended(kvf_source *source) {
-    kvf_transport *transport = source->ticket->base.agent->transport;
+    kvf_agent *agent = source->ticket->base.agent;
     kvf_status status =
-        source->card ? kvf_transport_fence(transport, source->card, source->card_bytes) : KVF_E_UNSUPPORTED;
+        source->card ? kvf_endpoint_stop(agent, source->card, source->card_bytes, true) : KVF_E_UNSUPPORTED;
     source->gone = status == KVF_E_AGAIN; /* it is being cleared away: asked again */
-    if (status == KVF_OK)
-        (void)kvf_transport_admit(transport, source->card, source->card_bytes);
     return status == KVF_OK;
 }
 

@@ -95,10 +95,8 @@ static uint64_t shard_bytes(const kvf_shard *shard) {
     return bytes;
 }
 
-/* Sorting a piece takes as long as copying so much, and a shard that is refused as long as one that is nearly too much:
- * how far the check of it came is not known. */
+/* Sorting a piece takes as long as copying so much. */
 #define PIECE_WORK 1024u
-#define REFUSED_SHARD_WORK (32u << 20)
 
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
@@ -114,9 +112,10 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
     if (!status) {
+        uint64_t pieces;
         status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), agent->own_facts.convert, intro.shard,
-                                       &shard);
-        agent->work += status ? REFUSED_SHARD_WORK : shard->checked * PIECE_WORK;
+                                       &pieces, &shard);
+        agent->work += pieces * PIECE_WORK;
     }
     kvf_free(storage);
     if (status)
@@ -239,7 +238,6 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
     session->join_staged = session->join_staged || staged;
     session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
     if (session->join_wanted) { /* in a tick, when the one before is answered */
-        agent->joins_wanted = true;
         agent->due = 0;
         return KVF_OK;
     }
@@ -631,35 +629,21 @@ void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
     kvf_flow_stop(flow, KVF_E_CANCELLED, "withdrawn by the consumer");
 }
 
-/* Peers that are to be told our card by whoever has the work. Where one cannot be told, those who wait time out. */
-static void join_wanted(kvf_agent *agent) {
-    if (!agent->joins_wanted)
-        return;
-    agent->joins_wanted = false;
-    kvf_session *session, *next;
-    DL_FOREACH_SAFE(agent->all_sessions, session, next) {
-        if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
-            (void)kvf_session_join(session, session->join_staged);
-        agent->joins_wanted |= session->join_wanted;
-    }
+/* Those that no push has asked for yet. */
+static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
+    kvf_flow *flow = agent->flows;
+    if (!flow || flow->pass == pass)
+        return false;
+    flow->pass = pass;
+    DL_DELETE(agent->flows, flow);
+    DL_APPEND(agent->flows, flow);
+    if (now >= end_of(flow) || flow->over)
+        kvf_flow_free(flow);
+    else
+        kvf_sweep_found(&agent->flow_sweep, end_of(flow));
+    return true;
 }
 
-/* Those that no push has asked for yet. */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now) {
-    kvf_sweep *sweep = &agent->flow_sweep;
-    join_wanted(agent);
-    if (!kvf_sweep_goes_on(sweep, now))
-        return;
-    kvf_flow *flow;
-    for (uint32_t i = 0; i < KVF_SWEPT_AT_ONCE && (flow = agent->flows) && flow->pass != sweep->pass; i++) {
-        flow->pass = sweep->pass;
-        DL_DELETE(agent->flows, flow);
-        DL_APPEND(agent->flows, flow);
-        if (now >= end_of(flow) || flow->over)
-            kvf_flow_free(flow);
-        else
-            kvf_sweep_found(sweep, end_of(flow));
-    }
-    if (!agent->flows || agent->flows->pass == sweep->pass)
-        kvf_sweep_end(sweep);
+    kvf_sweep_round(&agent->flow_sweep, agent, now, look_at_first);
 }

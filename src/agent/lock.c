@@ -107,8 +107,9 @@ static void arm_timer(kvf_agent *agent, uint64_t when) {
 
 uint64_t kvf_next_due(const kvf_agent *agent) {
     uint64_t due = kvf_min_u64(kvf_min_u64(agent->due, agent->pace_due), kvf_link_due(agent->link));
-    return kvf_min_u64(due,
-                       kvf_min_u64(kvf_sweep_next(&agent->early_sweep), kvf_sweep_next(&agent->flow_sweep)));
+    due = kvf_min_u64(due, kvf_sweep_next(&agent->session_sweep));
+    due = kvf_min_u64(due, kvf_sweep_next(&agent->early_sweep));
+    return kvf_min_u64(due, kvf_sweep_next(&agent->flow_sweep));
 }
 
 /* Makes the descriptor readable if, and only if, there is work. A timer that is set for too early is left: it

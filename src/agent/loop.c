@@ -82,9 +82,16 @@ void kvf_loop_close(kvf_agent *agent) {
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
+/* What is due by the clock: of sessions, which peers make many, some in each round; of what the engine asks for, all. */
 static void tick(kvf_agent *agent, uint64_t now) {
-    agent->due = UINT64_MAX;
+    const bool is_due = now >= agent->due;
+    if (is_due) {
+        agent->due = UINT64_MAX;
+        kvf_sweep_due(&agent->session_sweep, 0);
+    }
     kvf_sessions_tick(agent, now);
+    if (!is_due)
+        return;
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (ticket->state != KVF_TICKET_OVER)
@@ -143,8 +150,7 @@ static bool work(kvf_agent *agent) {
     look_at_carries(agent);
     kvf_afters_look(agent);
     uint64_t now = kvf_agent_now(agent);
-    if (now >= agent->due)
-        tick(agent, now);
+    tick(agent, now);
     kvf_early_tick(agent, now);
     kvf_flows_tick(agent, now);
     kvf_pace_round(agent, now);

@@ -649,6 +649,9 @@ static void tick_session(kvf_session *session, uint64_t now) {
         else
             kvf_agent_due(agent, session->hello_next);
     }
+    if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
+        (void)kvf_session_join(session,
+                               session->join_staged); /* if it cannot be told, those who wait time out */
     kvf_calls_tick(session, now);
     agent->hooks->beat(session, now);
     if (is_idle(session, now)) {
@@ -663,16 +666,21 @@ static void tick_session(kvf_session *session, uint64_t now) {
     }
 }
 
+static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
+    kvf_session *session = agent->all_sessions;
+    if (!session || session->pass == pass)
+        return false;
+    session->pass = pass;
+    DL_DELETE(agent->all_sessions, session);
+    DL_APPEND(agent->all_sessions, session);
+    if (session->state != KVF_SESSION_LOST)
+        tick_session(session, now);
+    /* Only when nothing points to it: transfers end when the peer closes. */
+    if (session->state == KVF_SESSION_LOST && !session->sources && !session->flows && !session->readers)
+        kvf_session_free(session);
+    return true;
+}
+
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now) {
-    kvf_session *session, *next;
-    DL_FOREACH_SAFE(agent->all_sessions, session, next) {
-        if (session->state != KVF_SESSION_LOST)
-            tick_session(session, now);
-    }
-    /* Freed apart from the walk above, and only when nothing points to them: transfers end when the peer
-     * closes. */
-    DL_FOREACH_SAFE(agent->all_sessions, session, next) {
-        if (session->state == KVF_SESSION_LOST && !session->sources && !session->flows && !session->readers)
-            kvf_session_free(session);
-    }
+    kvf_sweep_round(&agent->session_sweep, agent, now, look_at_first);
 }

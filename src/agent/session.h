@@ -81,6 +81,7 @@ struct kvf_session {
     bool silent;                     /* incoming: it did not answer */
 
     kvf_call *calls;
+    kvf_call *next_call; /* that a walk over them looks at */
     uint64_t next_number;
     uint64_t seen_highest;
     uint64_t seen[KVF_WINDOW_CALLS / 64];
@@ -134,6 +135,7 @@ struct kvf_session {
     UT_hash_handle hh_client; /* agent->clients, by key; or agent->servers */
     UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
     UT_hash_handle hh_route;  /* agent->by_route. Several may have one route */
+    uint32_t pass;            /* that has looked at it last */
     kvf_session *prev, *next; /* agent->all_sessions */
 };
 
@@ -156,6 +158,15 @@ bool kvf_session_takes_flows(const kvf_session *session);
 /** Ends the transport's connection, if there is one: what moves by it has ended after this. */
 void kvf_session_disconnect(kvf_session *session);
 
+/**
+ * Shuts an endpoint out, which ends what it is about to write here, and lets it connect anew: what it starts then, it
+ * starts by what it knows then. Connections that were shut stay so.
+ *
+ * @param until_it_has  where it may still be writing it is not let in again: the caller asks once more, later
+ * @return what kvf_transport_fence() says: KVF_E_AGAIN where it may still be writing
+ */
+kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has);
+
 /** Takes the card of the peer's memory, copied; one that is not the card we had ends the transport's connection by
  * that. */
 kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes);
@@ -176,7 +187,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now);
  * shall speak. */
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
                     uint32_t first_rank, bool wants_card);
-void kvf_sessions_tick(kvf_agent *agent, uint64_t now);
+void kvf_sessions_tick(kvf_agent *agent, uint64_t now);        /**< of some of them, see sweep.h */
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);

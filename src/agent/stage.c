@@ -119,12 +119,17 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
     return KVF_OK;
 }
 
+kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has) {
+    KVF_ASSERT(kvf_work_is_ours(agent));
+    const kvf_status status = kvf_transport_fence(agent->transport, card, bytes);
+    if (status != KVF_E_AGAIN || !until_it_has)
+        (void)kvf_transport_admit(agent->transport, card, bytes);
+    return status;
+}
+
 /* Whether the transport knows that nothing of an endpoint is under way here any more. */
 static bool is_outside(const kvf_session *session) {
-    kvf_transport *transport = session->agent->transport;
-    const kvf_status status = kvf_transport_fence(transport, session->card, session->card_bytes);
-    (void)kvf_transport_admit(transport, session->card, session->card_bytes); /* what was shut stays shut */
-    return status == KVF_OK;
+    return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, false) == KVF_OK;
 }
 
 void kvf_session_disconnect(kvf_session *session) {

@@ -67,9 +67,9 @@ const kvf_model *kvf_terms_model(const kvf_remote *remote) {
 
 kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out) {
     if (!remote->match)
-        return kvf_wire_decode_shard(kvf_engine_model(remote->agent->engine), NULL, bytes, out);
+        return kvf_wire_decode_shard(kvf_engine_model(remote->agent->engine), NULL, bytes, NULL, out);
     kvf_shard *theirs = NULL;
-    kvf_status status = kvf_wire_decode_shard(remote->match->theirs, NULL, bytes, &theirs);
+    kvf_status status = kvf_wire_decode_shard(remote->match->theirs, NULL, bytes, NULL, &theirs);
     if (!status)
         status = kvf_shard_adapt(theirs, remote->match, out);
     kvf_shard_free(theirs);

@@ -107,7 +107,7 @@ static void on_refused(visit *v, const kvf_message *message) {
 }
 
 static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_wire_decode_shard(model, NULL, bytes, out);
+    return kvf_wire_decode_shard(model, NULL, bytes, NULL, out);
 }
 
 static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_welcome *welcome) {

@@ -7,6 +7,20 @@ static void begin_turn(kvf_turn_party *party) {
     party->credit = (party->credit < 0 ? party->credit : 0) + party->turn_work;
 }
 
+/* More than a turn. */
+static bool owes(const kvf_turn_party *party) {
+    return party->credit + party->turn_work <= 0;
+}
+
+/* One that owes has paid in this round, and others that owe are not to. */
+static bool was_paid(const kvf_turns *turns) {
+    return turns->round && turns->paid_in == turns->round;
+}
+
+void kvf_turns_begin_round(kvf_turns *turns) {
+    turns->round++;
+}
+
 void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat) {
     if (seat->party)
         return;
@@ -15,7 +29,8 @@ void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat
     if (party->waiting)
         return;
     party->waiting = true;
-    begin_turn(party);
+    if (!owes(party))
+        begin_turn(party);
     KVF_QUEUE_ADD(turns->first, turns->last, party);
 }
 
@@ -27,7 +42,8 @@ void kvf_turns_stop_waiting(kvf_turn_seat *seat) {
 }
 
 kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose) {
-    for (kvf_turn_party *party; (party = turns->first);) {
+    const kvf_turn_party *passed = NULL; /* the first that was passed over: where it comes again, all were */
+    for (kvf_turn_party *party; (party = turns->first) && party != passed;) {
         kvf_turn_seat *seat = party->first;
         if (seat && party->credit > 0) {
             kvf_turns_stop_waiting(seat);
@@ -38,8 +54,15 @@ kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose) {
         party->waiting = seat != NULL;
         if (!seat)
             continue;
-        begin_turn(party);
         KVF_QUEUE_ADD(turns->first, turns->last, party);
+        if (owes(party) && was_paid(turns)) {
+            passed = passed ? passed : party;
+            continue;
+        }
+        if (owes(party))
+            turns->paid_in = turns->round;
+        begin_turn(party);
+        passed = NULL;
     }
     return NULL;
 }

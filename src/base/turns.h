@@ -5,6 +5,10 @@
  * work is done as a whole: what that takes beyond, the party pays in its next turns. The queue of parties goes on from
  * one call to the next, so nobody is always the first. So who wants little waits for little: a party that has had too
  * much is passed over until it has paid.
+ *
+ * Who owes more than a turn could pay it at once where nobody else waits, and what others ask for a moment later would
+ * wait for the next large piece. So where an owner has rounds, between which it does other things, of all that owe one
+ * pays a turn in each round: they leave as many rounds to others as they have had turns in one piece.
  */
 #ifndef KVF_BASE_TURNS_H
 #define KVF_BASE_TURNS_H
@@ -31,7 +35,12 @@ struct kvf_turn_party {
 /** Parties that wait for a turn. Zeroed: none does. */
 typedef struct kvf_turns {
     kvf_turn_party *first, *last;
+    uint64_t round;   /**< 0: there are none, and who owes pays as soon as nobody else waits */
+    uint64_t paid_in; /**< the last round in which one paid */
 } kvf_turns;
+
+/** Another round: one of those that owe may pay a turn. */
+void kvf_turns_begin_round(kvf_turns *turns);
 
 /** Puts a seat last into the queue of a party, unless it waits already. */
 void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat);
@@ -39,7 +48,7 @@ void kvf_turns_wait(kvf_turns *turns, kvf_turn_party *party, kvf_turn_seat *seat
 /** Takes a seat out of its queue, if it is in one. */
 void kvf_turns_stop_waiting(kvf_turn_seat *seat);
 
-/** Takes out the seat whose turn it is, of that party; NULL: nobody waits. */
+/** Takes out the seat whose turn it is, of that party; NULL: nobody waits, but for those that owe in this round. */
 kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose);
 
 /** A party has had so much work done. */

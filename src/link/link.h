@@ -60,7 +60,8 @@ typedef struct kvf_link_options {
      * An outgoing connection broke, or could not be made (`detail` says why). It is tried again by itself,
      * with pauses that grow from 20 ms to 1 s, until kvf_link_disconnect(); each try that fails is told.
      *
-     * `status` is KVF_E_IO (no connection), KVF_E_PEER_LOST (it broke, perhaps in the handshake),
+     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection: nobody answered, who may be there all the
+     * same), KVF_E_PEER_LOST (it broke, perhaps in the handshake),
      * KVF_E_PERMISSION (our key is not allowed, or only one side encrypts), KVF_E_PARSE (the other end speaks
      * something else). What the peer said before the break has been given to on_message.
      */

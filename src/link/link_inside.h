@@ -33,47 +33,68 @@
 #define KVF_LINK_BATCH 64u
 #define KVF_LINK_BATCH_BYTES (2u << 20)
 
-/* So long after something was said over a connection, and nothing heard, another is made in its place: where a link was
- * down, TCP waits longer and longer before it tries again, up to two minutes. Doubled while nothing is heard, for what
- * is silent may just be busy. */
+/* So long after something was said over a connection by TCP, and nothing heard, another is made beside it: where a link
+ * was down, TCP waits longer and longer before it tries again, up to two minutes. Doubled while nothing is heard, for
+ * what is silent may just be busy. */
 #define KVF_SILENCE_NS UINT64_C(2000000000)
 #define KVF_SILENCE_MAX_NS UINT64_C(30000000000)
 
 typedef enum kvf_line_state {
-    KVF_LINE_DIALLED, /* ZeroMQ has it: connected, or trying to */
+    KVF_LINE_DIALLED, /* connected, or trying to be */
     KVF_LINE_BROKEN,  /* ended, but what came in over it before may still be unread */
     KVF_LINE_RESTING  /* waits until `due_ns`, to be dialled again */
 } kvf_line_state;
 
 /**
- * An outgoing connection. Its route lasts from the first kvf_link_connect() to the last
- * kvf_link_disconnect(); under it ZeroMQ sees one connection after another, each with an endpoint text and a
- * routing id that no other has.
+ * One outgoing connection, with an endpoint text and a routing id that no other has.
  *
  * Why not leave reconnecting to ZeroMQ: it gives up for good after a failed handshake, and after the first
- * break its events name the resolved address, which several lines may share.
+ * break its events name the resolved address, which several connections may share.
+ */
+typedef struct kvf_dial {
+    struct kvf_line *line;
+    bool there;                    /* ZeroMQ has it: connected, or trying to */
+    uint64_t attempt;              /* which connection under its line's route; part of the routing id */
+    char text[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has */
+    kvf_status why;                /* what the handshake failed for; KVF_OK: it did not */
+    const char *what;              /* words for it */
+    bool closed;                   /* the try that is under way had a socket, which was closed */
+    uint64_t tried_ns;             /* when that try began */
+    bool made;                     /* the handshake is done: there is a connection */
+    bool heard;                    /* something came over it while there were two */
+    UT_hash_handle by_text;
+} kvf_dial;
+
+/** What the calling socket knows a connection by. Its first byte is not 0: those ids are ZeroMQ's own. */
+typedef struct kvf_dial_id {
+    char mark[8];
+    uint64_t route;
+    uint64_t attempt;
+} kvf_dial_id;
+
+/**
+ * An outgoing route. It lasts from the first kvf_link_connect() to the last kvf_link_disconnect(); under it there is
+ * one connection after another, and for a while two.
  */
 typedef struct kvf_line {
     kvf_route route;
-    uint64_t attempt; /* which connection under this route; part of the routing id */
-    char *name;       /* "endpoint key": what was asked for */
+    char *name; /* "endpoint key": what was asked for */
     kvf_endpoint endpoint;
     char key[KVF_KEY_CHARACTERS + 1]; /* of the other end; "" without encryption */
     uint8_t key_bytes[KVF_KEY_BYTES];
     uint32_t users;
-    kvf_line_state state;
-    char dialled[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has, while DIALLED or BROKEN */
-    kvf_status why;                   /* what the handshake failed for; KVF_OK: it did not */
-    const char *what;                 /* words for it */
-    bool closed;                      /* the try that is under way had a socket, which was closed */
-    uint64_t tried_ns;                /* when that try began */
+    kvf_line_state state; /* of the first connection */
+    uint64_t attempts;
+    kvf_dial dials[2];
+    kvf_dial *first;  /* what is said goes by it, */
+    kvf_dial *second; /* and by this, where it is there: nothing is heard over the first */
     uint64_t pause_ns, due_ns;
-    bool made;           /* DIALLED, and the handshake is done: there is a connection */
     bool asking;         /* in the list of those that something was said over, and nothing heard since */
     uint64_t asked_ns;   /* when that was, or when the connection was made */
     uint64_t silence_ns; /* how long that may last */
-    UT_hash_handle by_route, by_name, by_dialled;
-    struct kvf_line *next, *prev; /* in the list of its state, of broken, resting or asking ones */
+    UT_hash_handle by_route, by_name;
+    struct kvf_line *next, *prev;         /* in the list of its state, of broken, resting or asking ones */
+    struct kvf_line *two_next, *two_prev; /* among those that have a second connection */
 } kvf_line;
 
 typedef struct kvf_zmq_link {
@@ -97,9 +118,10 @@ typedef struct kvf_zmq_link {
     void *context;
 
     kvf_route last_route;
-    kvf_line *lines_by_route, *lines_by_name, *lines_by_dialled;
-    kvf_line *broken, *resting, *asking;
-    uint32_t padding; /* see link_line.c */
+    kvf_line *lines_by_route, *lines_by_name;
+    kvf_line *broken, *resting, *asking, *doubled;
+    kvf_dial *dials;  /* that are there, by text */
+    uint32_t padding; /* see link_dial.c */
 
     void *sockets[KVF_LINK_FDS]; /* those above that there are, */
     struct pollfd fds[KVF_LINK_FDS];
@@ -128,6 +150,26 @@ kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint);
 /** Sends one message of two frames without waiting. 0, or errno. */
 int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes);
 
+/* ---- link_dial.c ----------------------------------------------------------------------------- */
+
+/** Has ZeroMQ connect to the endpoint of the line. KVF_E_EXISTS, KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM. */
+kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial);
+
+/** Hangs up, if it is there; what came in over it and was not read is lost. */
+void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial);
+
+/** The connection that ZeroMQ has by an endpoint text; NULL: it was hung up. */
+kvf_dial *kvf_dial_of_text(const kvf_zmq_link *link, const void *text, size_t bytes);
+
+/** Sends without waiting. 0, or errno: ENOMEM; EHOSTUNREACH, where it has ended; others, where it takes none now. */
+int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, size_t bytes);
+
+/** Takes note of an event that says why a handshake failed. */
+void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value);
+
+/** A try to connect was given up: why, in words, and KVF_E_TIMEOUT (nobody answered) or KVF_E_IO. */
+kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words);
+
 /* ---- link_line.c ----------------------------------------------------------------------------- */
 
 /** Makes the calling socket and its monitor. */
@@ -149,16 +191,15 @@ void kvf_lines_take_events(kvf_zmq_link *link);
 /** Hangs up what broke, once everything that came in over it has been read, and tells. */
 void kvf_lines_hang_up(kvf_zmq_link *link);
 
-/** Dials the lines whose pause is over, and those that are silent anew if all that came in over them has been read. */
+/** Dials the lines whose pause is over. If all that came in has been read, dials a second connection beside those that
+ * are silent, and leaves each line the one of two over which something was heard. */
 void kvf_lines_redial(kvf_zmq_link *link, bool all_read);
-
-/** Something came in over a line. */
-void kvf_line_heard(kvf_zmq_link *link, kvf_line *line);
 
 kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
 
-/** The line that an incoming message of the calling socket came over; NULL: one of the past. */
-kvf_line *kvf_line_of_id(kvf_zmq_link *link, const void *id, size_t bytes);
+/** Takes note that a message came to the calling socket; the line that it came over, NULL: over a connection of the
+ * past. */
+kvf_line *kvf_line_hear(kvf_zmq_link *link, const void *id, size_t bytes);
 
 /** Sends over a line; drops what cannot be sent. KVF_OK or KVF_E_NOMEM. */
 kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, size_t bytes);

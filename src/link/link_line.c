@@ -1,16 +1,16 @@
 /*
- * Outgoing connections.
+ * Outgoing routes: their connections.
  *
- *              zmq_connect                 DISCONNECTED, or gone when sent to
+ *              begins                      DISCONNECTED, or gone when sent to
  *   connect ───────────────► DIALLED ───────────────────────────────────────► BROKEN
- *                              ▲  ▲ └─┐ CONNECT_RETRIED: told, ZeroMQ goes on     │ all read: zmq_disconnect,
- *                              │  └───┘ and why                                   │ told
+ *                              ▲  ▲ └─┐ CONNECT_RETRIED: told, ZeroMQ goes on     │ all read: ended, told
+ *                              │  └───┘ and why                                   │
  *                              └──────────────────────── RESTING ◄────────────────┘
  *                                         pause over
  *
- * ZeroMQ's events name a connection by its endpoint text, and it disconnects by that text too. So each
- * connection has a text of its own: zeros before the port ("tcp://10.0.0.1:005555") mean the same, and
- * differ.
+ * Where nothing is heard over the first connection a second one is made beside it, and all is said over both until
+ * something is heard over one: that stays. Not before: who is only busy would be left for a connection that it need
+ * not accept, and to which it would be a stranger.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +20,6 @@
 #define SEND_LIMIT 16384 /* messages that wait on one outgoing connection */
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS UINT64_C(1000000000)
-#define PADDINGS 16u
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \
@@ -28,50 +27,16 @@
      ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |                            \
      ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
-/* What the calling socket knows a connection by. Its first byte is not 0: those ids are ZeroMQ's own. */
-typedef struct line_id {
-    char mark[8];
-    uint64_t route;
-    uint64_t attempt;
-} line_id;
-
-static line_id id_of(const kvf_line *line) {
-    return (line_id){.mark = "kvferry", .route = line->route, .attempt = line->attempt};
-}
-
 kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options) {
     kvf_status status = kvf_link_make_router(link, options, SEND_LIMIT, &link->caller);
     return status ? status
                   : kvf_zmq_monitor(link->zmq, link->caller, MONITOR_ADDRESS, MONITORED, &link->monitor);
 }
 
-/* ---- where ZeroMQ has it ---------------------------------------------------------------------- */
-
-/* Finds an endpoint text that no other line of ours is connected by. The counter moves on each time, so that
- * late events of the connection before this one do not fit it. */
-static bool choose_text(kvf_zmq_link *link, kvf_line *line) {
-    const kvf_endpoint *endpoint = &line->endpoint;
-    kvf_line *other;
-    for (uint32_t i = 0; i < PADDINGS; i++) {
-        /* At least one zero: without any it would be the text that ZeroMQ itself makes of addresses. */
-        uint32_t zeros = endpoint->port_at ? 1 + link->padding++ % PADDINGS : 0;
-        (void)snprintf(line->dialled, sizeof line->dialled, "%.*s%.*s%s", (int)endpoint->port_at,
-                       endpoint->text, (int)zeros, "0000000000000000", endpoint->text + endpoint->port_at);
-        HASH_FIND(by_dialled, link->lines_by_dialled, line->dialled, strlen(line->dialled), other);
-        if (!other)
-            return true;
-    }
-    return false;
-}
-
-static void forget_text(kvf_zmq_link *link, kvf_line *line) {
-    HASH_DELETE(by_dialled, link->lines_by_dialled, line);
-}
-
 /* ---- silence --------------------------------------------------------------------------------- */
 
 static void look_at(kvf_zmq_link *link, const kvf_line *line) {
-    if (line->made)
+    if (line->first->made)
         link->next_due_ns = kvf_min_u64(link->next_due_ns, line->asked_ns + line->silence_ns);
 }
 
@@ -90,47 +55,53 @@ static void forget_asked(kvf_zmq_link *link, kvf_line *line) {
     line->asking = false;
 }
 
-void kvf_line_heard(kvf_zmq_link *link, kvf_line *line) {
+/* ---- two connections ------------------------------------------------------------------------- */
+
+static void end_second(kvf_zmq_link *link, kvf_line *line) {
+    if (!line->second->there)
+        return;
+    kvf_dial_end(link, line->second);
+    DL_DELETE2(link->doubled, line, two_prev, two_next);
+}
+
+static void begin_second(kvf_zmq_link *link, kvf_line *line) {
+    end_second(link, line);
+    line->first->heard = false;
+    if (kvf_dial_begin(link, line->second) == KVF_OK)
+        DL_APPEND2(link->doubled, line, two_prev, two_next);
+}
+
+/* The second connection, which is there, takes the place of the first. */
+static void change_over(kvf_zmq_link *link, kvf_line *line) {
+    kvf_dial *former = line->first;
+    DL_DELETE2(link->doubled, line, two_prev, two_next);
+    kvf_dial_end(link, former);
+    line->first = line->second;
+    line->second = former;
+    line->state = KVF_LINE_DIALLED;
+}
+
+/* Those over one of whose connections something was heard. Where it was over both, the first stays: the other end may
+ * know us by it. */
+static void settle(kvf_zmq_link *link) {
+    kvf_line *line, *next;
+    DL_FOREACH_SAFE2(link->doubled, line, next, two_next) {
+        if (line->first->heard)
+            end_second(link, line);
+        else if (line->second->heard)
+            change_over(link, line);
+    }
+}
+
+/* Nobody is told. On one machine nothing is lost on its way, and no second connection would bring more. */
+static void dial_beside(kvf_zmq_link *link, kvf_line *line) {
+    line->silence_ns = kvf_min_u64(2 * line->silence_ns, KVF_SILENCE_MAX_NS);
     forget_asked(link, line);
-    line->silence_ns = KVF_SILENCE_NS;
+    if (line->endpoint.port_at)
+        begin_second(link, line);
 }
 
 /* ---- dialling -------------------------------------------------------------------------------- */
-
-static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
-    int ipv6 = line->endpoint.ipv6; /* only then: with it, names would be looked up as IPv6 first */
-    if (!choose_text(link, line))
-        return kvf_fail(KVF_E_EXISTS, "%s is connected to already, with other keys", line->endpoint.text);
-    HASH_ADD_KEYPTR(by_dialled, link->lines_by_dialled, line->dialled, strlen(line->dialled), line);
-    if (!line->by_dialled.tbl)
-        return kvf_nomem("connection");
-    line->attempt++; /* ZeroMQ aborts when a routing id is used again before its old pipe is gone */
-    line->why = KVF_OK;
-    line->closed = false;
-    line->made = false;
-    line->tried_ns = kvf_now(link->clock);
-    line_id id = id_of(line);
-    bool good = zmq_setsockopt(link->caller, ZMQ_IPV6, &ipv6, sizeof ipv6) == 0 &&
-                zmq_setsockopt(link->caller, ZMQ_CONNECT_ROUTING_ID, &id, sizeof id) == 0;
-    if (good && link->encrypted)
-        good = zmq_setsockopt(link->caller, ZMQ_CURVE_SERVERKEY, line->key, KVF_KEY_CHARACTERS + 1) == 0;
-    bool dialled = good && zmq_connect(link->caller, line->dialled) == 0;
-    int error = dialled ? 0 : zmq_errno();
-    kvf_link_note(link, link->caller, true);
-    if (!dialled) {
-        forget_text(link, line);
-        return kvf_fail(error == EINVAL ? KVF_E_INVALID : KVF_E_IO, "cannot connect to %s: %s",
-                        line->endpoint.text, zmq_strerror(error));
-    }
-    line->state = KVF_LINE_DIALLED;
-    return KVF_OK;
-}
-
-static void undial(kvf_zmq_link *link, kvf_line *line) {
-    (void)zmq_disconnect(link->caller, line->dialled);
-    kvf_link_note(link, link->caller, true);
-    forget_text(link, line);
-}
 
 static void rest(kvf_zmq_link *link, kvf_line *line) {
     /* Lines that broke together should not all come back in the same moment. */
@@ -142,18 +113,18 @@ static void rest(kvf_zmq_link *link, kvf_line *line) {
     link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
 }
 
-/* Nobody is told: it may be back at once, and if it is not, that there is no connection is told then. */
-static void dial_anew(kvf_zmq_link *link, kvf_line *line) {
-    line->silence_ns = kvf_min_u64(2 * line->silence_ns, KVF_SILENCE_MAX_NS);
-    forget_asked(link, line);
-    undial(link, line);
-    if (dial(link, line))
-        rest(link, line);
+static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
+    kvf_status status = kvf_dial_begin(link, line->first);
+    if (!status)
+        line->state = KVF_LINE_DIALLED;
+    return status;
 }
 
 void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
     kvf_line *next;
     uint64_t next_due = KVF_LINK_NEVER;
+    if (all_read && link->doubled)
+        settle(link);
     if (link->next_due_ns == KVF_LINK_NEVER)
         return;
     uint64_t now = kvf_now(link->clock);
@@ -161,8 +132,8 @@ void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
         return;
     for (kvf_line *line = link->asking; line && all_read; line = next) {
         next = line->next;
-        if (line->made && now >= line->asked_ns + line->silence_ns)
-            dial_anew(link, line);
+        if (line->first->made && now >= line->asked_ns + line->silence_ns)
+            dial_beside(link, line);
     }
     for (kvf_line *line = link->resting; line; line = next) {
         next = line->next;
@@ -197,78 +168,49 @@ static void break_line(kvf_zmq_link *link, kvf_line *line) {
     DL_APPEND(link->broken, line);
 }
 
-static void note_failed_handshake(const kvf_zmq_link *link, kvf_line *line, uint16_t event, uint32_t value) {
-    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
-        line->why = KVF_E_PERMISSION;
-        line->what = "the other end does not allow our key";
-    } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL) {
-        line->why = KVF_E_PEER_LOST;
-        line->what = link->encrypted
-                         ? "closed, or no answer, during the handshake: perhaps another key than its own"
-                         : "closed, or no answer, during the handshake: perhaps the other end encrypts";
-    } else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
-        line->why = KVF_E_PERMISSION;
-        line->what = link->encrypted ? "the other end does not encrypt, and we do"
-                                     : "the other end encrypts, and we do not";
-    } else {
-        line->why = KVF_E_PARSE;
-        line->what = "the other end does not speak ZeroMQ's protocol as we do";
-    }
+static void broke(kvf_zmq_link *link, kvf_dial *dial) {
+    if (dial == dial->line->second)
+        end_second(link, dial->line);
+    else
+        break_line(link, dial->line);
 }
 
-/* tcp://name:port, rather than with a numeric address. */
-static bool has_name(const kvf_endpoint *endpoint) {
-    static const char scheme[] = "tcp://";
-    const char *host = endpoint->text + sizeof scheme - 1;
-    bool dotted = host[strspn(host, "0123456789.")] == ':';
-    return endpoint->port_at && !endpoint->ipv6 && !dotted;
-}
-
-/*
- * Why there is no connection. ZeroMQ's events bring no reason, but their order tells some: it has a socket, and
- * closes it, only once it knows an address to connect to.
- */
-static const char *why_none(const kvf_zmq_link *link, const kvf_line *line) {
-    if (!line->closed && has_name(&line->endpoint))
-        return "no connection: the host name could not be looked up; trying again";
-    if (!line->closed)
-        return "no connection: no socket could be made for it; trying again";
-    if (line->endpoint.loopback)
-        return "no connection: it was refused, for nobody listens there; trying again";
-    if (kvf_now(link->clock) - line->tried_ns >=
-        KVF_CONNECT_MS * UINT64_C(750000)) /* ZeroMQ's own is not exact */
-        return "no connection: the host did not answer; trying again";
-    return "no connection: it was refused, or no way leads to the host; trying again";
+/* Told of the first connection only: while that is there, a second that does not come is no news. */
+static void missed(kvf_zmq_link *link, kvf_dial *dial, uint32_t pause_ms) {
+    const kvf_line *line = dial->line;
+    const char *words;
+    kvf_status status = kvf_dial_missed(link, dial, &words);
+    dial->closed = false;
+    dial->tried_ns = kvf_now(link->clock) + pause_ms * UINT64_C(1000000);
+    if (dial == line->first)
+        report_break(link, line->route, status, line->endpoint.text, words); /* may free the line */
 }
 
 static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
-    kvf_line *line;
-    HASH_FIND(by_dialled, link->lines_by_dialled, text, bytes, line);
-    if (!line)
+    kvf_dial *dial = kvf_dial_of_text(link, text, bytes);
+    if (!dial)
         return; /* hung up already */
     switch (event) {
     case ZMQ_EVENT_CLOSED:
-        line->closed = true;
+        dial->closed = true;
         break;
-    case ZMQ_EVENT_CONNECT_RETRIED: {
-        const char *why = why_none(link, line);
-        line->closed = false;
-        line->tried_ns = kvf_now(link->clock) + value * UINT64_C(1000000);
-        report_break(link, line->route, KVF_E_IO, line->endpoint.text, why); /* may free the line */
+    case ZMQ_EVENT_CONNECT_RETRIED:
+        missed(link, dial, value);
         break;
-    }
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
-        line->pause_ns = PAUSE_NS;
-        line->made = true;
-        line->asked_ns = kvf_now(link->clock); /* what waited goes out now */
-        if (line->asking)
-            look_at(link, line);
+        dial->made = true;
+        if (dial == dial->line->second)
+            break;
+        dial->line->pause_ns = PAUSE_NS;
+        dial->line->asked_ns = kvf_now(link->clock); /* what waited goes out now */
+        if (dial->line->asking)
+            look_at(link, dial->line);
         break;
     case ZMQ_EVENT_DISCONNECTED:
-        break_line(link, line);
+        broke(link, dial);
         break;
     default: /* DISCONNECTED follows */
-        note_failed_handshake(link, line, event, value);
+        kvf_dial_refused(link, dial, event, value);
     }
 }
 
@@ -291,14 +233,18 @@ void kvf_lines_take_events(kvf_zmq_link *link) {
 void kvf_lines_hang_up(kvf_zmq_link *link) {
     kvf_line *line;
     while ((line = link->broken)) {
-        kvf_status status = line->why ? line->why : KVF_E_PEER_LOST;
-        const char *what = line->why ? line->what : "the connection broke";
+        kvf_status status = line->first->why ? line->first->why : KVF_E_PEER_LOST;
+        const char *what = line->first->why ? line->first->what : "the connection broke";
         char endpoint[KVF_ENDPOINT_BYTES];
         kvf_route route = line->route;
         memcpy(endpoint, line->endpoint.text, sizeof endpoint);
         DL_DELETE(link->broken, line);
-        undial(link, line);
-        rest(link, line);
+        if (line->second->there) {
+            change_over(link, line);
+        } else {
+            kvf_dial_end(link, line->first);
+            rest(link, line);
+        }
         report_break(link, route, status, endpoint, what); /* may free the line */
     }
 }
@@ -311,22 +257,30 @@ kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route) {
     return line;
 }
 
-kvf_line *kvf_line_of_id(kvf_zmq_link *link, const void *id, size_t bytes) {
-    line_id read;
+kvf_line *kvf_line_hear(kvf_zmq_link *link, const void *id, size_t bytes) {
+    kvf_dial_id read;
     if (bytes != sizeof read)
         return NULL;
     memcpy(&read, id, sizeof read);
     kvf_line *line = kvf_line_find(link, read.route);
-    return line && line->attempt == read.attempt ? line : NULL;
+    for (uint32_t i = 0; line && i < 2; i++) {
+        kvf_dial *dial = &line->dials[i];
+        if (!dial->there || dial->attempt != read.attempt)
+            continue;
+        dial->heard = true;
+        forget_asked(link, line);
+        line->silence_ns = KVF_SILENCE_NS;
+        return line;
+    }
+    return NULL;
 }
 
 kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, size_t bytes) {
     if (line->state != KVF_LINE_DIALLED)
         return KVF_OK;
-    line_id id = id_of(line);
-    int error = kvf_link_transmit(link->caller, &id, sizeof id, data, bytes);
-    kvf_link_note(link, link->caller, true);
-    switch (error) {
+    if (line->second->there && kvf_dial_send(link, line->second, data, bytes) == EHOSTUNREACH)
+        end_second(link, line);
+    switch (kvf_dial_send(link, line->first, data, bytes)) {
     case 0:
         note_asked(link, line);
         return KVF_OK;
@@ -365,6 +319,9 @@ static kvf_status make_line(kvf_zmq_link *link, const kvf_endpoint *endpoint, co
     line->pause_ns = PAUSE_NS;
     line->silence_ns = KVF_SILENCE_NS;
     line->users = 1;
+    line->first = &line->dials[0];
+    line->second = &line->dials[1];
+    line->first->line = line->second->line = line;
     if (!line->name) {
         free_line(line);
         return kvf_nomem("connection");
@@ -436,19 +393,18 @@ void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route) {
     if (!line || --line->users > 0)
         return;
     forget_asked(link, line);
-    if (line->state == KVF_LINE_RESTING) {
+    if (line->state == KVF_LINE_RESTING)
         DL_DELETE(link->resting, line);
-    } else {
-        if (line->state == KVF_LINE_BROKEN)
-            DL_DELETE(link->broken, line);
-        undial(link, line);
-    }
+    else if (line->state == KVF_LINE_BROKEN)
+        DL_DELETE(link->broken, line);
+    end_second(link, line);
+    kvf_dial_end(link, line->first);
     remove_line(link, line);
 }
 
 void kvf_lines_free(kvf_zmq_link *link) {
     kvf_line *line = link->lines_by_route;
-    HASH_CLEAR(by_dialled, link->lines_by_dialled);
+    HASH_CLEAR(by_text, link->dials);
     HASH_CLEAR(by_name, link->lines_by_name);
     while (line) {
         kvf_line *next = line->by_route.next;

@@ -5,46 +5,57 @@
 
 /* ---- parties --------------------------------------------------------------------------------- */
 
+static void forget(kvf_mail *mail, kvf_mail_party *party) {
+    kvf_turns_leave(party->is_stranger ? &mail->strangers_turns : &mail->turns, &party->turn);
+    mail->stranger_count -= party->is_stranger;
+    HASH_DEL(mail->parties, party);
+    kvf_free(party);
+}
+
 /* Those that want nothing now are forgotten, and what they owe. */
 static void forget_idle(kvf_mail *mail) {
     kvf_mail_party *party, *next;
     HASH_ITER(hh, mail->parties, party, next) {
-        if (party->turn.first)
-            continue;
-        kvf_turns_leave(&mail->turns, &party->turn);
-        HASH_DEL(mail->parties, party);
-        kvf_free(party);
+        if (!party->turn.first)
+            forget(mail, party);
     }
 }
 
-static kvf_mail_party *make_party(kvf_mail *mail, const uint8_t name[KVF_KEY_BYTES]) {
+static bool is_full(kvf_mail *mail, bool is_stranger) {
+    if (is_stranger)
+        return mail->stranger_count >= KVF_MAIL_PARTIES / 2;
     if (HASH_COUNT(mail->parties) >= KVF_MAIL_PARTIES)
         forget_idle(mail);
-    if (HASH_COUNT(mail->parties) >= KVF_MAIL_PARTIES)
-        return &mail->strangers;
-    kvf_mail_party *party = kvf_alloc0(1, sizeof *party);
+    return HASH_COUNT(mail->parties) >= KVF_MAIL_PARTIES;
+}
+
+static kvf_mail_party *make_party(kvf_mail *mail, const kvf_mail_name *name, bool is_stranger) {
+    kvf_mail_party *party = is_full(mail, is_stranger) ? NULL : kvf_alloc0(1, sizeof *party);
     if (!party)
-        return &mail->strangers;
-    party->turn.turn_work = KVF_MAIL_TURN_WORK;
-    memcpy(party->name, name, sizeof party->name);
+        return &mail->crowd;
+    party->turn.turn_work = is_stranger ? KVF_MAIL_LETTER_WORK : KVF_MAIL_TURN_WORK;
+    party->name = *name;
+    party->is_stranger = is_stranger;
     HASH_ADD(hh, mail->parties, name, sizeof party->name, party);
-    if (party->hh.tbl)
-        return party;
-    kvf_free(party);
-    return &mail->strangers;
+    if (!party->hh.tbl) {
+        kvf_free(party);
+        return &mail->crowd;
+    }
+    mail->stranger_count += is_stranger;
+    return party;
 }
 
 static kvf_mail_party *party_of(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known) {
-    uint8_t name[KVF_KEY_BYTES] = {0};
+    kvf_mail_name name = {{0}};
     kvf_mail_party *party = NULL;
-    if (!key && !known)
-        return &mail->strangers;
-    if (key)
-        memcpy(name, key, sizeof name);
-    else
-        memcpy(name, &route, sizeof route);
-    HASH_FIND(hh, mail->parties, name, sizeof name, party);
-    return party ? party : make_party(mail, name);
+    if (key) {
+        memcpy(name.bytes, key, sizeof name.bytes);
+    } else {
+        memcpy(name.bytes, &route, sizeof route);
+        name.bytes[sizeof route] = known;
+    }
+    HASH_FIND(hh, mail->parties, &name, sizeof name, party);
+    return party ? party : make_party(mail, &name, !key && !known);
 }
 
 /* ---- letters --------------------------------------------------------------------------------- */
@@ -53,40 +64,69 @@ static uint64_t bytes_of(kvf_mail_letter *letter) {
     return zmq_msg_size(&letter->message) + LETTER_BYTES;
 }
 
-static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t bytes) {
+/* Whether who has so much leaves, with what it wants beside that, as much as it has. */
+static bool is_fair(uint64_t has, uint64_t wants, uint64_t free) {
+    return wants <= free && has + wants <= free - wants;
+}
+
+static uint64_t less(uint64_t of, uint64_t taken) {
+    return of - kvf_min_u64(of, taken);
+}
+
+/* Strangers together have what one party may; what they leave of that is free for each of them. */
+static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t bytes, uint64_t work) {
     uint64_t free = KVF_MAIL_BYTES - mail->bytes;
-    if (party->turn.first && party->work + party->last_work > KVF_MAIL_WAITING_WORK)
-        return false;
-    return bytes <= free && party->bytes + bytes <= free - bytes;
+    if (!party->is_stranger)
+        return is_fair(party->bytes, bytes, free) &&
+               (!party->turn.first || party->work + work <= KVF_MAIL_WAITING_WORK);
+    const kvf_mail_party *all = &mail->strangers;
+    return is_fair(party->bytes, bytes, less((free + all->bytes) / 2, all->bytes)) &&
+           (!party->turn.first || is_fair(party->work, work, less(KVF_MAIL_WAITING_WORK, all->work)));
 }
 
 /* Who gets no more room. */
-static const char *describe(const kvf_mail *mail, const kvf_mail_party *party, const uint8_t *key) {
-    if (party == &mail->strangers)
+static const char *describe(const kvf_mail_party *party, const uint8_t *key) {
+    if (party->is_stranger)
         return "over budget: strangers send more than is read of them";
     return key ? "over budget: the holders of a key send more than is read of them"
                : "over budget: a peer sends more than is read of it";
 }
 
+static void count(kvf_mail_party *party, uint64_t bytes, uint64_t work) {
+    party->bytes += bytes;
+    party->work += work;
+}
+
+static void count_less(kvf_mail_party *party, uint64_t bytes, uint64_t work) {
+    party->bytes -= bytes;
+    party->work -= work;
+}
+
 const char *kvf_mail_add(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known,
                          zmq_msg_t *message) {
     kvf_mail_party *party = party_of(mail, route, key, known);
+    kvf_mail_party *all = party->is_stranger ? &mail->strangers : party;
     uint64_t bytes = zmq_msg_size(message) + LETTER_BYTES;
-    kvf_mail_letter *letter = has_room(mail, party, bytes) ? kvf_alloc0(1, sizeof *letter) : NULL;
+    uint64_t work = kvf_max_u64(all->last_work, KVF_MAIL_LETTER_WORK);
+    kvf_mail_letter *letter = has_room(mail, party, bytes, work) ? kvf_alloc0(1, sizeof *letter) : NULL;
     if (!letter) {
         mail->dropped++;
-        return describe(mail, party, key);
+        return describe(party, key);
     }
+    letter->from = party;
     letter->route = route;
-    letter->work = party->last_work;
+    letter->work = work;
     letter->keyed = key != NULL;
     if (key)
         memcpy(letter->key, key, sizeof letter->key);
     (void)zmq_msg_init(&letter->message);
     (void)zmq_msg_move(&letter->message, message);
-    kvf_turns_wait(&mail->turns, &party->turn, &letter->seat);
-    party->bytes += bytes;
-    party->work += letter->work;
+    kvf_turns_wait(party->is_stranger ? &mail->strangers_turns : &mail->turns, &party->turn, &letter->seat);
+    if (party->is_stranger) {
+        kvf_turns_wait(&mail->turns, &mail->strangers.turn, &mail->strangers_seat);
+        count(&mail->strangers, bytes, work);
+    }
+    count(party, bytes, work);
     mail->bytes += bytes;
     return NULL;
 }
@@ -95,19 +135,39 @@ bool kvf_mail_waits(const kvf_mail *mail) {
     return mail->bytes > 0;
 }
 
-kvf_mail_letter *kvf_mail_next(kvf_mail *mail, kvf_turn_party **party) {
-    return (kvf_mail_letter *)kvf_turns_next(&mail->turns, party);
+void kvf_mail_begin_round(kvf_mail *mail) {
+    kvf_turns_begin_round(&mail->turns);
 }
 
-uint64_t kvf_mail_read(kvf_mail *mail, kvf_turn_party *party, kvf_mail_letter *letter, uint64_t work) {
-    kvf_mail_party *whose = (kvf_mail_party *)party;
+kvf_mail_letter *kvf_mail_next(kvf_mail *mail) {
+    kvf_turn_party *party;
+    kvf_turn_seat *seat = kvf_turns_next(&mail->turns, &party);
+    if (seat == &mail->strangers_seat)
+        seat = kvf_turns_next(&mail->strangers_turns, &party);
+    return (kvf_mail_letter *)seat;
+}
+
+/* A stranger is forgotten with its last letter: the next may be somebody else's. */
+static void end_stranger_letter(kvf_mail *mail, kvf_mail_party *party) {
+    if (mail->strangers.bytes > 0)
+        kvf_turns_wait(&mail->turns, &mail->strangers.turn, &mail->strangers_seat);
+    if (!party->turn.first && party != &mail->crowd)
+        forget(mail, party);
+}
+
+uint64_t kvf_mail_read(kvf_mail *mail, kvf_mail_letter *letter, uint64_t work) {
+    kvf_mail_party *party = letter->from, *all = party->is_stranger ? &mail->strangers : party;
     uint64_t bytes = bytes_of(letter);
     work += KVF_MAIL_LETTER_WORK;
-    whose->bytes -= bytes;
-    whose->work -= letter->work;
-    whose->last_work = work;
+    count_less(party, bytes, letter->work);
     mail->bytes -= bytes;
-    kvf_turns_spend(party, work);
+    all->last_work = work;
+    kvf_turns_spend(&party->turn, work);
+    if (party->is_stranger) {
+        count_less(all, bytes, letter->work);
+        kvf_turns_spend(&all->turn, work);
+        end_stranger_letter(mail, party);
+    }
     (void)zmq_msg_close(&letter->message);
     kvf_free(letter);
     return work;
@@ -116,12 +176,17 @@ uint64_t kvf_mail_read(kvf_mail *mail, kvf_turn_party *party, kvf_mail_letter *l
 /* ---- opening and closing --------------------------------------------------------------------- */
 
 void kvf_mail_open(kvf_mail *mail) {
-    *mail = (kvf_mail){.strangers.turn.turn_work = KVF_MAIL_TURN_WORK / 4};
+    *mail = (kvf_mail){.strangers.turn.turn_work = KVF_MAIL_TURN_WORK / 4,
+                       .crowd = {.turn.turn_work = KVF_MAIL_LETTER_WORK, .is_stranger = true}};
 }
 
 void kvf_mail_close(kvf_mail *mail) {
-    kvf_turn_party *party;
-    for (kvf_mail_letter *letter; (letter = kvf_mail_next(mail, &party));)
-        (void)kvf_mail_read(mail, party, letter, 0);
+    while (kvf_mail_waits(mail)) {
+        kvf_mail_letter *letter = kvf_mail_next(mail);
+        if (letter)
+            (void)kvf_mail_read(mail, letter, 0);
+        else
+            kvf_mail_begin_round(mail);
+    }
     forget_idle(mail);
 }

@@ -165,10 +165,9 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
 
 /* Who has sent a message over a connection that we made; false: one of the past. */
 static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
-    kvf_line *line = kvf_line_of_id(link, zmq_msg_data(id), zmq_msg_size(id));
+    const kvf_line *line = kvf_line_hear(link, zmq_msg_data(id), zmq_msg_size(id));
     if (!line)
         return false;
-    kvf_line_heard(link, line);
     letter->route = line->route;
     letter->called = true;
     letter->key = link->encrypted ? line->key_bytes : NULL;
@@ -235,9 +234,9 @@ static bool take_messages(kvf_zmq_link *link, void *socket,
 
 /* Reads letters that wait, by turns, as much as a round has work. */
 static void read_mail(kvf_zmq_link *link) {
-    kvf_turn_party *party;
     kvf_mail_letter *mail;
-    for (uint64_t work = 0; work < KVF_MAIL_ROUND_WORK && (mail = kvf_mail_next(&link->mail, &party));) {
+    kvf_mail_begin_round(&link->mail);
+    for (uint64_t work = 0; work < KVF_MAIL_ROUND_WORK && (mail = kvf_mail_next(&link->mail));) {
         uint64_t read = 0;
         const kvf_letter letter = {.route = mail->route,
                                    .key = mail->keyed ? mail->key : NULL,
@@ -246,7 +245,7 @@ static void read_mail(kvf_zmq_link *link) {
                                    .work = &read};
         if (!mail->keyed || kvf_guard_knows(link, mail->key))
             link->on_message(link->context, &letter);
-        work += kvf_mail_read(&link->mail, party, mail, read);
+        work += kvf_mail_read(&link->mail, mail, read);
     }
 }
 

@@ -61,7 +61,7 @@ kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_s
     desc.layers.begin = desc.layers.begin < all ? desc.layers.begin : all;
     desc.layers.end = desc.layers.end < all ? desc.layers.end : all;
     if (!status)
-        status = kvf_shard_make(match->kept, &desc, layers, 0, out);
+        status = kvf_shard_make(match->kept, &desc, layers, NULL, out);
     for (uint32_t g = 0; descs && g < groups; g++) {
         kvf_free((void *)descs[g].parts);
         kvf_free((void *)descs[g].placements);

@@ -174,7 +174,7 @@ static kvf_status build_rank(engine_builder *b, kvf_shard **out) {
                            .pp_rank = b->pp_rank,
                            .pp_size = b->spec.pp_size};
     if (!status)
-        status = kvf_shard_make(b->model, &desc, NULL, 0, out);
+        status = kvf_shard_make(b->model, &desc, NULL, NULL, out);
     free_rank(b);
     return status;
 }

@@ -189,7 +189,7 @@ static kvf_status take_layers(kvf_shard *shard, uint32_t g, const kvf_range *les
 }
 
 kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
-                          uint64_t overlap_intervals, kvf_shard **out) {
+                          uint64_t *overlap_intervals, kvf_shard **out) {
     kvf_shard_desc given;
     kvf_status status = kvf_take_options(&given, sizeof given, desc, "kvf_shard_desc");
     if (status || (status = check_desc(model, &given)))
@@ -206,17 +206,15 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, co
     shard->desc.region_bytes = kvf_copy(given.region_bytes, given.region_count, sizeof *given.region_bytes);
     if (!shard->groups || !shard->group_layers || !shard->desc.region_bytes)
         status = kvf_nomem("a shard");
-    uint64_t left = overlap_intervals;
     for (uint32_t g = 0; g < groups && !status; g++) {
         status = take_layers(shard, g, group_layers ? &group_layers[g] : NULL);
         if (!status)
             status = take_group(shard, &given.groups[g], g);
-        if (!status && overlap_intervals > 0)
-            status = kvf_shard_check_overlap(shard, g, &left);
+        if (!status && overlap_intervals)
+            status = kvf_shard_check_overlap(shard, g, overlap_intervals);
         if (status)
             status = kvf_fail_in(status, "rank %u, group %s: ", given.rank, kvf_model_group(model, g)->name);
     }
-    shard->checked = overlap_intervals - left;
     if (status) {
         kvf_shard_free(shard);
         return status;
@@ -228,7 +226,8 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, co
 kvf_status kvf_shard_create(const kvf_model *model, const kvf_shard_desc *desc, kvf_shard **out) {
     if (!model || !desc || !out)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : !desc ? "desc" : "out");
-    return kvf_shard_make(model, desc, NULL, KVF_OVERLAP_OWN, out);
+    uint64_t intervals = KVF_OVERLAP_OWN;
+    return kvf_shard_make(model, desc, NULL, &intervals, out);
 }
 
 void kvf_shard_free(kvf_shard *shard) {

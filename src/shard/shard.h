@@ -14,7 +14,6 @@ struct kvf_shard {
     kvf_shard_desc desc; /* `groups`, their arrays and `region_bytes` are owned, defaults filled in */
     kvf_group_shard_desc *groups; /* the same array as desc.groups */
     kvf_range *group_layers;      /* by group: held layers, as indices into the group's layers */
-    uint64_t checked;             /* pieces between those of others that were looked at when it was made */
 };
 
 /** What all ranks of an engine agree on for one group. */
@@ -51,11 +50,12 @@ kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_
  * @param group_layers      what is held of each group, as indices into its layers, where that is less than what
  *                          desc->layers says; NULL: it is not
  * @param overlap_intervals  how many pieces a block may have, over all groups, that lie between those of others, for
- *                           looking whether they overlap: KVF_OVERLAP_OWN or KVF_OVERLAP_FOREIGN; 0 for placements
- *                           that kvferry computed or checked itself
+ *                           looking whether they overlap: KVF_OVERLAP_OWN or KVF_OVERLAP_FOREIGN; NULL for placements
+ *                           that kvferry computed or checked itself. What was looked at is taken off, also where the
+ *                           shard is refused
  */
 kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
-                          uint64_t overlap_intervals, kvf_shard **out);
+                          uint64_t *overlap_intervals, kvf_shard **out);
 
 /**
  * The same shard in terms of another model: its groups, parts and layers are those of `match->ours`, and what is

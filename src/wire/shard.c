@@ -420,20 +420,25 @@ static kvf_status read_groups(const msgpack_object *map, const kvf_model *model,
     return status;
 }
 
-static kvf_status make_shard(const kvf_model *model, const read_shard *read, kvf_shard **out) {
+static kvf_status make_shard(const kvf_model *model, const read_shard *read, uint64_t *pieces,
+                             kvf_shard **out) {
+    uint64_t left = KVF_OVERLAP_FOREIGN;
     kvf_model *retyped = NULL;
     kvf_status status = read->retyped ? kvf_model_retype(model, read->types, &retyped) : KVF_OK;
     if (!status)
-        status =
-            kvf_shard_make(retyped ? retyped : model, &read->desc, read->layers, KVF_OVERLAP_FOREIGN, out);
+        status = kvf_shard_make(retyped ? retyped : model, &read->desc, read->layers, &left, out);
+    if (pieces)
+        *pieces = KVF_OVERLAP_FOREIGN - left;
     kvf_model_free(retyped);
     return status;
 }
 
 kvf_status kvf_wire_decode_shard(const kvf_model *model, const uint32_t *convert, kvf_bytes bytes,
-                                 kvf_shard **out) {
+                                 uint64_t *pieces, kvf_shard **out) {
     msgpack_zone zone;
     msgpack_object map;
+    if (pieces)
+        *pieces = 0;
     kvf_status status = kvf_wire_unpack(bytes, &zone, &map);
     if (status)
         return kvf_fail_in(status, "shard: ");
@@ -445,7 +450,7 @@ kvf_status kvf_wire_decode_shard(const kvf_model *model, const uint32_t *convert
     if (!status)
         status = read_groups(&map, model, convert, &read, &storage);
     if (!status)
-        status = make_shard(model, &read, out);
+        status = make_shard(model, &read, pieces, out);
     kvf_wire_discard(&storage);
     msgpack_zone_destroy(&zone);
     return status ? kvf_fail_in(status, "shard: ") : KVF_OK;

@@ -130,10 +130,11 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, 
  *
  * @param convert  for each group the types that parts may have instead of the model's, which must be in it too: a set,
  *                 see KVF_DTYPE_BIT(). The shard is then of the model with these types. NULL: none
+ * @param pieces   receives how many pieces of cells were compared, also where the shard is refused; NULL: no interest
  * @return KVF_OK, KVF_E_PARSE, KVF_E_UNSUPPORTED (a type that is not in `convert`), or what kvf_shard_create() says
  */
 kvf_status kvf_wire_decode_shard(const kvf_model *model, const uint32_t *convert, kvf_bytes bytes,
-                                 kvf_shard **out);
+                                 uint64_t *pieces, kvf_shard **out);
 
 /* ---- messages -------------------------------------------------------------------------------- */
 

@@ -32,6 +32,9 @@ from protocol import (
 )
 
 
+HEAVY_TOKENS = 1 << 14  # of a block, so that a shard of the pair's model has nearly as many pieces as are looked at
+
+
 @dataclass
 class Target:
     producer: str
@@ -193,7 +196,12 @@ class Attacker:
         sockets: list[socket.socket] = []
         for n in range(1 << 40):
             if len(sockets) < 1500:
-                sockets.append(socket.create_connection((host, int(port))))
+                try:
+                    sockets.append(socket.create_connection((host, int(port)), 1.0))
+                except OSError:  # as many wait to be accepted as may
+                    time.sleep(0.02)
+                    yield 0
+                    continue
             else:
                 sockets.pop(n % len(sockets)).close()
             if n % 50 == 49:
@@ -261,15 +269,13 @@ class Attacker:
             time.sleep(0.01)
             yield 1
 
-    def heavy_shards(self) -> Iterator[int]:
-        """JOINs with shards whose layers interleave in as many pieces as they say."""
-        speaker = self.greeted()
+    def heavy_introduction(self, speaker: Speaker, tokens: int) -> dict[str, Any]:
+        """Of a shard with blocks of so many tokens, each of whose cells lies between those of other layers."""
         says = self.consumer_says()
         shard = msgpack.unpackb(says["shard"])
         says |= {"engine": speaker.name, "incarnation": speaker.incarnation, "digest": speaker.digest}
         group = shard["groups"][0]
-        pieces = 1 << 23
-        group |= {"tokens_per_block": pieces, "block_count": 1, "kernel_blocks_per_block": 1}
+        group |= {"tokens_per_block": tokens, "block_count": 1, "kernel_blocks_per_block": 1}
         for part in group["parts"]:
             for run in part["placements"]:
                 # region, offset, strides of a block, a row and a unit: one layer 192 bytes after the other
@@ -277,8 +283,26 @@ class Attacker:
                 run[8:10] = [0, 192]
         shard["regions"] = [[1, 1 << 50]]
         says["shard"] = msgpack.packb(shard)
+        return says
+
+    def heavy_shards(self) -> Iterator[int]:
+        """JOINs with shards whose layers interleave in as many pieces as they say."""
+        speaker = self.greeted()
+        says = self.heavy_introduction(speaker, 1 << 23)
         for n in range(1 << 40):
             speaker.ask(speaker.join(says, b"card %d" % n, n + 1), 0.5)
+            yield 1
+
+    def heavy_shards_at_once(self) -> Iterator[int]:
+        """JOINs with shards of as many pieces as are looked at, one after the other, over some connections."""
+        speakers = [self.greeted() for _ in range(4)]
+        says = [self.heavy_introduction(speaker, HEAVY_TOKENS) for speaker in speakers]
+        for n in range(1 << 40):
+            speaker = speakers[n % 4]
+            speaker.send(speaker.join(says[n % 4], b"card %d" % n, n + 1))
+            if n % 40 == 39:
+                speaker.drain()
+                time.sleep(0.001)
             yield 1
 
     def garbage(self) -> Iterator[int]:
@@ -312,6 +336,7 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
         "release_as_the_last_rank",
         "large_messages",
         "heavy_shards",
+        "heavy_shards_at_once",
         "garbage",
     )
 }

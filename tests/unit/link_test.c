@@ -377,27 +377,84 @@ static uint64_t later_now(void *ahead_ns) {
     return kvf_now(&kvf_monotonic) + *(const uint64_t *)ahead_ns;
 }
 
-static void a_connection_over_which_nothing_is_heard_is_made_anew_and_nobody_is_told(void **state) {
-    (void)state;
-    uint64_t ahead_ns = 0;
-    const kvf_clock clock = {later_now, &ahead_ns};
+/* A clock that stands still until it is set. */
+static uint64_t set_now(void *now_ns) {
+    return *(const uint64_t *)now_ns;
+}
+
+/* Two ends, of which the client has said something and heard nothing for so long that it has a second connection; then
+ * says something more, over both. Returns the routes by which the server knows them, the first one first. */
+static kvf_route fall_silent(end *server, end *client, uint64_t *now_ns, kvf_route incoming[2]) {
+    kvf_route route = connect_end(client, kvf_link_endpoint(server->link));
+    send_text(client, route, "first");
+    work_until(server->message_count == 1 && kvf_link_due(client->link) != UINT64_MAX, server, client);
+    *now_ns += UINT64_C(2500000000);
+    work_until(kvf_link_due(client->link) == UINT64_MAX, server, client);
+    send_text(client, route, "second");
+    work_until(server->message_count == 3, server, client);
+    incoming[0] = server->messages[0].route;
+    incoming[1] = server->messages[server->messages[1].route == incoming[0] ? 2 : 1].route;
+    assert_int_not_equal(incoming[0], incoming[1]);
+    return route;
+}
+
+/* Which of two connections stays where an answer comes over one of them: all that is said goes over that one alone. */
+static void answer_over(uint32_t which) {
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
     end server, client;
+    kvf_route incoming[2];
     open_end(&server, (kvf_link_options){.listen = NULL});
     open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
-    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    kvf_route route = fall_silent(&server, &client, &now_ns, incoming);
 
-    send_text(&client, route, "first");
-    work_until(server.message_count == 1 && kvf_link_due(client.link) != UINT64_MAX, &server, &client);
-    ahead_ns = UINT64_C(2500000000);
-    work_until(kvf_link_due(client.link) == UINT64_MAX, &server, &client);
-    send_text(&client, route, "second");
-    work_until(server.message_count == 2, &server, &client);
-
-    assert_int_not_equal(server.messages[0].route, server.messages[1].route);
-    assert_int_equal(client.broken_count, 0);
-    send_text(&server, server.messages[1].route, "answer");
-    work_until(client.message_count == 1, &server, &client);
+    send_text(&server, incoming[which], "answer");
+    work_until(client.message_count == 1 && kvf_link_count(server.link).now == 1, &server, &client);
     assert_int_equal(client.messages[0].route, route);
+    send_text(&client, route, "third");
+    send_text(&client, route, "fourth");
+    work_until(server.message_count == 5, &server, &client);
+
+    assert_int_equal(server.messages[3].route, incoming[which]);
+    assert_string_equal(server.messages[4].text, "fourth");
+    assert_true(kvf_link_has_ended(server.link, incoming[!which]));
+    assert_int_equal(client.broken_count, 0);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void who_was_only_busy_keeps_the_connection_that_it_knows_us_by(void **state) {
+    (void)state;
+    answer_over(0);
+}
+
+static void a_second_connection_takes_the_place_of_one_that_hangs_and_nobody_is_told(void **state) {
+    (void)state;
+    answer_over(1);
+}
+
+static void where_one_of_two_connections_ends_the_other_goes_on(void **state) {
+    (void)state;
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
+    end server, client;
+    kvf_route incoming[2];
+    open_end(&server, (kvf_link_options){.listen = NULL, .max_connections = 2});
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
+    kvf_route route = fall_silent(&server, &client, &now_ns, incoming);
+
+    send_text(&client, route, "over both");
+    work_until(server.message_count == 5, &server, &client);
+    /* A third connection: of two strangers the one that has been silent for longest goes. */
+    end other;
+    open_end(&other, (kvf_link_options){.listen = ""});
+    kvf_route third = connect_end(&other, kvf_link_endpoint(server.link));
+    send_text(&other, third, "other");
+    work_until(kvf_link_count(server.link).closed == 1, &server, &client, &other);
+    send_text(&client, route, "still here");
+    work_until(has_message(&server, "still here"), &server, &client, &other);
+    assert_true(client.broken_count <= 1);
+    kvf_link_close(other.link);
     kvf_link_close(client.link);
     kvf_link_close(server.link);
 }
@@ -649,7 +706,9 @@ int main(void) {
         cmocka_unit_test(what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told),
         cmocka_unit_test(a_route_may_be_disconnected_while_its_break_is_told),
         cmocka_unit_test(connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_twice),
-        cmocka_unit_test(a_connection_over_which_nothing_is_heard_is_made_anew_and_nobody_is_told),
+        cmocka_unit_test(who_was_only_busy_keeps_the_connection_that_it_knows_us_by),
+        cmocka_unit_test(a_second_connection_takes_the_place_of_one_that_hangs_and_nobody_is_told),
+        cmocka_unit_test(where_one_of_two_connections_ends_the_other_goes_on),
         cmocka_unit_test(a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said),
         cmocka_unit_test(a_new_connection_is_not_blamed_for_the_end_of_the_one_before),
         cmocka_unit_test(it_listens_on_loopback_unless_told_otherwise),

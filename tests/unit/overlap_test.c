@@ -293,11 +293,14 @@ static void try_interleaved(uint32_t tokens) {
         assert_fails(kvf_shard_create(model, &desc, &shard), KVF_E_RANGE, "layer 0 part k", "interleaved",
                      "16777216");
     /* As from a peer: refused before anything is allocated for it. */
-    kvf_status status = kvf_shard_make(model, &desc, NULL, KVF_OVERLAP_FOREIGN, &shard);
+    uint64_t left = KVF_OVERLAP_FOREIGN;
+    kvf_status status = kvf_shard_make(model, &desc, NULL, &left, &shard);
     if (tokens > KVF_OVERLAP_FOREIGN)
         assert_fails(status, KVF_E_RANGE, "layer 0 part k", "interleaved", "262144");
     else
         assert_ok(status);
+    /* K and V of each token; of what is refused unseen, nothing. */
+    assert_int_equal(KVF_OVERLAP_FOREIGN - left, tokens > KVF_OVERLAP_FOREIGN ? 0 : 2ull * tokens);
     kvf_shard_free(shard);
     kvf_model_free(model);
 }

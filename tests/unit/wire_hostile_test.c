@@ -189,7 +189,7 @@ static kvf_model *shard_model;
 
 static kvf_status read_shard(kvf_bytes bytes) {
     kvf_shard *shard = NULL;
-    kvf_status status = kvf_wire_decode_shard(shard_model, NULL, bytes, &shard);
+    kvf_status status = kvf_wire_decode_shard(shard_model, NULL, bytes, NULL, &shard);
     kvf_shard_free(shard);
     /* What the shard room says counts as refused too. */
     return status == KVF_OK || status == KVF_E_PARSE ? status : KVF_E_UNSUPPORTED;

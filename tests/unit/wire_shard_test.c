@@ -63,7 +63,7 @@ static void check_engine(const kvf_model *model, const kvf_engine_spec *spec) {
         const kvf_shard *shard = kvf_engine_shard(engine, rank);
         kvf_wire_buffer encoded = encoded_shard(shard);
         kvf_shard *read = NULL;
-        assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
+        assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, NULL, &read));
         assert_same_shard(shard, read);
         kvf_shard_free(read);
         kvf_wire_buffer_free(&encoded);
@@ -125,7 +125,7 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     kvf_shard *shard = NULL, *read = NULL;
     assert_ok(kvf_shard_create(model, &desc, &shard));
     kvf_wire_buffer encoded = encoded_shard(shard);
-    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, NULL, &read));
     assert_same_shard(shard, read);
     kvf_shard_free(read);
     kvf_shard_free(shard);
@@ -146,17 +146,17 @@ static void other_types_are_read_where_they_may_be_converted(void **state) {
     assert_ok(kvf_wire_encode_shard(shard, told, &encoded));
     const kvf_bytes bytes = {encoded.data, encoded.size};
     kvf_shard *read = NULL;
-    assert_ok(kvf_wire_decode_shard(told, &all, bytes, &read));
+    assert_ok(kvf_wire_decode_shard(told, &all, bytes, NULL, &read));
     assert_ok(kvf_model_compare(kvf_shard_model(read), other));
     assert_same_shard(shard, read);
     kvf_shard_free(read);
-    assert_fails(kvf_wire_decode_shard(told, NULL, bytes, &read), KVF_E_UNSUPPORTED,
+    assert_fails(kvf_wire_decode_shard(told, NULL, bytes, NULL, &read), KVF_E_UNSUPPORTED,
                  "part k: dtype is f32, and bf16 here");
-    assert_fails(kvf_wire_decode_shard(told, &some, bytes, &read), KVF_E_UNSUPPORTED, "dtype is f32");
+    assert_fails(kvf_wire_decode_shard(told, &some, bytes, NULL, &read), KVF_E_UNSUPPORTED, "dtype is f32");
     uint8_t *name = memmem(encoded.data, encoded.size, "f32", 3);
     assert_non_null(name);
     name[2] = '9';
-    assert_fails(kvf_wire_decode_shard(told, &all, bytes, &read), KVF_E_PARSE, "dtype is not one");
+    assert_fails(kvf_wire_decode_shard(told, &all, bytes, NULL, &read), KVF_E_PARSE, "dtype is not one");
     kvf_wire_buffer_free(&encoded);
     kvf_engine_free(engine);
     kvf_model_free(other);
@@ -301,7 +301,7 @@ static kvf_status try_parcel(parcel p) {
     pack_parcel(&packer, &p);
     kvf_bytes exact = sample_exact(buffer.data, buffer.size);
     kvf_shard *shard = NULL;
-    kvf_status status = kvf_wire_decode_shard(model, NULL, exact, &shard);
+    kvf_status status = kvf_wire_decode_shard(model, NULL, exact, NULL, &shard);
     if (status)
         assert_null(shard);
     kvf_shard_free(shard);
@@ -412,7 +412,7 @@ static kvf_status decode_again(void *subject) {
     kvf_status status = kvf_wire_encode_shard(shard, NULL, &encoded);
     if (!status)
         status = kvf_wire_decode_shard(kvf_shard_model(shard), NULL, (kvf_bytes){encoded.data, encoded.size},
-                                       &read);
+                                       NULL, &read);
     kvf_shard_free(read);
     kvf_wire_buffer_free(&encoded);
     return status;

@@ -1,0 +1,136 @@
+/*
+ * One outgoing connection.
+ *
+ * ZeroMQ's events name a connection by its endpoint text, and it disconnects by that text too. So each connection has
+ * a text of its own: zeros before the port ("tcp://10.0.0.1:005555") mean the same, and differ.
+ */
+#include <errno.h>
+#include <stdio.h>
+
+#include "link/link_inside.h"
+
+#define PADDINGS 16u
+
+/* ---- where ZeroMQ has it ---------------------------------------------------------------------- */
+
+static kvf_dial_id id_of(const kvf_dial *dial) {
+    return (kvf_dial_id){.mark = "kvferry", .route = dial->line->route, .attempt = dial->attempt};
+}
+
+kvf_dial *kvf_dial_of_text(const kvf_zmq_link *link, const void *text, size_t bytes) {
+    kvf_dial *dial = NULL;
+    HASH_FIND(by_text, link->dials, text, bytes, dial);
+    return dial;
+}
+
+/* Finds an endpoint text that no other connection of ours has. The counter moves on each time, so that late events of
+ * the connection before this one do not fit it. */
+static bool choose_text(kvf_zmq_link *link, kvf_dial *dial) {
+    const kvf_endpoint *endpoint = &dial->line->endpoint;
+    for (uint32_t i = 0; i < PADDINGS; i++) {
+        /* At least one zero: without any it would be the text that ZeroMQ itself makes of addresses. */
+        uint32_t zeros = endpoint->port_at ? 1 + link->padding++ % PADDINGS : 0;
+        (void)snprintf(dial->text, sizeof dial->text, "%.*s%.*s%s", (int)endpoint->port_at, endpoint->text,
+                       (int)zeros, "0000000000000000", endpoint->text + endpoint->port_at);
+        if (!kvf_dial_of_text(link, dial->text, strlen(dial->text)))
+            return true;
+    }
+    return false;
+}
+
+static void forget_text(kvf_zmq_link *link, kvf_dial *dial) {
+    HASH_DELETE(by_text, link->dials, dial);
+    memset(&dial->by_text, 0, sizeof dial->by_text);
+}
+
+kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial) {
+    kvf_line *line = dial->line;
+    int ipv6 = line->endpoint.ipv6; /* only then: with it, names would be looked up as IPv6 first */
+    if (!choose_text(link, dial))
+        return kvf_fail(KVF_E_EXISTS, "%s is connected to already, with other keys", line->endpoint.text);
+    HASH_ADD_KEYPTR(by_text, link->dials, dial->text, strlen(dial->text), dial);
+    if (!dial->by_text.tbl)
+        return kvf_nomem("connection");
+    dial->attempt =
+        ++line->attempts; /* ZeroMQ aborts when a routing id is used again before its old pipe is gone */
+    dial->why = KVF_OK;
+    dial->closed = dial->made = dial->heard = false;
+    dial->tried_ns = kvf_now(link->clock);
+    kvf_dial_id id = id_of(dial);
+    bool good = zmq_setsockopt(link->caller, ZMQ_IPV6, &ipv6, sizeof ipv6) == 0 &&
+                zmq_setsockopt(link->caller, ZMQ_CONNECT_ROUTING_ID, &id, sizeof id) == 0;
+    if (good && link->encrypted)
+        good = zmq_setsockopt(link->caller, ZMQ_CURVE_SERVERKEY, line->key, KVF_KEY_CHARACTERS + 1) == 0;
+    dial->there = good && zmq_connect(link->caller, dial->text) == 0;
+    int error = dial->there ? 0 : zmq_errno();
+    kvf_link_note(link, link->caller, true);
+    if (dial->there)
+        return KVF_OK;
+    forget_text(link, dial);
+    return kvf_fail(error == EINVAL ? KVF_E_INVALID : KVF_E_IO, "cannot connect to %s: %s",
+                    line->endpoint.text, zmq_strerror(error));
+}
+
+void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial) {
+    if (!dial->there)
+        return;
+    (void)zmq_disconnect(link->caller, dial->text);
+    kvf_link_note(link, link->caller, true);
+    forget_text(link, dial);
+    dial->there = false;
+}
+
+int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, size_t bytes) {
+    kvf_dial_id id = id_of(dial);
+    int error = kvf_link_transmit(link->caller, &id, sizeof id, data, bytes);
+    kvf_link_note(link, link->caller, true);
+    return error;
+}
+
+/* ---- why there is none ------------------------------------------------------------------------ */
+
+void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value) {
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
+        dial->why = KVF_E_PERMISSION;
+        dial->what = "the other end does not allow our key";
+    } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL) {
+        dial->why = KVF_E_PEER_LOST;
+        dial->what = link->encrypted
+                         ? "closed, or no answer, during the handshake: perhaps another key than its own"
+                         : "closed, or no answer, during the handshake: perhaps the other end encrypts";
+    } else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
+        dial->why = KVF_E_PERMISSION;
+        dial->what = link->encrypted ? "the other end does not encrypt, and we do"
+                                     : "the other end encrypts, and we do not";
+    } else {
+        dial->why = KVF_E_PARSE;
+        dial->what = "the other end does not speak ZeroMQ's protocol as we do";
+    }
+}
+
+/* tcp://name:port, rather than with a numeric address. */
+static bool has_name(const kvf_endpoint *endpoint) {
+    static const char scheme[] = "tcp://";
+    const char *host = endpoint->text + sizeof scheme - 1;
+    bool dotted = host[strspn(host, "0123456789.")] == ':';
+    return endpoint->port_at && !endpoint->ipv6 && !dotted;
+}
+
+/* ZeroMQ's events bring no reason, but their order tells some: it has a socket, and closes it, only once it knows an
+ * address to connect to. A port of this machine that nobody listens at refuses at once: where that took as long as a
+ * try may, somebody listens, and has more who want to connect than it has room for. */
+kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words) {
+    const kvf_endpoint *endpoint = &dial->line->endpoint;
+    bool waited = kvf_now(link->clock) - dial->tried_ns >=
+                  KVF_CONNECT_MS * UINT64_C(750000); /* ZeroMQ's own clock is not exact */
+    if (!dial->closed)
+        *words = has_name(endpoint) ? "no connection: the host name could not be looked up; trying again"
+                                    : "no connection: no socket could be made for it; trying again";
+    else if (waited)
+        *words = "no connection: the host did not answer; trying again";
+    else if (endpoint->loopback)
+        *words = "no connection: it was refused, for nobody listens there; trying again";
+    else
+        *words = "no connection: it was refused, or no way leads to the host; trying again";
+    return dial->closed && waited ? KVF_E_TIMEOUT : KVF_E_IO;
+}
