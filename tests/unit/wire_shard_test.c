@@ -212,9 +212,11 @@ typedef struct parcel {
     uint32_t rank, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
-    const char *skip; /* a field to leave out */
+    const char *skip;  /* a field to leave out */
+    const char *dtype; /* of its elements; NULL: not said */
     uint32_t parts;
     uint32_t group_count;
+    uint32_t region_runs; /* each of `regions` */
 } parcel;
 
 static parcel good_parcel(void) {
@@ -225,7 +227,8 @@ static parcel good_parcel(void) {
                     .region_bytes = 96,
                     .run = {2, 0, 0, 32, 8, 16, 0, 1, 1, 0},
                     .parts = 1,
-                    .group_count = 1};
+                    .group_count = 1,
+                    .region_runs = 1};
 }
 
 static void key(msgpack_packer *to, const char *text) {
@@ -238,7 +241,11 @@ static void number_field(msgpack_packer *to, const parcel *p, const char *name, 
 }
 
 static void pack_part(msgpack_packer *to, const parcel *p) {
-    msgpack_pack_map(to, 4);
+    msgpack_pack_map(to, p->dtype ? 5 : 4);
+    if (p->dtype) {
+        key(to, "dtype");
+        key(to, p->dtype);
+    }
     key(to, "units");
     msgpack_pack_array(to, 2);
     msgpack_pack_uint32(to, 0);
@@ -266,10 +273,12 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     msgpack_pack_uint32(to, p->layers[0]);
     msgpack_pack_uint32(to, p->layers[1]);
     key(to, "regions");
-    msgpack_pack_array(to, 1);
-    msgpack_pack_array(to, 2);
-    msgpack_pack_uint32(to, p->regions);
-    msgpack_pack_uint64(to, p->region_bytes);
+    msgpack_pack_array(to, p->region_runs);
+    for (uint32_t r = 0; r < p->region_runs; r++) {
+        msgpack_pack_array(to, 2);
+        msgpack_pack_uint32(to, p->regions);
+        msgpack_pack_uint64(to, p->region_bytes);
+    }
     key(to, "groups");
     msgpack_pack_array(to, p->group_count);
     for (uint32_t g = 0; g < p->group_count; g++) {
@@ -343,6 +352,10 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
     assert_fails(try_parcel(p), KVF_E_PARSE, "placements has 3 elements");
     p.run_count = 2;
     assert_fails(try_parcel(p), KVF_E_PARSE, "count is 2");
+    p.run[0] = 1; /* each of the two of one layer: the same one, which is another refusal */
+    assert_fails(try_parcel(p), KVF_E_OVERLAP, "shard: ");
+    p.run[0] = 0;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "count is 0", "1 to 2");
     p = good_parcel();
     p.layers[1] = 4000000000;
     assert_fails(try_parcel(p), KVF_E_RANGE, "layers are [0, 4000000000)");
@@ -354,6 +367,21 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
 static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state) {
     (void)state;
     parcel p = good_parcel();
+    p.run[1] = 1; /* down to region 0 */
+    p.run[8] = -1;
+    assert_ok(try_parcel(p));
+    p = good_parcel();
+    p.regions = 1;
+    p.region_bytes = 192;
+    p.run[8] = 0;
+    p.run[9] = 96; /* in one region, one after the other */
+    assert_ok(try_parcel(p));
+    p.run[2] = 96; /* down to offset 0 */
+    p.run[9] = -96;
+    assert_ok(try_parcel(p));
+    p.run[9] = -97;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "offset 96 on", "steps of 0 and -97");
+    p = good_parcel();
     p.run[8] = -1;
     assert_fails(try_parcel(p), KVF_E_PARSE, "steps of -1");
     p.run[8] = UINT32_MAX;
@@ -393,6 +421,87 @@ static void a_huge_number_of_regions_is_refused(void **state) {
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 4294967295", "262144");
     p.regions = 0;
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 0");
+    p.regions = 262144;
+    assert_ok(try_parcel(p));
+    p.regions = 131072;
+    p.region_runs = 2;
+    assert_ok(try_parcel(p));
+    p.regions++;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "regions has 262146 elements", "0 to 262144");
+}
+
+/* One layer in the first of many regions. */
+static void a_shard_with_more_regions_than_are_read_is_not_sent(void **state) {
+    (void)state;
+    enum { MOST = 262144 };
+    kvf_model *model = latent(1);
+    uint64_t *region_bytes = calloc(MOST + 1, sizeof *region_bytes);
+    assert_non_null(region_bytes);
+    region_bytes[0] = 1000;
+    kvf_placement placement = PLACED(0, 0, 32, 8, 8);
+    kvf_part_share share = {.units = {0, 1}};
+    kvf_group_shard_desc group = {
+        .tokens_per_block = 4, .block_count = 5, .parts = &share, .placements = &placement};
+    kvf_shard_desc desc = {.struct_size = sizeof desc,
+                           .layers = {0, 1},
+                           .region_bytes = region_bytes,
+                           .region_count = MOST,
+                           .groups = &group};
+    kvf_shard *shard = NULL, *read = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    kvf_wire_buffer encoded = encoded_shard(shard);
+    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_same_shard(shard, read);
+    kvf_wire_buffer_free(&encoded);
+    kvf_shard_free(read);
+    kvf_shard_free(shard);
+    desc.region_count++;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_fails(kvf_wire_encode_shard(shard, NULL, &encoded), KVF_E_RANGE, "shard: it has 262145 regions",
+                 "up to 262144");
+    kvf_shard_free(shard);
+    free(region_bytes);
+    kvf_model_free(model);
+}
+
+static void held_layers_are_of_the_group(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.group_layers[1] = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the end of layers is 3", "0 to 2");
+    p.group_layers[0] = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the first of layers is 3", "0 to 2");
+    p.group_layers[0] = 2;
+    p.group_layers[1] = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the end of layers is 1", "2 to 2");
+    p = good_parcel(); /* none of them */
+    p.layers[0] = p.group_layers[0] = 2;
+    p.run_count = 0;
+    assert_ok(try_parcel(p));
+}
+
+static void a_type_is_said_by_its_name(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.dtype = "bf16"; /* which is the model's: nothing is converted */
+    assert_ok(try_parcel(p));
+    p.dtype = "f16";
+    assert_fails(try_parcel(p), KVF_E_UNSUPPORTED, "part k: dtype is f16, and bf16 here");
+    const char *const unknown[] = {
+        "", "f6", "bf16 ", "a type of 15 by", "a type of 16 byt", "a type of 17 byte"};
+    for (size_t i = 0; i < COUNT_OF(unknown); i++) {
+        p.dtype = unknown[i];
+        assert_fails(try_parcel(p), KVF_E_PARSE, "part k: dtype is not one");
+    }
+}
+
+static void ranks_are_below_the_most_that_there_are(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.rank = 65535;
+    assert_ok(try_parcel(p));
+    p.rank = 65536;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "rank is 65536", "0 to 65535");
 }
 
 static void other_numbers_of_groups_and_parts_are_refused(void **state) {
@@ -444,6 +553,10 @@ int main(void) {
         cmocka_unit_test(a_placement_outside_its_region_is_refused),
         cmocka_unit_test(cells_that_share_bytes_are_refused),
         cmocka_unit_test(a_huge_number_of_regions_is_refused),
+        cmocka_unit_test(a_shard_with_more_regions_than_are_read_is_not_sent),
+        cmocka_unit_test(held_layers_are_of_the_group),
+        cmocka_unit_test(a_type_is_said_by_its_name),
+        cmocka_unit_test(ranks_are_below_the_most_that_there_are),
         cmocka_unit_test(other_numbers_of_groups_and_parts_are_refused),
         cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
     };
