@@ -265,6 +265,33 @@ static void blocks_are_reserved_before_there_is_a_destination(void **state) {
     world_close(&w);
 }
 
+/* A hold has all blocks that it names, a destination those that are still to be written. */
+static void only_what_will_be_written_is_claimed(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.p, "a", 64, 10, 1, &held);
+    world_request_make(&w, &w.d, "a", 64, 20, 1, &wanted);
+    held.groups[0].begin = wanted.groups[0].begin = 33; /* in the third of four blocks */
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    for (uint32_t block = 19; block <= 24; block++)
+        assert_int_equal(world_block(w.d.agents[0], 0, block),
+                         block == 22 || block == 23 ? KVF_BLOCK_FILLING : KVF_BLOCK_FREE);
+    assert_int_equal(world_stats(w.d.agents[0]).blocks_filling_now, 2);
+    world_fill(&w, &w.p, &held, 1);
+    world_hold(&w.p, &held, holds);
+    for (uint32_t block = 9; block <= 14; block++)
+        assert_int_equal(world_block(w.p.agents[0], 0, block),
+                         block >= 10 && block <= 13 ? KVF_BLOCK_HELD : KVF_BLOCK_FREE);
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void more_than_the_producer_holds_fails_this_request_only(void **state) {
@@ -387,6 +414,7 @@ int main(void) {
         cmocka_unit_test(two_engines_read_one_hold),
         cmocka_unit_test(blocks_of_the_consumer_are_read_back_by_the_producer),
         cmocka_unit_test(blocks_are_reserved_before_there_is_a_destination),
+        cmocka_unit_test(only_what_will_be_written_is_claimed),
         cmocka_unit_test(more_than_the_producer_holds_fails_this_request_only),
         cmocka_unit_test(a_failure_lists_the_wanted_blocks_of_every_group),
         cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
