@@ -93,9 +93,12 @@ static void dial(net_link *link, net_line *line) {
             continue;
         assert_true(connection_count + 1 < CONNECTIONS);
         connections[++connection_count] = (connection){link, links[i], line->route};
+        if (kvf_guests_arrive(&links[i]->guests, connection_count, 0, dial_from, time_now)) {
+            connections[connection_count] = (connection){0}; /* no memory for it: tried again */
+            break;
+        }
         line->connection = connection_count;
         line->pause = FIRST_PAUSE;
-        assert_ok(kvf_guests_arrive(&links[i]->guests, connection_count, 0, dial_from, time_now));
         return;
     }
     line->next_try = time_now + line->pause;
