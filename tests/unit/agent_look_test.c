@@ -94,11 +94,32 @@ static void what_is_kept_for_peers_is_counted(void **state) {
     scene_close(&s);
 }
 
+/* What was known of it by the other address goes, though its ranks are still spoken to. */
+static void an_engine_that_is_met_at_another_address_is_kept_once(void **state) {
+    (void)state;
+    scene s;
+    scene_open(&s, attention(2, 4, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+               ONE("D"), NULL);
+    world_introduce(&s.w.p, s.w.p.agents[1]);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    uint64_t before = world_stats(s.d).memory_now_bytes;
+    s.w.p.contact.endpoint = kvf_agent_endpoint(s.w.p.agents[1]);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_run_for(&s.w, SECOND);
+    assert_int_equal(world_stats(s.d).memory_now_bytes, before);
+    scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_block_is_one_of_its_group),
         cmocka_unit_test(what_is_not_there_cannot_be_looked_at),
         cmocka_unit_test(what_is_kept_for_peers_is_counted),
+        cmocka_unit_test(an_engine_that_is_met_at_another_address_is_kept_once),
     };
     return cmocka_run_group_tests_name("agent_look", tests, world_is_simulated, world_is_real);
 }

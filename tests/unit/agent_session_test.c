@@ -164,6 +164,30 @@ static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     rights_close(&s);
 }
 
+/* Each number is fresh once: in order, with gaps, late by less than a window, and over several windows. */
+static void every_number_counts_once(void **state) {
+    (void)state;
+    static kvf_session session;
+    const uint64_t last = 5ull * KVF_WINDOW_CALLS;
+    for (uint64_t gap = 1; gap <= 70; gap += 23) {
+        memset(&session, 0, sizeof session);
+        for (uint64_t number = gap; number <= last; number += gap) {
+            assert_true(kvf_session_fresh(&session, number));
+            assert_false(kvf_session_fresh(&session, number));
+            if (gap > 1) {
+                assert_true(kvf_session_fresh(&session, number - 1)); /* it was left out */
+                assert_false(kvf_session_fresh(&session, number - 1));
+            }
+        }
+    }
+    assert_true(kvf_session_fresh(&session, 2 * last));
+    assert_true(kvf_session_fresh(&session, 2 * last - KVF_WINDOW_CALLS + 1));
+    assert_false(kvf_session_fresh(&session, 2 * last - KVF_WINDOW_CALLS));
+    assert_true(kvf_session_fresh(&session, 2 * last + KVF_WINDOW_CALLS)); /* all between are new */
+    for (uint64_t number = 2 * last + 1; number < 2 * last + KVF_WINDOW_CALLS; number++)
+        assert_true(kvf_session_fresh(&session, number));
+}
+
 static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
     (void)state;
     rights s;
@@ -188,6 +212,7 @@ int main(void) {
         cmocka_unit_test(checksums_are_for_the_peer_of_the_session),
         cmocka_unit_test(calls_of_a_producer_are_refused_from_a_consumer),
         cmocka_unit_test(a_jump_of_numbers_forces_a_new_greeting),
+        cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(what_ends_an_earlier_call_cannot_use_up_numbers),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
