@@ -242,6 +242,13 @@ static void an_agent_explains_itself_and_whom_it_knows(void **state) {
     assert_null(strstr(explain(d, NULL, KVF_LOG_INFO), "from rank 1: "));
     has(explain(d, NULL, KVF_LOG_DEBUG),
         "from rank 1: 384.0 KiB in 12 288 runs: full k v, layers 0-2, heads 2-3\n");
+    /* Of two engines that it knows it explains the one that is asked for. */
+    world_add(&w, ENGINE(.name = "E", .all = {.block_count = 32}), OPTIONS(.transport = "inproc"));
+    connect_to(&w, d, &w.e.contact);
+    has(explain(d, NULL, KVF_LOG_INFO), "D rank 0 of 2 reads from E, met at ");
+    assert_null(strstr(explain(d, "P", KVF_LOG_INFO), "reads from E"));
+    assert_null(strstr(explain(d, "E", KVF_LOG_INFO), "reads from P"));
+    assert_null(strstr(explain(w.e.agents[0], "D", KVF_LOG_INFO), "P"));
     world_quiet(&w);
     world_close(&w);
 }

@@ -64,6 +64,12 @@ static void end_all(scene *s) {
         assert_int_equal(world_wrong_cells(&s->w, d, &s->wanted, 7), 0);
 }
 
+/* Lines that cannot be written whole are not written. */
+static void read_line(void *context, const kvf_log_line *line) {
+    (void)context;
+    assert_true(line->text[0] != '\0');
+}
+
 /* How many allocations a request takes: with `fail_at`, that one was refused. `live`: what is left of all. */
 static size_t one_round(kvf_model *model, bool pushes, kvf_way way, size_t fail_at, size_t *live) {
     static scene s;
@@ -71,6 +77,8 @@ static size_t one_round(kvf_model *model, bool pushes, kvf_way way, size_t fail_
                                        .lease_ns = LEASE,
                                        .peer_timeout_ns = 50 * MS,
                                        .way = way,
+                                       .log = read_line,
+                                       .log_level = KVF_LOG_DEBUG,
                                        .slot_bytes = 4096,
                                        .arena_bytes = 128 * 4096};
     s = (scene){.pushes = pushes};
