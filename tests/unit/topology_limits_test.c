@@ -504,6 +504,92 @@ static void a_state_has_a_shape_of_a_type_that_there_is(void **state) {
     refused(kvf_state_shape_of(&model, 1, NULL), KVF_E_INVALID, "out is NULL");
 }
 
+/* The local conv state is one of `tp_ratio` parts of the remote one, or has as many parts of it. */
+static void projections_are_of_parts_that_there_are(void **state) {
+    (void)state;
+    const kvf_state_layout local = {.projection_count = 1,
+                                    .projection_dims = {4},
+                                    .projection_bytes = {8},
+                                    .conv_steps = 1,
+                                    .conv_bytes = 8};
+    kvf_byte_run run;
+    assert_int_equal(kvf_remote_projection_runs(&local, 2, 1, &run), KVF_OK);
+    assert_int_equal(run.offset, 8);
+    assert_int_equal(run.bytes, 8);
+    refused(kvf_remote_projection_runs(&local, 2, 2, &run), KVF_E_RANGE, "local_offset is 2; allowed 0 to 1");
+    refused(kvf_remote_projection_runs(&local, 1, 1, &run), KVF_E_RANGE, "local_offset is 1; allowed 0 to 0");
+    assert_int_equal(kvf_remote_projection_runs(&local, -2, 7, &run),
+                     KVF_OK); /* whose offset means nothing */
+    assert_int_equal(run.offset, 0);
+    assert_int_equal(run.bytes, 4);
+    refused(kvf_remote_projection_runs(&local, 0, 0, &run), KVF_E_RANGE, "tp_ratio is 0");
+    refused(kvf_remote_projection_runs(&local, (int64_t)UINT32_MAX + 1, 0, &run), KVF_E_RANGE, "tp_ratio is");
+    refused(kvf_remote_projection_runs(&local, -(int64_t)UINT32_MAX, 0, &run), KVF_E_NOT_EXPRESSIBLE,
+            "is not a whole number");
+    refused(kvf_remote_projection_runs(&local, -(int64_t)UINT32_MAX - 1, 0, &run), KVF_E_RANGE,
+            "tp_ratio is");
+    refused(kvf_remote_projection_runs(NULL, 1, 0, &run), KVF_E_INVALID, "local is NULL");
+    refused(kvf_remote_projection_runs(&local, 1, 0, NULL), KVF_E_INVALID, "out is NULL");
+    uint64_t blocks;
+    assert_int_equal(kvf_physical_blocks_per_logical(10, 6, 16, &blocks), KVF_OK);
+    assert_int_equal(blocks, 1);
+    assert_int_equal(kvf_physical_blocks_per_logical(10, 7, 16, &blocks), KVF_OK);
+    assert_int_equal(blocks, 2);
+    refused(kvf_physical_blocks_per_logical(10, 6, 0, &blocks), KVF_E_INVALID, "block_bytes is 0");
+    refused(kvf_physical_blocks_per_logical(10, 6, 16, NULL), KVF_E_INVALID, "out is NULL");
+    refused(kvf_physical_blocks_per_logical(UINT64_MAX, 1, 16, &blocks), KVF_E_OVERFLOW, "do not fit");
+}
+
+static void tables_are_of_the_same_regions_on_both_sides(void **state) {
+    (void)state;
+    kvf_topology *topology = local_rank(1, 0, 2);
+    const kvf_engine_transfer_info remote = remote_engine(1);
+    const uint64_t base[] = {4096, 8192}, bytes[] = {64, 64};
+    const kvf_state_layout layout = {.projection_count = 1, .projection_dims = {4}, .projection_bytes = {8}};
+    kvf_cache_memory ours = {.struct_size = sizeof ours,
+                             .region_base = base,
+                             .region_block_bytes = bytes,
+                             .region_count = 2,
+                             .num_blocks = 4};
+    kvf_cache_memory theirs = ours;
+    kvf_remote_view view = {.struct_size = sizeof view, .local = &ours, .remote = &theirs};
+    kvf_descriptor_table table;
+    assert_int_equal(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_OK);
+    assert_int_equal(table.count, 8);
+    kvf_descriptor_table_free(&table);
+    theirs.region_count = 1;
+    refused(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_E_INVALID,
+            "2 local regions and 1 remote ones");
+    theirs.region_count = 2;
+    theirs.state = &layout;
+    refused(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_E_INVALID,
+            "only one of the two sides");
+    theirs.state = NULL;
+    ours.state = &layout;
+    refused(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_E_INVALID,
+            "only one of the two sides");
+    ours.state = NULL;
+    theirs.region_base = NULL;
+    refused(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_E_INVALID,
+            "remote memory has 2 regions without base or block_bytes");
+    view.local = NULL;
+    refused(kvf_remote_descriptors(topology, &remote, &view, &table), KVF_E_INVALID, "local memory is NULL");
+    refused(kvf_remote_descriptors(topology, &remote, NULL, &table), KVF_E_INVALID, "must be given");
+    kvf_descriptor_table_free(NULL);
+    kvf_topology_free(topology);
+}
+
+static void a_block_that_has_no_half_is_not_described(void **state) {
+    (void)state;
+    kvf_topology *topology = hybrid_rank(2, 0, 8, 63);
+    kvf_engine_transfer_info remote = remote_engine(2);
+    remote.block_bytes = 63;
+    char *text;
+    assert_refused(kvf_topology_describe(topology, &remote, &text), KVF_E_NOT_EXPRESSIBLE,
+                   KVF_REFUSAL_LENGTH_NOT_DIVISIBLE);
+    kvf_topology_free(topology);
+}
+
 static void requests_of_a_step_are_all_there(void **state) {
     (void)state;
     const kvf_step_request request = {.id = {"a", 1}}, nameless = {.id = {NULL, 2}};
@@ -556,6 +642,9 @@ int main(void) {
         cmocka_unit_test(names_are_ordered_by_their_numbers),
         cmocka_unit_test(a_layout_is_seen_by_its_probe),
         cmocka_unit_test(a_state_has_a_shape_of_a_type_that_there_is),
+        cmocka_unit_test(projections_are_of_parts_that_there_are),
+        cmocka_unit_test(tables_are_of_the_same_regions_on_both_sides),
+        cmocka_unit_test(a_block_that_has_no_half_is_not_described),
         cmocka_unit_test(requests_of_a_step_are_all_there),
         cmocka_unit_test(refusals_have_names),
     };
