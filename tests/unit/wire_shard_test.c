@@ -134,10 +134,8 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
 }
 
 /* Of a model with other types than the reader knows, as a shard with which somebody joins may be. */
-static void other_types_are_read_where_they_may_be_converted(void **state) {
-    (void)state;
+static void check_other_types(const kvf_dtype types[2]) {
     const uint32_t all = KVF_CONVERTED_DTYPES, some = KVF_DTYPE_BIT(KVF_DTYPE_F32);
-    const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_BF16};
     kvf_model *told = attention(2, 2, 4), *other = NULL;
     assert_ok(kvf_model_retype(told, types, &other));
     kvf_engine *engine = engine_of(other, ENGINE(.all = {.block_count = 10}));
@@ -161,6 +159,12 @@ static void other_types_are_read_where_they_may_be_converted(void **state) {
     kvf_engine_free(engine);
     kvf_model_free(other);
     kvf_model_free(told);
+}
+
+static void other_types_are_read_where_they_may_be_converted(void **state) {
+    (void)state;
+    check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_BF16}); /* one of the two parts */
+    check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_F16});
 }
 
 static void a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written(void **state) {
@@ -216,7 +220,8 @@ typedef struct parcel {
     const char *dtype; /* of its elements; NULL: not said */
     uint32_t parts;
     uint32_t group_count;
-    uint32_t region_runs; /* each of `regions` */
+    uint32_t region_runs;                   /* each of `regions` */
+    uint32_t region_numbers, layer_numbers; /* in each array of two */
 } parcel;
 
 static parcel good_parcel(void) {
@@ -228,7 +233,9 @@ static parcel good_parcel(void) {
                     .run = {2, 0, 0, 32, 8, 16, 0, 1, 1, 0},
                     .parts = 1,
                     .group_count = 1,
-                    .region_runs = 1};
+                    .region_runs = 1,
+                    .region_numbers = 2,
+                    .layer_numbers = 2};
 }
 
 static void key(msgpack_packer *to, const char *text) {
@@ -275,18 +282,21 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     key(to, "regions");
     msgpack_pack_array(to, p->region_runs);
     for (uint32_t r = 0; r < p->region_runs; r++) {
-        msgpack_pack_array(to, 2);
+        msgpack_pack_array(to, p->region_numbers);
         msgpack_pack_uint32(to, p->regions);
-        msgpack_pack_uint64(to, p->region_bytes);
+        if (p->region_numbers > 1)
+            msgpack_pack_uint64(to, p->region_bytes);
+        if (p->region_numbers > 2)
+            msgpack_pack_uint64(to, 0);
     }
     key(to, "groups");
     msgpack_pack_array(to, p->group_count);
     for (uint32_t g = 0; g < p->group_count; g++) {
         msgpack_pack_map(to, 8);
         key(to, "layers");
-        msgpack_pack_array(to, 2);
-        msgpack_pack_uint32(to, p->group_layers[0]);
-        msgpack_pack_uint32(to, p->group_layers[1]);
+        msgpack_pack_array(to, p->layer_numbers);
+        for (uint32_t i = 0; i < p->layer_numbers; i++)
+            msgpack_pack_uint32(to, p->group_layers[i > 0]);
         number_field(to, p, "tokens_per_block", 2);
         number_field(to, p, "kernel_blocks_per_block", 1);
         number_field(to, p, "block_count", 3);
@@ -421,6 +431,12 @@ static void a_huge_number_of_regions_is_refused(void **state) {
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 4294967295", "262144");
     p.regions = 0;
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 0");
+    p.regions = 2;
+    p.region_numbers = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions has 3 elements; allowed is 2 to 2");
+    p.region_numbers = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions has 1 elements");
+    p.region_numbers = 2;
     p.regions = 262144;
     assert_ok(try_parcel(p));
     p.regions = 131072;
@@ -467,6 +483,11 @@ static void a_shard_with_more_regions_than_are_read_is_not_sent(void **state) {
 static void held_layers_are_of_the_group(void **state) {
     (void)state;
     parcel p = good_parcel();
+    p.layer_numbers = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "layers has 3 elements; allowed is 2 to 2");
+    p.layer_numbers = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "layers has 1 elements");
+    p.layer_numbers = 2;
     p.group_layers[1] = 3;
     assert_fails(try_parcel(p), KVF_E_PARSE, "the end of layers is 3", "0 to 2");
     p.group_layers[0] = 3;
