@@ -82,8 +82,6 @@ static kvf_status check_expect(const kvf_session *session, const kvf_call_body *
     bool is_part = call->first_id > 0 || call->more;
     if ((call->group_count || is_part) && call->group_count != groups)
         return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count, groups);
-    if (call->rank_count == 0)
-        return kvf_fail(KVF_E_RANGE, "EXPECT: rank_count is 0; at least 1 rank says so");
     if (call->time_ns <= kvf_agent_now(agent))
         return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
     return KVF_OK;

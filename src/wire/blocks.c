@@ -62,7 +62,7 @@ static kvf_status write_group(kvf_packing *packing, const kvf_wire_group *group)
         i += run_length(table->ids + i, table->count - i);
     msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&form, 0) + 1);
     kvf_wire_fields_write(packing, &form, 0, group);
-    bool folded = runs < table->count / 2;
+    bool folded = 2 * runs < table->count;
     kvf_pack_key(packing, folded ? "runs" : "ids");
     msgpack_pack_bin(&packing->packer, folded ? 8 * (size_t)runs : 4 * (size_t)table->count);
     if (folded)

@@ -23,7 +23,7 @@ static const kvf_wire_field hello_fields[] = {
     KVF_FIELD(NAME, kvf_hello, engine, .least = 1, .most = KVF_WIRE_MAX_NAME),
     KVF_FIELD(U64, kvf_hello, incarnation),
     KVF_FIELD(U32, kvf_hello, rank),
-    KVF_FIELD(U32, kvf_hello, rank_count, .least = 1, .most = KVF_WIRE_MAX_RANKS),
+    KVF_FIELD(U32, kvf_hello, rank_count, .most = KVF_WIRE_MAX_RANKS),
     KVF_FIELD(BOOL, kvf_hello, wants_ranks),
     KVF_FIELD(U32, kvf_hello, first_rank),
     KVF_FIELD(BOOL, kvf_hello, wants_card),

@@ -8,7 +8,7 @@ static const kvf_wire_field fields[] = {
     KVF_FIELD(NAME, kvf_introduction, engine, .least = 1, .most = KVF_WIRE_MAX_NAME),
     KVF_FIELD(U64, kvf_introduction, incarnation),
     KVF_FIELD(U32, kvf_introduction, rank),
-    KVF_FIELD(U32, kvf_introduction, rank_count, .least = 1, .most = KVF_WIRE_MAX_RANKS),
+    KVF_FIELD(U32, kvf_introduction, rank_count, .most = KVF_WIRE_MAX_RANKS),
     KVF_FIELD(NAME, kvf_introduction, endpoint, .most = KVF_WIRE_MAX_NAME),
     KVF_FIELD(KEY, kvf_introduction, public_key),
     KVF_FIELD(FIXED, kvf_introduction, digest, .most = KVF_WIRE_DIGEST_BYTES),
@@ -38,8 +38,8 @@ kvf_status kvf_wire_decode_introduction(kvf_bytes bytes, kvf_introduction *out, 
     msgpack_object map;
     kvf_status status = kvf_wire_unpack(bytes, &zone, &map);
     if (!status) {
-        /* Four texts out of these bytes, and the zero bytes behind them: one piece, for one kvf_free(). */
-        status = kvf_wire_keep_room(storage, bytes.size + 4);
+        /* One piece, for one kvf_free(): all texts, each with a zero behind it in place of its head here. */
+        status = kvf_wire_keep_room(storage, bytes.size);
         if (!status)
             status = kvf_wire_fields_read(&map, &form, 0, out, storage);
         msgpack_zone_destroy(&zone);

@@ -242,6 +242,13 @@ static void an_agent_explains_itself_and_whom_it_knows(void **state) {
     assert_null(strstr(explain(d, NULL, KVF_LOG_INFO), "from rank 1: "));
     has(explain(d, NULL, KVF_LOG_DEBUG),
         "from rank 1: 384.0 KiB in 12 288 runs: full k v, layers 0-2, heads 2-3\n");
+    /* Of two engines that it knows it explains the one that is asked for. */
+    world_add(&w, ENGINE(.name = "E", .all = {.block_count = 32}), OPTIONS(.transport = "inproc"));
+    connect_to(&w, d, &w.e.contact);
+    has(explain(d, NULL, KVF_LOG_INFO), "D rank 0 of 2 reads from E, met at ");
+    assert_null(strstr(explain(d, "P", KVF_LOG_INFO), "reads from E"));
+    assert_null(strstr(explain(d, "E", KVF_LOG_INFO), "reads from P"));
+    assert_null(strstr(explain(w.e.agents[0], "D", KVF_LOG_INFO), "P"));
     world_quiet(&w);
     world_close(&w);
 }
@@ -278,6 +285,24 @@ static void a_directory_explains_whom_it_introduces(void **state) {
     world_close(&w);
 }
 
+static kvf_status explain_all(void *subject) {
+    kvf_agent *agent = subject;
+    size_t length = 0;
+    return kvf_agent_explain(agent, NULL, KVF_LOG_DEBUG, NULL, 0, &length);
+}
+
+static void an_agent_that_cannot_explain_says_that_memory_is_missing(void **state) {
+    (void)state;
+    world w;
+    memory_count memory;
+    count_memory(&memory);
+    open_pair(&w, NULL);
+    connect_to(&w, w.d.agents[0], &w.p.contact);
+    survive_every_refusal(&memory, explain_all, w.d.agents[0]); /* which reads */
+    survive_every_refusal(&memory, explain_all, w.p.agents[0]); /* which is read */
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_meeting_says_who_reads_what_from_whom),
@@ -289,6 +314,8 @@ int main(void) {
         cmocka_unit_test(an_agent_explains_itself_and_whom_it_knows),
         cmocka_unit_test(a_text_that_does_not_fit_is_cut),
         cmocka_unit_test(a_directory_explains_whom_it_introduces),
+        cmocka_unit_test_teardown(an_agent_that_cannot_explain_says_that_memory_is_missing,
+                                  stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,6 +240,61 @@ static void keys_that_are_allowed_and_keys_of_grants_may_all_connect(void **stat
     kvf_free(keys);
 }
 
+static kvf_message_kind greeted_as(rights *s, speaker *by, const char *engine) {
+    by->engine = engine;
+    speaker_greet(&s->w, by);
+    return by->kind;
+}
+
+/* ---- telling ---------------------------------------------------------------------------------- */
+
+/* Refused at each greeting: its secret is not that of its incarnation. */
+static void lie(rights *s, const char *engine) {
+    uint64_t known = s->other.incarnation;
+    s->other.incarnation++;
+    assert_int_equal(greeted_as(s, &s->other, engine), KVF_MESSAGE_REFUSED);
+    s->other.incarnation = known;
+}
+
+static void a_refusal_is_told_once_in_ten_minutes(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    for (int i = 0; i < 3; i++)
+        lie(&s, "L");
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    world_run_for(&s.w, 590 * SECOND);
+    speaker_close(&s.other); /* who says nothing for so long is cut off */
+    speaker_reopen(&s.other, s.p);
+    lie(&s, "L");
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    lie(&s, "K");
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 2);
+    world_run_for(&s.w, 20 * SECOND);
+    speaker_close(&s.other);
+    speaker_reopen(&s.other, s.p);
+    lie(&s, "L");
+    lie(&s, "K");
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 3);
+    assert_int_equal(world_stats(s.p).peers_refused, 7);
+    rights_close(&s);
+}
+
+static void sixty_four_refusals_are_told_at_most(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    char name[] = "L00";
+    for (int i = 0; i < 70; i++) {
+        name[1] = (char)('0' + i / 10);
+        name[2] = (char)('0' + i % 10);
+        lie(&s, name);
+    }
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 64);
+    assert_int_equal(world_stats(s.p).peers_refused, 70);
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_greeting_repeated_brings_the_same_session),
@@ -251,6 +306,8 @@ int main(void) {
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
+        cmocka_unit_test(a_refusal_is_told_once_in_ten_minutes),
+        cmocka_unit_test(sixty_four_refusals_are_told_at_most),
         cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

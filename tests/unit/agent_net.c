@@ -95,8 +95,11 @@ static void dial(net_link *link, net_line *line) {
         connections[++connection_count] = (connection){link, links[i], line->route};
         line->connection = connection_count;
         line->pause = FIRST_PAUSE;
-        assert_ok(kvf_guests_arrive(&links[i]->guests, connection_count, 0, dial_from, time_now));
-        return;
+        if (!kvf_guests_arrive(&links[i]->guests, connection_count, 0, dial_from, time_now))
+            return;
+        connections[connection_count] = (connection){0}; /* no memory for it: tried again */
+        line->connection = 0;
+        break;
     }
     line->next_try = time_now + line->pause;
     line->pause = kvf_min_u64(2 * line->pause, LONGEST_PAUSE);

@@ -383,6 +383,29 @@ static void a_higher_priority_that_has_used_up_its_cap_lets_others_go(void **sta
     tear_down(&s);
 }
 
+/* Eight bytes, of which a second lets one go. */
+static void the_smallest_cap_there_is_moves_bytes_too(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t hold, pull;
+    world_open_model(&w, attention(1, 1, 2), ENGINE(.name = "P", .all = {.block_count = 4}),
+                     ENGINE(.name = "D", .all = {.block_count = 4}), NULL);
+    world_request_make(&w, &w.p, "a", 1, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 1, 1, 1, &wanted);
+    world_fill(&w, &w.p, &held, 1);
+    wanted.request.bytes_per_second = 1;
+    wanted.request.way = KVF_WAY_DIRECT;
+    world_hold(&w.p, &held, &hold);
+    world_pull(&w.d, &wanted, &w.p, &pull);
+    uint64_t begun = world_now();
+    (void)world_done(&w, w.d.agents[0], pull);
+    assert_in_range(world_now() - begun, 7 * SECOND, 9 * SECOND);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_keeps_to_its_cap),
@@ -392,6 +415,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_a_push_writes_to_share_its_cap),
         cmocka_unit_test(runs_are_cut_where_a_cap_is_smaller),
         cmocka_unit_test(a_capped_pull_outlives_its_lease_and_can_be_cancelled),
+        cmocka_unit_test(the_smallest_cap_there_is_moves_bytes_too),
         cmocka_unit_test(the_timeout_says_when_the_next_bytes_may_move),
         cmocka_unit_test(a_pull_of_a_lower_priority_waits),
         cmocka_unit_test(a_push_of_a_lower_priority_waits),

@@ -265,6 +265,33 @@ static void blocks_are_reserved_before_there_is_a_destination(void **state) {
     world_close(&w);
 }
 
+/* A hold has all blocks that it names, a destination those that are still to be written. */
+static void only_what_will_be_written_is_claimed(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.p, "a", 64, 10, 1, &held);
+    world_request_make(&w, &w.d, "a", 64, 20, 1, &wanted);
+    held.groups[0].begin = wanted.groups[0].begin = 33; /* in the third of four blocks */
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    for (uint32_t block = 19; block <= 24; block++)
+        assert_int_equal(world_block(w.d.agents[0], 0, block),
+                         block == 22 || block == 23 ? KVF_BLOCK_FILLING : KVF_BLOCK_FREE);
+    assert_int_equal(world_stats(w.d.agents[0]).blocks_filling_now, 2);
+    world_fill(&w, &w.p, &held, 1);
+    world_hold(&w.p, &held, holds);
+    for (uint32_t block = 9; block <= 14; block++)
+        assert_int_equal(world_block(w.p.agents[0], 0, block),
+                         block >= 10 && block <= 13 ? KVF_BLOCK_HELD : KVF_BLOCK_FREE);
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void more_than_the_producer_holds_fails_this_request_only(void **state) {
@@ -293,6 +320,39 @@ static void more_than_the_producer_holds_fails_this_request_only(void **state) {
     world_pull_everything(&w, "next", 48, 9);
     world_quiet(&w);
     world_close(&w);
+}
+
+/* The first is what rank 0 holds, and each of the others differs from it in one thing. */
+static void ranks_of_a_producer_hold_the_same_blocks(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {0, 1, 2, 3}, others[] = {0, 1, 5, 3};
+    const kvf_group_steps held[] = {{{ids, 4, 0}, 0, 64},  {{others, 4, 0}, 0, 64}, {{ids, 3, 0}, 0, 48},
+                                    {{ids, 4, 0}, 16, 64}, {{ids, 4, 1}, 16, 80},   {{ids, 4, 0}, 0, 63}};
+    for (size_t i = 0; i < COUNT_OF(held); i++) {
+        world w;
+        world_request wanted, request;
+        uint64_t pull, holds[2];
+        world_open_model(&w, attention(4, 8, 8), TP2, ONE("D"), NULL);
+        world_request_make(&w, &w.d, "a", 64, 20, 1, &wanted);
+        wanted.groups[0].begin = 20;
+        wanted.groups[0].end = 40;
+        for (uint32_t r = 0; r < 2; r++) {
+            world_request_make(&w, &w.p, "a", 64, 0, 1, &request);
+            request.groups[0] = held[r ? i : 0];
+            assert_ok(kvf_agent_hold(w.p.agents[r], &request.request, &holds[r]));
+        }
+        world_pull(&w.d, &wanted, &w.p, &pull);
+        if (i == 0) {
+            (void)world_done(&w, w.d.agents[0], pull);
+        } else {
+            const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_MISMATCH);
+            assert_non_null(strstr(failed->detail, "it holds other blocks than its siblings"));
+        }
+        for (uint32_t r = 0; r < 2; r++)
+            (void)kvf_agent_cancel(w.p.agents[r], holds[r]);
+        world_quiet(&w);
+        world_close(&w);
+    }
 }
 
 static void a_failure_lists_the_wanted_blocks_of_every_group(void **state) {
@@ -387,7 +447,9 @@ int main(void) {
         cmocka_unit_test(two_engines_read_one_hold),
         cmocka_unit_test(blocks_of_the_consumer_are_read_back_by_the_producer),
         cmocka_unit_test(blocks_are_reserved_before_there_is_a_destination),
+        cmocka_unit_test(only_what_will_be_written_is_claimed),
         cmocka_unit_test(more_than_the_producer_holds_fails_this_request_only),
+        cmocka_unit_test(ranks_of_a_producer_hold_the_same_blocks),
         cmocka_unit_test(a_failure_lists_the_wanted_blocks_of_every_group),
         cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
         cmocka_unit_test(a_block_has_one_use_at_a_time),

@@ -105,6 +105,9 @@ static void chunks_and_layers_out_of_order_are_refused(void **state) {
     assert_fails(kvf_agent_push_ready(p, v.expects[0] + 77, CHUNK(40, 60, 1)), KVF_E_NOT_FOUND, "ticket");
     ready(&v, 50, 60, 1); /* and with it everything before 50 */
     assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(40, 60, 1)), KVF_E_RANGE, "50 tokens");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(60, 80, 1)), KVF_E_RANGE, "[50, 60) has 1 of 6");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(50, 61, 2)), KVF_E_RANGE, "[50, 60) has 1 of 6");
+    assert_fails(kvf_agent_push_ready(p, v.pushes[0], CHUNK(51, 60, 2)), KVF_E_RANGE, "[50, 60) has 1 of 6");
     ready(&v, 50, 60, LAYERS);
     ready(&v, 60, TOKENS, LAYERS);
     push_scene_finish(&v);

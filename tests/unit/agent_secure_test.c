@@ -245,6 +245,31 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     world_close(&w);
 }
 
+/* A key that was withdrawn may be allowed again for less: what it was allowed before is not left of it. */
+static void a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed(void **state) {
+    (void)state;
+    world w;
+    uint64_t pull;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    const char *allowed[] = {of_other.open, of_d.open};
+    p.allowed_keys = allowed;
+    p.allowed_key_count = 2;
+    open_with(&w, &p, &d);
+    kvf_agent *agent = w.p.agents[0];
+    kvf_key_grant grant = {.struct_size = sizeof grant, .public_key = of_d.open, .engine = "Q"};
+    assert_ok(kvf_agent_withdraw_key(agent, of_d.open));
+    assert_ok(kvf_agent_grant_key(agent, &grant));
+    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
+    assert_non_null(strstr(failed->detail, "does not let this key speak for rank 0 of D"));
+    grant.engine = "D";
+    assert_ok(kvf_agent_grant_key(agent, &grant));
+    pull_well(&w);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
@@ -253,6 +278,7 @@ int main(void) {
         cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
         cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
         cmocka_unit_test(keys_are_allowed_and_withdrawn_while_an_agent_runs),
+        cmocka_unit_test(a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed),
         cmocka_unit_test(encryption_on_one_side_only_is_an_error),
         cmocka_unit_test(beyond_loopback_needs_keys_or_a_word),
         cmocka_unit_test(options_that_contradict_each_other_are_refused),

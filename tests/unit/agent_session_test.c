@@ -164,6 +164,30 @@ static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     rights_close(&s);
 }
 
+/* Each number is fresh once: in order, with gaps, late by less than a window, and over several windows. */
+static void every_number_counts_once(void **state) {
+    (void)state;
+    static kvf_session session;
+    const uint64_t last = 5ull * KVF_WINDOW_CALLS;
+    for (uint64_t gap = 1; gap <= 70; gap += 23) {
+        memset(&session, 0, sizeof session);
+        for (uint64_t number = gap; number <= last; number += gap) {
+            assert_true(kvf_session_fresh(&session, number));
+            assert_false(kvf_session_fresh(&session, number));
+            if (gap > 1) {
+                assert_true(kvf_session_fresh(&session, number - 1)); /* it was left out */
+                assert_false(kvf_session_fresh(&session, number - 1));
+            }
+        }
+    }
+    assert_true(kvf_session_fresh(&session, 2 * last));
+    assert_true(kvf_session_fresh(&session, 2 * last - KVF_WINDOW_CALLS + 1));
+    assert_false(kvf_session_fresh(&session, 2 * last - KVF_WINDOW_CALLS));
+    assert_true(kvf_session_fresh(&session, 2 * last + KVF_WINDOW_CALLS)); /* all between are new */
+    for (uint64_t number = 2 * last + 1; number < 2 * last + KVF_WINDOW_CALLS; number++)
+        assert_true(kvf_session_fresh(&session, number));
+}
+
 static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
     (void)state;
     rights s;
@@ -178,6 +202,49 @@ static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
     rights_close(&s);
 }
 
+/* ---- clocks ----------------------------------------------------------------------------------- */
+
+static uint64_t time_of_day(void *context) {
+    return *(const uint64_t *)context;
+}
+
+/* The shortest round trip counts, of equal ones the first; half of it is how far off the clock may be. */
+static void the_shortest_round_trip_tells_the_peers_clock(void **state) {
+    (void)state;
+    static kvf_session session;
+    session.clock_error = UINT64_MAX;
+    kvf_session_clock(&session, 100, 300, 1200);
+    assert_int_equal(session.clock_offset, 1000);
+    assert_int_equal(session.clock_error, 101);
+    kvf_session_clock(&session, 1000, 1201, 5000); /* as long, in whole nanoseconds */
+    assert_int_equal(session.clock_offset, 1000);
+    kvf_session_clock(&session, 1000, 1198, 99);
+    assert_int_equal(session.clock_offset, -1000);
+    assert_int_equal(session.clock_error, 100);
+    kvf_session_clock(&session, 1000, 2000, 99);
+    assert_int_equal(session.clock_error, 100);
+}
+
+/* Clocks may drift apart by a 2048th of the time that is still to pass. */
+static void a_moment_on_the_peers_clock_is_rather_too_early(void **state) {
+    (void)state;
+    static uint64_t now = 1000000;
+    static kvf_agent agent;
+    static kvf_session session;
+    agent.clock = (kvf_clock){.now = time_of_day, .context = &now};
+    session.agent = &agent;
+    session.clock_offset = 5000;
+    session.clock_error = 100;
+    assert_int_equal(kvf_session_their_time(&session, now), now + 5000 - 100);
+    assert_int_equal(kvf_session_their_time(&session, now - 10), now - 10 + 5000 - 100);
+    assert_int_equal(kvf_session_their_time(&session, now + 2047), now + 2047 + 5000 - 100);
+    assert_int_equal(kvf_session_their_time(&session, now + 2048), now + 2048 + 5000 - 101);
+    session.clock_offset = -(int64_t)now;
+    assert_int_equal(kvf_session_their_time(&session, now + 101), 1);
+    assert_int_equal(kvf_session_their_time(&session, now + 100), 0);
+    assert_int_equal(kvf_session_their_time(&session, now + 99), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(acquire_and_release_are_for_the_peer_of_the_session),
@@ -188,6 +255,9 @@ int main(void) {
         cmocka_unit_test(checksums_are_for_the_peer_of_the_session),
         cmocka_unit_test(calls_of_a_producer_are_refused_from_a_consumer),
         cmocka_unit_test(a_jump_of_numbers_forces_a_new_greeting),
+        cmocka_unit_test(every_number_counts_once),
+        cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
+        cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
         cmocka_unit_test(what_ends_an_earlier_call_cannot_use_up_numbers),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

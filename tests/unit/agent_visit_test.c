@@ -113,6 +113,12 @@ static void a_visit_says_which_protocol_and_how_far(void **state) {
     (void)kvf_visited_round_trips(found, &count);
     assert_int_equal(count, 0);
     kvf_visited_free(found);
+    assert_ok(kvf_visit(&w.p.contact, VISIT(.greetings = 1, .timeout_ns = PATIENCE_NS), &found));
+    (void)kvf_visited_round_trips(found, &count);
+    assert_true(count <= 1);
+    kvf_visited_free(found);
+    assert_ok(kvf_visit(&w.p.contact, VISIT(.greetings = 1000, .timeout_ns = PATIENCE_NS), &found));
+    kvf_visited_free(found);
     assert_int_equal(kvf_visit(&w.p.contact, VISIT(.greetings = 1001), &found), KVF_E_RANGE);
     world_close(&w);
 }

@@ -120,6 +120,19 @@ static void a_page_plan_without_layers_is_refused_as_such(void **state) {
     desc.layer_count = 1;
     assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_OK);
     kvf_page_plan_free(&plan);
+    const kvf_page_plan none = {0};
+    assert_memory_equal(&plan, &none, sizeof plan); /* and may be freed once more */
+    kvf_page_plan_free(&plan);
+    kvf_page_plan_free(NULL);
+    desc.tp_rank = 1;
+    assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_E_RANGE);
+    desc.tp_size = desc.tp_rank = 0;
+    assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_E_RANGE);
+    desc.tp_size = 1;
+    desc.group_count = 0;
+    assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_E_INVALID);
+    assert_int_equal(kvf_page_plan_build(NULL, &plan), KVF_E_INVALID);
+    assert_int_equal(kvf_page_plan_build(&desc, NULL), KVF_E_INVALID);
 }
 
 static void each_group_of_a_page_plan_has_ratios_of_its_own(void **state) {

@@ -2,6 +2,8 @@
  * Facts: the same for engines of other shapes over the same model, different where cells are, and words for
  * the difference, whatever the other side sends.
  */
+#include <stdio.h>
+
 #include "wire_samples.h"
 
 #include "wire/show.h"
@@ -413,6 +415,10 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"convert", "converts", "line 7 is \"converts", KVF_E_PARSE},
         {"kind: tokens", "kind: other", "line 3: kind", KVF_E_PARSE},
         {"window_tokens: 0", "window_tokens: 0x", "line 4", KVF_E_PARSE},
+        {"window_tokens: 0", "window_tokens: 4294967296", "line 4", KVF_E_PARSE},
+        {"window_tokens: 0", "window_tokens: 18446744073709551616", "line 4", KVF_E_PARSE},
+        {"window_tokens: 0", "window_tokens: :", "line 4", KVF_E_PARSE},
+        {"window_tokens: 0", "window_tokens: /", "line 4", KVF_E_PARSE},
         {"layers: 0-2", "layers: ", "line 6: not layers", KVF_E_PARSE},
         {"layers: 0-2", "layers: 0-", "line 6", KVF_E_PARSE},
         {"layers: 0-2", "layers: 2-0", "ends before", KVF_E_PARSE},
@@ -428,8 +434,20 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"rows_per_step: 1\n", "rows_per_step: 1\nmore: 1\n", "line 13", KVF_E_PARSE},
         {"group: draft", "group: full", "as that of group 0", KVF_E_INVALID},
     };
+    static const char *const taken[][2] = {
+        {"window_tokens: 0", "window_tokens: 4294967295"},
+        {"window_tokens: 0", "window_tokens:0"}, /* without the space */
+        {"layers: 0-2", "layers: 0,1-2"},
+        {"convert: f32, bf16, f16", "convert: f32,bf16, later"}, /* one that is not known here */
+        {"convert: f32, bf16, f16\n", "convert:\n"},
+    };
     char *good = text_of(full, draft, "");
     assert_ok(read(good));
+    for (size_t i = 0; i < COUNT_OF(taken); i++) {
+        char *other = with(good, taken[i][0], taken[i][1]);
+        assert_ok(read(other));
+        kvf_free(other);
+    }
     for (size_t i = 0; i < COUNT_OF(changes); i++) {
         char *bad = with(good, changes[i].from, changes[i].to);
         assert_fails(read(bad), changes[i].status, "facts: ", changes[i].words);
@@ -473,8 +491,9 @@ static void builtin_models_all_have_facts_of_their_own(void **state) {
 static void every_differing_field_is_listed(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("a: 1\nb: 2\nc: 3\nd: 4\n", "a: 1\nb: 9\nd: 5\ne: 6\n", "p"),
-                 KVF_E_MISMATCH, "b is \"2\" here and \"9\" there", "; c is \"3\" here and missing there",
-                 "; d is \"4\" here and \"5\" there", "; e is \"6\" there and missing here");
+                 KVF_E_MISMATCH, "other facts: b is \"2\" here and \"9\" there",
+                 "; c is \"3\" here and missing there", "; d is \"4\" here and \"5\" there",
+                 "; e is \"6\" there and missing here");
     assert_null(strstr(kvf_error_detail(), "a is"));
 }
 
@@ -488,6 +507,35 @@ static void the_first_dozen_are_listed_and_the_others_counted(void **state) {
     assert_fails(kvf_wire_compare_own(ours.data, theirs.data, "p"), KVF_E_MISMATCH, "; and 28 more");
     kvf_text_free(&ours);
     kvf_text_free(&theirs);
+}
+
+/* How `count` facts differ that only we have: a, b, c ... */
+static void check_missing(uint32_t count, const char *last) {
+    char ours[64] = "";
+    for (uint32_t i = 0; i < count; i++)
+        (void)snprintf(ours + 4 * i, sizeof ours - 4 * i, "%c: \n", (char)('a' + i));
+    assert_fails(kvf_wire_compare_own(ours, "", "p"), KVF_E_MISMATCH,
+                 "other facts: a is \"\" here and missing there; b is \"\" here", "; l is \"\" here");
+    const char *detail = kvf_error_detail(), *end = strstr(detail, last);
+    assert_non_null(end);
+    assert_string_equal(end, last);
+}
+
+static void a_dozen_are_all_listed(void **state) {
+    (void)state;
+    check_missing(12, "; l is \"\" here and missing there");
+    check_missing(13, "; l is \"\" here and missing there; and 1 more");
+}
+
+static void facts_may_have_as_many_lines_as_the_limit(void **state) {
+    (void)state;
+    kvf_text text = {0};
+    for (int i = 0; i < 20000; i++)
+        kvf_text_add(&text, "a\n");
+    assert_ok(kvf_wire_compare_own("a\n", text.data, "p"));
+    kvf_text_add(&text, "a\n");
+    assert_fails(kvf_wire_compare_own("a\n", text.data, "p"), KVF_E_MISMATCH, "more than 20000 lines");
+    kvf_text_free(&text);
 }
 
 static void long_values_are_shown_where_they_differ(void **state) {
@@ -605,6 +653,43 @@ static void facts_may_be_as_long_as_the_limit(void **state) {
     kvf_model_free(model);
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static kvf_status refuse_by_fact(void *subject) {
+    (void)subject;
+    kvf_status status = kvf_wire_compare_own("a: 1\nb: 2\n", "a: 2\nc: 3\n", "p");
+    return status == KVF_E_MISMATCH ? KVF_OK : status;
+}
+
+static kvf_status match_and_refuse(void *subject) {
+    const char *const *texts = subject;
+    kvf_match *match = NULL;
+    kvf_facts own;
+    kvf_status status = kvf_wire_read_facts(texts[0], &own);
+    if (!status)
+        status = kvf_wire_match(&own, texts[1], "p", &match);
+    kvf_match_free(match);
+    kvf_facts_free(&own);
+    return status == KVF_E_MISMATCH ? KVF_OK : status;
+}
+
+static void nothing_leaks_where_memory_ends(void **state) {
+    (void)state;
+    memory_count memory;
+    char *ours = text_of(full, draft, "full.weights: r1\nweights: r1\n");
+    char *theirs = text_of(full, draft, "full.weights: r2\nweights: r1\n");
+    char *others = text_of(draft, "", "weights: r2\n");
+    count_memory(&memory);
+    const char *const matched[] = {ours, theirs}, *const refused[] = {ours, others};
+    survive_every_refusal(&memory, refuse_by_fact, NULL);
+    survive_every_refusal(&memory, match_and_refuse, (void *)matched);
+    survive_every_refusal(&memory, match_and_refuse, (void *)refused);
+    assert_ok(kvf_set_allocator(NULL));
+    kvf_free(ours);
+    kvf_free(theirs);
+    kvf_free(others);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(facts_are_one_line_each_in_a_fixed_order),
@@ -624,6 +709,8 @@ int main(void) {
         cmocka_unit_test(builtin_models_all_have_facts_of_their_own),
         cmocka_unit_test(every_differing_field_is_listed),
         cmocka_unit_test(the_first_dozen_are_listed_and_the_others_counted),
+        cmocka_unit_test(a_dozen_are_all_listed),
+        cmocka_unit_test(facts_may_have_as_many_lines_as_the_limit),
         cmocka_unit_test(long_values_are_shown_where_they_differ),
         cmocka_unit_test(values_are_shown_from_their_start_where_they_differ_early),
         cmocka_unit_test(what_is_shown_is_cut_between_characters),
@@ -633,6 +720,7 @@ int main(void) {
         cmocka_unit_test(a_line_without_end_is_cut_short),
         cmocka_unit_test(facts_above_the_size_limit_are_refused),
         cmocka_unit_test(facts_may_be_as_long_as_the_limit),
+        cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("wire_facts", tests, NULL, NULL);
 }

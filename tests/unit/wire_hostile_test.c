@@ -412,6 +412,27 @@ static void a_message_of_another_version_is_opened_but_not_read(void **state) {
     kvf_message_free(&message);
 }
 
+/* Other versions have kinds of their own, and a digest of this size or none. */
+static void the_envelope_of_another_version_is_checked(void **state) {
+    (void)state;
+    uint8_t bytes[] = {0x95, 0xa3, 'k', 'v', 'f', 9, 4, 0xc4, 32, [9 + 31] = 77, 0xc4, 0};
+    kvf_message message;
+    assert_ok(kvf_wire_open((kvf_bytes){bytes, sizeof bytes}, &message));
+    assert_int_equal(message.digest[31], 77);
+    bytes[6] = 0;
+    assert_ok(kvf_wire_open((kvf_bytes){bytes, sizeof bytes}, &message));
+    assert_int_equal(message.kind, 0);
+    assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 9, 4, 0xc4, 1, 1, 0xc4, 0), &message),
+                 KVF_E_PARSE, "digest has 1 bytes; allowed is 32");
+    assert_fails(
+        kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 0xcf, 0, 0, 0, 1, 0, 0, 0, 2, 4, 0xc4, 0, 0xc4, 0),
+                      &message),
+        KVF_E_PARSE, "version is 4294967298");
+    assert_fails(
+        kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 9, 0xce, 0x80, 0, 0, 0, 0xc4, 0, 0xc4, 0), &message),
+        KVF_E_PARSE, "kind is 2147483648");
+}
+
 static void a_message_above_the_size_limit_is_refused(void **state) {
     (void)state;
     kvf_message message;
@@ -475,6 +496,11 @@ static void runs_of_blocks_are_bounded(void **state) {
     assert_ok(read_ids("runs", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
     assert_ok(read_ids("ids", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
     assert_ok(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 9, 0, 0, 0)));
+    assert_ok(read_ids("runs", BYTES(0xfd, 0xff, 0xff, 0xff, 2, 0, 0, 0))); /* up to the last id there is */
+    assert_ok(read_ids("runs", BYTES(0, 0, 0, 0, 0, 0, 3, 0)));
+    assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 1, 0, 3, 0)), KVF_E_PARSE, "more than 196608 ids");
+    assert_ok(read_ids("runs", (kvf_bytes){NULL, 0}));
+    assert_ok(read_ids("ids", (kvf_bytes){NULL, 0}));
     assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
                  "call EXPECT: groups[0]: the block tables have more than 196608 ids");
     assert_fails(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE,
@@ -485,6 +511,118 @@ static void runs_of_blocks_are_bounded(void **state) {
     assert_fails(read_ids("runs", BYTES(0, 0, 0, 0)), KVF_E_PARSE, "runs has 4 bytes", "entries of 8");
     assert_fails(read_ids("ids", BYTES(0, 0, 0, 0, 0)), KVF_E_PARSE, "ids has 5 bytes", "entries of 4");
     assert_fails(read_ids("neither", BYTES(0)), KVF_E_PARSE, "groups[0]: ids is missing");
+}
+
+/* A message with `raw`, which is msgpack, in the place of one field's value. */
+static kvf_status read_replaced(kvf_message_kind kind, kvf_call_kind call, const char *key, kvf_bytes raw) {
+    static wire_sample sample;
+    sample_message(&sample, kind, call, 11);
+    kvf_wire_buffer encoded = sample_encoded(&sample.message);
+    kvf_message opened;
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &opened));
+    msgpack_zone zone;
+    msgpack_object map;
+    assert_ok(kvf_wire_unpack(opened.body, &zone, &map));
+    msgpack_sbuffer body;
+    msgpack_sbuffer_init(&body);
+    msgpack_packer to;
+    msgpack_packer_init(&to, &body, msgpack_sbuffer_write);
+    msgpack_pack_map(&to, map.via.map.size);
+    bool found = false;
+    for (uint32_t i = 0; i < map.via.map.size; i++) {
+        const msgpack_object_kv *field = &map.via.map.ptr[i];
+        const msgpack_object_str *name = &field->key.via.str;
+        bool wanted = name->size == strlen(key) && memcmp(name->ptr, key, name->size) == 0;
+        msgpack_pack_object(&to, field->key);
+        if (wanted)
+            (void)msgpack_sbuffer_write(&body, raw.data, raw.size);
+        else
+            msgpack_pack_object(&to, field->val);
+        found = found || wanted;
+    }
+    assert_true(found);
+    kvf_status status = read_with_body(&opened, &body);
+    msgpack_sbuffer_destroy(&body);
+    msgpack_zone_destroy(&zone);
+    kvf_wire_buffer_free(&encoded);
+    return status;
+}
+
+static kvf_status call_with(kvf_call_kind call, const char *key, kvf_bytes raw) {
+    return read_replaced(KVF_MESSAGE_CALL, call, key, raw);
+}
+
+#define REFUSED(call, ...) assert_fails(call, KVF_E_PARSE, __VA_ARGS__)
+
+static void each_field_has_its_range(void **state) {
+    (void)state;
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "group", BYTES(0xcd, 1, 0)), "group is 256", "0 to 255");
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "part", BYTES(64)), "part is 64", "0 to 63");
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "layers", BYTES(0x93, 0, 0, 0)), "layers has 3 elements");
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "layers", BYTES(0x91, 0)), "layers has 1 elements");
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "layers", BYTES(0x92, 3, 2)), "layers is [3, 2)");
+    assert_ok(call_with(KVF_CALL_CHECKSUM, "layers", BYTES(0x92, 0, 0xce, 0xff, 0xff, 0xff, 0xff)));
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "layers", BYTES(0x92, 0, 0xcf, 0, 0, 0, 1, 0, 0, 0, 0)),
+            "layers is 4294967296");
+    REFUSED(call_with(KVF_CALL_CHECKSUM, "layers", BYTES(0x92, 0xcf, 0, 0, 0, 1, 0, 0, 0, 0, 7)),
+            "layers is 4294967296");
+    REFUSED(call_with(KVF_CALL_EXPECT, "packed", BYTES(2)), "packed is 2");
+    REFUSED(call_with(KVF_CALL_JOIN, "stage", BYTES(3)), "stage is 3");
+    REFUSED(read_replaced(KVF_MESSAGE_ANSWER, KVF_CALL_JOIN, "stage", BYTES(2)), "stage is 2");
+    REFUSED(call_with(KVF_CALL_ACQUIRE, "first_id", BYTES(0xce, 0, 0x40, 0, 1)), "first_id is 4194305");
+    REFUSED(read_replaced(KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE, "first_id", BYTES(0xce, 0, 0x40, 0, 1)),
+            "first_id is 4194305");
+    REFUSED(call_with(KVF_CALL_ACQUIRE, "rank_count", BYTES(0)), "rank_count is 0");
+    REFUSED(call_with(KVF_CALL_ACQUIRE, "rank_count", BYTES(0xce, 0, 1, 0, 1)), "rank_count is 65537");
+    REFUSED(call_with(KVF_CALL_ACQUIRE, "rank_count", BYTES(0xcf, 0, 0, 0, 1, 0, 0, 0, 1)),
+            "rank_count is 4294967297");
+    REFUSED(call_with(KVF_CALL_RELEASE, "earlier", BYTES(0xcf, 255, 255, 255, 255, 255, 255, 255, 255)),
+            "below number");
+}
+
+static void each_field_has_its_length(void **state) {
+    (void)state;
+    assert_ok(call_with(KVF_CALL_BEAT, "leases", BYTES(0xc4, 8, 0, 0, 0, 0, 0, 0, 0, 0)));
+    REFUSED(call_with(KVF_CALL_BEAT, "leases", BYTES(0xc4, 7, 0, 0, 0, 0, 0, 0, 0)), "leases has 7 bytes",
+            "entries of 8");
+    REFUSED(call_with(KVF_CALL_BEAT, "expectations", BYTES(0xc4, 8, 0, 0, 0, 0, 0, 0, 0, 0)),
+            "expectations has 8 bytes", "entries of 16");
+    REFUSED(call_with(KVF_CALL_JOIN, "introduction", BYTES(0xc4, 0)), "introduction has 0 bytes");
+    assert_ok(call_with(KVF_CALL_JOIN, "introduction", BYTES(0xc4, 1, 0)));
+    assert_ok(call_with(KVF_CALL_JOIN, "card", BYTES(0xc4, 0)));
+    REFUSED(call_with(KVF_CALL_ACQUIRE, "request", BYTES(0xc4, 0)), "request has 0 bytes");
+    REFUSED(call_with(KVF_CALL_ACQUIRE, "session", BYTES(0xc4, 2, 1, 1)), "session has 2 bytes", "16 to 16");
+    REFUSED(
+        read_replaced(KVF_MESSAGE_WELCOME, KVF_CALL_JOIN, "introductions", BYTES(0x92, 0xc4, 1, 1, 0xc4, 0)),
+        "introductions has 0 bytes");
+    REFUSED(read_replaced(KVF_MESSAGE_WELCOME, KVF_CALL_JOIN, "engine", BYTES(0xa0)), "engine has 0 bytes");
+    REFUSED(read_replaced(KVF_MESSAGE_HELLO, KVF_CALL_JOIN, "engine", BYTES(0xa1, 0x7f)),
+            "control character 0x7f");
+    REFUSED(read_replaced(KVF_MESSAGE_HELLO, KVF_CALL_JOIN, "engine", BYTES(0xa1, 0)),
+            "control character 0x00");
+    uint8_t groups[3 + 257] = {0xdc, 1, 1}; /* as many numbers, none of them a map */
+    REFUSED(call_with(KVF_CALL_EXPECT, "groups", (kvf_bytes){groups, sizeof groups}),
+            "groups has 257 elements", "0 to 256");
+    groups[2] = 0;
+    REFUSED(call_with(KVF_CALL_EXPECT, "groups", (kvf_bytes){groups, sizeof groups - 1}), "groups[0]",
+            "the body is a number, where a map is wanted");
+}
+
+/* Written by ours, with the last character of the key replaced by a zero, which no text of C has in it. */
+static void a_public_key_has_no_zero_in_it(void **state) {
+    (void)state;
+    const char key[] = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7";
+    const kvf_introduction introduction = {
+        .engine = "p", .rank_count = 1, .shard = {"s", 1}, .public_key = key};
+    kvf_wire_buffer encoded = {0};
+    assert_ok(kvf_wire_encode_introduction(&introduction, &encoded));
+    const kvf_bytes bytes = {encoded.data, encoded.size};
+    assert_ok(read_introduction(bytes));
+    char *written = memmem(encoded.data, encoded.size, key, sizeof key - 1);
+    assert_non_null(written);
+    written[39] = '\0';
+    REFUSED(read_introduction(bytes), "introduction: public_key has 0x00 at character 39");
+    kvf_wire_buffer_free(&encoded);
 }
 
 static kvf_status read_refused(uint64_t status, const char *detail, size_t detail_bytes) {
@@ -534,8 +672,12 @@ int main(void) {
         cmocka_unit_test(more_objects_than_any_message_has_are_refused),
         cmocka_unit_test(an_envelope_that_is_none_is_refused_in_words),
         cmocka_unit_test(a_message_of_another_version_is_opened_but_not_read),
+        cmocka_unit_test(the_envelope_of_another_version_is_checked),
         cmocka_unit_test(a_message_above_the_size_limit_is_refused),
         cmocka_unit_test(runs_of_blocks_are_bounded),
+        cmocka_unit_test(each_field_has_its_range),
+        cmocka_unit_test(each_field_has_its_length),
+        cmocka_unit_test(a_public_key_has_no_zero_in_it),
         cmocka_unit_test(values_out_of_their_range_are_refused),
     };
     return cmocka_run_group_tests_name("wire_hostile", tests, NULL, NULL);

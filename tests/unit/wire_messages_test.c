@@ -147,6 +147,50 @@ static void a_beat_is_these_bytes(void **state) {
     kvf_message_free(&read);
 }
 
+static void an_answer_to_a_beat_is_these_bytes(void **state) {
+    (void)state;
+    static const char written[] = "\x95\xa3kvf\x02\x05\xc4\x00\xc4\x63\x88"
+                                  "\xa7session\xc4\x10"
+                                  "0123456789abcdef"
+                                  "\xa6number\x09"
+                                  "\xa4kind\x04"
+                                  "\xa6status\x00"
+                                  "\xa6"
+                                  "detail\xa0"
+                                  "\xa7time_ns\x05"
+                                  "\xa4gone\xc4\x10"
+                                  "\x07\0\0\0\0\0\0\0"
+                                  "\x02\x01\0\0\0\0\0\0"
+                                  "\xa8"
+                                  "clock_ns\x2a";
+    const uint64_t gone[] = {7, 0x102};
+    kvf_message sent = {.kind = KVF_MESSAGE_ANSWER,
+                        .answer = {.session = "0123456789abcde",
+                                   .number = 9,
+                                   .kind = KVF_CALL_BEAT,
+                                   .time_ns = 5,
+                                   .gone = gone,
+                                   .gone_count = 2,
+                                   .clock_ns = 42}};
+    sent.answer.session[KVF_WIRE_SESSION_BYTES - 1] = 'f';
+    kvf_wire_buffer encoded = sample_encoded(&sent);
+    assert_int_equal(encoded.size, sizeof written - 1);
+    assert_memory_equal(encoded.data, written, encoded.size);
+    kvf_wire_buffer_free(&encoded);
+}
+
+/* Each is eight bytes, in whatever message. */
+static void checksums_are_these_bytes(void **state) {
+    (void)state;
+    static const char written[] = "\xa4sums\xc4\x10\x07\0\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0";
+    const uint64_t sums[] = {7, 0x102};
+    kvf_message sent = {.kind = KVF_MESSAGE_ANSWER,
+                        .answer = {.kind = KVF_CALL_CHECKSUM, .sums = sums, .sum_count = 2}};
+    kvf_wire_buffer encoded = sample_encoded(&sent);
+    assert_memory_equal(encoded.data + encoded.size - (sizeof written - 1), written, sizeof written - 1);
+    kvf_wire_buffer_free(&encoded);
+}
+
 static void a_buffer_that_was_freed_is_empty(void **state) {
     (void)state;
     kvf_message sent = {.kind = KVF_MESSAGE_REFUSED, .refused = {.status = KVF_E_PERMISSION}};
@@ -160,15 +204,18 @@ static void a_buffer_that_was_freed_is_empty(void **state) {
 
 /* ---- block tables ---------------------------------------------------------------------------- */
 
+static kvf_message expect_of(const kvf_wire_group *groups, uint32_t count) {
+    return (kvf_message){.kind = KVF_MESSAGE_CALL,
+                         .call = {.kind = KVF_CALL_EXPECT,
+                                  .request = {"r", 1},
+                                  .rank_count = 1,
+                                  .groups = groups,
+                                  .group_count = count}};
+}
+
 static size_t encoded_table(const uint32_t *ids, uint32_t count) {
     kvf_wire_group group = {.table = {ids, count, 0}, .begin = 0, .end = 1};
-    kvf_message sent = {.kind = KVF_MESSAGE_CALL,
-                        .call = {.kind = KVF_CALL_EXPECT,
-                                 .request = {"r", 1},
-                                 .rank_count = 1,
-                                 .groups = &group,
-                                 .group_count = 1}};
-    kvf_message read;
+    kvf_message sent = expect_of(&group, 1), read;
     kvf_wire_buffer encoded = sample_encoded(&sent);
     assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
     assert_ok(kvf_wire_read(&read));
@@ -193,6 +240,102 @@ static void scattered_blocks_take_four_bytes_each(void **state) {
     for (uint32_t i = 0; i < COUNT_OF(ids); i++)
         ids[i] = i * 2654435761u;
     assert_true(encoded_table(ids, COUNT_OF(ids)) < 4 * COUNT_OF(ids) + 300);
+}
+
+/* Of the same length they are ids. The key "runs" has a byte more than "ids". */
+static void the_shorter_form_is_written(void **state) {
+    (void)state;
+    const uint32_t pairs[] = {1, 2, 5, 6}, odd[] = {1, 2, 3, 5, 6}, three[] = {1, 2, 3, 5, 6, 7};
+    size_t none = encoded_table(pairs, 0);
+    assert_int_equal(encoded_table(pairs, 4), none + 16);
+    assert_int_equal(encoded_table(pairs, 3), none + 12);
+    assert_int_equal(encoded_table(odd, 5), none + 1 + 16);
+    assert_int_equal(encoded_table(three, 6), none + 1 + 16);
+}
+
+/* Counted over all groups, by who writes and by who reads. */
+static void tables_have_a_most_of_ids_in_all(void **state) {
+    (void)state;
+    enum { FIRST = 100000 };
+    static uint32_t ids[KVF_WIRE_MAX_BLOCKS];
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++)
+        ids[i] = 7 + i;
+    kvf_wire_group groups[2] = {{.table = {ids, FIRST, 0}, .end = 1},
+                                {.table = {ids + 1, KVF_WIRE_MAX_BLOCKS - FIRST, 0}, .end = 1}};
+    kvf_message most = expect_of(groups, 2), read;
+    kvf_wire_buffer encoded = sample_encoded(&most);
+    kvf_bytes bytes = {encoded.data, encoded.size};
+    assert_ok(kvf_wire_open(bytes, &read));
+    assert_ok(kvf_wire_read(&read));
+    assert_same_message(&most, &read);
+    kvf_message_free(&read);
+    const uint32_t run[] = {8, KVF_WIRE_MAX_BLOCKS - FIRST};
+    uint8_t *count = memmem(encoded.data, encoded.size, run, sizeof run);
+    assert_non_null(count);
+    count[4]++; /* the lowest byte of the count */
+    assert_ok(kvf_wire_open(bytes, &read));
+    assert_fails(kvf_wire_read(&read), KVF_E_PARSE, "groups[1]: the block tables have more than 196608 ids");
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
+    groups[1].table = (kvf_block_table){ids, KVF_WIRE_MAX_BLOCKS - FIRST + 1, 0};
+    assert_fails(kvf_wire_encode(&most, &encoded), KVF_E_RANGE, "groups[1]: the block tables has 196609 ids",
+                 "0 to 196608");
+}
+
+static void check_part(const kvf_wire_group *part, const uint32_t *ids, uint32_t count, uint32_t first) {
+    assert_int_equal(part->table.count, count);
+    assert_ptr_equal(part->table.ids, ids);
+    assert_int_equal(part->table.first_block, first);
+    assert_int_equal(part->begin, 2);
+    assert_int_equal(part->end, 9);
+}
+
+static void tables_are_cut_where_a_message_is_full(void **state) {
+    (void)state;
+    enum { FIRST = 100000, SECOND = 150000, LEFT = FIRST + SECOND - KVF_WIRE_MAX_BLOCKS };
+    static uint32_t ids[SECOND];
+    const kvf_wire_group groups[2] = {{.table = {ids, FIRST, 3}, .begin = 2, .end = 9},
+                                      {.table = {ids, SECOND, 5}, .begin = 2, .end = 9}};
+    const uint32_t fits = KVF_WIRE_MAX_BLOCKS - FIRST;
+    kvf_wire_group part[2];
+    assert_true(kvf_wire_part(groups, 2, 0, part));
+    check_part(&part[0], ids, FIRST, 3);
+    check_part(&part[1], ids, fits, 5);
+    assert_false(kvf_wire_part(groups, 2, KVF_WIRE_MAX_BLOCKS, part));
+    check_part(&part[0], NULL, 0, 3 + FIRST);
+    check_part(&part[1], ids + fits, LEFT, 5 + fits);
+    assert_false(kvf_wire_part(groups, 2, LEFT, part)); /* as many are left as fit */
+    check_part(&part[0], ids + LEFT, FIRST - LEFT, 3 + LEFT);
+    check_part(&part[1], ids, SECOND, 5);
+    assert_true(kvf_wire_part(groups, 2, LEFT - 1, part));
+    check_part(&part[1], ids, SECOND - 1, 5);
+    assert_false(kvf_wire_part(groups, 2, FIRST + SECOND, part));
+    check_part(&part[1], NULL, 0, 5 + SECOND);
+}
+
+static void what_reading_allocates_is_counted(void **state) {
+    (void)state;
+    static uint32_t ids[10000];
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++)
+        ids[i] = i;
+    kvf_wire_group group = {.table = {ids, COUNT_OF(ids), 0}, .end = 1};
+    kvf_message run = expect_of(&group, 1), beat = {.kind = KVF_MESSAGE_CALL, .call.kind = KVF_CALL_BEAT},
+                read;
+    kvf_wire_buffer encoded = sample_encoded(&run);
+    assert_true(encoded.size < 300);
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_int_equal(kvf_message_kept(&read), 0);
+    assert_ok(kvf_wire_read(&read));
+    assert_in_range(kvf_message_kept(&read), sizeof ids, sizeof ids + 1024);
+    kvf_message_free(&read);
+    assert_int_equal(kvf_message_kept(&read), 0);
+    kvf_wire_buffer_free(&encoded);
+    encoded = sample_encoded(&beat);
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    assert_int_equal(kvf_message_kept(&read), 0);
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
 }
 
 static void the_last_block_id_and_no_block_are_not_one_run(void **state) {
@@ -235,6 +378,9 @@ static void numbers_out_of_their_range_are_not_sent(void **state) {
     assert_fails(try_call(acquire), KVF_E_RANGE, "rank_count is 65537");
     kvf_call_body checksum = {.kind = KVF_CALL_CHECKSUM, .group = 256};
     assert_fails(try_call(checksum), KVF_E_RANGE, "group is 256", "0 to 255");
+    assert_ok(try_call((kvf_call_body){.kind = KVF_CALL_CHECKSUM, .group = 255, .part = 63}));
+    assert_fails(try_call((kvf_call_body){.kind = KVF_CALL_CHECKSUM, .part = 64}), KVF_E_RANGE, "part is 64",
+                 "0 to 63");
     checksum = (kvf_call_body){.kind = KVF_CALL_CHECKSUM, .layers = {3, 2}};
     assert_fails(try_call(checksum), KVF_E_RANGE, "layers is [3, 2)");
     checksum = (kvf_call_body){.kind = KVF_CALL_CHECKSUM, .begin = 3, .end = 2};
@@ -247,6 +393,14 @@ static void numbers_out_of_their_range_are_not_sent(void **state) {
     release.status = KVF_OK;
     release.number = release.earlier = 4;
     assert_fails(try_call(release), KVF_E_RANGE, "earlier is 4", "below number", "4");
+    kvf_call_body expect = {
+        .kind = KVF_CALL_EXPECT, .request = {"r", 1}, .rank_count = 65536, .first_id = 1u << 22, .packed = 1};
+    assert_ok(try_call(expect));
+    expect.packed = 2;
+    assert_fails(try_call(expect), KVF_E_RANGE, "packed is 2", "0 to 1");
+    expect.packed = 0;
+    expect.first_id++;
+    assert_fails(try_call(expect), KVF_E_RANGE, "first_id is 4194305", "0 to 4194304");
     assert_fails(try_call((kvf_call_body){0}), KVF_E_RANGE, "kind is 0");
     assert_fails(try_call((kvf_call_body){.kind = (kvf_call_kind)10}), KVF_E_RANGE, "kind is 10");
 }
@@ -287,6 +441,11 @@ static void a_name_that_is_none_is_not_sent(void **state) {
     hello.engine = "a\x1b[2J";
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
                  "engine has the control character 0x1b at byte 1");
+    hello.engine = "a\x7f";
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
+                 "engine has the control character 0x7f at byte 1");
+    hello.engine = "M\xc3\xbcnchen ~";
+    assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}));
     hello = (kvf_hello){.engine = "d", .rank = 2, .rank_count = 2};
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
                  "rank is 2", "rank_count");
@@ -297,9 +456,22 @@ static void a_public_key_is_z85_or_empty(void **state) {
     (void)state;
     kvf_introduction introduction = {
         .engine = "p", .rank_count = 1, .shard = {"s", 1}, .public_key = "short", .facts = ""};
+    const char *const all[] = {"0123456789abcdefghijklmnopqrstuvwxyzABCD",
+                               "EFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{",
+                               "}@%$#}@%$#}@%$#}@%$#}@%$#}@%$#}@%$#}@%$#", ""};
     kvf_wire_buffer out = {0};
     assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE,
                  "introduction: public_key has 5 characters", "0 or 40");
+    for (size_t i = 0; i < COUNT_OF(all); i++) {
+        introduction.public_key = all[i];
+        assert_ok(kvf_wire_encode_introduction(&introduction, &out));
+        kvf_introduction read;
+        void *storage;
+        assert_ok(kvf_wire_decode_introduction((kvf_bytes){out.data, out.size}, &read, &storage));
+        assert_string_equal(read.public_key, all[i]);
+        kvf_free(storage);
+        kvf_wire_buffer_free(&out);
+    }
     introduction.public_key = "0123456789012345678901234567890123456,89";
     assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE, "public_key has 0x2c",
                  "character 37");
@@ -312,6 +484,52 @@ static void a_message_above_the_size_limit_is_not_sent(void **state) {
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}), KVF_E_RANGE,
                  "WELCOME", "more than 1048576 bytes");
     welcome.card.size -= 1000;
+    kvf_message message = {.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}, read;
+    kvf_wire_buffer encoded = sample_encoded(&message);
+    message.welcome.card.size += KVF_WIRE_MAX_BYTES - encoded.size;
+    kvf_wire_buffer_free(&encoded);
+    encoded = sample_encoded(&message);
+    assert_int_equal(encoded.size, KVF_WIRE_MAX_BYTES);
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    assert_same_message(&message, &read);
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
+    message.welcome.card.size++;
+    assert_fails(kvf_wire_encode(&message, &encoded), KVF_E_RANGE, "more than 1048576 bytes");
+}
+
+/* Nothing but the size of a message bounds how much a heartbeat speaks of. */
+static void a_beat_may_fill_a_message(void **state) {
+    (void)state;
+    static uint64_t numbers[130000];
+    for (size_t i = 0; i < COUNT_OF(numbers); i++)
+        numbers[i] = i;
+    kvf_message beats[2] = {{.kind = KVF_MESSAGE_CALL, .call.kind = KVF_CALL_BEAT},
+                            {.kind = KVF_MESSAGE_CALL, .call.kind = KVF_CALL_BEAT}};
+    beats[0].call.leases = numbers;
+    beats[0].call.lease_count = COUNT_OF(numbers);
+    beats[1].call.expectations = numbers;
+    beats[1].call.expectation_count = COUNT_OF(numbers) / 2;
+    for (int i = 0; i < 2; i++) {
+        kvf_message read;
+        kvf_wire_buffer encoded = sample_encoded(&beats[i]);
+        assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+        assert_ok(kvf_wire_read(&read));
+        assert_same_message(&beats[i], &read);
+        kvf_message_free(&read);
+        kvf_wire_buffer_free(&encoded);
+    }
+}
+
+static void an_introduction_of_no_bytes_is_not_passed_on(void **state) {
+    (void)state;
+    kvf_bytes introductions[] = {{"i", 1}, {"j", 0}};
+    kvf_welcome welcome = {
+        .engine = "p", .rank_count = 2, .introductions = introductions, .introduction_count = 2};
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}), KVF_E_RANGE,
+                 "introductions has 0 bytes");
+    introductions[1].size = 1;
     assert_ok(try_message((kvf_message){.kind = KVF_MESSAGE_WELCOME, .welcome = welcome}));
 }
 
@@ -349,6 +567,7 @@ static void names_of_kinds_are_known(void **state) {
     (void)state;
     assert_string_equal(kvf_message_kind_name(KVF_MESSAGE_REFUSED), "REFUSED");
     assert_string_equal(kvf_call_kind_name(KVF_CALL_ACQUIRE), "ACQUIRE");
+    assert_string_equal(kvf_call_kind_name(KVF_CALL_PROBE), "PROBE");
     assert_string_equal(kvf_message_kind_name((kvf_message_kind)77), "unknown");
     assert_string_equal(kvf_call_kind_name((kvf_call_kind)0), "unknown");
 }
@@ -362,9 +581,15 @@ int main(void) {
         cmocka_unit_test(fields_a_kind_does_not_have_are_not_sent),
         cmocka_unit_test(no_text_is_read_as_the_empty_text),
         cmocka_unit_test(a_beat_is_these_bytes),
+        cmocka_unit_test(an_answer_to_a_beat_is_these_bytes),
+        cmocka_unit_test(checksums_are_these_bytes),
         cmocka_unit_test(a_buffer_that_was_freed_is_empty),
         cmocka_unit_test(neighbouring_blocks_are_written_as_runs),
         cmocka_unit_test(scattered_blocks_take_four_bytes_each),
+        cmocka_unit_test(the_shorter_form_is_written),
+        cmocka_unit_test(tables_have_a_most_of_ids_in_all),
+        cmocka_unit_test(tables_are_cut_where_a_message_is_full),
+        cmocka_unit_test(what_reading_allocates_is_counted),
         cmocka_unit_test(the_last_block_id_and_no_block_are_not_one_run),
         cmocka_unit_test(a_request_id_of_any_bytes_up_to_the_limit_is_sent_and_no_longer_one),
         cmocka_unit_test(numbers_out_of_their_range_are_not_sent),
@@ -372,6 +597,8 @@ int main(void) {
         cmocka_unit_test(a_name_that_is_none_is_not_sent),
         cmocka_unit_test(a_public_key_is_z85_or_empty),
         cmocka_unit_test(a_message_above_the_size_limit_is_not_sent),
+        cmocka_unit_test(a_beat_may_fill_a_message),
+        cmocka_unit_test(an_introduction_of_no_bytes_is_not_passed_on),
         cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
         cmocka_unit_test(names_of_kinds_are_known),
     };

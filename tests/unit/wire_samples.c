@@ -307,6 +307,8 @@ static void same_call(const kvf_call_body *a, const kvf_call_body *b) {
     same_text(a->detail, b->detail);
     assert_int_equal(a->bytes, b->bytes);
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
+    assert_int_equal(a->first_id, b->first_id);
+    assert_int_equal(a->more, b->more);
     same_bytes(a->introduction, b->introduction);
     same_bytes(a->card, b->card);
     assert_int_equal(a->stage, b->stage);
@@ -332,6 +334,8 @@ static void same_answer(const kvf_answer *a, const kvf_answer *b) {
     assert_int_equal(a->stage, b->stage);
     assert_int_equal(a->time_ns, b->time_ns);
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
+    assert_int_equal(a->first_id, b->first_id);
+    assert_int_equal(a->more, b->more);
     same_numbers(a->gone, a->gone_count, b->gone, b->gone_count, 1);
     same_numbers(a->sums, a->sum_count, b->sums, b->sum_count, 1);
     assert_int_equal(a->clock_ns, b->clock_ns);

@@ -134,10 +134,8 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
 }
 
 /* Of a model with other types than the reader knows, as a shard with which somebody joins may be. */
-static void other_types_are_read_where_they_may_be_converted(void **state) {
-    (void)state;
+static void check_other_types(const kvf_dtype types[2]) {
     const uint32_t all = KVF_CONVERTED_DTYPES, some = KVF_DTYPE_BIT(KVF_DTYPE_F32);
-    const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_BF16};
     kvf_model *told = attention(2, 2, 4), *other = NULL;
     assert_ok(kvf_model_retype(told, types, &other));
     kvf_engine *engine = engine_of(other, ENGINE(.all = {.block_count = 10}));
@@ -161,6 +159,12 @@ static void other_types_are_read_where_they_may_be_converted(void **state) {
     kvf_engine_free(engine);
     kvf_model_free(other);
     kvf_model_free(told);
+}
+
+static void other_types_are_read_where_they_may_be_converted(void **state) {
+    (void)state;
+    check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_BF16}); /* one of the two parts */
+    check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_F16});
 }
 
 static void a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written(void **state) {
@@ -212,9 +216,12 @@ typedef struct parcel {
     uint32_t rank, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
-    const char *skip; /* a field to leave out */
+    const char *skip;  /* a field to leave out */
+    const char *dtype; /* of its elements; NULL: not said */
     uint32_t parts;
     uint32_t group_count;
+    uint32_t region_runs;                   /* each of `regions` */
+    uint32_t region_numbers, layer_numbers; /* in each array of two */
 } parcel;
 
 static parcel good_parcel(void) {
@@ -225,7 +232,10 @@ static parcel good_parcel(void) {
                     .region_bytes = 96,
                     .run = {2, 0, 0, 32, 8, 16, 0, 1, 1, 0},
                     .parts = 1,
-                    .group_count = 1};
+                    .group_count = 1,
+                    .region_runs = 1,
+                    .region_numbers = 2,
+                    .layer_numbers = 2};
 }
 
 static void key(msgpack_packer *to, const char *text) {
@@ -238,7 +248,11 @@ static void number_field(msgpack_packer *to, const parcel *p, const char *name, 
 }
 
 static void pack_part(msgpack_packer *to, const parcel *p) {
-    msgpack_pack_map(to, 4);
+    msgpack_pack_map(to, p->dtype ? 5 : 4);
+    if (p->dtype) {
+        key(to, "dtype");
+        key(to, p->dtype);
+    }
     key(to, "units");
     msgpack_pack_array(to, 2);
     msgpack_pack_uint32(to, 0);
@@ -266,18 +280,23 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     msgpack_pack_uint32(to, p->layers[0]);
     msgpack_pack_uint32(to, p->layers[1]);
     key(to, "regions");
-    msgpack_pack_array(to, 1);
-    msgpack_pack_array(to, 2);
-    msgpack_pack_uint32(to, p->regions);
-    msgpack_pack_uint64(to, p->region_bytes);
+    msgpack_pack_array(to, p->region_runs);
+    for (uint32_t r = 0; r < p->region_runs; r++) {
+        msgpack_pack_array(to, p->region_numbers);
+        msgpack_pack_uint32(to, p->regions);
+        if (p->region_numbers > 1)
+            msgpack_pack_uint64(to, p->region_bytes);
+        if (p->region_numbers > 2)
+            msgpack_pack_uint64(to, 0);
+    }
     key(to, "groups");
     msgpack_pack_array(to, p->group_count);
     for (uint32_t g = 0; g < p->group_count; g++) {
         msgpack_pack_map(to, 8);
         key(to, "layers");
-        msgpack_pack_array(to, 2);
-        msgpack_pack_uint32(to, p->group_layers[0]);
-        msgpack_pack_uint32(to, p->group_layers[1]);
+        msgpack_pack_array(to, p->layer_numbers);
+        for (uint32_t i = 0; i < p->layer_numbers; i++)
+            msgpack_pack_uint32(to, p->group_layers[i > 0]);
         number_field(to, p, "tokens_per_block", 2);
         number_field(to, p, "kernel_blocks_per_block", 1);
         number_field(to, p, "block_count", 3);
@@ -343,6 +362,10 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
     assert_fails(try_parcel(p), KVF_E_PARSE, "placements has 3 elements");
     p.run_count = 2;
     assert_fails(try_parcel(p), KVF_E_PARSE, "count is 2");
+    p.run[0] = 1; /* each of the two of one layer: the same one, which is another refusal */
+    assert_fails(try_parcel(p), KVF_E_OVERLAP, "shard: ");
+    p.run[0] = 0;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "count is 0", "1 to 2");
     p = good_parcel();
     p.layers[1] = 4000000000;
     assert_fails(try_parcel(p), KVF_E_RANGE, "layers are [0, 4000000000)");
@@ -354,6 +377,21 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
 static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state) {
     (void)state;
     parcel p = good_parcel();
+    p.run[1] = 1; /* down to region 0 */
+    p.run[8] = -1;
+    assert_ok(try_parcel(p));
+    p = good_parcel();
+    p.regions = 1;
+    p.region_bytes = 192;
+    p.run[8] = 0;
+    p.run[9] = 96; /* in one region, one after the other */
+    assert_ok(try_parcel(p));
+    p.run[2] = 96; /* down to offset 0 */
+    p.run[9] = -96;
+    assert_ok(try_parcel(p));
+    p.run[9] = -97;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "offset 96 on", "steps of 0 and -97");
+    p = good_parcel();
     p.run[8] = -1;
     assert_fails(try_parcel(p), KVF_E_PARSE, "steps of -1");
     p.run[8] = UINT32_MAX;
@@ -393,6 +431,98 @@ static void a_huge_number_of_regions_is_refused(void **state) {
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 4294967295", "262144");
     p.regions = 0;
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions is 0");
+    p.regions = 2;
+    p.region_numbers = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions has 3 elements; allowed is 2 to 2");
+    p.region_numbers = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions has 1 elements");
+    p.region_numbers = 2;
+    p.regions = 262144;
+    assert_ok(try_parcel(p));
+    p.regions = 131072;
+    p.region_runs = 2;
+    assert_ok(try_parcel(p));
+    p.regions++;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "regions has 262146 elements", "0 to 262144");
+}
+
+/* One layer in the first of many regions. */
+static void a_shard_with_more_regions_than_are_read_is_not_sent(void **state) {
+    (void)state;
+    enum { MOST = 262144 };
+    kvf_model *model = latent(1);
+    uint64_t *region_bytes = calloc(MOST + 1, sizeof *region_bytes);
+    assert_non_null(region_bytes);
+    region_bytes[0] = 1000;
+    kvf_placement placement = PLACED(0, 0, 32, 8, 8);
+    kvf_part_share share = {.units = {0, 1}};
+    kvf_group_shard_desc group = {
+        .tokens_per_block = 4, .block_count = 5, .parts = &share, .placements = &placement};
+    kvf_shard_desc desc = {.struct_size = sizeof desc,
+                           .layers = {0, 1},
+                           .region_bytes = region_bytes,
+                           .region_count = MOST,
+                           .groups = &group};
+    kvf_shard *shard = NULL, *read = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    kvf_wire_buffer encoded = encoded_shard(shard);
+    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_same_shard(shard, read);
+    kvf_wire_buffer_free(&encoded);
+    kvf_shard_free(read);
+    kvf_shard_free(shard);
+    desc.region_count++;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_fails(kvf_wire_encode_shard(shard, NULL, &encoded), KVF_E_RANGE, "shard: it has 262145 regions",
+                 "up to 262144");
+    kvf_shard_free(shard);
+    free(region_bytes);
+    kvf_model_free(model);
+}
+
+static void held_layers_are_of_the_group(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.layer_numbers = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "layers has 3 elements; allowed is 2 to 2");
+    p.layer_numbers = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "layers has 1 elements");
+    p.layer_numbers = 2;
+    p.group_layers[1] = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the end of layers is 3", "0 to 2");
+    p.group_layers[0] = 3;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the first of layers is 3", "0 to 2");
+    p.group_layers[0] = 2;
+    p.group_layers[1] = 1;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the end of layers is 1", "2 to 2");
+    p = good_parcel(); /* none of them */
+    p.layers[0] = p.group_layers[0] = 2;
+    p.run_count = 0;
+    assert_ok(try_parcel(p));
+}
+
+static void a_type_is_said_by_its_name(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.dtype = "bf16"; /* which is the model's: nothing is converted */
+    assert_ok(try_parcel(p));
+    p.dtype = "f16";
+    assert_fails(try_parcel(p), KVF_E_UNSUPPORTED, "part k: dtype is f16, and bf16 here");
+    const char *const unknown[] = {
+        "", "f6", "bf16 ", "a type of 15 by", "a type of 16 byt", "a type of 17 byte"};
+    for (size_t i = 0; i < COUNT_OF(unknown); i++) {
+        p.dtype = unknown[i];
+        assert_fails(try_parcel(p), KVF_E_PARSE, "part k: dtype is not one");
+    }
+}
+
+static void ranks_are_below_the_most_that_there_are(void **state) {
+    (void)state;
+    parcel p = good_parcel();
+    p.rank = 65535;
+    assert_ok(try_parcel(p));
+    p.rank = 65536;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "rank is 65536", "0 to 65535");
 }
 
 static void other_numbers_of_groups_and_parts_are_refused(void **state) {
@@ -444,6 +574,10 @@ int main(void) {
         cmocka_unit_test(a_placement_outside_its_region_is_refused),
         cmocka_unit_test(cells_that_share_bytes_are_refused),
         cmocka_unit_test(a_huge_number_of_regions_is_refused),
+        cmocka_unit_test(a_shard_with_more_regions_than_are_read_is_not_sent),
+        cmocka_unit_test(held_layers_are_of_the_group),
+        cmocka_unit_test(a_type_is_said_by_its_name),
+        cmocka_unit_test(ranks_are_below_the_most_that_there_are),
         cmocka_unit_test(other_numbers_of_groups_and_parts_are_refused),
         cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
     };

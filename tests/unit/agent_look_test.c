@@ -1,0 +1,125 @@
+/* What an engine may look at: whose blocks are whose, what is kept for peers, clocks. */
+#include "agent_scene.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+
+static void set_up(scene *s) {
+    scene_open(s, hybrid(2), ONE("P"), ONE("D"), NULL);
+}
+
+static void check_block(kvf_agent *agent, uint32_t group, uint32_t block, kvf_block_state state,
+                        uint32_t requests) {
+    kvf_block_state found = KVF_BLOCK_IN_DOUBT;
+    uint32_t count = 99;
+    assert_ok(kvf_agent_block(agent, group, block, &found, &count));
+    assert_int_equal(found, state);
+    assert_int_equal(count, requests);
+}
+
+/* 50 tokens are four blocks of group 0, and one state, which is a block of group 1. */
+static void a_block_is_one_of_its_group(void **state) {
+    (void)state;
+    scene s;
+    uint64_t again;
+    set_up(&s);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    check_block(s.p, 0, 3, KVF_BLOCK_HELD, 1);
+    check_block(s.p, 0, 4, KVF_BLOCK_FREE, 0);
+    check_block(s.p, 1, 0, KVF_BLOCK_HELD, 1);
+    check_block(s.p, 1, 1, KVF_BLOCK_FREE, 0);
+    kvf_agent_request other = s.held.request;
+    other.id = (kvf_request_id){"other", 5};
+    assert_ok(kvf_agent_hold(s.p, &other, &again));
+    check_block(s.p, 0, 3, KVF_BLOCK_HELD, 2);
+    s.wanted.request.groups = NULL; /* reserved, and not read yet */
+    s.wanted.request.group_count = 0;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 100 * MS);
+    check_block(s.p, 0, 3, KVF_BLOCK_LEASED, 2);
+    check_block(s.p, 0, 4, KVF_BLOCK_FREE, 0);
+    check_block(s.d, 0, 8, KVF_BLOCK_FREE, 0);
+    assert_ok(kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, 2));
+    check_block(s.d, 0, 8, KVF_BLOCK_FILLING, 1);
+    check_block(s.d, 1, 8, KVF_BLOCK_FILLING, 1);
+    check_block(s.d, 1, 9, KVF_BLOCK_FREE, 0);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    check_block(s.p, 0, 3, KVF_BLOCK_HELD, 1);
+    assert_ok(kvf_agent_cancel(s.p, again));
+    (void)world_failed(&s.w, s.p, again, KVF_E_CANCELLED);
+    check_block(s.p, 0, 3, KVF_BLOCK_FREE, 0);
+    scene_close(&s);
+}
+
+static void what_is_not_there_cannot_be_looked_at(void **state) {
+    (void)state;
+    scene s;
+    kvf_block_state found;
+    int64_t offset;
+    uint64_t error;
+    kvf_agent_stats stats = {0};
+    set_up(&s);
+    check_block(s.p, 1, 63, KVF_BLOCK_FREE, 0);
+    assert_fails(kvf_agent_block(s.p, 1, 64, &found, NULL), KVF_E_RANGE, "group 1: block 64", "has 64");
+    assert_fails(kvf_agent_block(s.p, 2, 0, &found, NULL), KVF_E_RANGE, "group 2", "has 2");
+    assert_fails(kvf_agent_block(s.p, 0, 0, NULL, NULL), KVF_E_INVALID, "state is NULL");
+    assert_fails(kvf_agent_block(NULL, 0, 0, &found, NULL), KVF_E_INVALID, "agent is NULL");
+    assert_fails(kvf_agent_get_stats(NULL, &stats), KVF_E_INVALID, "agent is NULL");
+    assert_fails(kvf_agent_get_stats(s.p, &stats), KVF_E_INVALID, "kvf_agent_stats");
+    assert_fails(kvf_agent_clock_offset(s.p, "D", 0, &offset, &error), KVF_E_NOT_FOUND, "rank 0 of D");
+    assert_fails(kvf_agent_clock_offset(NULL, "D", 0, &offset, &error), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_agent_clock_offset(s.p, NULL, 0, &offset, &error), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_agent_clock_offset(s.p, "D", 0, NULL, &error), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_agent_clock_offset(s.p, "D", 0, &offset, NULL), KVF_E_INVALID, "NULL");
+    scene_close(&s);
+}
+
+/* A plan is the larger part of it; all goes with the peer. */
+static void what_is_kept_for_peers_is_counted(void **state) {
+    (void)state;
+    scene s;
+    kvf_plan *plan = NULL;
+    set_up(&s);
+    assert_int_equal(world_stats(s.d).memory_now_bytes, 0);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_ok(kvf_plan_build(kvf_engine_shard(s.w.d.engine, 0), s.w.p.engine, NULL, &plan));
+    assert_true(world_stats(s.d).memory_now_bytes > kvf_plan_memory_bytes(plan));
+    assert_true(world_stats(s.p).memory_now_bytes > 0);
+    kvf_plan_free(plan);
+    world_run_for(&s.w, 1300 * SECOND);
+    assert_int_equal(world_stats(s.d).memory_now_bytes, 0);
+    assert_int_equal(world_stats(s.p).memory_now_bytes, 0);
+    scene_close(&s);
+}
+
+/* What was known of it by the other address goes, though its ranks are still spoken to. */
+static void an_engine_that_is_met_at_another_address_is_kept_once(void **state) {
+    (void)state;
+    scene s;
+    scene_open(&s, attention(2, 4, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+               ONE("D"), NULL);
+    world_introduce(&s.w.p, s.w.p.agents[1]);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    uint64_t before = world_stats(s.d).memory_now_bytes;
+    s.w.p.contact.endpoint = kvf_agent_endpoint(s.w.p.agents[1]);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_run_for(&s.w, SECOND);
+    assert_int_equal(world_stats(s.d).memory_now_bytes, before);
+    scene_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_block_is_one_of_its_group),
+        cmocka_unit_test(what_is_not_there_cannot_be_looked_at),
+        cmocka_unit_test(what_is_kept_for_peers_is_counted),
+        cmocka_unit_test(an_engine_that_is_met_at_another_address_is_kept_once),
+    };
+    return cmocka_run_group_tests_name("agent_look", tests, world_is_simulated, world_is_real);
+}
