@@ -35,7 +35,7 @@ typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
     /** What is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" do), unless
-     * it is memory of this host that cannot be mapped, that of callers, or memory that peers get no way to (`kept`, and
+     * it is memory of this host that cannot be mapped, that of callers, or memory that is `withheld` from them (by its registration, and
      * all but the arena of an agent that names a "ucx" without RDMA). */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
@@ -84,7 +84,7 @@ typedef struct kvf_stage_options {
  * number behind the last region. Cards that are to reach the arena are exported afterwards.
  *
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
- *               outlive the stage. Of a device the regions are `kept`, and the device itself gathers and scatters
+ *               outlive the stage. Of a device the regions are `withheld`, and the device itself gathers and scatters
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (the shard's regions are not, or are smaller than it
  *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device), and what
  *         kvf_transport_allocate() and kvf_transport_register_region() refuse

@@ -12,7 +12,7 @@
 kvf_way kvf_way_of(const kvf_ticket *ticket) {
     const kvf_agent *agent = ticket->agent;
     const kvf_way wanted = ticket->way ? ticket->way : agent->options.way;
-    return wanted == KVF_WAY_AUTO && agent->transport && kvf_transport_keeps(agent->transport)
+    return wanted == KVF_WAY_AUTO && agent->transport && kvf_transport_withholds(agent->transport)
                ? KVF_WAY_PACKED
                : wanted;
 }

@@ -102,8 +102,8 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
         return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region is %u, but %u are registered", i, side,
                         region, count);
     if (region_bytes == 0)
-        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered, or is kept from peers",
-                        i, side, region);
+        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered, or is withheld", i,
+                        side, region);
     return kvf_fail(KVF_E_RANGE,
                     "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
                     (unsigned long long)run->bytes, (unsigned long long)offset, side, region,

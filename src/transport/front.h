@@ -66,13 +66,13 @@ struct kvf_transport {
     pid_t process;  /* that opened it; no other may use it */
     uint32_t forks; /* kvf_fork_count() there */
     bool automatic;
-    bool withholds;            /* see kvf_transport_withhold() */
+    bool withholds_emulated;   /* see kvf_transport_withhold_emulated() */
     kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
     kvf_front_absent *absent;
     uint32_t absent_count;
     kvf_memory *regions;   /* all */
-    kvf_memory *served;    /* the same, but 0 bytes where a region is kept from fabrics and peers */
+    kvf_memory *served;    /* the same, but 0 bytes where a region is withheld */
     unsigned char **bases; /* their addresses, for the copying loops */
     kvf_region_user user;  /* `settle` is NULL: there is none */
     uint32_t region_count;

@@ -343,12 +343,12 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
     return peer->transport;
 }
 
-void kvf_transport_withhold(kvf_transport *transport, bool withhold) {
-    transport->withholds = withhold;
+void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold) {
+    transport->withholds_emulated = withhold;
 }
 
-bool kvf_transport_withholds(const kvf_transport *transport) {
-    return transport->withholds;
+bool kvf_transport_withholds_emulated(const kvf_transport *transport) {
+    return transport->withholds_emulated;
 }
 
 bool kvf_peer_withholds(const kvf_peer *peer) {
