@@ -31,7 +31,7 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
         return true;
     const bool near = session->same_host && kvf_transport_is_near(agent->transport);
     if (!peer && !kvf_work_is_ours(agent))
-        return !near; /* as far as it is known */
+        return !near || session->withholds; /* as far as it is known */
     if (!peer && kvf_session_peer(session, &peer))
         return false;
     kvf_cost_model apart;

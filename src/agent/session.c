@@ -14,6 +14,7 @@
 #include "agent/peers.h"
 #include "agent/remote.h"
 #include "link/link_endpoint.h"
+#include "transport/transport.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
@@ -120,6 +121,7 @@ kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t 
     kvf_free(session->card);
     session->card = copy;
     session->card_bytes = bytes;
+    session->withholds = kvf_card_withholds(card, bytes);
     return KVF_OK;
 }
 

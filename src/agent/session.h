@@ -87,6 +87,7 @@ struct kvf_session {
 
     void *card;
     size_t card_bytes;
+    bool withholds; /* its card says that it withholds memory */
     kvf_peer *peer; /* made from the card when first needed */
     bool same_host;
     bool peer_lost; /* said by the transport; seen to in the next tick */

@@ -33,6 +33,7 @@ struct kvf_peer {
     void *link;
     char *name;
     uint64_t *region_bytes;
+    bool *region_withheld; /* as the card says */
     uint32_t region_count;
     uint64_t generation;    /* of its memory, as the card says */
     char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */

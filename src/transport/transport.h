@@ -255,6 +255,9 @@ bool kvf_transport_withholds_emulated(const kvf_transport *transport);
 /** Whether a peer withholds memory, so or by kvf_memory.withheld: only its arena can be read and written. */
 bool kvf_peer_withholds(const kvf_peer *peer);
 
+/** The same of a card, without a connection: as far as kvf_memory.withheld goes. False for what is no card. */
+bool kvf_card_withholds(const void *card, size_t bytes);
+
 /** The name that a peer's card gives it, and whose peer it is. */
 const char *kvf_peer_name(const kvf_peer *peer);
 kvf_transport *kvf_peer_transport(const kvf_peer *peer);

@@ -145,7 +145,7 @@ static void memory_that_is_kept_does_not_go_direct(void **state) {
     end(&move);
     const kvf_run run = {.bytes = 64};
     assert_fails(kvf_transport_submit(w->d[0].peers[0], KVF_READ, &run, 1, (kvf_done)abort, NULL, NULL),
-                 KVF_E_NOT_REGISTERED, "local region 0 was unregistered, or is withheld");
+                 KVF_E_NOT_REGISTERED, "local region 0 is withheld");
     close_world(w, before);
 }
 
