@@ -288,6 +288,15 @@ void kvf_peer_lost(kvf_peer *peer, const char *reason) {
     }
 }
 
+void kvf_peer_refused(kvf_peer *peer, const char *reason) {
+    peer->lives = peer->lives || !peer->lost;
+    kvf_peer_lost(peer, reason);
+}
+
+bool kvf_peer_lives(const kvf_peer *peer) {
+    return peer->lives;
+}
+
 /* ---- callbacks ------------------------------------------------------------------------------- */
 
 /* "shm: reading from prefill-1: process_vm_readv: Bad address (17 of 300 runs had started)" */

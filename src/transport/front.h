@@ -40,6 +40,7 @@ struct kvf_peer {
     uint64_t moved[2];      /* bytes, by direction */
     kvf_batch_list batches; /* those the fabric has */
     bool lost;
+    bool lives; /* though it is lost: it refused us */
     char lost_reason[KVF_REASON_BYTES];
     bool lost_untold; /* on_peer_lost is due */
     bool closing;

@@ -213,6 +213,12 @@ kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void 
  */
 void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
+/** The same where the other side said so itself, and is still there: it refuses the connection, or has ended it. */
+void kvf_peer_refused(kvf_peer *peer, const char *reason);
+
+/** Whether a peer was lost that way: then its endpoint lives, and may move by connections of its own. */
+bool kvf_peer_lives(const kvf_peer *peer);
+
 /** The regions that fabrics serve: address and size, by region number; 0 bytes: none, or one that is withheld. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
 
