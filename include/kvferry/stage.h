@@ -35,8 +35,8 @@ typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
     /** What is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" do), unless
-     * it is memory of this host that cannot be mapped, that of callers, or memory that is `withheld` from them (by its registration, and
-     * all but the arena of an agent that names a "ucx" without RDMA). */
+     * it is memory of this host that cannot be mapped, that of callers, or memory that is withheld from peers (by
+     * `kvf_memory.withheld`; and all but the arena of an agent that names a "ucx" without RDMA). */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
@@ -67,7 +67,10 @@ typedef struct kvf_stage_options {
      * up to 16. They need processors that would be idle otherwise. */
     uint32_t workers;
     uint64_t stall_ns; /**< a flow whose peer says nothing for so long, where it should, is ended; 0: 30 s */
-    uint64_t doubt_ns; /**< slots that a lost peer may still touch are kept so long; 0: 30 s */
+    /** Slots that a lost peer may still touch are kept so long. And where all are lent and a peer has waited so long for
+     * its first one, flows that have given none back meanwhile are ended, and their slots are free after as long again.
+     * 0: 30 s */
+    uint64_t doubt_ns;
     /** Whether this peer may begin this flow; a reason goes into kvf_error_detail() by what is refused. NULL: all may
      * who have joined. */
     bool (*permit)(void *context, const char *peer, const kvf_flow_request *request);

@@ -100,6 +100,8 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     kvf_stage *stage = flow->stage;
     flow->ended = true;
     flow->status = status;
+    if (!flow->mover)
+        flow->kept_ns = kvf_now(stage->clock); /* the peer is to give back what it has */
     if (status) {
         (void)snprintf(flow->detail, sizeof flow->detail, "%s", kvf_error_detail());
         stage->counts.failed++;
