@@ -60,8 +60,8 @@ typedef struct kvf_stage_options {
     uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
     uint32_t slot_bytes;  /**< most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
     uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
-    /** Flows open with one peer at once, each way; 0: 64. Those of this side beyond it wait, those of the peer are
-     * refused. Both sides must say the same: the one with the smaller number refuses flows that the other begins. */
+    /** Flows open with one peer at once, each way; 0: 64. The smaller number of both sides counts: a stage is told the
+     * peer's with the first flow that it takes, and opens one until then. Those of this side beyond it wait. */
     uint32_t flows;
     /** Threads that gather and scatter while the transport moves other slots; 0: kvf_stage_progress() does it itself;
      * up to 16. They need processors that would be idle otherwise. */
@@ -89,7 +89,8 @@ typedef struct kvf_stage_options {
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
  *               outlive the stage. Of a device the regions are `withheld`, and the device itself gathers and scatters
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (the shard's regions are not, or are smaller than it
- *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device), and what
+ *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device),
+ *         KVF_E_EXISTS (workers or a device, and another stage of this transport has some), and what
  *         kvf_transport_allocate() and kvf_transport_register_region() refuse
  */
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,

@@ -14,7 +14,7 @@ void kvf_stage_flow_count(kvf_stage_flow *flow) {
 void kvf_stage_flow_uncount(kvf_stage_flow *flow) {
     if (flow->counted) {
         kvf_stage *stage = flow->stage;
-        if (flow->peer->flows[flow->mover]-- == stage->options.flows)
+        if (flow->peer->flows[flow->mover]-- >= flow->peer->flows_most)
             stage->held_up = true; /* another one may wait for this: it is its turn now */
         flow->counted = false;
     }

@@ -116,6 +116,7 @@ struct kvf_stage_peer {
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */
     uint32_t flows[2];     /**< that are not over: [0] it has opened, [1] we have, without those that wait */
+    uint32_t flows_most;   /**< [1] at once: one, until it has said with an ACCEPT how many it takes */
     uint64_t opened_bytes; /**< openings of those that it has opened: what it makes us keep */
     kvf_stage_peer *previous, *following;
 };

@@ -285,7 +285,8 @@ void kvf_lender_talk(kvf_stage_flow *flow) {
                                      .region = stage->region,
                                      .slot_bytes = stage->arena.slot_bytes,
                                      .slot_count = stage->arena.slot_count,
-                                     .stream_bytes = flow->bytes};
+                                     .stream_bytes = flow->bytes,
+                                     .flows = stage->options.flows};
         flow->accepted = kvf_stage_flow_say(flow, &message);
     }
     if (flow->accepted && !flow->ended)

@@ -245,6 +245,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
+    joined->flows_most = 1;
     joined->peer = peer;  /* slots that one of this name may still touch count against its share */
     kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
     const bool near = kvf_peer_costs(peer, &apart);

@@ -190,6 +190,24 @@ static void many_flows_go_at_once_both_ways(void **state) {
     scene_close(&s);
 }
 
+/* Each side is told how many the other takes, and keeps the rest back: nobody is refused. */
+static void of_two_numbers_of_flows_the_smaller_counts(void **state) {
+    for (int fewer_here = 0; fewer_here < 2; fewer_here++) {
+        scene s = scene_open(*state, small_arena);
+        kvf_move *moves[12];
+        (fewer_here ? s.d : &s.w->p[0])->stage->options.flows = 2;
+        for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+            moves[i] = begin(&s, i % 2 ? KVF_WRITE : KVF_READ, 0);
+        for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+            finish_well(&s, moves[i]);
+        assert_int_equal(s.d->events + s.w->p[0].events, 0);
+        assert_int_equal(stage_info_of(s.d->stage).refused + stage_info_of(s.w->p[0].stage).refused, 0);
+        assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
+        assert_all_idle(s.w);
+        scene_close(&s);
+    }
+}
+
 /* Their users may look at them later: those that wait for their turn go on. */
 static void moves_that_are_over_hold_nobody_up(void **state) {
     scene s = scene_open(*state, small_arena);
@@ -445,6 +463,7 @@ int main(void) {
         NAMED(tokens_shared_by_ranks_arrive),
         NAMED(a_byte_that_changes_on_the_way_is_noticed),
         NAMED(many_flows_go_at_once_both_ways),
+        NAMED(of_two_numbers_of_flows_the_smaller_counts),
         NAMED(moves_that_are_over_hold_nobody_up),
         NAMED(a_higher_priority_goes_first),
         NAMED(a_pull_is_cancelled_in_the_middle),
