@@ -124,6 +124,8 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         if (flow->credits[i].state == KVF_CREDIT_LENT)
             kvf_credit_give(&flow->credits[i], KVF_CREDIT_NONE);
+    if (kvf_stage_flow_is_over(flow)) /* what comes with this message may be the opening of the next one */
+        kvf_stage_flow_uncount(flow);
 }
 
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {
