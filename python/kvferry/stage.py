@@ -9,7 +9,6 @@ The transport hands its stage what comes, and the stage progresses where the tra
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, string, take
-from kvferry.errors import ClosedError, ExistsError, InvalidError, Status, error_of
+from kvferry.errors import ClosedError, ExistsError, InvalidError, Status
 from kvferry.events import Way
 from kvferry.request import Request
-from kvferry.transfer import POLL_SECONDS
+from kvferry.transfer import Moving
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
@@ -236,11 +235,8 @@ def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
         stage._endpoint.raised = stage._endpoint.raised or error
 
 
-class StageMove:
-    """A request on its way through a stage. It moves while its transport progresses.
-
-    Close it (or leave its `with` block) before the request is set again.
-    """
+class StageMove(Moving):
+    """A request on its way through a stage, whichever way its sources go."""
 
     def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
         self._stage = stage
@@ -277,18 +273,15 @@ class StageMove:
 
     @property
     def status(self) -> Status:
-        """OK when every byte is there, IN_PROGRESS while it moves, otherwise the first failure."""
         return self._look()
 
     @property
     def detail(self) -> str:
-        """One sentence about the first failure; "" without one."""
         self._look()
         return self._detail
 
     @property
     def bytes(self) -> int:
-        """Bytes moved so far."""
         self._look()
         return self._bytes
 
@@ -298,36 +291,10 @@ class StageMove:
         self._look()
         return self._packed
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Makes progress until it has ended, at most `timeout` seconds; returns whether it has.
-
-        Raises what it failed with.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        while (status := self.status) == Status.IN_PROGRESS:
-            left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
-            if left <= 0:
-                return False
-            self._transport.wait(left)
-        if status != Status.OK:
-            raise error_of(status, f"after {self.bytes} bytes: {self.detail}")
-        return True
-
     def cancel(self) -> None:
-        """Stops it: its status becomes CANCELLED once nothing of this side touches its memory any more."""
         with self._stage._endpoint.lock:
             if self._pointer is not None:
                 lib.kvf_move_cancel(self._pointer)
 
     def close(self) -> None:
-        """Gives it up, cancelled where it still moves: then its memory may be touched until the stage or the
-        peers are closed. May be called again."""
         self._end()
-
-    def __enter__(self) -> StageMove:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
