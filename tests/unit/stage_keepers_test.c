@@ -2,7 +2,7 @@
  * Peers that keep the slots they were lent: a stage lends half of its arena, and whoever comes when all of that is kept
  * has a slot within twice `doubt_ns`, before those that have had one.
  */
-#include "stage_world.h"
+#include "stage_scene.h"
 
 #include <stdio.h>
 
@@ -13,14 +13,6 @@
 #define SECOND 1000000000ull
 #define PATIENCE (10 * SECOND)
 #define KEEPERS 6u
-
-static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
-                                       .tp_size = 1,
-                                       .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}},
-                             p_spec = {
-                                 .struct_size = sizeof p_spec,
-                                 .tp_size = 1,
-                                 .all = {.tokens_per_block = 16, .block_count = 100, .order = "L|BPHN"}};
 
 /* A peer by hand: it opens flows as any other does, and gives back what it is told to. */
 typedef struct keeper {
@@ -36,12 +28,8 @@ typedef struct keeper {
 
 /* P lends; D is honest, and the same request is what the keepers open. */
 typedef struct scene {
-    stage_world *w;
-    kvf_plan *plan;
-    kvf_request *request;
+    stage_scene at;
     kvf_selection *selection;
-    cell_rank before;
-    stage_end *d, *p;
     keeper keepers[KEEPERS];
 } scene;
 
@@ -68,7 +56,7 @@ static void on_notify(void *context, kvf_transport *transport, const char *sende
 
 static void work(scene *s) {
     for (int i = 0; i < 20; i++) {
-        (void)stage_world_work(s->w);
+        (void)stage_world_work(s->at.w);
         for (uint32_t k = 0; k < KEEPERS; k++)
             assert_ok(kvf_transport_progress(s->keepers[k].transport, NULL));
     }
@@ -91,19 +79,19 @@ static void keeper_join(scene *s, uint32_t i) {
         .struct_size = sizeof options, .name = k->name, .on_notify = on_notify, .context = k};
     assert_ok(kvf_transport_open("inproc", &options, &k->transport));
     assert_ok(kvf_transport_register(k->transport, &region, 1));
-    k->victim = connect_to(k->transport, s->p->transport);
-    assert_ok(kvf_stage_join(s->p->stage, connect_to(s->p->transport, k->transport)));
+    k->victim = connect_to(k->transport, s->at.p->transport);
+    assert_ok(kvf_stage_join(s->at.p->stage, connect_to(s->at.p->transport, k->transport)));
 }
 
 /* Reads what P has, and keeps all slots that it is lent. */
 static void keeper_open(scene *s, uint32_t i, uint32_t priority) {
-    const kvf_group_steps steps = {s->w->p_sequence.tables[0], 0, s->w->p_sequence.steps[0]};
+    const kvf_group_steps steps = {s->at.w->p_sequence.tables[0], 0, s->at.w->p_sequence.steps[0]};
     const kvf_opening opening = {.direction = KVF_READ,
                                  .window = KVF_WINDOW_MAX,
                                  .priority = priority,
                                  .slot_bytes = SLOT,
-                                 .stream_bytes = kvf_request_bytes(s->request, 0),
-                                 .model = kvf_stage_model_sum(s->w->engines.model),
+                                 .stream_bytes = kvf_request_bytes(s->at.request, 0),
+                                 .model = kvf_stage_model_sum(s->at.w->engines.model),
                                  .items = s->selection->items,
                                  .item_count = s->selection->item_count,
                                  .groups = &steps,
@@ -132,7 +120,7 @@ static void give_one_back(scene *s, keeper *k) {
 }
 
 static uint32_t slots_of(const scene *s, const char *name) {
-    const kvf_stage_peer *peer = s->p->stage->peers;
+    const kvf_stage_peer *peer = s->at.p->stage->peers;
     while (strcmp(peer->name, name) != 0)
         peer = peer->following;
     return peer->share.lent;
@@ -140,23 +128,13 @@ static uint32_t slots_of(const scene *s, const char *name) {
 
 static scene *scene_open(bool says_end) {
     static scene s;
-    const stage_pair shape = {attention(2, 2, 32),
-                              &d_spec,
-                              &p_spec,
-                              600,
-                              {.arena_bytes = SLOTS * SLOT,
-                               .slot_bytes = SLOT,
-                               .window = KVF_WINDOW_MAX,
-                               .stall_ns = 1000 * SECOND,
-                               .doubt_ns = PATIENCE}};
-    s = (scene){.w = stage_world_open("inproc", &shape)};
-    s.plan = plan_of(&s.w->engines, 0);
-    s.request = request_of(s.plan);
-    set_sequences(s.request, &s.w->d_sequence, &s.w->p_sequence);
-    assert_ok(kvf_selection_of_plan(s.plan, 0, &s.selection));
-    s.d = &s.w->d[0];
-    s.p = &s.w->p[0];
-    rank_copy(&s.before, &s.d->cells);
+    s = (scene){.at = stage_scene_open("inproc", attention(2, 2, 32), 600,
+                                       (kvf_stage_options){.arena_bytes = SLOTS * SLOT,
+                                                           .slot_bytes = SLOT,
+                                                           .window = KVF_WINDOW_MAX,
+                                                           .stall_ns = 1000 * SECOND,
+                                                           .doubt_ns = PATIENCE})};
+    assert_ok(kvf_selection_of_plan(s.at.plan, 0, &s.selection));
     for (uint32_t i = 0; i < KEEPERS; i++) {
         s.keepers[i].says_end = says_end;
         keeper_join(&s, i);
@@ -165,11 +143,8 @@ static scene *scene_open(bool says_end) {
 }
 
 static void scene_close(scene *s) {
-    rank_close(&s->before);
     kvf_selection_free(s->selection);
-    kvf_request_free(s->request);
-    kvf_plan_free(s->plan);
-    stage_world_close(s->w);
+    stage_scene_close(&s->at);
     for (uint32_t i = 0; i < KEEPERS; i++)
         kvf_transport_close(s->keepers[i].transport);
 }
@@ -181,27 +156,25 @@ static void keep_all(scene *s) {
         keeper_open(s, i, 255);
     for (uint32_t i = 0; i < KEEPERS; i++)
         assert_int_equal(s->keepers[i].count, shares[i]);
-    assert_int_equal(stage_info_of(s->p->stage).slots_lent, SLOTS / 2);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, SLOTS / 2);
 }
 
 static kvf_move *begin_honest(scene *s) {
-    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
-    kvf_move *move = NULL;
-    assert_ok(kvf_stage_pull(s->d->stage, s->request, s->d->peers, &options, &move));
+    kvf_move *move = stage_scene_begin(&s->at, KVF_READ, 0);
     work(s);
     assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
-    assert_int_equal(slots_of(s, s->d->name), 0);
+    assert_int_equal(slots_of(s, s->at.d->name), 0);
     return move;
 }
 
 static void end_honest(scene *s, kvf_move *move) {
-    assert_ok(stage_world_finish(s->w, move));
+    assert_ok(stage_world_finish(s->at.w, move));
     kvf_move_free(move);
-    assert_int_equal(stage_world_wrong_bytes(s->d, &s->before, 5), 0);
+    assert_int_equal(stage_world_wrong_bytes(s->at.d, &s->at.before, 5), 0);
 }
 
 static void pass(scene *s, uint64_t ns) {
-    s->w->now_ns += ns;
+    s->at.w->now_ns += ns;
     work(s);
 }
 
@@ -213,14 +186,14 @@ static void slots_that_are_kept_go_to_who_has_none(void **state) {
     kvf_move *move = begin_honest(s);
     pass(s, PATIENCE); /* nobody is ended before that is over */
     assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
-    assert_int_equal(s->p->events, 0);
+    assert_int_equal(s->at.p->events, 0);
     pass(s, 1);
     end_honest(s, move);
     for (uint32_t i = 0; i < 5; i++)
         assert_int_equal(s->keepers[i].ended, KVF_E_TIMEOUT);
-    assert_int_equal(s->p->event, KVF_E_TIMEOUT);
+    assert_int_equal(s->at.p->event, KVF_E_TIMEOUT);
     assert_non_null(
-        strstr(s->p->event_text, "it has given back none of its slots for 10000 ms, and others wait"));
+        strstr(s->at.p->event_text, "it has given back none of its slots for 10000 ms, and others wait"));
     scene_close(s);
 }
 
@@ -231,8 +204,8 @@ static void slots_of_who_does_not_stop_are_free_in_the_end(void **state) {
     keep_all(s);
     kvf_move *move = begin_honest(s);
     pass(s, PATIENCE + 1);
-    assert_int_equal(stage_info_of(s->p->stage).slots_doubt, SLOTS / 2);
-    assert_int_equal(slots_of(s, s->d->name), 0);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_doubt, SLOTS / 2);
+    assert_int_equal(slots_of(s, s->at.d->name), 0);
     pass(s, PATIENCE + 1);
     end_honest(s, move);
     scene_close(s);
@@ -244,9 +217,9 @@ static void who_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
     scene *s = scene_open(true);
     for (uint32_t i = 0; i < 5; i++)
         keeper_open(s, i, 255);
-    assert_int_equal(stage_info_of(s->p->stage).slots_lent, SLOTS / 2);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, SLOTS / 2);
     pass(s, 900 * SECOND);
-    assert_int_equal(s->p->events, 0);
+    assert_int_equal(s->at.p->events, 0);
     scene_close(s);
 }
 
