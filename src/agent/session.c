@@ -635,8 +635,8 @@ static void check_life(kvf_session *session, uint64_t now) {
 static void tick_session(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->peer_lost) {
-        /* Its endpoint is, and the transport says what of it is still inside. Asking that shuts it out: one that lives, and
-         * has only taken memory back, moves on by the connections that it made to us. */
+        /* Its endpoint is, and the transport says what of it is still inside. Asking that shuts it out: one that lives,
+         * and has only taken memory back, moves on by the connections that it made to us. */
         session->gone = session->same_host && !session->peer_lives;
         kvf_session_lose(session, KVF_E_PEER_LOST,
                          session->broken_detail ? session->broken_detail : "its process is gone");

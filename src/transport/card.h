@@ -1,7 +1,7 @@
 /*
  * The outer card: what one endpoint says about itself to those who may connect to it.
  *
- *   magic, version | name | generation | for each region: size, withheld | for each fabric: kind and its own part | checksum
+ *   magic, version | name | generation | for each region: size, withheld | for each fabric: kind, its part | checksum
  *
  * All numbers are little endian. Cards come from other processes: reading one trusts nothing in it.
  */
