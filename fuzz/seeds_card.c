@@ -30,10 +30,13 @@ static void seed_ucx_cards(void) {
 
 void seed_cards(void) {
     static uint64_t sizes[] = {4096, 1 << 20, 0};
+    static bool withheld[] = {false, false, true};
     kvf_card card = {.name = "decode-0", .region_bytes = sizes, .region_count = 3, .part_count = 2};
     kvf_card_part parts[] = {{"shm", "sixteen letters here", 20}, {"ucx", "", 0}};
     card.parts = parts;
     write_card("two_parts", &card);
+    card.region_withheld = withheld;
+    write_card("withheld", &card);
     write_card("empty", &(kvf_card){0});
     seed_ucx_cards();
 }

@@ -209,6 +209,7 @@ static void hear_accept(const scene *s, input *from) {
     message.slot_bytes = SLOT >> (take(from) & 3);
     message.slot_count = take(from) & 15;
     message.stream_bytes = kvf_request_bytes(request, 0);
+    message.flows = message.slot_count;
     hear(s, &message);
 }
 

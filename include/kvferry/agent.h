@@ -139,7 +139,7 @@ typedef struct kvf_agent_options {
     /**
      * By which way requests move that do not say, see kvf_way: KVF_WAY_AUTO chooses for each rank that is read or
      * written. KVF_WAY_DIRECT: this agent has no stage, and needs no memory for one. KVF_WAY_PACKED: what cannot go
-     * packed fails with KVF_E_UNSUPPORTED. An agent whose memory is a device's, and not `kept`, has no stage either.
+     * packed fails with KVF_E_UNSUPPORTED. An agent whose memory is a device's, and not `withheld`, has no stage either.
      */
     kvf_way way;
     uint32_t slot_bytes;  /**< of the stage, see kvf_stage_options */
@@ -224,8 +224,9 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
  * Registers this rank's regions, see kvf_transport_register(); from here on peers are served. A call that failed may
  * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
  * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them.
- * Memory of a CUDA device that is `kept` moves packed, over any transport: the device gathers into the stage's arena and
- * scatters out of it. Where it is not kept, a UCX with CUDA support has to take it.
+ * Regions that are `withheld`, as those of a device mostly are, move packed: the agent's way must not be direct, and
+ * all regions are in memory of the host or of one device. A device's that is not withheld is moved where a UCX with CUDA
+ * support takes it, and not otherwise.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
@@ -365,9 +366,9 @@ typedef struct kvf_agent_request {
     /**
      * pull, expect, push: by which way it moves; KVF_WAY_AUTO: the agent's. What is converted goes packed whatever is
      * said here, but for KVF_WAY_DIRECT, with which it fails. Packed needs the same groups, layers and parts on both
-     * sides, and a stage on both; what has none fails with KVF_E_UNSUPPORTED. Expected packed,
-     * blocks are written by this side alone, so that they are free as soon as the request has ended, whatever its
-     * writers do; otherwise a push's own way counts. With a cap, packed bytes begin slot by slot, and AUTO is direct
+     * sides and a stage on both; what has none fails with KVF_E_UNSUPPORTED. Expected packed, blocks are written by
+     * this side alone, so that they are free as soon as the request has ended, whatever its writers do; otherwise a
+     * push's own way counts. With a cap, packed bytes begin slot by slot, and AUTO is direct
      * where peers can be reached so. Not used by hold.
      */
     kvf_way way;

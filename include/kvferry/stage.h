@@ -35,8 +35,8 @@ typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
     /** What is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" do), unless
-     * it is memory of this host that cannot be mapped, that of callers, or memory that peers get no way to (`kept`, and
-     * all but the arena of an agent that names a "ucx" without RDMA). */
+     * it is memory of this host that cannot be mapped, that of callers, or memory that is withheld from peers (by
+     * `kvf_memory.withheld`; and all but the arena of an agent that names a "ucx" without RDMA). */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
@@ -60,14 +60,17 @@ typedef struct kvf_stage_options {
     uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
     uint32_t slot_bytes;  /**< most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
     uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
-    /** Flows open with one peer at once, each way; 0: 64. Those of this side beyond it wait, those of the peer are
-     * refused. Both sides must say the same: the one with the smaller number refuses flows that the other begins. */
+    /** Flows open with one peer at once, each way; 0: 64. The smaller number of both sides counts: a stage is told the
+     * peer's with the first flow that it takes, and opens one until then. Those of this side beyond it wait. */
     uint32_t flows;
     /** Threads that gather and scatter while the transport moves other slots; 0: kvf_stage_progress() does it itself;
      * up to 16. They need processors that would be idle otherwise. */
     uint32_t workers;
     uint64_t stall_ns; /**< a flow whose peer says nothing for so long, where it should, is ended; 0: 30 s */
-    uint64_t doubt_ns; /**< slots that a lost peer may still touch are kept so long; 0: 30 s */
+    /** Slots that a lost peer may still touch are kept so long. And where all are lent and a peer has waited so long for
+     * its first one, flows that have given none back meanwhile are ended, and their slots are free after as long again.
+     * 0: 30 s */
+    uint64_t doubt_ns;
     /** Whether this peer may begin this flow; a reason goes into kvf_error_detail() by what is refused. NULL: all may
      * who have joined. */
     bool (*permit)(void *context, const char *peer, const kvf_flow_request *request);
@@ -84,9 +87,10 @@ typedef struct kvf_stage_options {
  * number behind the last region. Cards that are to reach the arena are exported afterwards.
  *
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
- *               outlive the stage. Of a device the regions are `kept`, and the device itself gathers and scatters
+ *               outlive the stage. Of a device the regions are `withheld`, and the device itself gathers and scatters
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (the shard's regions are not, or are smaller than it
- *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device), and what
+ *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device),
+ *         KVF_E_EXISTS (workers or a device, and another stage of this transport has some), and what
  *         kvf_transport_allocate() and kvf_transport_register_region() refuse
  */
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,

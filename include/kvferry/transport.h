@@ -206,7 +206,7 @@ typedef struct kvf_memory {
     uint32_t device; /**< of its kind: a CUDA device's number; 0 for the host */
     /** No peer is given a way to it, and no run may name it: what it holds moves packed, through a stage (stage.h). So
      * memory that no kind of transport here serves, as a device's mostly is, can be registered all the same. */
-    bool kept;
+    bool withheld;
 } kvf_memory;
 
 /**
@@ -285,7 +285,7 @@ typedef struct kvf_peer_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
 
-/** Sizes of the peer's regions, by region, 0 for one that was unregistered or is `kept`; owned by the peer. */
+/** Sizes of the peer's regions, by region, 0 for one that was unregistered or is withheld; owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
 /** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
@@ -333,7 +333,7 @@ typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status stat
  *              inside this function
  * @param out   receives the operation; may be NULL
  * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
- *         KVF_E_NOT_REGISTERED (no such region, or one that is `kept`), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
+ *         KVF_E_NOT_REGISTERED (no such region, or one that is withheld), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
                                         size_t count, kvf_done done, void *context, kvf_operation *out);

@@ -83,7 +83,7 @@ from kvferry.shard import (
     Shard,
     TokenShare,
 )
-from kvferry.stage import Stage, StageInfo, StageMove
+from kvferry.stage import FlowRequest, Stage, StageInfo, StageMove
 from kvferry.transfer import Transfer
 from kvferry.transport import (
     Direction,
@@ -130,6 +130,7 @@ __all__ = [
     "ExistsError",
     "FailurePolicy",
     "Finding",
+    "FlowRequest",
     "Group",
     "GroupKind",
     "GroupMatch",

@@ -202,6 +202,7 @@ class Agent:
         log_level: the least important lines that are wanted
         way: by which way requests move; DIRECT: the agent has no arena
         arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched where something goes packed
+        slot_bytes: most that one packed operation moves, a power of two from 4 KiB to 1 MiB; 0: a default
         workers: threads that copy to and from that memory; 0: who makes progress copies; up to 16
         convert: element types (of f32, f16, bf16) that may be converted into each other on the way; a group
             whose types differ moves where both engines allow all of them, and then packed
@@ -241,6 +242,7 @@ class Agent:
         log_level: LogLevel = LogLevel.INFO,
         way: Way = Way.AUTO,
         arena_bytes: int = 0,
+        slot_bytes: int = 0,
         workers: int = 0,
         convert: Iterable[DtypeLike] = (),
         convert_groups: Sequence[str] | None = None,
@@ -281,6 +283,7 @@ class Agent:
             log_level=log_level,
             way=way,
             arena_bytes=arena_bytes,
+            slot_bytes=slot_bytes,
             workers=workers,
             convert=dtype_set(convert),
             remember_ns=nanoseconds(remember),
@@ -491,6 +494,7 @@ class Agent:
         priority: int = 0,
         bytes_per_second: int | None = None,
         after: Readable | None = None,
+        way: Way = Way.AUTO,
     ) -> int:
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise OutOfRangeError(
@@ -508,6 +512,7 @@ class Agent:
             priority=priority,
             bytes_per_second=bytes_per_second or 0,
             after=_ready_event(after, arena),
+            way=way,
         )
         if contact is not None:
             fill(request.contact, **contact_fields(contact, arena))
@@ -549,6 +554,7 @@ class Agent:
         patience: float | None = None,
         priority: int = 0,
         bytes_per_second: int | None = None,
+        way: Way = Way.AUTO,
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
 
@@ -562,12 +568,21 @@ class Agent:
             patience: seconds within which the producer has to be met and to lend its blocks; None: the deadline
             priority: requests of higher ones move first; a lower one still moves 1 MiB every 100 ms
             bytes_per_second: the most that this rank moves of it; None: no cap
+            way: by which way its bytes go; AUTO: the agent's
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
         Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
         """
         return self._submit(
-            lib.kvf_agent_pull, request_id, groups, deadline, 0, contact, patience, priority, bytes_per_second
+            lib.kvf_agent_pull,
+            request_id,
+            groups,
+            deadline,
+            contact=contact,
+            patience=patience,
+            priority=priority,
+            bytes_per_second=bytes_per_second,
+            way=way,
         )
 
     def pull_into(self, ticket: int, groups: Sequence[GroupSteps]) -> None:
@@ -583,9 +598,15 @@ class Agent:
         groups: Sequence[GroupSteps],
         *,
         deadline: float | None = None,
+        way: Way = Way.AUTO,
     ) -> int:
-        """Consumer: lets a producer write a request into own blocks. Events and errors as of pull()."""
-        return self._submit(lib.kvf_agent_expect, request_id, groups, deadline, 0, contact)
+        """Consumer: lets a producer write a request into own blocks. Events and errors as of pull().
+
+        Args:
+            way: PACKED: it is written packed, and its blocks are free as soon as the request has ended; AUTO:
+                the agent's, or that of the push
+        """
+        return self._submit(lib.kvf_agent_expect, request_id, groups, deadline, contact=contact, way=way)
 
     def push(
         self,
@@ -597,13 +618,14 @@ class Agent:
         priority: int = 0,
         bytes_per_second: int | None = None,
         after: Readable | None = None,
+        way: Way = Way.AUTO,
     ) -> int:
         """Producer: opens the writing of a request to those who expect it; push_ready() says what is ready.
 
         Args:
             groups: one for each group of the model. Their `end` says how long the request will be; blocks that
                 their tables do not have yet come with push_ready()
-            priority, bytes_per_second: as of pull()
+            priority, bytes_per_second, way: as of pull()
             after: as of hold(): nothing is written before
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
@@ -619,6 +641,7 @@ class Agent:
             priority=priority,
             bytes_per_second=bytes_per_second,
             after=after,
+            way=way,
         )
 
     def push_ready(

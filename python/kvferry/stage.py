@@ -9,19 +9,20 @@ The transport hands its stage what comes, and the stage progresses where the tra
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, string, take
-from kvferry.errors import ClosedError, ExistsError, InvalidError, Status, error_of
+from kvferry._native import Arena, call, nanoseconds, string, take
+from kvferry.errors import ClosedError, ExistsError, InvalidError, Status
 from kvferry.events import Way
-from kvferry.request import Request
-from kvferry.transfer import POLL_SECONDS
+from kvferry.model import DtypeLike, Model, dtype_set
+from kvferry.request import BlockTable, GroupSteps, Request
+from kvferry.transfer import Moving
+from kvferry.transport import Direction
 
 if TYPE_CHECKING:
     from kvferry.shard import Shard
@@ -43,6 +44,35 @@ class StageInfo:
     lent_bytes: int
     failed: int
     refused: int
+    worker_copies: int
+
+
+@dataclass(frozen=True)
+class FlowRequest:
+    """What a peer asks for that begins a flow; see kvf_flow_request in kvferry/stage.h.
+
+    Attributes:
+        direction: READ: it reads from here; WRITE: it writes here
+        permission: the number by which it says it may, see Stage.pull(); 0: none
+        bytes: of the flow, as it says
+        groups: steps and blocks of this rank, one for each group of the model. Nothing of them is checked yet
+    """
+
+    peer: str
+    direction: Direction
+    permission: int
+    bytes: int
+    groups: tuple[GroupSteps, ...]
+
+
+def _convert_sets(model: Model, convert: Iterable[DtypeLike], names: Sequence[str] | None) -> list[int]:
+    """For each group of the model, the types that may be converted."""
+    types = dtype_set(convert)
+    own = [group.name for group in model.groups]
+    for name in names or ():
+        if name not in own:
+            raise InvalidError(f"convert_groups has {name!r}; the model has {', '.join(own)}")
+    return [types if names is None or name in names else 0 for name in own]
 
 
 class Stage:
@@ -55,7 +85,15 @@ class Stage:
         arena_bytes: 0: 64 MiB; at least 4 slots
         slot_bytes: most that one operation moves: a power of two from 4 KiB to 1 MiB; 0: 1 MiB
         window: slots lent for one flow at once, up to 16; 0: 8
-        flows: open with one peer at once, each way, the same on both sides; 0: 64
+        flows: open with one peer at once, each way, where both sides take as many; those beyond it wait; 0: 64
+        workers: threads that gather and scatter; 0: Transport.progress() does it itself; up to 16
+        stall: seconds after which a flow is ended whose peer says nothing, where it should; None: 30 s
+        doubt: seconds for which slots are kept that a lost peer may still touch; None: 30 s
+        convert: element types (of f32, f16, bf16) that flows of peers may be converted between
+        convert_groups: the groups for which that holds; None: all
+        permit: called with a FlowRequest when a peer begins a flow, from Transport.progress(); whether it may.
+            It may call nothing of the stage. What it raises, progress() raises, and the flow is refused. None:
+            all may who have joined
         on_event: called with the name of a peer that did what it must not, the status and a sentence, from
             Transport.progress(). It may call nothing of the stage
 
@@ -71,6 +109,12 @@ class Stage:
         slot_bytes: int = 0,
         window: int = 0,
         flows: int = 0,
+        workers: int = 0,
+        stall: float | None = None,
+        doubt: float | None = None,
+        convert: Iterable[DtypeLike] = (),
+        convert_groups: Sequence[str] | None = None,
+        permit: Callable[[FlowRequest], bool] | None = None,
         on_event: Callable[[str, Status, str], object] | None = None,
     ) -> None:
         # The endpoint keeps its stage, which must not keep the transport: who forgets that, closes both.
@@ -78,15 +122,22 @@ class Stage:
         self._endpoint = transport._endpoint
         self._shard = shard
         self._on_event = on_event
+        self._permit = permit
         self._moves: set[StageMove] = set()
         self._pointer: Any = None
         self._context = ffi.new_handle(self)
-        options = Arena().new(
+        arena = Arena()
+        options = arena.new(
             "kvf_stage_options",
             arena_bytes=arena_bytes,
             slot_bytes=slot_bytes,
             window=window,
             flows=flows,
+            workers=workers,
+            stall_ns=nanoseconds(stall),
+            doubt_ns=nanoseconds(doubt),
+            convert=arena.numbers("uint32_t", _convert_sets(shard.model, convert, convert_groups)),
+            permit=lib.python_permit if permit is not None else ffi.NULL,
             on_event=lib.python_on_event,
             context=self._context,
         )
@@ -150,32 +201,62 @@ class Stage:
         with self._using() as pointer:
             lib.kvf_stage_leave(pointer, peer._of(self._transport))
 
+    def stop(self, peer: Peer) -> None:
+        """Ends what this peer has opened, with CancelledError there."""
+        with self._using() as pointer:
+            lib.kvf_stage_stop(pointer, peer._of(self._transport))
+
+    def revoke(self, permission: int) -> None:
+        """Ends what peers have opened by a permission, with CancelledError there: no flow of it touches the
+        shard's memory any more."""
+        with self._using() as pointer:
+            lib.kvf_stage_revoke(pointer, permission)
+
     def quiet(self, name: str) -> None:
         """Nobody of that name, who has left, touches our memory any more: slots it was lent are free."""
         with self._using() as pointer:
             lib.kvf_stage_quiet(pointer, Arena().text(name))
 
     def pull(
-        self, request: Request, peers: Sequence[Peer], *, way: Way = Way.AUTO, priority: int = 0
+        self,
+        request: Request,
+        peers: Sequence[Peer],
+        *,
+        way: Way = Way.AUTO,
+        priority: int = 0,
+        permissions: Sequence[int] | None = None,
     ) -> StageMove:
         """Starts reading a request; peers[i] is the peer of Plan.sources[i]. See StageMove.
 
         Args:
             way: of all sources; AUTO chooses for each
             priority: 0 to 255: packed flows of a higher one go first, at both ends
+            permissions: for each source, a number that its peer gave and hands to its `permit`; None: 0 for all
         """
         resource = request._get()
         count = lib.kvf_plan_source_count(lib.kvf_request_plan(resource.pointer))
         if len(peers) != count:
             raise InvalidError(f"{len(peers)} peers; the plan has {count} sources")
+        if permissions is not None and len(permissions) != count:
+            raise InvalidError(f"{len(permissions)} permissions; the plan has {count} sources")
+        arena = Arena()
         with self._using() as pointer, request._lock:
             pointers = ffi.new("kvf_peer *[]", [peer._of(self._transport) for peer in peers] or 1)
-            options = Arena().new("kvf_move_options", way=way, priority=priority)
+            options = arena.new("kvf_move_options", way=way, priority=priority)
+            if permissions:
+                options.permissions = arena.numbers("uint64_t", permissions)
             made = take(lib.kvf_stage_pull, "kvf_move *", pointer, resource.pointer, pointers, options)
             return StageMove(self, request, made)
 
     def push(
-        self, request: Request, source: int, peer: Peer, *, way: Way = Way.AUTO, priority: int = 0
+        self,
+        request: Request,
+        source: int,
+        peer: Peer,
+        *,
+        way: Way = Way.AUTO,
+        priority: int = 0,
+        permission: int = 0,
     ) -> StageMove:
         """Starts writing what one source gives, at the source itself: this process is that rank.
 
@@ -183,10 +264,14 @@ class Stage:
             request: over a plan that fills the peer's shard
             source: index of Plan.sources which this rank is
             peer: the rank the plan calls local
+            way, priority: as of pull()
+            permission: a number that the peer gave and hands to its `permit`
         """
         resource = request._get()
+        arena = Arena()
         with self._using() as pointer, request._lock:
-            options = Arena().new("kvf_move_options", way=way, priority=priority)
+            options = arena.new("kvf_move_options", way=way, priority=priority)
+            options.permissions = arena.numbers("uint64_t", [permission])
             target = peer._of(self._transport)
             made = take(lib.kvf_stage_push, "kvf_move *", pointer, resource.pointer, source, target, options)
             return StageMove(self, request, made)
@@ -209,6 +294,7 @@ class Stage:
                 info.lent_bytes,
                 info.failed,
                 info.refused,
+                info.worker_copies,
             )
 
     # What the transport calls, with its lock.
@@ -226,6 +312,25 @@ class Stage:
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
+def python_permit(context: Any, peer: Any, request: Any) -> bool:
+    stage: Stage = ffi.from_handle(context)
+    try:
+        return stage._permit is not None and bool(stage._permit(_read_flow_request(peer, request)))
+    except BaseException as error:  # Transport.progress() raises it
+        stage._endpoint.raised = stage._endpoint.raised or error
+        return False
+
+
+def _read_flow_request(peer: Any, request: Any) -> FlowRequest:
+    def steps(group: Any) -> GroupSteps:
+        ids = ffi.unpack(group.table.ids, group.table.count) if group.table.count else []
+        return GroupSteps(BlockTable(ids, group.table.first_block), group.begin, group.end)
+
+    groups = tuple(steps(request.groups[g]) for g in range(request.group_count))
+    return FlowRequest(string(peer), Direction(request.direction), request.permission, request.bytes, groups)
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
 def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
     stage: Stage = ffi.from_handle(context)
     if stage._on_event is None:
@@ -236,11 +341,8 @@ def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
         stage._endpoint.raised = stage._endpoint.raised or error
 
 
-class StageMove:
-    """A request on its way through a stage. It moves while its transport progresses.
-
-    Close it (or leave its `with` block) before the request is set again.
-    """
+class StageMove(Moving):
+    """A request on its way through a stage, whichever way its sources go."""
 
     def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
         self._stage = stage
@@ -277,18 +379,15 @@ class StageMove:
 
     @property
     def status(self) -> Status:
-        """OK when every byte is there, IN_PROGRESS while it moves, otherwise the first failure."""
         return self._look()
 
     @property
     def detail(self) -> str:
-        """One sentence about the first failure; "" without one."""
         self._look()
         return self._detail
 
     @property
     def bytes(self) -> int:
-        """Bytes moved so far."""
         self._look()
         return self._bytes
 
@@ -298,36 +397,10 @@ class StageMove:
         self._look()
         return self._packed
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Makes progress until it has ended, at most `timeout` seconds; returns whether it has.
-
-        Raises what it failed with.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        while (status := self.status) == Status.IN_PROGRESS:
-            left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
-            if left <= 0:
-                return False
-            self._transport.wait(left)
-        if status != Status.OK:
-            raise error_of(status, f"after {self.bytes} bytes: {self.detail}")
-        return True
-
     def cancel(self) -> None:
-        """Stops it: its status becomes CANCELLED once nothing of this side touches its memory any more."""
         with self._stage._endpoint.lock:
             if self._pointer is not None:
                 lib.kvf_move_cancel(self._pointer)
 
     def close(self) -> None:
-        """Gives it up, cancelled where it still moves: then its memory may be touched until the stage or the
-        peers are closed. May be called again."""
         self._end()
-
-    def __enter__(self) -> StageMove:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

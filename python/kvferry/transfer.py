@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvferry._binding import ffi, lib
 from kvferry._native import string
@@ -15,6 +15,64 @@ if TYPE_CHECKING:
     from kvferry.transport import Endpoint, Transport
 
 POLL_SECONDS = 0.05
+
+Self = TypeVar("Self", bound="Moving")
+
+
+class Moving:
+    """What transfers and moves of a stage have in common. It moves while its transport progresses.
+
+    Close it (or leave its `with` block) before the request is set again.
+    """
+
+    _transport: Transport
+
+    @property
+    def status(self) -> Status:
+        """OK when every byte is there, IN_PROGRESS while it moves, otherwise the first failure."""
+        raise NotImplementedError
+
+    @property
+    def detail(self) -> str:
+        """One sentence about the first failure: which source and peer, how far, and why; "" without one."""
+        raise NotImplementedError
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved so far."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Makes progress until it has ended, at most `timeout` seconds; returns whether it has.
+
+        Raises what it failed with.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while (status := self.status) == Status.IN_PROGRESS:
+            left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
+            if left <= 0:
+                return False
+            self._transport.wait(left)
+        if status != Status.OK:
+            raise error_of(status, f"after {self.bytes} bytes: {self.detail}")
+        return True
+
+    def cancel(self) -> None:
+        """Stops it: its status becomes CANCELLED once nothing of this side touches its memory any more."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives it up, cancelled where it still moves: then its memory may be touched until the transport (of a
+        move: its stage) or the peers are closed. May be called again."""
+        raise NotImplementedError
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Move:
@@ -61,11 +119,8 @@ class Move:
             self.endpoint.moves.discard(self)
 
 
-class Transfer:
-    """A whole request on its way. It moves while its transport progresses.
-
-    Close it (or leave its `with` block) before the request is set again.
-    """
+class Transfer(Moving):
+    """A request that goes directly, one operation for each run."""
 
     def __init__(self, transport: Transport, move: Move) -> None:
         self._transport = transport
@@ -77,17 +132,14 @@ class Transfer:
 
     @property
     def status(self) -> Status:
-        """OK when every byte is there, IN_PROGRESS while it moves, otherwise the first failure."""
         return self._move.look()[0]
 
     @property
     def detail(self) -> str:
-        """One sentence about the first failure: which source and peer, how far, and why; "" without one."""
         return self._move.detail
 
     @property
     def bytes(self) -> int:
-        """Bytes completed so far."""
         return self._move.look()[1]
 
     @property
@@ -95,36 +147,10 @@ class Transfer:
         """Runs completed so far."""
         return self._move.look()[2]
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Makes progress until the transfer has ended, at most `timeout` seconds; returns whether it has.
-
-        Raises what it failed with.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        while (status := self.status) == Status.IN_PROGRESS:
-            left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
-            if left <= 0:
-                return False
-            self._transport.wait(left)
-        if status != Status.OK:
-            raise error_of(status, f"after {self.bytes} bytes: {self.detail}")
-        return True
-
     def cancel(self) -> None:
-        """Stops it: its status becomes CANCELLED once nothing touches its memory any more."""
         with self._move.endpoint.lock:
             if self._move.pointer is not None:
                 lib.kvf_transfer_cancel(self._move.pointer)
 
     def close(self) -> None:
-        """Gives it up, cancelled where it still moves: then its memory may be touched until the transport or
-        the peers are closed. May be called again."""
         self._move.end()
-
-    def __enter__(self) -> Transfer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

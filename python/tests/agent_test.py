@@ -68,6 +68,7 @@ from kvferry import (
     Shard,
     Status,
     UnsupportedError,
+    Way,
     checksum_cells,
     checksum_steps,
     make_keys,
@@ -166,17 +167,21 @@ def test_a_producer_that_is_killed_fails_its_requests_with_their_blocks() -> Non
     assert prefill.returncode == -9
 
 
+def done(agent: Agent, ticket: int) -> Event:
+    while True:
+        event = agent.wait_event(30)
+        assert event is not None
+        if event.ticket == ticket:
+            break
+    assert event.kind is EventKind.DONE, event
+    return event
+
+
 def finish(pair: Pair) -> None:
     """A request is held and pulled, and every cell of it is right."""
     hold = pair.producer.hold("moved", HELD)
-    pull = pair.consumer.pull("moved", pair.producer.contact, WANTED)
-    for agent, ticket in ((pair.consumer, pull), (pair.producer, hold)):
-        while True:
-            event = agent.wait_event(30)
-            assert event is not None
-            if event.ticket == ticket:
-                break
-        assert event.kind is EventKind.DONE, event
+    done(pair.consumer, pair.consumer.pull("moved", pair.producer.contact, WANTED))
+    done(pair.producer, hold)
     assert pair.wrong() == []
 
 
@@ -381,6 +386,26 @@ def test_requests_have_priorities_and_caps(pair: Pair) -> None:
     for agent in (pair.consumer, pair.producer):
         event = agent.wait_event(30)
         assert event and event.kind is EventKind.DONE, event
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_a_request_goes_the_way_it_says(pair: Pair, way: Way) -> None:
+    is_packed = way is Way.PACKED  # on one host, AUTO is direct
+    hold = pair.producer.hold("pulled", HELD)
+    event = done(pair.consumer, pair.consumer.pull("pulled", pair.producer.contact, WANTED, way=way))
+    done(pair.producer, hold)
+    assert event.bytes_packed == (event.bytes if is_packed else 0)
+    assert not pair.wrong()
+
+    for region in pair.ours:
+        region.fill(0)
+    expected = pair.consumer.expect("pushed", pair.producer.contact, WANTED, way=way)
+    pushed = pair.producer.push("pushed", HELD, way=way)
+    pair.producer.push_ready(pushed)
+    event = done(pair.producer, pushed)
+    done(pair.consumer, expected)
+    assert event.bytes_packed == (event.bytes if is_packed else 0)
+    assert not pair.wrong()
 
 
 def test_blocks_may_be_named_after_the_pull_was_begun(pair: Pair) -> None:

@@ -6,13 +6,20 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinates import (
     DECODE_TABLE,
+    HEAD_SIZE,
+    HEADS,
+    LAYERS,
     PREFILL_TABLE,
     TOKENS,
+    all_cells,
+    cell,
     decode_engine,
     fill,
     prefill_engine,
@@ -20,13 +27,20 @@ from coordinates import (
     wrong_cells,
 )
 from kvferry import (
+    BlockTable,
     CancelledError,
     ClosedError,
+    Direction,
     ExistsError,
+    FlowRequest,
+    Group,
     GroupRequest,
     InvalidError,
+    Model,
     NotFoundError,
+    NotPermittedError,
     NotRegisteredError,
+    Part,
     Peer,
     Plan,
     Request,
@@ -44,7 +58,7 @@ SLOT = 4096
 class End:
     """A rank: its transport, its memory, its stage, and its peers by rank of the other engine."""
 
-    def __init__(self, name: str, shard: Shard, kind: str) -> None:
+    def __init__(self, name: str, shard: Shard, kind: str, **options: Any) -> None:
         self.shard = shard
         self.events: list[str] = []
         self.notices: list[bytes] = []
@@ -59,6 +73,7 @@ class End:
             arena_bytes=8 * SLOT,
             slot_bytes=SLOT,
             on_event=lambda _peer, _status, text: self.events.append(text),
+            **options,
         )
         self.peers: list[Peer] = []
 
@@ -68,15 +83,15 @@ class End:
 
 
 class Pair:
-    """Two prefill ranks and a decode rank, that have joined each other."""
+    """Two prefill ranks and a decode rank, that have joined each other. The options are of all stages."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, decode_model: Model | None = None, **options: Any) -> None:
         model = small_model()
-        self.prefill, self.decode = prefill_engine(model), decode_engine(model)
-        self.plan = Plan(self.decode.shard(0), self.prefill)
+        self.prefill, self.decode = prefill_engine(model), decode_engine(decode_model or model)
+        self.plan = Plan(self.decode.shard(0), self.prefill, convert=("f32", "f16") if decode_model else ())
         self.request = Request(self.plan, [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
-        self.theirs = [End(f"p{i}", shard, kind) for i, shard in enumerate(self.prefill.shards)]
-        self.here = End("d", self.decode.shard(0), kind)
+        self.theirs = [End(f"p{i}", shard, kind, **options) for i, shard in enumerate(self.prefill.shards)]
+        self.here = End("d", self.decode.shard(0), kind, **options)
         for end in self.theirs:
             fill(end.shard, end.regions, PREFILL_TABLE)
             self.here.meet(end)
@@ -134,6 +149,105 @@ def test_a_push_goes_packed(pair: Pair) -> None:
         move.close()
 
 
+def test_workers_copy_what_they_are_given() -> None:
+    made = Pair("shm", workers=2)
+    with made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED) as move:
+        made.until(lambda: move.status != Status.IN_PROGRESS)
+        assert move.wait(0)
+    assert made.wrong() == 0
+    assert sum(end.stage.info.worker_copies for end in made.ends) > 0
+    made.close()
+    with pytest.raises(InvalidError, match="workers is 17; allowed 0 to 16"):
+        Pair("inproc", workers=17)
+
+
+def half_model() -> Model:
+    parts = tuple(Part(name, "f16", HEADS, HEAD_SIZE) for name in ("k", "v"))
+    return Model([Group("full", tuple(range(LAYERS)), parts)], name="small")
+
+
+def test_elements_are_converted_where_the_lender_lets_them_be() -> None:
+    made = Pair("inproc", half_model(), convert=("f32", "f16"), convert_groups=["full"])
+    with made.here.stage.pull(made.request, made.here.peers) as move:
+        made.until(lambda: move.status != Status.IN_PROGRESS)
+        assert move.wait(0) and move.packed == 2
+    shard, rounded = made.here.shard, 0
+    for layer, part, token, head in all_cells(shard):
+        block, row = divmod(token, shard.groups[0].tokens_per_block)
+        place = shard.locate(0, layer, part, DECODE_TABLE[block], row, head)
+        got = made.here.regions[place.region].view(np.uint8)[place.offset : place.offset + place.bytes]
+        wanted = cell(layer, part, token, head)
+        assert np.array_equal(got.view(np.float16), wanted.astype(np.float16))
+        rounded += not np.array_equal(wanted, wanted.astype(np.float16).astype(np.float32))
+    assert rounded > 0
+    made.close()
+
+
+def test_elements_are_not_converted_unless_the_lender_lets_them_be() -> None:
+    made = Pair("inproc", half_model())
+    with made.here.stage.pull(made.request, made.here.peers) as move:
+        made.until(lambda: move.status != Status.IN_PROGRESS)
+        with pytest.raises(NotPermittedError, match="not let be converted"):
+            move.wait(0)
+    made.close()
+    with pytest.raises(InvalidError, match="convert_groups has 'swa'; the model has full"):
+        Pair("inproc", half_model(), convert=("f32", "f16"), convert_groups=["swa"])
+
+
+def test_a_flow_begins_where_it_is_permitted() -> None:
+    asked: list[FlowRequest] = []
+
+    def permit(request: FlowRequest) -> bool:
+        asked.append(request)
+        if request.permission == 9:
+            raise ValueError("nine")
+        return request.permission == 7
+
+    made = Pair("inproc", permit=permit)
+    move = made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED, permissions=[7, 7])
+    made.until(lambda: move.status == Status.OK)
+    move.close()
+    assert made.wrong() == 0
+    assert [request.peer for request in asked] == ["d", "d"]
+    for source, request in enumerate(asked):
+        assert (request.direction, request.bytes) == (Direction.READ, made.request.bytes(source))
+        group = request.groups[0]
+        assert isinstance(group.table, BlockTable) and list(group.table.ids) == PREFILL_TABLE
+        assert (group.begin, group.end) == (0, TOKENS)
+
+    move = made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED, permissions=[7, 8])
+    made.until(lambda: move.status != Status.IN_PROGRESS)
+    with pytest.raises(NotPermittedError, match="it may not read here"):
+        move.wait(0)
+    move.close()
+    made.until(lambda: all(end.stage.info.flows == 0 for end in made.ends))
+    push = made.theirs[0].stage.push(made.request, 0, made.theirs[0].peers[0], way=Way.PACKED, permission=9)
+    with pytest.raises(ValueError, match="nine"):
+        made.until(lambda: push.status != Status.IN_PROGRESS)
+    made.until(lambda: push.status != Status.IN_PROGRESS)
+    assert push.status == Status.PERMISSION and "may not write" in push.detail
+    push.close()
+    made.close()
+
+
+@pytest.mark.parametrize("by_permission", [False, True])
+def test_what_goes_by_a_permission_or_of_a_peer_is_ended(by_permission: bool) -> None:
+    made = Pair("inproc", permit=lambda _request: True)
+    move = made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED, permissions=[7, 7])
+    made.here.transport.progress()
+    for end in made.theirs:
+        end.transport.progress()  # it has lent all it may, and waits
+        assert end.stage.info.flows == 1
+        if by_permission:
+            end.stage.revoke(7)
+        else:
+            end.stage.stop(end.peers[0])
+    made.until(lambda: move.status != Status.IN_PROGRESS)
+    assert move.status == Status.CANCELLED
+    move.close()
+    made.close()
+
+
 def test_the_users_own_notifications_still_come(pair: Pair) -> None:
     pair.theirs[0].peers[0].notify(b"hello")
     pair.until(lambda: pair.here.notices == [b"hello"])
@@ -155,6 +269,8 @@ def test_who_has_not_joined_is_refused_packed(pair: Pair) -> None:
         pair.here.stage.pull(pair.request, pair.here.peers, way=Way.PACKED)
     with pytest.raises(InvalidError, match="priority"):
         pair.here.stage.pull(pair.request, pair.here.peers, priority=256)
+    with pytest.raises(InvalidError, match="1 permissions; the plan has 2 sources"):
+        pair.here.stage.pull(pair.request, pair.here.peers, permissions=[3])
     with pytest.raises(ExistsError):
         pair.here.stage.join(pair.here.peers[1])
 

@@ -28,6 +28,7 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
             session->peer_lost = true; /* seen to outside of the transport */
+            session->peer_lives = kvf_peer_lives(peer);
             char *words = kvf_strdup(detail);
             kvf_free(session->broken_detail);
             session->broken_detail = words;

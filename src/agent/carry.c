@@ -12,7 +12,7 @@
 kvf_way kvf_way_of(const kvf_ticket *ticket) {
     const kvf_agent *agent = ticket->agent;
     const kvf_way wanted = ticket->way ? ticket->way : agent->options.way;
-    return wanted == KVF_WAY_AUTO && agent->transport && kvf_transport_keeps(agent->transport)
+    return wanted == KVF_WAY_AUTO && agent->transport && kvf_transport_withholds(agent->transport)
                ? KVF_WAY_PACKED
                : wanted;
 }
@@ -31,7 +31,7 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
         return true;
     const bool near = session->same_host && kvf_transport_is_near(agent->transport);
     if (!peer && !kvf_work_is_ours(agent))
-        return !near; /* as far as it is known */
+        return !near || session->withholds; /* as far as it is known */
     if (!peer && kvf_session_peer(session, &peer))
         return false;
     kvf_cost_model apart;

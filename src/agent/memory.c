@@ -150,7 +150,7 @@ static void note(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
 
 /* With a stage peers need the arena only, and are not given more where that could not be taken back. */
 static void withhold(const kvf_agent *agent) {
-    kvf_transport_withhold(agent->transport, agent->options.way != KVF_WAY_DIRECT);
+    kvf_transport_withhold_emulated(agent->transport, agent->options.way != KVF_WAY_DIRECT);
 }
 
 static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {

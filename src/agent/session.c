@@ -14,6 +14,7 @@
 #include "agent/peers.h"
 #include "agent/remote.h"
 #include "link/link_endpoint.h"
+#include "transport/transport.h"
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
@@ -120,6 +121,7 @@ kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t 
     kvf_free(session->card);
     session->card = copy;
     session->card_bytes = bytes;
+    session->withholds = kvf_card_withholds(card, bytes);
     return KVF_OK;
 }
 
@@ -633,8 +635,9 @@ static void check_life(kvf_session *session, uint64_t now) {
 static void tick_session(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->peer_lost) {
-        session->gone =
-            session->same_host; /* its endpoint is, and the transport says what of it is still inside */
+        /* Its endpoint is, and the transport says what of it is still inside. Asking that shuts it out: one that lives,
+         * and has only taken memory back, moves on by the connections that it made to us. */
+        session->gone = session->same_host && !session->peer_lives;
         kvf_session_lose(session, KVF_E_PEER_LOST,
                          session->broken_detail ? session->broken_detail : "its process is gone");
         return;

@@ -88,10 +88,12 @@ struct kvf_session {
 
     void *card;
     size_t card_bytes;
+    bool withholds; /* its card says that it withholds memory */
     kvf_peer *peer; /* made from the card when first needed */
     bool same_host;
-    bool peer_lost; /* said by the transport; seen to in the next tick */
-    bool gone;      /* its process is known to have ended */
+    bool peer_lost;  /* said by the transport; seen to in the next tick */
+    bool peer_lives; /* it was lost because its endpoint refused us */
+    bool gone;       /* its process is known to have ended */
 
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */

@@ -59,10 +59,10 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
-/* Memory of the host, and what is kept from peers; other memory of devices goes directly, by fabrics that take it. */
+/* Memory of the host, and what is withheld; other memory of devices goes directly, by fabrics that take it. */
 static bool can_pack(const kvf_agent *agent) {
     for (uint32_t i = 0; i < agent->region_count; i++)
-        if (agent->regions[i].kind != KVF_MEMORY_HOST && !agent->regions[i].kept)
+        if (agent->regions[i].kind != KVF_MEMORY_HOST && !agent->regions[i].withheld)
             return false;
     return agent->region_count > 0;
 }
@@ -81,7 +81,7 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .on_event = on_event,
                                        .context = agent,
                                        .convert = agent->own_facts.convert};
-    kvf_transport_withhold(agent->transport, false); /* the arena is for peers */
+    kvf_transport_withhold_emulated(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
     return status ? kvf_fail_in(status, "the stage: ") : KVF_OK;

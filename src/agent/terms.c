@@ -62,7 +62,7 @@ kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char 
 }
 
 const kvf_model *kvf_terms_model(const kvf_remote *remote) {
-    return remote->match ? remote->match->kept : kvf_engine_model(remote->agent->engine);
+    return remote->match ? remote->match->retyped : kvf_engine_model(remote->agent->engine);
 }
 
 kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out) {

@@ -195,8 +195,8 @@ static kvf_status compare_groups(const kvf_match *match, kvf_match_group *m, uin
                                             : KVF_AGREE_SAME;
     append(&d, &conversions);
     append(&d, &layers);
-    kvf_status kept = keep_detail(m, &d);
-    return status ? status : kept;
+    kvf_status noted = keep_detail(m, &d);
+    return status ? status : noted;
 }
 
 static kvf_status only_one(kvf_match_group *m, const kvf_group_desc *group, bool here) {
@@ -242,7 +242,7 @@ static kvf_status retype(kvf_match *match) {
     for (uint32_t g = 0; g < match->our_count; g++)
         any = any || match->groups[g].agreement == KVF_AGREE_CONVERT;
     if (!any) {
-        match->kept = kvf_model_retain(match->ours);
+        match->retyped = kvf_model_retain(match->ours);
         return KVF_OK;
     }
     kvf_dtype *types = kvf_alloc(kvf_model_part_count(match->ours), sizeof *types);
@@ -256,7 +256,7 @@ static kvf_status retype(kvf_match *match) {
                               ? kvf_model_group(match->theirs, m->theirs)->parts[m->parts[p]].dtype
                               : group->parts[p].dtype;
     }
-    kvf_status status = kvf_model_retype(match->ours, types, &match->kept);
+    kvf_status status = kvf_model_retype(match->ours, types, &match->retyped);
     kvf_free(types);
     return status;
 }
@@ -306,8 +306,8 @@ kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out) {
             m->only_types = match->groups[m->theirs].only_types;
     }
     if (!status) { /* by the agreements that it has now */
-        kvf_model_free((*out)->kept);
-        (*out)->kept = NULL;
+        kvf_model_free((*out)->retyped);
+        (*out)->retyped = NULL;
         status = retype(*out);
         if (status)
             kvf_match_free(*out);
@@ -325,7 +325,7 @@ void kvf_match_free(kvf_match *match) {
     kvf_free(match->groups);
     kvf_model_free(match->ours);
     kvf_model_free(match->theirs);
-    kvf_model_free(match->kept);
+    kvf_model_free(match->retyped);
     kvf_free(match);
 }
 

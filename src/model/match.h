@@ -32,7 +32,7 @@ typedef struct kvf_match_group {
 
 typedef struct kvf_match {
     kvf_model *ours, *theirs;
-    kvf_model *kept;         /* ours, with the types that theirs has in groups that are converted */
+    kvf_model *retyped;      /* ours, with the types that theirs has in groups that are converted */
     kvf_match_group *groups; /* by our groups, and then those that we lack */
     uint32_t our_count;      /* of our groups */
     uint32_t count;

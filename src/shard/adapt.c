@@ -61,7 +61,7 @@ kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_s
     desc.layers.begin = desc.layers.begin < all ? desc.layers.begin : all;
     desc.layers.end = desc.layers.end < all ? desc.layers.end : all;
     if (!status)
-        status = kvf_shard_make(match->kept, &desc, layers, NULL, out);
+        status = kvf_shard_make(match->retyped, &desc, layers, NULL, out);
     for (uint32_t g = 0; descs && g < groups; g++) {
         kvf_free((void *)descs[g].parts);
         kvf_free((void *)descs[g].placements);
@@ -77,7 +77,7 @@ kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kv
     for (uint32_t i = 0; i < engine->shard_count && !status; i++)
         status = kvf_shard_adapt(engine->shards[i], match, &shards[i]);
     if (!status)
-        status = kvf_engine_from_shards(match->kept, engine->name, shards, engine->shard_count, out);
+        status = kvf_engine_from_shards(match->retyped, engine->name, shards, engine->shard_count, out);
     for (uint32_t i = 0; status && shards && i < engine->shard_count; i++)
         kvf_shard_free(shards[i]);
     kvf_free(shards);

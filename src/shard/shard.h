@@ -63,7 +63,7 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, co
  * their types. Of all other groups nothing is held.
  *
  * @param shard  of match->theirs
- * @param out    receives a shard of match->kept
+ * @param out    receives a shard of match->retyped
  */
 kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_shard **out);
 

@@ -14,7 +14,7 @@ void kvf_stage_flow_count(kvf_stage_flow *flow) {
 void kvf_stage_flow_uncount(kvf_stage_flow *flow) {
     if (flow->counted) {
         kvf_stage *stage = flow->stage;
-        if (flow->peer->flows[flow->mover]-- == stage->options.flows)
+        if (flow->peer->flows[flow->mover]-- >= flow->peer->flows_most)
             stage->held_up = true; /* another one may wait for this: it is its turn now */
         flow->counted = false;
     }
@@ -100,6 +100,8 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     kvf_stage *stage = flow->stage;
     flow->ended = true;
     flow->status = status;
+    if (!flow->mover)
+        flow->kept_ns = kvf_now(stage->clock); /* the peer is to give back what it has */
     if (status) {
         (void)snprintf(flow->detail, sizeof flow->detail, "%s", kvf_error_detail());
         stage->counts.failed++;
@@ -122,6 +124,8 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         if (flow->credits[i].state == KVF_CREDIT_LENT)
             kvf_credit_give(&flow->credits[i], KVF_CREDIT_NONE);
+    if (kvf_stage_flow_is_over(flow)) /* what comes with this message may be the opening of the next one */
+        kvf_stage_flow_uncount(flow);
 }
 
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {

@@ -101,6 +101,8 @@ struct kvf_stage_flow {
     uint64_t began_ns;   /**< mover: when its opening began to be sent; 0: it waits for its turn */
     uint64_t took_ns;    /**< mover: from then to the end */
     uint64_t heard_ns;   /**< when the peer last said something of it */
+    uint64_t waits_ns;   /**< lender: since when it waits for the first slot of its peer; 0: it does not */
+    uint64_t kept_ns;    /**< lender: when its first slot was lent, the last came back, or it ended */
     uint64_t doubt_ends; /**< lender, of a peer that has left: when its slots are free; 0: not begun */
     kvf_stage_flow *previous, *following; /**< all of the stage, in the order of turns */
 };
@@ -114,6 +116,7 @@ struct kvf_stage_peer {
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */
     uint32_t flows[2];     /**< that are not over: [0] it has opened, [1] we have, without those that wait */
+    uint32_t flows_most;   /**< [1] at once: one, until it has said with an ACCEPT how many it takes */
     uint64_t opened_bytes; /**< openings of those that it has opened: what it makes us keep */
     kvf_stage_peer *previous, *following;
 };
@@ -134,10 +137,11 @@ struct kvf_stage {
     kvf_stage_peer *peers;
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
     uint64_t last_flow;           /**< number of ours */
-    uint32_t moving;              /**< operations under way, of all flows */
-    uint32_t moves;               /**< that are not freed */
-    bool closed;                  /**< freed with the last of these */
-    bool held_up; /**< something is to be said: a peer takes nothing now, or a turn has come */
+    uint32_t waiting; /**< flows that wait for the first slot of their peer; perhaps some that do no more */
+    uint32_t moving;  /**< operations under way, of all flows */
+    uint32_t moves;   /**< that are not freed */
+    bool closed;      /**< freed with the last of these */
+    bool held_up;     /**< something is to be said: a peer takes nothing now, or a turn has come */
     kvf_stage_info counts;
 };
 
@@ -218,6 +222,10 @@ bool kvf_lender_step(kvf_stage_flow *flow);
 void kvf_lender_copied(kvf_credit *credit);
 void kvf_lender_talk(kvf_stage_flow *flow);
 void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
+/** Whether it waits for a slot, and its peer has none. */
+bool kvf_lender_waits(const kvf_stage_flow *flow);
+/** Whether the peer has slots of it, and has given none back since then, not even where it has ended. */
+bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns);
 /** A part of an opening: the first makes the flow. */
 void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message);
 

@@ -176,13 +176,36 @@ static uint32_t credits_in_use(const kvf_stage_flow *flow) {
     return count;
 }
 
+/* Slots are left for those whose peer has none and who have waited for longer, whatever their priority: who gives one
+ * back and takes the next at once would have it for ever. */
+static bool others_come_first(const kvf_stage_flow *flow) {
+    const kvf_arena *arena = &flow->stage->arena;
+    uint32_t left = kvf_arena_lendable(arena) - arena->lent;
+    if (flow->stage->waiting == 0)
+        return false;
+    for (const kvf_stage_flow *other = flow->stage->first; other && left > 0; other = other->following) {
+        const bool before = kvf_lender_waits(other) && other->peer != flow->peer &&
+                            (flow->waits_ns == 0 || other->waits_ns < flow->waits_ns);
+        left -= before;
+    }
+    return left == 0;
+}
+
 /* A slot that the peer will have, in a credit that is free. */
 static kvf_credit *take_slot(kvf_stage_flow *flow) {
-    if (credits_in_use(flow) >= flow->window)
+    const uint32_t used = credits_in_use(flow);
+    if (used >= flow->window)
         return NULL;
-    kvf_slot *slot = kvf_arena_lend(&flow->stage->arena, &flow->peer->share);
+    kvf_slot *slot = others_come_first(flow) ? NULL : kvf_arena_lend(&flow->stage->arena, &flow->peer->share);
+    if (!slot && flow->peer->share.lent == 0 && flow->waits_ns == 0) {
+        flow->waits_ns = kvf_max_u64(kvf_now(flow->stage->clock), 1);
+        flow->stage->waiting++;
+    }
     if (!slot)
         return NULL;
+    flow->waits_ns = 0;
+    if (used == 0)
+        flow->kept_ns = kvf_now(flow->stage->clock);
     kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_NONE);
     credit->own = slot;
     credit->note = (kvf_slot_note){slot->number, slot->generation, {0, 0}};
@@ -221,6 +244,17 @@ static bool take_in(kvf_stage_flow *flow) {
     return true;
 }
 
+bool kvf_lender_waits(const kvf_stage_flow *flow) {
+    return flow->waits_ns > 0 && !flow->ended && flow->peer->share.lent == 0;
+}
+
+bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns) {
+    bool lent = false;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
+    return !flow->mover && lent && flow->kept_ns < before_ns;
+}
+
 void kvf_lender_copied(kvf_credit *credit) {
     kvf_stage_flow *flow = credit->flow;
     if (flow->direction == KVF_READ) {
@@ -251,7 +285,8 @@ void kvf_lender_talk(kvf_stage_flow *flow) {
                                      .region = stage->region,
                                      .slot_bytes = stage->arena.slot_bytes,
                                      .slot_count = stage->arena.slot_count,
-                                     .stream_bytes = flow->bytes};
+                                     .stream_bytes = flow->bytes,
+                                     .flows = stage->options.flows};
         flow->accepted = kvf_stage_flow_say(flow, &message);
     }
     if (flow->accepted && !flow->ended)
@@ -300,6 +335,7 @@ static kvf_status come_back_full(kvf_stage_flow *flow, kvf_credit *credit, const
 static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
     kvf_credit *credit = NULL;
     kvf_status status = find_lent(flow, note, &credit);
+    flow->kept_ns = flow->heard_ns;
     if (!status && flow->ended)
         kvf_credit_give(credit, KVF_CREDIT_NONE);
     else if (!status)

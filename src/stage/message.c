@@ -60,6 +60,7 @@ size_t kvf_stage_write_message(const kvf_stage_message *message, unsigned char o
         put(&to, message->slot_bytes, 4);
         put(&to, message->slot_count, 4);
         put(&to, message->stream_bytes, 8);
+        put(&to, message->flows, 4);
         break;
     case KVF_STAGE_LEND:
     case KVF_STAGE_RETURN:
@@ -136,6 +137,7 @@ static void read_accept(kvf_byte_reader *from, kvf_stage_message *out) {
     out->slot_bytes = (uint32_t)kvf_take_number(from, 4);
     out->slot_count = (uint32_t)kvf_take_number(from, 4);
     out->stream_bytes = kvf_take_number(from, 8);
+    out->flows = (uint32_t)kvf_take_number(from, 4);
 }
 
 kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_message *out) {

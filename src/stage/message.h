@@ -42,9 +42,10 @@ typedef struct kvf_stage_message {
     uint32_t opening_bytes, at;
     const unsigned char *part;
     size_t part_bytes;
-    /* ACCEPT: where slots are, and the bytes of the stream */
+    /* ACCEPT: where slots are, the bytes of the stream, and how many flows the lender lets its peer open */
     uint32_t region, slot_bytes, slot_count;
     uint64_t stream_bytes;
+    uint32_t flows;
     /* LEND, RETURN */
     uint32_t slot_count_named;
     kvf_slot_note slots[KVF_STAGE_SLOTS_MAX];

@@ -57,12 +57,12 @@ kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flo
     return KVF_OK;
 }
 
-/* One opening at a time goes to a peer, and so many flows as both may have. */
+/* One opening at a time goes to a peer, and no more flows than both sides take. */
 static bool may_open(kvf_stage_flow *flow) {
     kvf_stage_peer *peer = flow->peer;
     if (flow->began_ns > 0)
         return peer->outgoing == flow;
-    if (peer->outgoing || peer->flows[1] >= flow->stage->options.flows)
+    if (peer->outgoing || peer->flows[1] >= peer->flows_most)
         return false;
     peer->outgoing = flow;
     kvf_stage_flow_count(flow);
@@ -290,6 +290,11 @@ static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *mes
                         (unsigned long long)message->stream_bytes, (unsigned long long)flow->bytes);
     if (flow->direction == KVF_WRITE && kvf_stream_cut(flow->stream, 0, message->slot_bytes) == 0)
         return kvf_fail(KVF_E_RANGE, "its slots have %u bytes: less than an element", message->slot_bytes);
+    if (message->flows == 0)
+        return kvf_fail(KVF_E_RANGE, "it takes 0 flows; allowed from 1 on");
+    const uint32_t most = flow->stage->options.flows;
+    flow->stage->held_up = true; /* others may have waited for this */
+    flow->peer->flows_most = message->flows < most ? message->flows : most;
     flow->region = message->region;
     flow->slot_bytes = message->slot_bytes;
     flow->slot_count = message->slot_count;

@@ -245,6 +245,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
+    joined->flows_most = 1;
     joined->peer = peer;  /* slots that one of this name may still touch count against its share */
     kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
     const bool near = kvf_peer_costs(peer, &apart);
@@ -378,8 +379,41 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     return flow->mover ? !ours || flow->next == flow->bytes : lent || !flow->open;
 }
 
+/* Whether a flow has waited for long for the first slot of its peer: all that can be lent is kept by others. */
+static bool somebody_waits(kvf_stage *stage, uint64_t since) {
+    bool long_since = false;
+    stage->waiting = 0;
+    for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
+        const bool waits = kvf_lender_waits(flow);
+        stage->waiting += waits;
+        long_since = long_since || (waits && flow->waits_ns < since);
+    }
+    return long_since;
+}
+
+/* Then flows that have given nothing back for as long are ended, and their slots are free when that is as long ago: who
+ * waits comes first. */
+static void end_keepers(kvf_stage *stage, uint64_t now) {
+    const uint64_t patience = stage->options.doubt_ns;
+    const uint64_t since = now > patience ? now - patience : 0;
+    if (!somebody_waits(stage, since))
+        return;
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
+        if (!kvf_lender_keeps(flow, since))
+            continue;
+        if (flow->ended)
+            kvf_stage_flow_hear_end(flow);
+        else
+            kvf_stage_flow_blame(flow,
+                                 kvf_fail(KVF_E_TIMEOUT,
+                                          "it has given back none of its slots for %llu ms, and others wait",
+                                          (unsigned long long)((now - flow->kept_ns) / 1000000)));
+    }
+}
+
 static void watch_time(kvf_stage *stage) {
     const uint64_t now = stage->first ? kvf_now(stage->clock) : 0; /* an idle stage needs none */
+    end_keepers(stage, now);
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
         if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
             kvf_stage_flow_hear_end(flow);

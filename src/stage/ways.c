@@ -131,8 +131,8 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     const double packed = kvf_way_cost_predict(&cost->packed, out->pieces, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
-    const bool kept = kvf_peer_withholds(by->peer) || kvf_transport_keeps(move->stage->transport);
-    const bool gains = kept || (packed < direct && !peer->has_lists);
+    const bool withheld = kvf_peer_withholds(by->peer) || kvf_transport_withholds(move->stage->transport);
+    const bool gains = withheld || (packed < direct && !peer->has_lists);
     return converts          ? KVF_WAY_PACKED
            : by->options.way ? by->options.way
            : gains           ? KVF_WAY_PACKED

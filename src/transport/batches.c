@@ -97,13 +97,13 @@ void kvf_front_free_batches(kvf_transport *transport) {
 /* ---- submit and cancel ----------------------------------------------------------------------- */
 
 static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_t region, uint64_t offset,
-                         uint64_t region_bytes, uint32_t count) {
+                         uint64_t region_bytes, bool withheld, uint32_t count) {
     if (region >= count)
         return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region is %u, but %u are registered", i, side,
                         region, count);
     if (region_bytes == 0)
-        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u was unregistered, or is kept from peers",
-                        i, side, region);
+        return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u %s", i, side, region,
+                        withheld ? "is withheld: it moves packed only" : "was unregistered");
     return kvf_fail(KVF_E_RANGE,
                     "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
                     (unsigned long long)run->bytes, (unsigned long long)offset, side, region,
@@ -112,7 +112,7 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
 
 /* Every run lies inside a registered region on both sides. Everything behind this uses plain arithmetic. */
 static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
-    const kvf_memory *local = peer->transport->served;
+    const kvf_memory *local = peer->transport->served, *own = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
     *bytes = 0;
@@ -122,9 +122,12 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
         uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
         uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
         if (here == 0 || run->local_offset > here || run->bytes > here - run->local_offset)
-            return refuse(run, i, "local", run->local_region, run->local_offset, here, local_count);
+            return refuse(run, i, "local", run->local_region, run->local_offset, here,
+                          run->local_region < local_count && own[run->local_region].withheld, local_count);
         if (there == 0 || run->remote_offset > there || run->bytes > there - run->remote_offset)
-            return refuse(run, i, "remote", run->remote_region, run->remote_offset, there, remote_count);
+            return refuse(run, i, "remote", run->remote_region, run->remote_offset, there,
+                          run->remote_region < remote_count && peer->region_withheld[run->remote_region],
+                          remote_count);
     }
     return KVF_OK;
 }
@@ -283,6 +286,15 @@ void kvf_peer_lost(kvf_peer *peer, const char *reason) {
         peer->lost_untold = true;
         peer->transport->lost_untold++;
     }
+}
+
+void kvf_peer_refused(kvf_peer *peer, const char *reason) {
+    peer->lives = peer->lives || !peer->lost;
+    kvf_peer_lost(peer, reason);
+}
+
+bool kvf_peer_lives(const kvf_peer *peer) {
+    return peer->lives;
 }
 
 /* ---- callbacks ------------------------------------------------------------------------------- */

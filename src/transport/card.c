@@ -6,7 +6,8 @@
 
 #include "base/bytes.h"
 
-#define CARD_VERSION 2
+#define CARD_VERSION 3
+#define REGION_BYTES 9
 #define CHECKSUM_BYTES 8
 
 static const unsigned char magic[4] = {'K', 'V', 'F', 'C'};
@@ -66,8 +67,10 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     put_bytes(&status, out, card->name, name);
     put(&status, out, card->generation, 8);
     put(&status, out, card->region_count, 4);
-    for (uint32_t i = 0; i < card->region_count; i++)
+    for (uint32_t i = 0; i < card->region_count; i++) {
         put(&status, out, card->region_bytes[i], 8);
+        put(&status, out, card->region_withheld && card->region_withheld[i], 1);
+    }
     put(&status, out, card->part_count, 1);
     for (uint32_t i = 0; i < card->part_count; i++) {
         const kvf_card_part *part = &card->parts[i];
@@ -106,14 +109,22 @@ static kvf_status cut_off(void) {
 /* The number of regions is believed only as far as there are bytes for them. */
 static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
     uint32_t count = (uint32_t)kvf_take_number(from, 4);
-    if (count > from->left / 8)
+    if (count > from->left / REGION_BYTES)
         return cut_off();
     card->region_bytes = kvf_alloc(count, sizeof *card->region_bytes);
-    if (!card->region_bytes)
+    card->region_withheld = kvf_alloc(count, sizeof *card->region_withheld);
+    if (!card->region_bytes || !card->region_withheld)
         return kvf_nomem("a card");
     card->region_count = count;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         card->region_bytes[i] = kvf_take_number(from, 8);
+        const uint64_t withheld = kvf_take_number(from, 1);
+        if (withheld > (card->region_bytes[i] == 0))
+            return kvf_fail(KVF_E_PARSE, "card: region %u has %llu bytes, and withheld is %llu; allowed 0%s",
+                            i, (unsigned long long)card->region_bytes[i], (unsigned long long)withheld,
+                            card->region_bytes[i] == 0 ? " and 1" : "");
+        card->region_withheld[i] = withheld;
+    }
     return KVF_OK;
 }
 
@@ -174,6 +185,7 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
 
 void kvf_card_free(kvf_card *card) {
     kvf_free(card->region_bytes);
+    kvf_free(card->region_withheld);
     kvf_free(card->parts);
     *card = (kvf_card){0};
 }

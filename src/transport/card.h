@@ -1,7 +1,7 @@
 /*
  * The outer card: what one endpoint says about itself to those who may connect to it.
  *
- *   magic, version | name | generation | sizes of the regions | for each fabric: kind and its own part | checksum
+ *   magic, version | name | generation | for each region: size, withheld | for each fabric: kind, its part | checksum
  *
  * All numbers are little endian. Cards come from other processes: reading one trusts nothing in it.
  */
@@ -24,8 +24,9 @@ typedef struct kvf_card_part {
 /** A card. What the parts of one that was read point to lies in the bytes it was read from. */
 typedef struct kvf_card {
     char name[KVF_CARD_NAME_MAX + 1];
-    uint64_t generation; /**< of the memory */
-    uint64_t *region_bytes;
+    uint64_t generation;    /**< of the memory */
+    uint64_t *region_bytes; /**< 0: not registered, or withheld */
+    bool *region_withheld;  /**< NULL: none is */
     uint32_t region_count;
     kvf_card_part *parts; /**< one for each fabric, up to 255 */
     uint32_t part_count;

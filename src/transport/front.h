@@ -33,12 +33,14 @@ struct kvf_peer {
     void *link;
     char *name;
     uint64_t *region_bytes;
+    bool *region_withheld; /* as the card says */
     uint32_t region_count;
     uint64_t generation;    /* of its memory, as the card says */
     char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
     uint64_t moved[2];      /* bytes, by direction */
     kvf_batch_list batches; /* those the fabric has */
     bool lost;
+    bool lives; /* though it is lost: it refused us */
     char lost_reason[KVF_REASON_BYTES];
     bool lost_untold; /* on_peer_lost is due */
     bool closing;
@@ -66,13 +68,13 @@ struct kvf_transport {
     pid_t process;  /* that opened it; no other may use it */
     uint32_t forks; /* kvf_fork_count() there */
     bool automatic;
-    bool withholds;            /* see kvf_transport_withhold() */
+    bool withholds_emulated;   /* see kvf_transport_withhold_emulated() */
     kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
     kvf_front_absent *absent;
     uint32_t absent_count;
     kvf_memory *regions;   /* all */
-    kvf_memory *served;    /* the same, but 0 bytes where a region is kept from fabrics and peers */
+    kvf_memory *served;    /* the same, but 0 bytes where a region is withheld */
     unsigned char **bases; /* their addresses, for the copying loops */
     kvf_region_user user;  /* `settle` is NULL: there is none */
     uint32_t region_count;

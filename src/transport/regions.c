@@ -23,9 +23,9 @@ const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t 
     return transport->regions;
 }
 
-bool kvf_transport_keeps(const kvf_transport *transport) {
+bool kvf_transport_withholds(const kvf_transport *transport) {
     for (uint32_t i = 0; i < transport->region_count; i++)
-        if (transport->regions[i].kept)
+        if (transport->regions[i].withheld)
             return true;
     return false;
 }
@@ -256,7 +256,7 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
     known.struct_size = sizeof known;
     transport->regions[region] = known;
     transport->bases[region] = known.address;
-    if (known.kept)
+    if (known.withheld)
         return KVF_OK;
     transport->served[region] = known;
     status = add_to_fabrics(transport, region);

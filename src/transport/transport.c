@@ -166,13 +166,16 @@ static kvf_status make_card(kvf_transport *transport) {
     card.region_count = transport->region_count;
     card.generation = transport->generation;
     card.region_bytes = kvf_alloc(card.region_count, sizeof *card.region_bytes);
+    card.region_withheld = kvf_alloc(card.region_count, sizeof *card.region_withheld);
     card.parts = kvf_alloc0(transport->fabric_count, sizeof *card.parts);
-    if (!card.region_bytes || !card.parts) {
+    if (!card.region_bytes || !card.region_withheld || !card.parts) {
         kvf_card_free(&card);
         return kvf_nomem("a card");
     }
-    for (uint32_t i = 0; i < card.region_count; i++)
+    for (uint32_t i = 0; i < card.region_count; i++) {
         card.region_bytes[i] = transport->served[i].bytes;
+        card.region_withheld[i] = transport->regions[i].withheld;
+    }
     (void)snprintf(card.name, sizeof card.name, "%s", transport->name);
     kvf_status status = write_card(transport, &card, &parts, &out);
     if (status)
@@ -260,6 +263,7 @@ static void free_peer(kvf_peer *peer) {
     if (!peer)
         return;
     kvf_free(peer->region_bytes);
+    kvf_free(peer->region_withheld);
     kvf_free(peer->name);
     kvf_free(peer->passed_over);
     kvf_free(peer);
@@ -284,8 +288,10 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
         peer->name = kvf_strdup(read.name);
         peer->region_count = read.region_count;
         peer->region_bytes = read.region_bytes;
+        peer->region_withheld = read.region_withheld;
         peer->generation = read.generation;
         read.region_bytes = NULL;
+        read.region_withheld = NULL;
     }
     status = peer && peer->name ? choose(transport, &read, peer) : kvf_nomem("a peer");
     kvf_card_free(&read);
@@ -343,19 +349,33 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
     return peer->transport;
 }
 
-void kvf_transport_withhold(kvf_transport *transport, bool withhold) {
-    transport->withholds = withhold;
+void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold) {
+    transport->withholds_emulated = withhold;
 }
 
-bool kvf_transport_withholds(const kvf_transport *transport) {
-    return transport->withholds;
+bool kvf_transport_withholds_emulated(const kvf_transport *transport) {
+    return transport->withholds_emulated;
+}
+
+static bool some_withheld(const bool *withheld, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (withheld[i])
+            return true;
+    return false;
 }
 
 bool kvf_peer_withholds(const kvf_peer *peer) {
-    for (uint32_t i = 0; i < peer->region_count; i++)
-        if (peer->region_bytes[i] == 0)
-            return true;
-    return peer->fabric->withholds && peer->fabric->withholds(peer->link);
+    return some_withheld(peer->region_withheld, peer->region_count) ||
+           (peer->fabric->withholds && peer->fabric->withholds(peer->link));
+}
+
+bool kvf_card_withholds(const void *data, size_t bytes) {
+    kvf_card card;
+    if (kvf_card_read(data, bytes, &card))
+        return false;
+    const bool some = some_withheld(card.region_withheld, card.region_count);
+    kvf_card_free(&card);
+    return some;
 }
 
 kvf_reach kvf_peer_reach(const kvf_peer *peer) {

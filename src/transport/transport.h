@@ -131,7 +131,7 @@ typedef struct kvf_fabric {
      * NULL: there is nothing to say beyond the fabric's name. */
     const char *(*way)(const void *link);
 
-    /** Whether the peer gives us no key to some of its memory, see kvf_transport_withhold(). NULL: never. */
+    /** Whether the peer withholds some of its memory, see kvf_transport_withhold_emulated(). NULL: never. */
     bool (*withholds)(const void *link);
 
     /** Ends the link, which may be lost already. No batch of this link may touch our memory after it returns; what was
@@ -213,14 +213,20 @@ kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void 
  */
 void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
-/** The regions that fabrics serve: address and size, by region number; 0 bytes: none, or one that is kept. */
+/** The same where the other side said so itself, and is still there: it refuses the connection, or has ended it. */
+void kvf_peer_refused(kvf_peer *peer, const char *reason);
+
+/** Whether a peer was lost that way: then its endpoint lives, and may move by connections of its own. */
+bool kvf_peer_lives(const kvf_peer *peer);
+
+/** The regions that fabrics serve: address and size, by region number; 0 bytes: none, or one that is withheld. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
 
-/** All regions that are registered, those that are kept too. */
+/** All regions that are registered, those that are withheld too. */
 const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count);
 
-/** Whether memory of ours is kept from all peers: then everything moves packed. */
-bool kvf_transport_keeps(const kvf_transport *transport);
+/** Whether memory of ours is withheld (kvf_memory.withheld): then everything moves packed. */
+bool kvf_transport_withholds(const kvf_transport *transport);
 
 /** Where each registered region begins, by region number. */
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
@@ -245,15 +251,18 @@ kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_reg
 uint64_t kvf_transport_oldest(const kvf_transport *transport);
 
 /**
- * Whether regions that are registered from here on are kept from peers by fabrics that emulate one-sided operations:
+ * Whether regions that are registered from here on are withheld by fabrics that emulate one-sided operations:
  * such a fabric puts neither their addresses nor keys to them on its card. For those who have an arena for all that
  * moves. Others, and CUDA memory, are not concerned.
  */
-void kvf_transport_withhold(kvf_transport *transport, bool withhold);
-bool kvf_transport_withholds(const kvf_transport *transport);
+void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold);
+bool kvf_transport_withholds_emulated(const kvf_transport *transport);
 
-/** Whether a peer keeps memory from us, so or by kvf_memory.kept: only its arena can be read and written. */
+/** Whether a peer withholds memory, so or by kvf_memory.withheld: only its arena can be read and written. */
 bool kvf_peer_withholds(const kvf_peer *peer);
+
+/** The same of a card, without a connection: as far as kvf_memory.withheld goes. False for what is no card. */
+bool kvf_card_withholds(const void *card, size_t bytes);
 
 /** The name that a peer's card gives it, and whose peer it is. */
 const char *kvf_peer_name(const kvf_peer *peer);

@@ -229,6 +229,7 @@ static void invents(attack *a) {
                                  .slot_bytes = (uint32_t)draw(a, 1u << 30),
                                  .slot_count = (uint32_t)draw(a, 1u << 30),
                                  .stream_bytes = draw(a, 1u << 30),
+                                 .flows = (uint32_t)draw(a, 4),
                                  .slot_count_named = (uint32_t)(1 + draw(a, KVF_STAGE_SLOTS_MAX)),
                                  .by_lender = draw(a, 2),
                                  .status = draw(a, 2) ? KVF_OK : KVF_E_CANCELLED,

@@ -128,6 +128,38 @@ static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
     tear_down(&s);
 }
 
+/* Its consumer takes the end of its own connection for nothing more than that: shutting it out would end what it reads
+ * from there by a connection of its own. */
+static void an_engine_that_takes_memory_back_goes_on_reading(void **state) {
+    (void)state;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .peer_timeout_ns = 50 * MS, .way = KVF_WAY_DIRECT};
+    world w;
+    world_request held, wanted, never;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    world_open_model(&w, hybrid(4), ONE("P"), ONE("D"), &options);
+    world_pull_everything(&w, "both", 50, 1); /* D has a connection to P's memory */
+    world_request_make(&w, &w.d, "never", 50, 60, 1, &never);
+    world_expect(&w.d, &never, &w.p, expects); /* and P could write to D */
+
+    world_request_make(&w, &w.d, "back", 900, 0, 1, &held);
+    world_request_make(&w, &w.p, "back", 900, 0, 1, &wanted);
+    held.groups[1] = wanted.groups[1] = (kvf_group_steps){0};
+    wanted.request.bytes_per_second = 60000; /* two seconds */
+    world_fill(&w, &w.d, &held, 2);
+    world_hold(&w.d, &held, holds);
+    world_pull(&w.p, &wanted, &w.d, pulls);
+    world_run_for(&w, 100 * MS);
+    const uint32_t states = kvf_shard_placement(kvf_engine_shard(w.p.engine, 0), 1, 1, 0)->region;
+    world_until(&w, kvf_agent_unregister_region(w.p.agents[0], states) == KVF_OK);
+    (void)world_failed(&w, w.d.agents[0], expects[0], KVF_E_PEER_LOST);
+    world_all_done(&w, &w.p, pulls);
+    world_all_done(&w, &w.d, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.p, &wanted, 2), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void mistakes_with_regions_are_refused(void **state) {
     (void)state;
     scene s;
@@ -161,5 +193,10 @@ int main(void) {
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
         cmocka_unit_test(mistakes_with_regions_are_refused),
     };
-    return cmocka_run_group_tests_name("agent_memory", tests, world_is_simulated, world_is_real);
+    const struct CMUnitTest real[] = {
+        /* In a simulated network nobody is known to be on one host. */
+        cmocka_unit_test(an_engine_that_takes_memory_back_goes_on_reading),
+    };
+    return cmocka_run_group_tests_name("agent_memory", tests, world_is_simulated, world_is_real) +
+           cmocka_run_group_tests_name("agent_memory_real", real, NULL, NULL);
 }

@@ -55,7 +55,7 @@ kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen) {
                         .bytes = bytes,
                         .kind = KVF_MEMORY_CUDA,
                         .device = device,
-                        .kept = true};
+                        .withheld = true};
 }
 
 void devices_free(void) {

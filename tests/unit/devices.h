@@ -12,7 +12,7 @@
 /** Finds the stand-in; before all else. */
 void devices_open(void);
 
-/** Memory of a device, kept from peers; `seen`: where the test reads and writes it. Stays until devices_free(). */
+/** Memory of a device, withheld from peers; `seen`: where the test reads and writes it. Stays until devices_free(). */
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen);
 
 /** Frees all memory of device_memory(). */

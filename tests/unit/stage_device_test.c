@@ -141,11 +141,11 @@ static void memory_that_is_kept_does_not_go_direct(void **state) {
     const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
-    assert_fails(begin(w, KVF_WAY_DIRECT, &move), KVF_E_NOT_REGISTERED, "kept from peers");
+    assert_fails(begin(w, KVF_WAY_DIRECT, &move), KVF_E_NOT_REGISTERED, "is withheld");
     end(&move);
     const kvf_run run = {.bytes = 64};
     assert_fails(kvf_transport_submit(w->d[0].peers[0], KVF_READ, &run, 1, (kvf_done)abort, NULL, NULL),
-                 KVF_E_NOT_REGISTERED, "local region 0 was unregistered, or is kept from peers");
+                 KVF_E_NOT_REGISTERED, "local region 0 is withheld");
     close_world(w, before);
 }
 

@@ -2,7 +2,7 @@
  * Packed requests between ranks that are not alike, over every fabric: what arrives, compared with a copy cell by cell
  * that knows of no stream; and what happens where a flow does not come to its end.
  */
-#include "stage_world.h"
+#include "stage_scene.h"
 
 #include "transport_ways.h"
 
@@ -92,50 +92,15 @@ static void tokens_shared_by_ranks_arrive(void **state) {
 
 /* ---- one flow that is looked at -------------------------------------------------------------- */
 
-/* One rank each; the request is `tokens` of 4 layers, in slots of 4 KiB. */
-typedef struct scene {
-    stage_world *w;
-    kvf_plan *plan;
-    kvf_request *request;
-    cell_rank before;
-    stage_end *d, *p;
-} scene;
+typedef stage_scene scene;
 
-static const kvf_engine_spec one_d = {.struct_size = sizeof one_d,
-                                      .tp_size = 1,
-                                      .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}};
-static const kvf_engine_spec one_p = {.struct_size = sizeof one_p,
-                                      .tp_size = 1,
-                                      .all = {.tokens_per_block = 16, .block_count = 100, .order = "L|BPHN"}};
-
+/* One rank each; the request is 600 tokens of 4 layers, in slots of 4 KiB. */
 static scene scene_open(const char *kind, kvf_stage_options options) {
-    const stage_pair shape = {attention(4, 4, 32), &one_d, &one_p, 600, options};
-    scene s = {.w = stage_world_open(kind, &shape)};
-    s.plan = plan_of(&s.w->engines, 0);
-    s.request = request_of(s.plan);
-    set_sequences(s.request, &s.w->d_sequence, &s.w->p_sequence);
-    s.d = &s.w->d[0];
-    s.p = &s.w->p[0];
-    rank_copy(&s.before, &s.d->cells);
-    return s;
-}
-
-static void scene_close(scene *s) {
-    rank_close(&s->before);
-    kvf_request_free(s->request);
-    kvf_plan_free(s->plan);
-    stage_world_close(s->w);
+    return stage_scene_open(kind, attention(4, 4, 32), 600, options);
 }
 
 static kvf_move *begin(const scene *s, kvf_direction direction, uint32_t priority) {
-    const kvf_move_options options = {
-        .struct_size = sizeof options, .way = KVF_WAY_PACKED, .priority = priority};
-    kvf_move *move = NULL;
-    if (direction == KVF_READ)
-        assert_ok(kvf_stage_pull(s->d->stage, s->request, s->d->peers, &options, &move));
-    else
-        assert_ok(kvf_stage_push(s->p->stage, s->request, 0, s->p->peers[0], &options, &move));
-    return move;
+    return stage_scene_begin(s, direction, priority);
 }
 
 static uint64_t bytes_of(const kvf_move *move) {
@@ -175,7 +140,7 @@ static void a_byte_that_changes_on_the_way_is_noticed(void **state) {
     assert_ok(kvf_move_status(move));
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 1);
     kvf_move_free(move);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void many_flows_go_at_once_both_ways(void **state) {
@@ -187,7 +152,25 @@ static void many_flows_go_at_once_both_ways(void **state) {
         finish_well(&s, moves[i]);
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
     assert_all_idle(s.w);
-    scene_close(&s);
+    stage_scene_close(&s);
+}
+
+/* Each side is told how many the other takes, and keeps the rest back: nobody is refused. */
+static void of_two_numbers_of_flows_the_smaller_counts(void **state) {
+    for (int fewer_here = 0; fewer_here < 2; fewer_here++) {
+        scene s = scene_open(*state, small_arena);
+        kvf_move *moves[12];
+        (fewer_here ? s.d : &s.w->p[0])->stage->options.flows = 2;
+        for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+            moves[i] = begin(&s, i % 2 ? KVF_WRITE : KVF_READ, 0);
+        for (uint32_t i = 0; i < COUNT_OF(moves); i++)
+            finish_well(&s, moves[i]);
+        assert_int_equal(s.d->events + s.w->p[0].events, 0);
+        assert_int_equal(stage_info_of(s.d->stage).refused + stage_info_of(s.w->p[0].stage).refused, 0);
+        assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
+        assert_all_idle(s.w);
+        stage_scene_close(&s);
+    }
 }
 
 /* Their users may look at them later: those that wait for their turn go on. */
@@ -201,7 +184,7 @@ static void moves_that_are_over_hold_nobody_up(void **state) {
     for (uint32_t i = 0; i < COUNT_OF(moves); i++)
         kvf_move_free(moves[i]);
     assert_all_idle(s.w);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void a_higher_priority_goes_first(void **state) {
@@ -212,7 +195,7 @@ static void a_higher_priority_goes_first(void **state) {
     kvf_move_free(fast);
     finish_well(&s, slow);
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 /* A reader that cancels, a writer that cancels: the other flows go on, and all slots come back. */
@@ -226,7 +209,7 @@ static void cancel(const char *kind, kvf_direction direction) {
     finish_well(&s, other);
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
     assert_all_idle(s.w);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void a_pull_is_cancelled_in_the_middle(void **state) {
@@ -245,7 +228,7 @@ static void a_move_that_waits_for_its_turn_can_be_freed(void **state) {
     stage_world_work_until(s.w, is_moving, move);
     kvf_move_free(move);
     assert_all_idle(s.w);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void a_move_may_outlive_its_stage(void **state) {
@@ -261,7 +244,7 @@ static void a_move_may_outlive_its_stage(void **state) {
         kvf_status status = stage_world_finish(s.w, move);
         assert_true(status == KVF_OK || (way == KVF_WAY_PACKED && status == KVF_E_CANCELLED));
         kvf_move_free(move);
-        scene_close(&s);
+        stage_scene_close(&s);
     }
 }
 
@@ -277,7 +260,7 @@ static void stop(const char *kind, kvf_direction direction) {
     stage_world_work_idle(s.w);
     assert_stage_idle(lender->stage);
     assert_stage_idle(mover->stage);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void a_pull_is_stopped_by_its_holder(void **state) {
@@ -297,7 +280,7 @@ static void who_may_not_begin_a_flow_hears_it(void **state) {
     stage_world_work_idle(s.w);
     assert_int_equal(s.p->events, 1);
     assert_stage_idle(s.p->stage);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 /* ---- ends that are lost ---------------------------------------------------------------------- */
@@ -324,7 +307,7 @@ static void the_mover_ends_in_the_middle(void **state) {
         }
         stage_world_work_idle(s.w);
         assert_stage_idle(lender->stage);
-        scene_close(&s);
+        stage_scene_close(&s);
     }
 }
 
@@ -344,7 +327,7 @@ static void the_lender_ends_in_the_middle(void **state) {
         kvf_move_free(move);
         stage_world_work_idle(s.w);
         assert_stage_idle(mover->stage);
-        scene_close(&s);
+        stage_scene_close(&s);
     }
 }
 
@@ -368,7 +351,7 @@ static void a_mover_that_falls_silent_is_ended(void **state) {
     kvf_move_free(move);
     stage_world_work_idle(s.w);
     assert_stage_idle(s.p->stage);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void a_region_that_is_taken_back_ends_what_needs_it(void **state) {
@@ -389,7 +372,7 @@ static void a_region_that_is_taken_back_ends_what_needs_it(void **state) {
         assert_fails(kvf_move_status(move), KVF_E_NOT_REGISTERED, "region 1 has 0 bytes");
     }
     kvf_move_free(move);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -430,7 +413,7 @@ static void a_thousand_requests_leave_nothing_behind(void **state) {
         }
     }
     assert_all_idle(s.w);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 int main(void) {
@@ -445,6 +428,7 @@ int main(void) {
         NAMED(tokens_shared_by_ranks_arrive),
         NAMED(a_byte_that_changes_on_the_way_is_noticed),
         NAMED(many_flows_go_at_once_both_ways),
+        NAMED(of_two_numbers_of_flows_the_smaller_counts),
         NAMED(moves_that_are_over_hold_nobody_up),
         NAMED(a_higher_priority_goes_first),
         NAMED(a_pull_is_cancelled_in_the_middle),

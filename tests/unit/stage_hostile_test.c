@@ -511,13 +511,16 @@ static kvf_move *push_to_attacker(scene *s, uint64_t *flow) {
     return move;
 }
 
+static uint32_t flows_said = 3; /* by the attacker, of how many it takes */
+
 static void accept_with(scene *s, uint64_t flow, uint32_t region, uint32_t slots, uint64_t bytes) {
     const kvf_stage_message message = {.word = KVF_STAGE_ACCEPT,
                                        .flow = flow,
                                        .region = region,
                                        .slot_bytes = SLOT,
                                        .slot_count = slots,
-                                       .stream_bytes = bytes};
+                                       .stream_bytes = bytes,
+                                       .flows = flows_said};
     say(s, &message);
     work(s);
 }
@@ -532,7 +535,7 @@ static void lend(scene *s, uint64_t flow, uint32_t first, uint32_t count, kvf_by
 
 static void slots_and_credits_that_do_not_exist(void **state) {
     (void)state;
-    enum { REGION, TOO_MANY, BYTES, BEYOND, TWICE, CREDITS, FULL, EARLY, ENDED, CASES };
+    enum { REGION, TOO_MANY, BYTES, BEYOND, TWICE, CREDITS, FULL, EARLY, ENDED, NO_FLOWS, CASES };
     const struct {
         kvf_status status;
         const char *words;
@@ -545,12 +548,14 @@ static void slots_and_credits_that_do_not_exist(void **state) {
         [CREDITS] = {KVF_E_LIMIT, "it lends more than 4 slots at once"},
         [FULL] = {KVF_E_INVALID, "with bytes, of a push"},
         [EARLY] = {KVF_E_RANGE, "it lends slot 0; its arena has 0"},
-        [ENDED] = {KVF_E_INVALID, "it ended well before all of"}};
+        [ENDED] = {KVF_E_INVALID, "it ended well before all of"},
+        [NO_FLOWS] = {KVF_E_RANGE, "it takes 0 flows; allowed from 1 on"}};
     for (uint32_t i = 0; i < CASES; i++) {
         scene s = scene_open();
         attacker_join(&s);
         uint64_t flow, bytes = kvf_request_bytes(s.request, 0);
         kvf_move *move = push_to_attacker(&s, &flow);
+        flows_said = i == NO_FLOWS ? 0 : 3;
         if (i != EARLY)
             accept_with(&s, flow, i == REGION, i == TOO_MANY ? 17 : 16, i == BYTES ? 5 : bytes);
         if (i == TWICE)
@@ -626,7 +631,8 @@ static void every_message_is_read_as_it_was_written(void **state) {
          .region = 2,
          .slot_bytes = 3,
          .slot_count = 4,
-         .stream_bytes = 5},
+         .stream_bytes = 5,
+         .flows = 6},
         full,
         {.word = KVF_STAGE_END, .flow = 9, .by_lender = true, .status = KVF_E_LIMIT, .sentence = "a \x01 b"}};
     for (size_t i = 0; i < COUNT_OF(messages); i++) {
@@ -636,6 +642,7 @@ static void every_message_is_read_as_it_was_written(void **state) {
         assert_ok(kvf_stage_read_message(data, bytes, &got));
         assert_int_equal(got.flow, messages[i].flow);
         assert_int_equal(got.stream_bytes, messages[i].stream_bytes);
+        assert_int_equal(got.flows, messages[i].flows);
         assert_int_equal(got.slot_count_named, messages[i].slot_count_named);
         assert_memory_equal(got.slots, messages[i].slots, sizeof got.slots);
         assert_int_equal(got.by_lender, messages[i].by_lender);

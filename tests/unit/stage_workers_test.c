@@ -5,57 +5,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "stage_world.h"
+#include "stage_scene.h"
 
 #define SLOT 65536u
 
-static const kvf_engine_spec one_d = {.struct_size = sizeof one_d,
-                                      .tp_size = 1,
-                                      .all = {.tokens_per_block = 8, .block_count = 300, .order = "L|BPNH"}};
-static const kvf_engine_spec one_p = {.struct_size = sizeof one_p,
-                                      .tp_size = 1,
-                                      .all = {.tokens_per_block = 16, .block_count = 300, .order = "L|BPHN"}};
+typedef stage_scene scene;
 
 /* One rank each; the request is 700 tokens of 4 layers, 2 parts and 4 heads of 64 B: 22 slots. */
-typedef struct scene {
-    stage_world *w;
-    kvf_plan *plan;
-    kvf_request *request;
-    cell_rank before;
-    stage_end *d, *p;
-} scene;
-
 static scene scene_open(uint32_t workers) {
-    const stage_pair shape = {attention(4, 4, 32),
-                              &one_d,
-                              &one_p,
-                              700,
-                              {.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .workers = workers}};
-    scene s = {.w = stage_world_open("inproc", &shape)};
-    s.plan = plan_of(&s.w->engines, 0);
-    s.request = request_of(s.plan);
-    set_sequences(s.request, &s.w->d_sequence, &s.w->p_sequence);
-    s.d = &s.w->d[0];
-    s.p = &s.w->p[0];
-    rank_copy(&s.before, &s.d->cells);
-    return s;
-}
-
-static void scene_close(scene *s) {
-    rank_close(&s->before);
-    kvf_request_free(s->request);
-    kvf_plan_free(s->plan);
-    stage_world_close(s->w);
+    return stage_scene_open(
+        "inproc", attention(4, 4, 32), 700,
+        (kvf_stage_options){.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .workers = workers});
 }
 
 static kvf_move *begin(const scene *s, kvf_direction direction) {
-    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
-    kvf_move *move = NULL;
-    if (direction == KVF_READ)
-        assert_ok(kvf_stage_pull(s->d->stage, s->request, s->d->peers, &options, &move));
-    else
-        assert_ok(kvf_stage_push(s->p->stage, s->request, 0, s->p->peers[0], &options, &move));
-    return move;
+    return stage_scene_begin(s, direction, 0);
 }
 
 /* D's stage has a slot that a worker scatters. */
@@ -81,7 +45,7 @@ static void every_slot_is_copied_by_workers_of_both_ends(void **state) {
         /* The last slot is not full: it is worth no worker. */
         assert_int_equal(stage_info_of(s.d->stage).worker_copies, slots - 1);
         assert_int_equal(stage_info_of(s.p->stage).worker_copies, slots - 1);
-        scene_close(&s);
+        stage_scene_close(&s);
     }
 }
 
@@ -93,7 +57,7 @@ static void without_workers_progress_copies(void **state) {
     kvf_move_free(move);
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
     assert_int_equal(stage_info_of(s.d->stage).worker_copies, 0);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 /* Its owner may write to the memory at once: ThreadSanitizer sees a worker that still does. */
@@ -124,7 +88,7 @@ static void a_move_that_was_cancelled_touches_nothing(void **state) {
         assert_untouched(&s);
         assert_stage_idle(s.d->stage);
         assert_stage_idle(s.p->stage);
-        scene_close(&s);
+        stage_scene_close(&s);
     }
 }
 
@@ -145,7 +109,7 @@ static void a_region_that_is_taken_back_is_left_first(void **state) {
     stage_world_work_idle(s.w);
     assert_true(kvf_move_status(move) != KVF_OK && kvf_move_status(move) != KVF_IN_PROGRESS);
     kvf_move_free(move);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 static void a_stage_closes_while_workers_copy(void **state) {
@@ -160,7 +124,7 @@ static void a_stage_closes_while_workers_copy(void **state) {
     assert_untouched(&s);
     assert_int_equal(kvf_move_status(move), KVF_E_CANCELLED);
     kvf_move_free(move);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 /* The child has none of the threads, and perhaps a lock that one of them held. */
@@ -183,7 +147,7 @@ static void a_child_of_fork_closes_what_it_inherits(void **state) {
     assert_ok(stage_world_finish(s.w, move));
     kvf_move_free(move);
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
-    scene_close(&s);
+    stage_scene_close(&s);
 }
 
 int main(void) {

@@ -375,6 +375,66 @@ static void a_card_is_read_as_it_was_written(void **state) {
     kvf_buffer_free(&bytes);
 }
 
+/* Nobody can tell a size and "withheld" apart if both are said. */
+static void a_card_says_which_regions_are_withheld(void **state) {
+    (void)state;
+    uint64_t sizes[3] = {0, 0, 9};
+    bool withheld[3] = {true, false, false};
+    kvf_card written = {
+        .name = "rank 3", .region_bytes = sizes, .region_withheld = withheld, .region_count = 3};
+    kvf_card read;
+    kvf_buffer bytes = {0};
+    assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_OK);
+    assert_memory_equal(read.region_withheld, withheld, sizeof withheld);
+    assert_true(kvf_card_withholds(bytes.data, bytes.length));
+    assert_false(kvf_card_withholds("no card", 7));
+    kvf_card_free(&read);
+    kvf_buffer_free(&bytes);
+    withheld[0] = false;
+    withheld[2] = true;
+    assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
+    assert_string_equal(kvf_error_detail(), "card: region 2 has 9 bytes, and withheld is 1; allowed 0");
+    kvf_buffer_free(&bytes);
+}
+
+/* Both have 0 bytes for peers. It used to be taken for withheld, and all that moves from there went packed. */
+static void a_region_that_was_unregistered_is_not_withheld(void **state) {
+    (void)state;
+    kvf_transport *here = open_kind("shm"), *there = open_kind("shm");
+    static unsigned char memory[3][64];
+    kvf_memory regions[3];
+    for (uint32_t i = 0; i < 3; i++)
+        regions[i] = (kvf_memory){
+            .struct_size = sizeof *regions, .address = memory[i], .bytes = 64, .withheld = i == 2};
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    const kvf_run to_gone = {0, 0, 8, 0, 0}, to_withheld = {0, 0, 8, 0, 2};
+    assert_int_equal(kvf_transport_register(here, regions, 1), KVF_OK);
+    assert_int_equal(kvf_transport_register(there, regions, 2), KVF_OK);
+    assert_int_equal(kvf_transport_unregister_region(there, 0), KVF_OK);
+    for (uint32_t with = 0; with < 2; with++) {
+        if (with)
+            assert_int_equal(kvf_transport_register_region(there, 2, &regions[2]), KVF_OK);
+        assert_int_equal(kvf_transport_export(there, &card, &bytes), KVF_OK);
+        assert_int_equal(kvf_card_withholds(card, bytes), with);
+        assert_int_equal(kvf_transport_connect(here, card, bytes, &peer), KVF_OK);
+        assert_int_equal(kvf_peer_withholds(peer), with);
+        assert_int_equal(
+            kvf_transport_submit(peer, KVF_READ, &to_gone, 1, note_outcome, &(test_outcome){0}, NULL),
+            KVF_E_NOT_REGISTERED);
+        assert_non_null(strstr(kvf_error_detail(), "remote region 0 was unregistered"));
+    }
+    assert_int_equal(
+        kvf_transport_submit(peer, KVF_READ, &to_withheld, 1, note_outcome, &(test_outcome){0}, NULL),
+        KVF_E_NOT_REGISTERED);
+    assert_non_null(strstr(kvf_error_detail(), "remote region 2 is withheld"));
+    kvf_transport_close(here);
+    kvf_transport_close(there);
+}
+
 static void another_version_of_the_card_is_named(void **state) {
     (void)state;
     kvf_transport *transport = open_kind("auto");
@@ -540,6 +600,8 @@ int main(void) {
         cmocka_unit_test(forged_cards_connect_to_nothing_that_was_not_meant),
         cmocka_unit_test(random_bytes_are_not_a_card),
         cmocka_unit_test(a_card_is_read_as_it_was_written),
+        cmocka_unit_test(a_card_says_which_regions_are_withheld),
+        cmocka_unit_test(a_region_that_was_unregistered_is_not_withheld),
         cmocka_unit_test(another_version_of_the_card_is_named),
         cmocka_unit_test(sides_without_a_common_kind_name_what_each_has),
         cmocka_unit_test(submitting_without_a_peer_runs_or_callback_is_refused),

@@ -169,7 +169,12 @@ static kvf_status connect_by(const test_side *from, const test_side *like, const
         sizes[i] = like->regions[i].bytes;
     assert_int_equal(kvf_messages_card_write(part, &own), KVF_OK);
     kvf_card_part parts[] = {{"messages", own.data, own.length}};
-    kvf_card card = {"somebody", 1, sizes, SIDE_REGIONS, parts, 1};
+    kvf_card card = {.name = "somebody",
+                     .generation = 1,
+                     .region_bytes = sizes,
+                     .region_count = SIDE_REGIONS,
+                     .parts = parts,
+                     .part_count = 1};
     assert_int_equal(kvf_card_write(&card, &bytes), KVF_OK);
     kvf_status status = kvf_transport_connect(from->transport, bytes.data, bytes.length, out);
     kvf_buffer_free(&bytes);

@@ -272,7 +272,7 @@ static void the_setting_for_what_is_emulated_is_checked(void **state) {
                  "ucx.emulated is \"perhaps\"; allowed on, off");
 }
 
-/* Two regions, of which the first is kept from peers where UCX emulates, with 1 and 2 in all their bytes. */
+/* Two regions, of which the first is withheld where UCX emulates, with 1 and 2 in all their bytes. */
 static void open_withholding(side *self, const char *emulated) {
     const kvf_setting setting = {"ucx.emulated", emulated ? emulated : "off"};
     const kvf_transport_options options = {
@@ -284,7 +284,7 @@ static void open_withholding(side *self, const char *emulated) {
         unsigned char *begin = (unsigned char *)self->memory + (size_t)i * BYTES;
         const kvf_memory memory = {.struct_size = sizeof memory, .address = begin, .bytes = BYTES};
         memset(begin, (int)i + 1, BYTES);
-        kvf_transport_withhold(self->transport, i == 0);
+        kvf_transport_withhold_emulated(self->transport, i == 0);
         assert_ok(kvf_transport_register_region(self->transport, i, &memory));
     }
     assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
@@ -302,7 +302,7 @@ static kvf_status read_region(side *to, side *from, kvf_peer *peer, uint32_t reg
     return status;
 }
 
-static void ucx_without_rdma_keeps_what_is_withheld_from_peers(void **state) {
+static void ucx_without_rdma_gives_no_key_to_what_is_withheld(void **state) {
     (void)state;
     if (!kvf_fabric_named("ucx"))
         skip();
@@ -318,7 +318,7 @@ static void ucx_without_rdma_keeps_what_is_withheld_from_peers(void **state) {
                          taken);
         assert_int_equal(read_region(&reader, &owner, peer, 0), taken ? KVF_OK : KVF_E_PERMISSION);
         if (!taken)
-            assert_non_null(strstr(kvf_error_detail(), "region 0: its owner keeps it from peers"));
+            assert_non_null(strstr(kvf_error_detail(), "region 0: its owner withholds it"));
         assert_int_equal(read[9], taken ? 1 : 0);
         assert_ok(read_region(&reader, &owner, peer, 1));
         assert_int_equal(read[9], 2);
@@ -338,7 +338,7 @@ int main(void) {
         cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
         cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),
         cmocka_unit_test(the_setting_for_what_is_emulated_is_checked),
-        cmocka_unit_test(ucx_without_rdma_keeps_what_is_withheld_from_peers),
+        cmocka_unit_test(ucx_without_rdma_gives_no_key_to_what_is_withheld),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -301,7 +301,7 @@ static void types_are_converted_where_both_let_them(void **state) {
     check_group(match, 0, "full", KVF_AGREE_CONVERT, "full.k.dtype is \"bf16\" here and \"f16\" there");
     check_group(match, 1, "draft", KVF_AGREE_SAME, "");
     assert_ok(kvf_match_check(match, 0, range(0, 3)));
-    const kvf_group_desc *ours_in_their_type = kvf_model_group(match->kept, 0);
+    const kvf_group_desc *ours_in_their_type = kvf_model_group(match->retyped, 0);
     assert_int_equal(ours_in_their_type->parts[0].dtype, KVF_DTYPE_F16);
     kvf_match_free(match);
     static const char *const unable[] = {"convert: f32, f64\n", "convert: f32, f16\n", "convert: f6\n", ""};

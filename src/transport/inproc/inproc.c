@@ -65,7 +65,8 @@ struct inproc_link {
     kvf_peer *peer;
     kvf_slices slices;
     bool lost;
-    char why[KVF_REASON_BYTES]; /* it was */
+    bool refused;               /* by an endpoint that is there */
+    char why[KVF_REASON_BYTES]; /* it was lost */
     uint64_t generation;        /* of the remote side's memory */
     uint64_t made;              /* fences of the remote side when it was */
     struct inproc_link *previous, *following;
@@ -370,6 +371,7 @@ static bool find_loss(inproc_link *to) {
                        (unsigned long long)to->remote->oldest);
     else
         to->lost = false;
+    to->refused = to->lost && !to->remote->closed;
     return to->lost;
 }
 
@@ -452,7 +454,7 @@ static void report_lost(inproc_endpoint *endpoint) {
             kvf_peer *peer = at->peer;
             at->slices = (kvf_slices){0};
             at->peer = NULL;
-            kvf_peer_lost(peer, at->why);
+            (at->refused ? kvf_peer_refused : kvf_peer_lost)(peer, at->why);
         }
 }
 

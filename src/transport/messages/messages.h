@@ -251,6 +251,7 @@ struct kvf_messages_link {
     bool stirs;     /* there may be something to do */
     bool starved;   /* it waits for a slot */
     bool lost;      /* noticed; to be told to the front by progress() */
+    bool refused;   /* its owner said so, and lives */
     char why[KVF_REASON_BYTES];
     kvf_slices slices;
     kvf_messages_asked asked[MESSAGES_WINDOW_MAX]; /* a ring */

@@ -231,6 +231,8 @@ static void take_refusal(kvf_messages_link *link, const unsigned char *data, siz
     default:
         (void)snprintf(words, sizeof words, "it says that we do not keep to the protocol (reason %u)", why);
     }
+    const bool is_there = why != MESSAGES_REFUSED_CLOSED && why != MESSAGES_REFUSED_STRANGER;
+    link->refused = link->refused || (!link->lost && is_there);
     kvf_messages_lose(link, words);
 }
 
@@ -299,7 +301,7 @@ static void tell_lost(kvf_messages_link *link) {
     link->starved = false;
     link->peer = NULL;
     if (peer)
-        kvf_peer_lost(peer, link->why);
+        (link->refused ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
 }
 
 bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {

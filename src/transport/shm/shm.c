@@ -263,7 +263,7 @@ static void report_lost(kvf_shm_endpoint *endpoint) {
         if (!link->lost || !peer)
             continue;
         kvf_shm_link_hang_up(link);
-        kvf_peer_lost(peer, link->why);
+        (link->refused ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
     }
 }
 

@@ -128,6 +128,7 @@ struct kvf_shm_link {
     int process_fd; /* a pidfd, or -1 */
     bool ready;
     bool lost;
+    bool refused;               /* its owner said so, and lives */
     char why[KVF_REASON_BYTES]; /* it was lost */
     const char *no_direct; /* why its process is not read and written directly, but slots are used; or NULL */
     bool blocked;          /* the socket is full: something waits until it is not */

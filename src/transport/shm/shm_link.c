@@ -47,6 +47,7 @@ static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
     char text[160] = "";
     if (packet->bytes != sizeof packet->as.refused)
         refusal = 0;
+    link->refused = link->refused || (!link->lost && refusal != SHM_REFUSED_KEY); /* another has its place */
     if (refusal == SHM_REFUSED_GENERATION)
         (void)snprintf(
             text, sizeof text,

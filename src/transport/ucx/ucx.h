@@ -154,7 +154,7 @@ bool kvf_ucx_beacon_gone(int watch);
 
 /* ---- ucx_card.c ------------------------------------------------------------------------------ */
 
-/** A remote region as the card says. Without address and key it is kept from us. */
+/** A remote region as the card says. Without address and key it is withheld. */
 typedef struct kvf_ucx_card_region {
     uint64_t address;
     uint64_t bytes;

@@ -2,7 +2,7 @@
  * The UCX fabric's part of the card:
  *
  *   magic 4 | sum 8 | beacon 40 | UCX version: major 4, minor 4 | worker address: length 4, bytes | regions 4 | for each region:
- *   address 8, bytes 8, key: length 4, bytes; a region that is kept from the reader has bytes, but address 0 and no key
+ *   address 8, bytes 8, key: length 4, bytes; a region that is withheld has bytes, but address 0 and no key
  *
  * All numbers are little endian. The sum finds damage, not malice: the worker address and the keys are UCX's
  * own, which UCX reads without being told their length. A copy followed by enough zeros keeps it inside our
@@ -103,7 +103,7 @@ static kvf_status take_region(kvf_byte_reader *in, uint32_t i, kvf_ucx_card_regi
     *out = (kvf_ucx_card_region){0};
     if (!take_number(in, 8, &out->address) || !take_number(in, 8, &out->bytes))
         return cut_off("a region");
-    if (out->address == 0) { /* a number without memory, or memory that is kept from us */
+    if (out->address == 0) { /* a number without memory, or memory that is withheld */
         if (take_number(in, 4, &no_key) && no_key == 0)
             return KVF_OK;
         return kvf_fail(KVF_E_PARSE, "UCX card: region %u has no %s, and a key", i,

@@ -73,7 +73,7 @@ static kvf_status check_keys(const kvf_ucx_link *link, const kvf_batch *batch) {
         if (batch->runs[i].bytes > 0 && !link->targets[region].key)
             return kvf_fail(
                 KVF_E_PERMISSION,
-                "submit: region %u: its owner keeps it from peers, for its UCX would emulate one-sided "
+                "submit: region %u: its owner withholds it, for its UCX would emulate one-sided "
                 "operations: it moves packed, or over messages, or with ucx.emulated \"on\" there",
                 region);
     }

@@ -1,0 +1,179 @@
+/* Messages that are late, lost or repeated: what they are about has a generation, and is not the next of its name. */
+#include "agent_lease_scene.h"
+
+static void a_late_release_does_not_free_the_next_request_of_its_name(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_hold(&s.w.p, &s.held, s.theirs);
+    letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_RELEASE);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_until(&s.w, letters_kept() >= 1);
+    letters_no_rules();
+    letters_deliver_copies();
+    world_all_done(&s.w, &s.w.p, s.theirs);
+
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.groups = NULL;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
+    letters_deliver(); /* once more */
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
+    assert_ok(kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, s.wanted.group_count));
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    lease_close(&s);
+}
+
+static void a_late_acquire_takes_no_lease_after_its_release(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_ACQUIRE);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_kept() >= 1);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    world_run_for(&s.w, 50 * MS); /* the release arrives */
+    letters_no_rules();
+    world_hold(&s.w.p, &s.held, s.theirs);
+    letters_deliver();
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_HELD);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    lease_close(&s);
+}
+
+static void a_late_expect_is_not_written_to_after_its_withdrawal(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_EXPECT);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_kept() >= 1);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    world_until(&s.w, world_block(s.d, 0, 8) == KVF_BLOCK_FREE);
+    letters_no_rules();
+
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    letters_deliver();
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_DONE), 0);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    lease_close(&s);
+}
+
+static void a_late_written_does_not_end_the_next_expectation_of_its_name(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    letters_rule(LETTERS_KEEP, s.p, KVF_MESSAGE_CALL, KVF_CALL_WRITTEN);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_kept() >= 1);
+    letters_no_rules();
+    letters_deliver_copies();
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 50 * MS);
+    uint64_t stale = world_stats(s.d).messages_stale;
+    letters_deliver();
+    world_until(&s.w, world_stats(s.d).messages_stale > stale);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_FILLING);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    lease_close(&s);
+}
+
+static void lost_repeated_and_late_messages_change_nothing(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        scene s;
+        enum { COUNT = 6 };
+        world_request held[COUNT], wanted[COUNT];
+        uint64_t theirs[COUNT][WORLD_MAX_RANKS], ours[COUNT][WORLD_MAX_RANKS];
+        static const char *const ids[COUNT] = {"1", "2", "3", "4", "5", "6"};
+        lease_open(&s, TP2, ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64}),
+                   LEASE(20 * SECOND));
+        letters_scramble(seed, 20, 15, 25);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            world_request_make(&s.w, &s.w.p, ids[i], 50, 10 * i, 1, &held[i]);
+            world_request_make(&s.w, &s.w.d, ids[i], 50, 10 * i, 2, &wanted[i]);
+            for (uint32_t b = 0; b < 4; b++)
+                wanted[i].ids[0][b] = 10 * i + 2 * b;
+            held[i].groups[0].table.ids = held[i].ids[0];
+            wanted[i].groups[0].table.ids = wanted[i].ids[0];
+            held[i].request.groups = held[i].groups;
+            wanted[i].request.groups = wanted[i].groups;
+            world_fill(&s.w, &s.w.p, &held[i], i);
+            if (i % 2) {
+                world_push(&s.w.p, &held[i], theirs[i]);
+                world_ready(&s.w.p, theirs[i]);
+                world_expect(&s.w.d, &wanted[i], &s.w.p, ours[i]);
+            } else {
+                world_hold(&s.w.p, &held[i], theirs[i]);
+                world_pull(&s.w.d, &wanted[i], &s.w.p, ours[i]);
+            }
+        }
+        for (uint32_t i = 0; i < COUNT; i++) {
+            world_all_done(&s.w, &s.w.d, ours[i]);
+            assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted[i], i), 0);
+            world_all_done(&s.w, &s.w.p, theirs[i]);
+        }
+        lease_close(&s);
+    }
+}
+
+static void cancelling_while_messages_go_astray_frees_everything_once(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+        letters_scramble(seed, 20, 15, 25);
+        bool pushes = seed % 2;
+        if (pushes) {
+            world_push(&s.w.p, &s.held, s.theirs);
+            world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        } else {
+            world_hold(&s.w.p, &s.held, s.theirs);
+            world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        }
+        for (uint64_t i = 0; i < seed * 3; i++)
+            world_work(&s.w);
+        (void)kvf_agent_cancel(s.d, s.ours[0]);
+        if (seed % 3 == 0)
+            (void)kvf_agent_cancel(s.p, s.theirs[0]);
+        (void)world_next(&s.w, s.d, s.ours[0]);
+        if (pushes && seed % 3)
+            (void)kvf_agent_cancel(s.p, s.theirs[0]);
+        (void)world_next(&s.w, s.p, s.theirs[0]);
+        lease_close(&s);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_late_release_does_not_free_the_next_request_of_its_name),
+        cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
+        cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
+        cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
+        cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
+        cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

@@ -1,0 +1,214 @@
+/* Blocks that are written: until when a writer may, and when they are free where nobody knows whether it still does. */
+#include "agent/session.h"
+#include "agent_lease_scene.h"
+#include "faulty_fabric.h"
+
+static void withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    lease_meet(&s);
+    letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+
+    const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    assert_false(failed->blocks_free);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_int_equal(world_stats(s.d).blocks_in_doubt_now, 4);
+    uint64_t other;
+    assert_fails(kvf_agent_pull(s.d, &s.wanted.request, &other), KVF_E_EXISTS, "block 8", "doubt");
+    assert_fails(kvf_agent_cancel(s.d, s.ours[0]), KVF_E_NOT_FOUND, "ticket");
+    letters_no_rules();
+    letters_deliver();
+
+    const world_outcome *free = world_next(&s.w, s.d, s.ours[0]);
+    assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(free->blocks_free);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_FREE);
+    (void)world_done(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+}
+
+/* Writes begin late, and do not hear that they are cancelled. */
+static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **state) {
+    (void)state;
+    uint32_t doubted = 0;
+    for (uint32_t seed = 0; seed < 8; seed++) {
+        scene s;
+        faulty_install(&(faulty_options){
+            .seed = seed, .per_mille = {[FAULTY_LATE_START] = 1000, [FAULTY_DEAF] = 1000}, .turns = 2000});
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        lease_meet(&s);
+        world_ready(&s.w.p, s.theirs);
+        world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        const world_outcome *end = world_next(&s.w, s.d, s.ours[0]);
+        if (!end->blocks_free) {
+            doubted++;
+            assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+        }
+        world_fill(&s.w, &s.w.d, &s.wanted, 7);
+        world_run_for(&s.w, 50 * MS);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+        lease_close(&s);
+        faulty_remove();
+    }
+    assert_true(doubted > 0);
+}
+
+static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(500 * MS));
+    lease_meet(&s);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT); /* it has noticed, and stopped before */
+    lease_close(&s);
+}
+
+static void a_writer_that_was_stopped_writes_nothing_when_it_wakes(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(500 * MS));
+    lease_meet(&s);
+    kvf_agent *stopped = lease_stop(&s.w.p.agents[0]);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+
+    s.w.p.agents[0] = stopped;
+    world_ready(&s.w.p, s.theirs);
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    (void)kvf_agent_cancel(s.p, s.theirs[0]);
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    lease_others_go_on(&s, "b");
+    lease_close(&s);
+}
+
+/* Two expectations of one session wait for much longer than their lease. */
+static void expect_two_for(scene *s, world_request *held, world_request *wanted, uint64_t theirs[],
+                           uint64_t ours[], uint64_t ns) {
+    lease_open(s, ONE("P"), ONE("D"), LEASE(500 * MS));
+    world_request_make(&s->w, &s->w.p, "b", 50, 30, 1, held);
+    world_request_make(&s->w, &s->w.d, "b", 50, 40, 1, wanted);
+    world_fill(&s->w, &s->w.p, held, 5);
+    lease_meet(s);
+    world_push(&s->w.p, held, theirs);
+    world_expect(&s->w.d, wanted, &s->w.p, ours);
+    world_run_for(&s->w, ns);
+}
+
+static void expectations_are_written_long_after_their_first_lease(void **state) {
+    (void)state;
+    scene s;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    expect_two_for(&s, &held, &wanted, theirs, ours, 5 * SECOND);
+    world_ready(&s.w.p, s.theirs);
+    world_ready(&s.w.p, theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.d, ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.p, theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 5), 0);
+    lease_close(&s);
+}
+
+/* Its blocks are free by then: a heartbeat has given the writer one lease more, and not for ever. */
+static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void **state) {
+    (void)state;
+    scene s;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    expect_two_for(&s, &held, &wanted, theirs, ours, 5 * SECOND);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0);
+    kvf_agent *stopped = lease_stop(&s.w.p.agents[0]); /* it does not see how time goes by */
+    world_run_for(&s.w, 1 * SECOND);
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+    world_fill(&s.w, &s.w.d, &wanted, 8);
+    s.w.p.agents[0] = stopped;
+    world_ready(&s.w.p, s.theirs);
+    world_ready(&s.w.p, theirs);
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 8), 0);
+    letters_end();
+    for (uint32_t i = 0; i < 2; i++) {
+        (void)kvf_agent_cancel(s.d, i ? ours[0] : s.ours[0]);
+        (void)kvf_agent_cancel(s.p, i ? theirs[0] : s.theirs[0]);
+        (void)world_next(&s.w, s.d, i ? ours[0] : s.ours[0]);
+        (void)world_next(&s.w, s.p, i ? theirs[0] : s.theirs[0]);
+    }
+    world_run_for(&s.w, 2 * SECOND);
+    world_close(&s.w);
+}
+
+/* Until when it may write is said on its own clock, which only an open session tells. */
+static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, TP2, ONE("D"), NULL);
+    letters_rule(LETTERS_LOSE, s.w.p.agents[1], KVF_MESSAGE_WELCOME, 0);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_met() >= 1);
+    world_run_for(&s.w, 50 * MS);
+    uint32_t open = 0, unknown = 0;
+    const kvf_session *session;
+    DL_FOREACH(s.d->all_sessions, session) {
+        if (session->state == KVF_SESSION_OPEN) {
+            open++;
+            continue;
+        }
+        unknown++;
+        assert_null(session->calls);
+    }
+    assert_int_equal(open, 1);
+    assert_int_equal(unknown, 1);
+    letters_no_rules();
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    lease_close(&s);
+}
+
+static void who_waits_for_a_writer_is_not_idle_nor_is_the_writer(void **state) {
+    (void)state;
+    scene s;
+    const kvf_agent_options options = {.struct_size = sizeof options, .idle_ns = SECOND};
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 4 * SECOND); /* the first heartbeat comes after five */
+    assert_int_equal(world_stats(s.d).peers_evicted, 0);
+    assert_int_equal(world_stats(s.p).peers_evicted, 0);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_run_for(&s.w, 4 * SECOND);
+    assert_int_equal(world_stats(s.d).peers_evicted, 1); /* now they are */
+    assert_int_equal(world_stats(s.p).peers_evicted, 1);
+    lease_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
+        cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
+        cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
+        cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
+        cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
+        cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
+        cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
+        cmocka_unit_test(who_waits_for_a_writer_is_not_idle_nor_is_the_writer),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}

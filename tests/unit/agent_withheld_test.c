@@ -1,0 +1,132 @@
+/*
+ * Memory of the host that an engine withholds from its peers: there is a way to it by its stage only, and each side
+ * finds that out before the first byte, whoever meets whom and from whichever thread.
+ */
+#include <stdlib.h>
+
+#include "agent_world.h"
+
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
+
+static const char *withholder; /* the name of the engine */
+
+static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
+    *seen = calloc(1, bytes);
+    assert_non_null(*seen);
+    return (kvf_memory){.struct_size = sizeof(kvf_memory),
+                        .address = *seen,
+                        .bytes = bytes,
+                        .withheld = strcmp(engine, withholder) == 0};
+}
+
+typedef struct scene {
+    world w;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+} scene;
+
+static void set_up(scene *s, const char *kind, const char *who) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = kind};
+    withholder = who;
+    world_place_memory(place);
+    memset(s, 0, sizeof *s);
+    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&s->w, &s->w.p, "a", 50, 0, 1, &s->held);
+    world_request_make(&s->w, &s->w.d, "a", 50, 8, 1, &s->wanted);
+    world_fill(&s->w, &s->w.p, &s->held, 1);
+    s->wanted.request.contact = s->w.p.contact;
+}
+
+static void free_memory(const world_engine *engine) {
+    for (uint32_t r = 0; r < WORLD_MAX_RANKS; r++)
+        for (uint32_t i = 0; i < WORLD_MAX_REGIONS; i++)
+            free(engine->memory[r][i]);
+}
+
+/* All that the sender of the bytes has moved went packed. */
+static void tear_down(scene *s, uint64_t moved, uint64_t packed) {
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
+    assert_true(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 2) > 0);
+    assert_true(moved > 0);
+    assert_int_equal(packed, moved);
+    world_quiet(&s->w);
+    world_engine p = s->w.p, d = s->w.d;
+    world_close(&s->w);
+    world_place_memory(NULL);
+    free_memory(&p);
+    free_memory(&d);
+}
+
+/* What is asked of the engine is then asked from this thread, which does not have the agent's work, and not by a round:
+ * no connection to its memory has been made by then. */
+static void meet(scene *s) {
+    uint64_t ticket;
+    assert_ok(kvf_agent_connect(s->w.d.agents[0], &s->w.p.contact, 0, &ticket));
+    assert_int_equal(world_next(&s->w, s->w.d.agents[0], ticket)->kind, KVF_EVENT_PEER_READY);
+}
+
+static void pull(const char *kind, const char *who, bool met) {
+    scene s;
+    set_up(&s, kind, who);
+    if (met)
+        meet(&s);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    const kvf_agent_stats stats = world_stats(s.w.d.agents[0]);
+    tear_down(&s, stats.bytes_read, stats.bytes_packed);
+}
+
+static void push(const char *kind, const char *who, bool met) {
+    scene s;
+    set_up(&s, kind, who);
+    if (met)
+        meet(&s);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    const kvf_agent_stats stats = world_stats(s.w.p.agents[0]);
+    tear_down(&s, stats.bytes_written, stats.bytes_packed);
+}
+
+static void what_a_producer_withholds_is_pulled_packed(void **state) {
+    pull(*state, "P", false);
+    pull(*state, "P", true);
+}
+
+static void into_what_a_consumer_withholds_is_pulled_packed(void **state) {
+    pull(*state, "D", false);
+    pull(*state, "D", true);
+}
+
+static void what_a_producer_withholds_is_pushed_packed(void **state) {
+    push(*state, "P", false);
+    push(*state, "P", true); /* was refused: the consumer had not told its stage to the producer */
+}
+
+static void into_what_a_consumer_withholds_is_pushed_packed(void **state) {
+    push(*state, "D", false);
+    push(*state, "D", true);
+}
+
+int main(void) {
+    static char shm[] = "shm", messages[] = "messages";
+    const struct CMUnitTest tests[] = {
+        {"what_a_producer_withholds_is_pulled_packed (shm)", what_a_producer_withholds_is_pulled_packed, NULL,
+         NULL, shm},
+        {"into_what_a_consumer_withholds_is_pulled_packed (shm)",
+         into_what_a_consumer_withholds_is_pulled_packed, NULL, NULL, shm},
+        {"what_a_producer_withholds_is_pushed_packed (shm)", what_a_producer_withholds_is_pushed_packed, NULL,
+         NULL, shm},
+        {"into_what_a_consumer_withholds_is_pushed_packed (shm)",
+         into_what_a_consumer_withholds_is_pushed_packed, NULL, NULL, shm},
+        {"what_a_producer_withholds_is_pulled_packed (messages)", what_a_producer_withholds_is_pulled_packed,
+         NULL, NULL, messages},
+        {"what_a_producer_withholds_is_pushed_packed (messages)", what_a_producer_withholds_is_pushed_packed,
+         NULL, NULL, messages},
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,256 @@
+/*
+ * Peers that keep the slots they were lent: a stage lends half of its arena, and whoever comes when all of that is kept
+ * has a slot within twice `doubt_ns`, before those that have had one.
+ */
+#include "stage_scene.h"
+
+#include <stdio.h>
+
+#include "transport/transport.h"
+
+#define SLOT 4096u
+#define SLOTS 32u
+#define SECOND 1000000000ull
+#define PATIENCE (10 * SECOND)
+#define KEEPERS 6u
+
+/* A peer by hand: it opens flows as any other does, and gives back what it is told to. */
+typedef struct keeper {
+    char name[16];
+    kvf_transport *transport;
+    kvf_peer *victim;
+    kvf_slot_note lent[SLOTS]; /* and not given back, of flow 1 */
+    uint32_t count;
+    kvf_status ended;
+    bool says_end; /* when it hears that its flow has ended */
+    unsigned char memory[64];
+} keeper;
+
+/* P lends; D is honest, and the same request is what the keepers open. */
+typedef struct scene {
+    stage_scene at;
+    kvf_selection *selection;
+    keeper keepers[KEEPERS];
+} scene;
+
+static void say(const keeper *k, const kvf_stage_message *message) {
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    assert_ok(kvf_transport_notify(k->victim, data, kvf_stage_write_message(message, data)));
+}
+
+static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
+                      size_t bytes) {
+    keeper *k = context;
+    (void)transport, (void)sender;
+    kvf_stage_message message = {0};
+    assert_ok(kvf_stage_read_message(data, bytes, &message));
+    for (uint32_t i = 0; message.word == KVF_STAGE_LEND && i < message.slot_count_named; i++)
+        k->lent[k->count++] = message.slots[i];
+    if (message.word != KVF_STAGE_END)
+        return;
+    k->ended = message.status;
+    if (k->says_end)
+        say(k, &(kvf_stage_message){
+                   .word = KVF_STAGE_END, .flow = 1, .status = KVF_E_CANCELLED, .sentence = ""});
+}
+
+static void work(scene *s) {
+    for (int i = 0; i < 20; i++) {
+        (void)stage_world_work(s->at.w);
+        for (uint32_t k = 0; k < KEEPERS; k++)
+            assert_ok(kvf_transport_progress(s->keepers[k].transport, NULL));
+    }
+}
+
+static kvf_peer *connect_to(kvf_transport *from, kvf_transport *to) {
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer = NULL;
+    assert_ok(kvf_transport_export(to, &card, &bytes));
+    assert_ok(kvf_transport_connect(from, card, bytes, &peer));
+    return peer;
+}
+
+static void keeper_join(scene *s, uint32_t i) {
+    keeper *k = &s->keepers[i];
+    const kvf_memory region = {.struct_size = sizeof region, .address = k->memory, .bytes = sizeof k->memory};
+    (void)snprintf(k->name, sizeof k->name, "keeper-%u", i);
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .name = k->name, .on_notify = on_notify, .context = k};
+    assert_ok(kvf_transport_open("inproc", &options, &k->transport));
+    assert_ok(kvf_transport_register(k->transport, &region, 1));
+    k->victim = connect_to(k->transport, s->at.p->transport);
+    assert_ok(kvf_stage_join(s->at.p->stage, connect_to(s->at.p->transport, k->transport)));
+}
+
+/* Reads what P has, and keeps all slots that it is lent. */
+static void keeper_open(scene *s, uint32_t i, uint32_t priority) {
+    const kvf_group_steps steps = {s->at.w->p_sequence.tables[0], 0, s->at.w->p_sequence.steps[0]};
+    const kvf_opening opening = {.direction = KVF_READ,
+                                 .window = KVF_WINDOW_MAX,
+                                 .priority = priority,
+                                 .slot_bytes = SLOT,
+                                 .stream_bytes = kvf_request_bytes(s->at.request, 0),
+                                 .model = kvf_stage_model_sum(s->at.w->engines.model),
+                                 .items = s->selection->items,
+                                 .item_count = s->selection->item_count,
+                                 .groups = &steps,
+                                 .group_count = 1};
+    unsigned char *data;
+    size_t bytes;
+    assert_ok(kvf_stage_write_opening(&opening, &data, &bytes));
+    say(&s->keepers[i], &(kvf_stage_message){.word = KVF_STAGE_OPEN,
+                                             .flow = 1,
+                                             .opening_bytes = (uint32_t)bytes,
+                                             .part = data,
+                                             .part_bytes = bytes});
+    kvf_free(data);
+    work(s);
+}
+
+static void give_one_back(scene *s, keeper *k) {
+    assert_true(k->count > 0);
+    const kvf_slot_note first = k->lent[0];
+    memmove(k->lent, k->lent + 1, --k->count * sizeof *k->lent);
+    say(k, &(kvf_stage_message){.word = KVF_STAGE_RETURN,
+                                .flow = 1,
+                                .slot_count_named = 1,
+                                .slots = {{.slot = first.slot, .generation = first.generation}}});
+    work(s);
+}
+
+static uint32_t slots_of(const scene *s, const char *name) {
+    const kvf_stage_peer *peer = s->at.p->stage->peers;
+    while (strcmp(peer->name, name) != 0)
+        peer = peer->following;
+    return peer->share.lent;
+}
+
+static scene *scene_open(bool says_end) {
+    static scene s;
+    s = (scene){.at = stage_scene_open("inproc", attention(2, 2, 32), 600,
+                                       (kvf_stage_options){.arena_bytes = SLOTS * SLOT,
+                                                           .slot_bytes = SLOT,
+                                                           .window = KVF_WINDOW_MAX,
+                                                           .stall_ns = 1000 * SECOND,
+                                                           .doubt_ns = PATIENCE})};
+    assert_ok(kvf_selection_of_plan(s.at.plan, 0, &s.selection));
+    for (uint32_t i = 0; i < KEEPERS; i++) {
+        s.keepers[i].says_end = says_end;
+        keeper_join(&s, i);
+    }
+    return &s;
+}
+
+static void scene_close(scene *s) {
+    kvf_selection_free(s->selection);
+    stage_scene_close(&s->at);
+    for (uint32_t i = 0; i < KEEPERS; i++)
+        kvf_transport_close(s->keepers[i].transport);
+}
+
+/* All that is lent at all is kept by six peers: 8, 4, 2, 1, and the last ones one each. */
+static void keep_all(scene *s) {
+    static const uint32_t shares[KEEPERS] = {8, 4, 2, 1, 1, 0};
+    for (uint32_t i = 0; i < KEEPERS; i++)
+        keeper_open(s, i, 255);
+    for (uint32_t i = 0; i < KEEPERS; i++)
+        assert_int_equal(s->keepers[i].count, shares[i]);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, SLOTS / 2);
+}
+
+static kvf_move *begin_honest(scene *s) {
+    kvf_move *move = stage_scene_begin(&s->at, KVF_READ, 0);
+    work(s);
+    assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
+    assert_int_equal(slots_of(s, s->at.d->name), 0);
+    return move;
+}
+
+static void end_honest(scene *s, kvf_move *move) {
+    assert_ok(stage_world_finish(s->at.w, move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(s->at.d, &s->at.before, 5), 0);
+}
+
+static void pass(scene *s, uint64_t ns) {
+    s->at.w->now_ns += ns;
+    work(s);
+}
+
+/* Those that hear of it and stop at once. */
+static void slots_that_are_kept_go_to_who_has_none(void **state) {
+    (void)state;
+    scene *s = scene_open(true);
+    keep_all(s);
+    kvf_move *move = begin_honest(s);
+    pass(s, PATIENCE); /* nobody is ended before that is over */
+    assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
+    assert_int_equal(s->at.p->events, 0);
+    pass(s, 1);
+    end_honest(s, move);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(s->keepers[i].ended, KVF_E_TIMEOUT);
+    assert_int_equal(s->at.p->event, KVF_E_TIMEOUT);
+    assert_non_null(
+        strstr(s->at.p->event_text, "it has given back none of its slots for 10000 ms, and others wait"));
+    scene_close(s);
+}
+
+/* Those that do not stop: what they were lent is in doubt for as long again, and not for ever. */
+static void slots_of_who_does_not_stop_are_free_in_the_end(void **state) {
+    (void)state;
+    scene *s = scene_open(false);
+    keep_all(s);
+    kvf_move *move = begin_honest(s);
+    pass(s, PATIENCE + 1);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_doubt, SLOTS / 2);
+    assert_int_equal(slots_of(s, s->at.d->name), 0);
+    pass(s, PATIENCE + 1);
+    end_honest(s, move);
+    scene_close(s);
+}
+
+/* Where nobody waits, a peer may take its time. */
+static void who_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
+    (void)state;
+    scene *s = scene_open(true);
+    for (uint32_t i = 0; i < 5; i++)
+        keeper_open(s, i, 255);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, SLOTS / 2);
+    pass(s, 900 * SECOND);
+    assert_int_equal(s->at.p->events, 0);
+    scene_close(s);
+}
+
+/* The first slot that comes back is for who has waited longest, though others of higher priority want it too; the next
+ * for the next. */
+static void who_has_waited_longest_for_its_first_slot_is_first(void **state) {
+    (void)state;
+    scene *s = scene_open(true);
+    for (uint32_t i = 0; i < 5; i++)
+        keeper_open(s, i, 255);
+    kvf_move *move = begin_honest(s);
+    pass(s, 1);
+    keeper_open(s, 5, 255); /* waits too, and is more important */
+    pass(s, 1);
+    give_one_back(s, &s->keepers[4]); /* has none now, and wants the next */
+    kvf_move_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_move_get_info(move, &info));
+    assert_int_equal(info.bytes, SLOT);
+    assert_int_equal(s->keepers[5].count, 1);
+    assert_int_equal(s->keepers[4].count, 0);
+    pass(s, PATIENCE + 1);
+    end_honest(s, move);
+    scene_close(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_that_are_kept_go_to_who_has_none),
+        cmocka_unit_test(slots_of_who_does_not_stop_are_free_in_the_end),
+        cmocka_unit_test(who_keeps_slots_that_nobody_waits_for_is_left_alone),
+        cmocka_unit_test(who_has_waited_longest_for_its_first_slot_is_first),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
