@@ -153,7 +153,7 @@ void kvf_session_disconnect(kvf_session *session) {
 
 kvf_peer *kvf_session_mate(const kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
-    bool joined = session->incoming ? session->shard != NULL : session->joined;
+    bool joined = session->incoming ? session->shape != NULL : session->joined;
     if (!session->agent->stage || !joined || !session->takes_flows)
         return NULL;
     name_of(session, name);
