@@ -8,8 +8,9 @@
 
 static void open_three(world *w, const kvf_engine_spec *p, const kvf_engine_spec *d,
                        const kvf_engine_spec *e) {
-    world_open_model(w, attention(2, 4, 8), p, d, NULL);
-    world_add(w, e, NULL);
+    static const kvf_agent_options options = {.struct_size = sizeof options, .idle_ns = 300 * MS};
+    world_open_model(w, attention(2, 4, 8), p, d, &options);
+    world_add(w, e, &options);
 }
 
 /* 40 tokens, out of blocks from 10 on into blocks from `into` on. */
@@ -51,10 +52,11 @@ static void the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first(void *
     pull_from(&w, &w.e, "b", 30, 4);
     assert_int_equal(world_stats(w.d.agents[0]).plans_built, 1);
     assert_int_equal(world_stats(w.d.agents[0]).plans_now, 1);
-    /* The first goes: the plan stays with the other. */
-    world_close_agents(&w.p);
-    world_run_for(&w, 1200 * SECOND);
+    /* It goes with the last engine of its shape. */
+    world_until(&w, world_stats(w.d.agents[0]).plans_now == 0);
+    assert_int_equal(world_stats(w.d.agents[0]).peers_now, 0);
     pull_from(&w, &w.e, "c", 30, 5);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_built, 2);
     world_quiet(&w);
     world_close(&w);
 }
@@ -82,14 +84,11 @@ static void the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first
     push_to(&w, &w.e, "b", 4);
     assert_int_equal(world_stats(w.p.agents[0]).plans_built, built);
     assert_int_equal(world_stats(w.p.agents[0]).plans_now, built);
-    /* With the last engine of a shape its plans go. */
-    world_close_agents(&w.d);
-    world_run_for(&w, 1200 * SECOND);
-    push_to(&w, &w.e, "c", 5);
-    world_close_agents(&w.e);
-    world_run_for(&w, 1200 * SECOND);
-    assert_int_equal(world_stats(w.p.agents[0]).plans_now, 0);
+    world_until(&w, world_stats(w.p.agents[0]).plans_now == 0);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_now, 0);
     assert_int_equal(world_stats(w.p.agents[0]).memory_now_bytes, 0);
+    push_to(&w, &w.e, "c", 5);
+    assert_int_equal(world_stats(w.p.agents[0]).plans_built, 2 * built);
     world_close(&w);
 }
 
