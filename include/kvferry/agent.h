@@ -151,6 +151,7 @@ typedef struct kvf_agent_options {
     uint32_t convert;
     const char *const *convert_groups; /**< the groups for which that holds; NULL: all. Copied */
     uint32_t convert_group_count;
+    bool assumed_costs; /**< of the stage, see kvf_stage_options [calibrated] */
 } kvf_agent_options;
 
 /**

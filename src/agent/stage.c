@@ -80,7 +80,8 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .permit = permit,
                                        .on_event = on_event,
                                        .context = agent,
-                                       .convert = agent->own_facts.convert};
+                                       .convert = agent->own_facts.convert,
+                                       .assumed_costs = o->assumed_costs};
     kvf_transport_withhold(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
