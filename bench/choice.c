@@ -108,7 +108,7 @@ static void try_all(sweep *s) {
 
 /* ---- judging --------------------------------------------------------------------------------- */
 
-#define MOST_ERRORS (2 * LENGTHS * SIZES * ROUNDS * ROUTES)
+#define MOST_ERRORS ((size_t)2 * LENGTHS * SIZES * ROUNDS * ROUTES)
 
 typedef struct errors {
     double values[MOST_ERRORS];

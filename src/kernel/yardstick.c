@@ -12,7 +12,7 @@
 #define LONG_PIECE 16384u /* what is long: nothing is saved by longer ones */
 #define ROWS 16u          /* of a block, each of UNITS pieces */
 #define UNITS 2u
-#define BLOCK_PIECES (ROWS * UNITS)
+#define BLOCK_PIECES ((uint64_t)ROWS * UNITS)
 #define RUNS_AT_ONCE 1024u
 #define TRIES 2           /* of which the shorter counts: the other may have been disturbed */
 #define ENOUGH_NS 2000000 /* one that takes so long is not repeated */

@@ -305,7 +305,7 @@ unsigned char *kvf_peer_enter(kvf_peer *peer, uint32_t region, kvf_direction dir
 kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t bytes);
 
 /** Takes measured prices of a run and a byte, unless they are 0: not measured. */
-void kvf_cost_price(kvf_cost_model *cost, const kvf_copy_price *measured);
+void kvf_cost_price(kvf_cost_model *cost, const kvf_copy_price *price);
 
 /** What gathering or scattering is assumed to cost, or was measured to by kvf_cost_calibrate(): a piece and a byte at one
  * end. Any thread. */
