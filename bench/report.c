@@ -203,3 +203,9 @@ void bench_require(bool held, const char *sentence) {
     fprintf(stderr, "%s\n", sentence);
     exit(1);
 }
+
+void bench_must(kvf_status status) {
+    if (status)
+        (void)fprintf(stderr, "%s: %s\n", kvf_status_name(status), kvf_error_detail());
+    bench_require(status == KVF_OK, "a call of the library failed");
+}

@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <kvferry/status.h>
+
 typedef struct bench_report bench_report;
 
 /** Reads the arguments (--json FILE) and prints what machine this is. Ends the program when they are wrong.
@@ -57,5 +59,8 @@ uint32_t *bench_shuffled(size_t count);
 
 /** Ends the program with a sentence unless `held`. */
 void bench_require(bool held, const char *sentence);
+
+/** Ends the program with the sentence of a call of the library that failed. */
+void bench_must(kvf_status status);
 
 #endif

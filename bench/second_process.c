@@ -12,12 +12,6 @@
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-void bench_must(kvf_status status) {
-    if (status)
-        (void)fprintf(stderr, "%s: %s\n", kvf_status_name(status), kvf_error_detail());
-    bench_require(status == KVF_OK, "a call of the library failed");
-}
-
 kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint32_t elements,
                          uint32_t blocks) {
     const kvf_part_desc parts[] = {

@@ -30,9 +30,6 @@ typedef struct bench_board {
     pid_t pid;
 } bench_board;
 
-/** Ends the program when a call of the library failed. */
-void bench_must(kvf_status status);
-
 /** One rank. `layers` of `units` heads with `elements` of two bytes, K and V. */
 kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint32_t elements,
                          uint32_t blocks);

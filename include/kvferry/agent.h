@@ -159,6 +159,7 @@ typedef struct kvf_agent_options {
      * wait until a request of that id comes. For engines whose ids are used once. The last 16384 are [none]
      */
     uint64_t remember_ns;
+    bool assumed_costs; /**< of the stage, see kvf_stage_options [calibrated] */
 } kvf_agent_options;
 
 /**
@@ -679,6 +680,9 @@ typedef struct kvf_agent_stats {
     uint64_t connections_closed; /**< by this agent: no session, and silent, or no room */
     uint64_t bytes_packed;       /**< of bytes_read and bytes_written, those that went packed */
     uint64_t flows_refused; /**< flows, and what was said of them, that a peer must not have opened or said */
+    /** Plans made and kept: for reading, one for all engines of the same facts and shards; for writing, one for all ranks
+     * of other engines with the same shard, and each range of layers that was written. */
+    uint64_t plans_built, plans_now;
 } kvf_agent_stats;
 
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);

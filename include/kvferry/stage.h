@@ -80,6 +80,9 @@ typedef struct kvf_stage_options {
     /** For each group of the shard's model, the types that flows of peers may be converted between, as of
      * kvf_plan_options; NULL: none, and a flow of other types than the shard's is refused. Copied. */
     const uint32_t *convert;
+    /** Begins with the costs that are assumed: kvf_stage_open() does not call kvf_cost_calibrate(), which takes some
+     * milliseconds the first time in a process, and seldom more than 30. */
+    bool assumed_costs;
 } kvf_stage_options;
 
 /**
@@ -224,8 +227,8 @@ typedef struct kvf_stage_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
-/** The prices of the two ways to one peer in one direction: assumed at first, then moved towards the transfers that
- * ended. They predict transfers that are unlike all before; the stage predicts others from transfers with runs of similar
+/** The prices of the two ways to one peer in one direction: assumed or calibrated at first, then moved towards the
+ * transfers that ended, of all peers on its machine that are reached in the same way, where that is known. They predict transfers that are unlike all before; the stage predicts others from transfers with runs of similar
  * length and of similar size. */
 typedef struct kvf_stage_cost {
     size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */

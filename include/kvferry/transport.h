@@ -174,15 +174,27 @@ typedef struct kvf_transport_finding {
 KVF_API kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_transport_finding *out);
 
 /**
- * The costs that predictions assume for a kind of transport on a current server. They are orders of magnitude,
- * not measurements: whoever shows a prediction says with it what was assumed.
+ * The costs that predictions assume for a kind of transport. They are orders of magnitude on a current server, and what
+ * kvf_cost_calibrate() could measure, if it was called: whoever shows a prediction says with it what was assumed.
  *
- * @param kind  a kind of kvf_transport_open(); NULL, "auto" and unknown ones: the best that reaches peers on one
- *              host
+ * @param kind  a kind of kvf_transport_open(); or "shm/brought", memory of callers on one host, that cannot be mapped; or
+ *              "ucx/emulated", UCX without RDMA. NULL, "auto" and unknown ones: the best that reaches peers on one host
  * @param out   receives the costs
  * @return the kind that the costs are of, owned by the library
  */
 KVF_API const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out);
+
+/**
+ * Measures what of these costs can be known without a peer, once in a process: what one thread takes to copy runs between
+ * mapped memory ("inproc", "shm"), to read them by a system call ("shm/brought"), and to gather and scatter. It uses 4 MiB
+ * meanwhile and some 5 to 9 ms of one processor. It begins nothing more after 30 ms, as where others keep the processors
+ * busy: what was not measured by then stays as it is assumed. kvf_stage_open() calls it unless its options say otherwise.
+ *
+ * Thread safety: any thread; who comes while another measures waits for it.
+ *
+ * @return how many nanoseconds it took, the first time
+ */
+KVF_API uint64_t kvf_cost_calibrate(void);
 
 /** The kinds in this build, best first; NULL past the last. */
 KVF_API const char *kvf_transport_kind_name(uint32_t i);

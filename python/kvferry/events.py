@@ -226,6 +226,8 @@ class AgentStats:
     connections_closed: int
     bytes_packed: int
     flows_refused: int
+    plans_built: int
+    plans_now: int
 
 
 def read_stats(stats: Any) -> AgentStats:

@@ -60,6 +60,8 @@
 
 typedef struct kvf_session kvf_session;
 typedef struct kvf_remote kvf_remote;
+typedef struct kvf_geometry kvf_geometry;
+typedef struct kvf_push_shape kvf_push_shape;
 typedef struct kvf_ticket kvf_ticket;
 typedef struct kvf_asker kvf_asker;
 typedef struct kvf_pull kvf_pull;
@@ -193,6 +195,8 @@ struct kvf_agent {
     uint32_t departed_count;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
+    kvf_geometry *geometries;    /* of these engines, by what they say of their shards */
+    kvf_push_shape *push_shapes; /* of ranks that we may write to, likewise */
     kvf_ticket *tickets;
     kvf_ticket *holds, *pushes; /* by id */
     kvf_ticket *pulls;          /* by the name of the engine that is read, and id */

@@ -34,14 +34,13 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
         return !near || session->withholds; /* as far as it is known */
     if (!peer && kvf_session_peer(session, &peer))
         return false;
-    kvf_cost_model apart;
     if (kvf_peer_withholds(peer))
         return true;
     if (kvf_peer_reach(peer) == KVF_REACH_NETWORK)
         return !kvf_cost_has_lists(kvf_peer_kind(peer));
     /* On one host runs cost nanoseconds, and nothing is gained that would pay for another copy; unless it is memory
      * that nobody can map. */
-    return kvf_peer_costs(peer, &apart);
+    return kvf_peer_is_brought(peer);
 }
 
 static kvf_status cannot_pack(const kvf_session *session) {

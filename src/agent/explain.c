@@ -62,7 +62,7 @@ static kvf_status say_summary(kvf_text *text, const kvf_remote *remote) {
     kvf_text words = {0};
     kvf_text_add(&words, "%s rank %u of %u reads from %s, met at %s:\n", agent->name, agent->rank,
                  agent->rank_count, remote->name, remote->endpoint);
-    kvf_say_engine(&words, remote->engine, "  ");
+    kvf_say_engine(&words, remote->geometry->engine, "  ");
     kvf_say_engine(&words, agent->engine, "  ");
     uint32_t spent = words.failed ? 0 : count_lines(&words) + 2;
     uint32_t left = spent + FEWEST_SOURCE_LINES < SUMMARY_LINES ? SUMMARY_LINES - spent : FEWEST_SOURCE_LINES;
@@ -147,7 +147,7 @@ static void say_client(kvf_text *text, const kvf_session *first, kvf_log_level l
         if (!session->incoming || strcmp(session->engine, first->engine) != 0)
             continue;
         sessions++;
-        joined += session->shard != NULL;
+        joined += session->shape != NULL;
         leases += session->reader_count;
     }
     kvf_text_add(text, "%s: %u of %u ranks have sessions here; %u may be written to; %u leases\n",
@@ -162,7 +162,7 @@ static void say_client(kvf_text *text, const kvf_session *first, kvf_log_level l
             continue;
         kvf_text_add(text, "  rank %u, incarnation %016llx: %u leases, %u expectations%s\n", session->rank,
                      (unsigned long long)session->incarnation, session->reader_count, session->flow_count,
-                     session->shard ? ", may be written to" : "");
+                     session->shape ? ", may be written to" : "");
     }
 }
 

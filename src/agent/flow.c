@@ -13,57 +13,9 @@
 #include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/push.h"
+#include "agent/push_shape.h"
 #include "model/model.h"
 #include "shard/shard.h"
-
-/* How we write to a consumer: the plan to fill its shard, for some layers, and which source of it we are. */
-struct kvf_push_plan {
-    kvf_range layers;
-    kvf_plan *plan;
-    uint32_t source; /* UINT32_MAX: nothing comes from us */
-    struct kvf_push_plan *next;
-};
-
-void kvf_push_plans_free(kvf_session *session) {
-    while (session->plans) {
-        struct kvf_push_plan *plan = session->plans;
-        session->plans = plan->next;
-        kvf_plan_free(plan->plan);
-        kvf_free(plan);
-    }
-    kvf_shard_free(session->shard);
-    session->shard = NULL;
-}
-
-static kvf_status plan_for(kvf_session *session, kvf_range layers, struct kvf_push_plan **out) {
-    const kvf_agent *agent = session->agent;
-    for (struct kvf_push_plan *plan = session->plans; plan; plan = plan->next) {
-        if (plan->layers.begin == layers.begin && plan->layers.end == layers.end) {
-            *out = plan;
-            return KVF_OK;
-        }
-    }
-    struct kvf_push_plan *plan = kvf_alloc0(1, sizeof *plan);
-    if (!plan)
-        return kvf_nomem("a plan");
-    plan->layers = layers;
-    plan->source = UINT32_MAX;
-    /* The types of its shard are those that we let be converted: see join(). */
-    kvf_plan_options options = {
-        .struct_size = sizeof options, .layers = layers, .convert = KVF_CONVERTED_DTYPES};
-    kvf_status status = kvf_plan_build(session->shard, agent->engine, &options, &plan->plan);
-    if (status) {
-        kvf_free(plan);
-        return status;
-    }
-    for (uint32_t s = 0; s < kvf_plan_source_count(plan->plan); s++)
-        if (kvf_plan_source_rank(plan->plan, s) == agent->rank)
-            plan->source = s;
-    plan->next = session->plans;
-    session->plans = plan;
-    *out = plan;
-    return KVF_OK;
-}
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
@@ -95,32 +47,25 @@ static uint64_t shard_bytes(const kvf_shard *shard) {
     return bytes;
 }
 
-/* Sorting a piece takes as long as copying so much. */
-#define PIECE_WORK 1024u
-
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
     if (call->card.size == 0)
         return kvf_fail(KVF_E_PARSE, "JOIN: card is empty");
     kvf_introduction intro;
     void *storage = NULL;
-    kvf_shard *shard = NULL;
+    kvf_push_shape *shape = NULL;
     kvf_status status = kvf_wire_decode_introduction(call->introduction, &intro, &storage);
     if (!status && (strcmp(intro.engine, session->engine) != 0 || intro.rank != session->rank ||
                     intro.incarnation != session->incarnation))
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of another than the one who greeted");
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
         status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
-    if (!status) {
-        uint64_t pieces;
-        status = kvf_wire_decode_shard(kvf_engine_model(agent->engine), agent->own_facts.convert, intro.shard,
-                                       &pieces, &shard);
-        agent->work += pieces * PIECE_WORK;
-    }
+    if (!status)
+        status = kvf_push_shape_use(agent, &intro, &shape);
     kvf_free(storage);
     if (status)
         return status;
-    uint64_t bytes = call->card.size + shard_bytes(shard);
+    uint64_t bytes = call->card.size + shard_bytes(shape->shard);
     status = kvf_budget_take(session, bytes);
     if (!status) {
         status = kvf_session_take_card(session, call->card.data, call->card.size);
@@ -128,13 +73,13 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
             kvf_budget_give(session, bytes);
     }
     if (status) {
-        kvf_shard_free(shard);
+        kvf_push_shape_leave(shape);
         return status;
     }
     kvf_budget_give(session, session->joined_bytes);
     session->joined_bytes = bytes;
-    kvf_push_plans_free(session);
-    session->shard = shard;
+    kvf_push_shape_leave(session->shape);
+    session->shape = shape;
     session->joined_generation = call->generation;
     return KVF_OK;
 }
@@ -175,7 +120,7 @@ static void pump_all(const kvf_session *session) {
 
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_status status = KVF_OK;
-    bool same = session->shard && call->generation == session->joined_generation &&
+    bool same = session->shape && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
     if (same) { /* where it is not fresh, for it did not get the answer */
@@ -188,7 +133,7 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     }
     if (call->generation == 0)
         status = kvf_fail(KVF_E_RANGE, "JOIN: generation is 0; those of regions begin at 1");
-    else if (session->shard)
+    else if (session->shape)
         status = check_join(session, call);
     if (status == KVF_E_EXISTS)
         kvf_claim_tell(session->agent, session->engine, session->rank, kvf_error_detail());
@@ -452,8 +397,8 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
 static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
     kvf_session *session = flow->session;
     uint32_t groups = flow->push->base.group_count;
-    struct kvf_push_plan *plan = NULL;
-    kvf_status status = plan_for(session, part->layers, &plan);
+    const kvf_push_plan *plan = NULL;
+    kvf_status status = kvf_push_plan_for(session->shape, part->layers, &plan);
     if (status || plan->source == UINT32_MAX)
         return status;
     kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);
@@ -542,7 +487,7 @@ void kvf_flow_pump(kvf_flow *flow) {
     if (flow->packed && session->agent->stage && !session->takes_flows)
         return; /* it has not said yet that it does: another JOIN is on its way */
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || flow->withdrawn ||
-        !session->shard)
+        !session->shape)
         return;
     uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));
     flow_part part;

@@ -5,6 +5,7 @@
 #include "agent/hold.h"
 #include "agent/ledger.h"
 #include "agent/push.h"
+#include "agent/push_shape.h"
 
 static bool has_block(const kvf_ticket *ticket, uint32_t group, uint32_t block) {
     if (!ticket->claims)
@@ -56,10 +57,23 @@ static uint64_t kept_for_peers(const kvf_agent *agent) {
     const kvf_remote *remote;
     DL_FOREACH(agent->all_remotes, remote) {
         bytes += sizeof *remote + remote->rank_count * sizeof *remote->ranks;
-        if (remote->plan)
-            bytes += kvf_plan_memory_bytes(remote->plan);
     }
     return bytes;
+}
+
+/* Those by which we read, and those by which we write. */
+static uint64_t count_plans(const kvf_agent *agent, uint64_t *bytes) {
+    uint64_t count = 0;
+    for (const kvf_geometry *geometry = agent->geometries; geometry; geometry = geometry->hh.next) {
+        count += geometry->plan != NULL;
+        *bytes += geometry->plan ? kvf_plan_memory_bytes(geometry->plan) : 0;
+    }
+    for (const kvf_push_shape *shape = agent->push_shapes; shape; shape = shape->hh.next)
+        for (const kvf_push_plan *plan = shape->plans; plan; plan = plan->next) {
+            count++;
+            *bytes += kvf_plan_memory_bytes(plan->plan);
+        }
+    return count;
 }
 
 kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
@@ -82,6 +96,7 @@ kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *out) {
         stats.blocks_in_doubt_now = counts.in_doubt;
     }
     stats.memory_now_bytes = kept_for_peers(agent);
+    stats.plans_now = count_plans(agent, &stats.memory_now_bytes);
     kvf_link_counts connections = kvf_link_count(agent->link);
     stats.connections_now = connections.now;
     stats.connections_closed = connections.closed;

@@ -84,6 +84,5 @@ void kvf_flow_free(kvf_flow *flow);
 void kvf_push_served(kvf_flow *flow); /**< frees it */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now);
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh);
-void kvf_push_plans_free(kvf_session *session);
 
 #endif

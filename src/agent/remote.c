@@ -23,13 +23,11 @@ void kvf_remote_free(kvf_remote *remote) {
     if (remote->route)
         kvf_link_disconnect(agent->link, remote->route);
     kvf_request_free(remote->spare);
-    kvf_plan_free(remote->plan);
-    kvf_engine_free(remote->engine);
+    kvf_geometry_leave(remote);
     kvf_match_free(remote->match);
     kvf_wire_buffer_free(&remote->introduction);
     kvf_gather_free(&remote->gathering);
     kvf_siblings_drop(&remote->siblings);
-    kvf_free(remote->readers);
     kvf_siblings_free(remote->ranks, remote->rank_count);
     kvf_free(remote->targets);
     kvf_free(remote->name);
@@ -49,6 +47,8 @@ void kvf_remote_stale(kvf_remote *remote) {
     if (remote->hh.tbl)
         HASH_DEL(remote->agent->remotes, remote);
     memset(&remote->hh, 0, sizeof remote->hh);
+    if (!remote->plan)
+        kvf_geometry_leave(remote); /* if it was its turn to make it, it is another's */
     remote->agent->due = 0;
 }
 
@@ -133,65 +133,38 @@ void kvf_remote_drop(kvf_remote *remote) {
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
-static kvf_status read_shard(const void *remote, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_terms_shard(remote, bytes, out);
-}
-
-/* How much is done in a round: introductions that are read, ranks that are looked at, sessions that are begun. A few
- * milliseconds each. */
-#define READ_AT_ONCE 512u
-#define LOOKED_AT_ONCE (1u << 18)
+/* How much is done in a round: introductions that are taken, sessions that are begun. A few milliseconds each. */
+#define TAKEN_AT_ONCE 512u
 #define CALLED_AT_ONCE 64u
 
 /* All introductions have come. */
-static kvf_status begin_reading(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *all) {
+static kvf_status begin_taking(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *all) {
     if (strcmp(all->engine, remote->name) != 0)
         return kvf_fail(KVF_E_MISMATCH, "engine %s answers at %s, not %s", all->engine, remote->endpoint,
                         remote->name);
     kvf_status status = kvf_terms_meet(remote, digest, all->facts);
     remote->rank_count = all->introduction_count;
-    return status ? status : kvf_siblings_begin(&remote->siblings, remote->rank_count);
+    return status ? status : kvf_siblings_begin(&remote->siblings, remote->rank_count, digest);
 }
 
-static kvf_status read_some(kvf_remote *remote) {
+static kvf_status take_some(kvf_remote *remote) {
     kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < READ_AT_ONCE && remote->siblings.taken < remote->rank_count && !status; i++)
+    for (uint32_t i = 0; i < TAKEN_AT_ONCE && remote->siblings.taken < remote->rank_count && !status; i++)
         status = kvf_siblings_add(&remote->siblings, remote->gathering.introductions[remote->siblings.taken],
-                                  remote->name, remote->digest, read_shard, remote);
-    if (status || remote->siblings.taken < remote->rank_count)
-        return status;
-    kvf_gather_free(&remote->gathering);
-    remote->readers = kvf_alloc0(remote->rank_count, sizeof *remote->readers);
-    if (!remote->readers)
-        return kvf_nomem("a remote engine");
-    return kvf_siblings_end(&remote->siblings, remote->name, kvf_terms_model(remote), &remote->ranks,
-                            &remote->engine);
+                                  remote->name, remote->digest);
+    return status || remote->siblings.taken < remote->rank_count ? status : kvf_geometry_use(remote);
 }
 
-/*
- * Every producer rank is told when it may free: by those of our ranks that read from it, and where nobody
- * does, by one of us. Our siblings work out the same, so each can say how many there are.
- */
-static kvf_status ask_some(kvf_remote *remote) {
-    const kvf_agent *agent = remote->agent;
-    kvf_status status = KVF_OK;
-    for (uint64_t steps = 0;
-         steps < LOOKED_AT_ONCE && remote->own_ranks_asked < agent->rank_count && !status;) {
-        uint32_t d = remote->own_ranks_asked++;
-        kvf_plan *plan = remote->plan;
-        if (d != agent->rank)
-            status = kvf_terms_cover(remote, kvf_engine_shard(agent->engine, d), &plan);
-        for (uint32_t s = 0; !status && s < kvf_plan_source_count(plan); s++)
-            remote->readers[kvf_plan_source_rank(plan, s)]++;
-        steps += status ? 0 : plan->steps + remote->rank_count;
-        if (!status && d != agent->rank)
-            kvf_plan_free(plan);
-    }
-    return status;
+/* The geometry is ready: what the engine said of itself is not needed any more. */
+static void take_geometry(kvf_remote *remote) {
+    remote->plan = remote->geometry->plan;
+    remote->ranks = kvf_siblings_end(&remote->siblings);
+    kvf_gather_free(&remote->gathering);
 }
 
 static kvf_status choose_targets(kvf_remote *remote) {
     const kvf_agent *agent = remote->agent;
+    const uint32_t *readers = remote->geometry->readers;
     uint32_t ours = agent->rank_count, theirs = remote->rank_count, source = 0;
     remote->targets = kvf_alloc0(theirs, sizeof *remote->targets);
     if (!remote->targets)
@@ -199,8 +172,8 @@ static kvf_status choose_targets(kvf_remote *remote) {
     for (uint32_t p = 0; p < theirs; p++) {
         bool reads = kvf_plan_source_rank(remote->plan, source) == p;
         if (reads)
-            remote->targets[remote->target_count++] = (kvf_target){p, source++, remote->readers[p]};
-        else if (remote->readers[p] == 0 && ours > 0 && p % ours == agent->rank)
+            remote->targets[remote->target_count++] = (kvf_target){p, source++, readers[p]};
+        else if (readers[p] == 0 && ours > 0 && p % ours == agent->rank)
             remote->targets[remote->target_count++] = (kvf_target){p, UINT32_MAX, 1};
     }
     return KVF_OK;
@@ -216,8 +189,6 @@ static void call_some(kvf_remote *remote) {
 
 static void become_ready(kvf_remote *remote) {
     kvf_agent *agent = remote->agent;
-    kvf_free(remote->readers);
-    remote->readers = NULL;
     kvf_link_disconnect(agent->link, remote->route);
     remote->route = 0;
     remote->ready = true;
@@ -228,12 +199,12 @@ static void become_ready(kvf_remote *remote) {
 /* The next of the steps from introductions to being ready. */
 static void go_on(kvf_remote *remote) {
     kvf_status status = KVF_OK;
-    if (!remote->engine)
-        status = read_some(remote);
+    if (!remote->geometry)
+        status = take_some(remote);
+    else if (!remote->geometry->ready)
+        status = kvf_geometry_make(remote);
     else if (!remote->plan)
-        status = kvf_terms_plan(remote, remote->agent->shard, &remote->plan);
-    else if (remote->own_ranks_asked < remote->agent->rank_count)
-        status = ask_some(remote);
+        take_geometry(remote);
     else if (!remote->targets)
         status = choose_targets(remote);
     else
@@ -262,7 +233,7 @@ void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_wel
     }
     const kvf_welcome all = kvf_gathered(&remote->gathering, welcome);
     if (!status)
-        status = begin_reading(remote, digest, &all);
+        status = begin_taking(remote, digest, &all);
     if (status) {
         kvf_remote_fail(remote, status, kvf_error_detail());
         return;

@@ -4,6 +4,7 @@
 #ifndef KVF_AGENT_REMOTE_H
 #define KVF_AGENT_REMOTE_H
 
+#include "agent/geometry.h"
 #include "agent/session.h"
 #include "agent/siblings.h"
 #include "wire/gather.h"
@@ -29,13 +30,11 @@ struct kvf_remote {
     kvf_gathering gathering;      /* of its ranks, while it is being met */
     kvf_siblings siblings;        /* then: those that were read so far */
     bool gathered;                /* all have come: what follows is done in bounded steps, a round each */
-    uint32_t *readers;            /* by rank: so many of ours read it, as far as is known */
-    uint32_t own_ranks_asked;     /* of ours that were asked whom they read */
     uint32_t targets_called;      /* sessions with these were begun */
-    kvf_engine *engine;           /* in terms of our model */
-    kvf_remote_rank *ranks;
+    kvf_geometry *geometry;       /* NULL: not all introductions were taken yet, or it was given up */
+    kvf_plan *plan;               /* the geometry's; NULL: not ready */
+    kvf_remote_rank *ranks;       /* likewise */
     uint32_t rank_count;
-    kvf_plan *plan;
     kvf_target *targets;
     uint32_t target_count;
     kvf_request *spare; /* kept for the next pull */

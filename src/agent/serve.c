@@ -10,6 +10,7 @@
 #include "agent/permit.h"
 #include "agent/pull.h"
 #include "agent/push.h"
+#include "agent/push_shape.h"
 #include "agent/verify.h"
 
 static void serve_probe(kvf_session *session, const kvf_call_body *call, bool fresh) {
@@ -70,7 +71,7 @@ static void lose(kvf_session *session, kvf_status status, const char *detail) {
 
 static void free_session(kvf_session *session) {
     kvf_verify_forget(session);
-    kvf_push_plans_free(session);
+    kvf_push_shape_leave(session->shape);
 }
 
 static void joined(kvf_session *session) {

@@ -109,11 +109,10 @@ struct kvf_session {
     uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
     bool beat_for_life; /* a beat was sent to hear whether it lives, since */
 
-    kvf_shard *shard;            /* incoming, joined */
-    uint64_t joined_generation;  /* incoming, joined: of its regions */
-    uint64_t joined_bytes;       /* of its budget, for them */
-    struct kvf_push_plan *plans; /* incoming, joined: how we write to it */
-    kvf_reader *readers;         /* incoming: leases it has */
+    kvf_push_shape *shape;      /* incoming, joined: of its rank */
+    uint64_t joined_generation; /* incoming, joined: of its regions */
+    uint64_t joined_bytes;      /* of its budget, for them */
+    kvf_reader *readers;        /* incoming: leases it has */
     uint32_t reader_count;
     kvf_flow *flows; /* incoming: what it expects */
     kvf_flow *flow_table;

@@ -20,18 +20,9 @@ static kvf_status check_introduction(const kvf_introduction *intro, const kvf_si
     if (intro->rank_count != count || intro->rank >= count)
         return kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, and there are %u", intro->rank,
                         intro->rank_count, count);
-    if (siblings->shards[intro->rank])
+    if (siblings->told[intro->rank].data)
         return kvf_fail(KVF_E_MISMATCH, "rank %u is introduced twice", intro->rank);
     return KVF_OK;
-}
-
-static kvf_status take_shard(const kvf_introduction *intro, kvf_shard_reader read, const void *context,
-                             kvf_shard **out) {
-    kvf_status status = read(context, intro->shard, out);
-    uint32_t rank = status ? 0 : kvf_shard_get(*out)->rank;
-    if (!status && rank != intro->rank)
-        status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", intro->rank, rank);
-    return status;
 }
 
 static kvf_status take_place(const kvf_introduction *intro, kvf_remote_rank *out) {
@@ -41,11 +32,13 @@ static kvf_status take_place(const kvf_introduction *intro, kvf_remote_rank *out
     return out->endpoint && out->public_key ? KVF_OK : kvf_nomem("an engine's ranks");
 }
 
-kvf_status kvf_siblings_begin(kvf_siblings *siblings, uint32_t count) {
+kvf_status kvf_siblings_begin(kvf_siblings *siblings, uint32_t count, const uint8_t *digest) {
     *siblings = (kvf_siblings){.ranks = kvf_alloc0(count, sizeof *siblings->ranks),
+                               .told = kvf_alloc0(count, sizeof *siblings->told),
                                .shards = kvf_alloc0(count, sizeof *siblings->shards),
                                .count = count};
-    if (siblings->ranks && siblings->shards)
+    memcpy(siblings->sum, digest, sizeof siblings->sum);
+    if (siblings->ranks && siblings->told && siblings->shards)
         return KVF_OK;
     kvf_siblings_drop(siblings);
     return kvf_nomem("an engine's ranks");
@@ -55,47 +48,71 @@ void kvf_siblings_drop(kvf_siblings *siblings) {
     for (uint32_t i = 0; siblings->shards && i < siblings->count; i++)
         kvf_shard_free(siblings->shards[i]);
     kvf_free(siblings->shards);
+    kvf_free(siblings->told);
     kvf_siblings_free(siblings->ranks, siblings->count);
     *siblings = (kvf_siblings){0};
 }
 
 kvf_status kvf_siblings_add(kvf_siblings *siblings, kvf_bytes introduction, const char *engine,
-                            const uint8_t *digest, kvf_shard_reader read, const void *context) {
+                            const uint8_t *digest) {
     kvf_introduction intro;
     void *storage = NULL;
     kvf_status status = kvf_wire_decode_introduction(introduction, &intro, &storage);
     if (!status)
         status = check_introduction(&intro, siblings, engine, digest);
     if (!status)
-        status = take_shard(&intro, read, context, &siblings->shards[intro.rank]);
-    if (!status)
         status = take_place(&intro, &siblings->ranks[intro.rank]);
-    siblings->taken += !status;
+    if (!status) {
+        siblings->told[intro.rank] = intro.shard;
+        kvf_wire_sum_shard(siblings->sum, intro.rank, intro.shard);
+        siblings->taken++;
+    }
     kvf_free(storage);
     return status;
 }
 
-kvf_status kvf_siblings_end(kvf_siblings *siblings, const char *engine, const kvf_model *model,
-                            kvf_remote_rank **ranks, kvf_engine **out) {
+kvf_status kvf_siblings_read(kvf_siblings *siblings, kvf_shard_reader read, const void *context) {
+    const uint32_t rank = siblings->read;
+    KVF_ASSERT(siblings->taken == siblings->count && rank < siblings->count);
+    kvf_status status = read(context, siblings->told[rank], &siblings->shards[rank]);
+    const uint32_t said = status ? rank : kvf_shard_get(siblings->shards[rank])->rank;
+    if (said != rank)
+        status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", rank, said);
+    siblings->read += !status;
+    return status;
+}
+
+kvf_status kvf_siblings_engine(kvf_siblings *siblings, const char *engine, const kvf_model *model,
+                               kvf_engine **out) {
     kvf_status status = kvf_engine_from_shards(model, engine, siblings->shards, siblings->count, out);
     if (status)
         return status;
-    *ranks = siblings->ranks;
     kvf_free(siblings->shards); /* the engine has what they point to */
-    *siblings = (kvf_siblings){0};
+    siblings->shards = NULL;
     return KVF_OK;
+}
+
+kvf_remote_rank *kvf_siblings_end(kvf_siblings *siblings) {
+    kvf_remote_rank *ranks = siblings->ranks;
+    siblings->ranks = NULL;
+    kvf_siblings_drop(siblings);
+    return ranks;
 }
 
 kvf_status kvf_siblings_take(const kvf_welcome *welcome, const uint8_t *digest, const kvf_model *model,
                              kvf_shard_reader read, const void *context, kvf_remote_rank **ranks,
                              kvf_engine **out) {
     kvf_siblings siblings;
-    kvf_status status = kvf_siblings_begin(&siblings, welcome->introduction_count);
-    for (uint32_t i = 0; i < welcome->introduction_count && !status; i++)
-        status =
-            kvf_siblings_add(&siblings, welcome->introductions[i], welcome->engine, digest, read, context);
+    const uint32_t count = welcome->introduction_count;
+    kvf_status status = kvf_siblings_begin(&siblings, count, digest);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = kvf_siblings_add(&siblings, welcome->introductions[i], welcome->engine, digest);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = kvf_siblings_read(&siblings, read, context);
     if (!status)
-        status = kvf_siblings_end(&siblings, welcome->engine, model, ranks, out);
+        status = kvf_siblings_engine(&siblings, welcome->engine, model, out);
+    if (!status)
+        *ranks = kvf_siblings_end(&siblings);
     kvf_siblings_drop(&siblings);
     return status;
 }

@@ -80,7 +80,8 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .permit = permit,
                                        .on_event = on_event,
                                        .context = agent,
-                                       .convert = agent->own_facts.convert};
+                                       .convert = agent->own_facts.convert,
+                                       .assumed_costs = o->assumed_costs};
     kvf_transport_withhold_emulated(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
@@ -158,7 +159,7 @@ void kvf_session_disconnect(kvf_session *session) {
 
 kvf_peer *kvf_session_mate(const kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
-    bool joined = session->incoming ? session->shard != NULL : session->joined;
+    bool joined = session->incoming ? session->shape != NULL : session->joined;
     if (!session->agent->stage || !joined || !session->takes_flows)
         return NULL;
     name_of(session, name);

@@ -84,11 +84,11 @@ static kvf_range all_layers(const kvf_match *match, uint32_t group) {
 typedef kvf_status (*plan_builder)(const kvf_shard *local, const kvf_engine *remote,
                                    const kvf_plan_options *options, kvf_plan **out);
 
-static kvf_status build_plan(const kvf_remote *remote, const kvf_shard *shard, plan_builder build,
-                             kvf_plan **out) {
+static kvf_status build_plan(const kvf_remote *remote, const kvf_engine *engine, const kvf_shard *shard,
+                             plan_builder build, kvf_plan **out) {
     const kvf_match *match = remote->match;
     if (!match)
-        return build(shard, remote->engine, NULL, out);
+        return build(shard, engine, NULL, out);
     uint32_t *groups = kvf_alloc(match->our_count, sizeof *groups), count = 0;
     if (!groups)
         return kvf_nomem("a plan");
@@ -99,17 +99,19 @@ static kvf_status build_plan(const kvf_remote *remote, const kvf_shard *shard, p
                                 .groups = groups,
                                 .group_count = count,
                                 .convert = KVF_CONVERTED_DTYPES};
-    kvf_status status = build(shard, remote->engine, &options, out);
+    kvf_status status = build(shard, engine, &options, out);
     kvf_free(groups);
     return status;
 }
 
-kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out) {
-    return build_plan(remote, shard, kvf_plan_build, out);
+kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_engine *engine, const kvf_shard *shard,
+                          kvf_plan **out) {
+    return build_plan(remote, engine, shard, kvf_plan_build, out);
 }
 
-kvf_status kvf_terms_cover(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out) {
-    return build_plan(remote, shard, kvf_plan_build_cover, out);
+kvf_status kvf_terms_cover(const kvf_remote *remote, const kvf_engine *engine, const kvf_shard *shard,
+                           kvf_plan **out) {
+    return build_plan(remote, engine, shard, kvf_plan_build_cover, out);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

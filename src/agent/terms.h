@@ -15,9 +15,12 @@ const kvf_model *kvf_terms_model(const kvf_remote *remote);
 /** A shard of the engine, as bytes in its terms, as a shard of kvf_terms_model(). */
 kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out);
 
-/** The plan that fills a shard of our engine, of all groups that can be filled; or of a plan who is read only. */
-kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out);
-kvf_status kvf_terms_cover(const kvf_remote *remote, const kvf_shard *shard, kvf_plan **out);
+/** The plan that fills a shard of our engine out of the remote one, whose shards are of kvf_terms_model(), of all groups
+ * that can be filled; or of a plan who is read only. */
+kvf_status kvf_terms_plan(const kvf_remote *remote, const kvf_engine *engine, const kvf_shard *shard,
+                          kvf_plan **out);
+kvf_status kvf_terms_cover(const kvf_remote *remote, const kvf_engine *engine, const kvf_shard *shard,
+                           kvf_plan **out);
 
 /** Whether the engine can fill all groups that are not empty; the detail names the first that it cannot. `groups`
  * may be NULL. */

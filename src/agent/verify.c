@@ -11,6 +11,7 @@
 #include "agent/hashing.h"
 #include "agent/hold.h"
 #include "agent/push.h"
+#include "agent/push_shape.h"
 #include "agent/terms.h"
 #include "agent/verify.h"
 #include "model/model.h"
@@ -334,7 +335,8 @@ static bool has_to_wait(const kvf_session *session, const kvf_call_body *call) {
 
 /* As what a peer has the elements of a part: it has joined where it has them in another type than we. */
 static kvf_dtype type_of(const kvf_session *session, const kvf_call_body *call) {
-    const kvf_group_desc *group = session->shard ? kvf_model_group(session->shard->model, call->group) : NULL;
+    const kvf_group_desc *group =
+        session->shape ? kvf_model_group(kvf_shard_model(session->shape->shard), call->group) : NULL;
     return group && call->part < group->part_count ? group->parts[call->part].dtype : KVF_DTYPE_INVALID;
 }
 

@@ -30,6 +30,9 @@ enum option_id {
     OPTION_TOKENS,
     OPTION_REQUESTS,
     OPTION_TRANSPORT,
+    OPTION_COSTS_OF,
+    OPTION_FABRICS,
+    OPTION_CALIBRATE,
     OPTION_MOVE,
     OPTION_UCX_TLS,
     OPTION_UCX_LIBRARY,
@@ -81,7 +84,12 @@ static const option_row rows[] = {
     {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, HOLDING},
     {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS,
      MOVING | COMMAND_SERVE},
-    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER},
+    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER & ~COMMAND_PLAN},
+    {"transport", "KIND", "whose costs are taken; also shm/brought or ucx/emulated (auto)", OPTION_COSTS_OF,
+     COMMAND_PLAN},
+    {"fabrics", NULL, "say also what each kind of transport would take", OPTION_FABRICS, COMMAND_PLAN},
+    {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", OPTION_CALIBRATE,
+     COMMAND_PLAN},
     {"move", "WAY", "auto, direct or packed (auto)", OPTION_MOVE, MOVING | COMMAND_SERVE | COMMAND_FETCH},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS,
      MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
@@ -208,6 +216,14 @@ static int take_transport(const char *text, const char **out) {
     return usage_error("--transport is \"%s\"; allowed are %s", text, known);
 }
 
+static int take_costs_of(const char *text, const char **out) {
+    kvf_cost_model cost;
+    if (strcmp(kvf_cost_assumed(text, &cost), text) != 0)
+        return take_transport(text, out);
+    *out = text;
+    return EXIT_DONE;
+}
+
 static int take_way(const char *text, kvf_way *out) {
     static const char *const names[] = {"auto", "direct", "packed"};
     for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -269,6 +285,14 @@ static int take(enum option_id id, const char *text, options *out) {
         return take_number("requests", text, 1u << 20, &out->requests);
     case OPTION_TRANSPORT:
         return take_transport(text, &out->transport);
+    case OPTION_COSTS_OF:
+        return take_costs_of(text, &out->transport);
+    case OPTION_FABRICS:
+        out->fabrics = true;
+        return EXIT_DONE;
+    case OPTION_CALIBRATE:
+        out->calibrate = true;
+        return EXIT_DONE;
     case OPTION_MOVE:
         return take_way(text, &out->way);
     case OPTION_UCX_TLS:

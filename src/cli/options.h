@@ -29,6 +29,8 @@ typedef struct options {
     uint64_t tokens;   /* of a prompt; 0: chosen */
     uint64_t requests; /* 0: chosen */
     const char *transport;
+    bool fabrics;   /* what each would take */
+    bool calibrate; /* measure what can be */
     const char *ucx_tls;
     const char *ucx_library;
     const char *ucx_devices;

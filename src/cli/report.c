@@ -1,6 +1,8 @@
 #include "report.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <kvferry/transport.h>
 
@@ -8,8 +10,27 @@
 #include "json.h"
 #include "text.h"
 
+/* The kinds of this build, and memory or machines of another sort. */
+static void list_fabrics(report_fabric *fabrics) {
+    static const char *const apart[] = {"shm/brought", "ucx/emulated"};
+    uint32_t count = 0;
+    const char *kind;
+    kvf_cost_model cost;
+    for (uint32_t i = 0; (kind = kvf_transport_kind_name(i)) && count < REPORT_FABRICS; i++) {
+        fabrics[count++].kind = kind;
+        for (size_t a = 0; a < sizeof apart / sizeof *apart && count < REPORT_FABRICS; a++)
+            if (strncmp(apart[a], kind, strlen(kind)) == 0 && apart[a][strlen(kind)] == '/' &&
+                strcmp(kvf_cost_assumed(apart[a], &cost), apart[a]) == 0)
+                fabrics[count++].kind = apart[a];
+    }
+}
+
 void report_start(report *to, const options *asked, const kvf_engine *prefill, const kvf_engine *decode) {
     *to = (report){.asked = asked, .prefill = prefill, .decode = decode};
+    if (asked->calibrate)
+        (void)kvf_cost_calibrate();
+    if (asked->fabrics)
+        list_fabrics(to->fabrics);
     to->cost_kind = kvf_cost_assumed(asked->transport, &to->cost);
     table_start(&to->list,
                 ">decode|>prefill|group|parts|layers|units|tokens|>bytes|>runs|>direct|>packed|way");
@@ -159,6 +180,35 @@ static void add_totals(report_totals *sum, const kvf_plan *plan, const report_wh
     sum->plans++;
 }
 
+/* One rank, over one kind of transport. */
+static kvf_status add_fabric(const report *to, const kvf_plan *plan, report_fabric *fabric) {
+    double direct = 0, packed = 0, chosen = 0;
+    for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {
+        kvf_way_prediction cost = {.struct_size = sizeof cost};
+        kvf_status status = kvf_way_predict(plan, source, to->asked->tokens, fabric->kind, &cost);
+        if (status)
+            return status;
+        direct += cost.direct_ns;
+        packed += cost.packed_ns;
+        chosen += cheaper(&cost);
+        fabric->direct += cost.way == KVF_WAY_DIRECT;
+        fabric->packed += cost.way == KVF_WAY_PACKED;
+    }
+    fabric->direct_ns = fmax(fabric->direct_ns, direct);
+    fabric->packed_ns = fmax(fabric->packed_ns, packed);
+    fabric->chosen_ns = fmax(fabric->chosen_ns, chosen);
+    return KVF_OK;
+}
+
+static int report_fabrics(report *to, const kvf_plan *plan, uint32_t rank) {
+    for (report_fabric *at = to->fabrics; at < to->fabrics + REPORT_FABRICS && at->kind; at++) {
+        kvf_status status = add_fabric(to, plan, at);
+        if (status)
+            return library_failure(status, "decode rank %u", rank);
+    }
+    return EXIT_DONE;
+}
+
 static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
     report_whole whole = {0};
     struct json_object *sources = to->ranks ? json_object_new_array() : NULL;
@@ -202,18 +252,45 @@ int report_make(report *to) {
             result = engines_verify(plan, rank);
         if (!result)
             result = report_plan(to, plan, rank);
+        if (!result)
+            result = report_fabrics(to, plan, rank);
         kvf_plan_free(plan);
     }
     return result;
 }
 
+static const char *name_ways(const report_fabric *fabric) {
+    return fabric->direct && fabric->packed ? "direct and packed" : fabric->packed ? "packed" : "direct";
+}
+
+static bool print_fabrics(const report *to) {
+    table list;
+    if (!to->fabrics[0].kind)
+        return true;
+    table_start(&list, "transport|>direct|>packed|>chosen|way|>a run|>GB/s|>a source");
+    for (const report_fabric *at = to->fabrics; at < to->fabrics + REPORT_FABRICS && at->kind; at++) {
+        kvf_cost_model cost;
+        table_cell(&list, kvf_cost_assumed(at->kind, &cost));
+        table_cell(&list, at->direct_ns > 0 ? text_time(at->direct_ns).text : "");
+        table_cell(&list, at->packed_ns > 0 ? text_time(at->packed_ns).text : "");
+        table_cell(&list, text_time(at->chosen_ns).text);
+        table_cell(&list, name_ways(at));
+        table_cell(&list, text_time(cost.ns_per_run).text);
+        table_cell(&list, text_format("%.1f", 1 / cost.ns_per_byte).text);
+        table_cell(&list, text_time(cost.ns_per_source).text);
+    }
+    printf("\nThe slowest rank, by transport:\n\n");
+    return table_print(&list, 0);
+}
+
 int report_print(report *to) {
     const report_totals *sum = &to->sum;
-    printf("\nA request of %llu tokens, blocks scattered; time as assumed for %s: %g ns a run, %g GB/s, %s a "
+    printf("\nA request of %llu tokens, blocks scattered; time as %s for %s: %.3g ns a run, %.3g GB/s, %s a "
            "source\n\n",
-           (unsigned long long)to->asked->tokens, to->cost_kind, to->cost.ns_per_run,
-           1 / to->cost.ns_per_byte, text_time(to->cost.ns_per_source).text);
-    if (!table_print(&to->list, 0))
+           (unsigned long long)to->asked->tokens, to->asked->calibrate ? "calibrated" : "assumed",
+           to->cost_kind, to->cost.ns_per_run, 1 / to->cost.ns_per_byte,
+           text_time(to->cost.ns_per_source).text);
+    if (!table_print(&to->list, 0) || !print_fabrics(to))
         return failure("not enough memory");
     printf("\nIn all %s in %s runs; the slowest rank takes %s by the cheaper ways.\n",
            text_bytes(sum->bytes).text, text_count(sum->runs).text, text_time(sum->slowest_ns).text);
@@ -234,6 +311,21 @@ int report_print(report *to) {
     return EXIT_DONE;
 }
 
+static struct json_object *json_fabrics(const report *to) {
+    struct json_object *out = json_object_new_array();
+    for (const report_fabric *at = to->fabrics; at < to->fabrics + REPORT_FABRICS && at->kind; at++) {
+        struct json_object *one = json_object_new_object();
+        json_text(one, "transport", at->kind);
+        json_real(one, "direct_ns", at->direct_ns);
+        json_real(one, "packed_ns", at->packed_ns);
+        json_real(one, "predicted_ns", at->chosen_ns);
+        json_count(one, "direct_sources", at->direct);
+        json_count(one, "packed_sources", at->packed);
+        json_object_array_add(out, one);
+    }
+    return out;
+}
+
 void report_add_json(report *to, struct json_object *out) {
     struct json_object *total = json_object_new_object(), *cost = json_object_new_object();
     json_count(out, "tokens", to->asked->tokens);
@@ -242,8 +334,11 @@ void report_add_json(report *to, struct json_object *out) {
     json_real(cost, "ns_per_byte", to->cost.ns_per_byte);
     json_real(cost, "ns_per_source", to->cost.ns_per_source);
     json_object_object_add(out, "cost", cost);
+    json_object_object_add(cost, "calibrated", json_object_new_boolean(to->asked->calibrate));
     json_object_object_add(out, "ranks", to->ranks);
     to->ranks = NULL;
+    if (to->fabrics[0].kind)
+        json_object_object_add(out, "fabrics", json_fabrics(to));
     json_count(total, "bytes", to->sum.bytes);
     json_count(total, "runs", to->sum.runs);
     json_real(total, "slowest_rank_ns", to->sum.slowest_ns);

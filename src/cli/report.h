@@ -21,6 +21,16 @@ typedef struct report_totals {
     size_t least_memory, most_memory;
 } report_totals;
 
+/** Kinds of transport that predictions are made for beside the one that is asked for. */
+enum { REPORT_FABRICS = 8 };
+
+/** What one kind of transport would take: the slowest decode rank, from all its sources one after another. */
+typedef struct report_fabric {
+    const char *kind; /* NULL: there are fewer */
+    double direct_ns, packed_ns, chosen_ns;
+    uint32_t direct, packed; /* sources of all ranks, by the way that would be chosen */
+} report_fabric;
+
 typedef struct report {
     const options *asked;
     const kvf_engine *prefill, *decode;
@@ -29,6 +39,7 @@ typedef struct report {
     table list;
     struct json_object *ranks; /* NULL: text is wanted */
     report_totals sum;
+    report_fabric fabrics[REPORT_FABRICS];
 } report;
 
 /** Begins a report; the engines stay the caller's and must outlive it. Free it with report_free(). */
@@ -40,7 +51,7 @@ int report_make(report *to);
 /** Prints what was made: the costs that are assumed, the table, and what it comes to. */
 int report_print(report *to);
 
-/** Adds what was made: "tokens", "cost", "ranks" and "total". */
+/** Adds what was made: "tokens", "cost", "ranks", "total", and "fabrics" where they were asked for. */
 void report_add_json(report *to, struct json_object *out);
 
 void report_free(report *to);

@@ -2,67 +2,93 @@
 
 #include <math.h>
 
+#include "base/list.h"
 #include "model/model.h"
 #include "stage/message.h"
 #include "stage/stream.h"
 
-/* Of one core of a current server, beyond its caches: orders of magnitude. */
-#define NS_PER_PIECE 6.0        /* to find it and to begin a copy, at either end */
-#define NS_PER_COPIED_BYTE 0.15 /* gathered or scattered */
-#define NOTICES_PER_SLOT 2.0    /* lent and returned */
-#define NOTICES_PER_FLOW 4.0    /* opened, accepted, ended by both */
-#define NOTICE_RUNS 2.0         /* what a notification costs, in operations of the fabric */
-#define NS_PER_NEAR_NOTICE 5e3  /* on one host */
-#define WEIGHT 0.25             /* of one transfer in the average */
-#define FACTOR_MAX 16.0         /* a transfer that took longer was disturbed by something else */
-#define SHORTEST_BYTES 256u     /* below it, the first class of lengths */
+#define NOTICES_PER_SLOT 2.0   /* lent and returned */
+#define NOTICES_PER_FLOW 4.0   /* opened, accepted, ended by both */
+#define NOTICE_RUNS 2.0        /* what a notification costs, in operations of the fabric */
+#define NS_PER_NEAR_NOTICE 5e3 /* on one host */
+#define WEIGHT 0.25            /* of one transfer in the average */
+#define FACTOR_MAX 16.0        /* a transfer that took longer was disturbed by something else */
+#define SURPRISE_MAX 4.0       /* likewise, where a class is known */
+#define SHORTEST_BYTES 256u    /* below it, the first class of lengths */
 #define SMALLEST_BYTES (64u << 10)
 
-void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes) {
-    kvf_cost_model fabric;
-    (void)kvf_cost_assumed(kind, &fabric);
-    *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = fabric, .packed = fabric};
-    double operation = fabric.ns_per_run;
-    cost->packed.ns_per_run = 2 * NS_PER_PIECE;
-    cost->packed.ns_per_byte = fabric.ns_per_byte + 2 * NS_PER_COPIED_BYTE +
-                               operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
-    cost->packed.ns_per_source = fabric.ns_per_source + NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+/* ---- what is assumed ------------------------------------------------------------------------- */
+
+/* The fabric that a kind is of; `apart`: it is memory, or a machine, of another sort. */
+static kvf_transport_kind fabric_of(const char *kind, bool *apart) {
+    kvf_transport_kind found = {.struct_size = sizeof found};
+    const size_t bytes = strcspn(kind, "/");
+    *apart = kind[bytes] != '\0';
+    for (uint32_t i = 0; kvf_transport_describe(i, &found) == KVF_OK; i++)
+        if (strlen(found.name) == bytes && strncmp(found.name, kind, bytes) == 0)
+            return found;
+    return (kvf_transport_kind){.reach = KVF_REACH_NETWORK};
 }
 
-void kvf_cost_assume_near(kvf_stage_cost *cost, const kvf_cost_model *fabric) {
-    *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = *fabric, .packed = *fabric};
-    cost->packed.ns_per_run = NS_PER_PIECE;
-    cost->packed.ns_per_byte = NS_PER_COPIED_BYTE + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / KVF_SLOT_BYTES;
-    cost->packed.ns_per_source = fabric->ns_per_source + NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
+/* Memory of this host that cannot be mapped. */
+static bool is_brought(const char *kind) {
+    bool apart;
+    const kvf_transport_kind fabric = fabric_of(kind, &apart);
+    return apart && fabric.reach == KVF_REACH_HOST;
 }
 
 bool kvf_cost_has_lists(const char *kind) {
-    kvf_transport_kind found = {.struct_size = sizeof found};
-    for (uint32_t i = 0; kvf_transport_describe(i, &found) == KVF_OK; i++)
-        if (strcmp(found.name, kind) == 0)
-            return found.lists;
-    return false;
+    bool apart;
+    return fabric_of(kind, &apart).lists && !is_brought(kind);
 }
 
-double kvf_cost_predict(const kvf_cost_model *cost, uint64_t runs, uint64_t bytes) {
-    return cost->ns_per_source + cost->ns_per_run * (double)runs + cost->ns_per_byte * (double)bytes;
+void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes) {
+    const kvf_copy_price copying = kvf_cost_copying();
+    kvf_cost_model fabric;
+    kind = kvf_cost_assumed(kind, &fabric);
+    *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = fabric, .packed = fabric};
+    if (is_brought(kind)) { /* no operation between the two arenas, and both sides copy at the same time */
+        cost->packed.ns_per_run = copying.ns_per_piece;
+        cost->packed.ns_per_byte = copying.ns_per_byte + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
+        cost->packed.ns_per_source += NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
+        return;
+    }
+    const double operation = fabric.ns_per_run;
+    cost->packed.ns_per_run = 2 * copying.ns_per_piece;
+    cost->packed.ns_per_byte +=
+        2 * copying.ns_per_byte + operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
+    cost->packed.ns_per_source += NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+}
+
+static kvf_prices prices_of(const kvf_cost_model *cost) {
+    return (kvf_prices){cost->ns_per_source, cost->ns_per_run, cost->ns_per_byte};
+}
+
+/* ---- prices ---------------------------------------------------------------------------------- */
+
+double kvf_cost_predict(const kvf_prices *prices, uint64_t runs, uint64_t bytes) {
+    return prices->per_source + prices->per_run * (double)runs + prices->per_byte * (double)bytes;
 }
 
 static void move(double *price, double share, double factor) {
     *price *= pow(factor, WEIGHT * share);
 }
 
-void kvf_cost_learn(kvf_cost_model *cost, uint64_t runs, uint64_t bytes, double ns) {
-    double predicted = kvf_cost_predict(cost, runs, bytes);
+static double within(double factor, double most) {
+    return fmin(fmax(factor, 1 / most), most);
+}
+
+void kvf_cost_learn(kvf_prices *prices, uint64_t runs, uint64_t bytes, double ns) {
+    const double predicted = kvf_cost_predict(prices, runs, bytes);
     if (!(predicted > 0) || !(ns > 0))
         return;
-    double factor = fmin(fmax(ns / predicted, 1 / FACTOR_MAX), FACTOR_MAX);
-    double by_source = cost->ns_per_source / predicted;
-    double by_runs = cost->ns_per_run * (double)runs / predicted;
-    double by_bytes = cost->ns_per_byte * (double)bytes / predicted;
-    move(&cost->ns_per_source, by_source, factor);
-    move(&cost->ns_per_run, by_runs, factor);
-    move(&cost->ns_per_byte, by_bytes, factor);
+    const double factor = within(ns / predicted, FACTOR_MAX);
+    const double by_source = prices->per_source / predicted;
+    const double by_runs = prices->per_run * (double)runs / predicted;
+    const double by_bytes = prices->per_byte * (double)bytes / predicted;
+    move(&prices->per_source, by_source, factor);
+    move(&prices->per_run, by_runs, factor);
+    move(&prices->per_byte, by_bytes, factor);
 }
 
 /* ---- classes --------------------------------------------------------------------------------- */
@@ -84,16 +110,20 @@ static class_place place_of(uint64_t runs, uint64_t bytes) {
     return (class_place){length, step_of(bytes, SMALLEST_BYTES, KVF_COST_SIZES)};
 }
 
+static kvf_way_cost begin(const kvf_cost_model *assumed) {
+    const kvf_prices prices = prices_of(assumed);
+    return (kvf_way_cost){.assumed = prices, .learned = prices};
+}
+
 void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_stage_cost *assumed) {
-    *cost = (kvf_peer_cost){.direct = {.assumed = assumed->direct, .learned = assumed->direct},
-                            .packed = {.assumed = assumed->packed, .learned = assumed->packed}};
+    *cost = (kvf_peer_cost){.direct = begin(&assumed->direct), .packed = begin(&assumed->packed)};
 }
 
 double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes) {
     const class_place at = place_of(runs, bytes);
-    const kvf_cost_class *seen = &cost->classes[at.length][at.size];
-    return seen->seen > 0 ? seen->factor * kvf_cost_predict(&cost->assumed, runs, bytes)
-                          : kvf_cost_predict(&cost->learned, runs, bytes);
+    return cost->seen[at.length][at.size] > 0
+               ? (double)cost->factors[at.length][at.size] * kvf_cost_predict(&cost->assumed, runs, bytes)
+               : kvf_cost_predict(&cost->learned, runs, bytes);
 }
 
 /* The first of a class is all that is known of it; later ones count less, down to a quarter. */
@@ -104,13 +134,49 @@ void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, doubl
         return;
     ns = fmax(ns, 1); /* less than the clock sees */
     const class_place at = place_of(runs, bytes);
-    kvf_cost_class *seen = &cost->classes[at.length][at.size];
-    const double weight = fmax(WEIGHT, 1.0 / (seen->seen + 1));
-    const double off = fmin(fmax(ns / expected, 1 / FACTOR_MAX), FACTOR_MAX);
-    seen->factor = expected / assumed * pow(off, weight);
-    seen->seen++;
-    cost->seen++;
+    uint8_t *seen = &cost->seen[at.length][at.size];
+    const double weight = fmax(WEIGHT, 1.0 / (*seen + 1));
+    const double off = within(ns / expected, *seen * WEIGHT >= 1 ? SURPRISE_MAX : FACTOR_MAX);
+    cost->factors[at.length][at.size] = (float)(expected / assumed * pow(off, weight));
+    if (*seen < UINT8_MAX)
+        ++*seen;
+    cost->transfers++;
     kvf_cost_learn(&cost->learned, runs, bytes, ns);
+}
+
+/* ---- who shares it --------------------------------------------------------------------------- */
+
+static bool is_same(const kvf_known_cost *a, const kvf_known_cost *b) {
+    return a->placed && b->placed && strcmp(a->kind, b->kind) == 0 &&
+           memcmp(a->place, b->place, sizeof a->place) == 0;
+}
+
+kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, uint32_t slot_bytes) {
+    kvf_cost_model fabric;
+    kvf_known_cost wanted = {.kind = kvf_peer_costs(peer, &fabric)};
+    wanted.placed = kvf_peer_place(peer, wanted.place);
+    kvf_known_cost *known = *list;
+    while (known && !is_same(known, &wanted))
+        known = known->following;
+    if (!known) {
+        kvf_stage_cost assumed;
+        known = kvf_copy(&wanted, 1, sizeof wanted);
+        if (!known)
+            return NULL;
+        kvf_cost_assume(&assumed, wanted.kind, slot_bytes);
+        for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
+            kvf_peer_cost_begin(&known->by_direction[direction], &assumed);
+        KVF_LIST_ADD(*list, known);
+    }
+    known->users++;
+    return known;
+}
+
+void kvf_known_cost_leave(kvf_known_cost **list, kvf_known_cost *known) {
+    if (!known || --known->users > 0)
+        return;
+    KVF_LIST_REMOVE(*list, known);
+    kvf_free(known);
 }
 
 /* ---- before there is a stage ------------------------------------------------------------------- */
@@ -149,11 +215,12 @@ kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t token
     found.bytes = runs.bytes;
     found.runs = runs.runs;
     const bool converts = kvf_plan_converts(plan);
-    found.direct_ns = converts ? 0 : kvf_cost_predict(&cost.direct, found.runs, found.bytes);
+    const kvf_prices direct = prices_of(&cost.direct), packed = prices_of(&cost.packed);
+    found.direct_ns = converts ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
     const bool gains = !kvf_cost_has_lists(kvf_cost_assumed(kind, &(kvf_cost_model){0}));
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
                        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
-    found.packed_ns = alike ? kvf_cost_predict(&cost.packed, found.pieces, found.bytes) : 0;
+    found.packed_ns = alike ? kvf_cost_predict(&packed, found.pieces, found.bytes) : 0;
     if (converts || (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns))
         found.way = KVF_WAY_PACKED;
     kvf_fill_out(out, &found, sizeof found);

@@ -111,7 +111,8 @@ struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
     kvf_slot_share share;
-    kvf_peer_cost costs[2]; /**< by direction */
+    kvf_known_cost *known; /**< NULL: it has left */
+    kvf_peer_cost *costs;  /**< by direction, of `known` */
     bool has_lists; /**< one operation takes many runs, and then they cost little: nothing is packed for it */
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */
@@ -135,6 +136,7 @@ struct kvf_stage {
     uint64_t model;
     kvf_shapes shapes;
     kvf_stage_peer *peers;
+    kvf_known_cost *known_costs;  /**< of these */
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
     uint64_t last_flow;           /**< number of ours */
     uint32_t waiting; /**< flows that wait for the first slot of their peer; perhaps some that do no more */

@@ -141,6 +141,8 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
         stage->last_flow = kvf_now(clock);
     stage->last_flow >>= 1;
     kvf_status status = take_options(&stage->options, options);
+    if (!status && !stage->options.assumed_costs)
+        (void)kvf_cost_calibrate();
     const uint32_t *convert = stage->options.convert;
     if (!status && convert) {
         stage->convert =
@@ -171,6 +173,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
 
 static void free_peer(kvf_stage *stage, kvf_stage_peer *peer) {
     KVF_LIST_REMOVE(stage->peers, peer);
+    kvf_known_cost_leave(&stage->known_costs, peer->known);
     kvf_free(peer->name);
     kvf_free(peer);
 }
@@ -245,19 +248,13 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
+    joined->known = kvf_known_cost_use(&stage->known_costs, peer, stage->arena.slot_bytes);
+    if (!joined->known)
+        return kvf_nomem("a peer of a stage"); /* one that has not joined goes with the next turn */
     joined->flows_most = 1;
-    joined->peer = peer;  /* slots that one of this name may still touch count against its share */
-    kvf_cost_model apart; /* memory that is not reached as its kind of transport reaches other memory */
-    const bool near = kvf_peer_costs(peer, &apart);
-    joined->has_lists = !near && kvf_cost_has_lists(kvf_peer_kind(peer));
-    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
-        kvf_stage_cost assumed;
-        if (near)
-            kvf_cost_assume_near(&assumed, &apart);
-        else
-            kvf_cost_assume(&assumed, kvf_peer_kind(peer), stage->arena.slot_bytes);
-        kvf_peer_cost_begin(&joined->costs[direction], &assumed);
-    }
+    joined->peer = peer; /* slots that one of this name may still touch count against its share */
+    joined->costs = joined->known->by_direction;
+    joined->has_lists = kvf_cost_has_lists(joined->known->kind);
     return KVF_OK;
 }
 
@@ -283,6 +280,8 @@ void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
         if (flow->peer == left && !flow->doubt_ends)
             part_from(flow);
     left->peer = NULL;
+    kvf_known_cost_leave(&stage->known_costs, left->known);
+    left->known = NULL;
 }
 
 void kvf_stage_quiet(kvf_stage *stage, const char *name) {
@@ -526,10 +525,10 @@ kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_
         return kvf_fail(KVF_E_NOT_FOUND, "the peer has not joined the stage");
     const kvf_peer_cost *known = &joined->costs[direction];
     const kvf_stage_cost cost = {.struct_size = sizeof cost,
-                                 .direct = known->direct.learned,
-                                 .packed = known->packed.learned,
-                                 .direct_seen = known->direct.seen,
-                                 .packed_seen = known->packed.seen};
+                                 .direct = kvf_cost_model_of(&known->direct.learned),
+                                 .packed = kvf_cost_model_of(&known->packed.learned),
+                                 .direct_seen = known->direct.transfers,
+                                 .packed_seen = known->packed.transfers};
     kvf_fill_out(out, &cost, sizeof cost);
     return KVF_OK;
 }

@@ -12,7 +12,6 @@
 
 #define KVF_CARD_NAME_MAX 255 /**< bytes of an endpoint's name */
 #define KVF_CARD_KIND_MAX 15  /**< bytes of a fabric's kind */
-#define KVF_HOST_ID_BYTES 16
 
 /** What one fabric wrote. */
 typedef struct kvf_card_part {
@@ -48,10 +47,5 @@ void kvf_card_free(kvf_card *card);
 
 /** What all processes of this boot of this machine have in common, and no others; zeros when unknown. */
 void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]);
-
-#define KVF_PLACE_BYTES (KVF_HOST_ID_BYTES + 8)
-
-/** Where loopback addresses mean the same: this boot of this machine, and this network name space. False: unknown. */
-bool kvf_host_place(unsigned char out[KVF_PLACE_BYTES]);
 
 #endif

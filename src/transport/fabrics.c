@@ -55,22 +55,6 @@ const kvf_fabric *kvf_fabric_at(uint32_t i) {
     return NULL;
 }
 
-const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out) {
-    const kvf_fabric *chosen = fabrics[0], *fabric;
-    bool found = false; /* one that reaches peers on this host; the best comes first */
-    for (uint32_t i = 0; (fabric = kvf_fabric_at(i)) != NULL; i++) {
-        bool meant = kind && strcmp(kind, fabric->kind.name) == 0;
-        if (meant || (!found && fabric->kind.reach == KVF_REACH_HOST)) {
-            chosen = fabric;
-            found = true;
-        }
-        if (meant)
-            break;
-    }
-    *out = chosen->kind.cost;
-    return chosen->kind.name;
-}
-
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 static kvf_status incomplete(const kvf_fabric *fabric, const char *what) {
@@ -114,6 +98,8 @@ static kvf_status check_abilities(const kvf_fabric *fabric) {
         return incomplete(fabric, "has enter without leave, or the other way round");
     if ((fabric->fence != NULL) != kind->fences || (fabric->admit != NULL) != kind->fences)
         return incomplete(fabric, "has fence and admit without fences, or the other way round");
+    if ((fabric->is_apart != NULL) != (fabric->apart.name != NULL))
+        return incomplete(fabric, "has is_apart without a name for it, or the other way round");
     if (!(kind->cost.ns_per_run > 0) || !(kind->cost.ns_per_byte > 0) || !(kind->cost.ns_per_source > 0))
         return incomplete(fabric, "has a cost of 0");
     return KVF_OK;

@@ -389,8 +389,26 @@ bool kvf_transport_is_near(const kvf_transport *transport) {
     return false;
 }
 
-bool kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out) {
-    return peer->fabric->costs && peer->fabric->costs(peer->link, out);
+static bool is_apart(const kvf_peer *peer) {
+    return peer->fabric->is_apart && peer->fabric->is_apart(peer->link);
+}
+
+const char *kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out) {
+    const kvf_fabric *fabric = peer->fabric;
+    const bool apart = is_apart(peer);
+    const char *name = apart ? fabric->apart.name : fabric->kind.name;
+    if (strcmp(kvf_cost_assumed(name, out), name) != 0)
+        *out = apart ? fabric->apart.cost : fabric->kind.cost; /* it is none of the build's */
+    return name;
+}
+
+bool kvf_peer_is_brought(const kvf_peer *peer) {
+    return is_apart(peer) && peer->fabric->kind.reach == KVF_REACH_HOST;
+}
+
+bool kvf_peer_place(const kvf_peer *peer, unsigned char out[KVF_PLACE_BYTES]) {
+    return peer->fabric->place ? peer->fabric->place(peer->link, out)
+                               : peer->fabric->kind.reach != KVF_REACH_NETWORK && kvf_host_place(out);
 }
 
 uint64_t kvf_peer_generation(const kvf_peer *peer) {

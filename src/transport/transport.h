@@ -16,6 +16,13 @@
 
 #include "base/base.h"
 #include "base/list.h"
+#include "kernel/yardstick.h"
+
+#define KVF_HOST_ID_BYTES 16
+#define KVF_PLACE_BYTES (KVF_HOST_ID_BYTES + 8)
+
+/** Where loopback addresses mean the same: this boot of this machine, and this network name space. False: unknown. */
+bool kvf_host_place(unsigned char out[KVF_PLACE_BYTES]);
 
 /** A fabric's reason for a failure is cut to this. */
 #define KVF_REASON_BYTES 256
@@ -106,13 +113,30 @@ typedef struct kvf_fabric {
 
     kvf_status (*notify)(void *link, const void *data, size_t bytes);
 
+    /** What memory, or machines, of another sort are assumed to cost: called by the kind, a slash and the sort, as
+     * "shm/brought". Its name is NULL where there is no such sort. */
+    struct {
+        const char *name;
+        kvf_cost_model cost;
+    } apart;
+
+    /** Whether this peer's memory is of that sort, as far as is known now. NULL where `apart` has no name. */
+    bool (*is_apart)(const void *link);
+
     /**
-     * What reading and writing this peer's memory costs, where that is not what `kind.cost` says; known from its card.
-     * NULL: it always is.
+     * Measures what of its costs can be known without a peer. NULL: nothing of it.
      *
-     * @return whether it is something else; `out` is only filled in then
+     * @param cost, apart  what is assumed; receive what was measured in time
      */
-    bool (*costs)(const void *link, kvf_cost_model *out);
+    void (*measure)(const kvf_yardstick *yardstick, kvf_cost_model *cost, kvf_cost_model *apart);
+
+    /**
+     * On which machine and in which network name space this peer is, as kvf_host_place() has it, from its card. NULL for
+     * a fabric that reaches none but this host.
+     *
+     * @return false: it is not known
+     */
+    bool (*place)(const void *link, unsigned char out[KVF_PLACE_BYTES]);
 
     /**
      * Lets the caller touch a region of the peer's in place, until leave(): for a moment, within one call of the
@@ -289,8 +313,22 @@ unsigned char *kvf_peer_enter(kvf_peer *peer, uint32_t region, kvf_direction dir
  */
 kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t bytes);
 
-/** Whether this peer's memory costs something else than its kind says; `out` is only filled in then. */
-bool kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out);
+/** Takes measured prices of a run and a byte, unless they are 0: not measured. */
+void kvf_cost_price(kvf_cost_model *cost, const kvf_copy_price *price);
+
+/** What gathering or scattering is assumed to cost, or was measured to by kvf_cost_calibrate(): a piece and a byte at one
+ * end. Any thread. */
+kvf_copy_price kvf_cost_copying(void);
+
+/** What reading and writing this peer's memory is assumed to cost, or was measured to without it; returns under which
+ * name kvf_cost_assumed() knows that. */
+const char *kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out);
+
+/** Whether it is memory of this host that cannot be mapped here. */
+bool kvf_peer_is_brought(const kvf_peer *peer);
+
+/** On which machine a peer is, as kvf_host_place() has it; false: not known. */
+bool kvf_peer_place(const kvf_peer *peer, unsigned char out[KVF_PLACE_BYTES]);
 
 /** The generation of a peer's memory of which its card speaks. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);

@@ -77,3 +77,12 @@ void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]) {
     (void)ready;
     (void)crypto_hash_sha256(digest, (const unsigned char *)facts, strlen(facts));
 }
+
+void kvf_wire_sum_shard(uint8_t sum[KVF_WIRE_DIGEST_BYTES], uint32_t rank, kvf_bytes shard) {
+    crypto_hash_sha256_state state;
+    (void)crypto_hash_sha256_init(&state);
+    (void)crypto_hash_sha256_update(&state, sum, KVF_WIRE_DIGEST_BYTES);
+    (void)crypto_hash_sha256_update(&state, (const unsigned char *)&rank, sizeof rank);
+    (void)crypto_hash_sha256_update(&state, shard.data, shard.size);
+    (void)crypto_hash_sha256_final(&state, sum);
+}

@@ -108,6 +108,10 @@ uint64_t kvf_wire_incarnation(const uint8_t secret[KVF_WIRE_SECRET_BYTES]);
 /** SHA-256 of the facts. */
 void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]);
 
+/** Adds a rank and its shard, as it says it, to a sum that begins as the digest of its facts: the SHA-256 of the sum so
+ * far, of the rank's number, and of these bytes. It is not sent to anybody. */
+void kvf_wire_sum_shard(uint8_t sum[KVF_WIRE_DIGEST_BYTES], uint32_t rank, kvf_bytes shard);
+
 /**
  * Says how two texts of an engine's own facts differ: KVF_OK when they do not; otherwise KVF_E_MISMATCH and a detail
  * that lists every field that differs with both values (and those that only one side has), the first dozen of them,

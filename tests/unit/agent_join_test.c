@@ -9,9 +9,9 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     kvf_wire_buffer introduction = {0};
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 3, &introduction);
     rights_not_of_others(&s, join);
-    assert_null(rights_session(&s)->shard);
+    assert_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
-    assert_non_null(rights_session(&s)->shard);
+    assert_non_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* asked again */
 
     join.card.size--; /* another card needs a higher generation */

@@ -36,7 +36,7 @@ static void tear_down(scene *s) {
 }
 
 static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_wire_decode_shard(model, NULL, bytes, out);
+    return kvf_wire_decode_shard(model, NULL, bytes, NULL, out);
 }
 
 /* Takes what is said; `look`, which may be NULL, looks at it. */

@@ -11,7 +11,7 @@
 
 static void a_prediction_is_source_runs_and_bytes(void **state) {
     (void)state;
-    const kvf_cost_model cost = {.ns_per_source = 1000, .ns_per_run = 10, .ns_per_byte = 0.5};
+    const kvf_prices cost = {.per_source = 1000, .per_run = 10, .per_byte = 0.5};
     assert_float_equal(kvf_cost_predict(&cost, 100, 4000), 1000 + 1000 + 2000, 1e-9);
 }
 
@@ -19,18 +19,18 @@ static void a_prediction_is_source_runs_and_bytes(void **state) {
 static void costs_are_learned_from_short_runs_and_long_ones(void **state) {
     (void)state;
     const double real_run = 8000, real_byte = 1.4;
-    kvf_cost_model cost = {.ns_per_source = 20000, .ns_per_run = 600, .ns_per_byte = 0.1};
+    kvf_prices cost = {.per_source = 20000, .per_run = 600, .per_byte = 0.1};
     for (int i = 0; i < 60; i++) {
         kvf_cost_learn(&cost, 65536, 65536 * 256, 65536 * real_run + 65536 * 256 * real_byte);
         kvf_cost_learn(&cost, 64, 64 << 20, 64 * real_run + (64 << 20) * real_byte);
     }
-    assert_true(cost.ns_per_run > 0.9 * real_run && cost.ns_per_run < 1.1 * real_run);
-    assert_true(cost.ns_per_byte > 0.9 * real_byte && cost.ns_per_byte < 1.1 * real_byte);
+    assert_true(cost.per_run > 0.9 * real_run && cost.per_run < 1.1 * real_run);
+    assert_true(cost.per_byte > 0.9 * real_byte && cost.per_byte < 1.1 * real_byte);
 }
 
 static void one_transfer_that_was_disturbed_moves_little(void **state) {
     (void)state;
-    kvf_cost_model cost = {.ns_per_run = 100, .ns_per_byte = 1};
+    kvf_prices cost = {.per_run = 100, .per_byte = 1};
     const double before = kvf_cost_predict(&cost, 1000, 100000);
     kvf_cost_learn(&cost, 1000, 100000, before * 1e6); /* a process that was stopped */
     assert_true(kvf_cost_predict(&cost, 1000, 100000) <= before * 2.1);
@@ -58,8 +58,8 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
         const double expected = kvf_way_cost_predict(&cost.direct, kinds[k].runs, kinds[k].bytes);
         assert_true(expected > 0.9 * kinds[k].ns && expected < 1.1 * kinds[k].ns);
     }
-    assert_int_equal(cost.direct.seen, 40);
-    assert_int_equal(cost.packed.seen, 0);
+    assert_int_equal(cost.direct.transfers, 40);
+    assert_int_equal(cost.packed.transfers, 0);
     /* One that was disturbed moves its own kind by a quarter of the way at most, and others not at all. */
     kvf_way_cost_learn(&cost.direct, kinds[0].runs, kinds[0].bytes, 1e15);
     const double after = kvf_way_cost_predict(&cost.direct, kinds[0].runs, kinds[0].bytes);
@@ -95,6 +95,54 @@ static void the_kind_of_transport_decides_the_way(void **state) {
     assert_fails(kvf_way_predict(NULL, 0, 1000, "inproc", &found), KVF_E_INVALID, "plan is NULL");
     kvf_plan_free(plan);
     free_pair(&engines);
+}
+
+/* Memory of this host that cannot be mapped, and UCX that emulates: kinds of their own. */
+static void memory_of_another_sort_has_prices_of_its_own(void **state) {
+    (void)state;
+    kvf_cost_model mapped, brought;
+    kvf_stage_cost ways;
+    assert_string_equal(kvf_cost_assumed("shm", &mapped), "shm");
+    assert_string_equal(kvf_cost_assumed("shm/brought", &brought), "shm/brought");
+    assert_true(brought.ns_per_run > mapped.ns_per_run);
+    assert_true(kvf_cost_has_lists("shm") && !kvf_cost_has_lists("shm/brought"));
+    assert_string_equal(kvf_cost_assumed("shm/nothing", &brought), "shm");
+    kvf_cost_assume(&ways, "shm/brought", 1 << 20);
+    assert_true(ways.packed.ns_per_run < ways.direct.ns_per_run);
+    if (kvf_transport_kind_name(2)) {
+        kvf_cost_model emulated, cards;
+        assert_string_equal(kvf_cost_assumed("ucx/emulated", &emulated), "ucx/emulated");
+        (void)kvf_cost_assumed("ucx", &cards);
+        assert_true(emulated.ns_per_run > cards.ns_per_run && emulated.ns_per_byte > cards.ns_per_byte);
+    }
+}
+
+static bool copy_nothing(const kvf_yardstick *yardstick, const kvf_run *runs, size_t count) {
+    (void)yardstick;
+    (void)runs;
+    return count == 0;
+}
+
+/* No time, or no permission: what is assumed stays. */
+static void what_cannot_be_measured_stays_as_it_was(void **state) {
+    (void)state;
+    kvf_yardstick yardstick;
+    kvf_copy_price price = {1, 2};
+    kvf_cost_model cost = {.ns_per_run = 3, .ns_per_byte = 4, .ns_per_source = 5};
+    assert_ok(kvf_yardstick_open(&yardstick, 0));
+    assert_false(kvf_yardstick_boxes(&yardstick, &price));
+    kvf_cost_price(&cost, &yardstick.mapped);
+    kvf_yardstick_close(&yardstick);
+    assert_ok(kvf_yardstick_open(&yardstick, 10000000000u));
+    assert_false(kvf_yardstick_runs(&yardstick, copy_nothing, &price));
+    assert_true(yardstick.mapped.ns_per_piece > 0 && yardstick.mapped.ns_per_byte > 0);
+    assert_true(price.ns_per_piece == 1 && price.ns_per_byte == 2);
+    assert_true(cost.ns_per_run == 3 && cost.ns_per_byte == 4);
+    kvf_cost_price(&cost, &yardstick.mapped);
+    assert_true(cost.ns_per_run == yardstick.mapped.ns_per_piece && cost.ns_per_source == 5);
+    assert_true(kvf_yardstick_boxes(&yardstick, &price));
+    assert_true(price.ns_per_piece > 0 && price.ns_per_byte > 0);
+    kvf_yardstick_close(&yardstick);
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
@@ -317,6 +365,40 @@ static void who_has_not_joined_is_read_directly(void **state) {
     stage_world_close(w);
 }
 
+/* Two ranks of one host, and one that is told nothing: what was seen with the first is known of the second, until both
+ * have left. */
+static void peers_of_one_machine_share_what_was_seen(void **state) {
+    (void)state;
+    static const kvf_engine_spec halves = {
+        .struct_size = sizeof halves, .tp_size = 2, .all = {.tokens_per_block = 8, .block_count = 20}};
+    const stage_pair shape = {
+        attention(2, 2, 16), &one, &halves, 100, {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT}};
+    stage_world *w = stage_world_open("inproc", &shape);
+    kvf_stage *stage = w->d[0].stage;
+    kvf_stage_cost cost = {.struct_size = sizeof cost};
+    kvf_stage_peer *first = kvf_stage_find_peer(stage, w->d[0].peers[0]);
+    const kvf_stage_peer *second = kvf_stage_find_peer(stage, w->d[0].peers[1]);
+    assert_ptr_equal(first->known, second->known);
+    assert_int_equal(first->known->users, 2);
+    assert_true(sizeof *first->known <= 2048); /* once, however many peers */
+    kvf_way_cost_learn(&first->costs[KVF_READ].packed, 64, 65536, 1e6);
+    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[1], KVF_READ, &cost));
+    assert_int_equal(cost.packed_seen, 1);
+    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[1], KVF_WRITE, &cost));
+    assert_int_equal(cost.packed_seen, 0);
+    kvf_stage_leave(stage, w->d[0].peers[0]);
+    assert_ok(kvf_stage_join(stage, w->d[0].peers[0]));
+    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[0], KVF_READ, &cost));
+    assert_int_equal(cost.packed_seen, 1);
+    for (int i = 0; i < 2; i++)
+        kvf_stage_leave(stage, w->d[0].peers[i]);
+    for (int i = 0; i < 2; i++)
+        assert_ok(kvf_stage_join(stage, w->d[0].peers[i]));
+    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[0], KVF_READ, &cost));
+    assert_int_equal(cost.packed_seen, 0);
+    stage_world_close(w);
+}
+
 /* What was seen is what the next ones are chosen by: a way that turns out slow is left. */
 static void a_way_that_turns_out_slow_is_left(void **state) {
     (void)state;
@@ -357,6 +439,9 @@ int main(void) {
         cmocka_unit_test(one_transfer_that_was_disturbed_moves_little),
         cmocka_unit_test(transfers_are_predicted_from_those_like_them),
         cmocka_unit_test(the_kind_of_transport_decides_the_way),
+        cmocka_unit_test(memory_of_another_sort_has_prices_of_its_own),
+        cmocka_unit_test(what_cannot_be_measured_stays_as_it_was),
+        cmocka_unit_test(peers_of_one_machine_share_what_was_seen),
         cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer),
         cmocka_unit_test(short_runs_of_memory_that_nobody_can_map_are_packed_on_one_host),
         cmocka_unit_test(memory_that_is_mapped_is_copied_from_directly),

@@ -104,11 +104,12 @@ static void mapped_memory_is_touched_in_place(void **state) {
     for (int brought = 0; brought < 2; brought++) {
         side a, b;
         kvf_peer *peer;
-        kvf_cost_model apart;
+        kvf_cost_model cost;
         open_side(&a, "shm", NULL, brought);
         open_side(&b, "shm", NULL, brought);
         assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
-        assert_int_equal(kvf_peer_costs(peer, &apart), brought);
+        assert_string_equal(kvf_peer_costs(peer, &cost), brought ? "shm/brought" : "shm");
+        assert_int_equal(kvf_peer_is_brought(peer), brought);
         assert_null(kvf_peer_enter(peer, 0, KVF_READ)); /* the owner has not said where it is */
         move_some(&a, &b, peer);
         unsigned char *mapped = kvf_peer_enter(peer, 0, KVF_WRITE);

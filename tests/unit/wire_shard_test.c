@@ -466,7 +466,7 @@ static void a_shard_with_more_regions_than_are_read_is_not_sent(void **state) {
     kvf_shard *shard = NULL, *read = NULL;
     assert_ok(kvf_shard_create(model, &desc, &shard));
     kvf_wire_buffer encoded = encoded_shard(shard);
-    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, NULL, &read));
     assert_same_shard(shard, read);
     kvf_wire_buffer_free(&encoded);
     kvf_shard_free(read);

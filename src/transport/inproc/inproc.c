@@ -543,6 +543,11 @@ static const char *inproc_way(const void *link) {
     return "memory of this process";
 }
 
+static void inproc_measure(const kvf_yardstick *yardstick, kvf_cost_model *cost, kvf_cost_model *apart) {
+    (void)apart;
+    kvf_cost_price(cost, &yardstick->mapped);
+}
+
 extern const kvf_fabric kvf_fabric_inproc;
 
 const kvf_fabric kvf_fabric_inproc = {
@@ -567,6 +572,7 @@ const kvf_fabric kvf_fabric_inproc = {
     .submit = inproc_submit,
     .cancel = inproc_cancel,
     .notify = inproc_notify,
+    .measure = inproc_measure,
     .way = inproc_way,
     .disconnect = inproc_disconnect,
     .fence = inproc_fence_out,

@@ -348,6 +348,7 @@ const kvf_fabric kvf_fabric_messages = {
     .submit = kvf_messages_submit,
     .cancel = kvf_messages_cancel,
     .notify = kvf_messages_notify,
+    .place = kvf_messages_place,
     .way = kvf_messages_way,
     .disconnect = kvf_messages_disconnect,
     .fence = kvf_messages_fence,

@@ -267,6 +267,7 @@ kvf_status kvf_messages_connect(void *self, const void *data, size_t bytes, kvf_
 void kvf_messages_disconnect(void *self);
 kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes);
 const char *kvf_messages_way(const void *self);
+bool kvf_messages_place(const void *self, unsigned char out[KVF_PLACE_BYTES]);
 
 /** Notes that the owner is gone; the first reason stays. */
 void kvf_messages_lose(kvf_messages_link *link, const char *why);

@@ -432,6 +432,13 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
     return KVF_OK;
 }
 
+bool kvf_messages_place(const void *self, unsigned char out[KVF_PLACE_BYTES]) {
+    static const unsigned char unknown[KVF_PLACE_BYTES];
+    const kvf_messages_link *link = self;
+    memcpy(out, link->card.place, KVF_PLACE_BYTES);
+    return memcmp(out, unknown, sizeof unknown) != 0;
+}
+
 const char *kvf_messages_way(const void *self) {
     const kvf_messages_link *link = self;
     return link->way;

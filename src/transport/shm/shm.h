@@ -203,7 +203,7 @@ void kvf_shm_disconnect(void *self);
 kvf_status kvf_shm_submit(void *self, kvf_batch *batch);
 void kvf_shm_cancel(void *self, kvf_batch *batch);
 kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes);
-bool kvf_shm_costs(const void *self, kvf_cost_model *out);
+bool kvf_shm_is_brought(const void *self); /**< some of its memory: none can map that */
 unsigned char *kvf_shm_enter(void *self, uint32_t region, kvf_direction direction);
 bool kvf_shm_leave(void *self, kvf_direction direction);
 const char *kvf_shm_link_way(const void *self);

@@ -458,11 +458,8 @@ static kvf_status move_alone(kvf_shm_link *link, kvf_direction direction, const 
     return status;
 }
 
-/* A system call finds the pages of each run anew. */
-bool kvf_shm_costs(const void *self, kvf_cost_model *out) {
+bool kvf_shm_is_brought(const void *self) {
     const kvf_shm_link *link = self;
-    if (link->card.brought > 0)
-        *out = (kvf_cost_model){.ns_per_run = 250, .ns_per_byte = 0.15, .ns_per_source = 5e3};
     return link->card.brought > 0;
 }
 

@@ -256,17 +256,18 @@ struct kvf_ucx_link {
     ucp_ep_h ep; /**< NULL once closed */
     kvf_ucx_target *targets;
     uint32_t target_count;
-    int watch;                 /**< of the peer's beacon; -1: none */
-    kvf_ucx_job *first, *last; /**< all jobs, in order of submission */
-    kvf_ucx_job *posting;      /**< the first with runs not yet posted */
-    uint64_t posted_bytes;     /**< of the run posting->batch->next, when it is a long one */
-    uint32_t in_flight;        /**< runs and flushes */
-    uint32_t messages;         /**< notifications UCX has not yet taken */
-    bool withholds;            /**< some target has no key, though there is memory */
-    bool notified;             /**< something may have to leave before the link is closed */
-    kvf_ucx_message *spare;    /**< messages to use again */
-    uint32_t lingering;        /**< flushes of disconnect() that are not complete */
-    bool lost;                 /**< noticed; to be told to the front by progress() */
+    int watch;                            /**< of the peer's beacon; -1: none */
+    unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
+    kvf_ucx_job *first, *last;            /**< all jobs, in order of submission */
+    kvf_ucx_job *posting;                 /**< the first with runs not yet posted */
+    uint64_t posted_bytes;                /**< of the run posting->batch->next, when it is a long one */
+    uint32_t in_flight;                   /**< runs and flushes */
+    uint32_t messages;                    /**< notifications UCX has not yet taken */
+    bool withholds;                       /**< some target has no key, though there is memory */
+    bool notified;                        /**< something may have to leave before the link is closed */
+    kvf_ucx_message *spare;               /**< messages to use again */
+    uint32_t lingering;                   /**< flushes of disconnect() that are not complete */
+    bool lost;                            /**< noticed; to be told to the front by progress() */
     bool lost_told;
     char lost_why[KVF_REASON_BYTES];
     kvf_ucx_link *previous, *following;
@@ -304,6 +305,8 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
 void kvf_ucx_disconnect(void *self);
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
 bool kvf_ucx_withholds(const void *self);
+bool kvf_ucx_is_emulated(const void *self); /**< as our own UCX has it; the peer's may differ */
+bool kvf_ucx_place(const void *self, unsigned char out[KVF_PLACE_BYTES]);
 
 /** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);

@@ -202,6 +202,7 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     link->ucx = endpoint->ucx;
     link->peer = peer;
     link->targets = targets;
+    memcpy(link->place, card->beacon + KVF_UCX_KEY_BYTES, sizeof link->place);
     kvf_ucx_enter();
     kvf_status status = kvf_ucx_beacon_watch(card->beacon, &link->watch);
     if (!status)
@@ -237,6 +238,18 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
+}
+
+bool kvf_ucx_is_emulated(const void *self) {
+    const kvf_ucx_link *link = self;
+    return link->endpoint->emulates;
+}
+
+bool kvf_ucx_place(const void *self, unsigned char out[KVF_PLACE_BYTES]) {
+    static const unsigned char unknown[KVF_PLACE_BYTES];
+    const kvf_ucx_link *link = self;
+    memcpy(out, link->place, KVF_PLACE_BYTES);
+    return memcmp(out, unknown, sizeof unknown) != 0;
 }
 
 bool kvf_ucx_withholds(const void *self) {

@@ -1,0 +1,102 @@
+/* Engines of one shape share plans, whoever reads them and whoever writes to them, and every byte is right. */
+#include "agent_net.h"
+#include "agent_world.h"
+
+#define SHAPE(engine_name, blocks)                                                                           \
+    ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = (blocks), .order = "L|BPHN"})
+#define OTHER(engine_name) ENGINE(.name = (engine_name), .tp_size = 1, .all = {.block_count = 64})
+
+static void open_three(world *w, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                       const kvf_engine_spec *e) {
+    static const kvf_agent_options options = {.struct_size = sizeof options, .idle_ns = 300 * MS};
+    world_open_model(w, attention(2, 4, 8), p, d, &options);
+    world_add(w, e, &options);
+}
+
+/* 40 tokens, out of blocks from 10 on into blocks from `into` on. */
+static void pull_from(world *w, world_engine *from, const char *id, uint32_t into, uint32_t seed) {
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    world_request_make(w, from, id, 40, 10, 1, &held);
+    world_request_make(w, &w->d, id, 40, into, 1, &wanted);
+    world_fill(w, from, &held, seed);
+    world_hold(from, &held, theirs);
+    world_pull(&w->d, &wanted, from, ours);
+    world_all_done(w, &w->d, ours);
+    world_all_done(w, from, theirs);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+    assert_true(world_wrong_cells(w, &w->d, &wanted, seed + 1) > 0);
+}
+
+static void push_to(world *w, world_engine *to, const char *id, uint32_t seed) {
+    world_request pushed, expected;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, 40, 10, 1, &pushed);
+    world_request_make(w, to, id, 40, 20, 1, &expected);
+    world_fill(w, &w->p, &pushed, seed);
+    world_expect(to, &expected, &w->p, theirs);
+    world_push(&w->p, &pushed, ours);
+    world_ready(&w->p, ours);
+    world_all_done(w, to, theirs);
+    world_all_done(w, &w->p, ours);
+    assert_int_equal(world_wrong_cells(w, to, &expected, seed), 0);
+    assert_true(world_wrong_cells(w, to, &expected, seed + 1) > 0);
+}
+
+static void the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first(void **state) {
+    (void)state;
+    world w;
+    open_three(&w, SHAPE("P", 64), OTHER("D"), SHAPE("E", 64));
+    pull_from(&w, &w.p, "a", 10, 3);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_built, 1);
+    pull_from(&w, &w.e, "b", 30, 4);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_built, 1);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_now, 1);
+    /* It goes with the last engine of its shape. */
+    world_until(&w, world_stats(w.d.agents[0]).plans_now == 0);
+    assert_int_equal(world_stats(w.d.agents[0]).peers_now, 0);
+    pull_from(&w, &w.e, "c", 30, 5);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_built, 2);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* As many blocks are part of a shape: they say which ids there are. */
+static void an_engine_with_more_blocks_has_a_plan_of_its_own(void **state) {
+    (void)state;
+    world w;
+    open_three(&w, SHAPE("P", 64), OTHER("D"), SHAPE("E", 65));
+    pull_from(&w, &w.p, "a", 10, 3);
+    pull_from(&w, &w.e, "b", 30, 4);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_built, 2);
+    assert_int_equal(world_stats(w.d.agents[0]).plans_now, 2);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first(void **state) {
+    (void)state;
+    world w;
+    open_three(&w, OTHER("P"), SHAPE("D", 64), SHAPE("E", 64));
+    push_to(&w, &w.d, "a", 3);
+    const uint64_t built = world_stats(w.p.agents[0]).plans_built;
+    assert_true(built >= 2); /* one for each rank */
+    push_to(&w, &w.e, "b", 4);
+    assert_int_equal(world_stats(w.p.agents[0]).plans_built, built);
+    assert_int_equal(world_stats(w.p.agents[0]).plans_now, built);
+    world_until(&w, world_stats(w.p.agents[0]).plans_now == 0);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_now, 0);
+    assert_int_equal(world_stats(w.p.agents[0]).memory_now_bytes, 0);
+    push_to(&w, &w.e, "c", 5);
+    assert_int_equal(world_stats(w.p.agents[0]).plans_built, 2 * built);
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first),
+        cmocka_unit_test(an_engine_with_more_blocks_has_a_plan_of_its_own),
+        cmocka_unit_test(the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}
