@@ -56,6 +56,7 @@ enum {
     F(cuDeviceGetCount, (int *count))                                                                        \
     F(cuDeviceGet, (CUdevice * device, int number))                                                          \
     F(cuDeviceGetName, (char *name, int bytes, CUdevice device))                                             \
+    F(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device))                                                \
     F(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                    \
     F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                      \
     F(cuCtxPushCurrent_v2, (CUcontext context))                                                              \

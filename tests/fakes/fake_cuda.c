@@ -667,6 +667,12 @@ CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
     return 0;
 }
 
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    (void)device;
+    *bytes = MEMORY_OF_DEVICE;
+    return told(__func__);
+}
+
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     (void)device;
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT       ? 4
