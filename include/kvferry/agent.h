@@ -137,7 +137,7 @@ typedef struct kvf_agent_options {
     /**
      * By which way requests move that do not say, see kvf_way: KVF_WAY_AUTO chooses for each rank that is read or
      * written. KVF_WAY_DIRECT: this agent has no stage, and needs no memory for one. KVF_WAY_PACKED: what cannot go
-     * packed fails with KVF_E_UNSUPPORTED. An agent whose memory is a device's has no stage either.
+     * packed fails with KVF_E_UNSUPPORTED. An agent whose memory is a device's has a stage where that is `kept`.
      */
     kvf_way way;
     uint32_t slot_bytes;  /**< of the stage, see kvf_stage_options */
@@ -215,9 +215,9 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
 /**
  * Registers this rank's regions, see kvf_transport_register(); from here on peers are served. A call that failed may
  * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
- * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them. Agents
- * gather and scatter in memory of the host only: a device's is moved where a UCX with CUDA support takes it, and not
- * otherwise, so that it must not be `kept`.
+ * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them. A
+ * device's memory moves packed where it is `kept`, all regions being on one device; otherwise a kind of transport must
+ * take it, as a UCX with CUDA support does.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
