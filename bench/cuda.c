@@ -14,8 +14,8 @@
 #include "cuda/copier.h"
 #include "report.h"
 
-#define HEADS 8u
-#define ROWS 16u /* tokens of a block */
+#define HEADS 8ull
+#define ROWS 16ull /* tokens of a block */
 #define SHORTEST 64u
 #define LONGEST 65536u
 #define MEGABYTE (1u << 20)
@@ -119,7 +119,7 @@ typedef struct shape {
 
 static shape shape_of(uint64_t run, uint64_t bytes) {
     shape made = {.run = run, .tokens = (uint32_t)kvf_max_u64(bytes / (HEADS * run), 1)};
-    made.blocks = (made.tokens + ROWS - 1) / ROWS;
+    made.blocks = (uint32_t)((made.tokens + ROWS - 1) / ROWS);
     made.ids = bench_shuffled(made.blocks);
     return made;
 }
