@@ -63,7 +63,7 @@ endif()
 
 # A stand-in for the CUDA driver, which the loader finds before any other.
 if(NOT KVF_CORE_ONLY)
-  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c)
+  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_streams.c)
   set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
                                              LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
   target_include_directories(fake_cuda PRIVATE include src tests/fakes)

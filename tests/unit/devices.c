@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "cuda/device_image.h"
 #include "fake_cuda.h"
 
 #define MOST 256u
@@ -18,27 +19,34 @@ static struct {
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
+    void (*vmm)(int vmm);
 } fake;
 
 static CUdeviceptr allocated[MOST];
 static size_t allocated_count;
 
-static void find(void *library, const char *name, void *out) {
+static bool find(void *library, const char *name, void *out) {
     void *address = library ? dlsym(library, name) : NULL;
-    if (!address) {
-        (void)fprintf(stderr, "the stand-in for libcuda.so.1 is not found: %s\n", dlerror());
-        exit(1);
-    }
     memcpy(out, &address, sizeof address);
+    return address != NULL;
+}
+
+static bool find_all(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
+           find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_vmm", &fake.vmm);
 }
 
 void devices_open(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    find(library, "fake_cuda_fail", &fake.refuse);
-    find(library, "fake_cuda_delay", &fake.delay);
-    find(library, "fake_cuda_look", &fake.look);
-    find(library, "fake_cuda_left", &fake.left);
-    find(library, "fake_cuda_stick", &fake.stick);
+    if (find_all())
+        return;
+    (void)fprintf(stderr, "the stand-in for libcuda.so.1 is not found: %s\n", dlerror());
+    exit(1);
+}
+
+bool devices_present(void) {
+    return kvf_device_image_count > 0 && find_all();
 }
 
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen) {
@@ -84,4 +92,8 @@ void devices_stick(int result) {
 
 void *devices_look(uint64_t address) {
     return fake.look(address);
+}
+
+void devices_vmm(bool vmm) {
+    fake.vmm(vmm);
 }

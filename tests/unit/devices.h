@@ -12,6 +12,9 @@
 /** Finds the stand-in; before all else. */
 void devices_open(void);
 
+/** Finds it where it is. False: it is not, or this build has no device code. */
+bool devices_present(void);
+
 /** Memory of a device, kept from peers; `seen`: where the test reads and writes it. Stays until devices_free(). */
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen);
 
@@ -26,5 +29,6 @@ void devices_delay(uint64_t ns);
 void devices_fail(const char *function, int result, unsigned times);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
+void devices_vmm(bool vmm);
 
 #endif
