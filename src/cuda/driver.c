@@ -11,7 +11,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda driver;
-static enum { UNSEEN, FOUND, MISSING } seen;
+static enum { UNSEEN, LOADED, FOUND, MISSING } seen; /* FOUND: and started */
 static char why_missing[512];
 static uint32_t forks; /* kvf_fork_count() where the driver was found */
 
@@ -84,38 +84,56 @@ static kvf_status look_at_devices(void) {
 }
 
 /* The library stays open: its threads may run, and other users of CUDA have it anyway. */
-static kvf_status look(void) {
+static kvf_status load(void) {
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *reason = dlerror();
         return kvf_fail(KVF_E_UNSUPPORTED, "%s", reason ? reason : LIBRARY " cannot be loaded");
     }
     kvf_status status = find_functions(library);
-    if (!status)
-        status = check_version();
-    if (!status)
-        status = look_at_devices();
-    return status;
+    return status ? status : check_version();
 }
 
-kvf_status kvf_cuda_find(const kvf_cuda **out) {
+/* Goes on with looking, under the lock: what was found, and what was missing, stays so. */
+static void look(bool start) {
+    kvf_status status = KVF_OK;
+    if (seen == UNSEEN) {
+        status = load();
+        seen = LOADED;
+    }
+    if (!status && start && seen == LOADED) {
+        status = look_at_devices();
+        seen = FOUND;
+        forks = kvf_fork_count();
+    }
+    if (status) {
+        (void)snprintf(why_missing, sizeof why_missing, "%s", kvf_error_detail());
+        driver.device_count = 0;
+        seen = MISSING;
+    }
+}
+
+static kvf_status find(bool start, const kvf_cuda **out) {
     const uint32_t now = kvf_fork_count();
     kvf_status status = KVF_OK;
     (void)pthread_mutex_lock(&lock);
-    if (seen == UNSEEN) {
-        status = look();
-        (void)snprintf(why_missing, sizeof why_missing, "%s", status ? kvf_error_detail() : "");
-        seen = status ? MISSING : FOUND;
-        forks = now;
-    }
+    look(start);
     if (seen == MISSING)
         status = kvf_fail(KVF_E_UNSUPPORTED, "there is no CUDA here: %s", why_missing);
-    else if (forks != now)
+    else if (seen == FOUND && forks != now)
         status = kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that uses CUDA");
     (void)pthread_mutex_unlock(&lock);
     if (!status)
         *out = &driver;
     return status;
+}
+
+kvf_status kvf_cuda_find(const kvf_cuda **out) {
+    return find(true, out);
+}
+
+kvf_status kvf_cuda_load(const kvf_cuda **out) {
+    return find(false, out);
 }
 
 /* ---- using a device ----------------------------------------------------------------------------- */

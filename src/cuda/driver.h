@@ -131,6 +131,14 @@ typedef struct kvf_cuda {
 kvf_status kvf_cuda_find(const kvf_cuda **out);
 
 /**
+ * Gives it without starting it, for which it would keep children of fork() from it: `version` is known, and
+ * `device_count` is 0 unless somebody has started it.
+ *
+ * @return as kvf_cuda_find(), but for what is wrong with devices
+ */
+kvf_status kvf_cuda_load(const kvf_cuda **out);
+
+/**
  * Makes a device current for this thread, until kvf_cuda_leave(). Pairs may be nested.
  *
  * @return KVF_OK, KVF_E_RANGE (no such device; the detail says how many there are), and what kvf_cuda_find() and
