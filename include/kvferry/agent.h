@@ -215,9 +215,9 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
 /**
  * Registers this rank's regions, see kvf_transport_register(); from here on peers are served. A call that failed may
  * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
- * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them. A
- * device's memory moves packed where it is `kept`, all regions being on one device; otherwise a kind of transport must
- * take it, as a UCX with CUDA support does.
+ * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them. Memory
+ * of a device goes packed if it is `kept`, and directly otherwise: then a transport is needed that takes it, as "cuda"
+ * does on one host and a UCX with CUDA support.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED

@@ -33,7 +33,7 @@ with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as con
     assert event and event.kind is EventKind.DONE, event
     assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
 assert sys.argv[1] != "network" or "libucp" not in open("/proc/self/maps").read()
-assert transport_kinds() == ["inproc", "shm", "ucx", "messages"]
+assert transport_kinds() == ["inproc", "cuda", "shm", "ucx", "messages"]
 needed = ["libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry"]
 if package:
     needed += ["libucp", "libucs"]

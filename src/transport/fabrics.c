@@ -9,6 +9,7 @@
 
 extern const kvf_fabric kvf_fabric_inproc;
 extern const kvf_fabric kvf_fabric_shm;
+extern const kvf_fabric kvf_fabric_cuda;
 #ifdef KVF_HAVE_UCX
 extern const kvf_fabric kvf_fabric_ucx;
 #endif
@@ -18,8 +19,7 @@ extern const kvf_fabric kvf_fabric_messages;
 
 /* In any order. */
 static const kvf_fabric *const fabrics[] = {
-    &kvf_fabric_inproc,
-    &kvf_fabric_shm,
+    &kvf_fabric_inproc,   &kvf_fabric_shm, &kvf_fabric_cuda,
 #ifdef KVF_HAVE_UCX
     &kvf_fabric_ucx,
 #endif
@@ -55,12 +55,16 @@ const kvf_fabric *kvf_fabric_at(uint32_t i) {
     return NULL;
 }
 
+static bool reaches_host_memory(const kvf_transport_kind *kind) {
+    return kind->reach == KVF_REACH_HOST && kind->memory_kinds & 1u << KVF_MEMORY_HOST;
+}
+
 const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out) {
     const kvf_fabric *chosen = fabrics[0], *fabric;
-    bool found = false; /* one that reaches peers on this host; the best comes first */
+    bool found = false; /* one that reaches memory of peers on this host; the best comes first */
     for (uint32_t i = 0; (fabric = kvf_fabric_at(i)) != NULL; i++) {
         bool meant = kind && strcmp(kind, fabric->kind.name) == 0;
-        if (meant || (!found && fabric->kind.reach == KVF_REACH_HOST)) {
+        if (meant || (!found && reaches_host_memory(&fabric->kind))) {
             chosen = fabric;
             found = true;
         }

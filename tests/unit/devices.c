@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "cuda/device_image.h"
 #include "fake_cuda.h"
 
 #define MOST 256u
@@ -18,6 +19,7 @@ static struct {
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
+    void (*vmm)(int vmm);
 } fake;
 
 /* Only of a real driver; the stand-in has none. */
@@ -31,26 +33,30 @@ static void *look_up(void *library, const char *name) {
     return library ? dlsym(library, name) : NULL;
 }
 
-static void find(void *library, const char *name, void *out) {
+static bool find(void *library, const char *name, void *out) {
     void *address = look_up(library, name);
-    if (!address) {
-        (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
-        exit(1);
-    }
     memcpy(out, &address, sizeof address);
+    return address != NULL;
+}
+
+static bool find_all(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
+           find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_vmm", &fake.vmm);
 }
 
 void devices_open(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library && !look_up(library, "fake_cuda_look")) {
-        find(library, "cuMemAllocManaged", &allocate_managed);
+    const bool real = library && !look_up(library, "fake_cuda_look");
+    if (real ? find(library, "cuMemAllocManaged", &allocate_managed) : find_all())
         return;
-    }
-    find(library, "fake_cuda_fail", &fake.refuse);
-    find(library, "fake_cuda_delay", &fake.delay);
-    find(library, "fake_cuda_look", &fake.look);
-    find(library, "fake_cuda_left", &fake.left);
-    find(library, "fake_cuda_stick", &fake.stick);
+    (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
+    exit(1);
+}
+
+bool devices_present(void) {
+    return kvf_device_image_count > 0 && find_all();
 }
 
 bool devices_are_real(void) {
@@ -122,4 +128,8 @@ void devices_stick(int result) {
 
 void *devices_look(uint64_t address) {
     return fake.look ? fake.look(address) : (void *)(uintptr_t)address;
+}
+
+void devices_vmm(bool vmm) {
+    fake.vmm(vmm);
 }

@@ -32,6 +32,9 @@ uint32_t devices_number(uint32_t wanted);
 CUdeviceptr device_room(uint32_t device, uint64_t bytes);
 void device_room_free(CUdeviceptr address);
 
+/** Finds it where it is. False: it is not, or this build has no device code. */
+bool devices_present(void);
+
 /** Memory of a device, kept from peers; `seen`: where the test reads and writes it. Stays until devices_free(). */
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen);
 
@@ -46,5 +49,6 @@ void devices_delay(uint64_t ns);
 void devices_fail(const char *function, int result, unsigned times);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
+void devices_vmm(bool vmm);
 
 #endif
