@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
-#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,8 +17,6 @@
 #define PATIENCE_MS 30000u
 #define NS_PER_MS 1000000u
 #define SECOND_NS 1000000000u
-#define PAUSE_LEAST_NS 20000u /* until copies under way are looked at again, ... */
-#define PAUSE_MOST_NS 1000000u
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
@@ -84,17 +81,18 @@ static kvf_status make_card(kvf_cuda_card *card) {
 
 static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
     endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (endpoint->epoll_fd < 0 || endpoint->timer_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1 and timerfd_create: %s", strerror(errno));
+    if (endpoint->epoll_fd < 0)
+        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
     endpoint->listen_watch = (kvf_cuda_watch){CUDA_WATCH_LISTEN, endpoint};
     endpoint->wake_watch = (kvf_cuda_watch){CUDA_WATCH_WAKE, endpoint};
-    endpoint->timer_watch = (kvf_cuda_watch){CUDA_WATCH_TIMER, endpoint};
+    endpoint->looks_watch = (kvf_cuda_watch){CUDA_WATCH_LOOKS, endpoint};
     kvf_status status = kvf_wake_open(&endpoint->wake);
     if (!status)
         status = kvf_cuda_watch_add(endpoint, endpoint->wake.fd, &endpoint->wake_watch);
     if (!status)
-        status = kvf_cuda_watch_add(endpoint, endpoint->timer_fd, &endpoint->timer_watch);
+        status = kvf_looks_open(&endpoint->looks);
+    if (!status)
+        status = kvf_cuda_watch_add(endpoint, endpoint->looks.fd, &endpoint->looks_watch);
     return status;
 }
 
@@ -118,8 +116,7 @@ static void cuda_close(void *self) {
     free_memory(endpoint);
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
-    if (endpoint->timer_fd >= 0)
-        (void)close(endpoint->timer_fd);
+    kvf_looks_close(&endpoint->looks);
     if (endpoint->epoll_fd >= 0)
         (void)close(endpoint->epoll_fd);
     kvf_free(endpoint->regions);
@@ -134,7 +131,7 @@ static kvf_status cuda_open(kvf_transport *transport, const kvf_transport_option
     if (!endpoint)
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
-    endpoint->epoll_fd = endpoint->listen_fd = endpoint->timer_fd = endpoint->wake.fd = -1;
+    endpoint->epoll_fd = endpoint->listen_fd = endpoint->looks.fd = endpoint->wake.fd = -1;
     kvf_status status = kvf_transport_is_automatic(transport) ? KVF_OK : kvf_cuda_find(&cuda);
     if (!status)
         status = take_settings(endpoint, options);
@@ -317,12 +314,6 @@ static int cuda_event_fd(void *self) {
 
 /* ---- progress ----------------------------------------------------------------------------------- */
 
-static void set_timer(const kvf_cuda_endpoint *endpoint, uint64_t ns) {
-    const struct itimerspec once = {
-        .it_value = {.tv_sec = (time_t)(ns / SECOND_NS), .tv_nsec = (long)(ns % SECOND_NS)}};
-    (void)timerfd_settime(endpoint->timer_fd, 0, &once, NULL);
-}
-
 static bool handle(const struct epoll_event *event) {
     const kvf_cuda_watch *watch = event->data.ptr;
     switch (watch->kind) {
@@ -334,7 +325,7 @@ static bool handle(const struct epoll_event *event) {
     case CUDA_WATCH_LINK:
         kvf_cuda_link_read(watch->owner);
         return false;
-    case CUDA_WATCH_TIMER: /* what it is for is done in any case, and it is set anew */
+    case CUDA_WATCH_LOOKS: /* what it is for is done in any case, and it is set anew */
     case CUDA_WATCH_WAKE:
         return false;
     }
@@ -365,11 +356,9 @@ static kvf_status cuda_progress(void *self, bool *busy) {
     bool more = count == EVENTS;
     for (int i = 0; i < count; i++)
         more = handle(&events[i]) || more;
-    endpoint->idle = true;
+    endpoint->changed = false;
     const uint32_t under_way = move_links(endpoint);
-    endpoint->pause_ns = endpoint->idle ? (uint64_t)kvf_min_u64(2 * endpoint->pause_ns, PAUSE_MOST_NS) : 0;
-    endpoint->pause_ns = kvf_max_u64(endpoint->pause_ns, PAUSE_LEAST_NS);
-    set_timer(endpoint, under_way > 0 ? endpoint->pause_ns : 0);
+    kvf_looks_set(&endpoint->looks, under_way > 0, endpoint->changed);
     kvf_wake_set(&endpoint->wake, more);
     for (kvf_cuda_link *link = endpoint->links; link; link = link->following)
         kvf_cuda_link_report(link);

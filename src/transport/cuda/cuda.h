@@ -19,6 +19,7 @@
 
 #include "base/wake.h"
 #include "cuda/copier.h"
+#include "cuda/looks.h"
 #include "transport/cuda/cuda_wire.h"
 #include "transport/fences.h"
 #include "transport/slices.h"
@@ -30,7 +31,7 @@
 
 /** What an epoll event points to. */
 typedef struct kvf_cuda_watch {
-    enum { CUDA_WATCH_LISTEN, CUDA_WATCH_WAKE, CUDA_WATCH_TIMER, CUDA_WATCH_CLIENT, CUDA_WATCH_LINK } kind;
+    enum { CUDA_WATCH_LISTEN, CUDA_WATCH_WAKE, CUDA_WATCH_LOOKS, CUDA_WATCH_CLIENT, CUDA_WATCH_LINK } kind;
     void *owner;
 } kvf_cuda_watch;
 
@@ -60,9 +61,10 @@ typedef struct kvf_cuda_link kvf_cuda_link;
 
 typedef struct kvf_cuda_endpoint {
     kvf_transport *transport;
-    int epoll_fd, listen_fd, timer_fd;
+    int epoll_fd, listen_fd;
     kvf_wake wake;
-    kvf_cuda_watch listen_watch, wake_watch, timer_watch;
+    kvf_looks looks;
+    kvf_cuda_watch listen_watch, wake_watch, looks_watch;
     kvf_cuda_card card;
     kvf_cuda_region *regions; /* by number, as the card has them; all zero: none */
     uint32_t *devices;        /* of regions */
@@ -74,8 +76,7 @@ typedef struct kvf_cuda_endpoint {
     kvf_fences fences;
     kvf_cuda_link *links, *first_to_go;
     uint64_t patience_ns; /* how long a copy may take */
-    uint64_t pause_ns;    /* until copies under way are looked at again */
-    bool idle;            /* no copy of this progress() has ended */
+    bool changed;         /* a copy began or ended in this progress() */
     kvf_cuda_packet packet;
 } kvf_cuda_endpoint;
 

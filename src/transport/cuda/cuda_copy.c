@@ -137,6 +137,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     slice.count = slice.count ? count : 0;
     *copy = (kvf_cuda_copy){job, batch, kvf_cuda_now_ns()};
     batch->in_flight++;
+    endpoint->changed = true;
     (void)kvf_slices_advance(&link->slices, &slice);
     return true;
 }
@@ -146,7 +147,7 @@ static void end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status) {
     kvf_batch *batch = copy->batch;
     *copy = (kvf_cuda_copy){0};
     batch->in_flight--;
-    link->endpoint->idle = false;
+    link->endpoint->changed = true;
     if (status) {
         kvf_batch_fail(batch, status, kvf_error_detail());
         if (batch == link->slices.current)

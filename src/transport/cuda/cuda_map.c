@@ -98,7 +98,7 @@ kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, ui
 
 void kvf_cuda_map_close(kvf_cuda_map *map) {
     const kvf_cuda *cuda;
-    if (map->opened_count > 0 && kvf_cuda_enter(map->device, &cuda) == KVF_OK) {
+    if (map->opened && map->opened_count > 0 && kvf_cuda_enter(map->device, &cuda) == KVF_OK) {
         while (map->opened_count > 0)
             (void)cuda->cuIpcCloseMemHandle(map->opened[--map->opened_count]);
         kvf_cuda_leave(cuda);
