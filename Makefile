@@ -7,7 +7,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
-	bench bench-hosts bench-vllm lint format abi-record mutate install clean
+	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -22,6 +22,9 @@ help:
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
+	@echo 'make check-cuda       the tests of devices on a GPU; says "skipped: no GPU" where there is none'
+	@echo 'make bench-cuda       the benchmark of devices on a GPU; likewise'
+	@echo 'make carry-cuda       pack both for a machine without a network: build/carry/kvferry-cuda.tar.gz'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
@@ -101,15 +104,31 @@ fuzz:
 	@scripts/fuzz
 
 check-python:
-	@scripts/setup build python
+	@scripts/setup build python device
 	@scripts/check-python $(ARGS)
 
 check-vllm:
 	@scripts/setup build python
 	@scripts/check-vllm $(ARGS)
 
+check-cuda:
+	@scripts/setup build check device
+	@scripts/device-compiler
+	@scripts/build release -DKVF_BUILD_TESTS=ON
+	@scripts/check-cuda
+
+bench-cuda:
+	@scripts/setup build device
+	@scripts/device-compiler
+	@scripts/build release -DKVF_BUILD_BENCH=ON --target bench_cuda
+	@scripts/bench-cuda
+
+carry-cuda:
+	@scripts/setup build check device
+	@scripts/carry-cuda
+
 wheel:
-	@scripts/setup build python
+	@scripts/setup build python device
 	@scripts/wheel
 
 bench:

@@ -63,13 +63,18 @@ endif()
 
 # A stand-in for the CUDA driver, which the loader finds before any other.
 if(NOT KVF_CORE_ONLY)
-  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c)
+  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_streams.c)
   set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
                                              LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
   target_include_directories(fake_cuda PRIVATE include src tests/fakes)
   target_compile_definitions(fake_cuda PRIVATE _GNU_SOURCE)
   target_include_directories(unit_shared PRIVATE tests/fakes)
-  foreach(name agent_device_test cuda_copier_test stage_device_test)
+  kvf_add_test(cuda_kernel_device_test unit 300 cuda_kernel_test device)
+  add_dependencies(cuda_kernel_test fake_cuda)
+  set_property(TEST cuda_kernel_device_test APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+  set_property(TEST cuda_kernel_device_test PROPERTY SKIP_RETURN_CODE 77)
+  foreach(name agent_device_processes_test agent_device_test cuda_copier_test device_info_test stage_device_test
+               transport_conformance_test transport_cuda_test)
     if(NOT TARGET ${name})
       continue()
     endif()
@@ -77,6 +82,15 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
     set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
   endforeach()
+endif()
+
+# The flow of the benchmark of devices, over little memory of the stand-in: its figures mean nothing.
+if(TARGET bench_cuda AND TARGET fake_cuda)
+  kvf_add_test(bench_cuda unit 300 bench_cuda)
+  add_dependencies(bench_cuda fake_cuda)
+  set_property(TEST bench_cuda APPEND PROPERTY ENVIRONMENT "KVF_BENCH_BYTES=16384" "KVF_BENCH_ROUNDS=1"
+               "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+  set_property(TEST bench_cuda PROPERTY SKIP_RETURN_CODE 77)
 endif()
 
 # The same requests with every byte packed. Not those that say how long blocks written directly are in doubt, in what

@@ -226,8 +226,8 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
  * be repeated, with the same regions. The descriptions are copied; the memory stays the caller's and must stay valid
  * until it is unregistered or the agent is closed. A rank that keeps no layer has none, and registers 0 of them.
  * Regions that are `withheld`, as those of a device mostly are, move packed: the agent's way must not be direct, and
- * all regions are in memory of the host or of one device. A device's that is not withheld is moved where a UCX with CUDA
- * support takes it, and not otherwise.
+ * all regions are in memory of the host or of one device. A device's that is not withheld goes directly: then a transport
+ * is needed that takes it, as "cuda" does on one host and a UCX with CUDA support.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED

@@ -7,7 +7,8 @@
 /** Where a region's bytes are. */
 typedef enum kvf_memory_kind {
     KVF_MEMORY_HOST = 0,
-    /** A device's: a UCX with CUDA support takes it, and a stage whatever the transport is (`kvf_memory.withheld`). */
+    /** A device's: the transport "cuda" takes it, a UCX with CUDA support too, and a stage whatever the transport is
+     * (`kvf_memory.withheld`). */
     KVF_MEMORY_CUDA = 1,
 } kvf_memory_kind;
 

@@ -265,6 +265,19 @@ typedef struct kvf_way_prediction {
 KVF_API kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens, const char *kind,
                                    kvf_way_prediction *out);
 
+/**
+ * The same of caches that lie in memory of these kinds. What devices gather and scatter is assumed to cost what others
+ * published of theirs; nothing of it was measured. Where one side's memory is none that the kind of transport serves,
+ * nothing goes direct, and direct_ns is 0.
+ *
+ * @param local   where the cache of the plan's local rank is
+ * @param remote  where the source's is
+ * @return as kvf_way_predict(), KVF_E_INVALID (no such kind of memory)
+ */
+KVF_API kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t tokens,
+                                      const char *kind, kvf_memory_kind local, kvf_memory_kind remote,
+                                      kvf_way_prediction *out);
+
 #ifdef __cplusplus
 }
 #endif

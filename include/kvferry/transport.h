@@ -11,6 +11,10 @@
  * do and assumes of costs says kvf_transport_describe():
  *
  *   "inproc"  the peer is in this process: plain copies
+ *   "cuda"    the peer is on this host, and the memory of both is CUDA devices': kernels of who reads copy from mapped
+ *             memory of the owner's. Nothing is written so: only an owner's own kernels write its memory, for one that is
+ *             stopped could not be shut out. Memory must be of cuMemAlloc() or one of its like, wherever in an
+ *             allocation it lies. Has run over a stand-in for the driver, and on no device yet; see docs/devices.md
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
  *             shared buffer that the peer fills as far as it has time. With a stage (stage.h) such memory goes packed
@@ -53,6 +57,7 @@ typedef struct kvf_peer kvf_peer;
  *                 process_vm_readv and at the same time through a shared buffer that its owner fills, unless this
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
+ *   "cuda.patience_ms"  how long a copy may take, 30000 by default: while one takes longer, others to the same peer fail
  *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
  *   "ucx.library" the UCX to load: files of libucp, ':' between them, of which the first that can be used is; one
  *                 without a slash is looked for as the system's loader does. Without it: "libucp.so.0". A process may
@@ -204,7 +209,7 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
  *
  * @param device  of the kind; 0 for the host
  * @return KVF_OK, KVF_E_INVALID (0 bytes, no such kind, a device of the host), KVF_E_UNSUPPORTED (no transport here
- *         allocates this kind, as none does CUDA memory), KVF_E_NOMEM, KVF_E_IO
+ *         allocates this kind, as "cuda" does CUDA memory where there is a driver), KVF_E_NOMEM, KVF_E_IO
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
                                           uint64_t bytes, void **out);

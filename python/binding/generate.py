@@ -1,6 +1,6 @@
 """Writes the C source of the extension module `kvferry._binding` from the public headers.
 
-    python generate.py INCLUDE_FOLDER EXTRA_SOURCE OUTPUT
+    python generate.py INCLUDE_FOLDER EXTRA_SOURCE... OUTPUT
 
 cffi reads declarations, not headers: they are taken out of the headers here, so that no prototype, struct or
 constant is written down twice. Every header of the folder, and of those in it, takes part; their order follows
@@ -21,6 +21,8 @@ CONTINUED = re.compile(r"\\\n")
 CONSTANT = re.compile(r"^#define\s+(KVF_\w+)\s+(\S.*)$", re.MULTILINE)
 # A member of a struct, or a type, that points at a function: how the library calls its user.
 CALLBACK = re.compile(r"(?:typedef\s+)?(\w[\w\s]*?\**)\s*\(\*(\w+)\)\s*\(([^()]*)\)\s*;")
+# A function of the extra sources.
+FUNCTION = re.compile(r"^static (\w[\w *]*\bpython_\w+\([^()]*\)) \{$", re.MULTILINE)
 # Callbacks that must not run in an interpreter: an allocator is called with anything locked.
 NOT_FROM_PYTHON = ("allocate", "resize", "release")
 NOT_NUMBERS = ("KVF_API",)
@@ -71,12 +73,12 @@ def callbacks(text: str) -> str:
 
 
 def main() -> None:
-    include, extra, output = (Path(argument) for argument in sys.argv[1:4])
+    include, *extras, output = (Path(argument) for argument in sys.argv[1:])
     headers = in_include_order(include)
     text = "\n".join(declarations(header.read_text()) for header in headers)
-    # The functions of the extra source are declared where they are defined: lines that end in `) {`.
-    extra_text = extra.read_text()
-    own = re.findall(r"^static (\w[\w *]*\([^()]*\)) \{$", COMMENT.sub(" ", extra_text), re.MULTILINE)
+    # They are declared where they are defined: `static ... python_NAME(...) {`.
+    extra_text = "".join(extra.read_text() for extra in extras)
+    own = FUNCTION.findall(COMMENT.sub(" ", extra_text))
 
     ffi = cffi.FFI()
     ffi.cdef(text)

@@ -13,9 +13,10 @@ See docs/python.md.
 
 from kvferry._native import version
 from kvferry.agent import Agent
-from kvferry.buffers import Buffer, MemoryKind
+from kvferry.buffers import Buffer
 from kvferry.checksum import checksum_cells, checksum_steps
 from kvferry.contact import Contact, KeyGrant, KeyPair, make_keys
+from kvferry.device import Device, DeviceArray, devices
 from kvferry.errors import (
     AgainError,
     CancelledError,
@@ -70,6 +71,7 @@ from kvferry.model import (
 )
 from kvferry.peers import AgentPeer, PeerRole, PeerState
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
+from kvferry.region import MemoryKind
 from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
 from kvferry.shard import (
     CellLocation,
@@ -121,6 +123,8 @@ __all__ = [
     "CostModel",
     "Cut",
     "DeadlineError",
+    "Device",
+    "DeviceArray",
     "Direction",
     "Dtype",
     "EmptyError",
@@ -193,6 +197,7 @@ __all__ = [
     "builtin_models",
     "checksum_cells",
     "checksum_steps",
+    "devices",
     "make_keys",
     "transport_kinds",
     "version",

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -24,8 +24,6 @@ from kvferry.buffers import (
     Allocations,
     Buffer,
     Memory,
-    MemoryKind,
-    Region,
     array_bytes,
     memory_array,
     refuse_overlap,
@@ -33,6 +31,7 @@ from kvferry.buffers import (
     regions_of,
 )
 from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
+from kvferry.device import DeviceArray, device_array, place_of
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
 from kvferry.events import (
     AgentStats,
@@ -50,6 +49,7 @@ from kvferry.events import (
 )
 from kvferry.model import Agreement, DtypeLike, GroupMatch, dtype_set
 from kvferry.peers import AgentPeer, read_peer
+from kvferry.region import MemoryKind, Region
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
 from kvferry.transport import settings_of
@@ -349,22 +349,44 @@ class Agent:
 
     # ---- memory and meeting
 
+    @overload
+    def allocate(
+        self, shape: int | Sequence[int], dtype: DTypeLike = ..., *, device: int = ...
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def allocate(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = ...,
+        *,
+        kind: MemoryKind = ...,
+        device: int | str = ...,
+    ) -> NDArray[Any] | DeviceArray: ...
+
     def allocate(
         self,
         shape: int | Sequence[int],
         dtype: DTypeLike = np.uint8,
         *,
         kind: MemoryKind = MemoryKind.HOST,
-        device: int = 0,
-    ) -> NDArray[Any]:
-        """A zeroed array that peers on this host can map. It may be used longer than the agent.
+        device: int | str = 0,
+    ) -> NDArray[Any] | DeviceArray:
+        """A zeroed array that peers on this host can map: the host\'s may be used longer than the agent,
+        a device\'s ends with it.
+
+        Args:
+            device: a number of its kind; or "cpu", "cuda" or "cuda:1", which name the kind too
 
         Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
-        this kind, as for CUDA).
+        this kind), InvalidError.
         """
         size = array_bytes(shape, dtype)
+        kind, number = place_of(kind, device)
         with self._session.using() as pointer:
-            address = take(lib.kvf_agent_allocate, "void *", pointer, kind, device, size)
+            address = take(lib.kvf_agent_allocate, "void *", pointer, kind, number, size)
+            if kind is MemoryKind.CUDA:
+                return device_array(self, address, number, shape, dtype)
             return self._session.allocations.array(address, size, shape, dtype)
 
     def allocate_regions(self) -> list[NDArray[np.uint8]]:
@@ -373,7 +395,7 @@ class Agent:
             raise InvalidError("a directory has no memory")
         return [self.allocate(size) for size in self._shard.region_bytes]
 
-    def register(self, buffers: Memory) -> None:
+    def register(self, buffers: Memory, *, withheld: bool | None = None) -> None:
         """Registers this rank's memory, once; from here on peers are served.
 
         The objects are kept until the agent is closed or their region is unregistered; their bytes are not
@@ -381,17 +403,21 @@ class Agent:
         Number, sizes, element types and shapes are checked against the shard: see Shard.regions(). `buffers`
         has one for each region, or is {layer: one}.
 
+        Args:
+            withheld: no peer is given a way to it, and it moves packed; None: so it is with memory of devices, and
+                not with the host's
+
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already),
         UnsupportedError.
         """
         found = regions_of(buffers, self._shard)
         regions = [self._session.allocations.at_owner(region) for region in found]
-        memory = memory_array(regions)
+        memory = memory_array(regions, withheld)
         with self._session.using() as pointer:
             call(lib.kvf_agent_register, pointer, memory, len(regions))
             self._session.regions = dict(enumerate(regions))
 
-    def register_region(self, region: int, buffer: Buffer) -> None:
+    def register_region(self, region: int, buffer: Buffer, *, withheld: bool | None = None) -> None:
         """Registers one region, at any time. Peers are served while all of the shard's regions are
         registered.
 
@@ -405,7 +431,7 @@ class Agent:
         with self._session.using() as pointer:
             others = {number: kept for number, kept in self._session.regions.items() if number != region}
             refuse_overlap(region, found, others)
-            call(lib.kvf_agent_register_region, pointer, region, memory_array([found]))
+            call(lib.kvf_agent_register_region, pointer, region, memory_array([found], withheld))
             self._session.regions[region] = found
 
     def unregister_region(self, region: int) -> None:

@@ -1,44 +1,37 @@
 """Memory of Python objects as regions of a cache, without copying.
 
 A region is anything whose bytes lie in one piece: NumPy arrays, objects with the buffer protocol (bytearray,
-mmap, memoryview ...), and tensors with `__dlpack__` (torch, also bfloat16 and on CUDA devices). An array may
-have its axes in any order, as transposed views have, but no holes: every byte of its memory is the region.
+mmap, memoryview ...), and tensors with `__dlpack__` (torch, also bfloat16 and on CUDA devices) or
+`__cuda_array_interface__`. An array may have its axes in any order, as transposed views have, but no holes:
+every byte of its memory is the region.
 """
 
 from __future__ import annotations
 
-import ctypes
-import enum
 import itertools
 import math
 import mmap
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry.errors import InvalidError, OutOfRangeError, OverlapError, UnsupportedError
+from kvferry.errors import InvalidError, OutOfRangeError, OverlapError
+from kvferry.interchange import (
+    SupportsCudaArrayInterface,
+    SupportsDLPack,
+    check_device,
+    region_of_cuda_array,
+    region_of_tensor,
+)
+from kvferry.region import MemoryKind, Region, dense_elements, holes
 
 if TYPE_CHECKING:
     from kvferry.shard import RegionView, Shard
-
-
-class MemoryKind(enum.IntEnum):
-    """Where a region's bytes are."""
-
-    HOST = lib.KVF_MEMORY_HOST
-    CUDA = lib.KVF_MEMORY_CUDA
-
-
-@runtime_checkable
-class SupportsDLPack(Protocol):
-    """A tensor that other frameworks may look into."""
-
-    def __dlpack__(self, *arguments: Any, **options: Any) -> Any: ...
 
 
 # Python 3.10 has no type for "has the buffer protocol".
@@ -49,99 +42,6 @@ Buffer = Union["NDArray[Any]", bytearray, memoryview, mmap.mmap, SupportsDLPack,
 Memory = Sequence[Buffer] | Mapping[int, Buffer]
 
 
-@dataclass(frozen=True)
-class Region:
-    """A piece of memory: where it is, how its elements lie in it, and what must be kept for it to stay there.
-
-    Attributes:
-        element: "f32", "bf16", "i16" ...
-        strides: bytes between neighbours along each axis of `shape`
-        device: which one of its kind
-    """
-
-    address: int
-    bytes: int
-    kind: MemoryKind
-    element: str
-    element_bits: int
-    keeps: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: int = 0  # of its kind
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the elements lie in the order of the axes, the last one running fastest (C-contiguous)."""
-        expected = self.element_bits // 8
-        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if length > 1 and stride != expected:
-                return False
-            expected *= length
-        return True
-
-
-class _Tensor(ctypes.Structure):
-    """DLTensor of the DLPack interface."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _VersionedTensor(ctypes.Structure):
-    """DLManagedTensorVersioned of the DLPack interface."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-DLPACK_READ_ONLY = 1
-DLPACK_DEVICES = {1: MemoryKind.HOST, 2: MemoryKind.CUDA, 3: MemoryKind.HOST, 13: MemoryKind.CUDA}
-DLPACK_ELEMENTS = {0: "i", 1: "u", 2: "f", 4: "bf"}
-
-
-def _dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The elements of an array that fills its memory, axes in any order; None where it has holes."""
-    expected = 1
-    for stride, length in sorted((stride, length) for length, stride in zip(shape, strides, strict=True)):
-        if length == 0:
-            return 0
-        if length > 1 and stride != expected:
-            return None
-        expected *= length
-    return expected
-
-
-def _strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements where the last axis runs fastest: what DLPack means where it gives none."""
-    strides = [1]
-    for length in reversed(shape[1:]):
-        strides.append(strides[-1] * length)
-    return tuple(reversed(strides)) if shape else ()
-
-
-def _holes(shape: Sequence[int], strides: Sequence[int]) -> InvalidError:
-    return InvalidError(
-        f"an array of shape {tuple(shape)} and strides {tuple(strides)} has holes or overlaps; "
-        "allowed: one that fills its memory (axes may be in any order)"
-    )
-
-
 def _region_of_array(array: NDArray[Any], keeps: Any) -> Region:
     if not array.flags.writeable:
         raise InvalidError("the array is read-only; a cache is written to")
@@ -150,63 +50,14 @@ def _region_of_array(array: NDArray[Any], keeps: Any) -> Region:
     size = array.dtype.itemsize
     elements = None
     if not any(stride % size for stride in array.strides):
-        elements = _dense_elements(array.shape, [stride // size for stride in array.strides])
+        elements = dense_elements(array.shape, [stride // size for stride in array.strides])
     if elements is None:
-        raise _holes(array.shape, array.strides)
+        raise holes(array.shape, array.strides)
     kind = array.dtype.kind
     name = f"{kind}{size * 8}" if kind in "iuf" else array.dtype.name
     name = {"bfloat16": "bf16"}.get(name, name)
     shape, strides = tuple(array.shape), tuple(array.strides)
     return Region(array.ctypes.data, elements * size, MemoryKind.HOST, name, size * 8, keeps, shape, strides)
-
-
-def _region_of_tensor(tensor: SupportsDLPack) -> Region:
-    try:
-        capsule = tensor.__dlpack__(max_version=(1, 0))
-    except TypeError:  # of before the interface had versions
-        capsule = tensor.__dlpack__()
-    except BufferError as error:
-        raise InvalidError(f"{type(tensor).__name__} does not share its memory: {error}") from error
-    valid = ctypes.pythonapi.PyCapsule_IsValid
-    valid.argtypes, valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.argtypes, get.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
-    if valid(capsule, b"dltensor_versioned"):
-        versioned = _VersionedTensor.from_address(get(capsule, b"dltensor_versioned"))
-        if versioned.major != 1:
-            raise UnsupportedError(f"DLPack {versioned.major}.{versioned.minor}; allowed: 1")
-        if versioned.flags & DLPACK_READ_ONLY:
-            raise InvalidError("the tensor is read-only; a cache is written to")
-        found = versioned.tensor
-    elif valid(capsule, b"dltensor"):
-        found = _Tensor.from_address(get(capsule, b"dltensor"))
-    else:
-        raise InvalidError(f"__dlpack__ of {type(tensor).__name__} gave no tensor")
-    if found.device_type not in DLPACK_DEVICES:
-        raise UnsupportedError(f"a tensor on DLPack device type {found.device_type}; allowed: host and CUDA")
-    bits = found.bits * found.lanes
-    shape = tuple(found.shape[: found.ndim]) if found.ndim else ()
-    strides = _strides_in_order(shape)
-    if found.strides:
-        strides = tuple(found.strides[: found.ndim])
-    elements = _dense_elements(shape, strides)
-    if elements is None:
-        raise _holes(shape, strides)
-    element = f"{DLPACK_ELEMENTS.get(found.code, 'code')}{found.bits}"
-    address = (found.data or 0) + found.byte_offset
-    # The capsule is what keeps the memory: it lets go of it when it goes.
-    kind = DLPACK_DEVICES[found.device_type]
-    return Region(
-        address,
-        elements * bits // 8,
-        kind,
-        element,
-        bits,
-        capsule,
-        shape,
-        tuple(stride * bits // 8 for stride in strides),
-        found.device_id if kind == MemoryKind.CUDA else 0,
-    )
 
 
 def region_of(buffer: Buffer) -> Region:
@@ -228,10 +79,12 @@ def _find_region(buffer: Any) -> Region:
         view = memoryview(buffer)
     except TypeError:
         if isinstance(buffer, SupportsDLPack):
-            return _region_of_tensor(buffer)
+            return region_of_tensor(buffer)
+        if isinstance(buffer, SupportsCudaArrayInterface):
+            return region_of_cuda_array(buffer)
         raise InvalidError(
             f"a {type(buffer).__name__} has no memory to share; allowed: NumPy arrays, the buffer protocol, "
-            "__dlpack__"
+            "__dlpack__, __cuda_array_interface__"
         ) from None
     if view.readonly:
         raise InvalidError(f"the {type(buffer).__name__} is read-only; a cache is written to")
@@ -239,7 +92,7 @@ def _find_region(buffer: Any) -> Region:
         array = np.asarray(view)
     except (ValueError, TypeError):  # an element NumPy does not know
         if not view.c_contiguous:
-            raise _holes(view.shape or (), view.strides or ()) from None
+            raise holes(view.shape or (), view.strides or ()) from None
         array = np.asarray(view.cast("B"))
     # The view keeps the owner from moving its bytes, as a bytearray does that grows.
     return _region_of_array(array, view)
@@ -387,9 +240,13 @@ def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
 
 
 def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
-    """The memory of one region, checked as by regions_of()."""
+    """The memory of one region, checked as by regions_of(); where a device has it, the driver must know it.
+
+    Raises UnsupportedError where there is no driver.
+    """
     try:
         region = region_of(buffer)
+        check_device(region, type(buffer).__name__)
     except InvalidError as error:
         raise InvalidError(f"region {number}: {error.detail}") from None
     if shard is not None:
@@ -400,8 +257,11 @@ def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
     return region
 
 
-def memory_array(regions: Sequence[Region]) -> Any:
-    """The regions as a kvf_memory[]; keep both while it is in use."""
+def memory_array(regions: Sequence[Region], withheld: bool | None = None) -> Any:
+    """The regions as a kvf_memory[]; keep both while it is in use.
+
+    `withheld` is kvf_memory.withheld; None: of devices' memory, which then moves packed, by any kind of transport.
+    """
     memory = ffi.new("kvf_memory[]", len(regions))
     for i, region in enumerate(regions):
         memory[i].struct_size = ffi.sizeof("kvf_memory")
@@ -409,6 +269,7 @@ def memory_array(regions: Sequence[Region]) -> Any:
         memory[i].bytes = region.bytes
         memory[i].kind = region.kind
         memory[i].device = region.device
+        memory[i].withheld = region.kind != MemoryKind.HOST if withheld is None else withheld
     return memory
 
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Ids, call, take
-from kvferry.buffers import Buffer, MemoryKind, region_of
+from kvferry.buffers import Buffer, region_of
 from kvferry.errors import InvalidError, UnsupportedError
+from kvferry.region import MemoryKind
 
 DIRECTIONS = {"h2d": int(lib.KVF_COPY_H2D), "d2h": int(lib.KVF_COPY_D2H)}
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -28,15 +28,15 @@ from kvferry.buffers import (
     Allocations,
     Buffer,
     Memory,
-    MemoryKind,
-    Region,
     array_bytes,
     memory_array,
     refuse_overlap,
     region_for,
     regions_of,
 )
+from kvferry.device import DeviceArray, device_array, place_of
 from kvferry.errors import ClosedError, InvalidError, Status
+from kvferry.region import MemoryKind, Region
 from kvferry.request import RUN_DTYPE, Request
 from kvferry.transfer import Move, Transfer
 from kvferry.ucx import with_ucx
@@ -289,25 +289,47 @@ class Transport:
                 )
             return out
 
+    @overload
+    def allocate(
+        self, shape: int | Sequence[int], dtype: DTypeLike = ..., *, device: int = ...
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def allocate(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = ...,
+        *,
+        kind: MemoryKind = ...,
+        device: int | str = ...,
+    ) -> NDArray[Any] | DeviceArray: ...
+
     def allocate(
         self,
         shape: int | Sequence[int],
         dtype: DTypeLike = np.uint8,
         *,
         kind: MemoryKind = MemoryKind.HOST,
-        device: int = 0,
-    ) -> NDArray[Any]:
-        """A zeroed array that peers on this host can map. It may be used longer than the transport.
+        device: int | str = 0,
+    ) -> NDArray[Any] | DeviceArray:
+        """A zeroed array that peers on this host can map: the host\'s may be used longer than the transport,
+        a device\'s ends with it.
+
+        Args:
+            device: a number of its kind; or "cpu", "cuda" or "cuda:1", which name the kind too
 
         Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
-        this kind, as for CUDA).
+        this kind), InvalidError.
         """
         size = array_bytes(shape, dtype)
+        kind, number = place_of(kind, device)
         with self._using() as pointer:
-            address = take(lib.kvf_transport_allocate, "void *", pointer, kind, device, size)
+            address = take(lib.kvf_transport_allocate, "void *", pointer, kind, number, size)
+            if kind is MemoryKind.CUDA:
+                return device_array(self, address, number, shape, dtype)
             return self._endpoint.allocations.array(address, size, shape, dtype)
 
-    def register(self, buffers: Memory, shard: Shard | None = None) -> None:
+    def register(self, buffers: Memory, shard: Shard | None = None, *, withheld: bool | None = None) -> None:
         """Registers this rank's memory, once, before the card is asked for and peers are connected.
 
         The objects are kept until the transport is closed or their region is unregistered; their bytes are
@@ -318,16 +340,20 @@ class Transport:
                 kvferry.buffers
             shard: what the memory holds, to check number, sizes, element types and shapes against: see
                 Shard.regions(); None: no checks
+            withheld: no peer is given a way to it, and it moves packed, through a Stage; None: so it is with
+                memory of devices, and not with the host's
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already), UnsupportedError.
         """
         regions = [self._endpoint.allocations.at_owner(region) for region in regions_of(buffers, shard)]
-        memory = memory_array(regions)
+        memory = memory_array(regions, withheld)
         with self._using() as pointer:
             call(lib.kvf_transport_register, pointer, memory, len(regions))
             self._endpoint.regions = dict(enumerate(regions))
 
-    def register_region(self, region: int, buffer: Buffer, shard: Shard | None = None) -> None:
+    def register_region(
+        self, region: int, buffer: Buffer, shard: Shard | None = None, *, withheld: bool | None = None
+    ) -> None:
         """Registers one region, at any time: one that was unregistered, or the next new one.
 
         Peers reach it by the card of after that. The object is kept until the transport is closed or the
@@ -340,7 +366,7 @@ class Transport:
         with self._using() as pointer:
             others = {number: kept for number, kept in self._endpoint.regions.items() if number != region}
             refuse_overlap(region, found, others)
-            call(lib.kvf_transport_register_region, pointer, region, memory_array([found]))
+            call(lib.kvf_transport_register_region, pointer, region, memory_array([found], withheld))
             self._endpoint.regions[region] = found
 
     @property

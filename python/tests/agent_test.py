@@ -218,7 +218,7 @@ def test_memory_comes_and_goes_region_by_region(pair: Pair) -> None:
 
 
 def test_memory_is_allocated_by_kind() -> None:
-    with Agent(decode_engine(small_model())) as agent:
+    with Agent(decode_engine(small_model()), transport="shm") as agent:
         assert agent.allocate((4, 8), np.float16, kind=MemoryKind.HOST, device=0).shape == (4, 8)
         with pytest.raises(UnsupportedError, match="CUDA"):
             agent.allocate(64, kind=MemoryKind.CUDA)

@@ -19,7 +19,7 @@ from kvferry import (
     OverlapError,
     UnsupportedError,
 )
-from kvferry.buffers import _Tensor
+from kvferry.interchange import _Tensor
 from kvferry.postprocess import (
     BlockRegion,
     PageForm,

@@ -33,7 +33,7 @@ with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as con
     assert event and event.kind is EventKind.DONE, event
     assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
 assert sys.argv[1] != "network" or "libucp" not in open("/proc/self/maps").read()
-assert transport_kinds() == ["inproc", "shm", "ucx", "messages"]
+assert transport_kinds() == ["inproc", "cuda", "shm", "ucx", "messages"]
 needed = ["libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry"]
 if package:
     needed += ["libucp", "libucs"]
@@ -75,5 +75,11 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
     environment["UCX_NET_DEVICES"] = "lo"
     assert run("-c", SMOKE, "machine") == "works\n"
     assert run("-c", SMOKE, "network") == "works\n"
+    if "KVF_CUDA_LIBRARY" in os.environ:  # the code for devices is in it
+        library = Path(os.environ["KVF_CUDA_LIBRARY"])
+        environment["LD_LIBRARY_PATH"] = str(library.parent)
+        codes = "from kvferry import devices; print(*{device.code for device in devices()})"
+        assert run("-c", codes).split() != []
+        del environment["LD_LIBRARY_PATH"]
     run(*quiet, f"{wheel}[ucx]")
     assert run("-c", SMOKE, "package") == "works\n"

@@ -48,7 +48,7 @@ static kvf_status cannot_pack(const kvf_session *session) {
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage%s",
                         session->agent->options.way == KVF_WAY_DIRECT
                             ? ": its way is direct"
-                            : ": its memory is neither the host's nor kept");
+                            : ": its memory is neither the host's nor withheld");
     return kvf_fail(KVF_E_UNSUPPORTED,
                     "packed is wanted, and %s rank %u takes no flows: it has no stage, or does not reach us",
                     session->engine, session->rank);

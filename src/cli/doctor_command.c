@@ -17,6 +17,7 @@
 
 #include <kvferry/transport.h>
 
+#include "device_words.h"
 #include "json.h"
 #include "options.h"
 #include "table.h"
@@ -25,14 +26,15 @@
 enum {
     DESCRIPTORS_GOOD = 4096,
     MEMORY_FILES_GOOD = 1 << 30,
-    CHECKS_MAX = 32,
+    CHECKS_MAX = 96,
 };
 
 typedef struct check {
     char name[48];
     bool good;
     char found[1200];
-    const char *advice; /* where it is not good */
+    const char *advice;         /* where it is not good */
+    struct json_object *device; /* of a device: what it is; owned. NULL: of something else */
 } check;
 
 typedef struct examination {
@@ -131,7 +133,7 @@ static size_t count_files(const char *pattern) {
 static void check_locked_memory(examination *all) {
     struct rlimit limit;
     text words;
-    size_t devices = count_files("/sys/class/infiniband/*");
+    const size_t devices = count_files("/sys/class/infiniband/*");
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
         return;
     check *at = add(all, "locked memory", devices == 0 || limit.rlim_cur == RLIM_INFINITY,
@@ -148,6 +150,47 @@ static void check_shared_memory(examination *all) {
         add(all, "/dev/shm", bytes >= MEMORY_FILES_GOOD,
             "UCX may run out of it (in a container: --shm-size); kvferry's own shared memory is not there");
     say_found(at, "%s free", text_bytes(bytes).text);
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static void check_device(examination *all, uint32_t number) {
+    kvf_device_info device = {.struct_size = sizeof device};
+    char name[48];
+    (void)snprintf(name, sizeof name, "CUDA device %u", number);
+    const kvf_status status = kvf_device_get_info(KVF_MEMORY_CUDA, number, &device);
+    check *at = add(
+        all, name, status == KVF_OK && device.code[0],
+        "what is in its memory does not move: build where libnvrtc.so.12 is (scripts/device-compiler), or "
+        "install a wheel, which has the code for devices of compute capability 8.0 and later");
+    if (status) {
+        say_found(at, "%s", kvf_error_detail());
+        return;
+    }
+    device_describe(&device, at->found, sizeof at->found);
+    at->device = json_device(number, &device);
+}
+
+static void check_devices(examination *all) {
+    uint32_t count = 0;
+    const size_t files = count_files("/dev/nvidia[0-9]*");
+    kvf_device_info first = {.struct_size = sizeof first};
+    kvf_status status = kvf_device_count(KVF_MEMORY_CUDA, &count);
+    if (!status)
+        status = kvf_device_get_info(KVF_MEMORY_CUDA, 0, &first);
+    check *at =
+        add(all, "CUDA", status == KVF_OK || files == 0,
+            "there are devices but no driver for this process: install libcuda.so.1 of 12.0 or later; in a "
+            "container start it with the GPUs (--gpus all)");
+    if (status) {
+        say_found(at, "%s; devices in /dev: %zu", kvf_error_detail(), files);
+        return;
+    }
+    char version[32];
+    device_version(&first, version, sizeof version);
+    say_found(at, "a driver for CUDA %s, devices: %u", version, count);
+    for (uint32_t i = 0; i < count; i++)
+        check_device(all, i);
 }
 
 /* ---- clocks ---------------------------------------------------------------------------------- */
@@ -184,7 +227,8 @@ static void check_transports(examination *all, kvf_transport *transport) {
         if (!found.works)
             say_found(at, "%s", found.why_not);
         else if (found.library[0])
-            say_found(at, "%s, %s", found.version, found.library);
+            say_found(at, "%s, %s%s%s", found.version, found.library, found.ways[0] ? ", finds " : "",
+                      found.ways);
         else
             say_found(at, "works");
     }
@@ -216,6 +260,8 @@ static struct json_object *json_all(const examination *all) {
         json_object_object_add(one, "good", json_object_new_boolean(all->checks[i].good));
         json_text(one, "found", all->checks[i].found);
         json_text(one, "advice", all->checks[i].good ? "" : all->checks[i].advice);
+        if (all->checks[i].device)
+            json_object_object_add(one, "device", json_object_get(all->checks[i].device));
         json_object_array_add(list, one);
     }
     return list;
@@ -234,9 +280,13 @@ int run_doctor(int argc, char **argv) {
         return result;
     check_transports(&all, transport);
     kvf_transport_close(transport);
+    check_devices(&all);
     check_descriptors(&all);
     check_locked_memory(&all);
     check_shared_memory(&all);
     check_clocks(&all);
-    return asked.json ? json_write(json_all(&all), "-") : print_all(&all);
+    result = asked.json ? json_write(json_all(&all), "-") : print_all(&all);
+    for (size_t i = 0; i < all.count; i++)
+        json_object_put(all.checks[i].device);
+    return result;
 }

@@ -45,6 +45,7 @@ enum option_id {
     OPTION_TIMEOUT,
     OPTION_SEED,
     OPTION_REPLICAS,
+    OPTION_CUDA_MEMORY,
     OPTION_JSON,
     OPTION_JSON_FILE,
     OPTION_CORRUPT,
@@ -122,6 +123,8 @@ static const option_row rows[] = {
      MOVING | COMMAND_SERVE},
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
      OPTION_REPLICAS, COMMAND_PLAN | COMMAND_EXPLAIN},
+    {"cuda-memory", "prefill|decode|both", "the engines whose caches are in memory of CUDA devices (none)",
+     OPTION_CUDA_MEMORY, COMMAND_PLAN | COMMAND_EXPLAIN},
     {"json", NULL, "print JSON instead of text", OPTION_JSON,
      COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_SERVE | VISITING | LOOKING},
     {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},
@@ -242,6 +245,16 @@ static int take_replicas(const char *text, bool *first) {
     return usage_error("--replicas is \"%s\"; allowed are spread and first", text);
 }
 
+static int take_cuda_memory(const char *text, options *out) {
+    const bool both = strcmp(text, "both") == 0, prefill = both || strcmp(text, "prefill") == 0,
+               decode = both || strcmp(text, "decode") == 0;
+    if (!prefill && !decode)
+        return usage_error("--cuda-memory is \"%s\"; allowed are prefill, decode and both", text);
+    out->prefill_memory = prefill ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
+    out->decode_memory = decode ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
+    return EXIT_DONE;
+}
+
 static int take_memory_limit(const char *text, uint64_t *out) {
     if (parse_bytes(text, out) && *out)
         return EXIT_DONE;
@@ -324,6 +337,8 @@ static int take(enum option_id id, const char *text, options *out) {
         return usage_error("--seed is \"%s\"; allowed is a whole number", text);
     case OPTION_REPLICAS:
         return take_replicas(text, &out->first_replica);
+    case OPTION_CUDA_MEMORY:
+        return take_cuda_memory(text, out);
     case OPTION_JSON:
         out->json = true;
         return EXIT_DONE;

@@ -43,6 +43,7 @@ typedef struct options {
     uint32_t timeout_s;
     uint64_t seed;
     bool first_replica;
+    kvf_memory_kind prefill_memory, decode_memory; /* for predictions */
     bool json;
     const char *json_file;
     const char *corrupt; /* a coordinate, see corrupt.h */

@@ -115,7 +115,7 @@ static void add_source_rows(report *to, const kvf_plan *plan, uint32_t rank, uin
         table_cell(&to->list, name_tokens(cut).text);
         table_cell(&to->list, first ? text_bytes(cost->bytes).text : "");
         table_cell(&to->list, first ? text_count(cost->runs).text : "");
-        table_cell(&to->list, first && !kvf_plan_converts(plan) ? text_time(cost->direct_ns).text : "");
+        table_cell(&to->list, first && cost->direct_ns > 0 ? text_time(cost->direct_ns).text : "");
         table_cell(&to->list, first && cost->packed_ns > 0 ? text_time(cost->packed_ns).text : "");
         table_cell(&to->list, first ? name_way(cost->way) : "");
         first = false;
@@ -214,7 +214,8 @@ static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
     struct json_object *sources = to->ranks ? json_object_new_array() : NULL;
     for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {
         kvf_way_prediction cost = {.struct_size = sizeof cost};
-        kvf_status status = kvf_way_predict(plan, source, to->asked->tokens, to->cost_kind, &cost);
+        kvf_status status = kvf_way_predict_in(plan, source, to->asked->tokens, to->cost_kind,
+                                               to->asked->decode_memory, to->asked->prefill_memory, &cost);
         if (status) {
             json_object_put(sources);
             return library_failure(status, "decode rank %u", rank);
@@ -283,6 +284,18 @@ static bool print_fabrics(const report *to) {
     return table_print(&list, 0);
 }
 
+static const char *memory_word(kvf_memory_kind kind) {
+    return kind == KVF_MEMORY_CUDA ? "cuda" : "host";
+}
+
+static void print_places(const options *asked) {
+    if (asked->prefill_memory != KVF_MEMORY_HOST || asked->decode_memory != KVF_MEMORY_HOST)
+        printf("Memory: prefill %s, decode %s; what devices take is assumed from figures that others "
+               "published, and "
+               "was not measured\n\n",
+               memory_word(asked->prefill_memory), memory_word(asked->decode_memory));
+}
+
 int report_print(report *to) {
     const report_totals *sum = &to->sum;
     printf("\nA request of %llu tokens, blocks scattered; time as %s for %s: %.3g ns a run, %.3g GB/s, %s a "
@@ -290,6 +303,7 @@ int report_print(report *to) {
            (unsigned long long)to->asked->tokens, to->asked->calibrate ? "calibrated" : "assumed",
            to->cost_kind, to->cost.ns_per_run, 1 / to->cost.ns_per_byte,
            text_time(to->cost.ns_per_source).text);
+    print_places(to->asked);
     if (!table_print(&to->list, 0) || !print_fabrics(to))
         return failure("not enough memory");
     printf("\nIn all %s in %s runs; the slowest rank takes %s by the cheaper ways.\n",
@@ -333,6 +347,8 @@ void report_add_json(report *to, struct json_object *out) {
     json_real(cost, "ns_per_run", to->cost.ns_per_run);
     json_real(cost, "ns_per_byte", to->cost.ns_per_byte);
     json_real(cost, "ns_per_source", to->cost.ns_per_source);
+    json_text(cost, "prefill_memory", memory_word(to->asked->prefill_memory));
+    json_text(cost, "decode_memory", memory_word(to->asked->decode_memory));
     json_object_object_add(out, "cost", cost);
     json_object_object_add(cost, "calibrated", json_object_new_boolean(to->asked->calibrate));
     json_object_object_add(out, "ranks", to->ranks);

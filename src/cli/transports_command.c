@@ -7,6 +7,7 @@
 
 #include <kvferry/transport.h>
 
+#include "device_words.h"
 #include "json.h"
 #include "options.h"
 #include "table.h"
@@ -28,6 +29,7 @@ static const char *reach_word(kvf_reach reach) {
 static void add_row(table *list, const kvf_transport_kind *kind, const kvf_transport_finding *found) {
     table_cell(list, kind->name);
     table_cell(list, reach_word(kind->reach));
+    table_cell(list, kind->memory_kinds & 1u << KVF_MEMORY_CUDA ? "host, CUDA" : "host");
     table_cell(list, found->works ? "yes" : "no");
     table_cell(list, found->version);
     table_cell(list, found->library);
@@ -47,11 +49,30 @@ static void print_left_out(kvf_transport *automatic, const kvf_transport_finding
         printf("\n\"auto\" goes without %s: %s\n", taken.kind, taken.why_not);
 }
 
+/* Memory of devices needs no kind that serves it: it moves packed, where the device has our code. */
+static void print_devices(void) {
+    uint32_t count = 0;
+    char words[512];
+    kvf_device_info device = {.struct_size = sizeof device};
+    if (kvf_device_count(KVF_MEMORY_CUDA, &count)) {
+        printf("\nno memory of devices: %s\n", kvf_error_detail());
+        return;
+    }
+    printf("\nmemory of devices moves packed, by every kind:\n");
+    for (uint32_t i = 0; i < count; i++) {
+        if (kvf_device_get_info(KVF_MEMORY_CUDA, i, &device))
+            (void)snprintf(words, sizeof words, "%s", kvf_error_detail());
+        else
+            device_describe(&device, words, sizeof words);
+        printf("  CUDA device %u: %s\n", i, words);
+    }
+}
+
 static int print_all(kvf_transport *transport, kvf_transport *automatic) {
     table list;
     kvf_transport_kind kind = {.struct_size = sizeof kind};
     kvf_transport_finding found = {.struct_size = sizeof found};
-    table_start(&list, "kind|reaches|works here|version|library");
+    table_start(&list, "kind|reaches|memory|works here|version|library");
     for (uint32_t i = 0; kvf_transport_describe(i, &kind) == KVF_OK; i++)
         if (kvf_transport_find(transport, i, &found) == KVF_OK)
             add_row(&list, &kind, &found);
@@ -61,6 +82,7 @@ static int print_all(kvf_transport *transport, kvf_transport *automatic) {
         print_details(&found);
         print_left_out(automatic, &found, i);
     }
+    print_devices();
     return EXIT_DONE;
 }
 
@@ -76,6 +98,14 @@ static struct json_object *json_words(const char *text) {
     return list;
 }
 
+static struct json_object *json_memory(uint32_t kinds) {
+    struct json_object *list = json_object_new_array();
+    json_object_array_add(list, json_object_new_string("host"));
+    if (kinds & 1u << KVF_MEMORY_CUDA)
+        json_object_array_add(list, json_object_new_string("cuda"));
+    return list;
+}
+
 static struct json_object *json_all(kvf_transport *transport, kvf_transport *automatic) {
     struct json_object *all = json_object_new_array();
     kvf_transport_kind kind = {.struct_size = sizeof kind};
@@ -87,6 +117,7 @@ static struct json_object *json_all(kvf_transport *transport, kvf_transport *aut
         struct json_object *one = json_object_new_object();
         json_text(one, "kind", kind.name);
         json_text(one, "reaches", reach_word(kind.reach));
+        json_object_object_add(one, "memory", json_memory(kind.memory_kinds));
         json_object_object_add(one, "works", json_object_new_boolean(found.works));
         json_object_object_add(one, "auto", json_object_new_boolean(taken.works));
         json_text(one, "why_not", taken.why_not);

@@ -36,26 +36,10 @@ struct kvf_copier {
 
 /* ---- device code -------------------------------------------------------------------------------- */
 
-static bool runs_on(const kvf_device_image *image, const kvf_cuda_device *device) {
-    return (image->major == device->major && image->minor <= device->minor) ||
-           (image->portable && image->major < device->major);
-}
-
-/* Machine code before what has to be compiled first, and of each the newest. */
-static const kvf_device_image *image_for(const kvf_cuda_device *device) {
-    const kvf_device_image *found = NULL;
-    for (size_t i = 0; i < kvf_device_image_count; i++) {
-        const kvf_device_image *image = &kvf_device_images[i];
-        if (runs_on(image, device) && (!found || found->portable || !image->portable))
-            found = image;
-    }
-    return found;
-}
-
 static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
     static const char *const names[LAUNCHES] = {"kvf_copy_cells", "kvf_convert_cells"};
     const kvf_cuda_device *device = &cuda->devices[copier->device];
-    const kvf_device_image *image = image_for(device);
+    const kvf_device_image *image = kvf_device_image_for(device->major, device->minor);
     if (!image)
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "this build has no code for CUDA device %u, %s, of compute capability %u.%u",

@@ -17,4 +17,7 @@ typedef struct kvf_device_image {
 extern const kvf_device_image kvf_device_images[];
 extern const size_t kvf_device_image_count;
 
+/** What a device of this compute capability runs; NULL: nothing of this build. */
+const kvf_device_image *kvf_device_image_for(uint32_t major, uint32_t minor);
+
 #endif

@@ -11,7 +11,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda driver;
-static enum { UNSEEN, FOUND, MISSING } seen;
+static enum { UNSEEN, LOADED, FOUND, MISSING } seen; /* FOUND: and started */
 static char why_missing[512];
 static uint32_t forks; /* kvf_fork_count() where the driver was found */
 
@@ -62,6 +62,8 @@ static kvf_status look_at_device(uint32_t number) {
     if (!result)
         result =
             driver.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle);
+    if (!result)
+        result = driver.cuDeviceGetUuid_v2(&device->uuid, handle);
     device->major = (uint32_t)major;
     device->minor = (uint32_t)minor;
     device->multiprocessors = (uint32_t)multiprocessors;
@@ -82,38 +84,56 @@ static kvf_status look_at_devices(void) {
 }
 
 /* The library stays open: its threads may run, and other users of CUDA have it anyway. */
-static kvf_status look(void) {
+static kvf_status load(void) {
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *reason = dlerror();
         return kvf_fail(KVF_E_UNSUPPORTED, "%s", reason ? reason : LIBRARY " cannot be loaded");
     }
     kvf_status status = find_functions(library);
-    if (!status)
-        status = check_version();
-    if (!status)
-        status = look_at_devices();
-    return status;
+    return status ? status : check_version();
 }
 
-kvf_status kvf_cuda_find(const kvf_cuda **out) {
+/* Goes on with looking, under the lock: what was found, and what was missing, stays so. */
+static void look(bool start) {
+    kvf_status status = KVF_OK;
+    if (seen == UNSEEN) {
+        status = load();
+        seen = LOADED;
+    }
+    if (!status && start && seen == LOADED) {
+        status = look_at_devices();
+        seen = FOUND;
+        forks = kvf_fork_count();
+    }
+    if (status) {
+        (void)snprintf(why_missing, sizeof why_missing, "%s", kvf_error_detail());
+        driver.device_count = 0;
+        seen = MISSING;
+    }
+}
+
+static kvf_status find(bool start, const kvf_cuda **out) {
     const uint32_t now = kvf_fork_count();
     kvf_status status = KVF_OK;
     (void)pthread_mutex_lock(&lock);
-    if (seen == UNSEEN) {
-        status = look();
-        (void)snprintf(why_missing, sizeof why_missing, "%s", status ? kvf_error_detail() : "");
-        seen = status ? MISSING : FOUND;
-        forks = now;
-    }
+    look(start);
     if (seen == MISSING)
         status = kvf_fail(KVF_E_UNSUPPORTED, "there is no CUDA here: %s", why_missing);
-    else if (forks != now)
+    else if (seen == FOUND && forks != now)
         status = kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that uses CUDA");
     (void)pthread_mutex_unlock(&lock);
     if (!status)
         *out = &driver;
     return status;
+}
+
+kvf_status kvf_cuda_find(const kvf_cuda **out) {
+    return find(true, out);
+}
+
+kvf_status kvf_cuda_load(const kvf_cuda **out) {
+    return find(false, out);
 }
 
 /* ---- using a device ----------------------------------------------------------------------------- */
@@ -149,6 +169,94 @@ kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out) {
 void kvf_cuda_leave(const kvf_cuda *cuda) {
     CUcontext context = NULL;
     (void)cuda->cuCtxPopCurrent_v2(&context);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+uint32_t kvf_cuda_device_with(const kvf_cuda *cuda, const CUuuid *uuid) {
+    for (uint32_t i = 0; i < cuda->device_count; i++)
+        if (memcmp(cuda->devices[i].uuid.bytes, uuid->bytes, sizeof uuid->bytes) == 0)
+            return i;
+    return KVF_CUDA_DEVICES_MAX;
+}
+
+kvf_status kvf_cuda_check_reach(const kvf_cuda *cuda, uint32_t device, uint32_t other) {
+    CUdevice here = 0, there = 0;
+    int can = 0;
+    if (device == other)
+        return KVF_OK;
+    CUresult result = cuda->cuDeviceGet(&here, (int)device);
+    if (!result)
+        result = cuda->cuDeviceGet(&there, (int)other);
+    if (!result)
+        result = cuda->cuDeviceCanAccessPeer(&can, here, there);
+    kvf_status status = kvf_cuda_status(cuda, result, "asking what a device reaches");
+    if (!status && !can)
+        status =
+            kvf_fail(KVF_E_UNSUPPORTED, "CUDA device %u cannot reach the memory of device %u", device, other);
+    return status;
+}
+
+kvf_status kvf_cuda_let_reach(uint32_t device, uint32_t other) {
+    const kvf_cuda *cuda;
+    CUcontext there = NULL;
+    if (device == other)
+        return KVF_OK;
+    kvf_status status = kvf_cuda_enter(other, &cuda);
+    if (status)
+        return status;
+    kvf_cuda_leave(cuda);
+    status = kvf_cuda_check_reach(cuda, device, other);
+    if (!status)
+        status = context_of(other, &there);
+    if (!status)
+        status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    const CUresult result = cuda->cuCtxEnablePeerAccess(there, 0);
+    kvf_cuda_leave(cuda);
+    return kvf_cuda_status(cuda, result == CUDA_PEER_ACCESS_ALREADY_ENABLED ? 0 : result,
+                           "letting a device reach another");
+}
+
+static kvf_status find_place(const kvf_cuda *cuda, uint32_t device, CUdeviceptr address, uint64_t bytes,
+                             kvf_cuda_place *out) {
+    const unsigned long long at = address;
+    int kind = 0, ordinal = -1;
+    size_t found = 0;
+    CUresult result = cuda->cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+    if (!result)
+        result = cuda->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+    if (!result && kind != CU_MEMORYTYPE_DEVICE)
+        return kvf_fail(KVF_E_INVALID,
+                        "address 0x%llx is memory of the host; allowed is memory of CUDA device %u", at,
+                        device);
+    if (!result && ordinal != (int)device)
+        return kvf_fail(KVF_E_INVALID,
+                        "address 0x%llx is memory of CUDA device %d; allowed is memory of device %u", at,
+                        ordinal, device);
+    if (!result)
+        result = cuda->cuMemGetAddressRange_v2(&out->base, &found, address);
+    if (result)
+        return kvf_fail(KVF_E_INVALID,
+                        "address 0x%llx is no memory of CUDA device %u, or it was freed (error %d)", at,
+                        device, result);
+    out->bytes = found;
+    out->offset = address - out->base;
+    if (bytes > found - out->offset)
+        return kvf_fail(KVF_E_INVALID, "%llu bytes at address 0x%llx; its allocation ends after %llu",
+                        (unsigned long long)bytes, at, (unsigned long long)(found - out->offset));
+    return KVF_OK;
+}
+
+kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t bytes, kvf_cuda_place *out) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    status = find_place(cuda, device, address, bytes, out);
+    kvf_cuda_leave(cuda);
+    return status;
 }
 
 /* ---- failures ----------------------------------------------------------------------------------- */

@@ -30,9 +30,13 @@ typedef struct CUfunc_st *CUfunction;
 typedef struct CUipcMemHandle {
     char bytes[64];
 } CUipcMemHandle;
+typedef struct CUuuid {
+    unsigned char bytes[16];
+} CUuuid;
 
 enum {
-    CUDA_NOT_READY = 600, /* of a stream or an event: there is more to do */
+    CUDA_NOT_READY = 600,                   /* of a stream or an event: there is more to do */
+    CUDA_PEER_ACCESS_ALREADY_ENABLED = 704, /* as was wanted */
     /* Values of arguments. */
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
@@ -56,11 +60,15 @@ enum {
     F(cuDeviceGetCount, (int *count))                                                                        \
     F(cuDeviceGet, (CUdevice * device, int number))                                                          \
     F(cuDeviceGetName, (char *name, int bytes, CUdevice device))                                             \
+    F(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device))                                                \
     F(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                    \
+    F(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device))                                                  \
+    F(cuDeviceCanAccessPeer, (int *can, CUdevice device, CUdevice peer))                                     \
     F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                      \
     F(cuCtxPushCurrent_v2, (CUcontext context))                                                              \
     F(cuCtxPopCurrent_v2, (CUcontext * context))                                                             \
     F(cuCtxGetStreamPriorityRange, (int *least, int *greatest))                                              \
+    F(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags))                                               \
     F(cuPointerGetAttribute, (void *value, int attribute, CUdeviceptr address))                              \
     F(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * bytes, CUdeviceptr address))                    \
     F(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                                                  \
@@ -101,6 +109,7 @@ typedef struct kvf_cuda_device {
     char name[64];
     uint32_t major, minor;    /**< compute capability: 9 and 0 of sm_90 */
     uint32_t multiprocessors; /**< SMs */
+    CUuuid uuid;              /**< the same in all processes, however they number what they see */
 } kvf_cuda_device;
 
 /** The driver, as it was found. Never freed. */
@@ -123,6 +132,14 @@ typedef struct kvf_cuda {
 kvf_status kvf_cuda_find(const kvf_cuda **out);
 
 /**
+ * Gives it without starting it, for which it would keep children of fork() from it: `version` is known, and
+ * `device_count` is 0 unless somebody has started it.
+ *
+ * @return as kvf_cuda_find(), but for what is wrong with devices
+ */
+kvf_status kvf_cuda_load(const kvf_cuda **out);
+
+/**
  * Makes a device current for this thread, until kvf_cuda_leave(). Pairs may be nested.
  *
  * @return KVF_OK, KVF_E_RANGE (no such device; the detail says how many there are), and what kvf_cuda_find() and
@@ -132,6 +149,41 @@ kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out);
 
 /** Makes current what was so before. */
 void kvf_cuda_leave(const kvf_cuda *cuda);
+
+/** The number by which this process knows a device; KVF_CUDA_DEVICES_MAX: it does not see it. */
+uint32_t kvf_cuda_device_with(const kvf_cuda *cuda, const CUuuid *uuid);
+
+/**
+ * Whether kernels of a device can reach the memory of another one, or of itself: over NVLink or PCIe.
+ *
+ * @return KVF_OK, KVF_E_UNSUPPORTED (the detail names both)
+ */
+kvf_status kvf_cuda_check_reach(const kvf_cuda *cuda, uint32_t device, uint32_t other);
+
+/**
+ * Lets kernels of a device reach the memory that this process has on another one, from now on.
+ *
+ * @return KVF_OK, also where it is so already, KVF_E_RANGE, KVF_E_UNSUPPORTED, KVF_E_IO
+ */
+kvf_status kvf_cuda_let_reach(uint32_t device, uint32_t other);
+
+/** An allocation, and where an address lies in it. */
+typedef struct kvf_cuda_place {
+    CUdeviceptr base;
+    uint64_t bytes;  /**< of the allocation */
+    uint64_t offset; /**< of the address */
+} kvf_cuda_place;
+
+/**
+ * Finds the allocation of this process that an address lies in, wherever in it: allocators of engines give out parts of
+ * larger ones.
+ *
+ * @param device  whose memory it must be
+ * @param bytes   that must lie in it from the address on
+ * @return KVF_OK, KVF_E_INVALID (freed or never allocated, the host's, another device's, or not that many bytes; the
+ *         detail says which), and what kvf_cuda_enter() says
+ */
+kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t bytes, kvf_cuda_place *out);
 
 /**
  * What a result of the driver means, in a detail with its name and sentence: "copying: CUDA_ERROR_ILLEGAL_ADDRESS (an

@@ -11,6 +11,12 @@
 #define NOTICES_PER_FLOW 4.0   /* opened, accepted, ended by both */
 #define NOTICE_RUNS 2.0        /* what a notification costs, in operations of the fabric */
 #define NS_PER_NEAR_NOTICE 5e3 /* on one host */
+/* Of a device that gathers into the host's pinned memory, or scatters from it: published by others, for PCIe 5 and CUDA 12.
+ * What short runs cost its kernels more is not known. */
+#define NS_PER_DEVICE_BYTE (1 / 52.0) /* SGLang, pull request 18968 */
+#define NS_PER_DRIVER_CALL 2300.0     /* FlexKV, pull request 193 */
+#define DRIVER_CALLS_PER_SLOT 4.0     /* boxes brought, kernel launched, event recorded and asked */
+#define DRIVER_CALLS_PER_SOURCE 2.0   /* table allocated and brought */
 #define WEIGHT 0.25            /* of one transfer in the average */
 #define FACTOR_MAX 16.0        /* a transfer that took longer was disturbed by something else */
 #define SURPRISE_MAX 4.0       /* likewise, where a class is known */
@@ -198,15 +204,44 @@ static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t t
     return status;
 }
 
+/* One side's copies are made by a device instead of a core. */
+static void assume_device(kvf_cost_model *packed) {
+    const kvf_copy_price copying = kvf_cost_copying();
+    packed->ns_per_run = fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* one core's, where both copy at once */
+    packed->ns_per_byte +=
+        NS_PER_DEVICE_BYTE - copying.ns_per_byte + DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / KVF_SLOT_BYTES;
+    packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
+}
+
+static kvf_status check_kind(const char *side, kvf_memory_kind kind) {
+    if (kind == KVF_MEMORY_HOST || kind == KVF_MEMORY_CUDA)
+        return KVF_OK;
+    return kvf_fail(KVF_E_INVALID, "prediction: %s memory kind is %d; allowed %d to %d", side, (int)kind,
+                    (int)KVF_MEMORY_HOST, (int)KVF_MEMORY_CUDA);
+}
+
 kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens, const char *kind,
                            kvf_way_prediction *out) {
+    return kvf_way_predict_in(plan, source, tokens, kind, KVF_MEMORY_HOST, KVF_MEMORY_HOST, out);
+}
+
+kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t tokens, const char *kind,
+                              kvf_memory_kind local, kvf_memory_kind remote, kvf_way_prediction *out) {
     kvf_status status = kvf_check_out(out, "kvf_way_prediction");
+    if (!status)
+        status = check_kind("local", local);
+    if (!status)
+        status = check_kind("remote", remote);
     if (status || !plan)
         return status ? status : kvf_fail(KVF_E_INVALID, "prediction: plan is NULL");
     kvf_prediction runs = {.struct_size = sizeof runs};
     kvf_way_prediction found = {.way = KVF_WAY_DIRECT};
     kvf_stage_cost cost;
     kvf_cost_assume(&cost, kind, KVF_SLOT_BYTES);
+    if (local != KVF_MEMORY_HOST)
+        assume_device(&cost.packed);
+    if (remote != KVF_MEMORY_HOST)
+        assume_device(&cost.packed);
     status = kvf_plan_predict(plan, source, tokens, NULL, &runs);
     if (!status)
         status = count_pieces(plan, source, tokens, &found.pieces);
@@ -214,14 +249,17 @@ kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t token
         return status;
     found.bytes = runs.bytes;
     found.runs = runs.runs;
-    const bool converts = kvf_plan_converts(plan);
+    const char *assumed = kvf_cost_assumed(kind, &(kvf_cost_model){0});
     const kvf_prices direct = prices_of(&cost.direct), packed = prices_of(&cost.packed);
-    found.direct_ns = converts ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
-    const bool gains = !kvf_cost_has_lists(kvf_cost_assumed(kind, &(kvf_cost_model){0}));
+    bool apart;
+    const uint32_t needed = 1u << local | 1u << remote;
+    const bool packed_only = kvf_plan_converts(plan) || (needed & ~fabric_of(assumed, &apart).memory_kinds) != 0;
+    found.direct_ns = packed_only ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
+    const bool gains = !kvf_cost_has_lists(assumed);
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
                        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
     found.packed_ns = alike ? kvf_cost_predict(&packed, found.pieces, found.bytes) : 0;
-    if (converts || (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns))
+    if (packed_only || (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns))
         found.way = KVF_WAY_PACKED;
     kvf_fill_out(out, &found, sizeof found);
     return KVF_OK;

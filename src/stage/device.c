@@ -4,11 +4,14 @@
 #include <time.h>
 
 #include "base/list.h"
+#include "cuda/looks.h"
 
 #define PAUSE_NS 20000 /* between two looks, where one must wait */
 
 struct kvf_stage_device {
     kvf_copier *copier;
+    kvf_looks looks;
+    bool changed; /* a job was put or taken since they were looked at */
     void *arena;
     struct {
         kvf_job *first, *last;
@@ -21,9 +24,12 @@ kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out) {
     kvf_stage_device *device = kvf_alloc0(1, sizeof *device);
     if (!device)
         return kvf_nomem("the device of a stage");
+    device->looks = (kvf_looks){-1, 0};
     kvf_status status = kvf_copier_open(number, NULL, &device->copier);
+    if (!status)
+        status = kvf_looks_open(&device->looks);
     if (status)
-        kvf_free(device);
+        kvf_stage_device_close(device);
     else
         *out = device;
     return status;
@@ -41,6 +47,7 @@ void kvf_stage_device_close(kvf_stage_device *device) {
     KVF_ASSERT(!device->jobs.first);
     if (device->arena)
         kvf_copier_unpin(device->copier, device->arena);
+    kvf_looks_close(&device->looks);
     (void)kvf_copier_close(device->copier); /* in a child of fork() the parent's stays */
     kvf_free(device);
 }
@@ -140,6 +147,8 @@ void kvf_stage_device_put(kvf_stage_device *device, const kvf_device_table *tabl
     job->state = KVF_JOB_QUEUED;
     KVF_QUEUE_ADD(device->jobs.first, device->jobs.last, job);
     advance(device, job);
+    device->changed = true;
+    kvf_looks_set(&device->looks, true, true);
 }
 
 kvf_job *kvf_stage_device_take(kvf_stage_device *device) {
@@ -147,9 +156,12 @@ kvf_job *kvf_stage_device_take(kvf_stage_device *device) {
         advance(device, job);
         if (job->state == KVF_JOB_DONE) {
             remove_job(device, job);
+            device->changed = true;
             return job;
         }
     }
+    kvf_looks_set(&device->looks, device->jobs.first != NULL, device->changed);
+    device->changed = false;
     return NULL;
 }
 
@@ -181,6 +193,6 @@ void kvf_stage_device_settle(kvf_stage_device *device) {
     }
 }
 
-bool kvf_stage_device_is_busy(const kvf_stage_device *device) {
-    return device->jobs.first != NULL;
+int kvf_stage_device_fd(const kvf_stage_device *device) {
+    return device->looks.fd;
 }

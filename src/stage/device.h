@@ -2,7 +2,8 @@
  * Cells in a device's memory, gathered into slots and scattered from them by the device itself.
  *
  * The arena stays memory of the host, which every fabric takes, pinned so that the device reaches it. Copies are jobs, as
- * of workers (workers.h), but nobody copies in a thread: a job is started on the device and looked at from time to time.
+ * of workers (workers.h), but nobody copies in a thread: a job is started on the device and looked at from time to time
+ * (cuda/looks.h).
  *
  *     put ............................. take      or  put .. withdraw
  *         started, looked at by take
@@ -46,7 +47,7 @@ void kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job);
 /** Returns when the device copies nothing. */
 void kvf_stage_device_settle(kvf_stage_device *device);
 
-/** Whether there are jobs: nothing but looking tells when they are over. */
-bool kvf_stage_device_is_busy(const kvf_stage_device *device);
+/** A descriptor that is readable when jobs are to be looked at again: nothing but looking tells when they are over. */
+int kvf_stage_device_fd(const kvf_stage_device *device);
 
 #endif

@@ -103,7 +103,8 @@ static kvf_status open_copiers(kvf_stage *stage) {
         status = kvf_workers_open(stage->options.workers, &stage->workers);
     if (status || (!stage->device && !stage->workers))
         return status;
-    const kvf_region_user user = {stage->workers ? kvf_workers_fd(stage->workers) : -1, settle, stage};
+    const kvf_region_user user = {
+        stage->workers ? kvf_workers_fd(stage->workers) : kvf_stage_device_fd(stage->device), settle, stage};
     status = kvf_transport_set_region_user(stage->transport, &user);
     stage->uses_regions = !status;
     return status;
@@ -490,7 +491,7 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
     free_flows(stage);
     free_peers(stage);
     if (busy)
-        *busy = more || stage->held_up || (stage->device && kvf_stage_device_is_busy(stage->device));
+        *busy = more || stage->held_up;
     return KVF_OK;
 }
 

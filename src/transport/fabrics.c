@@ -9,6 +9,7 @@
 
 extern const kvf_fabric kvf_fabric_inproc;
 extern const kvf_fabric kvf_fabric_shm;
+extern const kvf_fabric kvf_fabric_cuda;
 #ifdef KVF_HAVE_UCX
 extern const kvf_fabric kvf_fabric_ucx;
 #endif
@@ -18,8 +19,7 @@ extern const kvf_fabric kvf_fabric_messages;
 
 /* In any order. */
 static const kvf_fabric *const fabrics[] = {
-    &kvf_fabric_inproc,
-    &kvf_fabric_shm,
+    &kvf_fabric_inproc,   &kvf_fabric_shm, &kvf_fabric_cuda,
 #ifdef KVF_HAVE_UCX
     &kvf_fabric_ucx,
 #endif

@@ -67,7 +67,11 @@ kvf_copy_price kvf_cost_copying(void) {
     return is_measured() ? measured.copying : copying_assumed();
 }
 
-/* The fabric that a kind names, or whose memory of another sort it names; else the best that reaches peers on this host. */
+static bool reaches_host_memory(const kvf_transport_kind *kind) {
+    return kind->reach == KVF_REACH_HOST && kind->memory_kinds & 1u << KVF_MEMORY_HOST;
+}
+
+/* The fabric that a kind names, or whose memory of another sort it names; else the best for memory of this host. */
 static const kvf_fabric *find(const char *kind, bool *apart, uint32_t *place) {
     const kvf_fabric *chosen = NULL, *fabric;
     *apart = false;
@@ -78,7 +82,7 @@ static const kvf_fabric *find(const char *kind, bool *apart, uint32_t *place) {
             *place = i;
             return fabric;
         }
-        if (!chosen && fabric->kind.reach == KVF_REACH_HOST) {
+        if (!chosen && reaches_host_memory(&fabric->kind)) {
             chosen = fabric;
             *place = i;
         }

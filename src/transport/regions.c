@@ -2,6 +2,7 @@
  * The front's memory: what endpoints allocate, and which regions are registered with which fabric.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <sys/mman.h>
 
 #include "transport/front.h"
@@ -215,19 +216,31 @@ static kvf_status take_from_fabrics(kvf_transport *transport, uint32_t region) {
     return result;
 }
 
+/* The detail of a refusal, with the fabric's name before it. Those that serve other memory only have nothing to say. */
+static void note_refusal(char *why, const kvf_fabric *fabric, const kvf_memory *memory) {
+    const size_t used = strlen(why);
+    if (fabric->kind.memory_kinds & 1u << memory->kind)
+        (void)snprintf(why + used, KVF_DETAIL_BYTES - used, "%s%s: %s", used ? "; " : "", fabric->kind.name,
+                       kvf_error_detail());
+}
+
 /* With "auto", a fabric that cannot serve a region is done without. */
 static kvf_status add_to_fabrics(kvf_transport *transport, uint32_t region) {
     const kvf_memory *memory = &transport->regions[region];
-    kvf_status refusal = KVF_OK;
+    char why[KVF_DETAIL_BYTES] = "";
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         kvf_front_fabric *front = &transport->fabrics[i];
         kvf_status status = add_to_fabric(front, region, memory);
         if (status && (status != KVF_E_UNSUPPORTED || !transport->automatic))
             return kvf_fail_in(status, "register: %s: ", front->fabric->kind.name);
-        refusal = status ? status : refusal;
+        if (status)
+            note_refusal(why, front->fabric, memory);
     }
     if (find_disabled(transport))
-        return kvf_fail_in(refusal, "register: no transport here serves all of this memory: ");
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "register: no transport here serves all of this memory: region %u, %s memory: %s",
+                        region, kind_names[memory->kind],
+                        *why ? why : "with another that it is registered beside");
     return KVF_OK;
 }
 

@@ -154,6 +154,8 @@ static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffe
             return kvf_fail_in(status, "export: %s: ", front->fabric->kind.name);
         (void)snprintf(part->kind, sizeof part->kind, "%s", front->fabric->kind.name);
         part->bytes = parts->length - begin;
+        if (part->bytes == 0) /* by it nobody is to come */
+            card->part_count--;
     }
     for (uint32_t i = 0, begin = 0; i < card->part_count; begin += (uint32_t)card->parts[i++].bytes)
         card->parts[i].data = parts->data + begin;

@@ -93,7 +93,7 @@ typedef struct kvf_fabric {
      */
     kvf_status (*unregister_region)(void *endpoint, uint32_t region);
 
-    /** Appends this fabric's part of the card. */
+    /** Appends this fabric's part of the card; nothing, where by this fabric nobody can come. */
     kvf_status (*card)(void *endpoint, kvf_buffer *out);
 
     /**

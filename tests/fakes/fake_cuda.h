@@ -25,6 +25,9 @@ FAKE_API uint64_t fake_cuda_address(const void *found);
 /** Allocations, streams, events and pinned ranges that were made and not freed. */
 FAKE_API size_t fake_cuda_left(void);
 
+/** Whether what is allocated from now on is as of cuMemCreate(): no handle is given for it. */
+FAKE_API void fake_cuda_vmm(int vmm);
+
 /** Every later call fails as after an illegal address, until it is set to 0. */
 FAKE_API void fake_cuda_stick(int result);
 

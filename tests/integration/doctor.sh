@@ -16,6 +16,30 @@ else
     fail "the findings can be had as JSON" "exit code $code, or not JSON"
 fi
 
+# With the stand-in for a driver, which is found before any other.
+doctor_with() { # doctor_with NAME PATTERN ENVIRONMENT...
+    local name=$1 pattern=$2
+    shift 2
+    if env "LD_LIBRARY_PATH=$KVF_BIN_DIR/tests/fakes/cuda" "$@" "$KVFERRY" doctor >"$output" && grep -Eq -- "$pattern" "$output"; then
+        pass "$name"
+    else
+        fail "$name" "nothing printed is like '$pattern'"
+    fi
+}
+doctor_with "the driver and its devices are found" '^ok +CUDA +a driver for CUDA 12.8, devices: 2' FAKE_CUDA_DEVICES=2
+doctor_with "a device is described" \
+    '^(ok|look) +CUDA device 1 +stand-in 1, compute capability 9.0, 4 SMs, 1.0 GiB, (code for sm_90|this build has no)'
+doctor_with "a device that no code is for is looked at" \
+    '^look +CUDA device 0 +stand-in 0, compute capability 7.0.*this build has no' FAKE_CUDA_MAJOR=7
+doctor_with "a driver that is too old is named" 'CUDA +there is no CUDA here: the driver is for CUDA 11.8' \
+    FAKE_CUDA_VERSION=11080
+if env "LD_LIBRARY_PATH=$KVF_BIN_DIR/tests/fakes/cuda" "$KVFERRY" doctor --json >"$output" && is_json "$output" &&
+    grep -q '"compute_capability": *"9.0"' "$output"; then
+    pass "devices are in the JSON"
+else
+    fail "devices are in the JSON" "not JSON, or no device in it"
+fi
+
 ulimit -S -n 200
 succeeds "few descriptors are seen, with what to do" '^file descriptors: raise it' doctor
 finish

@@ -11,6 +11,11 @@ succeeds "memory that was brought goes packed in short runs" ' packed$' \
     plan --transport shm/brought --prefill order=hnd,tp=1 --decode order=nhd,tp=1
 succeeds "every transport has its prediction" '^shm/brought +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s ' plan --fabrics
 succeeds "what copies cost is measured" 'time as calibrated for shm: ' plan --calibrate
+succeeds "memory of devices goes packed" '^ +0 +0 .* packed$' plan --transport shm --cuda-memory both
+succeeds "what devices are assumed to take is said not to be measured" \
+    '^Memory: prefill cuda, decode host; .* not measured' plan --cuda-memory prefill
+refuses "a side that there is not is refused" 2 '--cuda-memory is "gpu"; allowed are prefill, decode and both' \
+    plan --cuda-memory gpu
 succeeds "plans are verified" '2 plans, each verified' plan
 succeeds "sizes that do not divide are cut" 'heads 2-3 ' plan --prefill tp=3 --decode tp=2
 succeeds "pipeline stages are cut" ' 20-31 ' plan --prefill pp-layers=20+12 --decode tp=2
@@ -47,6 +52,7 @@ prints_json() { # prints_json NAME PATTERN ARGUMENTS...
 
 prints_json "plans can be had as JSON" '"prefill_rank": *3' plan --json
 prints_json "predictions by transport can be had as JSON" '"packed_sources": *[0-9]' plan --json --fabrics
+prints_json "where caches are is in the JSON" '"decode_memory": *"cuda"' plan --json --cuda-memory decode
 prints_json "plans of state can be had as JSON" '"part": *"conv.B"' \
     plan --json --model nemotron-3-nano-30b --decode tp=2,state.order=sd
 prints_json "regions have their strides in the JSON" '"stride": *[0-9]+' plan --json

@@ -5,8 +5,9 @@ set -euo pipefail
 . "$(dirname "$0")/cases.bash"
 
 fakes=$KVF_BIN_DIR/tests/fakes
+export FAKE_CUDA_DEVICES=1
 
-succeeds "the kinds of the build are listed" '^shm +host +yes' transports
+succeeds "the kinds of the build are listed" '^shm +host +host +yes' transports
 succeeds "a library that is given in vain is no failure, and is named with the reason" \
     '^ucx does not work here: .*/no/such/libucp.so: .*No such file|^shm' transports --ucx-library /no/such/libucp.so
 refuses "a word too many" 2 '"extra" is not expected' transports extra
@@ -18,7 +19,19 @@ else
     fail "the kinds can be had as JSON" "exit code $code, or not JSON"
 fi
 
-if [ ! -d "$fakes" ]; then
+with_devices=(env "LD_LIBRARY_PATH=$fakes/cuda" "$KVFERRY")
+if [[ "$("${with_devices[@]}" transports)" == *"CUDA device 0: stand-in 0, compute capability 9.0, 4 SMs, 1.0 GiB, "* ]]; then
+    pass "devices are listed, with what their memory moves by"
+else
+    fail "devices are listed, with what their memory moves by" "no such line"
+fi
+if [[ "$(FAKE_CUDA_DEVICES=0 "${with_devices[@]}" transports)" == *"no memory of devices: "*"the driver knows no device"* ]]; then
+    pass "why there are no devices is said"
+else
+    fail "why there are no devices is said" "no such line"
+fi
+
+if [ ! -e "$fakes/libno_ucx.so" ]; then
     echo "UCX is not in this build"
     finish
     exit
@@ -27,13 +40,13 @@ refuses "a library without a name" 2 'ucx.library is ""' transports --ucx-librar
 succeeds "a UCX that is too old is named with its version" 'ucx does not work here: .*libfake_ucx_old.so: it is UCX 1.12.7' \
     transports --ucx-library "$fakes/libfake_ucx_old.so"
 run transports
-if ! grep -Eq '^ucx +network +yes' "$output"; then
+if ! grep -Eq '^ucx +network +host, CUDA +yes' "$output"; then
     echo "this machine has no UCX"
 else
-    succeeds "UCX is listed with version and file" '^ucx +network +yes +[0-9]+\.[0-9]+\.[0-9]+ +/.*/libucp[^/]*$' transports
+    succeeds "UCX is listed with version and file" '^ucx +network +host, CUDA +yes +[0-9]+\.[0-9]+\.[0-9]+ +/.*/libucp[^/]*$' transports
     succeeds "what UCX finds is listed" '^ucx finds .*tcp/lo' transports
     succeeds "UCX finds no more than it may use" '^ucx finds self/[a-z0-9]+$' transports --ucx-tls self
-    succeeds "of several libraries the first that works is loaded" '^ucx +network +yes' \
+    succeeds "of several libraries the first that works is loaded" '^ucx +network +host, CUDA +yes' \
         transports --ucx-library "/no/such/file:$fakes/libno_ucx.so:libucp.so.0"
     succeeds "requests move by the library that is given" ' ucx' demo --memory-limit 40m --tokens 12 --requests 2 \
         --rounds 1 --transport ucx --ucx-library "$fakes/libno_ucx.so:libucp.so.0"

@@ -1,6 +1,6 @@
 /*
  * Agents whose caches are in memory of devices, of the stand-in for the CUDA driver: what they pull and push goes packed,
- * over any transport, and is compared cell by cell.
+ * over any transport, or is read directly by "cuda", and is compared cell by cell.
  */
 #include <stdio.h>
 
@@ -14,6 +14,8 @@
 
 /* P on the first device and D on the second, unless they are to be on the host. */
 static bool p_on_host, d_on_host;
+/* Peers are given a way to memory of devices. */
+static bool shown;
 
 static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
     const bool is_p = engine[0] == 'P';
@@ -22,7 +24,9 @@ static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
         assert_non_null(*seen);
         return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
     }
-    return device_memory(is_p ? 0 : 1, bytes, seen);
+    kvf_memory memory = device_memory(is_p ? 0 : 1, bytes, seen);
+    memory.withheld = !shown;
+    return memory;
 }
 
 static void free_host(world_engine *engine) {
@@ -42,7 +46,7 @@ static void close_all(world *w) {
     if (d_on_host)
         free_host(&d);
     devices_free();
-    p_on_host = d_on_host = false;
+    p_on_host = d_on_host = shown = false;
 }
 
 static void pull_everything(world *w, const kvf_agent_options *options) {
@@ -93,6 +97,38 @@ static void a_push_goes_from_device_to_device(void **state) {
     close_all(&w);
 }
 
+static void a_pull_reads_the_producers_device_directly(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    shown = true;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_pull_everything(&w, "a request", 100, 1);
+    const kvf_agent_stats stats = world_stats(w.d.agents[0]);
+    assert_true(stats.bytes_read > 0);
+    assert_int_equal(stats.bytes_packed, 0);
+    close_all(&w);
+}
+
+static void a_push_does_not_write_into_a_device_of_another(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    world_request held, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
+    shown = true;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a push", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a push", 50, 0, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, expected);
+    world_push(&w.p, &held, pushes);
+    world_ready(&w.p, pushes);
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_non_null(strstr(world_failed(&w, w.p.agents[r], pushes[r], KVF_E_UNSUPPORTED)->detail,
+                               "cuda does not write"));
+    for (uint32_t r = 0; r < w.d.rank_count; r++)
+        (void)world_next(&w, w.d.agents[r], expected[r]);
+    close_all(&w);
+}
+
 /* Checksums are taken by the host. */
 static void cells_of_a_device_are_not_verified(void **state) {
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state, .verify = true};
@@ -121,7 +157,7 @@ int main(void) {
     }
     devices_open();
     world_place_memory(place);
-    static char shm[] = "shm", messages[] = "messages";
+    static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto";
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_device_to_device (shm)", a_pull_goes_from_device_to_device, NULL, NULL, shm},
         {"a_pull_goes_from_device_to_device (messages)", a_pull_goes_from_device_to_device, NULL, NULL,
@@ -133,6 +169,12 @@ int main(void) {
         {"a_push_goes_from_device_to_device (shm)", a_push_goes_from_device_to_device, NULL, NULL, shm},
         {"a_push_goes_from_device_to_device (messages)", a_push_goes_from_device_to_device, NULL, NULL,
          messages},
+        {"a_pull_reads_the_producers_device_directly (cuda)", a_pull_reads_the_producers_device_directly,
+         NULL, NULL, cuda},
+        {"a_pull_reads_the_producers_device_directly (auto)", a_pull_reads_the_producers_device_directly,
+         NULL, NULL, automatic},
+        {"a_push_does_not_write_into_a_device_of_another (cuda)",
+         a_push_does_not_write_into_a_device_of_another, NULL, NULL, cuda},
         {"cells_of_a_device_are_not_verified (shm)", cells_of_a_device_are_not_verified, NULL, NULL, shm},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /*
- * The driver and the copy engine of devices, over the stand-in of tests/fakes/fake_cuda.c, which the loader finds first.
+ * The driver and the copy engine of devices, over the stand-in of tests/fakes/fake_cuda.c, which the loader finds first, or
+ * over a real driver (scripts/check-cuda).
  * Programs that find another driver, or none, are this one, started again as `cuda_copier_test find`.
  */
 #include <setjmp.h>
@@ -46,6 +47,7 @@ static int print_found(void) {
 
 static void a_driver_is_found_with_its_devices(void **unused) {
     (void)unused;
+    DEVICES_ARE_STAND_INS();
     char text[1024];
     found_with("FAKE_CUDA_DEVICES=3", text, sizeof text);
     assert_string_equal(text, "3 devices, stand-in 0, 9.0");
@@ -53,6 +55,7 @@ static void a_driver_is_found_with_its_devices(void **unused) {
 
 static void what_is_missing_is_named(void **unused) {
     (void)unused;
+    DEVICES_ARE_STAND_INS();
     char text[1024];
     found_with("-u LD_LIBRARY_PATH", text, sizeof text);
     /* A machine may have a driver of its own. */
@@ -68,6 +71,7 @@ static void what_is_missing_is_named(void **unused) {
 
 static void a_device_that_is_not_there_is_refused(void **unused) {
     (void)unused;
+    DEVICES_ARE_STAND_INS();
     const kvf_cuda *cuda;
     assert_int_equal(kvf_cuda_enter(2, &cuda), KVF_E_RANGE);
     assert_string_equal(kvf_error_detail(), "CUDA device 2; this process sees 2, numbered from 0");
@@ -110,19 +114,13 @@ typedef struct test_scene {
     size_t left;
 } test_scene;
 
-static CUdeviceptr room(const test_scene *scene, size_t bytes) {
-    CUdeviceptr made = 0;
-    assert_int_equal(scene->cuda->cuMemAlloc_v2(&made, bytes), 0);
-    return made;
-}
-
 static test_scene open_scene(const kvf_copier_options *options) {
     test_scene made = {.left = devices_left()};
-    assert_int_equal(kvf_cuda_enter(1, &made.cuda), KVF_OK);
-    assert_int_equal(kvf_copier_open(1, options, &made.copier), KVF_OK);
-    made.one = (test_cache){room(&made, BLOCKS * PAGE), true};
-    made.other = (test_cache){room(&made, BLOCKS * PAGE), false};
-    made.arena = room(&made, TOKENS * HEADS * CELL);
+    assert_int_equal(kvf_cuda_enter(devices_number(1), &made.cuda), KVF_OK);
+    assert_int_equal(kvf_copier_open(devices_number(1), options, &made.copier), KVF_OK);
+    made.one = (test_cache){device_room(1, BLOCKS * PAGE), true};
+    made.other = (test_cache){device_room(1, BLOCKS * PAGE), false};
+    made.arena = device_room(1, TOKENS * HEADS * CELL);
     made.pinned = aligned_alloc(4096, 65536);
     assert_non_null(made.pinned);
     memset(made.pinned, 0, 65536);
@@ -138,9 +136,9 @@ static void close_scene(test_scene *scene) {
     kvf_copier_drop_table(scene->copier, &scene->table);
     kvf_copier_unpin(scene->copier, scene->pinned);
     free(scene->pinned);
-    (void)scene->cuda->cuMemFree_v2(scene->one.memory);
-    (void)scene->cuda->cuMemFree_v2(scene->other.memory);
-    (void)scene->cuda->cuMemFree_v2(scene->arena);
+    device_room_free(scene->one.memory);
+    device_room_free(scene->other.memory);
+    device_room_free(scene->arena);
     assert_int_equal(kvf_copier_close(scene->copier), KVF_OK);
     assert_int_equal(devices_left(), scene->left);
     kvf_cuda_leave(scene->cuda);
@@ -239,6 +237,7 @@ static void pages_are_copied_into_another_order_at_once(void **unused) {
 
 static void a_job_that_is_late_is_in_progress_and_its_boxes_stay(void **unused) {
     (void)unused;
+    DEVICES_ARE_STAND_INS();
     test_scene scene = open_scene(&(kvf_copier_options){.jobs = 2});
     const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
     const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
@@ -303,6 +302,7 @@ static void more_boxes_than_a_job_has_room_for_are_refused(void **unused) {
 
 static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
     (void)unused;
+    DEVICES_ARE_STAND_INS();
     static const char *const functions[] = {"cuModuleLoadData", "cuStreamCreateWithPriority",
                                             "cuMemHostAlloc", "cuMemAlloc_v2", "cuEventCreate"};
     const kvf_cuda *cuda;
@@ -321,6 +321,7 @@ static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
 
 static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) {
     (void)unused;
+    DEVICES_ARE_STAND_INS();
     test_scene scene = open_scene(NULL);
     const kvf_box one = pages_of(scene.one);
     const kvf_device_side from = side_of_pages(&scene, &one), nowhere = {.packed = 4096};

@@ -1,6 +1,7 @@
 /*
  * The kernels of devices, run on the host: every thread of every block in turn, over memory of the host, against a copy
- * element by element that finds every place by itself.
+ * element by element that finds every place by itself. As `cuda_kernel_test device` the same moves are jobs of a device's
+ * copy engine instead, over pinned memory, which host and device know by one address.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +12,8 @@
 
 #include <cmocka.h>
 
-#include "cuda/device_box.h"
+#include "cuda/copier.h"
+#include "cuda/device_image.h"
 #include "kernel/convert.h"
 
 #define KVF_DEVICE static inline
@@ -20,6 +22,32 @@
 #include "cuda/kernel_move.h"
 
 #define BOXES 64u
+
+/* ---- where it runs ------------------------------------------------------------------------------- */
+
+static kvf_copier *copier; /* NULL: on the host */
+
+static void *room(size_t bytes) {
+    const kvf_cuda *cuda;
+    void *made = NULL;
+    if (!copier)
+        return malloc(bytes);
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), 0);
+    kvf_cuda_leave(cuda);
+    return made;
+}
+
+static void free_room(void *made) {
+    const kvf_cuda *cuda;
+    if (!copier) {
+        free(made);
+    } else if (made) {
+        assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+        assert_int_equal(cuda->cuMemFreeHost(made), 0);
+        kvf_cuda_leave(cuda);
+    }
+}
 
 /* ---- random numbers ----------------------------------------------------------------------------- */
 
@@ -94,12 +122,12 @@ static test_side make_pages(test_shape shape, uint32_t element_bytes) {
     const uint32_t entries =
         (uint32_t)((made.box.first_row + shape.rows + logical_rows - 1) / logical_rows) + 1;
     const uint32_t held = entries + between(0, 3);
-    made.table = malloc((entries + 1) * sizeof *made.table);
+    made.table = room((entries + 1) * sizeof *made.table);
     made.table[0] = UINT32_MAX;            /* of somebody else's */
     for (uint32_t i = 0; i < entries; i++) /* no block twice */
         made.table[1 + i] = (i + held / 2) % held;
     made.bytes = held * made.box.kernel_blocks * made.box.block_stride + 2 * gap;
-    made.memory = malloc(made.bytes);
+    made.memory = room(made.bytes);
     fill(made.memory, made.bytes);
     made.box.memory = made.memory + (below(2) ? gap : 0);
     made.box.blocks = made.table + 1;
@@ -110,15 +138,15 @@ static test_side make_packed(test_shape shape, uint32_t element_bytes) {
     test_side made = {.element_bytes = element_bytes, .packed = true};
     const uint32_t before = element_bytes * below(5);
     made.bytes = before + (uint64_t)shape.rows * shape.units * shape.cell_elements * element_bytes + 16;
-    made.memory = malloc(made.bytes);
+    made.memory = room(made.bytes);
     fill(made.memory, made.bytes);
     made.packed_at = (uint64_t)(uintptr_t)made.memory + before;
     return made;
 }
 
 static void free_side(test_side *side) {
-    free(side->memory);
-    free(side->table);
+    free_room(side->memory);
+    free_room(side->table);
 }
 
 static kvf_device_side device_side(const test_side *side, kvf_dtype type) {
@@ -144,6 +172,23 @@ static unsigned char *element(const test_side *side, test_shape shape, uint64_t 
            unit * box->unit_stride + i / in_piece * box->piece_stride + i % in_piece * side->element_bytes;
 }
 
+/* ---- on a device --------------------------------------------------------------------------------- */
+
+static kvf_copy_job *begin_job(void) {
+    kvf_copy_job *job = NULL;
+    if (copier)
+        assert_int_equal(kvf_copier_begin(copier, &job), KVF_OK);
+    return job;
+}
+
+static void run_job(kvf_copy_job *job) {
+    kvf_status status;
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    while ((status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS)
+        ;
+    assert_int_equal(status, KVF_OK);
+}
+
 /* ---- a launch ----------------------------------------------------------------------------------- */
 
 static void launch(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
@@ -163,6 +208,7 @@ static void move_and_compare(uint64_t seed, bool convert) {
     test_side from[4], to[4];
     test_shape shapes[4];
     unsigned char *expected[4];
+    kvf_copy_job *job = begin_job();
     for (uint32_t m = 0; m < moves; m++) {
         shapes[m] = (test_shape){between(1, 40), between(1, 5), between(1, 8) << below(6)};
         const uint32_t from_bytes = kvf_dtype_bits(from_type) / 8, to_bytes = kvf_dtype_bits(to_type) / 8;
@@ -178,6 +224,10 @@ static void move_and_compare(uint64_t seed, bool convert) {
                                           BOXES - count, &made, &tiles),
                          KVF_OK);
         count += made;
+        if (job)
+            assert_int_equal(kvf_copy_job_add(job, &from_side, &to_side, shapes[m].rows, shapes[m].units,
+                                              shapes[m].cell_elements * (convert ? 1 : from_bytes)),
+                             KVF_OK);
         /* The oracle writes into the destination, which is then kept and put back. */
         unsigned char *before = malloc(to[m].bytes);
         memcpy(before, to[m].memory, to[m].bytes);
@@ -196,7 +246,10 @@ static void move_and_compare(uint64_t seed, bool convert) {
         memcpy(to[m].memory, before, to[m].bytes);
         free(before);
     }
-    launch(boxes, count, tiles, convert, between(1, 7));
+    if (job)
+        run_job(job);
+    else
+        launch(boxes, count, tiles, convert, between(1, 7));
     for (uint32_t m = 0; m < moves; m++) {
         if (memcmp(to[m].memory, expected[m], to[m].bytes) != 0)
             fail_msg("seed %llu, move %u of %u", (unsigned long long)seed, m, moves);
@@ -315,7 +368,26 @@ static void a_long_move_is_several_boxes(void **unused) {
     }
 }
 
-int main(void) {
+static int run_on_device(void) {
+    const struct CMUnitTest tests[] = {
+        {"cells_of_any_shape_are_copied (device)", cells_of_any_shape_are_copied, NULL, NULL, NULL},
+        {"cells_of_any_shape_are_converted (device)", cells_of_any_shape_are_converted, NULL, NULL, NULL},
+    };
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    if (kvf_copier_open(0, NULL, &copier)) {
+        (void)fprintf(stderr, "%s\n", kvf_error_detail());
+        return 1;
+    }
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return kvf_copier_close(copier) || failed ? 1 : 0;
+}
+
+int main(int argument_count, char **arguments) {
+    if (argument_count == 2 && strcmp(arguments[1], "device") == 0)
+        return run_on_device();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cells_of_any_shape_are_copied),
         cmocka_unit_test(cells_of_any_shape_are_converted),

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "cuda/device_image.h"
 #include "fake_cuda.h"
 
 #define MOST 256u
@@ -18,70 +19,117 @@ static struct {
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
+    void (*vmm)(int vmm);
 } fake;
+
+/* Only of a real driver; the stand-in has none. */
+static CUresult (*allocate_managed)(CUdeviceptr *address, size_t bytes, unsigned flags);
+#define ATTACH_GLOBAL 1u
 
 static CUdeviceptr allocated[MOST];
 static size_t allocated_count;
 
-static void find(void *library, const char *name, void *out) {
-    void *address = library ? dlsym(library, name) : NULL;
-    if (!address) {
-        (void)fprintf(stderr, "the stand-in for libcuda.so.1 is not found: %s\n", dlerror());
-        exit(1);
-    }
+static void *look_up(void *library, const char *name) {
+    return library ? dlsym(library, name) : NULL;
+}
+
+static bool find(void *library, const char *name, void *out) {
+    void *address = look_up(library, name);
     memcpy(out, &address, sizeof address);
+    return address != NULL;
+}
+
+static bool find_all(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
+           find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_vmm", &fake.vmm);
 }
 
 void devices_open(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    find(library, "fake_cuda_fail", &fake.refuse);
-    find(library, "fake_cuda_delay", &fake.delay);
-    find(library, "fake_cuda_look", &fake.look);
-    find(library, "fake_cuda_left", &fake.left);
-    find(library, "fake_cuda_stick", &fake.stick);
+    const bool real = library && !look_up(library, "fake_cuda_look");
+    if (real ? find(library, "cuMemAllocManaged", &allocate_managed) : find_all())
+        return;
+    (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
+    exit(1);
+}
+
+bool devices_present(void) {
+    return kvf_device_image_count > 0 && find_all();
+}
+
+bool devices_are_real(void) {
+    return allocate_managed != NULL;
+}
+
+uint32_t devices_number(uint32_t wanted) {
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_find(&cuda), KVF_OK);
+    return wanted % cuda->device_count;
+}
+
+CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
+    const kvf_cuda *cuda;
+    CUdeviceptr made = 0;
+    assert_int_equal(kvf_cuda_enter(devices_number(device), &cuda), KVF_OK);
+    if (allocate_managed)
+        assert_int_equal(allocate_managed(&made, bytes, ATTACH_GLOBAL), 0);
+    else
+        assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
+    kvf_cuda_leave(cuda);
+    memset(devices_look(made), 0, bytes);
+    return made;
+}
+
+void device_room_free(CUdeviceptr address) {
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemFree_v2(address), 0);
+    kvf_cuda_leave(cuda);
 }
 
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen) {
-    const kvf_cuda *cuda;
-    CUdeviceptr address = 0;
-    assert_int_equal(kvf_cuda_enter(device, &cuda), KVF_OK);
-    assert_int_equal(cuda->cuMemAlloc_v2(&address, bytes), 0);
-    kvf_cuda_leave(cuda);
+    const CUdeviceptr address = device_room(device, bytes);
     assert_true(allocated_count < MOST);
     allocated[allocated_count++] = address;
-    *seen = fake.look(address);
+    *seen = devices_look(address);
     return (kvf_memory){.struct_size = sizeof(kvf_memory),
                         .address = (void *)(uintptr_t)address,
                         .bytes = bytes,
                         .kind = KVF_MEMORY_CUDA,
-                        .device = device,
+                        .device = devices_number(device),
                         .withheld = true};
 }
 
 void devices_free(void) {
-    const kvf_cuda *cuda;
-    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     while (allocated_count > 0)
-        assert_int_equal(cuda->cuMemFree_v2(allocated[--allocated_count]), 0);
-    kvf_cuda_leave(cuda);
+        device_room_free(allocated[--allocated_count]);
 }
 
 size_t devices_left(void) {
-    return fake.left();
+    return fake.left ? fake.left() : 0;
 }
 
 void devices_delay(uint64_t ns) {
-    fake.delay(ns);
+    if (fake.delay)
+        fake.delay(ns);
 }
 
 void devices_fail(const char *function, int result, unsigned times) {
-    fake.refuse(function, result, times);
+    if (fake.refuse)
+        fake.refuse(function, result, times);
 }
 
 void devices_stick(int result) {
-    fake.stick(result);
+    if (fake.stick)
+        fake.stick(result);
 }
 
 void *devices_look(uint64_t address) {
-    return fake.look(address);
+    return fake.look ? fake.look(address) : (void *)(uintptr_t)address;
+}
+
+void devices_vmm(bool vmm) {
+    fake.vmm(vmm);
 }

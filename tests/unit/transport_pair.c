@@ -8,7 +8,10 @@
 
 #include <cmocka.h>
 
+#include "devices.h"
 #include "toy_fabric.h"
+
+#define LEAD_BYTES 768u /* of an allocation before what is brought of it */
 
 #define PERIOD 65521u /* a prime: bytes that come from beside do not look right */
 
@@ -23,6 +26,8 @@ pair_kind transport_variants[] = {
     {"shm", {true, false}, "shm", {0}},
     {"shm", {true, false}, "shm", {"shm.direct", "off"}},
     {"toy", {false, false}, "toy", {0}},
+    {"cuda", {true, true}, "cuda", {0}},
+    {"cuda", {false, false}, "cuda", {0}},
     {"messages", {false, false}, "messages", {"messages.listen", "tcp://127.0.0.1:*"}},
     {"messages", {true, false}, "messages", {"messages.secret_key", TEST_SECRET_KEY}},
     {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}},
@@ -32,7 +37,13 @@ pair_kind transport_variants[] = {
     {"ucx", {true, false}, "ucx", {"ucx.tls", "posix,sysv,cma,tcp,self"}},
 };
 
+static bool is_of_devices(const pair_kind *kind) {
+    return strcmp(kind->kind, "cuda") == 0;
+}
+
 static bool is_here(const char *kind) {
+    if (strcmp(kind, "cuda") == 0 && !devices_present())
+        return false;
     for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
         if (strcmp(kvf_transport_kind_name(i), kind) == 0)
             return true;
@@ -82,7 +93,59 @@ void side_fill(unsigned char *memory, uint32_t seed, uint32_t region, uint64_t b
 }
 
 unsigned char *side_memory(const test_side *side, uint32_t region) {
-    return side->regions[region].address;
+    return side->seen[region];
+}
+
+bool pair_can(const pair_kind *kind, kvf_direction direction) {
+    kvf_transport_kind known = {.struct_size = sizeof known};
+    for (uint32_t i = 0; kvf_transport_describe(i, &known) == KVF_OK; i++)
+        if (strcmp(known.name, kind->expected) == 0)
+            return known.directions & 1u << direction;
+    return true; /* a fabric of the tests */
+}
+
+kvf_memory pair_memory(const pair_kind *kind, uint32_t device, uint64_t bytes, unsigned char **seen) {
+    kvf_memory memory = {.struct_size = sizeof memory, .bytes = bytes};
+    if (!is_of_devices(kind)) {
+        memory.address = *seen = malloc(bytes);
+        assert_non_null(*seen);
+        return memory;
+    }
+    const kvf_cuda *cuda;
+    CUdeviceptr base = 0;
+    assert_int_equal(kvf_cuda_enter(device, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemAlloc_v2(&base, LEAD_BYTES + bytes), 0);
+    kvf_cuda_leave(cuda);
+    memory.kind = KVF_MEMORY_CUDA;
+    memory.device = device;
+    memory.address = (void *)(uintptr_t)(base + LEAD_BYTES);
+    *seen = devices_look(base + LEAD_BYTES);
+    return memory;
+}
+
+void pair_memory_free(const kvf_memory *memory) {
+    const kvf_cuda *cuda;
+    if (memory->kind == KVF_MEMORY_HOST) {
+        free(memory->address);
+        return;
+    }
+    assert_int_equal(kvf_cuda_enter(memory->device, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemFree_v2((CUdeviceptr)(uintptr_t)memory->address - LEAD_BYTES), 0);
+    kvf_cuda_leave(cuda);
+}
+
+static kvf_memory allocate(const test_side *side, const pair_kind *kind, uint32_t device, uint64_t bytes,
+                           unsigned char **seen) {
+    kvf_memory memory = {.struct_size = sizeof memory, .bytes = bytes};
+    if (is_of_devices(kind)) {
+        memory.kind = KVF_MEMORY_CUDA;
+        memory.device = device;
+    }
+    assert_int_equal(
+        kvf_transport_allocate(side->transport, memory.kind, memory.device, bytes, &memory.address), KVF_OK);
+    *seen = is_of_devices(kind) ? devices_look((uint64_t)(uintptr_t)memory.address) : memory.address;
+    assert_non_null(*seen);
+    return memory;
 }
 
 static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
@@ -120,17 +183,11 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
     const kvf_fabric *over = strcmp(kind->kind, "toy") == 0 ? &toy_fabric : NULL;
     assert_int_equal(kvf_transport_open_over(over, kind->kind, &options, &side->transport), KVF_OK);
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
-        void *memory = NULL;
-        if (kind->allocated[i % 2])
-            assert_int_equal(
-                kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, region_bytes[i], &memory),
-                KVF_OK);
-        else
-            memory = side->brought[i] = malloc(region_bytes[i]);
-        assert_non_null(memory);
-        side_fill(memory, seed, i, region_bytes[i]);
-        side->regions[i] =
-            (kvf_memory){.struct_size = sizeof(kvf_memory), .address = memory, .bytes = region_bytes[i]};
+        const uint32_t device = seed % 2;
+        side->brought[i] = !kind->allocated[i % 2];
+        side->regions[i] = side->brought[i] ? pair_memory(kind, device, region_bytes[i], &side->seen[i])
+                                            : allocate(side, kind, device, region_bytes[i], &side->seen[i]);
+        side_fill(side->seen[i], seed, i, region_bytes[i]);
     }
     assert_int_equal(kvf_transport_register(side->transport, side->regions, SIDE_REGIONS), KVF_OK);
 }
@@ -138,7 +195,8 @@ void side_open(test_side *side, const pair_kind *kind, uint32_t seed) {
 void side_close(test_side *side) {
     kvf_transport_close(side->transport);
     for (uint32_t i = 0; i < SIDE_REGIONS; i++)
-        free(side->brought[i]);
+        if (side->brought[i])
+            pair_memory_free(&side->regions[i]);
     side->transport = NULL;
     memset(side->brought, 0, sizeof side->brought);
 }

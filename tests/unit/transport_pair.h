@@ -42,7 +42,8 @@ typedef struct test_side {
     kvf_transport *transport;
     char name[16]; /**< "side" and its seed */
     kvf_memory regions[SIDE_REGIONS];
-    void *brought[SIDE_REGIONS];
+    unsigned char *seen[SIDE_REGIONS]; /**< where the test reads and writes them */
+    bool brought[SIDE_REGIONS];
     uint32_t notices; /**< that came in */
     uint32_t notice_values[SIDE_NOTICES];
     uint32_t lost; /**< calls of on_peer_lost */
@@ -60,6 +61,14 @@ typedef struct test_outcome {
     char detail[512];
     kvf_operation operation;
 } test_outcome;
+
+/** Whether what serves such a pair moves bytes this way. */
+bool pair_can(const pair_kind *kind, kvf_direction direction);
+
+/** Memory that a caller brings to such a pair; `seen`: where the test reads and writes it. A device's lies somewhere in a
+ * larger allocation. */
+kvf_memory pair_memory(const pair_kind *kind, uint32_t device, uint64_t bytes, unsigned char **seen);
+void pair_memory_free(const kvf_memory *memory);
 
 /** Opens and registers; `seed` fills the memory. */
 void side_open(test_side *side, const pair_kind *kind, uint32_t seed);

@@ -13,11 +13,13 @@ size_t ways_of_pairs(const pair_kind *kinds, size_t count, test_way *out) {
 }
 
 size_t ways_of_kinds(test_way *out) {
-    const char *kind;
+    kvf_transport_kind kind = {.struct_size = sizeof kind};
     size_t count = 0;
-    for (; (kind = kvf_transport_kind_name((uint32_t)count)); count++) {
-        (void)snprintf(out[count].name, sizeof out[count].name, "%s", kind);
-        out[count].state = (void *)(uintptr_t)kind;
+    for (uint32_t i = 0; kvf_transport_describe(i, &kind) == KVF_OK; i++) {
+        if (!(kind.memory_kinds & 1u << KVF_MEMORY_HOST))
+            continue;
+        (void)snprintf(out[count].name, sizeof out[count].name, "%s", kind.name);
+        out[count++].state = (void *)(uintptr_t)kind.name;
     }
     return count;
 }

@@ -26,7 +26,7 @@ typedef struct test_way {
 /** Ways to make a pair. Returns how many. */
 size_t ways_of_pairs(const pair_kind *kinds, size_t count, test_way *out);
 
-/** The kinds of transport of this build, as texts. Returns how many. */
+/** The kinds of transport of this build that move memory of the host, as texts. Returns how many. */
 size_t ways_of_kinds(test_way *out);
 
 typedef struct way_test {

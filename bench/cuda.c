@@ -1,0 +1,401 @@
+/*
+ * What the copy engine of a device takes, each beside a copy of the same bytes by the driver, taking turns in one run:
+ * gather, scatter and copy between two orders of pages within the device, gather to the host and scatter from it over the
+ * link; by the length of runs, and by how many blocks of threads it may use. And what the host spends on submitting.
+ *
+ * Where each case puts bytes is compared by token and head with what must be there, and cleared memory before, which must
+ * be found wrong. KVF_BENCH_BYTES and KVF_BENCH_ROUNDS say how much is moved at once (256 MiB), and how often (7).
+ * Ends with 77, and says so, where there is no device.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/copier.h"
+#include "report.h"
+
+#define HEADS 8ull
+#define ROWS 16ull /* tokens of a block */
+#define SHORTEST 64u
+#define LONGEST 65536u
+#define MEGABYTE (1u << 20)
+#define LAYERS 32u /* of the request whose submission is measured */
+#define LAYER_RUN 256u
+#define ROUNDS_MAX 64u
+#define SKIPPED 77
+
+static void require(kvf_status status) {
+    bench_require(status == KVF_OK, kvf_error_detail());
+}
+
+/* ---- a device, and memory in three forms ---------------------------------------------------------- */
+
+typedef enum form { HEADS_FIRST, TOKENS_FIRST, PACKED, ON_HOST, FORMS } form;
+
+/* Blocks of threads that the engine may use; 0 stands for one on each multiprocessor. */
+static const uint32_t caps[] = {4, 8, 16, 32, 0};
+#define CAPS (sizeof caps / sizeof *caps)
+
+static struct {
+    const kvf_cuda *cuda;
+    kvf_copier *copiers[CAPS]; /* NULL: the device has fewer multiprocessors */
+    CUstream stream;           /* of the driver's copies */
+    CUevent over;
+    CUdeviceptr memory[FORMS]; /* ON_HOST: pinned memory of the host, under the same address */
+    uint64_t room;             /* of each */
+    unsigned char *seen;       /* pinned, where the host looks at what the device has */
+    uint64_t bytes;            /* moved at once, about */
+    uint32_t rounds;
+    bool spoiled; /* a case has put wrong bytes */
+} bench;
+
+static void driver(CUresult result, const char *doing) {
+    require(kvf_cuda_status(bench.cuda, result, doing));
+}
+
+static uint64_t setting(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    const uint64_t value = text ? strtoull(text, NULL, 10) : otherwise;
+    bench_require(value > 0, "KVF_BENCH_BYTES and KVF_BENCH_ROUNDS are numbers above 0");
+    return value;
+}
+
+static void *pinned(uint64_t bytes) {
+    void *made = NULL;
+    driver(bench.cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), "pinning");
+    return made;
+}
+
+/* The device stays entered. */
+static void open_device(void) {
+    require(kvf_cuda_enter(0, &bench.cuda));
+    bench.bytes = setting("KVF_BENCH_BYTES", 256ull * MEGABYTE);
+    bench.rounds = (uint32_t)kvf_min_u64(setting("KVF_BENCH_ROUNDS", 7), ROUNDS_MAX);
+    bench.room = bench.bytes + (uint64_t)ROWS * HEADS * LONGEST;
+    const uint32_t all = bench.cuda->devices[0].multiprocessors;
+    for (size_t i = 0; i < CAPS; i++) {
+        const kvf_copier_options options = {
+            .blocks = caps[i] ? caps[i] : all, .jobs = 2, .boxes = LAYERS * 2};
+        if (caps[i] <= all)
+            require(kvf_copier_open(0, &options, &bench.copiers[i]));
+    }
+    for (int i = 0; i < ON_HOST; i++)
+        driver(bench.cuda->cuMemAlloc_v2(&bench.memory[i], bench.room), "allocating");
+    bench.memory[ON_HOST] = (CUdeviceptr)(uintptr_t)pinned(bench.room);
+    bench.seen = pinned(bench.room);
+    driver(bench.cuda->cuStreamCreateWithPriority(&bench.stream, CU_STREAM_NON_BLOCKING, 0),
+           "making a stream");
+    driver(bench.cuda->cuEventCreate(&bench.over, CU_EVENT_DISABLE_TIMING), "making an event");
+}
+
+static void close_device(void) {
+    for (size_t i = 0; i < CAPS; i++)
+        require(kvf_copier_close(bench.copiers[i]));
+    for (int i = 0; i < ON_HOST; i++)
+        (void)bench.cuda->cuMemFree_v2(bench.memory[i]);
+    (void)bench.cuda->cuMemFreeHost((void *)(uintptr_t)bench.memory[ON_HOST]);
+    (void)bench.cuda->cuMemFreeHost(bench.seen);
+    (void)bench.cuda->cuEventDestroy_v2(bench.over);
+    (void)bench.cuda->cuStreamDestroy_v2(bench.stream);
+    kvf_cuda_leave(bench.cuda);
+}
+
+static void wait_for_stream(void) {
+    CUresult result;
+    driver(bench.cuda->cuEventRecord(bench.over, bench.stream), "recording");
+    while ((result = bench.cuda->cuEventQuery(bench.over)) == CUDA_NOT_READY)
+        ;
+    driver(result, "waiting");
+}
+
+/* ---- cells ---------------------------------------------------------------------------------------- */
+
+/* A cache of one layer: so many tokens whose blocks lie in a random order. */
+typedef struct shape {
+    uint64_t run; /* bytes of a head of a token */
+    uint32_t tokens, blocks;
+    uint32_t *ids;
+} shape;
+
+static shape shape_of(uint64_t run, uint64_t bytes) {
+    shape made = {.run = run, .tokens = (uint32_t)kvf_max_u64(bytes / (HEADS * run), 1)};
+    made.blocks = (uint32_t)((made.tokens + ROWS - 1) / ROWS);
+    made.ids = bench_shuffled(made.blocks);
+    return made;
+}
+
+static uint64_t bytes_of(const shape *s) {
+    return s->run * HEADS * s->tokens;
+}
+
+static uint64_t place_of(const shape *s, form in, uint32_t token, uint32_t head) {
+    const uint64_t row = token % ROWS, page = (uint64_t)s->ids[token / ROWS] * ROWS * HEADS;
+    const uint64_t cell = in == HEADS_FIRST    ? page + head * ROWS + row
+                          : in == TOKENS_FIRST ? page + row * HEADS + head
+                                               : (uint64_t)token * HEADS + head;
+    return cell * s->run;
+}
+
+static uint64_t word_of(uint32_t token, uint32_t head, uint64_t word) {
+    return ((uint64_t)token * HEADS + head + 1) * 0x9e3779b97f4a7c15u ^ word * 0xc2b2ae3d27d4eb4fu;
+}
+
+/* Writes all cells, or counts the cells that are wrong. */
+static uint64_t go_over(const shape *s, form in, unsigned char *memory, bool write) {
+    uint64_t wrong = 0;
+    for (uint32_t token = 0; token < s->tokens; token++)
+        for (uint32_t head = 0; head < HEADS; head++) {
+            uint64_t *cell = (uint64_t *)(void *)(memory + place_of(s, in, token, head));
+            bool same = true;
+            for (uint64_t w = 0; w < s->run / sizeof *cell; w++) {
+                if (write)
+                    cell[w] = word_of(token, head, w);
+                same = same && cell[w] == word_of(token, head, w);
+            }
+            wrong += !same;
+        }
+    return wrong;
+}
+
+static uint64_t span_of(const shape *s) {
+    return (uint64_t)s->blocks * ROWS * HEADS * s->run;
+}
+
+static void fill(const shape *s, form in) {
+    (void)go_over(s, in, bench.seen, true);
+    driver(bench.cuda->cuMemcpyAsync(bench.memory[in], (CUdeviceptr)(uintptr_t)bench.seen, span_of(s),
+                                     bench.stream),
+           "filling a cache");
+    wait_for_stream();
+}
+
+static uint64_t wrong_in(const shape *s, form in) {
+    driver(bench.cuda->cuMemcpyAsync((CUdeviceptr)(uintptr_t)bench.seen, bench.memory[in], span_of(s),
+                                     bench.stream),
+           "looking at a cache");
+    wait_for_stream();
+    return go_over(s, in, bench.seen, false);
+}
+
+static void clear(const shape *s, form in) {
+    if (in == ON_HOST) {
+        memset((void *)(uintptr_t)bench.memory[in], 0, span_of(s));
+        return;
+    }
+    driver(bench.cuda->cuMemsetD8Async(bench.memory[in], 0, span_of(s), bench.stream), "clearing a cache");
+    wait_for_stream();
+}
+
+/* ---- moving --------------------------------------------------------------------------------------- */
+
+static kvf_box pages_of(const shape *s, form in, CUdeviceptr memory) {
+    return (kvf_box){.memory = (unsigned char *)(uintptr_t)memory,
+                     .block_stride = ROWS * HEADS * s->run,
+                     .row_stride = in == HEADS_FIRST ? s->run : HEADS * s->run,
+                     .unit_stride = in == HEADS_FIRST ? ROWS * s->run : s->run,
+                     .blocks = s->ids,
+                     .kernel_blocks = 1,
+                     .block_rows = ROWS,
+                     .rows = s->tokens,
+                     .units = HEADS,
+                     .pieces = 1,
+                     .piece_bytes = s->run};
+}
+
+static bool has_pages(form in) {
+    return in == HEADS_FIRST || in == TOKENS_FIRST;
+}
+
+static void finish(kvf_copy_job *job) {
+    kvf_status status;
+    while ((status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS)
+        ;
+    require(status);
+}
+
+/* One request, from its table to its last byte. */
+static double move_ns(kvf_copier *copier, const shape *s, form from, form to) {
+    kvf_device_table table;
+    kvf_copy_job *job = NULL;
+    const uint64_t begun = bench_now_ns();
+    require(kvf_copier_put_table(copier, s->ids, s->blocks, &table));
+    require(kvf_copier_begin(copier, &job));
+    const kvf_box from_pages = pages_of(s, from, bench.memory[from]),
+                  to_pages = pages_of(s, to, bench.memory[to]);
+    const kvf_device_side sides[] = {{.pages = has_pages(from) ? &from_pages : NULL,
+                                      .packed = bench.memory[from],
+                                      .table = table.address,
+                                      .table_on_host = s->ids},
+                                     {.pages = has_pages(to) ? &to_pages : NULL,
+                                      .packed = bench.memory[to],
+                                      .table = table.address,
+                                      .table_on_host = s->ids}};
+    require(kvf_copy_job_add(job, &sides[0], &sides[1], s->tokens, HEADS, s->run));
+    require(kvf_copy_job_start(job, NULL));
+    finish(job);
+    const double taken = (double)(bench_now_ns() - begun);
+    kvf_copier_drop_table(copier, &table);
+    return taken;
+}
+
+/* The driver's copy of the same bytes, between other memory of the same two places. */
+static double copy_ns(const shape *s, form from, form to) {
+    const CUdeviceptr seen = (CUdeviceptr)(uintptr_t)bench.seen;
+    const CUdeviceptr source = from == ON_HOST ? seen : bench.memory[from];
+    const CUdeviceptr target = to == ON_HOST ? seen : bench.memory[to];
+    const uint64_t begun = bench_now_ns();
+    driver(bench.cuda->cuMemcpyAsync(target, source, bytes_of(s), bench.stream), "copying");
+    wait_for_stream();
+    return (double)(bench_now_ns() - begun);
+}
+
+/* ---- cases ---------------------------------------------------------------------------------------- */
+
+typedef struct move_case {
+    const char *title, *name;
+    form from, to;
+    form copy_from, copy_to; /* of the driver's copy: what it spoils is not looked at */
+} move_case;
+
+/* What one case needs is what the one before has left: pages, then the arena, then the host's memory. */
+static const move_case cases[] = {
+    {"Gather within the device", "gather", HEADS_FIRST, PACKED, HEADS_FIRST, TOKENS_FIRST},
+    {"Scatter within the device", "scatter", PACKED, TOKENS_FIRST, HEADS_FIRST, TOKENS_FIRST},
+    {"Copy into pages of another order", "copy", HEADS_FIRST, TOKENS_FIRST, HEADS_FIRST, TOKENS_FIRST},
+    {"Gather to the host's memory", "to the host", HEADS_FIRST, ON_HOST, HEADS_FIRST, ON_HOST},
+    {"Scatter from the host's memory", "from the host", ON_HOST, TOKENS_FIRST, ON_HOST, TOKENS_FIRST},
+};
+#define CASES (sizeof cases / sizeof *cases)
+
+typedef struct found {
+    double copy_gb_per_s, ratio[CAPS]; /* ratio 0: not measured */
+} found;
+
+static void measure(const move_case *of, const shape *s, found *out) {
+    double copies[ROUNDS_MAX * CAPS], ratios[ROUNDS_MAX];
+    size_t made = 0;
+    for (size_t cap = 0; cap < CAPS; cap++) {
+        out->ratio[cap] = 0;
+        if (!bench.copiers[cap])
+            continue;
+        for (uint32_t round = 0; round < bench.rounds; round++) {
+            const double copy = copy_ns(s, of->copy_from, of->copy_to);
+            copies[made++] = copy;
+            ratios[round] = copy / move_ns(bench.copiers[cap], s, of->from, of->to);
+        }
+        out->ratio[cap] = bench_spread_of(ratios, bench.rounds).median;
+    }
+    out->copy_gb_per_s = (double)bytes_of(s) / bench_spread_of(copies, made).median;
+}
+
+/* With each cap the bytes must be right. */
+static void verify(const move_case *of, const shape *s) {
+    for (size_t cap = 0; cap < CAPS; cap++) {
+        if (!bench.copiers[cap])
+            continue;
+        clear(s, of->to);
+        bench_require(wrong_in(s, of->to) > 0, "the control: cleared memory is taken for right cells");
+        (void)move_ns(bench.copiers[cap], s, of->from, of->to);
+        bench.spoiled = bench.spoiled || wrong_in(s, of->to) > 0;
+    }
+}
+
+static void add_row(bench_report *report, const shape *s, const found *f) {
+    bench_text(report, bench_bytes(s->run));
+    bench_number(report, 1, f->copy_gb_per_s);
+    for (size_t cap = 0; cap < CAPS; cap++) {
+        if (f->ratio[cap] > 0)
+            bench_number(report, 3, f->ratio[cap]);
+        else
+            bench_text(report, "-");
+    }
+}
+
+/* Lengths outside, cases inside, for what a case leaves the next one reads; so the figures are kept, and printed later. */
+static void run_cases(bench_report *report) {
+    enum { LENGTHS = 11 };
+    static found all[CASES][LENGTHS];
+    static shape shapes[LENGTHS];
+    for (size_t i = 0; i < LENGTHS; i++) {
+        shapes[i] = shape_of((uint64_t)SHORTEST << i, bench.bytes);
+        fill(&shapes[i], HEADS_FIRST);
+        for (size_t c = 0; c < CASES; c++) {
+            measure(&cases[c], &shapes[i], &all[c][i]);
+            verify(&cases[c], &shapes[i]);
+        }
+    }
+    for (size_t c = 0; c < CASES; c++) {
+        bench_table(report, cases[c].title,
+                    (const char *[]){"run", "copy GB/s", "4 blocks", "8 blocks", "16 blocks", "32 blocks",
+                                     "all SMs", NULL});
+        for (size_t i = 0; i < LENGTHS; i++)
+            add_row(report, &shapes[i], &all[c][i]);
+    }
+    bench_note(
+        report,
+        "Below \"blocks\" of threads: how fast it is as a share of the driver's copy of the same bytes.");
+    for (size_t i = 0; i < LENGTHS; i++)
+        free(shapes[i].ids);
+}
+
+/* ---- submitting ----------------------------------------------------------------------------------- */
+
+/* What the host does for a request of many layers, which are a box each, until it is on its way. */
+static double submit_ns(kvf_copier *copier, const shape *s) {
+    kvf_device_table table;
+    kvf_copy_job *job = NULL;
+    const uint64_t layer = span_of(s), begun = bench_now_ns();
+    require(kvf_copier_put_table(copier, s->ids, s->blocks, &table));
+    require(kvf_copier_begin(copier, &job));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        const kvf_box pages = pages_of(s, HEADS_FIRST, bench.memory[HEADS_FIRST] + l * layer);
+        const kvf_device_side from = {.pages = &pages, .table = table.address, .table_on_host = s->ids};
+        const kvf_device_side to = {.packed = bench.memory[PACKED] + l * bytes_of(s)};
+        require(kvf_copy_job_add(job, &from, &to, s->tokens, HEADS, s->run));
+    }
+    require(kvf_copy_job_start(job, NULL));
+    const double taken = (double)(bench_now_ns() - begun);
+    finish(job);
+    kvf_copier_drop_table(copier, &table);
+    return taken;
+}
+
+static void submission(bench_report *report) {
+    double taken[ROUNDS_MAX];
+    bench_table(report, "Submitting a request of 32 layers, runs of 256 B: the host's time",
+                (const char *[]){"tokens", "runs", "us a request", "lowest", "highest", "ns a run", NULL});
+    for (uint64_t bytes = kvf_max_u64(bench.bytes / 64, 1); bytes <= bench.bytes; bytes *= 8) {
+        shape s = shape_of(LAYER_RUN, bytes / LAYERS);
+        for (uint32_t round = 0; round < bench.rounds; round++)
+            taken[round] = submit_ns(bench.copiers[0], &s);
+        const bench_spread spread = bench_spread_of(taken, bench.rounds);
+        const double runs = (double)s.tokens * HEADS * LAYERS;
+        bench_number(report, 0, s.tokens);
+        bench_number(report, 0, runs);
+        bench_number(report, 2, spread.median / 1e3);
+        bench_number(report, 2, spread.low / 1e3);
+        bench_number(report, 2, spread.high / 1e3);
+        bench_number(report, 3, spread.median / runs);
+        free(s.ids);
+    }
+}
+
+int main(int argc, char **argv) {
+    const kvf_cuda *cuda;
+    if (kvf_cuda_find(&cuda)) {
+        (void)printf("skipped: no GPU (%s)\n", kvf_error_detail());
+        return SKIPPED;
+    }
+    bench_report *report = bench_report_start("cuda", argc, argv);
+    open_device();
+    char words[160];
+    (void)snprintf(words, sizeof words, "%s, %u SMs, a driver for CUDA %u.%u", cuda->devices[0].name,
+                   cuda->devices[0].multiprocessors, cuda->version / 1000, cuda->version % 1000 / 10);
+    run_cases(report);
+    submission(report);
+    bench_note(report, words);
+    if (bench.spoiled)
+        bench_fail(report, "what arrived is wrong");
+    close_device();
+    return bench_report_end(report);
+}

@@ -1,0 +1,312 @@
+"""Caches in the memory of CUDA devices, registered as the tensors that they are: see cuda_memory.py."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinates import (
+    DECODE_TABLE,
+    PREFILL_TABLE,
+    TOKENS,
+    decode_engine,
+    fill,
+    prefill_engine,
+    small_model,
+    wrong_cells,
+)
+from cuda_memory import LIBRARY, CudaArray, DeviceMemory, Driver, Tensor
+from kvferry import (
+    Agent,
+    ClosedError,
+    DeviceArray,
+    EventKind,
+    GroupRequest,
+    GroupSteps,
+    InvalidError,
+    MemoryKind,
+    Plan,
+    Request,
+    Shard,
+    Stage,
+    Status,
+    Transport,
+    UnsupportedError,
+    Way,
+    devices,
+    transport_kinds,
+)
+from kvferry.buffers import region_of, regions_of
+
+pytestmark = pytest.mark.skipif(
+    not LIBRARY, reason="KVF_CUDA_LIBRARY names no CUDA driver, nor a stand-in for one"
+)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Driver:
+    return Driver()
+
+
+class Cache:
+    """A rank's cache on a device: a tensor of 32-bit floats for each region, whose axes are the shard's."""
+
+    def __init__(self, driver: Driver, device: int, shard: Shard, *, by_dlpack: bool = True) -> None:
+        self.shard = shard
+        self.memory = [DeviceMemory(driver, driver.number(device), size) for size in shard.region_bytes]
+        self.arrays: list[Any] = []
+        for memory, (view,) in zip(self.memory, shard.regions(), strict=True):
+            shape = [axis.length for axis in view.axes]
+            self.arrays.append(Tensor(memory, shape) if by_dlpack else CudaArray(memory, shape))
+            memory.write(np.zeros(memory.size, np.uint8))
+
+    def fill(self, table: list[int]) -> None:
+        regions = [np.zeros(memory.size, np.uint8) for memory in self.memory]
+        fill(self.shard, regions, table)
+        for memory, region in zip(self.memory, regions, strict=True):
+            memory.write(region)
+
+    def spoil(self) -> None:
+        """Changes each byte of one region."""
+        self.memory[0].write(self.memory[0].read() ^ np.uint8(0x55))
+
+    def wrong(self, table: list[int]) -> int:
+        return len(wrong_cells(self.shard, [memory.read() for memory in self.memory], table))
+
+
+# ---- which there are
+
+
+def test_the_devices_are_listed(driver: Driver) -> None:
+    found = devices()
+    assert len(found) == driver.count
+    assert [device.number for device in found] == list(range(driver.count))
+    assert all(device.name and device.memory_bytes > 0 and device.driver_version >= 12000 for device in found)
+    assert all(bool(device.code) != bool(device.why_not) for device in found)
+
+
+# ---- what is taken
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_tensor_is_taken_where_it_lies_with_its_device(driver: Driver, versioned: bool) -> None:
+    memory = DeviceMemory(driver, driver.number(1), 4096)
+    tensor = Tensor(memory, (4, 8, 16), element="bf16", offset=512, versioned=versioned)
+    region = region_of(tensor)
+    assert (region.address, region.bytes, region.element) == (memory.address + 512, 1024, "bf16")
+    assert (region.kind, region.device, region.in_order) == (MemoryKind.CUDA, memory.device, True)
+    assert tensor.asked[-1]["stream"] == -1  # a place is asked for: no stream has to wait
+
+
+def test_axes_of_a_tensor_may_be_in_any_order(driver: Driver) -> None:
+    memory = DeviceMemory(driver, 0, 4096)
+    region = region_of(Tensor(memory, (8, 4, 16), strides=(16, 128, 1), element="f16"))
+    assert (region.bytes, region.strides, region.in_order) == (1024, (32, 256, 2), False)
+
+
+def test_the_device_of_an_array_without_dlpack_is_asked_of_the_driver(driver: Driver) -> None:
+    for wanted in range(2):
+        memory = DeviceMemory(driver, driver.number(wanted), 4096)
+        region = region_of(CudaArray(memory, (4, 8), strides=(4, 16)))
+        assert (region.address, region.bytes, region.element) == (memory.address, 128, "f32")
+        assert (region.kind, region.device, region.in_order) == (MemoryKind.CUDA, memory.device, False)
+
+
+def test_what_cannot_be_a_region_is_refused_with_a_sentence(driver: Driver) -> None:
+    memory = DeviceMemory(driver, 0, 4096)
+    host = np.zeros(64)
+    cases: list[tuple[Any, str]] = [
+        (Tensor(memory, (4, 8), strides=(16, 1)), r"shape \(4, 8\) and strides \(16, 1\) has holes"),
+        (Tensor(memory, (4, 8), flags=1), "read-only"),
+        (Tensor(memory, (4, 8), flags=2), "gave a copy"),
+        (Tensor(memory, (0, 8)), "0 bytes"),
+        (CudaArray(memory, (4, 8), read_only=True), "read-only"),
+        (CudaArray(memory, (4, 8), mask=object()), "mask"),
+        (CudaArray(memory, (4, 8), strides=(64, 4)), "holes"),
+        (CudaArray(memory, (4, 8), strides=(33, 4)), "holes"),
+        (
+            CudaArray(memory, (4, 8), data=(host.ctypes.data, False)),
+            "no CUDA device of this process has memory",
+        ),
+    ]
+    for buffer, message in cases:
+        with pytest.raises(InvalidError, match=message):
+            region_of(buffer)
+    with pytest.raises(UnsupportedError, match="little-endian"):
+        region_of(CudaArray(memory, (4, 8), typestr=">f4"))
+
+
+def test_memory_that_was_freed_is_refused(driver: Driver) -> None:
+    memory = DeviceMemory(driver, 0, 1 << 20)
+    tensor, array = Tensor(memory, (4, 8)), CudaArray(memory, (4, 8))
+    memory.free()
+    for buffer in (tensor, array):
+        with pytest.raises(InvalidError, match="no CUDA device of this process has memory at 0x"):
+            regions_of([buffer])
+
+
+def test_a_tensor_that_names_another_device_is_refused(driver: Driver) -> None:
+    memory = DeviceMemory(driver, 0, 4096)
+    with pytest.raises(InvalidError, match="says it is on CUDA device 7; its memory is on 0"):
+        regions_of([Tensor(memory, (4, 8), device=7)])
+
+
+def test_element_types_and_shapes_are_checked_against_the_shard(driver: Driver) -> None:
+    shard = decode_engine(small_model()).shard(0)
+    good = Cache(driver, 0, shard)
+    assert all(region.kind is MemoryKind.CUDA for region in regions_of(good.arrays, shard))
+    elements = shard.region_bytes[0] // 2
+    wrong = Tensor(good.memory[0], (elements,), element="f16")
+    with pytest.raises(InvalidError, match="region 0 is an array of f16; the shard keeps f32 there"):
+        regions_of([wrong, good.arrays[1]], shard)
+    (view,) = shard.regions()[0]
+    lengths = [axis.length for axis in view.axes]
+    turned = Tensor(good.memory[0], [lengths[0], lengths[1], lengths[3], lengths[2], lengths[4]])
+    with pytest.raises(InvalidError, match=r"region 0 .* is an array of shape"):
+        regions_of([turned, good.arrays[1]], shard)
+
+
+def test_a_cache_that_is_partly_on_the_host_has_no_stage(driver: Driver) -> None:
+    shard = decode_engine(small_model()).shard(0)
+    cache = Cache(driver, 0, shard)
+    host = np.zeros(shard.region_bytes[1] // 4, np.float32)
+    with Transport("messages") as transport:
+        transport.register([cache.arrays[0], host], shard)
+        with pytest.raises(UnsupportedError, match="in one place"):
+            Stage(transport, shard)
+
+
+# ---- what is given
+
+
+class Owner:
+    """Whoever allocated an array."""
+
+    closed = False
+
+
+@pytest.mark.parametrize("max_version", [None, (1, 0)])
+def test_an_array_of_a_device_is_a_tensor_to_others(
+    driver: Driver, max_version: tuple[int, int] | None
+) -> None:
+    memory, owner = DeviceMemory(driver, driver.number(1), 4096), Owner()
+    array = DeviceArray(owner, memory.address, memory.device, (4, 8), np.float16)  # type: ignore[arg-type]
+    assert (array.nbytes, array.__dlpack_device__()) == (64, (2, memory.device))
+
+    class Taker:
+        def __dlpack__(self, **options: Any) -> Any:
+            return array.__dlpack__(max_version=max_version)
+
+    region = region_of(Taker())
+    assert (region.address, region.bytes, region.element) == (memory.address, 64, "f16")
+    assert (region.device, region.shape, region.in_order) == (memory.device, (4, 8), True)
+    with pytest.raises(BufferError, match="no copy"):
+        array.__dlpack__(copy=True)
+    owner.closed = True
+    for look in (lambda: array.__dlpack__(), lambda: array.__cuda_array_interface__):
+        with pytest.raises(ClosedError, match="Owner that allocated this array was closed"):
+            look()
+
+
+def test_whoever_took_an_array_keeps_its_owner(driver: Driver) -> None:
+    memory, owner = DeviceMemory(driver, 0, 4096), Owner()
+    array = DeviceArray(owner, memory.address, 0, (4, 8), np.float32)  # type: ignore[arg-type]
+    seen = weakref.ref(owner)
+    capsule = array.__dlpack__()
+    del owner, array
+    gc.collect()
+    assert seen() is not None
+    del capsule
+    gc.collect()
+    assert seen() is None
+
+
+def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Driver) -> None:
+    for kind in ("inproc", "messages"):  # which have none to give
+        with Transport(kind) as transport:
+            for asked in ({"device": "cuda:0"}, {"device": "cuda"}, {"kind": MemoryKind.CUDA}):
+                with pytest.raises(UnsupportedError, match="no transport here allocates CUDA memory"):
+                    transport.allocate((4, 8), np.float16, **asked)
+            assert isinstance(transport.allocate(64, device="cpu"), np.ndarray)
+            with pytest.raises(InvalidError, match='device is "gpu:0"; allowed are'):
+                transport.allocate(64, device="gpu:0")
+
+
+@pytest.mark.skipif(
+    "cuda" not in transport_kinds(), reason="no kind of transport has memory of devices to give"
+)
+def test_memory_of_devices_is_allocated_by_who_has_it(driver: Driver) -> None:
+    with Transport() as transport:
+        array = transport.allocate((4, 8), np.float16, device=f"cuda:{driver.number(1)}")
+        assert isinstance(array, DeviceArray)
+        region = region_of(array)
+        assert (region.device, region.bytes, region.element) == (driver.number(1), 64, "f16")
+        transport.register([array], withheld=False)
+    with pytest.raises(ClosedError):
+        region_of(array)
+
+
+# ---- moving
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm", "messages"])
+@pytest.mark.parametrize("by_dlpack", [True, False])
+def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by_dlpack: bool) -> None:
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(small_model())
+    theirs = Cache(driver, 0, prefill.shard(0), by_dlpack=by_dlpack)
+    ours = Cache(driver, 1, decode.shard(0), by_dlpack=by_dlpack)
+    theirs.fill(PREFILL_TABLE)
+    cells = ours.wrong(DECODE_TABLE)
+    assert cells > 0
+    with Agent(prefill, transport=transport) as producer, Agent(decode, transport=transport) as consumer:
+        producer.register(theirs.arrays)
+        consumer.register(ours.arrays)
+        for spoiled in (False, True):
+            if spoiled:  # the control: other bytes are no right ones
+                theirs.spoil()
+            name = f"request {spoiled}"
+            producer.hold(name, [GroupSteps(PREFILL_TABLE, 0, TOKENS)])
+            consumer.pull(name, producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
+            event = consumer.wait_event(30)
+            assert event is not None and event.kind is EventKind.DONE, event
+            assert ours.wrong(DECODE_TABLE) == (cells // 2 if spoiled else 0)
+
+
+@pytest.mark.parametrize("on_host", ["neither", "prefill", "decode"])
+def test_stages_move_between_devices_and_hosts(driver: Driver, on_host: str) -> None:
+    decode, prefill = decode_engine(small_model()), prefill_engine(small_model(), tp_size=1)
+    caches = {"prefill": Cache(driver, 0, prefill.shard(0)), "decode": Cache(driver, 1, decode.shard(0))}
+    caches["prefill"].fill(PREFILL_TABLE)
+    plain = {name: [memory.read() for memory in cache.memory] for name, cache in caches.items()}
+    transports, stages = {}, {}
+    for name, cache in caches.items():
+        transports[name] = Transport("shm", name=name)
+        transports[name].register(plain[name] if name == on_host else cache.arrays, cache.shard)
+        stages[name] = Stage(transports[name], cache.shard)
+    there = transports["decode"].connect(transports["prefill"].card)
+    here = transports["prefill"].connect(transports["decode"].card)
+    stages["decode"].join(there)
+    stages["prefill"].join(here)
+    request = Request(Plan(decode.shard(0), prefill), [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
+
+    def wrong() -> int:
+        if on_host == "decode":
+            return len(wrong_cells(decode.shard(0), plain["decode"], DECODE_TABLE))
+        return caches["decode"].wrong(DECODE_TABLE)
+
+    assert wrong() > 0
+    with stages["decode"].pull(request, [there], way=Way.AUTO) as move:
+        deadline = time.monotonic() + 20
+        while move.status == Status.IN_PROGRESS:
+            assert time.monotonic() < deadline
+            for transport in transports.values():
+                transport.progress()
+        assert (move.status, move.packed) == (Status.OK, 1)
+    assert wrong() == 0
+    for transport in transports.values():
+        transport.close()

@@ -1,0 +1,26 @@
+#include "cuda/looks.h"
+
+#include <errno.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#define PAUSE_LEAST_NS 20000u
+#define PAUSE_MOST_NS 1000000u
+
+kvf_status kvf_looks_open(kvf_looks *looks) {
+    *looks = (kvf_looks){timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), 0};
+    return looks->fd < 0 ? kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno)) : KVF_OK;
+}
+
+/* To set a timer, or to stop it, also forgets that it had expired. */
+void kvf_looks_set(kvf_looks *looks, bool waiting, bool changed) {
+    looks->pause_ns = waiting && !changed ? kvf_min_u64(2 * looks->pause_ns, PAUSE_MOST_NS) : PAUSE_LEAST_NS;
+    const struct itimerspec once = {.it_value.tv_nsec = waiting ? (long)looks->pause_ns : 0};
+    (void)timerfd_settime(looks->fd, 0, &once, NULL);
+}
+
+void kvf_looks_close(kvf_looks *looks) {
+    if (looks->fd >= 0)
+        (void)close(looks->fd);
+    *looks = (kvf_looks){-1, 0};
+}

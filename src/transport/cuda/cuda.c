@@ -1,0 +1,406 @@
+#include "transport/cuda/cuda.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/fork.h"
+#include "transport/card.h"
+
+#define EVENTS 64
+#define PATIENCE "cuda.patience_ms"
+#define PATIENCE_MS 30000u
+#define NS_PER_MS 1000000u
+#define SECOND_NS 1000000000u
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+
+void kvf_cuda_gate_enter(void) {
+    (void)pthread_mutex_lock(&gate);
+}
+
+void kvf_cuda_gate_leave(void) {
+    (void)pthread_mutex_unlock(&gate);
+}
+
+uint64_t kvf_cuda_now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
+}
+
+kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watch *watch) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = watch};
+    if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+        return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
+    return KVF_OK;
+}
+
+/* ---- opening and closing ------------------------------------------------------------------------ */
+
+static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport_options *options) {
+    const char *text = kvf_setting_of(options, PATIENCE);
+    char *end = NULL;
+    const unsigned long ms = text ? strtoul(text, &end, 10) : PATIENCE_MS;
+    if (text && (*text < '0' || *text > '9' || *end || ms < 1 || ms > UINT32_MAX))
+        return kvf_fail(KVF_E_INVALID, "transport setting " PATIENCE " is \"%s\"; allowed 1 to %u", text,
+                        UINT32_MAX);
+    endpoint->patience_ns = (uint64_t)ms * NS_PER_MS;
+    return KVF_OK;
+}
+
+/* Names what endpoints of one process have in common. A child of fork() is another process. */
+static kvf_status process_id(unsigned char out[CUDA_ID_BYTES]) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static unsigned char id[CUDA_ID_BYTES];
+    static pid_t of;
+    bool good = true;
+    (void)pthread_mutex_lock(&lock);
+    if (of != getpid()) {
+        good = getrandom(id, sizeof id, 0) == sizeof id;
+        of = good ? getpid() : 0;
+    }
+    memcpy(out, id, sizeof id);
+    (void)pthread_mutex_unlock(&lock);
+    return good ? KVF_OK : kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+}
+
+static kvf_status make_card(kvf_cuda_card *card) {
+    kvf_host_identity(card->host);
+    card->network = kvf_cuda_wire_network();
+    if (getrandom(card->name, CUDA_ID_BYTES, 0) != CUDA_ID_BYTES ||
+        getrandom(card->key, CUDA_ID_BYTES, 0) != CUDA_ID_BYTES)
+        return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+    return process_id(card->process);
+}
+
+static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
+    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (endpoint->epoll_fd < 0)
+        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
+    endpoint->listen_watch = (kvf_cuda_watch){CUDA_WATCH_LISTEN, endpoint};
+    endpoint->wake_watch = (kvf_cuda_watch){CUDA_WATCH_WAKE, endpoint};
+    endpoint->looks_watch = (kvf_cuda_watch){CUDA_WATCH_LOOKS, endpoint};
+    kvf_status status = kvf_wake_open(&endpoint->wake);
+    if (!status)
+        status = kvf_cuda_watch_add(endpoint, endpoint->wake.fd, &endpoint->wake_watch);
+    if (!status)
+        status = kvf_looks_open(&endpoint->looks);
+    if (!status)
+        status = kvf_cuda_watch_add(endpoint, endpoint->looks.fd, &endpoint->looks_watch);
+    return status;
+}
+
+static void free_memory(kvf_cuda_endpoint *endpoint) {
+    const kvf_cuda *cuda;
+    for (kvf_cuda_allocation *made = endpoint->allocations, *following; made; made = following) {
+        following = made->following;
+        if (kvf_cuda_enter(made->device, &cuda) == KVF_OK) {
+            (void)cuda->cuMemFree_v2(made->address);
+            kvf_cuda_leave(cuda);
+        }
+        kvf_free(made);
+    }
+}
+
+static void cuda_close(void *self) {
+    kvf_cuda_endpoint *endpoint = self;
+    kvf_cuda_owner_close(endpoint);
+    for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
+        (void)kvf_copier_close(endpoint->copiers[i]); /* one with a copy that does not end stays */
+    free_memory(endpoint);
+    kvf_fences_free(&endpoint->fences);
+    kvf_wake_close(&endpoint->wake);
+    kvf_looks_close(&endpoint->looks);
+    if (endpoint->epoll_fd >= 0)
+        (void)close(endpoint->epoll_fd);
+    kvf_free(endpoint->regions);
+    kvf_free(endpoint->devices);
+    kvf_free(endpoint);
+}
+
+/* Every endpoint that is opened as "auto" comes here: the driver is left alone until there is CUDA memory. */
+static kvf_status cuda_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
+    const kvf_cuda *cuda;
+    kvf_cuda_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
+    if (!endpoint)
+        return kvf_nomem("an endpoint");
+    endpoint->transport = transport;
+    endpoint->epoll_fd = endpoint->listen_fd = endpoint->looks.fd = endpoint->wake.fd = -1;
+    kvf_status status = kvf_transport_is_automatic(transport) ? KVF_OK : kvf_cuda_find(&cuda);
+    if (!status)
+        status = take_settings(endpoint, options);
+    if (!status)
+        status = make_card(&endpoint->card);
+    if (!status)
+        status = open_descriptors(endpoint);
+    if (status)
+        cuda_close(endpoint);
+    else
+        *out = endpoint;
+    return status;
+}
+
+/* Agents write down what was found: that is no reason to start the driver. */
+static void cuda_found(void *self, kvf_transport_finding *out) {
+    const kvf_cuda *cuda;
+    (void)self;
+    if (kvf_cuda_load(&cuda)) {
+        out->works = false;
+        (void)snprintf(out->why_not, sizeof out->why_not, "%s", kvf_error_detail());
+        return;
+    }
+    (void)snprintf(out->library, sizeof out->library, "libcuda.so.1");
+    (void)snprintf(out->version, sizeof out->version, "%u.%u", cuda->version / 1000,
+                   cuda->version % 1000 / 10);
+    for (uint32_t i = 0; i < cuda->device_count; i++) {
+        const size_t used = strlen(out->ways);
+        (void)snprintf(out->ways + used, sizeof out->ways - used, "%scuda:%u/sm_%u%u", used ? " " : "", i,
+                       cuda->devices[i].major, cuda->devices[i].minor);
+    }
+}
+
+/* ---- memory and card ---------------------------------------------------------------------------- */
+
+static kvf_status zero(const kvf_cuda *cuda, CUdeviceptr address, uint64_t bytes) {
+    CUstream stream = NULL;
+    CUresult result = cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+    if (!result)
+        result = cuda->cuMemsetD8Async(address, 0, bytes, stream);
+    if (!result)
+        result = cuda->cuStreamSynchronize(stream);
+    if (stream)
+        (void)cuda->cuStreamDestroy_v2(stream);
+    return kvf_cuda_status(cuda, result, "zeroing memory of a device");
+}
+
+static kvf_status cuda_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
+                                void **out) {
+    kvf_cuda_endpoint *endpoint = self;
+    const kvf_cuda *cuda;
+    (void)kind;
+    kvf_cuda_allocation *made = kvf_alloc0(1, sizeof *made);
+    kvf_status status = made ? kvf_cuda_enter(device, &cuda) : kvf_nomem("memory of a device");
+    if (status) {
+        kvf_free(made);
+        return status;
+    }
+    made->device = device;
+    status =
+        kvf_cuda_status(cuda, cuda->cuMemAlloc_v2(&made->address, bytes), "allocating memory of a device");
+    if (!status) {
+        status = zero(cuda, made->address, bytes);
+        if (status)
+            (void)cuda->cuMemFree_v2(made->address);
+    }
+    kvf_cuda_leave(cuda);
+    if (status) {
+        kvf_free(made);
+        return status;
+    }
+    made->following = endpoint->allocations;
+    endpoint->allocations = made;
+    *out = (void *)(uintptr_t)made->address;
+    return KVF_OK;
+}
+
+static kvf_status make_room(kvf_cuda_endpoint *endpoint, uint32_t region) {
+    kvf_cuda_region *regions = kvf_resize(endpoint->regions, (size_t)region + 1, sizeof *regions);
+    if (regions)
+        endpoint->regions = regions;
+    uint32_t *devices = kvf_resize(endpoint->devices, (size_t)region + 1, sizeof *devices);
+    if (devices)
+        endpoint->devices = devices;
+    if (!regions || !devices)
+        return kvf_nomem("a region");
+    for (; endpoint->region_count <= region; endpoint->region_count++) {
+        regions[endpoint->region_count] = (kvf_cuda_region){0};
+        devices[endpoint->region_count] = 0;
+    }
+    return KVF_OK;
+}
+
+static kvf_status get_handle(uint32_t device, CUdeviceptr base, kvf_cuda_region *out) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    const CUresult result = cuda->cuIpcGetMemHandle(&out->handle, base);
+    out->device = cuda->devices[device].uuid;
+    kvf_cuda_leave(cuda);
+    if (!result)
+        return KVF_OK;
+    (void)kvf_cuda_status(cuda, result, "getting a handle");
+    return kvf_fail_in(
+        KVF_E_UNSUPPORTED,
+        "the driver shows this memory to no other process, as it does none of cuMemCreate(), from which "
+        "\"expandable segments\" are: ");
+}
+
+static kvf_status describe(const kvf_memory *memory, kvf_cuda_region *out) {
+    kvf_cuda_place place;
+    const CUdeviceptr address = (CUdeviceptr)(uintptr_t)memory->address;
+    kvf_status status = kvf_cuda_place_of(memory->device, address, memory->bytes, &place);
+    if (status)
+        return status;
+    *out = (kvf_cuda_region){
+        .base = place.base, .allocation_bytes = place.bytes, .offset = place.offset, .bytes = memory->bytes};
+    return get_handle(memory->device, place.base, out);
+}
+
+static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {
+    if (endpoint->listen_fd >= 0)
+        return KVF_OK;
+    kvf_status status = kvf_cuda_wire_listen(endpoint->card.name, &endpoint->listen_fd);
+    if (!status)
+        status = kvf_cuda_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
+    if (status && endpoint->listen_fd >= 0) {
+        (void)close(endpoint->listen_fd);
+        endpoint->listen_fd = -1;
+    }
+    return status;
+}
+
+static kvf_status cuda_register(void *self, uint32_t region, const kvf_memory *memory) {
+    kvf_cuda_endpoint *endpoint = self;
+    const kvf_copier_options options = {.jobs = CUDA_JOBS, .boxes = CUDA_BOXES};
+    kvf_cuda_region described;
+    kvf_status status = describe(memory, &described);
+    if (!status && !endpoint->copiers[memory->device])
+        status = kvf_copier_open(memory->device, &options, &endpoint->copiers[memory->device]);
+    if (!status)
+        status = listen_for_readers(endpoint);
+    if (!status && region >= endpoint->region_count)
+        status = make_room(endpoint, region);
+    if (status)
+        return status;
+    endpoint->regions[region] = described;
+    endpoint->devices[region] = memory->device;
+    return KVF_OK;
+}
+
+static kvf_status cuda_unregister(void *self, uint32_t region) {
+    kvf_cuda_endpoint *endpoint = self;
+    endpoint->regions[region] = (kvf_cuda_region){0};
+    return kvf_cuda_owner_take_back(endpoint);
+}
+
+/* Nothing, where there is no memory: then nobody is to come. */
+static kvf_status cuda_card(void *self, kvf_buffer *out) {
+    const kvf_cuda_endpoint *endpoint = self;
+    kvf_cuda_card card = endpoint->card;
+    bool any = false;
+    (void)kvf_transport_regions(endpoint->transport, &card.region_count);
+    for (uint32_t i = 0; i < endpoint->region_count; i++)
+        any = any || endpoint->regions[i].bytes > 0;
+    if (!any)
+        return KVF_OK;
+    kvf_status status = kvf_buffer_add(out, &card, sizeof card);
+    for (uint32_t i = 0; i < card.region_count && !status; i++) {
+        const kvf_cuda_region none = {0};
+        status = kvf_buffer_add(out, i < endpoint->region_count ? &endpoint->regions[i] : &none, sizeof none);
+    }
+    return status;
+}
+
+static int cuda_event_fd(void *self) {
+    return ((kvf_cuda_endpoint *)self)->epoll_fd;
+}
+
+/* ---- progress ----------------------------------------------------------------------------------- */
+
+static bool handle(const struct epoll_event *event) {
+    const kvf_cuda_watch *watch = event->data.ptr;
+    switch (watch->kind) {
+    case CUDA_WATCH_LISTEN:
+        kvf_cuda_owner_accept(watch->owner);
+        return false;
+    case CUDA_WATCH_CLIENT:
+        return kvf_cuda_owner_read(watch->owner);
+    case CUDA_WATCH_LINK:
+        kvf_cuda_link_read(watch->owner);
+        return false;
+    case CUDA_WATCH_LOOKS: /* what it is for is done in any case, and it is set anew */
+    case CUDA_WATCH_WAKE:
+        return false;
+    }
+    return false;
+}
+
+/* Each link in turn is the first: jobs of a device may be fewer than links. */
+static uint32_t move_links(kvf_cuda_endpoint *endpoint) {
+    kvf_cuda_link *first = endpoint->first_to_go ? endpoint->first_to_go : endpoint->links, *link = first;
+    uint32_t under_way = 0;
+    endpoint->first_to_go = first ? first->following : NULL;
+    while (link) {
+        kvf_cuda_copy_move(link);
+        under_way += kvf_cuda_copy_count(link);
+        link = link->following ? link->following : endpoint->links;
+        if (link == first)
+            break;
+    }
+    return under_way;
+}
+
+static kvf_status cuda_progress(void *self, bool *busy) {
+    kvf_cuda_endpoint *endpoint = self;
+    struct epoll_event events[EVENTS];
+    const int count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
+    if (count < 0 && errno != EINTR)
+        return kvf_fail(KVF_E_IO, "epoll_wait: %s", strerror(errno));
+    bool more = count == EVENTS;
+    for (int i = 0; i < count; i++)
+        more = handle(&events[i]) || more;
+    endpoint->changed = false;
+    const uint32_t under_way = move_links(endpoint);
+    kvf_looks_set(&endpoint->looks, under_way > 0, endpoint->changed);
+    kvf_wake_set(&endpoint->wake, more);
+    for (kvf_cuda_link *link = endpoint->links; link; link = link->following)
+        kvf_cuda_link_report(link);
+    *busy = more;
+    return KVF_OK;
+}
+
+static const char *const settings[] = {PATIENCE, NULL};
+
+extern const kvf_fabric kvf_fabric_cuda;
+
+const kvf_fabric kvf_fabric_cuda = {
+    .kind =
+        {
+            .name = "cuda",
+            .reach = KVF_REACH_HOST,
+            .memory_kinds = 1u << KVF_MEMORY_CUDA,
+            .allocates = 1u << KVF_MEMORY_CUDA,
+            .directions = 1u << KVF_READ,
+            .one_sided = true,
+            .lists = true,
+            .fences = true,
+            .in_flight = CUDA_COPIES,
+            /* Not measured: half the memory's bandwidth of a current device, a box for some runs, a launch. */
+            .cost = {.ns_per_run = 10, .ns_per_byte = 0.001, .ns_per_source = 3e4},
+            .settings = settings,
+        },
+    .open = cuda_open,
+    .allocate = cuda_allocate,
+    .register_region = cuda_register,
+    .unregister_region = cuda_unregister,
+    .card = cuda_card,
+    .connect = kvf_cuda_link_connect,
+    .submit = kvf_cuda_copy_submit,
+    .cancel = kvf_cuda_copy_cancel,
+    .notify = kvf_cuda_link_notify,
+    .way = kvf_cuda_link_way,
+    .disconnect = kvf_cuda_link_disconnect,
+    .fence = kvf_cuda_owner_fence,
+    .admit = kvf_cuda_owner_admit,
+    .found = cuda_found,
+    .progress = cuda_progress,
+    .event_fd = cuda_event_fd,
+    .close = cuda_close,
+};

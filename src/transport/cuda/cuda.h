@@ -1,0 +1,178 @@
+/*
+ * The fabric for memory of CUDA devices, between processes of one host, in these files:
+ *
+ *   cuda.c         the endpoint: its memory, its card, its turn of work
+ *   cuda_owner.c   the owner's side: who is connected to us
+ *   cuda_link.c    the reader's side: connecting, and what the owner tells
+ *   cuda_map.c     memory of another process, mapped here
+ *   cuda_copy.c    runs of batches, copied by kernels
+ *   cuda_wire.c    messages
+ *
+ * Who reads maps the owner's memory and copies by kernels of its own, on a stream of its own, from the peer's pages into
+ * its own: one job for thousands of runs, whatever order the two sides keep their pages in. Nobody but an owner writes its
+ * memory, so there is no writing: a kernel of a process that is stopped could not be shut out of it.
+ *
+ * An owner takes memory back by telling its readers, which hang up when their kernels are over and nothing is mapped.
+ */
+#ifndef KVF_TRANSPORT_CUDA_H
+#define KVF_TRANSPORT_CUDA_H
+
+#include "base/wake.h"
+#include "cuda/copier.h"
+#include "cuda/looks.h"
+#include "transport/cuda/cuda_wire.h"
+#include "transport/fences.h"
+#include "transport/slices.h"
+
+#define CUDA_COPIES 2u   /* of one link, under way at once: while one runs the next is ready */
+#define CUDA_JOBS 16u    /* of one device, of all links */
+#define CUDA_BOXES 2048u /* of one copy */
+#define CUDA_COPY_BYTES (64u << 20)
+
+/** What an epoll event points to. */
+typedef struct kvf_cuda_watch {
+    enum { CUDA_WATCH_LISTEN, CUDA_WATCH_WAKE, CUDA_WATCH_LOOKS, CUDA_WATCH_CLIENT, CUDA_WATCH_LINK } kind;
+    void *owner;
+} kvf_cuda_watch;
+
+/** Memory from kvf_transport_allocate(). */
+typedef struct kvf_cuda_allocation {
+    CUdeviceptr address;
+    uint32_t device;
+    struct kvf_cuda_allocation *following;
+} kvf_cuda_allocation;
+
+/** A reader that is connected to us. */
+typedef struct kvf_cuda_client {
+    struct kvf_cuda_endpoint *endpoint;
+    kvf_cuda_watch watch;
+    int fd;
+    pid_t process;
+    bool known;   /* has shown the key */
+    bool refused; /* waited for until it hangs up */
+    uint64_t refused_ns;
+    uint64_t generation;
+    unsigned char from[CUDA_ID_BYTES];
+    char name[CUDA_NAME_BYTES];
+    struct kvf_cuda_client *previous, *following;
+} kvf_cuda_client;
+
+typedef struct kvf_cuda_link kvf_cuda_link;
+
+typedef struct kvf_cuda_endpoint {
+    kvf_transport *transport;
+    int epoll_fd, listen_fd;
+    kvf_wake wake;
+    kvf_looks looks;
+    kvf_cuda_watch listen_watch, wake_watch, looks_watch;
+    kvf_cuda_card card;
+    kvf_cuda_region *regions; /* by number, as the card has them; all zero: none */
+    uint32_t *devices;        /* of regions */
+    uint32_t region_count;
+    kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
+    kvf_cuda_allocation *allocations;
+    kvf_cuda_client *clients;
+    uint32_t client_count;
+    kvf_fences fences;
+    kvf_cuda_link *links, *first_to_go;
+    uint64_t patience_ns; /* how long a copy may take */
+    bool changed;         /* a copy began or ended in this progress() */
+    kvf_cuda_packet packet;
+} kvf_cuda_endpoint;
+
+/** The peer's regions as one device of ours reaches them. */
+typedef struct kvf_cuda_map {
+    uint32_t device;
+    uint64_t *addresses; /* by region; 0: there is none */
+    CUdeviceptr *opened; /* handles */
+    uint32_t opened_count;
+    struct kvf_cuda_map *following;
+} kvf_cuda_map;
+
+/** A job of a device for a batch. */
+typedef struct kvf_cuda_copy {
+    kvf_copy_job *job; /* NULL: none */
+    kvf_batch *batch;
+    uint64_t started_ns;
+} kvf_cuda_copy;
+
+/** Our connection to an owner. */
+struct kvf_cuda_link {
+    kvf_cuda_endpoint *endpoint;
+    kvf_peer *peer; /* NULL once it was reported lost */
+    kvf_cuda_watch watch;
+    int fd;
+    int process_fd; /* a pidfd, or -1 */
+    bool same_process;
+    bool ready;
+    bool lost;
+    char why[KVF_REASON_BYTES]; /* it was lost */
+    kvf_cuda_map *maps;
+    kvf_slices slices;
+    kvf_cuda_copy copies[CUDA_COPIES];
+    struct kvf_cuda_link *previous, *following;
+};
+
+/** Nanoseconds of a clock that only goes forward. */
+uint64_t kvf_cuda_now_ns(void);
+
+/** Watches a descriptor. */
+kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watch *watch);
+
+/** Between these nobody of this process hangs up, or starts to copy: so an endpoint that has closed is not read by one of
+ * the same process that did not know it yet. */
+void kvf_cuda_gate_enter(void);
+void kvf_cuda_gate_leave(void);
+
+/* cuda_owner.c */
+
+void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint);
+/** A client has sent something, or has hung up. True: there may be more. */
+bool kvf_cuda_owner_read(kvf_cuda_client *client);
+/** Refuses clients that know memory of before kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it. */
+kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint);
+kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes);
+kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);
+void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint);
+
+/* cuda_link.c */
+
+kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
+kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes);
+const char *kvf_cuda_link_way(const void *self);
+void kvf_cuda_link_disconnect(void *self);
+/** Takes what the owner has told. */
+void kvf_cuda_link_read(kvf_cuda_link *link);
+/** Notes that the link is lost, and how; the first reason stays. */
+void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why);
+/** Whether the owner is there no more; then the link is lost. */
+bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link);
+/** Ends a lost link once none of its copies is under way, and tells the front. */
+void kvf_cuda_link_report(kvf_cuda_link *link);
+
+/* cuda_map.c */
+
+/**
+ * Maps regions of a peer for one device.
+ *
+ * @return KVF_OK; KVF_E_UNSUPPORTED (the device cannot reach them, or the driver gives no way to them: another fabric may);
+ *         KVF_E_PARSE (the card says something else of them than the driver), KVF_E_NOMEM, KVF_E_IO
+ */
+kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, uint32_t count,
+                             bool same_process, kvf_cuda_map **out);
+
+/** Nothing reads them any more. */
+void kvf_cuda_map_close(kvf_cuda_map *map);
+
+/* cuda_copy.c */
+
+kvf_status kvf_cuda_copy_submit(void *self, kvf_batch *batch);
+void kvf_cuda_copy_cancel(void *self, kvf_batch *batch);
+/** Ends what is over and starts what can be; what is under way is looked at again after a pause. */
+void kvf_cuda_copy_move(kvf_cuda_link *link);
+/** Copies under way. */
+uint32_t kvf_cuda_copy_count(const kvf_cuda_link *link);
+/** Ends copies that are over, and nothing else. */
+void kvf_cuda_copy_poll(kvf_cuda_link *link);
+
+#endif

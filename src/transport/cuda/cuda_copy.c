@@ -1,0 +1,226 @@
+/*
+ * Copying runs: those of one batch that follow each other become a job of the device that they are copied to, and of
+ * these, runs of one length at even distances on both sides become one box of its kernel. So the tokens of a page, heads
+ * of which are taken, are one box; what the host does for a job grows with its boxes and not with bytes.
+ */
+#include <stdio.h>
+
+#include "transport/cuda/cuda.h"
+
+#define NS_PER_MS 1000000u
+
+/* Runs of one length at even distances. */
+typedef struct series {
+    uint64_t from, to, bytes, from_step, to_step;
+    uint32_t count;
+} series;
+
+static bool extends(series *so_far, const series *run) {
+    if (so_far->count == 0 || run->bytes != so_far->bytes || run->from <= so_far->from ||
+        run->to <= so_far->to)
+        return false;
+    if (so_far->count == 1) {
+        so_far->from_step = run->from - so_far->from;
+        so_far->to_step = run->to - so_far->to;
+    } else if (run->from != so_far->from + so_far->count * so_far->from_step ||
+               run->to != so_far->to + so_far->count * so_far->to_step) {
+        return false;
+    }
+    so_far->count++;
+    return true;
+}
+
+/* Rows at even distances, without a table. */
+static kvf_box rows_of(const series *runs, uint64_t memory, uint64_t step) {
+    return (kvf_box){.memory = (unsigned char *)(uintptr_t)memory, /* a device's: never followed here */
+                     .row_stride = runs->count > 1 ? step : runs->bytes,
+                     .unit_stride = runs->bytes,
+                     .kernel_blocks = 1,
+                     .block_rows = runs->count,
+                     .rows = runs->count,
+                     .units = 1,
+                     .pieces = 1,
+                     .piece_bytes = runs->bytes};
+}
+
+static kvf_status add_series(kvf_copy_job *job, const series *runs) {
+    const kvf_box from = rows_of(runs, runs->from, runs->from_step),
+                  to = rows_of(runs, runs->to, runs->to_step);
+    return runs->count ? kvf_copy_job_add(job, &(kvf_device_side){.pages = &from},
+                                          &(kvf_device_side){.pages = &to}, runs->count, 1, runs->bytes)
+                       : KVF_OK;
+}
+
+/* Adds runs to a job, as many as there is room for and are of this map's device; `count` receives how many. */
+static kvf_status add_runs(const kvf_cuda_link *link, const kvf_cuda_map *map, kvf_copy_job *job,
+                           const kvf_run *runs, size_t *count) {
+    unsigned char *const *bases = kvf_transport_bases(link->endpoint->transport);
+    series so_far = {0};
+    size_t added = 0, i = 0;
+    kvf_status status = KVF_OK;
+    for (; i < *count && link->endpoint->devices[runs[i].local_region] == map->device; i++) {
+        const series run = {.from = map->addresses[runs[i].remote_region] + runs[i].remote_offset,
+                            .to = (uint64_t)(uintptr_t)bases[runs[i].local_region] + runs[i].local_offset,
+                            .bytes = runs[i].bytes,
+                            .count = 1};
+        if (run.bytes == 0 || extends(&so_far, &run))
+            continue;
+        status = add_series(job, &so_far);
+        if (status)
+            break;
+        added = i;
+        so_far = run;
+    }
+    if (!status)
+        status = add_series(job, &so_far);
+    *count = status ? added : i;
+    return status == KVF_E_LIMIT && added > 0 ? KVF_OK : status;
+}
+
+/* ---- one copy ---------------------------------------------------------------------------------- */
+
+static const kvf_cuda_map *map_for(const kvf_cuda_link *link, uint32_t device) {
+    const kvf_cuda_map *map = link->maps;
+    while (map && map->device != device)
+        map = map->following;
+    return map;
+}
+
+/* No more of it is started; it ends once nothing of it is under way. */
+static void fail_current(kvf_cuda_link *link, kvf_status status, const char *why) {
+    kvf_batch *batch = kvf_slices_drop_current(&link->slices);
+    kvf_batch_fail(batch, status, why);
+    if (batch->in_flight == 0)
+        kvf_batch_end(batch);
+}
+
+/* The owner is there when a kernel is started: see kvf_cuda_gate_enter(). KVF_E_PEER_LOST: it is not, the job is gone. */
+static kvf_status launch(kvf_cuda_link *link, kvf_copy_job *job) {
+    kvf_cuda_gate_enter();
+    kvf_status status = KVF_E_PEER_LOST;
+    if (kvf_cuda_link_lose_if_gone(link))
+        kvf_copy_job_drop(job);
+    else
+        status = kvf_copy_job_start(job, NULL);
+    kvf_cuda_gate_leave();
+    return status;
+}
+
+/* Starts a copy of what comes next. False: none was, or the batch has failed. */
+static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
+    kvf_cuda_endpoint *endpoint = link->endpoint;
+    kvf_batch *batch = link->slices.current;
+    kvf_slice slice;
+    kvf_slices_peek(&link->slices, CUDA_COPY_BYTES, KVF_SLICE_RUNS, &slice);
+    size_t count;
+    const kvf_run *runs = kvf_slice_runs(&slice, &count);
+    const uint32_t device = endpoint->devices[runs->local_region];
+    const kvf_cuda_map *map = map_for(link, device);
+    kvf_copy_job *job;
+    if (!map) {
+        fail_current(link, KVF_E_UNSUPPORTED,
+                     "memory on a device that had none when the peer was connected: connect anew");
+        return false;
+    }
+    if (kvf_copier_begin(endpoint->copiers[device], &job))
+        return false; /* until one of another link is over */
+    kvf_status status = add_runs(link, map, job, runs, &count);
+    if (status)
+        kvf_copy_job_drop(job);
+    else
+        status = launch(link, job);
+    if (status) {
+        if (!link->lost)
+            fail_current(link, status, kvf_error_detail());
+        return false;
+    }
+    slice.count = slice.count ? count : 0;
+    *copy = (kvf_cuda_copy){job, batch, kvf_cuda_now_ns()};
+    batch->in_flight++;
+    endpoint->changed = true;
+    (void)kvf_slices_advance(&link->slices, &slice);
+    return true;
+}
+
+/* A batch has moved only if its owner was there behind its last copy: what is mapped outlives it. */
+static void end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status) {
+    kvf_batch *batch = copy->batch;
+    *copy = (kvf_cuda_copy){0};
+    batch->in_flight--;
+    link->endpoint->changed = true;
+    if (status) {
+        kvf_batch_fail(batch, status, kvf_error_detail());
+        if (batch == link->slices.current)
+            (void)kvf_slices_drop_current(&link->slices);
+    }
+    if (link->lost || kvf_cuda_link_lose_if_gone(link) || batch->in_flight > 0 ||
+        batch == link->slices.current)
+        return;
+    if (batch->cancelled && batch->next < batch->count)
+        kvf_slices_end_cancelled(batch);
+    else
+        kvf_batch_end(batch);
+}
+
+void kvf_cuda_copy_poll(kvf_cuda_link *link) {
+    for (uint32_t i = 0; i < CUDA_COPIES; i++) {
+        kvf_cuda_copy *copy = &link->copies[i];
+        kvf_status status = copy->job ? kvf_copy_job_poll(copy->job) : KVF_IN_PROGRESS;
+        if (status != KVF_IN_PROGRESS)
+            end(link, copy, status);
+    }
+}
+
+uint32_t kvf_cuda_copy_count(const kvf_cuda_link *link) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CUDA_COPIES; i++)
+        count += link->copies[i].job != NULL;
+    return count;
+}
+
+/* ---- batches ----------------------------------------------------------------------------------- */
+
+/* A device that does not come to an end: nothing is started behind it. What is under way touches memory as long. */
+static bool is_late(const kvf_cuda_link *link) {
+    const uint64_t now = kvf_cuda_now_ns();
+    for (uint32_t i = 0; i < CUDA_COPIES; i++)
+        if (link->copies[i].job && now - link->copies[i].started_ns > link->endpoint->patience_ns)
+            return true;
+    return false;
+}
+
+static void fail_all(kvf_cuda_link *link) {
+    char why[KVF_REASON_BYTES];
+    (void)snprintf(
+        why, sizeof why,
+        "the device has not ended a copy for %llu ms (\"cuda.patience_ms\"): something on it does not end",
+        (unsigned long long)(link->endpoint->patience_ns / NS_PER_MS));
+    while (link->slices.current)
+        fail_current(link, KVF_E_IO, why);
+}
+
+void kvf_cuda_copy_move(kvf_cuda_link *link) {
+    kvf_cuda_copy_poll(link);
+    if (link->lost || !link->peer)
+        return;
+    kvf_slices_reap(&link->slices);
+    if (is_late(link))
+        fail_all(link);
+    for (uint32_t i = 0; i < CUDA_COPIES && link->ready && link->slices.current && !link->lost; i++)
+        if (!link->copies[i].job && !start(link, &link->copies[i]))
+            break;
+}
+
+kvf_status kvf_cuda_copy_submit(void *self, kvf_batch *batch) {
+    kvf_cuda_link *link = self;
+    kvf_slices_add(&link->slices, batch);
+    kvf_wake_set(&link->endpoint->wake, true);
+    return KVF_OK;
+}
+
+void kvf_cuda_copy_cancel(void *self, kvf_batch *batch) {
+    kvf_cuda_link *link = self;
+    (void)batch;
+    kvf_slices_cancel(&link->slices);
+    kvf_wake_set(&link->endpoint->wake, true);
+}

@@ -1,0 +1,271 @@
+#include "transport/cuda/cuda.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "transport/card.h"
+
+#define PAUSE_NS 20000 /* between two looks, where one must wait */
+
+_Static_assert(CUDA_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
+
+/* ---- an owner that is gone ----------------------------------------------------------------------- */
+
+void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why) {
+    if (link->lost)
+        return;
+    link->lost = true;
+    (void)snprintf(link->why, sizeof link->why, "%s", why);
+    /* It hangs up later: nothing is to be read meanwhile. */
+    (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+    kvf_wake_set(&link->endpoint->wake, true);
+}
+
+static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
+    static const char *const words[] = {
+        [CUDA_REFUSED_VERSION] = "it refuses us: it speaks another version of the protocol",
+        [CUDA_REFUSED_KEY] = "it refuses us: the key of the card is not its own",
+        [CUDA_REFUSED_FENCED] = "it refuses us: it has shut this endpoint out",
+        [CUDA_REFUSED_PROTOCOL] = "it refuses us: a message of ours made no sense to it",
+        [CUDA_REFUSED_USER] = "it refuses us: it runs as another user",
+        [CUDA_REFUSED_FULL] = "it refuses us: it has as many connections as it takes",
+    };
+    const uint32_t refusal = packet->bytes == sizeof packet->as.refused ? packet->as.header.count : 0;
+    char text[160];
+    if (refusal == CUDA_REFUSED_GENERATION) {
+        (void)snprintf(
+            text, sizeof text,
+            "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
+            (unsigned long long)kvf_peer_generation(link->peer),
+            (unsigned long long)packet->as.refused.number);
+        kvf_cuda_link_lose(link, text);
+        return;
+    }
+    const bool known = refusal < sizeof words / sizeof *words && words[refusal];
+    kvf_cuda_link_lose(link, known ? words[refusal] : "it refuses us");
+}
+
+void kvf_cuda_link_read(kvf_cuda_link *link) {
+    kvf_cuda_packet *packet = &link->endpoint->packet;
+    while (!link->lost) {
+        kvf_status status = kvf_cuda_wire_receive(link->fd, packet);
+        if (status == KVF_E_AGAIN)
+            return;
+        if (status)
+            kvf_cuda_link_lose(link, kvf_error_detail());
+        else if (packet->as.header.kind == CUDA_REFUSED)
+            take_refusal(link, packet);
+        else if (packet->as.header.kind == CUDA_READY)
+            link->ready = true;
+        else
+            kvf_cuda_link_lose(link, "a message of its makes no sense");
+    }
+}
+
+/* A hung-up socket, or a process that has ended: a forked child may keep the socket open. What the owner said last may say
+ * why. */
+bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
+    struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
+    if (link->lost || poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
+        return link->lost;
+    if (looked_at[0].revents)
+        kvf_cuda_link_read(link);
+    if (looked_at[1].revents)
+        kvf_cuda_link_lose(link, "its process has ended");
+    return link->lost;
+}
+
+/* ---- connecting -------------------------------------------------------------------------------- */
+
+static kvf_status check_sizes(const kvf_cuda_card *card, const kvf_cuda_region *regions,
+                              const kvf_peer *peer) {
+    uint32_t claimed;
+    const uint64_t *bytes = kvf_peer_region_bytes(peer, &claimed);
+    if (card->region_count != claimed)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %u regions, the card %u", card->region_count,
+                        claimed);
+    for (uint32_t i = 0; i < claimed; i++)
+        if (regions[i].bytes != bytes[i])
+            return kvf_fail(KVF_E_PARSE,
+                            "region %u has %llu bytes in its part of the card and %llu in the card", i,
+                            (unsigned long long)regions[i].bytes, (unsigned long long)bytes[i]);
+    return KVF_OK;
+}
+
+static kvf_status check_place(const kvf_cuda_endpoint *self, const kvf_cuda_card *card) {
+    static const unsigned char unknown[CUDA_ID_BYTES];
+    if (memcmp(card->host, self->card.host, CUDA_ID_BYTES) != 0 ||
+        memcmp(card->host, unknown, CUDA_ID_BYTES) == 0)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is on another host");
+    if (card->network != self->card.network)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another network namespace");
+    return KVF_OK;
+}
+
+/* One map for each device that we have memory on. */
+static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
+                              const kvf_cuda_region *regions) {
+    kvf_status status = KVF_OK;
+    for (uint32_t device = 0; device < KVF_CUDA_DEVICES_MAX && !status; device++) {
+        kvf_cuda_map *map = NULL;
+        if (!link->endpoint->copiers[device])
+            continue;
+        status = kvf_cuda_map_open(device, regions, card->region_count, link->same_process, &map);
+        if (!status) {
+            map->following = link->maps;
+            link->maps = map;
+        }
+    }
+    return status;
+}
+
+static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
+    kvf_cuda_hello hello = {.header = {CUDA_HELLO, 0},
+                            .version = CUDA_WIRE_VERSION,
+                            .generation = kvf_peer_generation(link->peer)};
+    memcpy(hello.key, card->key, CUDA_ID_BYTES);
+    memcpy(hello.from, link->endpoint->card.name, CUDA_ID_BYTES);
+    (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
+    return kvf_cuda_wire_send(link->fd, &hello, sizeof hello);
+}
+
+/* So that its end is seen though a child of its keeps the socket open. */
+static int process_of(int socket) {
+    pid_t process = 0;
+#ifdef SYS_pidfd_open
+    if (kvf_cuda_wire_process(socket, &process) == KVF_OK && process > 0)
+        return (int)syscall(SYS_pidfd_open, process, 0);
+#endif
+    (void)process, (void)socket;
+    return -1;
+}
+
+static void free_link(kvf_cuda_link *link) {
+    for (kvf_cuda_map *map = link->maps, *following; map; map = following) {
+        following = map->following;
+        kvf_cuda_map_close(map);
+    }
+    link->maps = NULL;
+    if (link->fd >= 0)
+        (void)close(link->fd);
+    if (link->process_fd >= 0)
+        (void)close(link->process_fd);
+    link->fd = link->process_fd = -1;
+}
+
+static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kvf_cuda_region *regions) {
+    kvf_status status = kvf_cuda_wire_connect(card->name, &link->fd);
+    if (status == KVF_E_AGAIN)
+        return kvf_fail(KVF_E_IO, "%s", kvf_error_detail());
+    if (status)
+        return status;
+    link->process_fd = process_of(link->fd);
+    status = map_regions(link, card, regions);
+    if (!status)
+        status = greet(link, card);
+    if (!status)
+        status = kvf_cuda_watch_add(link->endpoint, link->fd, &link->watch);
+    return status;
+}
+
+static bool has_memory(const kvf_cuda_endpoint *endpoint) {
+    for (uint32_t i = 0; i < endpoint->region_count; i++)
+        if (endpoint->regions[i].bytes > 0)
+            return true;
+    return false;
+}
+
+kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
+    kvf_cuda_endpoint *endpoint = self;
+    kvf_cuda_card card;
+    if (bytes == 0 || !has_memory(endpoint))
+        return kvf_fail(KVF_E_UNSUPPORTED, "%s has registered no CUDA memory",
+                        bytes == 0 ? "the peer" : "this endpoint");
+    if (bytes < sizeof card || (bytes - sizeof card) % sizeof(kvf_cuda_region) != 0)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes", bytes);
+    memcpy(&card, data, sizeof card);
+    if ((bytes - sizeof card) / sizeof(kvf_cuda_region) != card.region_count)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes for %u regions", bytes,
+                        card.region_count);
+    kvf_cuda_region *regions = kvf_copy((const char *)data + sizeof card, card.region_count, sizeof *regions);
+    kvf_cuda_link *link = kvf_alloc0(1, sizeof *link);
+    kvf_status status = regions && link ? check_place(endpoint, &card) : kvf_nomem("a peer");
+    if (!status)
+        status = check_sizes(&card, regions, peer);
+    if (!status) {
+        *link =
+            (kvf_cuda_link){.endpoint = endpoint,
+                            .peer = peer,
+                            .fd = -1,
+                            .process_fd = -1,
+                            .same_process = memcmp(card.process, endpoint->card.process, CUDA_ID_BYTES) == 0};
+        link->watch = (kvf_cuda_watch){CUDA_WATCH_LINK, link};
+        status = reach(link, &card, regions);
+        if (status)
+            free_link(link);
+    }
+    kvf_free(regions);
+    if (status) {
+        kvf_free(link);
+        return status;
+    }
+    KVF_LIST_ADD(endpoint->links, link);
+    *out = link;
+    return KVF_OK;
+}
+
+/* ---- a link ------------------------------------------------------------------------------------- */
+
+const char *kvf_cuda_link_way(const void *self) {
+    return ((const kvf_cuda_link *)self)->same_process ? "kernels, memory of this process"
+                                                       : "kernels, memory mapped by CUDA IPC";
+}
+
+kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes) {
+    const kvf_cuda_link *link = self;
+    kvf_cuda_notice notice = {.header = {CUDA_NOTICE, (uint32_t)bytes}};
+    KVF_ASSERT(bytes <= sizeof notice.data);
+    memcpy(notice.data, data, bytes);
+    return kvf_cuda_wire_send(link->fd, &notice, offsetof(kvf_cuda_notice, data) + bytes);
+}
+
+void kvf_cuda_link_report(kvf_cuda_link *link) {
+    kvf_peer *peer = link->peer;
+    if (!link->lost || !peer || kvf_cuda_copy_count(link) > 0)
+        return;
+    link->peer = NULL;
+    link->slices = (kvf_slices){0};
+    free_link(link);
+    kvf_peer_lost(peer, link->why);
+}
+
+/* Kernels of ours end by themselves, unless the device does nothing any more: then it is not waited for for ever, and what
+ * they touch stays mapped. */
+static bool settle(kvf_cuda_link *link) {
+    const uint64_t begun = kvf_cuda_now_ns();
+    kvf_cuda_link_lose(link, "the connection is closed");
+    for (;;) {
+        kvf_cuda_copy_poll(link);
+        if (kvf_cuda_copy_count(link) == 0)
+            return true;
+        if (kvf_cuda_now_ns() - begun > link->endpoint->patience_ns)
+            return false;
+        const struct timespec pause = {.tv_nsec = PAUSE_NS};
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
+void kvf_cuda_link_disconnect(void *self) {
+    kvf_cuda_link *link = self;
+    kvf_cuda_endpoint *endpoint = link->endpoint;
+    if (endpoint->first_to_go == link)
+        endpoint->first_to_go = link->following;
+    KVF_LIST_REMOVE(endpoint->links, link);
+    if (link->fd >= 0 && settle(link))
+        free_link(link);
+    kvf_free(link);
+}

@@ -1,0 +1,109 @@
+#include "transport/cuda/cuda.h"
+
+static bool is_there(const kvf_cuda_region *region) {
+    return region->bytes > 0;
+}
+
+static kvf_status check_region(const kvf_cuda_region *region, uint32_t i) {
+    if (region->bytes > region->allocation_bytes || region->offset > region->allocation_bytes - region->bytes)
+        return kvf_fail(KVF_E_PARSE, "region %u: %llu bytes at offset %llu of an allocation of %llu", i,
+                        (unsigned long long)region->bytes, (unsigned long long)region->offset,
+                        (unsigned long long)region->allocation_bytes);
+    return KVF_OK;
+}
+
+/* Another process's: engines' allocators put many regions into one allocation, which is opened once. */
+static kvf_status open_handle(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *region,
+                              uint32_t i, CUdeviceptr *out) {
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    CUresult result = cuda->cuIpcOpenMemHandle_v2(out, region->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result) {
+        (void)kvf_cuda_status(cuda, result, "opening a handle");
+        return kvf_fail_in(KVF_E_UNSUPPORTED, "region %u is freed, or this process may not map it: ", i);
+    }
+    map->opened[map->opened_count++] = *out;
+    result = cuda->cuMemGetAddressRange_v2(&base, &bytes, *out);
+    if (result)
+        return kvf_cuda_status(cuda, result, "asking what a handle has opened");
+    if (bytes < region->allocation_bytes)
+        return kvf_fail(KVF_E_PARSE, "region %u: its allocation has %llu bytes in the card and %zu here", i,
+                        (unsigned long long)region->allocation_bytes, bytes);
+    return KVF_OK;
+}
+
+static bool same_allocation(const kvf_cuda_region *a, const kvf_cuda_region *b) {
+    return a->base == b->base && memcmp(&a->handle, &b->handle, sizeof a->handle) == 0;
+}
+
+static kvf_status map_region(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
+                             uint32_t i, bool same_process) {
+    const kvf_cuda_region *region = &regions[i];
+    CUdeviceptr base = same_process ? region->base : 0;
+    for (uint32_t before = 0; before < i && !base; before++)
+        if (map->addresses[before] && same_allocation(&regions[before], region))
+            base = map->addresses[before] - regions[before].offset;
+    kvf_status status = base ? KVF_OK : open_handle(cuda, map, region, i, &base);
+    if (!status)
+        map->addresses[i] = base + region->offset;
+    return status;
+}
+
+/* The device of the peer's, by what both processes call it. */
+static kvf_status check_device(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *region,
+                               uint32_t i, bool same_process) {
+    const uint32_t other = kvf_cuda_device_with(cuda, &region->device);
+    if (other == KVF_CUDA_DEVICES_MAX)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "region %u is on a device that this process does not see (CUDA_VISIBLE_DEVICES)", i);
+    return same_process ? kvf_cuda_let_reach(device, other) : kvf_cuda_check_reach(cuda, device, other);
+}
+
+static kvf_status map_all(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
+                          uint32_t count, bool same_process) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (!is_there(&regions[i]))
+            continue;
+        status = check_region(&regions[i], i);
+        if (!status)
+            status = check_device(cuda, map->device, &regions[i], i, same_process);
+        if (!status)
+            status = map_region(cuda, map, regions, i, same_process);
+    }
+    return status;
+}
+
+kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, uint32_t count,
+                             bool same_process, kvf_cuda_map **out) {
+    const kvf_cuda *cuda;
+    kvf_cuda_map *map = kvf_alloc0(1, sizeof *map);
+    if (!map)
+        return kvf_nomem("a peer's memory");
+    map->device = device;
+    map->addresses = kvf_alloc0(count, sizeof *map->addresses);
+    map->opened = kvf_alloc0(count, sizeof *map->opened);
+    kvf_status status =
+        map->addresses && map->opened ? kvf_cuda_enter(device, &cuda) : kvf_nomem("a peer's memory");
+    if (!status) {
+        status = map_all(cuda, map, regions, count, same_process);
+        kvf_cuda_leave(cuda);
+    }
+    if (status)
+        kvf_cuda_map_close(map);
+    else
+        *out = map;
+    return status;
+}
+
+void kvf_cuda_map_close(kvf_cuda_map *map) {
+    const kvf_cuda *cuda;
+    if (map->opened && map->opened_count > 0 && kvf_cuda_enter(map->device, &cuda) == KVF_OK) {
+        while (map->opened_count > 0)
+            (void)cuda->cuIpcCloseMemHandle(map->opened[--map->opened_count]);
+        kvf_cuda_leave(cuda);
+    }
+    kvf_free(map->addresses);
+    kvf_free(map->opened);
+    kvf_free(map);
+}

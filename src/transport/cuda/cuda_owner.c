@@ -1,0 +1,194 @@
+#include "transport/cuda/cuda.h"
+
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define CLIENTS_MAX 1024u /* for all processes of this user */
+#define ACCEPTED 16       /* in one turn */
+#define PACKETS 64        /* of one client, in one turn */
+#define SECOND_NS 1000000000u
+
+_Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
+
+/* ---- who is connected --------------------------------------------------------------------------- */
+
+static void drop(kvf_cuda_client *client) {
+    kvf_cuda_endpoint *endpoint = client->endpoint;
+    KVF_LIST_REMOVE(endpoint->clients, client);
+    endpoint->client_count--;
+    (void)close(client->fd);
+    kvf_free(client);
+}
+
+static void say_refused(int fd, kvf_cuda_refusal why, uint64_t number) {
+    const kvf_cuda_refused refused = {{CUDA_REFUSED, why}, number};
+    (void)kvf_cuda_wire_send(fd, &refused, sizeof refused);
+}
+
+/* Its kernels may be reading: it is gone when it hangs up. */
+static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t number) {
+    if (client->refused)
+        return;
+    client->refused = true;
+    client->refused_ns = kvf_cuda_now_ns();
+    say_refused(client->fd, why, number);
+}
+
+static bool take_in(kvf_cuda_endpoint *endpoint, int fd) {
+    kvf_cuda_client *client = kvf_alloc0(1, sizeof *client);
+    if (!client)
+        return false;
+    client->endpoint = endpoint;
+    client->fd = fd;
+    client->watch = (kvf_cuda_watch){CUDA_WATCH_CLIENT, client};
+    if (kvf_cuda_watch_add(endpoint, fd, &client->watch)) {
+        kvf_free(client);
+        return false;
+    }
+    KVF_LIST_ADD(endpoint->clients, client);
+    endpoint->client_count++;
+    if (kvf_cuda_wire_process(fd, &client->process))
+        refuse(client, CUDA_REFUSED_USER, 0);
+    return true;
+}
+
+void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
+    for (int i = 0; i < ACCEPTED; i++) {
+        const int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            return;
+        const bool full = endpoint->client_count == CLIENTS_MAX;
+        if (full)
+            say_refused(fd, CUDA_REFUSED_FULL, CLIENTS_MAX);
+        if (full || !take_in(endpoint, fd))
+            (void)close(fd);
+    }
+}
+
+/* ---- what they say ------------------------------------------------------------------------------ */
+
+static void take_hello(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
+    kvf_cuda_endpoint *endpoint = client->endpoint;
+    const kvf_cuda_hello *hello = &packet->as.hello;
+    const uint64_t oldest = kvf_transport_oldest(endpoint->transport);
+    const kvf_cuda_header ready = {CUDA_READY, 0};
+    if (packet->bytes != sizeof *hello || client->known)
+        refuse(client, CUDA_REFUSED_PROTOCOL, 0);
+    else if (hello->version != CUDA_WIRE_VERSION)
+        refuse(client, CUDA_REFUSED_VERSION, CUDA_WIRE_VERSION);
+    else if (memcmp(hello->key, endpoint->card.key, CUDA_ID_BYTES) != 0)
+        refuse(client, CUDA_REFUSED_KEY, 0);
+    else if (kvf_fences_has(&endpoint->fences, hello->from))
+        refuse(client, CUDA_REFUSED_FENCED, 0);
+    else if (hello->generation < oldest)
+        refuse(client, CUDA_REFUSED_GENERATION, oldest);
+    if (client->refused)
+        return;
+    client->known = true;
+    client->generation = hello->generation;
+    memcpy(client->from, hello->from, CUDA_ID_BYTES);
+    memcpy(client->name, hello->name, sizeof client->name);
+    client->name[sizeof client->name - 1] = '\0';
+    kvf_fences_see(&endpoint->fences, client->from);
+    (void)kvf_cuda_wire_send(client->fd, &ready, sizeof ready);
+}
+
+static void take_notice(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
+    const uint32_t count = packet->as.header.count;
+    if (!client->known || count < 1 || count > CUDA_NOTICE_MAX ||
+        packet->bytes != offsetof(kvf_cuda_notice, data) + count)
+        refuse(client, CUDA_REFUSED_PROTOCOL, 0);
+    else /* room was made for it */
+        (void)kvf_deliver(client->endpoint->transport, client->name, packet->as.notice.data, count);
+}
+
+bool kvf_cuda_owner_read(kvf_cuda_client *client) {
+    kvf_cuda_endpoint *endpoint = client->endpoint;
+    kvf_cuda_packet *packet = &endpoint->packet;
+    for (int i = 0; i < PACKETS; i++) {
+        if (kvf_deliver_room(endpoint->transport, KVF_NOTICE_ROOM_MAX))
+            return true; /* a notice that waits, waits on */
+        kvf_status status = kvf_cuda_wire_receive(client->fd, packet);
+        if (status == KVF_E_AGAIN)
+            return false;
+        if (status == KVF_E_PEER_LOST) {
+            drop(client);
+            return false;
+        }
+        if (client->refused)
+            continue; /* until it hangs up */
+        if (status == KVF_OK && packet->as.header.kind == CUDA_HELLO)
+            take_hello(client, packet);
+        else if (status == KVF_OK && packet->as.header.kind == CUDA_NOTICE)
+            take_notice(client, packet);
+        else
+            refuse(client, CUDA_REFUSED_PROTOCOL, 0);
+    }
+    return true;
+}
+
+/* ---- taking memory back ------------------------------------------------------------------------- */
+
+kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
+    const uint64_t oldest = kvf_transport_oldest(endpoint->transport);
+    kvf_status status = KVF_OK;
+    for (kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
+        if (!client->known || client->generation >= oldest)
+            continue;
+        refuse(client, CUDA_REFUSED_GENERATION, oldest);
+        status = kvf_fail(KVF_E_AGAIN,
+                          "%s, process %ld, may be reading: it was told to let go of the memory %.1f s ago",
+                          client->name, (long)client->process,
+                          (double)(kvf_cuda_now_ns() - client->refused_ns) / SECOND_NS);
+    }
+    return status;
+}
+
+static kvf_status name_in(const void *part, size_t bytes, unsigned char name[CUDA_ID_BYTES]) {
+    kvf_cuda_card card;
+    if (bytes < sizeof card)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu and more", bytes,
+                        sizeof card);
+    memcpy(&card, part, sizeof card);
+    memcpy(name, card.name, CUDA_ID_BYTES);
+    return KVF_OK;
+}
+
+/* A reader writes nothing, so there is nothing to wait for. */
+kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
+    kvf_cuda_endpoint *endpoint = self;
+    unsigned char name[CUDA_ID_BYTES];
+    if (bytes == 0)
+        return KVF_E_NOT_FOUND; /* it has no CUDA memory, so it cannot be here */
+    kvf_status status = name_in(part, bytes, name);
+    if (!status)
+        status = kvf_fences_add(&endpoint->fences, name);
+    if (status)
+        return status;
+    for (kvf_cuda_client *client = endpoint->clients; client; client = client->following)
+        if (client->known && memcmp(client->from, name, CUDA_ID_BYTES) == 0)
+            refuse(client, CUDA_REFUSED_FENCED, 0);
+    return kvf_fences_seen(&endpoint->fences, name) ? KVF_OK : KVF_E_NOT_FOUND;
+}
+
+kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes) {
+    unsigned char name[CUDA_ID_BYTES];
+    if (bytes == 0)
+        return KVF_OK;
+    kvf_status status = name_in(part, bytes, name);
+    if (!status)
+        kvf_fences_remove(&((kvf_cuda_endpoint *)self)->fences, name);
+    return status;
+}
+
+void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint) {
+    kvf_cuda_gate_enter();
+    while (endpoint->clients)
+        drop(endpoint->clients);
+    if (endpoint->listen_fd >= 0)
+        (void)close(endpoint->listen_fd);
+    endpoint->listen_fd = -1;
+    kvf_cuda_gate_leave();
+}

@@ -1,0 +1,123 @@
+/*
+ * What two endpoints with CUDA memory say to each other over a Unix socket: one packet a message, each beginning with a
+ * header. The side that connects reads, the side it connects to owns the memory.
+ *
+ *     reader                              owner
+ *     HELLO key                    ->     checks it
+ *                                  <-     READY; or REFUSED why, at any time
+ *     (its kernels read the owner's memory, without a word)
+ *     NOTICE bytes                 ->
+ *     hangs up                            its kernels are over, and the memory is not mapped there any more
+ *
+ * Both sides run on the same machine, so numbers are as the machine has them. Neither side trusts the other: lengths are
+ * checked by whoever receives them. That a process has died is seen as that it has hung up.
+ */
+#ifndef KVF_TRANSPORT_CUDA_WIRE_H
+#define KVF_TRANSPORT_CUDA_WIRE_H
+
+#include <sys/types.h>
+
+#include "cuda/driver.h"
+
+#define CUDA_WIRE_VERSION 1u
+#define CUDA_ID_BYTES 16
+#define CUDA_NAME_BYTES 256
+#define CUDA_NOTICE_MAX 4096u
+
+typedef enum kvf_cuda_kind {
+    CUDA_HELLO = 1,
+    CUDA_READY = 2,
+    CUDA_NOTICE = 3,
+    CUDA_REFUSED = 4
+} kvf_cuda_kind;
+
+/** Why an owner does not talk to a reader. */
+typedef enum kvf_cuda_refusal {
+    CUDA_REFUSED_VERSION = 1,
+    CUDA_REFUSED_KEY = 2,
+    CUDA_REFUSED_FENCED = 3,
+    CUDA_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
+    CUDA_REFUSED_USER = 5,
+    CUDA_REFUSED_GENERATION = 6, /**< the card speaks of memory that is not there any more */
+    CUDA_REFUSED_FULL = 7,       /**< the owner has as many connections as it takes */
+} kvf_cuda_refusal;
+
+typedef struct kvf_cuda_header {
+    uint32_t kind;
+    uint32_t count; /**< bytes of a notice, or a kvf_cuda_refusal; else 0 */
+} kvf_cuda_header;
+
+typedef struct kvf_cuda_hello {
+    kvf_cuda_header header;
+    uint32_t version, unused;
+    uint64_t generation;               /**< of the owner's memory, as the card says */
+    unsigned char key[CUDA_ID_BYTES];  /**< of the card */
+    unsigned char from[CUDA_ID_BYTES]; /**< the name in the sender's own card */
+    char name[CUDA_NAME_BYTES];        /**< the sender's own, with its NUL */
+} kvf_cuda_hello;
+
+typedef struct kvf_cuda_refused {
+    kvf_cuda_header header;
+    uint64_t number; /**< the oldest generation of which a card may speak; or the limit that is reached */
+} kvf_cuda_refused;
+
+typedef struct kvf_cuda_notice {
+    kvf_cuda_header header;
+    unsigned char data[CUDA_NOTICE_MAX]; /**< only header.count are sent */
+} kvf_cuda_notice;
+
+/** A message that came in. */
+typedef struct kvf_cuda_packet {
+    union {
+        kvf_cuda_header header;
+        kvf_cuda_hello hello;
+        kvf_cuda_refused refused;
+        kvf_cuda_notice notice;
+    } as;
+    size_t bytes;
+} kvf_cuda_packet;
+
+/** This fabric's part of a card: this, and `region_count` regions. */
+typedef struct kvf_cuda_card {
+    unsigned char host[CUDA_ID_BYTES];
+    unsigned char process[CUDA_ID_BYTES]; /**< the same for all endpoints of a process */
+    unsigned char name[CUDA_ID_BYTES];    /**< of the socket: everybody on the machine can see it */
+    unsigned char key[CUDA_ID_BYTES];     /**< nobody can see it */
+    uint64_t network;                     /**< of the name: the network namespace it is in */
+    uint32_t region_count, unused;
+} kvf_cuda_card;
+
+/** Where a region is: at an offset of an allocation, of which there is a handle. All zero: there is none. */
+typedef struct kvf_cuda_region {
+    CUipcMemHandle handle;
+    CUuuid device;
+    uint64_t base;             /**< of the allocation, in the owner's process */
+    uint64_t allocation_bytes; /**< a handle opens all of it */
+    uint64_t offset;
+    uint64_t bytes;
+} kvf_cuda_region;
+
+/** Makes the socket that a card names; it listens. */
+kvf_status kvf_cuda_wire_listen(const unsigned char name[CUDA_ID_BYTES], int *out);
+
+/**
+ * Connects to it.
+ *
+ * @return KVF_OK, KVF_E_PEER_LOST (nobody listens), KVF_E_PERMISSION (another user's), KVF_E_AGAIN (its queue is full),
+ *         KVF_E_IO
+ */
+kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *out);
+
+/** Who is at the other end. KVF_E_PERMISSION unless it runs as our user, or as root. */
+kvf_status kvf_cuda_wire_process(int socket, pid_t *out);
+
+/** A number for the network namespace, in which socket names live; 0 when unknown. */
+uint64_t kvf_cuda_wire_network(void);
+
+/** Sends one message. Never blocks. @return KVF_OK, KVF_E_AGAIN (it does not read), KVF_E_PEER_LOST, KVF_E_IO */
+kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes);
+
+/** Receives one. Never blocks. @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (no header) */
+kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out);
+
+#endif

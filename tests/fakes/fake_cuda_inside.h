@@ -1,0 +1,85 @@
+/*
+ * What the files of the stand-in for the CUDA driver share: fake_cuda.c (devices, contexts, and what tests say),
+ * fake_cuda_memory.c, fake_cuda_streams.c.
+ */
+#ifndef FAKE_CUDA_INSIDE_H
+#define FAKE_CUDA_INSIDE_H
+
+#include <pthread.h>
+
+#include "cuda/driver.h"
+#include "fake_cuda.h"
+
+enum {
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    PEER_ACCESS_UNSUPPORTED = 217,
+    NOT_FOUND = 500,
+    ILLEGAL_ADDRESS = 700,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
+};
+
+#define DEPTH 16u
+
+/* Each as kvferry declares it. */
+#define DECLARE(name, arguments) __attribute__((visibility("default"))) CUresult name arguments;
+KVF_CUDA_FUNCTIONS(DECLARE)
+#undef DECLARE
+
+struct CUctx_st {
+    int device;
+};
+
+/* Of the whole process; `lock` guards what is not set by the test. */
+typedef struct fake_cuda {
+    pthread_mutex_t lock;
+    size_t left;
+    uint64_t delay_ns;
+    int stuck;
+    bool vmm; /* what is allocated is as of cuMemCreate() */
+} fake_cuda;
+
+extern fake_cuda fake;
+
+/** Contexts that this thread has pushed. */
+extern _Thread_local CUcontext fake_current[DEPTH];
+extern _Thread_local unsigned fake_depth;
+
+/** What a test wants a function to give; 0: what it gives. */
+CUresult fake_told(const char *function);
+
+#define MEMORY_OF_DEVICE (1ull << 30) /* bytes, of each */
+
+/* What every call that needs a context begins with. */
+#define BEGIN                                                                                                \
+    do {                                                                                                     \
+        const CUresult told_result = fake_told(__func__);                                                    \
+        if (told_result)                                                                                     \
+            return told_result;                                                                              \
+        if (fake.stuck)                                                                                      \
+            return fake.stuck;                                                                               \
+        if (fake_depth == 0)                                                                                 \
+            return INVALID_CONTEXT;                                                                          \
+    } while (0)
+
+/* ---- memory: needs the lock ---- */
+
+/** Of a kernel or a copy: where the host finds so many bytes; a place that is nowhere ends the context. */
+void *fake_reach(uint64_t address, uint64_t bytes);
+
+/** Whether the driver knows the address. */
+bool fake_knows(uint64_t address);
+
+/** Frees memory of a device. */
+CUresult fake_free(uint64_t address);
+
+/* ---- streams: needs the lock ---- */
+
+/** Does what is due on all streams. */
+void fake_advance(void);
+
+#endif

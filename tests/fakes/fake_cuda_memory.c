@@ -1,0 +1,281 @@
+/* Memory of the stand-in: of devices, of the host that devices know, and of other processes. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fake_cuda_inside.h"
+
+#define RANGES 4096u
+
+typedef enum range_kind { FREE, DEVICE, MAPPED, HOST, PINNED } range_kind;
+
+/* Memory that devices reach. */
+typedef struct range {
+    range_kind kind;
+    uint64_t address;
+    unsigned char *shadow; /* what is there */
+    size_t bytes;
+    int file, device;
+    bool vmm; /* as of cuMemCreate(): no handle is given for it */
+} range;
+
+static range ranges[RANGES];
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+static bool has(const range *of, uint64_t address) {
+    return of->kind != FREE && address >= of->address && address - of->address < of->bytes;
+}
+
+/* Kernels ask for every vector, and mostly for the same two ranges in turn. */
+static range *range_at(uint64_t address) {
+    static _Thread_local range *last[2];
+    for (int i = 0; i < 2; i++)
+        if (last[i] && has(last[i], address))
+            return last[i];
+    for (size_t i = 0; i < RANGES; i++)
+        if (has(&ranges[i], address)) {
+            last[0] = last[1];
+            return last[1] = &ranges[i];
+        }
+    return NULL;
+}
+
+bool fake_knows(uint64_t address) {
+    return range_at(address) != NULL;
+}
+
+void *fake_cuda_look(uint64_t address) {
+    const range *found = range_at(address);
+    return found ? found->shadow + (address - found->address) : NULL;
+}
+
+uint64_t fake_cuda_address(const void *found) {
+    const unsigned char *at = found;
+    for (size_t i = 0; i < RANGES; i++)
+        if (ranges[i].kind != FREE && at >= ranges[i].shadow && at < ranges[i].shadow + ranges[i].bytes)
+            return ranges[i].address + (uint64_t)(at - ranges[i].shadow);
+    return 0;
+}
+
+void *fake_reach(uint64_t address, uint64_t bytes) {
+    static _Alignas(64) unsigned char nowhere[64];
+    const range *found = range_at(address);
+    if (!found || bytes > found->bytes - (address - found->address)) {
+        fake.stuck = ILLEGAL_ADDRESS;
+        return nowhere;
+    }
+    return found->shadow + (address - found->address);
+}
+
+static range *new_range(void) {
+    for (size_t i = 0; i < RANGES; i++)
+        if (ranges[i].kind == FREE)
+            return &ranges[i];
+    return NULL;
+}
+
+/* Maps a file twice, see above; takes the file. */
+static CUresult map(int file, size_t bytes, range_kind kind, CUdeviceptr *out) {
+    range *made = new_range();
+    void *address = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
+    void *shadow = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (!made || address == MAP_FAILED || shadow == MAP_FAILED) {
+        (void)close(file);
+        return OUT_OF_MEMORY;
+    }
+    *made = (range){kind, (uint64_t)(uintptr_t)address,         shadow,  bytes,
+                    file, fake_current[fake_depth - 1]->device, fake.vmm};
+    fake.left++;
+    *out = made->address;
+    return 0;
+}
+
+static CUresult unmap(uint64_t address, range_kind kind) {
+    range *found = range_at(address);
+    if (!found || found->address != address || found->kind != kind)
+        return INVALID_VALUE;
+    (void)munmap((void *)(uintptr_t)found->address, found->bytes);
+    (void)munmap(found->shadow, found->bytes);
+    (void)close(found->file);
+    found->kind = FREE;
+    fake.left--;
+    return 0;
+}
+
+CUresult fake_free(uint64_t address) {
+    return unmap(address, DEVICE);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake_advance();
+    const CUresult result = unmap(address, DEVICE);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+static CUresult allocate(CUdeviceptr *address, size_t bytes) {
+    const int file = bytes > 0 && bytes <= MEMORY_OF_DEVICE ? memfd_create("fake_cuda", MFD_CLOEXEC) : -1;
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0)
+        return bytes == 0 ? INVALID_VALUE : OUT_OF_MEMORY;
+    return map(file, bytes, DEVICE, address);
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = allocate(address, bytes);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+static CUresult note_host(void *address, size_t bytes, range_kind kind) {
+    range *made = new_range();
+    if (range_at((uint64_t)(uintptr_t)address))
+        return ALREADY_REGISTERED;
+    if (!made)
+        return OUT_OF_MEMORY;
+    *made = (range){kind, (uint64_t)(uintptr_t)address, address, bytes, -1, -1, false};
+    fake.left++;
+    return 0;
+}
+
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+    BEGIN;
+    (void)flags;
+    (void)pthread_mutex_lock(&fake.lock);
+    *address = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    const CUresult result = *address ? note_host(*address, bytes, HOST) : OUT_OF_MEMORY;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
+    BEGIN;
+    (void)flags;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = note_host(address, bytes, PINNED);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+static CUresult forget_host(void *address, range_kind kind) {
+    range *found = range_at((uint64_t)(uintptr_t)address);
+    if (!found || found->kind != kind || found->address != (uint64_t)(uintptr_t)address)
+        return kind == HOST ? INVALID_VALUE : NOT_REGISTERED;
+    found->kind = FREE;
+    fake.left--;
+    return 0;
+}
+
+CUresult cuMemHostUnregister(void *address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = forget_host(address, PINNED);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+CUresult cuMemFreeHost(void *address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = forget_host(address, HOST);
+    if (result == 0)
+        free(address);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const range *found = range_at(address);
+    const bool of_device = found && (found->kind == DEVICE || found->kind == MAPPED);
+    const int known = attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? (of_device ? CU_MEMORYTYPE_DEVICE : 1)
+                                                                    : (found ? found->device : -1);
+    (void)pthread_mutex_unlock(&fake.lock);
+    if (!found)
+        return INVALID_VALUE;
+    *(int *)value = known;
+    return 0;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const range *found = range_at(address);
+    if (found) {
+        *base = found->address;
+        *bytes = found->bytes;
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return found ? 0 : INVALID_VALUE;
+}
+
+/* ---- memory of other processes ------------------------------------------------------------------ */
+
+/* What stands in a handle: a file of the process that gave it, and which one it was then. */
+typedef struct handle {
+    long process, file;
+    uint64_t bytes, inode;
+} handle;
+
+static uint64_t inode_of(int file) {
+    struct stat found;
+    return fstat(file, &found) == 0 ? (uint64_t)found.st_ino : 0;
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
+    BEGIN;
+    handle made = {.process = getpid()};
+    (void)pthread_mutex_lock(&fake.lock);
+    const range *found = range_at(address);
+    const bool good = found && found->kind == DEVICE && !found->vmm;
+    if (good) {
+        made.file = found->file;
+        made.bytes = found->bytes;
+        made.inode = inode_of(found->file);
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    memset(out, 0, sizeof *out);
+    memcpy(out, &made, sizeof made);
+    return good ? 0 : INVALID_VALUE;
+}
+
+static CUresult open_handle(const handle *given, CUdeviceptr *address) {
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/%ld/fd/%ld", given->process, given->file);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file >= 0 && given->bytes > 0 && inode_of(file) == given->inode)
+        return map(file, given->bytes, MAPPED, address);
+    if (file >= 0)
+        (void)close(file);
+    return INVALID_VALUE;
+}
+
+/* As the driver: not in the process that gave it. */
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle bytes, unsigned flags) {
+    BEGIN;
+    (void)flags;
+    handle given;
+    memcpy(&given, &bytes, sizeof given);
+    if (given.process == getpid())
+        return INVALID_CONTEXT;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = open_handle(&given, address);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = unmap(address, MAPPED);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}

@@ -1,0 +1,301 @@
+/* Streams and events of the stand-in, and the kernels that run on them. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "fake_cuda_inside.h"
+
+typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, RELEASE } action_kind;
+
+struct CUevent_st {
+    unsigned pending; /* records on streams that have not been reached */
+};
+
+struct CUfunc_st {
+    const char *name;
+    void (*run)(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks);
+};
+
+typedef struct action {
+    action_kind kind;
+    uint64_t due_ns, to, from;
+    size_t bytes;
+    unsigned char value;
+    CUevent event;
+    CUfunction function;
+    uint32_t count, tiles, blocks;
+    struct action *next;
+} action;
+
+struct CUstream_st {
+    action *first, **last;
+    struct CUstream_st *next;
+};
+
+static struct CUstream_st *streams;
+
+/* ---- kernels ------------------------------------------------------------------------------------ */
+
+#define KVF_DEVICE static inline
+#define KVF_UNROLL
+#define KVF_REACH(address) fake_reach(address, 1)
+#include "cuda/kernel_move.h"
+
+static void move_cells(uint64_t boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
+    const kvf_cuda_box *given = fake_reach(boxes, count * sizeof *given);
+    for (uint32_t block = 0; block < blocks && !fake.stuck; block++)
+        for (uint32_t thread = 0; thread < KVF_TILE_THREADS && !fake.stuck; thread++)
+            kvf_move_thread(given, count, tiles, convert, block, blocks, thread);
+}
+
+static void copy_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+    move_cells(boxes, count, tiles, false, blocks);
+}
+
+static void convert_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+    move_cells(boxes, count, tiles, true, blocks);
+}
+
+static struct CUfunc_st kernels[] = {{"kvf_copy_cells", copy_cells}, {"kvf_convert_cells", convert_cells}};
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    BEGIN;
+    static int loaded;
+    /* Machine code is an ELF file, and PTX a text that begins with a comment. */
+    if (memcmp(image, "\177ELF", 4) != 0 && memcmp(image, "//", 2) != 0)
+        return INVALID_IMAGE;
+    *module = (CUmodule)(void *)&loaded;
+    fake.left++;
+    return 0;
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+    BEGIN;
+    (void)module;
+    fake.left--;
+    return 0;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+    BEGIN;
+    (void)module;
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (strcmp(kernels[i].name, name) == 0) {
+            *function = &kernels[i];
+            return 0;
+        }
+    return NOT_FOUND;
+}
+
+/* ---- streams ------------------------------------------------------------------------------------ */
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Memory of the host that the driver does not know may be copied, too. */
+static void copy(const action *todo) {
+    const void *source =
+        fake_knows(todo->from) ? fake_reach(todo->from, todo->bytes) : (const void *)(uintptr_t)todo->from;
+    void *target = fake_knows(todo->to) ? fake_reach(todo->to, todo->bytes) : (void *)(uintptr_t)todo->to;
+    if (!fake.stuck)
+        memcpy(target, source, todo->bytes);
+}
+
+static void fill(const action *todo) {
+    void *target = fake_reach(todo->to, todo->bytes);
+    if (!fake.stuck)
+        memset(target, todo->value, todo->bytes);
+}
+
+/* Does the first thing of a stream; false: it cannot be done yet. */
+static bool step(CUstream stream, uint64_t now) {
+    action *todo = stream->first;
+    if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->pending > 0))
+        return false;
+    if (!fake.stuck) {
+        switch (todo->kind) {
+        case COPY:
+            copy(todo);
+            break;
+        case FILL:
+            fill(todo);
+            break;
+        case LAUNCH:
+            todo->function->run(todo->from, todo->count, todo->tiles, todo->blocks);
+            break;
+        case RELEASE:
+            (void)fake_free(todo->to);
+            break;
+        case RECORD:
+        case WAIT:
+            break;
+        }
+    }
+    if (todo->kind == RECORD)
+        todo->event->pending--;
+    stream->first = todo->next;
+    if (!stream->first)
+        stream->last = &stream->first;
+    free(todo);
+    return true;
+}
+
+void fake_advance(void) {
+    const uint64_t now = now_ns();
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (CUstream at = streams; at; at = at->next)
+            moved |= step(at, now);
+    }
+}
+
+static CUresult put(CUstream stream, action given) {
+    action *made = malloc(sizeof *made);
+    if (!made)
+        return OUT_OF_MEMORY;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake_advance();
+    given.due_ns = now_ns() + fake.delay_ns;
+    given.next = NULL;
+    *made = given;
+    if (given.kind == RECORD)
+        given.event->pending++;
+    *stream->last = made;
+    stream->last = &made->next;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return 0;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
+    BEGIN;
+    (void)flags;
+    if (priority > 0 || priority < -5)
+        return INVALID_VALUE;
+    CUstream made = calloc(1, sizeof *made);
+    if (!made)
+        return OUT_OF_MEMORY;
+    made->last = &made->first;
+    (void)pthread_mutex_lock(&fake.lock);
+    made->next = streams;
+    streams = made;
+    fake.left++;
+    (void)pthread_mutex_unlock(&fake.lock);
+    *stream = made;
+    return 0;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    BEGIN;
+    for (;;) {
+        (void)pthread_mutex_lock(&fake.lock);
+        fake_advance();
+        const bool done = !stream->first;
+        (void)pthread_mutex_unlock(&fake.lock);
+        if (done)
+            return fake.stuck;
+        const struct timespec pause = {.tv_nsec = 100000};
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
+/* As the driver: what is on the stream is still done. */
+CUresult cuStreamDestroy_v2(CUstream stream) {
+    const CUresult result = cuStreamSynchronize(stream);
+    if (result)
+        return result;
+    (void)pthread_mutex_lock(&fake.lock);
+    CUstream *at = &streams;
+    while (*at != stream)
+        at = &(*at)->next;
+    *at = stream->next;
+    fake.left--;
+    (void)pthread_mutex_unlock(&fake.lock);
+    free(stream);
+    return 0;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    BEGIN;
+    (void)flags;
+    return put(stream, (action){.kind = WAIT, .event = event});
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    BEGIN;
+    (void)stream;
+    return cuMemAlloc_v2(address, bytes);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    BEGIN;
+    return put(stream, (action){.kind = RELEASE, .to = address});
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
+    BEGIN;
+    return put(stream, (action){.kind = FILL, .to = address, .value = value, .bytes = count});
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    BEGIN;
+    return put(stream, (action){.kind = COPY, .to = to, .from = (uint64_t)(uintptr_t)from, .bytes = bytes});
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    BEGIN;
+    return put(stream, (action){.kind = COPY, .to = (uint64_t)(uintptr_t)to, .from = from, .bytes = bytes});
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    BEGIN;
+    return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void **arguments, void **extra) {
+    BEGIN;
+    (void)shared_bytes;
+    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_TILE_THREADS || block_y != 1 ||
+        block_z != 1 || extra)
+        return INVALID_VALUE;
+    return put(stream, (action){.kind = LAUNCH,
+                                .function = function,
+                                .from = *(uint64_t *)arguments[0],
+                                .count = *(uint32_t *)arguments[1],
+                                .tiles = *(uint32_t *)arguments[2],
+                                .blocks = grid_x});
+}
+
+/* ---- events ------------------------------------------------------------------------------------- */
+
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
+    BEGIN;
+    (void)flags;
+    *event = calloc(1, sizeof **event);
+    fake.left += *event != NULL;
+    return *event ? 0 : OUT_OF_MEMORY;
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+    BEGIN;
+    free(event);
+    fake.left--;
+    return 0;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    BEGIN;
+    return put(stream, (action){.kind = RECORD, .event = event});
+}
+
+CUresult cuEventQuery(CUevent event) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake_advance();
+    const bool pending = event->pending > 0;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return fake.stuck ? fake.stuck : pending ? CUDA_NOT_READY : 0;
+}

@@ -1,0 +1,227 @@
+/*
+ * Two processes that share one device, or have one each: a producer with its cache in the device's memory, and a consumer
+ * that pulls from it, by every transport between processes. Every cell is compared; cells that the producer has changed
+ * meanwhile must be found wrong.
+ *
+ * Both are this program, started again as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <kvferry/agent.h>
+
+#include "cuda/device_image.h"
+#include "devices.h"
+#include "shapes.h"
+
+enum { LAYERS = 3, HEADS = 4, ELEMENTS = 64, TOKENS = 150, BLOCKS = 24, PATIENCE_S = 60 };
+#define SECOND 1000000000ull
+
+typedef struct side {
+    kvf_model *model;
+    kvf_engine *engine;
+    kvf_agent *agent;
+    void *seen[LAYERS]; /* where this process reads and writes what the device has */
+    uint32_t table[BLOCKS];
+} side;
+
+static void open_side(side *s, const char *name, const char *transport, uint32_t device,
+                      uint32_t block_tokens, const char *order, uint32_t first_block) {
+    const kvf_engine_spec spec = {
+        .struct_size = sizeof spec,
+        .name = name,
+        .tp_size = 1,
+        .all = {.tokens_per_block = block_tokens, .block_count = BLOCKS, .order = order}};
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .transport = transport, .own_thread = true};
+    kvf_memory regions[LAYERS];
+    s->model = attention(LAYERS, HEADS, ELEMENTS);
+    assert_ok(kvf_engine_build(s->model, &spec, &s->engine));
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->engine, 0));
+    assert_int_equal(shard->region_count, LAYERS);
+    for (uint32_t i = 0; i < LAYERS; i++)
+        regions[i] = device_memory(device, shard->region_bytes[i], &s->seen[i]);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        s->table[i] = (first_block + 7 * i) % BLOCKS;
+    assert_ok(kvf_agent_open(s->engine, 0, &options, &s->agent));
+    assert_ok(kvf_agent_register(s->agent, regions, LAYERS));
+}
+
+static void close_side(side *s) {
+    kvf_agent_close(s->agent);
+    kvf_engine_free(s->engine);
+    kvf_model_free(s->model);
+    devices_free();
+}
+
+static kvf_agent_request request_for(const side *s, kvf_group_steps *steps) {
+    const uint32_t block_tokens = kvf_shard_get(kvf_engine_shard(s->engine, 0))->groups[0].tokens_per_block;
+    *steps =
+        (kvf_group_steps){.table = {s->table, (TOKENS + block_tokens - 1) / block_tokens, 0}, .end = TOKENS};
+    return (kvf_agent_request){.struct_size = sizeof(kvf_agent_request),
+                               .id = {"r", 1},
+                               .groups = steps,
+                               .group_count = 1,
+                               .deadline_ns = PATIENCE_S * SECOND};
+}
+
+/* The event of a ticket must say that all is well. */
+static void await(kvf_agent *agent, uint64_t ticket) {
+    kvf_event event = {.struct_size = sizeof event};
+    do {
+        assert_ok(kvf_agent_wait(agent, PATIENCE_S * SECOND));
+        assert_ok(kvf_agent_next_event(agent, &event));
+    } while (event.ticket != ticket);
+    if (event.kind != KVF_EVENT_DONE)
+        fail_msg("%s", event.detail);
+}
+
+/* ---- cells -------------------------------------------------------------------------------------- */
+
+static unsigned char content(uint32_t layer, uint32_t part, uint32_t token, uint32_t head, uint64_t byte) {
+    const uint64_t cell = (((uint64_t)layer * 2 + part) * TOKENS + token) * HEADS + head + 1;
+    return (unsigned char)((cell * 1000003u + byte * 10007u) >> 5);
+}
+
+/* Writes all cells, or counts those that are wrong; `change` is added to each byte. */
+static uint32_t go_over(const side *s, bool write, unsigned char change) {
+    const kvf_shard *shard = kvf_engine_shard(s->engine, 0);
+    const uint32_t block_tokens = kvf_shard_get(shard)->groups[0].tokens_per_block;
+    uint32_t wrong = 0;
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t part = 0; part < 2; part++)
+            for (uint32_t token = 0; token < TOKENS; token++)
+                for (uint32_t head = 0; head < HEADS; head++) {
+                    kvf_cell_location at = {.struct_size = sizeof at};
+                    assert_ok(kvf_shard_locate(shard, 0, layer, part, s->table[token / block_tokens],
+                                               token % block_tokens, head, &at));
+                    unsigned char *cell = (unsigned char *)s->seen[at.region] + at.offset;
+                    bool same = true;
+                    for (uint64_t i = 0; i < at.bytes; i++) {
+                        const unsigned char wanted =
+                            (unsigned char)(content(layer, part, token, head, i) + change);
+                        if (write)
+                            cell[i] = wanted;
+                        same = same && cell[i] == wanted;
+                    }
+                    wrong += !same;
+                }
+    return wrong;
+}
+
+/* ---- the producer ------------------------------------------------------------------------------- */
+
+/* Holds a request of the bytes as they are, and one of changed bytes after each word that it hears. Says where it is met
+ * when it holds, and again when the request is over. */
+static void produce(const char *transport, int hears, int says) {
+    side p;
+    char endpoint[256] = "", word;
+    open_side(&p, "P", transport, 0, 16, "L|BPNH", 3);
+    (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_agent_endpoint(p.agent));
+    (void)go_over(&p, true, 0);
+    for (unsigned char change = 0;; change++) {
+        kvf_group_steps steps;
+        const kvf_agent_request held = request_for(&p, &steps);
+        uint64_t ticket;
+        (void)go_over(&p, true, change);
+        assert_ok(kvf_agent_hold(p.agent, &held, &ticket));
+        assert_int_equal(write(says, endpoint, sizeof endpoint), sizeof endpoint);
+        await(p.agent, ticket);
+        assert_int_equal(write(says, endpoint, sizeof endpoint), sizeof endpoint);
+        if (read(hears, &word, 1) != 1)
+            break;
+    }
+    close_side(&p);
+}
+
+/* ---- the consumer ------------------------------------------------------------------------------- */
+
+/* Whoever closed its agent before the producer knows of the end, would let it wait for its lease. */
+static void pull(side *d, int hears) {
+    char endpoint[256];
+    kvf_group_steps steps;
+    kvf_agent_request wanted = request_for(d, &steps);
+    uint64_t ticket;
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+    wanted.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
+    assert_ok(kvf_agent_pull(d->agent, &wanted, &ticket));
+    await(d->agent, ticket);
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+}
+
+static void consume(const char *transport, int hears, int says) {
+    side d;
+    open_side(&d, "D", transport, 1, 24, "L|BPHN", 0);
+    const uint32_t all = LAYERS * 2 * TOKENS * HEADS;
+    assert_int_equal(go_over(&d, false, 0), all);
+    pull(&d, hears);
+    assert_int_equal(go_over(&d, false, 0), 0);
+    /* The control: changed bytes are wrong, and are the changed ones. */
+    assert_int_equal(write(says, "c", 1), 1);
+    pull(&d, hears);
+    assert_int_equal(go_over(&d, false, 0), all);
+    assert_int_equal(go_over(&d, false, 1), 0);
+    close_side(&d);
+}
+
+/* ---- both --------------------------------------------------------------------------------------- */
+
+static int play(const char *role, const char *transport, const char *hears, const char *says) {
+    const int in = (int)strtol(hears, NULL, 10), out = (int)strtol(says, NULL, 10);
+    devices_open();
+    if (strcmp(role, "produce") == 0)
+        produce(transport, in, out);
+    else
+        consume(transport, in, out);
+    return 0;
+}
+
+/* A process that hears by one pipe and says by the other. */
+static pid_t start(const char *role, const char *transport, const int hears[2], const int says[2]) {
+    char in[16], out[16];
+    (void)snprintf(in, sizeof in, "%d", hears[0]);
+    (void)snprintf(out, sizeof out, "%d", says[1]);
+    const pid_t child = fork();
+    if (child != 0)
+        return child;
+    (void)close(hears[1]);
+    (void)close(says[0]);
+    (void)execl("/proc/self/exe", "agent_device_processes_test", role, transport, in, out, (char *)NULL);
+    _exit(1);
+}
+
+static void a_pull_goes_from_process_to_process(void **state) {
+    int to_producer[2], to_consumer[2], how[2] = {-1, -1};
+    assert_int_equal(pipe(to_producer), 0);
+    assert_int_equal(pipe(to_consumer), 0);
+    const pid_t producer = start("produce", *state, to_producer, to_consumer);
+    const pid_t consumer = start("consume", *state, to_consumer, to_producer);
+    for (int i = 0; i < 2; i++) {
+        (void)close(to_producer[i]);
+        (void)close(to_consumer[i]);
+    }
+    assert_int_equal(waitpid(consumer, &how[0], 0), consumer);
+    assert_int_equal(waitpid(producer, &how[1], 0), producer);
+    assert_int_equal(how[0], 0);
+    assert_int_equal(how[1], 0);
+}
+
+int main(int argument_count, char **arguments) {
+    if (argument_count == 5)
+        return play(arguments[1], arguments[2], arguments[3], arguments[4]);
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    static char automatic[] = "auto", shm[] = "shm", messages[] = "messages";
+    const struct CMUnitTest tests[] = {
+        {"a_pull_goes_from_process_to_process (auto)", a_pull_goes_from_process_to_process, NULL, NULL,
+         automatic},
+        {"a_pull_goes_from_process_to_process (shm)", a_pull_goes_from_process_to_process, NULL, NULL, shm},
+        {"a_pull_goes_from_process_to_process (messages)", a_pull_goes_from_process_to_process, NULL, NULL,
+         messages},
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+#include "cuda_owner.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LEAD 512u /* of the allocation, before the first region and between them */
+#define TOKENS 150u
+
+void engines_open(device_engines *known) {
+    const kvf_engine_spec here = {.struct_size = sizeof here,
+                                  .tp_size = 2,
+                                  .all = {.tokens_per_block = 8, .block_count = 40, .order = "L|BPNH"}},
+                          there = {.struct_size = sizeof there,
+                                   .tp_size = 1,
+                                   .all = {.tokens_per_block = 16, .block_count = 20, .order = "L|BPHN"}};
+    known->engines = pair_of(attention(3, 4, 24), &here, &there);
+    sequence_open(&known->here, kvf_engine_shard(known->engines.local, 0), TOKENS, 1);
+    sequence_open(&known->there, kvf_engine_shard(known->engines.remote, 0), TOKENS, 2);
+}
+
+void engines_close(device_engines *known) {
+    sequence_close(&known->here);
+    sequence_close(&known->there);
+    free_pair(&known->engines);
+}
+
+/* ---- a cache ------------------------------------------------------------------------------------ */
+
+static void *next_part(void *context, uint64_t bytes) {
+    device_cache *cache = context;
+    void *part = cache->seen + cache->used;
+    cache->used += (bytes + LEAD - 1) / LEAD * LEAD + LEAD;
+    return part;
+}
+
+void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
+                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device) {
+    const kvf_cuda *cuda;
+    const kvf_shard_desc *desc = kvf_shard_get(shard);
+    uint64_t bytes = LEAD;
+    *cache = (device_cache){.device = device, .used = LEAD};
+    assert_true(desc->region_count <= CACHE_REGIONS_MAX);
+    for (uint32_t i = 0; i < desc->region_count; i++)
+        bytes += (desc->region_bytes[i] + LEAD - 1) / LEAD * LEAD + LEAD;
+    assert_ok(kvf_cuda_enter(device, &cuda));
+    assert_int_equal(cuda->cuMemAlloc_v2(&cache->base, bytes), 0);
+    kvf_cuda_leave(cuda);
+    cache->seen = devices_look(cache->base);
+    rank_open(&cache->cells, shard, sequence, next_part, cache);
+    for (uint32_t i = 0; i < desc->region_count; i++) {
+        const uint64_t at = (uint64_t)((unsigned char *)cache->cells.regions[i].address - cache->seen);
+        cache->regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory),
+                                         .address = (void *)(uintptr_t)(cache->base + at),
+                                         .bytes = desc->region_bytes[i],
+                                         .kind = KVF_MEMORY_CUDA,
+                                         .device = device};
+    }
+    assert_ok(kvf_transport_open(kind, options, &cache->transport));
+    assert_ok(kvf_transport_register(cache->transport, cache->regions, desc->region_count));
+}
+
+static void free_memory(device_cache *cache) {
+    const kvf_cuda *cuda;
+    if (cache->base && kvf_cuda_enter(cache->device, &cuda) == KVF_OK) {
+        (void)cuda->cuMemFree_v2(cache->base);
+        kvf_cuda_leave(cuda);
+    }
+    cache->base = 0;
+}
+
+void cache_close(device_cache *cache) {
+    kvf_transport_close(cache->transport);
+    rank_close(&cache->cells);
+    free_memory(cache);
+}
+
+typedef struct comparison {
+    uint32_t seed;
+    uint64_t wrong, cells;
+} comparison;
+
+static void compare(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
+    comparison *found = context;
+    const unsigned char *cell = (const unsigned char *)rank->regions[where.region].address + where.offset;
+    bool same = true;
+    for (uint64_t i = 0; i < where.bytes; i++)
+        same = same && cell[i] == cell_byte(found->seed, at, i);
+    found->wrong += !same;
+    found->cells++;
+}
+
+uint64_t cache_wrong_cells(const device_cache *cache, uint32_t seed) {
+    comparison found = {.seed = seed};
+    each_cell(&cache->cells, all_layers(cache->cells.shard), compare, &found);
+    assert_true(found.cells > 1000);
+    return found.wrong;
+}
+
+/* ---- the other process -------------------------------------------------------------------------- */
+
+static void read_all(int fd, void *to, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = read(fd, (char *)to + done, bytes - done);
+        assert_true(got > 0);
+        done += (size_t)got;
+    }
+}
+
+void owner_start(owner_process *owner, const char *kind) {
+    int down[2], up[2];
+    char numbers[2][16];
+    assert_int_equal(pipe(down), 0);
+    assert_int_equal(pipe(up), 0);
+    (void)fflush(stdout);
+    owner->process = fork();
+    assert_true(owner->process >= 0);
+    if (owner->process == 0) {
+        (void)close(down[1]);
+        (void)close(up[0]);
+        (void)snprintf(numbers[0], sizeof numbers[0], "%d", down[0]);
+        (void)snprintf(numbers[1], sizeof numbers[1], "%d", up[1]);
+        (void)execl("/proc/self/exe", "owner", "owner", kind, numbers[0], numbers[1], (char *)NULL);
+        _exit(1);
+    }
+    (void)close(down[0]);
+    (void)close(up[1]);
+    owner->control = down[1];
+    owner->answers = up[0];
+    read_all(owner->answers, &owner->card_bytes, sizeof owner->card_bytes);
+    assert_true(owner->card_bytes <= sizeof owner->card);
+    read_all(owner->answers, owner->card, owner->card_bytes);
+}
+
+void owner_tell(const owner_process *owner, char what) {
+    char answer = 0;
+    assert_int_equal(write(owner->control, &what, 1), 1);
+    read_all(owner->answers, &answer, 1);
+    assert_int_equal(answer, what);
+}
+
+void owner_end(owner_process *owner, bool killed) {
+    int how;
+    if (killed)
+        assert_int_equal(kill(owner->process, SIGKILL), 0);
+    (void)close(owner->control);
+    (void)close(owner->answers);
+    assert_int_equal(waitpid(owner->process, &how, 0), owner->process);
+    assert_true(killed ? WIFSIGNALED(how) : WIFEXITED(how) && WEXITSTATUS(how) == 0);
+}
+
+static void spoil(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
+    (void)context;
+    if (at.layer == 1 && at.part == 1 && at.unit == 1 && at.step == 77)
+        ((unsigned char *)rank->regions[where.region].address)[where.offset + 5] ^= 0x10;
+}
+
+static void obey(device_cache *cache, char what) {
+    if (what == 's')
+        each_cell(&cache->cells, all_layers(cache->cells.shard), spoil, NULL);
+    if (what == 'f')
+        free_memory(cache);
+}
+
+static void serve(device_cache *cache, int control, int answers) {
+    struct pollfd fds[2] = {{kvf_transport_event_fd(cache->transport), POLLIN, 0}, {control, POLLIN, 0}};
+    char what;
+    while (poll(fds, 2, 60000) > 0) {
+        if (fds[0].revents && kvf_transport_progress(cache->transport, NULL) != KVF_OK)
+            return;
+        if (!fds[1].revents)
+            continue;
+        if (read(control, &what, 1) != 1)
+            return;
+        obey(cache, what);
+        (void)!write(answers, &what, 1);
+    }
+}
+
+int owner_main(char **arguments) {
+    const int control = (int)strtol(arguments[3], NULL, 10), answers = (int)strtol(arguments[4], NULL, 10);
+    device_engines known;
+    device_cache cache;
+    const void *card;
+    size_t bytes;
+    devices_open();
+    engines_open(&known);
+    cache_open(&cache, arguments[2], NULL, kvf_engine_shard(known.engines.remote, 0), &known.there, 0);
+    rank_fill(&cache.cells, all_layers(cache.cells.shard), 1);
+    assert_ok(kvf_transport_export(cache.transport, &card, &bytes));
+    if (write(answers, &bytes, sizeof bytes) != sizeof bytes || write(answers, card, bytes) != (ssize_t)bytes)
+        return 1;
+    serve(&cache, control, answers);
+    cache_close(&cache);
+    engines_close(&known);
+    return 0;
+}

@@ -1,0 +1,466 @@
+/*
+ * The fabric for memory of devices, between two processes, over the stand-in for the driver: cells arrive in the reader's
+ * order, and each thing that can go wrong is one error with a sentence. What it shares with other fabrics is tested by
+ * transport_conformance_test.
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cuda/device_image.h"
+#include "cuda_owner.h"
+#include "transport/card.h"
+#include "transport/cuda/cuda_wire.h"
+
+#define OPERATING_SYSTEM 304 /* what the driver says of a handle where containers share no name space */
+#define ILLEGAL_ADDRESS 700
+#define HOUR_NS 3600000000000ull
+
+/* A reader on device 1, an owner on device 0 of another process. */
+typedef struct test_scene {
+    device_engines known;
+    device_cache here;
+    owner_process owner;
+    kvf_peer *peer;
+    kvf_request *request;
+    kvf_plan *plan;
+    uint32_t lost;
+    char lost_detail[256];
+} test_scene;
+
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
+    test_scene *scene = context;
+    (void)transport, (void)peer;
+    scene->lost++;
+    (void)snprintf(scene->lost_detail, sizeof scene->lost_detail, "%s", detail);
+}
+
+static test_scene *scene_open(const char *kind, const kvf_setting *setting) {
+    test_scene *scene = calloc(1, sizeof *scene);
+    assert_non_null(scene);
+    const kvf_transport_options options = {.struct_size = sizeof options,
+                                           .settings = setting,
+                                           .setting_count = setting ? 1 : 0,
+                                           .on_peer_lost = on_peer_lost,
+                                           .context = scene};
+    engines_open(&scene->known);
+    owner_start(&scene->owner, kind);
+    cache_open(&scene->here, kind, &options, kvf_engine_shard(scene->known.engines.local, 0),
+               &scene->known.here, 1);
+    scene->plan = plan_of(&scene->known.engines, 0);
+    scene->request = request_of(scene->plan);
+    set_sequences(scene->request, &scene->known.here, &scene->known.there);
+    return scene;
+}
+
+static kvf_status scene_connect(test_scene *scene) {
+    return kvf_transport_connect(scene->here.transport, scene->owner.card, scene->owner.card_bytes,
+                                 &scene->peer);
+}
+
+static void scene_close(test_scene *scene, bool killed) {
+    kvf_request_free(scene->request);
+    kvf_plan_free(scene->plan);
+    cache_close(&scene->here);
+    if (!killed)
+        owner_end(&scene->owner, false);
+    engines_close(&scene->known);
+    free(scene);
+}
+
+static kvf_transfer *begin_pull(const test_scene *scene) {
+    kvf_transfer *transfer = NULL;
+    assert_ok(kvf_transfer_start(scene->request, KVF_READ, &scene->peer, &transfer));
+    return transfer;
+}
+
+static void step(const test_scene *scene) {
+    struct pollfd fd = {kvf_transport_event_fd(scene->here.transport), POLLIN, 0};
+    assert_true(poll(&fd, 1, 60000) > 0);
+    assert_ok(kvf_transport_progress(scene->here.transport, NULL));
+}
+
+static kvf_status pull(const test_scene *scene, char detail[512]) {
+    kvf_transfer *transfer = begin_pull(scene);
+    kvf_status status;
+    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
+        step(scene);
+    (void)snprintf(detail, 512, "%s", kvf_transfer_detail(transfer));
+    kvf_transfer_free(transfer);
+    return status;
+}
+
+/* ---- moving ------------------------------------------------------------------------------------- */
+
+static void cells_of_another_process_arrive_in_our_order(void **state) {
+    char detail[512];
+    const size_t left = devices_left();
+    test_scene *scene = scene_open(*state, NULL);
+    assert_ok(scene_connect(scene));
+    kvf_peer_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_peer_get_info(scene->peer, &info));
+    assert_string_equal(info.kind, "cuda");
+    assert_string_equal(info.way, "kernels, memory mapped by CUDA IPC");
+    assert_true(cache_wrong_cells(&scene->here, 1) > 1000);
+    assert_ok(pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
+    /* A byte that is other at its owner is noticed, in its cell and nowhere else. */
+    owner_tell(&scene->owner, 's');
+    assert_ok(pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+}
+
+static void nothing_is_written_into_memory_of_another_process(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda", NULL);
+    kvf_transfer *transfer = NULL;
+    assert_ok(scene_connect(scene));
+    assert_fails(kvf_transfer_start(scene->request, KVF_WRITE, &scene->peer, &transfer), KVF_E_UNSUPPORTED,
+                 "cuda does not write");
+    scene_close(scene, false);
+}
+
+/* ---- ways that are closed ----------------------------------------------------------------------- */
+
+static void a_handle_that_is_refused_is_named(void **state) {
+    test_scene *scene = scene_open(*state, NULL);
+    const size_t left = devices_left();
+    devices_fail("cuIpcOpenMemHandle_v2", OPERATING_SYSTEM, 1);
+    assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED,
+                 "cuda: region 0 is freed, or this process may not map it: opening a handle: ");
+    assert_int_equal(devices_left(), left);
+    assert_ok(scene_connect(scene));
+    scene_close(scene, false);
+}
+
+static void memory_that_its_owner_has_freed_is_not_mapped(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda", NULL);
+    const size_t left = devices_left();
+    owner_tell(&scene->owner, 'f');
+    assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED, "region 0 is freed");
+    assert_int_equal(devices_left(), left);
+    scene_close(scene, false);
+}
+
+static void a_device_that_ours_does_not_reach_is_named(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda", NULL);
+    assert_int_equal(setenv("FAKE_CUDA_APART", "1", 1), 0);
+    assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED,
+                 "CUDA device 1 cannot reach the memory of device 0");
+    assert_int_equal(unsetenv("FAKE_CUDA_APART"), 0);
+    scene_close(scene, false);
+}
+
+static void an_endpoint_without_memory_of_devices_is_not_reached_so(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("auto", NULL);
+    kvf_transport *other = NULL;
+    kvf_peer *peer = NULL;
+    unsigned char bytes[64];
+    const kvf_memory memory = {.struct_size = sizeof memory, .address = bytes, .bytes = sizeof bytes};
+    assert_ok(kvf_transport_open("auto", NULL, &other));
+    assert_ok(kvf_transport_register(other, &memory, 1));
+    assert_fails(kvf_transport_connect(other, scene->owner.card, scene->owner.card_bytes, &peer),
+                 KVF_E_UNSUPPORTED, "no way from");
+    kvf_transport_close(other);
+    scene_close(scene, false);
+}
+
+/* ---- memory that is refused --------------------------------------------------------------------- */
+
+static kvf_transport *open_cuda(void) {
+    kvf_transport *transport = NULL;
+    assert_ok(kvf_transport_open("cuda", NULL, &transport));
+    return transport;
+}
+
+static void memory_is_a_devices_and_there(void **state) {
+    (void)state;
+    void *seen, *allocated = NULL;
+    kvf_transport *transport = open_cuda();
+    const kvf_memory all = device_memory(1, 4096, &seen);
+    kvf_memory wrong = {.struct_size = sizeof wrong,
+                        .address = (unsigned char *)all.address + 100,
+                        .bytes = 3996,
+                        .kind = KVF_MEMORY_CUDA,
+                        .device = 1};
+    wrong.bytes++;
+    assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
+                 "its allocation ends after 3996");
+    wrong.bytes--;
+    wrong.device = 0;
+    assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
+                 "is memory of CUDA device 1; allowed is memory of device 0");
+    wrong.device = 2;
+    assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_RANGE, "this process sees 2");
+    wrong.device = 1;
+    wrong.address = &wrong;
+    assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
+                 "is no memory of CUDA device 1");
+    wrong.address = (unsigned char *)all.address + 100;
+    assert_ok(kvf_transport_register(transport, &wrong, 1)); /* in the middle of its allocation */
+    assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &allocated));
+    assert_int_equal(((unsigned char *)devices_look((uint64_t)(uintptr_t)allocated))[99], 0);
+    kvf_transport_close(transport);
+    devices_free();
+    transport = open_cuda();
+    assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID, "or it was freed");
+    kvf_transport_close(transport);
+}
+
+static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
+    void *seen;
+    kvf_transport *transport = NULL;
+    assert_ok(kvf_transport_open(*state, NULL, &transport));
+    devices_vmm(true);
+    kvf_memory memory = device_memory(0, 4096, &seen);
+    devices_vmm(false);
+    memory.withheld = false;
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED, "\"expandable segments\"");
+    memory.withheld = true;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    devices_free();
+}
+
+/* ---- cards that lie ----------------------------------------------------------------------------- */
+
+/* The owner's card, with another part of this fabric. */
+static void forge(const test_scene *scene, const void *part, size_t bytes, kvf_buffer *out) {
+    kvf_card card;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    assert_int_equal(card.part_count, 1);
+    card.parts[0].data = part;
+    card.parts[0].bytes = bytes;
+    assert_ok(kvf_card_write(&card, out));
+    kvf_card_free(&card);
+}
+
+static void connect_forged(test_scene *scene, const void *part, size_t bytes, kvf_status status,
+                           const char *word) {
+    kvf_buffer forged = {0};
+    forge(scene, part, bytes, &forged);
+    assert_fails(kvf_transport_connect(scene->here.transport, forged.data, forged.length, &scene->peer),
+                 status, word);
+    kvf_buffer_free(&forged);
+}
+
+static void a_card_that_says_something_else_than_the_driver_is_refused(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda", NULL);
+    const size_t left = devices_left();
+    kvf_card card;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    const size_t bytes = card.parts[0].bytes;
+    unsigned char *part = malloc(bytes);
+    assert_non_null(part);
+    kvf_cuda_region first, wrong;
+    memcpy(part, card.parts[0].data, bytes);
+    memcpy(&first, part + sizeof(kvf_cuda_card), sizeof first);
+    connect_forged(scene, part, bytes - 1, KVF_E_PARSE, "bytes");
+    connect_forged(scene, part, bytes - sizeof first, KVF_E_PARSE, "regions");
+    connect_forged(scene, part, sizeof(kvf_cuda_card) - 1, KVF_E_PARSE, "bytes");
+    connect_forged(scene, part, 0, KVF_E_UNSUPPORTED, "the peer has registered no CUDA memory");
+    wrong = first;
+    wrong.allocation_bytes *= 2; /* as though there were more of it */
+    memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
+    connect_forged(scene, part, bytes, KVF_E_PARSE, "its allocation has");
+    wrong = first;
+    wrong.offset = wrong.allocation_bytes - wrong.bytes + 1;
+    memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
+    connect_forged(scene, part, bytes, KVF_E_PARSE, "region 0: ");
+    wrong = first;
+    memset(&wrong.handle, 0x5a, sizeof wrong.handle);
+    memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
+    connect_forged(scene, part, bytes, KVF_E_UNSUPPORTED, "may not map it");
+    wrong = first;
+    memset(&wrong.device, 0x5a, sizeof wrong.device);
+    memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
+    connect_forged(scene, part, bytes, KVF_E_UNSUPPORTED, "CUDA_VISIBLE_DEVICES");
+    memcpy(part + sizeof(kvf_cuda_card), &first, sizeof first);
+    part[offsetof(kvf_cuda_card, key)] ^= 1;
+    kvf_buffer forged = {0};
+    forge(scene, part, bytes, &forged);
+    assert_ok(kvf_transport_connect(scene->here.transport, forged.data, forged.length, &scene->peer));
+    while (scene->lost == 0)
+        step(scene);
+    assert_non_null(strstr(scene->lost_detail, "the key of the card is not its own"));
+    assert_int_equal(devices_left(), left);
+    kvf_buffer_free(&forged);
+    kvf_card_free(&card);
+    free(part);
+    scene_close(scene, false);
+}
+
+/* ---- ends --------------------------------------------------------------------------------------- */
+
+static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
+    (void)state;
+    char detail[512];
+    const size_t left = devices_left();
+    test_scene *scene = scene_open("cuda", NULL);
+    const size_t unconnected = devices_left();
+    owner_process other;
+    assert_ok(scene_connect(scene));
+    assert_ok(pull(scene, detail));
+    devices_delay(1000000);
+    kvf_transfer *transfer = begin_pull(scene);
+    owner_end(&scene->owner, true);
+    while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
+        step(scene);
+    devices_delay(0);
+    assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
+    kvf_transfer_free(transfer);
+    while (scene->lost == 0)
+        step(scene);
+    assert_int_equal(scene->lost, 1);
+    kvf_peer_close(scene->peer);
+    assert_int_equal(devices_left(), unconnected); /* nothing of the dead one is mapped */
+    owner_start(&other, "cuda");
+    assert_ok(kvf_transport_connect(scene->here.transport, other.card, other.card_bytes, &scene->peer));
+    rank_scribble(&scene->here.cells, 3);
+    assert_ok(pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
+    scene->owner = other;
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+}
+
+static void an_error_that_stays_with_the_device_ends_batches_with_a_sentence(void **state) {
+    (void)state;
+    char detail[512];
+    test_scene *scene = scene_open("cuda", NULL);
+    assert_ok(scene_connect(scene));
+    devices_stick(ILLEGAL_ADDRESS);
+    assert_int_equal(pull(scene, detail), KVF_E_IO);
+    assert_non_null(strstr(detail, "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); "
+                                   "this process cannot use the device any more"));
+    devices_stick(0);
+    assert_ok(pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
+    scene_close(scene, false);
+}
+
+static void note_status(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    char *noted = context;
+    (void)operation;
+    (void)snprintf(noted, 512, "%s: %s", kvf_status_name(status), detail);
+}
+
+/* The last test: a copy is left that never ends. */
+static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state) {
+    (void)state;
+    static char first[512], second[512];
+    const kvf_setting impatient = {"cuda.patience_ms", "1"};
+    const kvf_run run = {.bytes = 64};
+    test_scene *scene = scene_open("cuda", &impatient);
+    assert_ok(scene_connect(scene));
+    devices_delay(HOUR_NS);
+    assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, first, NULL));
+    for (uint32_t i = 0; i < 3; i++) /* it is connected, and started */
+        step(scene);
+    assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, second, NULL));
+    for (uint32_t i = 0; !*second && i < 3; i++)
+        step(scene);
+    (void)usleep(2000);
+    assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, second, NULL));
+    while (!*second)
+        step(scene);
+    assert_non_null(strstr(second, "KVF_E_IO: cuda: reading from "));
+    assert_non_null(strstr(second, "the device has not ended a copy for 1 ms"));
+    assert_string_equal(first, ""); /* its memory is not quiet */
+    devices_delay(0);
+    scene_close(scene, false);
+    assert_non_null(strstr(first, "KVF_E_CANCELLED"));
+}
+
+/* ---- machines without --------------------------------------------------------------------------- */
+
+static int print_opened(void) {
+    kvf_transport *transport = NULL;
+    kvf_transport_finding found = {.struct_size = sizeof found};
+    kvf_status status;
+    if (!getenv("KVF_TEST_ONLY_AUTO")) {
+        status = kvf_transport_open("cuda", NULL, &transport);
+        (void)printf("%s: %s\n", kvf_status_name(status), status ? kvf_error_detail() : "");
+        kvf_transport_close(transport);
+        transport = NULL;
+    }
+    status = kvf_transport_open("auto", NULL, &transport);
+    for (uint32_t i = 0; !status && strcmp(found.kind, "cuda") != 0; i++)
+        status = kvf_transport_find(transport, i, &found);
+    (void)printf("%s: %s %s\n", kvf_status_name(status), found.works ? "works" : "does not", found.why_not);
+    kvf_transport_close(transport);
+    return 0;
+}
+
+static void opened_with(const char *environment, char *out, size_t bytes) {
+    char self[256], command[600];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(length > 0);
+    self[length] = '\0';
+    (void)snprintf(command, sizeof command, "env %s '%s' opened", environment, self);
+    FILE *child = popen(command, "r"); // NOLINT(cert-env33-c): the test's own program
+    assert_non_null(child);
+    out[fread(out, 1, bytes - 1, child)] = '\0';
+    assert_int_equal(pclose(child), 0);
+}
+
+static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) {
+    (void)state;
+    char text[2048];
+    opened_with("FAKE_CUDA_VERSION=11080", text, sizeof text);
+    assert_string_equal(
+        text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: the driver is for CUDA 11.8; allowed are "
+              "12.0 and later\n"
+              "KVF_OK: does not there is no CUDA here: the driver is for CUDA 11.8; allowed are 12.0 and "
+              "later\n");
+    /* Whether there are devices is not known before they are needed: the driver is not started for the question. */
+    opened_with("FAKE_CUDA_DEVICES=0", text, sizeof text);
+    assert_string_equal(text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: the driver knows no device\n"
+                              "KVF_OK: does not there is no CUDA here: the driver knows no device\n");
+    opened_with("FAKE_CUDA_DEVICES=0 KVF_TEST_ONLY_AUTO=1", text, sizeof text);
+    assert_string_equal(text, "KVF_OK: works \n");
+}
+
+int main(int argument_count, char **arguments) {
+    static char cuda[] = "cuda", automatic[] = "auto";
+    if (argument_count == 2 && strcmp(arguments[1], "opened") == 0)
+        return print_opened();
+    if (argument_count == 5 && strcmp(arguments[1], "owner") == 0)
+        return owner_main(arguments);
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        {"cells_of_another_process_arrive_in_our_order (cuda)", cells_of_another_process_arrive_in_our_order,
+         NULL, NULL, cuda},
+        {"cells_of_another_process_arrive_in_our_order (auto)", cells_of_another_process_arrive_in_our_order,
+         NULL, NULL, automatic},
+        cmocka_unit_test(nothing_is_written_into_memory_of_another_process),
+        {"a_handle_that_is_refused_is_named (cuda)", a_handle_that_is_refused_is_named, NULL, NULL, cuda},
+        {"a_handle_that_is_refused_is_named (auto)", a_handle_that_is_refused_is_named, NULL, NULL,
+         automatic},
+        cmocka_unit_test(memory_that_its_owner_has_freed_is_not_mapped),
+        cmocka_unit_test(a_device_that_ours_does_not_reach_is_named),
+        cmocka_unit_test(an_endpoint_without_memory_of_devices_is_not_reached_so),
+        cmocka_unit_test(memory_is_a_devices_and_there),
+        {"memory_without_a_handle_is_refused_and_can_be_kept (cuda)",
+         memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, cuda},
+        {"memory_without_a_handle_is_refused_and_can_be_kept (auto)",
+         memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, automatic},
+        cmocka_unit_test(a_card_that_says_something_else_than_the_driver_is_refused),
+        cmocka_unit_test(a_peer_that_dies_is_lost_and_others_are_read),
+        cmocka_unit_test(an_error_that_stays_with_the_device_ends_batches_with_a_sentence),
+        cmocka_unit_test(a_machine_without_a_driver_says_so_and_has_the_others),
+        cmocka_unit_test(a_device_that_does_not_come_to_an_end_is_not_waited_for),
+    };
+    devices_open();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
