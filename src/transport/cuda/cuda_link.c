@@ -259,13 +259,25 @@ static bool settle(kvf_cuda_link *link) {
     }
 }
 
+/* Until the process ends: the owner is not told that its memory is let go, for it is not. */
+static void abandon(kvf_cuda_link *link) {
+    static kvf_cuda_link *abandoned;
+    kvf_cuda_gate_enter();
+    link->following = abandoned;
+    abandoned = link;
+    kvf_cuda_gate_leave();
+}
+
 void kvf_cuda_link_disconnect(void *self) {
     kvf_cuda_link *link = self;
     kvf_cuda_endpoint *endpoint = link->endpoint;
     if (endpoint->first_to_go == link)
         endpoint->first_to_go = link->following;
     KVF_LIST_REMOVE(endpoint->links, link);
-    if (link->fd >= 0 && settle(link))
-        free_link(link);
+    if (link->fd >= 0 && !settle(link)) {
+        abandon(link);
+        return;
+    }
+    free_link(link);
     kvf_free(link);
 }
