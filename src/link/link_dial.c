@@ -118,11 +118,13 @@ static bool has_name(const kvf_endpoint *endpoint) {
 
 /* ZeroMQ's events bring no reason, but their order tells some: it has a socket, and closes it, only once it knows an
  * address to connect to. A port of this machine that nobody listens at refuses at once: where that took as long as a
- * try may, somebody listens, and has more who want to connect than it has room for. */
+ * try may, somebody listens, and has more who want to connect than it has room for; or we have looked late, and the next
+ * try tells. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words) {
     const kvf_endpoint *endpoint = &dial->line->endpoint;
-    bool waited = kvf_now(link->clock) - dial->tried_ns >=
-                  KVF_CONNECT_MS * UINT64_C(750000); /* ZeroMQ's own clock is not exact */
+    bool waited =
+        endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
+                                 KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
     if (!dial->closed)
         *words = has_name(endpoint) ? "no connection: the host name could not be looked up; trying again"
                                     : "no connection: no socket could be made for it; trying again";

@@ -2,9 +2,9 @@
  * Letters that came over connections made to us, and wait until it is their sender's turn (base/turns.h).
  *
  * All who hold one key are one party; without keys, who is met over a connection is one, and all strangers together are
- * another, which has a quarter of a turn. Within it the connections of strangers take turns: one of them may be somebody
- * who comes for the first time, or comes back over a new connection, and is read after a letter of each of the others.
- * So whoever makes much work waits for it, and those who make little do not.
+ * another, which has a quarter of a turn. Within it the connections of strangers take turns: one of them may be
+ * somebody who comes for the first time, or comes back over a new connection, and is read after a letter of each of the
+ * others. So whoever makes much work waits for it, and those who make little do not.
  *
  * Letters take room, of which no party has more than it leaves for all others, and no stranger more than it leaves for
  * the other strangers. What is beyond is dropped, as if it was lost on its way: who wants an answer asks again. So are
@@ -30,10 +30,9 @@
 #define KVF_MAIL_TURN_WORK (64u << 10)
 #define KVF_MAIL_ROUND_WORK (4u << 20)
 #define KVF_MAIL_LETTER_WORK (16u << 10)
-/* What may wait of one party; but one letter always may. All ranks of a large engine may greet at once under one key,
- * and join: each such letter is about two of the least. */
-#define KVF_MAIL_RANKS 4096u
-#define KVF_MAIL_WAITING_WORK (KVF_MAIL_RANKS * 2 * KVF_MAIL_LETTER_WORK)
+/* What may wait of one party; but one letter always may. All 4096 ranks of a large engine may greet at once under one
+ * key: each such letter is less than two of the least. */
+#define KVF_MAIL_WAITING_WORK (128u << 20)
 
 /* Of a key, or of a connection: 32 bytes of a key; or a route, and whether somebody is met over it. */
 typedef struct kvf_mail_name {
@@ -90,7 +89,7 @@ bool kvf_mail_waits(const kvf_mail *mail);
 /** Another round of progress begins: who owes work pays a turn of it in each. */
 void kvf_mail_begin_round(kvf_mail *mail);
 
-/** Takes the letter out whose turn it is, for kvf_mail_read(); NULL: none waits, but of those that owe in this round. */
+/** Takes the letter out whose turn it is, for kvf_mail_read(); NULL: none waits, but of those that owe. */
 kvf_mail_letter *kvf_mail_next(kvf_mail *mail);
 
 /** It was read, which was so much work beside that for any letter; frees it. Returns all that it was. */
