@@ -294,6 +294,22 @@ static void where_all_sessions_are_taken_one_that_does_nothing_goes(void **state
     close_scene(&s);
 }
 
+static void where_there_is_room_nobody_goes(void **state) {
+    (void)state;
+    scene s;
+    speaker second;
+    open_scene(&s, OPTIONS(.max_peers = 2));
+    speaker_run_for(&s.w, &s.s, 3 * SECOND); /* X does nothing meanwhile */
+    speaker_open(&second, s.p, "Y", false, 2);
+    speaker_greet(&s.w, &second);
+    assert_int_equal(second.kind, KVF_MESSAGE_WELCOME);
+    assert_int_equal(world_stats(s.p).peers_now, 2);
+    assert_int_equal(world_stats(s.p).peers_evicted, 0);
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    speaker_close(&second);
+    close_scene(&s);
+}
+
 /* ---- connections ------------------------------------------------------------------------------ */
 
 static void crowd_in(speaker *crowd, uint32_t count, const kvf_agent *to) {
@@ -422,6 +438,7 @@ int main(void) {
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
+        cmocka_unit_test(where_there_is_room_nobody_goes),
         cmocka_unit_test(silent_connections_make_room_for_those_who_speak),
         cmocka_unit_test(one_address_has_its_share_of_connections),
         cmocka_unit_test(who_hung_up_and_is_silent_is_forgotten),
