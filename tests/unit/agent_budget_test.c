@@ -154,6 +154,27 @@ static void greedy_peers_leave_as_much_as_each_of_them_has(void **state) {
     close_scene(&s);
 }
 
+/* Without groups nothing is expected; and nothing cannot come in parts. */
+static void parts_of_nothing_are_refused(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    kvf_call_body call = {.kind = KVF_CALL_EXPECT,
+                          .request = {"a", 1},
+                          .generation = 1 | KVF_EXPECTATION,
+                          .time_ns = UINT64_MAX,
+                          .rank_count = 1,
+                          .more = true};
+    assert_int_equal(say(&s, call), KVF_E_MISMATCH);
+    assert_non_null(strstr(s.s.detail, "EXPECT: 0 groups; the model has 1"));
+    call.more = false;
+    call.first_id = 5;
+    assert_int_equal(say(&s, call), KVF_E_MISMATCH);
+    call.first_id = 0;
+    assert_int_equal(say(&s, call), KVF_OK);
+    close_scene(&s);
+}
+
 static void calls_that_wait_end_with_the_one_who_waits(void **state) {
     (void)state;
     scene s;
@@ -432,6 +453,7 @@ int main(void) {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
         cmocka_unit_test(what_is_kept_for_all_peers_has_an_end_too),
         cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
+        cmocka_unit_test(parts_of_nothing_are_refused),
         cmocka_unit_test(calls_that_wait_end_with_the_one_who_waits),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
