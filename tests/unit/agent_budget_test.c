@@ -154,6 +154,27 @@ static void greedy_peers_leave_as_much_as_each_of_them_has(void **state) {
     close_scene(&s);
 }
 
+/* Without groups nothing is expected; and nothing cannot come in parts. */
+static void parts_of_nothing_are_refused(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    kvf_call_body call = {.kind = KVF_CALL_EXPECT,
+                          .request = {"a", 1},
+                          .generation = 1 | KVF_EXPECTATION,
+                          .time_ns = UINT64_MAX,
+                          .rank_count = 1,
+                          .more = true};
+    assert_int_equal(say(&s, call), KVF_E_MISMATCH);
+    assert_non_null(strstr(s.s.detail, "EXPECT: 0 groups; the model has 1"));
+    call.more = false;
+    call.first_id = 5;
+    assert_int_equal(say(&s, call), KVF_E_MISMATCH);
+    call.first_id = 0;
+    assert_int_equal(say(&s, call), KVF_OK);
+    close_scene(&s);
+}
+
 static void calls_that_wait_end_with_the_one_who_waits(void **state) {
     (void)state;
     scene s;
@@ -294,6 +315,22 @@ static void where_all_sessions_are_taken_one_that_does_nothing_goes(void **state
     close_scene(&s);
 }
 
+static void where_there_is_room_nobody_goes(void **state) {
+    (void)state;
+    scene s;
+    speaker second;
+    open_scene(&s, OPTIONS(.max_peers = 2));
+    speaker_run_for(&s.w, &s.s, 3 * SECOND); /* X does nothing meanwhile */
+    speaker_open(&second, s.p, "Y", false, 2);
+    speaker_greet(&s.w, &second);
+    assert_int_equal(second.kind, KVF_MESSAGE_WELCOME);
+    assert_int_equal(world_stats(s.p).peers_now, 2);
+    assert_int_equal(world_stats(s.p).peers_evicted, 0);
+    assert_int_equal(say(&s, beat()), KVF_OK);
+    speaker_close(&second);
+    close_scene(&s);
+}
+
 /* ---- connections ------------------------------------------------------------------------------ */
 
 static void crowd_in(speaker *crowd, uint32_t count, const kvf_agent *to) {
@@ -416,12 +453,14 @@ int main(void) {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
         cmocka_unit_test(what_is_kept_for_all_peers_has_an_end_too),
         cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
+        cmocka_unit_test(parts_of_nothing_are_refused),
         cmocka_unit_test(calls_that_wait_end_with_the_one_who_waits),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
+        cmocka_unit_test(where_there_is_room_nobody_goes),
         cmocka_unit_test(silent_connections_make_room_for_those_who_speak),
         cmocka_unit_test(one_address_has_its_share_of_connections),
         cmocka_unit_test(who_hung_up_and_is_silent_is_forgotten),

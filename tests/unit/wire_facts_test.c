@@ -274,6 +274,18 @@ static void a_draft_model_on_one_side_is_no_difference_of_the_other_groups(void 
     kvf_free(theirs);
 }
 
+static void facts_of_somebody_without_a_name_are_matched(void **state) {
+    (void)state;
+    char *text = text_of(full, "", "");
+    kvf_facts own;
+    kvf_match *match = NULL;
+    assert_ok(kvf_wire_read_facts(text, &own));
+    assert_ok(kvf_wire_match(&own, text, NULL, &match));
+    kvf_match_free(match);
+    kvf_facts_free(&own);
+    kvf_free(text);
+}
+
 static void draft_layers_in_a_group_are_missing_only_where_they_are_wanted(void **state) {
     (void)state;
     char *theirs = text_of(full, "", ""), *more = with(theirs, "layers: 0-2", "layers: 0-3");
@@ -699,6 +711,7 @@ int main(void) {
         cmocka_unit_test(what_an_engine_may_choose_is_not_in_the_facts),
         cmocka_unit_test(engines_of_other_shapes_have_the_same_facts),
         cmocka_unit_test(a_draft_model_on_one_side_is_no_difference_of_the_other_groups),
+        cmocka_unit_test(facts_of_somebody_without_a_name_are_matched),
         cmocka_unit_test(draft_layers_in_a_group_are_missing_only_where_they_are_wanted),
         cmocka_unit_test(types_are_converted_where_both_let_them),
         cmocka_unit_test(as_many_elements_are_not_the_same_elements),
