@@ -56,7 +56,7 @@ static void close_side(side *s) {
     devices_free();
 }
 
-static kvf_agent_request words_of(const side *s, kvf_group_steps *steps) {
+static kvf_agent_request request_for(const side *s, kvf_group_steps *steps) {
     const uint32_t block_tokens = kvf_shard_get(kvf_engine_shard(s->engine, 0))->groups[0].tokens_per_block;
     *steps =
         (kvf_group_steps){.table = {s->table, (TOKENS + block_tokens - 1) / block_tokens, 0}, .end = TOKENS};
@@ -123,7 +123,7 @@ static void produce(const char *transport, int hears, int says) {
     (void)go_over(&p, true, 0);
     for (unsigned char change = 0;; change++) {
         kvf_group_steps steps;
-        const kvf_agent_request held = words_of(&p, &steps);
+        const kvf_agent_request held = request_for(&p, &steps);
         uint64_t ticket;
         (void)go_over(&p, true, change);
         assert_ok(kvf_agent_hold(p.agent, &held, &ticket));
@@ -142,7 +142,7 @@ static void produce(const char *transport, int hears, int says) {
 static void pull(side *d, int hears) {
     char endpoint[256];
     kvf_group_steps steps;
-    kvf_agent_request wanted = words_of(d, &steps);
+    kvf_agent_request wanted = request_for(d, &steps);
     uint64_t ticket;
     assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
     wanted.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
