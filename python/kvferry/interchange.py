@@ -86,7 +86,7 @@ def _capsule_of(tensor: SupportsDLPack) -> Any:
             return tensor.__dlpack__(**options, **form)
         except TypeError as error:  # of before the interface had these words
             reason = error
-        except (BufferError, ValueError) as error:
+        except BufferError as error:
             raise InvalidError(f"{name} does not share its memory: {error}") from error
     raise InvalidError(f"__dlpack__ of {name} cannot be called: {reason}") from reason
 
