@@ -92,6 +92,8 @@ typedef struct kvf_hooks {
     void (*greeted)(kvf_agent *agent, const kvf_letter *letter, kvf_message *message);
     /** Answers a call of a peer, by kind. `fresh`: it was not seen before. */
     void (*serve[KVF_CALL_LAST + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
+    /** Says our card to a peer that waits for it. */
+    void (*join)(kvf_session *session);
     /** Says that what we want from a peer lives on. */
     void (*beat)(kvf_session *session, uint64_t now);
     /** A session is not to be found any more; `lost`: its peer is gone, and the engine as it was met. */

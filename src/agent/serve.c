@@ -99,7 +99,13 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
     }
 }
 
+/* If it cannot be told, those who wait time out. */
+static void join(kvf_session *session) {
+    (void)kvf_session_join(session, session->join_staged);
+}
+
 const kvf_hooks kvf_agent_hooks = {
+    .join = join,
     .greeted = kvf_greeted,
     .serve =
         {

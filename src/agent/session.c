@@ -653,8 +653,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
             kvf_agent_due(agent, session->hello_next);
     }
     if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
-        (void)kvf_session_join(session,
-                               session->join_staged); /* if it cannot be told, those who wait time out */
+        agent->hooks->join(session);
     kvf_calls_tick(session, now);
     agent->hooks->beat(session, now);
     if (is_idle(session, now)) {

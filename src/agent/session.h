@@ -99,13 +99,13 @@ struct kvf_session {
     kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
     kvf_source *sources;                   /* outgoing: what we want from it */
     uint32_t source_count;
-    bool joined, joining;                  /* outgoing: it has our card */
-    bool joins_again;                      /* incoming: for it was told that we have forgotten the session */
-    bool join_wanted;                      /* outgoing: it is to be told, by whoever has the work */
-    bool join_staged;                      /* outgoing: with it that our stage takes its flows */
-    bool join_failed;                      /* outgoing: it did not take our card */
-    bool takes_flows;                      /* of ours, by its stage */
-    uint64_t next_beat, heartbeat_ns;      /* outgoing: between signs of life */
+    bool joined, joining;             /* outgoing: it has our card */
+    bool joins_again;                 /* incoming: for it was told that we have forgotten the session */
+    bool join_wanted;                 /* outgoing: it is to be told, by whoever has the work */
+    bool join_staged;                 /* outgoing: with it that our stage takes its flows */
+    bool join_failed;                 /* outgoing: it did not take our card */
+    bool takes_flows;                 /* of ours, by its stage */
+    uint64_t next_beat, heartbeat_ns; /* outgoing: between signs of life */
     uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
     bool beat_for_life; /* a beat was sent to hear whether it lives, since */
 

@@ -202,7 +202,7 @@ static void say_total(said *s) {
     }
     kvf_text_add(s->text, "; ");
     kvf_say_time(s->text, all.ns);
-    kvf_text_add(s->text, " with the costs assumed for %s: %g ns a run, %g GB/s, ", s->how->kind,
+    kvf_text_add(s->text, " with the costs assumed for %s: %.3g ns a run, %.3g GB/s, ", s->how->kind,
                  cost->ns_per_run, 1 / cost->ns_per_byte);
     kvf_say_time(s->text, cost->ns_per_source);
     kvf_text_add(s->text, " a rank\n");

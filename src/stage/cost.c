@@ -17,10 +17,10 @@
 #define NS_PER_DRIVER_CALL 2300.0     /* FlexKV, pull request 193 */
 #define DRIVER_CALLS_PER_SLOT 4.0     /* boxes brought, kernel launched, event recorded and asked */
 #define DRIVER_CALLS_PER_SOURCE 2.0   /* table allocated and brought */
-#define WEIGHT 0.25            /* of one transfer in the average */
-#define FACTOR_MAX 16.0        /* a transfer that took longer was disturbed by something else */
-#define SURPRISE_MAX 4.0       /* likewise, where a class is known */
-#define SHORTEST_BYTES 256u    /* below it, the first class of lengths */
+#define WEIGHT 0.25                   /* of one transfer in the average */
+#define FACTOR_MAX 16.0               /* a transfer that took longer was disturbed by something else */
+#define SURPRISE_MAX 4.0              /* likewise, where a class is known */
+#define SHORTEST_BYTES 256u           /* below it, the first class of lengths */
 #define SMALLEST_BYTES (64u << 10)
 
 /* ---- what is assumed ------------------------------------------------------------------------- */
@@ -207,9 +207,10 @@ static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t t
 /* One side's copies are made by a device instead of a core. */
 static void assume_device(kvf_cost_model *packed) {
     const kvf_copy_price copying = kvf_cost_copying();
-    packed->ns_per_run = fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* one core's, where both copy at once */
-    packed->ns_per_byte +=
-        NS_PER_DEVICE_BYTE - copying.ns_per_byte + DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / KVF_SLOT_BYTES;
+    packed->ns_per_run =
+        fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* one core's, where both copy at once */
+    packed->ns_per_byte += NS_PER_DEVICE_BYTE - copying.ns_per_byte +
+                           DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / KVF_SLOT_BYTES;
     packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
 }
 
@@ -253,7 +254,8 @@ kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t to
     const kvf_prices direct = prices_of(&cost.direct), packed = prices_of(&cost.packed);
     bool apart;
     const uint32_t needed = 1u << local | 1u << remote;
-    const bool packed_only = kvf_plan_converts(plan) || (needed & ~fabric_of(assumed, &apart).memory_kinds) != 0;
+    const bool packed_only =
+        kvf_plan_converts(plan) || (needed & ~fabric_of(assumed, &apart).memory_kinds) != 0;
     found.direct_ns = packed_only ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
     const bool gains = !kvf_cost_has_lists(assumed);
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==

@@ -248,7 +248,8 @@ static bool build_plan(const packed_transfer *t, kvf_range layers, kvf_plan **ou
                                                                               : KVF_REPLICA_SPREAD,
                                       .layers = layers,
                                       .groups = all ? NULL : groups,
-                                      .group_count = all ? 0 : count};
+                                      .group_count = all ? 0 : count,
+                                      .convert = t->ask->converts ? KVF_CONVERTED_DTYPES : 0};
     kvf_status status = kvf_plan_build(t->shard, t->plan->remote, &options, out);
     return status ? wrong("kvf_plan_build() of layers [%u, %u) gives %s: %s", layers.begin, layers.end,
                           kvf_status_name(status), kvf_error_detail())

@@ -56,12 +56,14 @@ static const char *explain(kvf_agent *agent, const char *engine, kvf_log_level l
  * the other side has other tokens beside it.
  */
 static void open_pair(world *w, const kvf_agent_options *options) {
+    kvf_agent_options own = options ? *options : (kvf_agent_options){.struct_size = sizeof own};
+    own.assumed_costs = true; /* not what this machine takes */
     world_open_model(w, attention(3, 8, 16),
                      ENGINE(.name = "P", .tp_size = 4,
                             .all = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPNH"}),
                      ENGINE(.name = "D", .tp_size = 2,
                             .all = {.tokens_per_block = 24, .block_count = 32, .order = "L|BPHN"}),
-                     options);
+                     &own);
 }
 
 /* ---- the summary ----------------------------------------------------------------------------- */

@@ -138,7 +138,8 @@ static void nothing_leaks_where_memory_ends(void **state) {
         memory.fail_at = n;
         kvf_status status = kvf_siblings_begin(&siblings, RANKS, s.digest);
         for (uint32_t r = 0; r < RANKS && !status; r++)
-            status = kvf_siblings_add(&siblings, (kvf_bytes){encoded[r].data, encoded[r].size}, "P", s.digest);
+            status =
+                kvf_siblings_add(&siblings, (kvf_bytes){encoded[r].data, encoded[r].size}, "P", s.digest);
         for (uint32_t r = 0; r < RANKS && !status; r++)
             status = kvf_siblings_read(&siblings, read_shard, s.model);
         memory.fail_at = 0;
