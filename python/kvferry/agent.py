@@ -819,11 +819,19 @@ class Agent:
         Raises NotFoundError: the engine is not known here.
         """
         arena = Arena()
-        name, length, size = arena.text(engine), ffi.new("size_t *"), 0
-        while True:  # the agent may learn something between two calls
+        return self._text(lib.kvf_agent_explain, arena.text(engine), level)
+
+    def metrics(self) -> str:
+        """What the agent has counted, as text for Prometheus, to be put on the engine's page of metrics."""
+        return self._text(lib.kvf_agent_metrics)
+
+    def _text(self, function: Any, *arguments: Any) -> str:
+        """A text that a function of the library writes into a buffer."""
+        length, size = ffi.new("size_t *"), 0
+        while True:  # it may become longer between two calls
             text = ffi.new("char[]", size + 1)
             with self._session.using() as pointer:
-                call(lib.kvf_agent_explain, pointer, name, level, text, size + 1, length)
+                call(function, pointer, *arguments, text, size + 1, length)
             if length[0] <= size:
                 return string(text)
             size = length[0]

@@ -560,6 +560,15 @@ def test_failures_are_logged_as_json() -> None:
     assert failures and all(isinstance(failure, dict) for failure in failures)
 
 
+def test_what_is_counted_can_be_had_as_text(pair: Pair) -> None:
+    ticket = pair.consumer.pull("request", pair.producer.contact, WANTED)
+    pair.producer.hold("request", HELD)
+    assert done(pair.consumer, ticket).kind is EventKind.DONE
+    lines = pair.consumer.metrics().splitlines()
+    assert f'kvferry_read_bytes_total{{engine="decode",rank="0"}} {pair.consumer.stats.bytes_read}' in lines
+    assert 'kvferry_requests_done_total{engine="decode",rank="0",kind="pull"} 1' in lines
+
+
 def test_a_meeting_is_logged_and_can_be_explained() -> None:
     lines: list[LogLine] = []
     before = time.time()
