@@ -72,7 +72,7 @@ static kvf_status process_id(unsigned char out[CUDA_ID_BYTES]) {
 
 static kvf_status make_card(kvf_cuda_card *card) {
     kvf_host_identity(card->host);
-    card->network = kvf_cuda_wire_network();
+    card->network = kvf_neighbour_network();
     if (getrandom(card->name, CUDA_ID_BYTES, 0) != CUDA_ID_BYTES ||
         getrandom(card->key, CUDA_ID_BYTES, 0) != CUDA_ID_BYTES)
         return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));

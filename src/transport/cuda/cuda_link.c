@@ -137,7 +137,7 @@ static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
 static int process_of(int socket) {
     pid_t process = 0;
 #ifdef SYS_pidfd_open
-    if (kvf_cuda_wire_process(socket, &process) == KVF_OK && process > 0)
+    if (kvf_neighbour_process(socket, &process) == KVF_OK && process > 0)
         return (int)syscall(SYS_pidfd_open, process, 0);
 #endif
     (void)process, (void)socket;

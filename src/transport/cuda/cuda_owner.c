@@ -49,7 +49,7 @@ static bool take_in(kvf_cuda_endpoint *endpoint, int fd) {
     }
     KVF_LIST_ADD(endpoint->clients, client);
     endpoint->client_count++;
-    if (kvf_cuda_wire_process(fd, &client->process))
+    if (kvf_neighbour_process(fd, &client->process))
         refuse(client, CUDA_REFUSED_USER, 0);
     return true;
 }

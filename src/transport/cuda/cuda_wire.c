@@ -1,24 +1,14 @@
 #include "transport/cuda/cuda_wire.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
+
+#include "transport/neighbour.h"
 
 #define BACKLOG 64
 
-/* Abstract names begin with NUL, belong to no file, and vanish with the socket. */
 static socklen_t address_of(const unsigned char name[CUDA_ID_BYTES], struct sockaddr_un *out) {
-    static const char digits[] = "0123456789abcdef";
-    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    size_t at = 1 + (size_t)snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "kvferry-cuda-");
-    for (size_t i = 0; i < CUDA_ID_BYTES; i++) {
-        out->sun_path[at++] = digits[name[i] >> 4];
-        out->sun_path[at++] = digits[name[i] & 15];
-    }
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + at);
+    return kvf_neighbour_address("kvferry-cuda-", name, out);
 }
 
 static kvf_status open_socket(int *out) {
@@ -54,29 +44,12 @@ kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *o
     if (!status)
         status = try_connect(*out, name);
     if (!status)
-        status = kvf_cuda_wire_process(*out, &process);
+        status = kvf_neighbour_process(*out, &process);
     if (status && *out >= 0) {
         (void)close(*out);
         *out = -1;
     }
     return status;
-}
-
-kvf_status kvf_cuda_wire_process(int socket, pid_t *out) {
-    struct ucred peer;
-    socklen_t length = sizeof peer;
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
-        return kvf_fail(KVF_E_IO, "getsockopt(SO_PEERCRED): %s", strerror(errno));
-    if (peer.uid != geteuid() && peer.uid != 0)
-        return kvf_fail(KVF_E_PERMISSION, "the peer runs as user %lu; allowed %lu (ours) and 0",
-                        (unsigned long)peer.uid, (unsigned long)geteuid());
-    *out = peer.pid;
-    return KVF_OK;
-}
-
-uint64_t kvf_cuda_wire_network(void) {
-    struct stat found;
-    return stat("/proc/self/ns/net", &found) == 0 ? (uint64_t)found.st_ino : 0;
 }
 
 kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes) {

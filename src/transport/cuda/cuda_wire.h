@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "cuda/driver.h"
+#include "transport/neighbour.h"
 
 #define CUDA_WIRE_VERSION 1u
 #define CUDA_ID_BYTES 16
@@ -107,12 +108,6 @@ kvf_status kvf_cuda_wire_listen(const unsigned char name[CUDA_ID_BYTES], int *ou
  *         KVF_E_IO
  */
 kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *out);
-
-/** Who is at the other end. KVF_E_PERMISSION unless it runs as our user, or as root. */
-kvf_status kvf_cuda_wire_process(int socket, pid_t *out);
-
-/** A number for the network namespace, in which socket names live; 0 when unknown. */
-uint64_t kvf_cuda_wire_network(void);
 
 /** Sends one message. Never blocks. @return KVF_OK, KVF_E_AGAIN (it does not read), KVF_E_PEER_LOST, KVF_E_IO */
 kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes);

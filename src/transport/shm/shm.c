@@ -48,7 +48,7 @@ static void close_descriptor(int fd) {
 
 static kvf_status make_card(kvf_shm_card *card) {
     kvf_host_identity(card->host);
-    card->network = kvf_shm_network_namespace();
+    card->network = kvf_neighbour_network();
     card->started = kvf_shm_process_started(getpid());
     if (getrandom(card->name, SHM_ID_BYTES, 0) != SHM_ID_BYTES ||
         getrandom(card->key, SHM_ID_BYTES, 0) != SHM_ID_BYTES)

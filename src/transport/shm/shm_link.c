@@ -124,7 +124,7 @@ static kvf_status reach(kvf_shm_link *link) {
 /* Takes hold of the process at the other end, and makes sure that it is the one that wrote the card: had it
  * died meanwhile, its number might belong to another. */
 static kvf_status take_hold(kvf_shm_link *link) {
-    kvf_status status = kvf_shm_peer_process(link->fd, &link->pid);
+    kvf_status status = kvf_neighbour_process(link->fd, &link->pid);
     if (status)
         return status;
     link->process_fd = kvf_shm_process_open(link->pid);

@@ -1,27 +1,18 @@
 /*
- * Knowing another process of this machine: where its socket is, who owns it, and that it is still the one it
- * was, although the kernel gives the numbers of dead processes to new ones.
+ * Knowing another process of this machine: where its socket is, and that it is still the one it was,
+ * although the kernel gives the numbers of dead processes to new ones.
  */
 #ifndef KVF_TRANSPORT_SHM_PROCESS_H
 #define KVF_TRANSPORT_SHM_PROCESS_H
 
-#include <sys/socket.h>
-#include <sys/types.h>
-#include <sys/un.h>
-
+#include "transport/neighbour.h"
 #include "transport/shm/shm_wire.h"
 
 /** The address of the socket with that name, and its length. */
 socklen_t kvf_shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out);
 
-/** A number for the network namespace, in which socket names live; 0 when unknown. */
-uint64_t kvf_shm_network_namespace(void);
-
 /** When a process began, in ticks since the machine did; 0 when unknown. */
 uint64_t kvf_shm_process_started(pid_t pid);
-
-/** Who is at the other end. KVF_E_PERMISSION unless it runs as our user, or as root. */
-kvf_status kvf_shm_peer_process(int socket, pid_t *pid);
 
 /** A descriptor that polls readable when the process has ended; -1 when the kernel has none. */
 int kvf_shm_process_open(pid_t pid);

@@ -160,7 +160,7 @@ static void drop_stranger(const kvf_shm_endpoint *endpoint) {
 
 static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
     pid_t pid;
-    kvf_status status = kvf_shm_peer_process(fd, &pid);
+    kvf_status status = kvf_neighbour_process(fd, &pid);
     if (status)
         return status;
     kvf_shm_client *client = kvf_alloc0(1, sizeof *client);
