@@ -404,8 +404,8 @@ class Agent:
         has one for each region, or is {layer: one}.
 
         Args:
-            withheld: no peer is given a way to it, and it moves packed; None: so it is with memory of devices, and
-                not with the host's
+            withheld: no peer is given a way to it, and it moves packed; None: so it is with memory of devices,
+                and not with the host's
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already),
         UnsupportedError.

@@ -260,7 +260,7 @@ def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
 def memory_array(regions: Sequence[Region], withheld: bool | None = None) -> Any:
     """The regions as a kvf_memory[]; keep both while it is in use.
 
-    `withheld` is kvf_memory.withheld; None: of devices' memory, which then moves packed, by any kind of transport.
+    `withheld` is kvf_memory.withheld; None: of devices' memory, which then moves packed, by any transport.
     """
     memory = ffi.new("kvf_memory[]", len(regions))
     for i, region in enumerate(regions):

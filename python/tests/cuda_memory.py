@@ -1,6 +1,6 @@
 """Memory of CUDA devices, by the functions of the driver, or the stand-in for it, that KVF_CUDA_LIBRARY names.
 
-The library is loaded here before kvferry looks for libcuda.so.1, and is found by that name from then on.
+conftest.py loads it before kvferry looks for libcuda.so.1, and it is found by that name from then on.
 """
 
 from __future__ import annotations
