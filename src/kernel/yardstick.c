@@ -7,7 +7,8 @@
 #include "kernel/box.h"
 #include "kernel/kernel.h"
 
-#define BYTES ((size_t)2 << 20)  /* of each side: together more than second levels of caches, and little to touch */
+#define BYTES                                                                                                \
+    ((size_t)2 << 20)     /* of each side: together more than second levels of caches, and little to touch */
 #define SHORT_PIECE 128u  /* what is short in practice: a head's share of a token */
 #define LONG_PIECE 16384u /* what is long: nothing is saved by longer ones */
 #define ROWS 16u          /* of a block, each of UNITS pieces */

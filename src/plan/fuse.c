@@ -53,8 +53,9 @@ typedef struct fusion {
     kvf_plan *plan;
     nest *nests;
     uint32_t nest_count, nest_capacity;
-    uint32_t *table;       /* of nests, see place_of(): two places for each of the capacity */
-    uint32_t *first_walks; /* [remote share]: the first walk of a cut's group with it, if there is one */
+    uint32_t *table; /* of nests, see place_of(): two places for each of the capacity */
+    uint32_t
+        *first_walks; /* [remote share % ranks]: the first walk of a cut's group with it, if there is one */
     uint32_t walk_capacity;
     lane *lanes;
     uint32_t lane_count, lane_capacity;
@@ -228,16 +229,37 @@ static kvf_status grow_walks(fusion *f) {
     return KVF_OK;
 }
 
+static bool is_walk_of(const kvf_plan *plan, uint32_t walk, const kvf_plan_cut *cut) {
+    return walk < plan->walk_count && plan->walks[walk].group == cut->group &&
+           plan->walks[walk].remote.share.index == cut->tokens.index;
+}
+
+/*
+ * The first walk of a cut; the number of walks where there is none. Shares are seldom more than ranks, and then each
+ * has a place of its own. Otherwise the walks of the group are looked through, which are the last.
+ */
+static uint32_t find_walk(const kvf_plan *plan, uint32_t known, const kvf_plan_cut *cut) {
+    if (is_walk_of(plan, known, cut))
+        return known;
+    uint32_t walk = plan->walk_count;
+    if (cut->tokens.count <= plan->remote->shard_count)
+        return walk;
+    while (walk > 0 && plan->walks[walk - 1].group == cut->group)
+        walk--;
+    while (walk < plan->walk_count && !is_walk_of(plan, walk, cut))
+        walk++;
+    return walk;
+}
+
 /* The walks of a cut, made when there are none: `count` of them from `first` on. Cuts are in order of group. */
 static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, uint32_t *count) {
     kvf_plan *plan = f->plan;
     const kvf_group_shard_desc *local = &plan->local->groups[cut->group];
     const kvf_engine_group *remote = &plan->remote->groups[cut->group];
-    uint32_t *known =
-        &f->first_walks[cut->tokens.index]; /* kvf_plan_cover() saw that ranks are not fewer than shares */
-    *first = *known;
-    if (*first < plan->walk_count && plan->walks[*first].group == cut->group &&
-        plan->walks[*first].remote.share.index == cut->tokens.index) {
+    uint32_t *known = &f->first_walks[cut->tokens.index % plan->remote->shard_count];
+    *first = find_walk(plan, *known, cut);
+    if (*first < plan->walk_count) {
+        *known = *first;
         *count = plan->walks[*first].whole_steps ? 2 : 1;
         return KVF_OK;
     }

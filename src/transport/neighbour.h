@@ -10,7 +10,7 @@
 
 #include "base/base.h"
 
-#define KVF_NEIGHBOUR_ID_BYTES 16
+#define KVF_NEIGHBOUR_ID_BYTES ((size_t)16)
 
 /** The address of the socket with that name, after a prefix that tells fabrics apart, and its length. */
 socklen_t kvf_neighbour_address(const char *prefix, const unsigned char name[KVF_NEIGHBOUR_ID_BYTES],
