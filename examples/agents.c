@@ -106,7 +106,7 @@ static float *find_cell(const side *s, const uint32_t *blocks, uint32_t layer, u
     kvf_cell_location at = {.struct_size = sizeof at};
     TRY(kvf_shard_locate(kvf_engine_shard(s->engine, 0), 0, layer, part, blocks[token / s->tokens_per_block],
                          token % s->tokens_per_block, head, &at));
-    return (float *)((char *)s->regions[at.region].address + at.offset);
+    return (float *)(void *)((char *)s->regions[at.region].address + at.offset);
 }
 
 /* Computes a layer of a request, or, on the other side, counts the elements that are not as computed. */
