@@ -57,10 +57,13 @@ typedef struct kvf_pace {
 
 struct kvf_ticket {
     const kvf_ticket_ops *ops;
+    UT_hash_handle
+        hh; /* agent->tickets, by number. A tick goes through thousands of them: it finds all it needs here */
+    kvf_ticket_state state;
+    kvf_request_kind kind;
+    uint64_t deadline;
     kvf_agent *agent;
     uint64_t number;
-    kvf_request_kind kind;
-    kvf_ticket_state state;
     void *id;
     size_t id_bytes;
     kvf_group_steps *groups; /* NULL: a pull without destination yet */
@@ -69,7 +72,7 @@ struct kvf_ticket {
     kvf_block_table *claims;                   /* what the ledger knows of it, by group; NULL: nothing */
     bool silent;                               /* its result was told: what is left is done without */
     kvf_event_node *result_event, *free_event; /* reserved, so that telling cannot fail */
-    uint64_t created, deadline;
+    uint64_t created;
     uint64_t bytes, runs, packed;
     kvf_pace pace;
     kvf_way way;       /* that the request says */
@@ -80,7 +83,6 @@ struct kvf_ticket {
 
     kvf_ticket *over_prev, *over_next; /* agent->over */
 
-    UT_hash_handle hh;    /* agent->tickets, by number */
     UT_hash_handle hh_id; /* agent->holds, agent->pushes, by id; agent->pulls */
 };
 
