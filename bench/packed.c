@@ -118,11 +118,11 @@ static void move_by_rival(const bench_pair *pair, bench_rival *rival) {
     bool busy;
     bench_must(kvf_transfer_start(pair->request, KVF_READ, &rival->peer, &transfer));
     while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS) {
-        bench_must(kvf_transport_progress(rival->transport, &busy));
-        idle = busy ? 0 : idle + 1;
         struct pollfd fd = {kvf_transport_event_fd(rival->transport), POLLIN, 0};
         if (idle > brought.spins)
             (void)poll(&fd, 1, 100);
+        bench_must(kvf_transport_progress(rival->transport, &busy));
+        idle = busy ? 0 : idle + 1;
     }
     bench_must(status);
     kvf_transfer_free(transfer);
