@@ -75,7 +75,10 @@ def _capsule_of(tensor: SupportsDLPack) -> Any:
     """What `__dlpack__` gives, asked for in the words of the newest interface that the tensor knows."""
     name, options = type(tensor).__name__, {}
     if hasattr(tensor, "__dlpack_device__"):
-        device_type, _ = tensor.__dlpack_device__()
+        try:
+            device_type, _ = tensor.__dlpack_device__()
+        except (ValueError, BufferError) as error:  # on no device of DLPack, as torch's "meta"
+            raise InvalidError(f"{name} does not share its memory: {error}") from error
         _refuse_device(device_type)
         if DLPACK_DEVICES[device_type] == MemoryKind.CUDA:
             options["stream"] = NO_WAITING

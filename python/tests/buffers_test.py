@@ -225,3 +225,15 @@ def test_memory_by_layer_is_put_in_the_order_of_the_shard() -> None:
         regions_of(memory, shard)
     with pytest.raises(InvalidError, match="needs the shard"):
         regions_of(memory)
+
+
+def test_a_tensor_without_memory_is_refused() -> None:
+    class OnNoDevice:  # as torch's tensors on "meta"
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise ValueError("Unknown device type meta for Dlpack")
+
+        def __dlpack__(self, **_: object) -> object:
+            raise AssertionError("it says it has none")
+
+    with pytest.raises(InvalidError, match="OnNoDevice does not share its memory: Unknown device type meta"):
+        region_of(OnNoDevice())
