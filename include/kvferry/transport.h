@@ -305,7 +305,10 @@ KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
 /** Sizes of the peer's regions, by region, 0 for one that was unregistered or is withheld; owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
-/** Ends a connection. Operations in flight end first, with KVF_E_CANCELLED; NULL is accepted. */
+/**
+ * Ends a connection. Operations in flight end first, with KVF_E_CANCELLED, and so do transfers that had more to
+ * move over it; NULL is accepted.
+ */
 KVF_API void kvf_peer_close(kvf_peer *peer);
 
 /**

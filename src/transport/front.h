@@ -27,6 +27,13 @@ typedef struct kvf_batch_list {
     kvf_batch *first, *last;
 } kvf_batch_list;
 
+/** Has more to submit to a peer than the fabric knows of: told when the connection is closed, and then off its list. */
+typedef struct kvf_front_user {
+    void (*closed)(void *context);
+    void *context;
+    struct kvf_front_user *previous, *following;
+} kvf_front_user;
+
 struct kvf_peer {
     kvf_transport *transport;
     const kvf_fabric *fabric;
@@ -39,6 +46,7 @@ struct kvf_peer {
     char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
     uint64_t moved[2];      /* bytes, by direction */
     kvf_batch_list batches; /* those the fabric has */
+    kvf_front_user *users;
     bool lost;
     bool lives; /* though it is lost: it refused us */
     char lost_reason[KVF_REASON_BYTES];

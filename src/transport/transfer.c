@@ -27,8 +27,9 @@ typedef struct transfer_batch {
 } transfer_batch;
 
 struct transfer_source {
+    kvf_front_user user; /* of the peer */
     kvf_transfer *transfer;
-    kvf_peer *peer;
+    kvf_peer *peer; /* NULL: its connection was closed */
     kvf_run_cursor cursor;
     kvf_run ahead[PULL_RUNS]; /* of a transfer that is held: taken from the cursor and not submitted yet */
     size_t ahead_at, ahead_count;
@@ -53,6 +54,9 @@ struct kvf_transfer {
 };
 
 static void free_transfer(kvf_transfer *transfer) {
+    for (uint32_t i = 0; i < transfer->source_count; i++)
+        if (transfer->sources[i].peer)
+            KVF_LIST_REMOVE(transfer->sources[i].peer->users, &transfer->sources[i].user);
     kvf_free(transfer->batches);
     kvf_free(transfer->sources);
     kvf_free(transfer);
@@ -120,12 +124,23 @@ static void fill_up_to(transfer_source *source, transfer_batch *batch, uint64_t 
 }
 
 /* Whether something was not submitted yet. Of one that is held this is known exactly: see look_ahead(). */
+static bool source_has_more(const transfer_source *source) {
+    return !source->exhausted || source->ahead_at < source->ahead_count;
+}
+
 static bool has_more(const kvf_transfer *transfer) {
     for (uint32_t i = 0; i < transfer->source_count; i++)
-        if (!transfer->sources[i].exhausted ||
-            transfer->sources[i].ahead_at < transfer->sources[i].ahead_count)
+        if (source_has_more(&transfer->sources[i]))
             return true;
     return false;
+}
+
+/* Its batches have ended. A transfer that is held may have had none under way, and would go on with nobody. */
+static void on_closed(void *context) {
+    transfer_source *source = context;
+    source->peer = NULL;
+    if (source_has_more(source))
+        fail(source->transfer, KVF_E_CANCELLED, "the connection was closed");
 }
 
 static bool is_over(const kvf_transfer *transfer) {
@@ -245,6 +260,8 @@ static void place_source(kvf_transfer *transfer, uint32_t i, const kvf_request *
     transfer_source *source = &transfer->sources[i];
     source->transfer = transfer;
     source->peer = peer;
+    source->user = (kvf_front_user){.closed = on_closed, .context = source};
+    KVF_LIST_ADD(peer->users, &source->user);
     source->batches = &transfer->batches[(size_t)i * BATCHES];
     (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
     for (uint32_t b = 0; b < BATCHES; b++) {

@@ -431,6 +431,10 @@ void kvf_peer_close(kvf_peer *peer) {
     peer->fabric->disconnect(peer->link);
     kvf_front_end_batches(peer, KVF_E_CANCELLED, "the connection was closed");
     kvf_front_dispatch_peer(transport, peer);
+    for (kvf_front_user *user; (user = peer->users);) {
+        KVF_LIST_REMOVE(peer->users, user);
+        user->closed(user->context);
+    }
     if (peer->lost_untold)
         transport->lost_untold--;
     KVF_LIST_REMOVE(transport->peers, peer);

@@ -9,6 +9,7 @@
 #include <kvferry/transport.h>
 
 #include "base/base.h"
+#include "transport/transfer.h"
 
 #define TOKENS 2048u
 #define HEADS 4u
@@ -302,6 +303,40 @@ static void a_transfer_outlives_its_transport(void **state) {
     world_close(world);
 }
 
+/* It has no operation under way that would end with the connection, and once went on with one that was freed. */
+static void a_held_transfer_ends_with_a_connection_it_still_needs(void **state) {
+    test_world *world = world_open(*state);
+    kvf_transfer *transfer = NULL;
+    assert_int_equal(kvf_transfer_read_source(world->request, 1, world->peers[1], true, &transfer), KVF_OK);
+    assert_int_equal(kvf_transfer_advance(transfer, 4096), 4096);
+    uint64_t bytes = 0;
+    while (bytes < 4096) {
+        step(world);
+        kvf_transfer_counts(transfer, &bytes, NULL);
+    }
+    assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
+    kvf_peer_close(world->peers[1]);
+    assert_int_equal(kvf_transfer_status(transfer), KVF_E_CANCELLED);
+    assert_string_equal(kvf_transfer_detail(transfer), "the connection was closed");
+    assert_int_equal(kvf_transfer_advance(transfer, 4096), 0);
+    kvf_transfer_hold(transfer, false);
+    kvf_transfer_counts(transfer, &bytes, NULL);
+    assert_int_equal(bytes, 4096);
+    kvf_transfer_free(transfer);
+    world_close(world);
+}
+
+static void a_complete_transfer_needs_no_connection_any_more(void **state) {
+    test_world *world = world_open(*state);
+    kvf_transfer *transfer = start(world, KVF_READ);
+    assert_int_equal(finish(world, transfer), KVF_OK);
+    for (uint32_t i = 0; i < SOURCES; i++)
+        kvf_peer_close(world->peers[i]);
+    assert_int_equal(kvf_transfer_status(transfer), KVF_OK);
+    kvf_transfer_free(transfer);
+    world_close(world);
+}
+
 static void the_loss_of_one_source_fails_the_transfer_once_all_is_quiet(void **state) {
     test_world *world = world_open(*state);
     kvf_transfer *transfer = start(world, KVF_READ);
@@ -397,6 +432,8 @@ int main(void) {
         BOTH(a_cancelled_transfer_ends_as_cancelled),
         BOTH(a_moving_transfer_can_be_freed),
         BOTH(a_transfer_outlives_its_transport),
+        BOTH(a_held_transfer_ends_with_a_connection_it_still_needs),
+        BOTH(a_complete_transfer_needs_no_connection_any_more),
         BOTH(the_loss_of_one_source_fails_the_transfer_once_all_is_quiet),
         BOTH(a_peer_with_less_memory_than_the_plan_says_is_refused),
         BOTH(missing_peers_and_peers_of_two_transports_are_refused),
