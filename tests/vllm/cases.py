@@ -41,7 +41,7 @@ class Case:
     prefill_dtype: str = ""  # where it is another: cells are converted on the way
     has_state: bool = False  # the last prompt token is left to the decode server
     tokens: Tokens = Tokens.ALL
-    tolerance: float = 0.1  # of the log-probability of the first token
+    tolerance: float = 0.1  # of the log-probability of the first token, where nothing is converted
     what: What = What.HAND_OVER
     mode: str = "pull"  # who moves the bytes: "push" is the prefill server
 
@@ -75,9 +75,9 @@ CASES = {
     "llama-tp1-tp2": Case("llama", Side(64), Side(32, tp=2)),
     "llama-push-tp2-tp1": Case("llama", Side(64, tp=2), Side(128), mode="push"),
     # Cells are the prefill server's, widened bit for bit. It computes in bfloat16, so the first token's
-    # log-probability is another than where the decode server computes all of it: seen were 0.15.
+    # log-probability is another than where the decode server computes all of it; the prefill server's own is, too.
     "llama-bf16-f32": Case(
-        "llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST, tolerance=0.25
+        "llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST
     ),
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),

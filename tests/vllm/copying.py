@@ -90,8 +90,9 @@ class Copying(Asking):
                 break
         good = within(moments.get("killed")) and within(moments.get("ended"))
         self.judge(f"it was killed in the middle of the copy: {moments}", good)
+        # Either the fabric or the sessions' connection learns of it first; each has a sentence of its own.
         said = re.findall(
-            r"request \S+: (reading from .* failed with KVF_E_PEER_LOST after [1-9]\d* bytes)",
+            r'"kind":"pull".*"bytes":[1-9]\d*,.*"status":"KVF_E_PEER_LOST","detail":"([^"]+)"',
             self.log_since(log),
         )
         self.judge(f"the log says why the load failed: {said}", bool(said))

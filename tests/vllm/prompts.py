@@ -27,6 +27,9 @@ from pair import Answer, Pair, answer
 NEW_TOKENS = 12
 LENGTHS = (5, 64, 100, 193, 300)
 SHORT_LENGTHS = (64, 193)
+# Log-probabilities through both servers, whose types differ, beside those of the prefill server alone: how many times
+# as far from the decode server's they may lie.
+CONVERTED_DISTANCE = 1.5
 Judge = Callable[..., None]
 
 
@@ -39,7 +42,7 @@ class HandOver:
         self._name = pair.name
         self._config: dict[str, Any] = json.loads((pair.folder / pair.case.model / "config.json").read_text())
         self._agreed = self._equal = self._repeated = 0
-        self._farthest = 0.0
+        self._farthest = self._apart = 0.0
         self._loads = 0
         self._answers_changed = dict.fromkeys(["attention", "state"][: 1 + pair.case.has_state], False)
 
@@ -52,6 +55,8 @@ class HandOver:
             self._ask(prompt, other)
         for what, changed in self._answers_changed.items():
             self._judge(self._name, f"a corrupted block ({what}) changes an answer", changed)
+        if self._case.prefill_dtype:
+            self._judge_distance()
         if self._case.has_state:
             self._judge_orders()
         counted, wanted = (
@@ -93,6 +98,8 @@ class HandOver:
         self._equal += alone.tokens == through.tokens
         if alone.tokens[0] == through.tokens[0]:
             self._farthest = max(self._farthest, abs(alone.first - through.first))
+        if alone.tokens[0] == there.tokens[0]:
+            self._apart = max(self._apart, abs(alone.first - there.first))
         self._judge_tokens(what, through, alone)
         good = self._judge_cells(what, wanted)
         if length > 2:
@@ -122,9 +129,20 @@ class HandOver:
             self._judge(self._name, f"{what}: same tokens", through.tokens == alone.tokens, detail)
         elif self._case.tokens is Tokens.FIRST:
             off = abs(through.first - alone.first)
-            good = through.tokens[0] == alone.tokens[0] and off <= self._case.tolerance
-            limit = f"to within {self._case.tolerance}"
-            self._judge(self._name, f"{what}: same first token {limit}", good, f"off by {off}")
+            near = bool(self._case.prefill_dtype) or off <= self._case.tolerance
+            good = through.tokens[0] == alone.tokens[0] and near
+            limit = "" if self._case.prefill_dtype else f" to within {self._case.tolerance}"
+            self._judge(self._name, f"{what}: same first token{limit}", good, f"off by {off}")
+
+    def _judge_distance(self) -> None:
+        """How far the first token may lie off is what the prefill server's own type makes of it on this machine."""
+        limit = CONVERTED_DISTANCE * self._apart
+        self._judge(
+            self._name,
+            "the first tokens' log-probabilities lie about as far off as the prefill server's own",
+            0 < self._farthest <= limit,
+            f"{self._farthest} off, the prefill server's {self._apart}",
+        )
 
     def _judge_orders(self) -> None:
         """Whether the servers keep convolutions in the order that was asked for."""
