@@ -34,13 +34,16 @@ struct kvf_push {
 
 /** What one rank of a consumer expects of us: with a push, the writing of it. */
 struct kvf_flow {
+    /* A heartbeat speaks of thousands: what it looks for and moves on lies together. */
+    UT_hash_handle hh; /* session->flow_table, by generation */
+    uint64_t generation;
+    uint64_t until, latest; /* the latter whatever the consumer says */
+
     kvf_session *session;
     kvf_push *push; /* NULL: not started yet */
     void *id;
     size_t id_bytes;
-    uint64_t generation;
     uint32_t expected_ranks;
-    uint64_t until, latest;  /* the latter whatever the consumer says */
     uint64_t kept_bytes;     /* of its budget */
     kvf_group_steps *groups; /* of the consumer; NULL: nothing */
     bool more;               /* of which parts are still to come, */
@@ -66,7 +69,6 @@ struct kvf_flow {
     kvf_flow *same_prev, *same_next;       /* waiting->flows */
     kvf_flow *prev, *next;                 /* push->flows, or agent->flows while there is no push */
     kvf_flow *session_prev, *session_next; /* session->flows */
-    UT_hash_handle hh;                     /* session->flow_table, by generation */
 };
 
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out);
