@@ -460,7 +460,7 @@ class HowMuchAtATime(unittest.TestCase):
         self.assertEqual(self.pieces(64, 1.0), 1)
 
     def test_layers_are_complete_with_the_last_of_their_caches_that_calls_a_hook(self) -> None:
-        config: Any = SimpleNamespace(speculative_config=None)
+        config: Any = SimpleNamespace(speculative_config=None, model_config=None)
         order = LayerOrder(
             config,
             ["model.layers.0.attn", "model.layers.1.mamba", "model.layers.2.attn", "model.layers.2.indexer"],
