@@ -316,11 +316,12 @@ KVF_API kvf_status kvf_schedule_allocated(kvf_schedule *schedule, const kvf_requ
                                           bool *waits);
 
 /**
- * Lets workers push a request before it has finished: all of its prompt's blocks are known, computed or not.
- * The workers open the push with these blocks, and say to their agents which layers and chunks are ready, each with
- * an event to wait for where a device computes it (kvf_push_chunk); chunks bring no blocks then. An engine that
- * allocates chunk by chunk calls this when it has allocated the last.
+ * Lets workers push a request before it has finished, computed or not. The workers open the push, and say to their
+ * agents which layers and chunks are ready, each with an event to wait for where a device computes it (kvf_push_chunk).
  *
+ * @param tables  all blocks of the prompt; NULL, with a group_count of 0: none, for an engine that allocates chunk by
+ *                chunk, and whose chunks bring their blocks
+ * @param tokens  of the prompt
  * @return KVF_OK, KVF_E_INVALID (not a request that is pushed, or it was said before), KVF_E_RANGE,
  *         KVF_E_NOT_FOUND, KVF_E_NOMEM
  */

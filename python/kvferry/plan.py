@@ -76,6 +76,17 @@ class CostModel:
     ns_per_byte: float = 0.0
     ns_per_source: float = 0.0
 
+    @classmethod
+    def assumed(cls, kind: str = "auto") -> CostModel:
+        """What predictions assume for a kind of transport, or have measured of it; see kvf_cost_assumed().
+
+        Args:
+            kind: of transport_kinds(); "auto" and unknown ones: the best that reaches peers on one host
+        """
+        found = ffi.new("kvf_cost_model *")
+        lib.kvf_cost_assumed(Arena().text(kind), found)
+        return cls(found.ns_per_run, found.ns_per_byte, found.ns_per_source)
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -318,12 +318,18 @@ class Schedule(Handle):
             )
         return bool(waits)
 
-    def push(self, request: KeyLike, tables: Sequence[Blocks], tokens: int) -> None:
-        """Lets workers push a request before it has finished: all of its prompt's blocks are known."""
+    def push(self, request: KeyLike, tables: Sequence[Blocks] | None, tokens: int) -> None:
+        """Lets workers push a request before it has finished, computed or not.
+
+        Args:
+            tables: all blocks of its prompt; None: the chunks of Agent.push_ready() bring theirs
+            tokens: of the prompt
+        """
         resource, arena = self._get(), Arena()
-        key, blocks = key_in(request, arena), _tables_in(tables, arena)
+        key = key_in(request, arena)
+        blocks = ffi.NULL if tables is None else _tables_in(tables, arena)
         with self._lock:
-            call(lib.kvf_schedule_push, resource.pointer, key, blocks, len(tables), tokens)
+            call(lib.kvf_schedule_push, resource.pointer, key, blocks, len(tables or ()), tokens)
 
     def finished(
         self, request: KeyLike, tables: Sequence[Blocks] = (), tokens: int = 0, *, now_ns: int

@@ -11,7 +11,7 @@ import contextlib
 import enum
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -50,6 +50,12 @@ class FakeServer:
         self.names: list[str] = []
         self.gone = 0
         self.go = asyncio.Event()
+        self.mode = "pull"
+        self.engines = itertools.cycle((name,))  # that answer, in turn
+        self.announced: list[dict[str, Any]] = []  # parameters with a name that a proxy has invented
+        self.meets: list[FakeServer] = []  # decode servers: who may write to them
+        self.written: set[tuple[str, str]] = set()  # by which engine of this server, under which name
+        self.before: Callable[[], Awaitable[None]] | None = None  # they answer who announced something
         self.healthy = True
         self.looks = 0  # at its health
         self.port = 0
@@ -98,6 +104,7 @@ class FakeServer:
             raise
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await self._wait_for_writer(body.get("kv_transfer_params") or {})
         does = self.first.pop(0) if self.first else self.does
         if does is Does.WAIT:
             await self.go.wait()
@@ -119,7 +126,7 @@ class FakeServer:
             "kv_transfer_params": None,
         }
         if params.get("do_remote_decode") and does is not Does.NO_PARAMETERS:
-            answer["kv_transfer_params"] = self._parameters()
+            answer["kv_transfer_params"] = self._parameters(params)
         return web.json_response(answer)
 
     async def _stream(self, request: web.Request, does: Does, params: dict[str, Any]) -> web.StreamResponse:
@@ -142,16 +149,31 @@ class FakeServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    def _parameters(self) -> dict[str, Any]:
+    async def _wait_for_writer(self, params: dict[str, Any]) -> None:
+        """A decode server whose blocks were announced waits until they are written."""
+        name = params.get("kvferry_transfer_id")
+        if params.get("do_remote_decode") and name:
+            self.announced.append(params)
+            if self.before is not None:
+                await self.before()
+        if params.get("do_remote_prefill") and params.get("transfer_mode") == "push" and name != "00ff":
+            self.announced.append(params)
+            while not any((params["remote_engine_id"], name) in server.written for server in self.meets):
+                await asyncio.sleep(0.001)
+
+    def _parameters(self, asked: dict[str, Any]) -> dict[str, Any]:
+        engine, name = next(self.engines), asked.get("kvferry_transfer_id", "00ff")
+        self.written.add((engine, name))
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [[1, 2]],
-            "remote_engine_id": self.name,
+            "remote_engine_id": engine,
             "remote_request_id": f"{self.name}-{next(self._numbers)}",
             "remote_host": "127.0.0.1",
             "remote_port": 1,
-            "kvferry_transfer_id": "00ff",
+            "transfer_mode": self.mode,
+            "kvferry_transfer_id": name,
         }
 
     def _source(self, params: dict[str, Any]) -> str:

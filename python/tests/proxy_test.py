@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -107,6 +108,115 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def texts(events: list[str]) -> list[str]:
     return [json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]"]
+
+
+# ---- both at once
+
+
+def writing(scene: Scene) -> None:
+    """Prefill servers write to those who announce their blocks."""
+    for server in scene.prefill:
+        server.mode = "push"
+    for server in scene.decode:
+        server.meets = scene.prefill
+
+
+@in_scene()
+async def test_both_servers_are_asked_at_once_when_the_engine_is_known(scene: Scene) -> None:
+    writing(scene)
+    assert await scene.ask() == (200, " ".join(("loaded:P0", *WORDS)))
+    assert await scene.metric('handed_over_total{way="in_turn"}') == 1
+    scene.prefill[0].does = Does.WAIT
+    asking = asyncio.create_task(scene.ask())
+    await until(lambda: len(scene.decode[0].asked) == 2)  # though the prefill server has not answered
+    scene.prefill[0].go.set()
+    assert await asking == (200, " ".join(("loaded:P0", *WORDS)))
+    assert await scene.metric('handed_over_total{way="at_once"}') == 1
+    (told,), (asked,) = scene.decode[0].announced, scene.prefill[0].announced
+    name = asked["kvferry_transfer_id"]
+    assert re.fullmatch("[0-9a-f]{32}", name)
+    assert asked == {"do_remote_decode": True, "do_remote_prefill": False, "kvferry_transfer_id": name}
+    assert {key: value for key, value in told.items() if value is not None} == {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "remote_engine_id": "P0",
+        "remote_host": "127.0.0.1",
+        "remote_port": 1,
+        "remote_request_id": told["remote_request_id"],
+        "transfer_mode": "push",
+        "kvferry_transfer_id": name,
+    }
+
+
+@in_scene()
+async def test_each_transfer_has_another_name(scene: Scene) -> None:
+    writing(scene)
+    for _ in range(4):
+        assert texts(await scene.stream()) == ["loaded:P0", *WORDS]
+    names = [told["kvferry_transfer_id"] for told in scene.decode[0].announced]
+    assert len(set(names)) == len(names) == 3
+
+
+@in_scene()
+async def test_servers_that_are_read_from_are_asked_in_turn(scene: Scene) -> None:
+    for _ in range(3):
+        assert (await scene.ask())[1].startswith("loaded:P0")
+    assert scene.prefill[0].announced == scene.decode[0].announced == []
+    assert await scene.metric('handed_over_total{way="in_turn"}') == 3
+
+
+@in_scene(prefill=2)
+async def test_a_prefill_server_that_fails_leaves_no_decode_server_waiting(scene: Scene) -> None:
+    writing(scene)
+    for _ in range(2):
+        await asyncio.gather(scene.ask(), scene.ask())
+    for does in (Does.ERROR, Does.DIE, Does.NO_PARAMETERS):
+        before, gone = len(scene.decode[0].asked), scene.decode[0].gone
+        for server in scene.prefill:
+            server.first = [does]
+            server.before = lambda before=before: until(lambda: len(scene.decode[0].asked) > before)
+        status, text = await scene.ask()
+        assert status == 200 and text.endswith(" ".join(WORDS)), does
+        assert len(scene.decode[0].asked) == before + 2, does
+        await until(lambda gone=gone: scene.decode[0].gone == gone + 1)  # type: ignore[misc]
+        for server in scene.prefill:
+            server.first = []
+        await asyncio.gather(scene.ask(), scene.ask())  # they are known again
+
+
+@in_scene()
+async def test_several_engines_behind_one_url_are_asked_in_turn(scene: Scene) -> None:
+    writing(scene)
+    scene.prefill[0].engines = itertools.cycle(("P0", "P0", "P1"))
+    for _ in range(6):
+        assert (await scene.ask())[1].startswith("loaded:")
+    # The second; the third's engine was another.
+    assert await scene.metric('handed_over_total{way="at_once"}') == 1
+    assert await scene.metric('handed_over_total{way="in_turn"}') == 5
+
+
+@in_scene()
+async def test_a_client_that_goes_away_ends_both(scene: Scene) -> None:
+    writing(scene)
+    await scene.ask()
+    scene.prefill[0].does = Does.HANG
+    asking = asyncio.create_task(scene.ask())
+    await until(lambda: len(scene.decode[0].asked) == 2 and len(scene.prefill[0].asked) == 2)
+    asking.cancel()
+    await until(lambda: scene.decode[0].gone == 1 and scene.prefill[0].gone == 1)
+
+
+@in_scene()
+async def test_an_engine_is_forgotten_with_its_server(scene: Scene) -> None:
+    writing(scene)
+    await scene.ask()
+    server = scene.proxy.prefill.all[0]
+    assert server.engine is not None
+    scene.proxy.prefill.found(server, False)
+    assert server.engine is None
+    scene.proxy.prefill.found(server, True)
+    assert (await scene.ask())[1].startswith("loaded:P0")
+    assert scene.decode[0].announced == []
 
 
 # ---- what goes where

@@ -21,21 +21,26 @@ kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count) 
     return copy;
 }
 
+/* Which steps of a group are needed after `end`. */
+static kvf_group_steps needed_steps(const kvf_group_desc *group, uint64_t begin, uint64_t end) {
+    if (group->kind == KVF_GROUP_STATE)
+        return (kvf_group_steps){.begin = 0, .end = 1};
+    uint64_t needed = kvf_group_first_needed(group, end);
+    return (kvf_group_steps){.begin = kvf_min_u64(kvf_max_u64(begin, needed), end), .end = end};
+}
+
 static kvf_status state_group(const char *group_name, const kvf_block_table *table, kvf_group_steps *out) {
     if (table->count == 0 || table->ids[table->count - 1] == KVF_NO_BLOCK)
         return kvf_fail(KVF_E_RANGE, "group %s: there is no block for the state", group_name);
-    *out =
-        (kvf_group_steps){.table = {.ids = &table->ids[table->count - 1], .count = 1}, .begin = 0, .end = 1};
+    out->table = (kvf_block_table){.ids = &table->ids[table->count - 1], .count = 1};
     return KVF_OK;
 }
 
 static kvf_status token_group(const kvf_group_desc *group, uint32_t tokens_per_block,
-                              const kvf_block_table *table, uint64_t begin, uint64_t end,
-                              kvf_group_steps *out) {
-    uint64_t needed = kvf_group_first_needed(group, end);
-    *out =
-        (kvf_group_steps){.table = *table, .begin = kvf_min_u64(kvf_max_u64(begin, needed), end), .end = end};
-    if (out->begin == out->end)
+                              const kvf_block_table *table, kvf_group_steps *out) {
+    const uint64_t end = out->end;
+    out->table = *table;
+    if (out->begin == end)
         return KVF_OK;
     uint64_t first = out->begin / tokens_per_block, last = (end - 1) / tokens_per_block;
     uint64_t table_end = (uint64_t)table->first_block + table->count;
@@ -66,16 +71,27 @@ kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables,
     kvf_status status = KVF_OK;
     for (uint32_t g = 0; g < count && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(s->model, g);
+        groups[g] = needed_steps(group, begin, end);
         if (tables[g].count && !tables[g].ids)
             status = kvf_fail(KVF_E_INVALID, "group %s: the table is NULL and has %u blocks", group->name,
                               tables[g].count);
         else if (group->kind == KVF_GROUP_STATE)
             status = state_group(group->name, &tables[g], &groups[g]);
         else
-            status = token_group(group, s->options.tokens_per_block[g], &tables[g], begin, end, &groups[g]);
+            status = token_group(group, s->options.tokens_per_block[g], &tables[g], &groups[g]);
     }
     if (!status && !(*out = kvf_copy_groups(groups, count)))
         status = kvf_nomem("the groups of an instruction");
     kvf_free(groups);
     return status;
+}
+
+kvf_status kvf_make_steps(const kvf_schedule *s, uint64_t tokens, kvf_group_steps **out) {
+    kvf_group_steps *groups = kvf_alloc0(s->group_count, sizeof *groups);
+    if (!groups)
+        return kvf_nomem("the groups of an instruction");
+    for (uint32_t g = 0; g < s->group_count; g++)
+        groups[g] = needed_steps(kvf_model_group(s->model, g), 0, tokens);
+    *out = groups;
+    return KVF_OK;
 }

@@ -133,6 +133,9 @@ kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count);
 kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables, uint32_t count,
                            uint64_t begin, uint64_t end, kvf_group_steps **out);
 
+/** The same of the first `tokens` tokens, without blocks. */
+kvf_status kvf_make_steps(const kvf_schedule *s, uint64_t tokens, kvf_group_steps **out);
+
 /* ---- orders (orders.c) */
 
 /**

@@ -23,14 +23,8 @@ static kvf_status name_transfer(const kvf_schedule *s, record *r) {
     return KVF_OK;
 }
 
-static kvf_status plan_serving(kvf_schedule *s, record *r, const kvf_block_table *tables,
-                               uint32_t group_count, uint64_t tokens) {
-    kvf_group_steps *groups = NULL;
-    kvf_status status = name_transfer(s, r);
-    if (!status)
-        status = kvf_make_groups(s, tables, group_count, 0, tokens, &groups);
-    if (status)
-        return status;
+/* Takes groups, also when it fails. */
+static kvf_status order_serving(kvf_schedule *s, record *r, kvf_group_steps *groups) {
     order *o = kvf_make_order(s, r, r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, 0, groups);
     kvf_free(groups);
     if (!o)
@@ -38,6 +32,22 @@ static kvf_status plan_serving(kvf_schedule *s, record *r, const kvf_block_table
     kvf_queue_order(s, o, r, &r->serve.order);
     r->serve.state = PART_PLANNED;
     return KVF_OK;
+}
+
+static kvf_status plan_serving(kvf_schedule *s, record *r, const kvf_block_table *tables,
+                               uint32_t group_count, uint64_t tokens) {
+    kvf_group_steps *groups = NULL;
+    kvf_status status = name_transfer(s, r);
+    if (!status)
+        status = kvf_make_groups(s, tables, group_count, 0, tokens, &groups);
+    return status ? status : order_serving(s, r, groups);
+}
+
+/* A push whose blocks come chunk by chunk; its name is that of the consumers. */
+static kvf_status plan_growing(kvf_schedule *s, record *r, uint64_t tokens) {
+    kvf_group_steps *groups = NULL;
+    kvf_status status = kvf_make_steps(s, tokens, &groups);
+    return status ? status : order_serving(s, r, groups);
 }
 
 kvf_status kvf_schedule_push(kvf_schedule *s, const kvf_request_key *request, const kvf_block_table *tables,
@@ -52,6 +62,8 @@ kvf_status kvf_schedule_push(kvf_schedule *s, const kvf_request_key *request, co
         return kvf_fail(KVF_E_INVALID, "the request is not loaded yet, so it cannot be pushed");
     if (tokens == 0)
         return kvf_fail(KVF_E_RANGE, "tokens is 0; there is nothing to push");
+    if (!tables && group_count == 0)
+        return plan_growing(s, r, tokens);
     return plan_serving(s, r, tables, group_count, tokens);
 }
 

@@ -159,6 +159,24 @@ static void a_push_that_is_over_first_leaves_nothing_to_keep(void **state) {
     done(&f);
 }
 
+static void a_push_may_begin_without_blocks_which_its_chunks_bring(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_serving(&f, true);
+    assert_fails(kvf_schedule_push(f.s, &R, NULL, 1, 10), KVF_E_INVALID, "tables");
+    assert_ok(kvf_schedule_push(f.s, &R, NULL, 0, 10));
+    const kvf_instruction *push = TAKE(&f, KVF_INSTRUCT_PUSH);
+    assert_bytes(push->transfer_id.data, push->transfer_id.size, "r");
+    assert_group(push, 0, 0, 10, IDS, 0);
+    assert_fails(kvf_schedule_push(f.s, &R, NULL, 0, 10), KVF_E_INVALID, "already");
+
+    assert_true(finish(&f, 10).keep);
+    TAKE_NOTHING(&f);
+
+    assert_int_equal(sent(&f, generation).freed_count, 1);
+    done(&f);
+}
+
 static void a_push_under_way_keeps_the_blocks_of_a_finished_request(void **state) {
     (void)state;
     fixture f = simple();
@@ -554,6 +572,7 @@ int main(void) {
         cmocka_unit_test(aborted_before_it_is_held_blocks_are_free_at_once),
         cmocka_unit_test(aborted_before_it_has_finished_nothing_is_held),
         cmocka_unit_test(a_push_that_is_over_first_leaves_nothing_to_keep),
+        cmocka_unit_test(a_push_may_begin_without_blocks_which_its_chunks_bring),
         cmocka_unit_test(a_push_under_way_keeps_the_blocks_of_a_finished_request),
         cmocka_unit_test(a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished),
         cmocka_unit_test(preempted_while_pushing_the_blocks_are_kept_and_it_is_pushed_no_more),

@@ -44,6 +44,7 @@ class Case:
     tolerance: float = 0.1  # of the log-probability of the first token, where nothing is converted
     what: What = What.HAND_OVER
     mode: str = "pull"  # who moves the bytes: "push" is the prefill server
+    at_once: bool = False  # both are asked at the same time, and layers are written one by one
 
 
 def qwen3next(prefill: Side, decode: Side) -> Case:
@@ -62,6 +63,8 @@ def deepseek(prefill: int, decode: int) -> Case:
 # A convolution's state with its channels outermost; by default its steps are.
 CHANNELS_FIRST = (("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),)
 LONG = ("--max-model-len", "4096")
+# A prompt of 300 tokens is computed in three steps.
+CHUNKS = ("--max-num-batched-tokens", "128", "--enable-chunked-prefill")
 # For a single request of any length there must be room.
 ROOM = ("--enable-prefix-caching",)
 LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
@@ -74,6 +77,11 @@ CASES = {
     "llama-tp2-tp1": Case("llama", Side(64, tp=2), Side(128)),
     "llama-tp1-tp2": Case("llama", Side(64), Side(32, tp=2)),
     "llama-push-tp2-tp1": Case("llama", Side(64, tp=2), Side(128), mode="push"),
+    "push-layers": Case("llama", Side(64, tp=2, arguments=CHUNKS), Side(128), mode="push", at_once=True),
+    "gemma3-push-layers": Case("gemma3", Side(64, arguments=CHUNKS), Side(32), mode="push", at_once=True),
+    "granite-push-layers": Case(
+        "granite", Side(arguments=CHUNKS), Side(), has_state=True, mode="push", at_once=True
+    ),
     # Cells are the prefill server's, widened bit for bit. It computes in bfloat16, so the first token's
     # log-probability is another than where the decode server computes all of it; the prefill server's own is, too.
     "llama-bf16-f32": Case(

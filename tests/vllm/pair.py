@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import secrets
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +91,7 @@ class Pair:
                 "KVFERRY_CORRUPT": str(self.corrupt),
                 "KVFERRY_INTERRUPT": str(self.interrupt),
                 "KVFERRY_SIDE_CHANNEL_PORT": str(port + 2),
+                "KVFERRY_LAYERS_EACH": str(int(self.case.at_once)),
             },
             connector=self.connector,
             transfer={
@@ -126,7 +129,29 @@ class Pair:
 
     def hand_over(self, prompt: list[int], tokens: int) -> Answer:
         """Prefill there, decode here."""
+        if self.case.at_once:
+            return self._hand_over_at_once(prompt, tokens)
         return answer(self.decode.ask(prompt, tokens, self.params(prompt)))
+
+    def _hand_over_at_once(self, prompt: list[int], tokens: int) -> Answer:
+        """The decode server announces its blocks while the prefill server computes."""
+        name = secrets.token_hex(16)
+        to_decode = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": "kv_producer-0",
+            "remote_request_id": name,
+            "remote_host": "127.0.0.1",
+            "remote_port": self.port + 2,
+            "transfer_mode": "push",
+            "kvferry_transfer_id": name,
+        }
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(self.prefill.ask, prompt, 1, {**TO_PREFILL, "kvferry_transfer_id": name})
+            found = answer(self.decode.ask(prompt, tokens, to_decode))
+            params = there.result()["kv_transfer_params"]
+        assert params["kvferry_transfer_id"] == name
+        return found
 
     def through(self, prompt: list[int], tokens: int) -> Answer:
         """The same; what was read out before is gone."""

@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, MLAAttentionSpec,
 
 from kvferry.scheduler import InstructionKind
 from kvferry.vllm import KvferryConnector
+from kvferry.vllm.pushing import Pieces
 
 NULL_BLOCK = 0  # vLLM's block without content
 
@@ -33,6 +34,8 @@ class ProbingConnector(KvferryConnector):
 
     While the file that KVFERRY_CORRUPT names exists, a block that was filled is changed before that: with the
     word "state" in it the state of a sequence, else a block of keys and values.
+
+    KVFERRY_LAYERS_EACH says how many layers go at a time, whatever that costs: caches of tiny models go as one.
     """
 
     # ---- beside the scheduler
@@ -60,12 +63,20 @@ class ProbingConnector(KvferryConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._caches = kv_caches
+        each = int(os.environ.get("KVFERRY_LAYERS_EACH", "0"))
+        if each:
+            setattr(Pieces, "layers_each", lambda *_: each)  # noqa: B010
         super().register_kv_caches(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        for instruction in self._get_connector_metadata().instructions:
-            if instruction.kind in (InstructionKind.HOLD, InstructionKind.PUSH):
-                self._read_out()
+        step = self._get_connector_metadata()
+        computed = {chunk.request for chunk in step.chunks}  # and pushed meanwhile: read out when it has ended
+        if step.ended or any(
+            item.kind in (InstructionKind.HOLD, InstructionKind.PUSH)
+            and item.request.id.decode() not in computed
+            for item in step.instructions
+        ):
+            self._read_out()
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

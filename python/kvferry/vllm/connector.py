@@ -24,6 +24,7 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.needs import unknown_hooks
 from kvferry.vllm.scheduling import Scheduling
+from kvferry.vllm.settings import is_push
 from kvferry.vllm.statistics import KvferryMetrics, KvferryStats
 from kvferry.vllm.worker import Worker
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -73,6 +74,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         """What all ranks said of themselves; keys are (pipeline stage, tensor-parallel rank)."""
         ranks = {where: found for where, found in metadata.items() if isinstance(found, KvferryHandshake)}
         self.scheduling.introduce(ranks)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """Who knows the blocks of requests."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduling.bind(kv_cache_manager)
 
     def on_new_request(self, request: Request) -> None:
         """A request has arrived."""
@@ -134,9 +140,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Starts what the scheduler's half said; the agent does it in a thread of its own."""
-        step = self._get_connector_metadata()
-        assert isinstance(step, KvferryStep)
-        self.worker.start(step)
+        self.worker.start(self._step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: requests wait as a whole, before they are scheduled."""
@@ -144,10 +148,23 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        """Nothing: what a request has computed moves when it has finished."""
+        """A layer's attention has run: what is pushed while it is computed may go so far."""
+        self.worker.layer_done(self._step, layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing, see save_kv_layer()."""
+        """The step has computed everything: all of its chunks may go."""
+        self.worker.seal(self._step)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Blocks are about to be written that are being pushed: those pushes end here."""
+        assert isinstance(kv_connector_metadata, KvferryStep)
+        self.worker.give_up(kv_connector_metadata)
+
+    @property
+    def _step(self) -> KvferryStep:
+        step = self._get_connector_metadata()
+        assert isinstance(step, KvferryStep)
+        return step
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What has ended since the last step."""
@@ -180,6 +197,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return KvferryMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- both
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A whole graph replays without a word to us; between pieces we learn which layers are computed."""
+        return is_push(extra_config.get("transfer_mode", "pull"))
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:

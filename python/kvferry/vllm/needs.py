@@ -71,6 +71,7 @@ def _has(owner: Any, name: str) -> bool:
 # What vLLM calls. A method that has another name there would never be called, and nobody would notice.
 HOOKS = {
     "set_xfer_handshake_metadata_pp_aware": "meeting other engines",
+    "bind_kv_cache_manager": "writing requests while they are computed",
     "on_new_request": "learning of requests",
     "get_num_new_matched_tokens": "saying what can be loaded",
     "update_state_after_alloc": "learning the blocks of a request",
@@ -80,14 +81,16 @@ HOOKS = {
     "get_handshake_metadata": "telling the scheduler's half of a rank",
     "start_load_kv": "starting transfers",
     "wait_for_layer_load": "the interface",
-    "save_kv_layer": "the interface",
-    "wait_for_save": "the interface",
+    "save_kv_layer": "writing requests layer by layer",
+    "wait_for_save": "writing requests while they are computed",
+    "handle_preemptions": "not writing what was overwritten",
     "get_transfer_results": "reporting ended transfers",
     "get_block_ids_with_load_errors": "reporting blocks that failed",
     "get_loaded_kv_cache_group_ids": "skipping what vLLM would compute again",
     "get_kv_connector_stats": "statistics",
     "build_kv_connector_stats": "statistics",
     "build_prom_metrics": "metrics",
+    "requires_piecewise_for_cudagraph": "writing requests layer by layer",
     "shutdown": "ending",
 }
 
@@ -121,6 +124,10 @@ NEEDS = (
         }.items()
     ),
     Need(f"{_STEP}.preempted_req_ids", "requests that lose their blocks"),
+    Need(f"{_STEP}.num_scheduled_tokens", "writing requests while they are computed"),
+    Need(
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids", "writing requests while they are computed"
+    ),
     Need(f"{_STEP}.total_num_scheduled_tokens", "steps in which nothing but transfers runs"),
     Need(f"{_OUTPUT}.finished_sending", "what the workers have done"),
     Need(f"{_OUTPUT}.finished_recving", "what the workers have done"),
@@ -177,7 +184,6 @@ LEFT_ALONE = frozenset(
     {
         "bind_connector_metadata",
         "bind_gpu_block_pool",
-        "bind_kv_cache_manager",
         "build_connector_worker_meta",
         "clear_connector_metadata",
         "finish_forward",
@@ -187,14 +193,12 @@ LEFT_ALONE = frozenset(
         "get_kv_connector_kv_cache_events",
         "get_mem_pool_context",
         "get_required_kvcache_layout",
-        "handle_preemptions",
         "has_connector_metadata",
         "has_pending_block_frees",
         "has_pending_push_work",
         "register_finished_partial_tail",
         "request_finished",
         "requires_kv_delivery",
-        "requires_piecewise_for_cudagraph",
         "reset_cache",
         "reset_capture_state",
         "role",

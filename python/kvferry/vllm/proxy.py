@@ -3,10 +3,12 @@
     python -m kvferry.vllm.proxy --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
 
 A request goes to a prefill server first, for one token. What that answers as `kv_transfer_params` goes to a
-decode server with the request, whose answer is passed on as it comes. Servers are chosen by load and by what
-they have seen of the prompt (proxy_servers.py). What fails is tried elsewhere while the client has seen nothing
-of it yet, and a prompt whose cache cannot be had is computed by the decode server. A client that goes away
-takes its requests along.
+decode server with the request, whose answer is passed on as it comes. Where a prefill server writes (its
+`transfer_mode` is "push") and has answered before, so that its engine is known, both are asked at once: the
+proxy invents the name of the transfer, and the prefill server writes while it computes. Servers are chosen by
+load and by what they have seen of the prompt (proxy_servers.py). What fails is tried elsewhere while the client
+has seen nothing of it yet, and a prompt whose cache cannot be had is computed by the decode server. A client
+that goes away takes its requests along.
 
 Needs aiohttp, which vLLM brings, and not vLLM itself. `GET /health` and `GET /metrics` are the proxy's own.
 """
@@ -40,6 +42,7 @@ ATTEMPTS = 3
 MOST_BODY_BYTES = 64 << 20
 CONNECT_SECONDS = 5.0
 PATIENCE = 600.0
+END_SECONDS = 1.0  # for which a prefill server may take longer to end than the answer that came of it
 BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -82,10 +85,12 @@ class Work:
         """Whether its answer comes piece by piece."""
         return bool(self.body.get("stream"))
 
-    def for_prefill(self) -> dict[str, Any]:
-        """What a prefill server is asked."""
+    def for_prefill(self, transfer: str = "") -> dict[str, Any]:
+        """What a prefill server is asked; and what the transfer is called where both are asked at once."""
         body = {key: value for key, value in self.body.items() if key not in NOT_TO_PREFILL}
         body |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(TO_PREFILL)}
+        if transfer:
+            body["kv_transfer_params"]["kvferry_transfer_id"] = transfer
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
         return body
@@ -191,8 +196,8 @@ class Proxy:
         outcome, begun = "failed", time.monotonic()
         try:
             work = await self._read(request)
-            params = await self._prefill(work)
-            answer = await self._decode(Passing(request), work, params, begun)
+            to = Passing(request)
+            answer = await self._at_once(to, work, begun) or await self._in_turn(to, work, begun)
             outcome = "answered" if answer.status < 400 else outcome
             return answer
         except Refused as refused:
@@ -222,28 +227,75 @@ class Proxy:
         headers = {key: request.headers[key] for key in ("Authorization",) if key in request.headers}
         return Work(request.path, body, read_prompt(body), name, headers)
 
-    async def _prefill(self, work: Work) -> dict[str, Any] | None:
-        """Has the prompt computed; None where the decode server has to."""
+    async def _in_turn(self, to: Passing, work: Work, begun: float) -> web.StreamResponse:
+        """Asks a prefill server, and then a decode server with what that has answered."""
         reason, tried = why_not_handed_over(work.body), list[Server]()
-        while not reason:
+        params: dict[str, Any] | None = None
+        while not reason and not params:
             server = self.prefill.choose(work.prompt, tried)
             if server is None or server in tried or len(tried) == ATTEMPTS:
                 reason = "no_prefill_server"
                 break
             try:
-                named = replace(work, name=f"{work.name}-p{len(tried)}")
-                async with self._ask(self.prefill, server, named, work.for_prefill()) as answer:
-                    found = await answer.json()
-                params = found.get("kv_transfer_params") if isinstance(found, dict) else None
-                if isinstance(params, dict) and params:
-                    self.prefill.remember(server, work.prompt)
-                    return params
-                reason = "no_parameters"  # its connector does not hand over
+                params = await self._prefill(replace(work, name=f"{work.name}-p{len(tried)}"), server)
+                reason = "" if params else "no_parameters"  # its connector does not hand over
             except Failed as failed:
                 self._note(self.prefill, server, work, failed)
                 tried.append(server)
-        self._count["computed", f'reason="{reason}"'] += 1
-        return None
+        self._count_way("in_turn" if params else "", reason)
+        return await self._decode(to, work, params, begun)
+
+    async def _prefill(self, work: Work, server: Server, transfer: str = "") -> dict[str, Any] | None:
+        """Has the prompt computed there; the parameters of the answer, if there are any."""
+        async with self._ask(self.prefill, server, work, work.for_prefill(transfer)) as answer:
+            found = await answer.json()
+        params = found.get("kv_transfer_params") if isinstance(found, dict) else None
+        if not isinstance(params, dict) or not params:
+            return None
+        server.learn(params)
+        self.prefill.remember(server, work.prompt)
+        return params
+
+    async def _at_once(self, to: Passing, work: Work, begun: float) -> web.StreamResponse | None:
+        """Asks both at the same time. None: the prefill server cannot, or has failed; nothing came of it."""
+        server = None if why_not_handed_over(work.body) else self.prefill.choose(work.prompt)
+        if server is None or server.engine is None:
+            return None
+        transfer = uuid.uuid4().hex
+        announced = {
+            **server.engine,
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_request_id": work.name,
+            "kvferry_transfer_id": transfer,
+        }
+        prefill = asyncio.create_task(self._prefill(replace(work, name=f"{work.name}-p"), server, transfer))
+        decode = asyncio.create_task(self._decode(to, work, announced, begun))
+        try:
+            await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+            params = None
+            if not decode.done() and not to.begun:  # the decode server waits for what is announced
+                try:
+                    params = await prefill
+                except (Failed, Refused) as failed:
+                    if isinstance(failed, Failed):
+                        self._note(self.prefill, server, work, failed)
+                    return None
+                if not params or params.get("kvferry_transfer_id") != transfer or server.engine is None:
+                    await _end(decode)
+                    self._count_way("in_turn" if params else "", "no_parameters")
+                    return await self._decode(to, work, params, begun)
+            answer = await decode
+            self._count_way("at_once")
+            await asyncio.wait((prefill,), timeout=END_SECONDS)
+            return answer
+        finally:
+            await _end(decode, prefill)
+
+    def _count_way(self, way: str, reason: str = "") -> None:
+        """How a prompt's cache got to a decode server, or why it is computed there."""
+        key = ("handed_over", f'way="{way}"') if way else ("computed", f'reason="{reason}"')
+        self._count[key] += 1
 
     async def _decode(
         self, to: Passing, work: Work, params: dict[str, Any] | None, begun: float
@@ -347,6 +399,12 @@ class Proxy:
 
         show("requests_total", "counter", "Requests of clients, by what became of them", counted("requests"))
         show(
+            "handed_over_total",
+            "counter",
+            "Requests whose servers were asked in turn, or at once",
+            counted("handed_over"),
+        )
+        show(
             "computed_total",
             "counter",
             "Requests whose prompt was left to a decode server, by the reason",
@@ -363,6 +421,13 @@ class Proxy:
             lines.append(f'{name}_bucket{{le="{limit}"}} {total}')
         lines += [f"{name}_sum {self._first_sum:g}", f"{name}_count {total}"]
         return web.Response(text="\n".join(lines) + "\n")
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Ends tasks that may have ended, whatever became of them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_to_last(answer: aiohttp.ClientResponse, is_stream: bool) -> AsyncIterator[bytes]:

@@ -25,6 +25,19 @@ CHUNK_BYTES = 512
 MOST_CHUNKS = 65536
 #: What a request costs beyond its prompt.
 REQUEST_BYTES = 64
+#: Of the parameters that a prefill server answers with, those that are the same in all its answers.
+OF_ENGINE = (
+    "remote_engine_id",
+    "remote_host",
+    "remote_port",
+    "remote_registration_generation",
+    "tp_size",
+    "pp_size",
+    "dcp_size",
+    "transfer_mode",
+    "kvferry_public_key",
+    "kvferry_draft",
+)
 
 
 @dataclass(frozen=True)
@@ -68,12 +81,27 @@ class Server:
         up: whether it answered when it was last asked
         load: bytes of prompts that it is busy with
         now, total, failed: requests under way, so far, and of them those that failed
+        engine: what a decode server has to know of its engine to announce blocks to it; None: not known, or it
+            does not write to those who announce
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.up = True
         self.load = self.now = self.total = self.failed = 0
+        self.engine: dict[str, Any] | None = None
+        self._several = False
+
+    def learn(self, params: dict[str, Any]) -> None:
+        """From the parameters of an answer. Where several engines take turns, who is next is not known."""
+        engine = {name: params.get(name) for name in OF_ENGINE}
+        self._several |= self.engine is not None and self.engine != engine
+        writes = params.get("transfer_mode") == "push" and params.get("kvferry_transfer_id")
+        self.engine = engine if writes and not self._several else None
+
+    def forget(self) -> None:
+        """It was down: what comes back may be another engine."""
+        self.engine, self._several = None, False
 
     @contextlib.contextmanager
     def busy(self, prompt: Prompt) -> Iterator[None]:
@@ -124,6 +152,7 @@ class Servers:
         if up == server.up:
             return
         server.up = up
+        server.forget()
         logger.warning("%s server %s is %s", self.kind, server.url, "up" if up else "down")
         for servers in self._seen.values():
             servers.discard(server)

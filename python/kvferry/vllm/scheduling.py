@@ -21,11 +21,12 @@ from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import is_push, read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -52,6 +53,8 @@ class Scheduling:
         self._void: list[str] = []
         self._draft = ""  # what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
+        self._early: EarlyPushes | None = None
+        self._blocks: KVCacheManager | None = None
 
     # ---- meeting
 
@@ -83,7 +86,13 @@ class Scheduling:
             lease=self._settings.lease,
             deadline=self._settings.deadline,
         )
+        if self._settings.push:
+            self._early = EarlyPushes(self._schedule, self._groups, _table)
         logger.info("kvferry engine %s is met at %s", transfer.engine_id, self._directory.endpoint)
+
+    def bind(self, blocks: KVCacheManager) -> None:
+        """Who knows the blocks of requests that are being computed."""
+        self._blocks = blocks
 
     def close(self) -> None:
         """The engine ends."""
@@ -107,14 +116,19 @@ class Scheduling:
                 self._leave_tokens(request)
             if source is not None and self._draft and params.get("kvferry_draft") != self._draft:
                 self._without_draft.add(request.request_id)
-            self._keys[request.request_id] = self._schedule.add(
+            push = serves and self._settings.push
+            announced = push and bool(params.get("kvferry_transfer_id"))  # the consumer was asked too
+            key = self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
                 request.num_prompt_tokens,
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
-                push=serves and self._settings.push,
+                push=push,
+                push_id=_given_id(params) if announced else None,
             )
+            if announced and self._early is not None:
+                self._early.add(request, key)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
 
@@ -159,6 +173,14 @@ class Scheduling:
         self, request: Request, block_ids: Sequence[Sequence[int]], ended_well: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """The request has finished: whether its blocks are kept, and what the consumer needs."""
+        keep, params = self._finish(request, block_ids, ended_well)
+        if self._early is not None:
+            self._early.finished(request.request_id, keep)
+        return keep, params
+
+    def _finish(
+        self, request: Request, block_ids: Sequence[Sequence[int]], ended_well: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
         key = self._keys.pop(request.request_id, None)
         self._matched.pop(request.request_id, None)
         self._without_draft.discard(request.request_id)
@@ -195,9 +217,26 @@ class Scheduling:
                     self._schedule.preempted(key)
                 except NotFoundError:
                     pass
+            if self._early is not None:
+                self._early.preempted(request)
         void, self._void = self._void, []
-        instructions = [self._leave_draft(item) for item in self._schedule.take()]
-        return KvferryStep(instructions, void, idle=output.total_num_scheduled_tokens == 0)
+        early, blocks = self._early, self._blocks
+        if early is None or blocks is None:
+            return KvferryStep(self._take(), void, idle=output.total_num_scheduled_tokens == 0)
+        early.open(output)
+        instructions = self._take()
+        return KvferryStep(
+            instructions,
+            void,
+            early.chunks(output, instructions, blocks),
+            early.take_ended(),
+            early.take_lost(self._keys),
+            idle=output.total_num_scheduled_tokens == 0,
+        )
+
+    def _take(self) -> list[Instruction]:
+        assert self._schedule is not None
+        return [self._leave_draft(item) for item in self._schedule.take()]
 
     def update(self, output: KVConnectorOutput) -> None:
         """What the workers reported, all of them taken together."""
@@ -303,9 +342,13 @@ def _number(params: dict[str, Any], name: str, low: int, high: int) -> int:
 
 def _transfer_id(params: dict[str, Any]) -> bytes:
     """What both engines call the transfer; other producers than ours have no name of their own for it."""
-    name = params.get("kvferry_transfer_id")
-    if not name:
+    if not params.get("kvferry_transfer_id"):
         return str(params["remote_request_id"]).encode()
+    return _given_id(params)
+
+
+def _given_id(params: dict[str, Any]) -> bytes:
+    name = params["kvferry_transfer_id"]
     try:
         return bytes.fromhex(name)
     except (TypeError, ValueError):

@@ -23,7 +23,9 @@ from kvferry.vllm.compat import (
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine
 from kvferry.vllm.log import log_options
+from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.statistics import KvferryStats, counted
 from kvferry.vllm.tensors import Ranks, describe
@@ -55,6 +57,7 @@ class _Job:
     request: str
     failed: bool = False
     named: bool = False  # what failed was named block by block
+    lost: bool = False  # its blocks are vLLM's already: nobody waits for its end
 
 
 class Worker:
@@ -74,6 +77,9 @@ class Worker:
         self._ended = dict.fromkeys(("loads", "failed_loads", "handed_over", "failed_handovers"), 0)
         self._counted: dict[str, float] = {}
         self._news = False
+        self._layers: LayerPushes | None = None
+        self._begun: KvferryStep | None = None  # the step whose pushes are open
+        self._early: dict[str, bool] = {}  # requests that are pushed and not ended; whether the push is over
 
     def register(self, caches: dict[str, Any]) -> None:
         """The caches are there: the rank can be met from here on. Every rank calls this at the same time."""
@@ -107,7 +113,21 @@ class Worker:
         )
         self._agent.register(memory)
         self._geometry = geometry
+        if self._settings.push:
+            device = memory[0].device.type
+            self._layers = LayerPushes(
+                self._agent,
+                LayerOrder(self._config, [name for name in self._cache_names() if name in caches]),
+                Pieces(engine, geometry.rank, geometry.layers),
+                self._settings.transport,
+                None if device == "cpu" else DeviceMarks(torch.get_device_module(device)),
+            )
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
+
+    def _cache_names(self) -> list[str]:
+        """The layers of all groups that are transferred."""
+        groups = (self._cache.kv_cache_groups[group] for group in self._cache.transfer_group_ids)
+        return [name for group in groups for name in group.layer_names]
 
     def handshake(self) -> KvferryHandshake | None:
         """What the scheduler's half needs to know of this rank."""
@@ -115,31 +135,75 @@ class Worker:
             return None
         return KvferryHandshake(self._agent.introduction, self._geometry)
 
+    # ---- steps
+
+    def begin(self, step: KvferryStep) -> None:
+        """Opens what is pushed while the step computes it: before it computes, or with its first layer."""
+        if step is self._begun or self._layers is None:
+            return
+        self._begun = step
+        names = {chunk.request for chunk in step.chunks}
+        self._early |= dict.fromkeys(names - self._early.keys(), False)
+        for item in step.instructions:
+            if item.kind == InstructionKind.PUSH and item.request.id.decode() in names:
+                self._try(item)
+        tickets = {
+            name: ticket for (kind, name), ticket in self._tickets.items() if kind == InstructionKind.PUSH
+        }
+        self._layers.begin(step.chunks, tickets)
+
+    def layer_done(self, step: KvferryStep, name: str) -> None:
+        """A layer's attention has run."""
+        self.begin(step)
+        if self._layers is not None:
+            self._layers.layer_done(name)
+
+    def seal(self, step: KvferryStep) -> None:
+        """The step has computed everything."""
+        self.begin(step)
+        if self._layers is not None:
+            self._layers.seal()
+
+    def give_up(self, step: KvferryStep) -> None:
+        """vLLM is about to write other content into blocks that are being pushed."""
+        for name in step.lost:
+            self._early.pop(name, None)
+            ticket = self._tickets.get((InstructionKind.PUSH, name))
+            if ticket is not None:
+                self._jobs[ticket].lost = True
+                self._cancel(ticket)
+
     def start(self, step: KvferryStep) -> None:
         """Does what the scheduler's half said."""
         self._idle = step.idle
+        self.begin(step)
+        early = {chunk.request for chunk in step.chunks}
         for request in step.void:
             self._results.finished_recving.add(request)
             self._results.failed_recving.add(request)
         for instruction in step.instructions:
-            request = instruction.request.id.decode()
-            try:
-                self._do(instruction, request)
-            except KvferryError as error:
-                logger.error("request %s: %s: %s", request, instruction.kind.name, error)
-                self._refused(instruction.kind, request)
+            if instruction.kind != InstructionKind.PUSH or instruction.request.id.decode() not in early:
+                self._try(instruction)
+        for name in step.ended:
+            if self._early.pop(name, False):
+                self._results.finished_sending.add(name)
+
+    def _try(self, instruction: Instruction) -> None:
+        request = instruction.request.id.decode()
+        try:
+            self._do(instruction, request)
+        except KvferryError as error:
+            logger.error("request %s: %s: %s", request, instruction.kind.name, error)
+            self._refused(instruction.kind, request)
 
     def _do(self, item: Instruction, request: str) -> None:
         assert self._agent is not None
         agent, kind = self._agent, item.kind
         if kind == InstructionKind.CANCEL:
             assert item.cancels is not None
-            ticket = self._tickets.get((item.cancels, request))
-            if ticket is not None:
-                try:
-                    agent.cancel(ticket)
-                except NotFoundError:  # it has ended, and its event says so
-                    pass
+            running = self._tickets.get((item.cancels, request))
+            if running is not None:
+                self._cancel(running)
             return
         if kind == InstructionKind.HOLD:
             ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
@@ -151,11 +215,18 @@ class Worker:
             ticket = self._load(agent, item, request)
         self._jobs[ticket] = _Job(kind, request)
         self._tickets[kind, request] = ticket
-        if kind == InstructionKind.PUSH:
+        if kind == InstructionKind.PUSH and request not in self._early:
             try:
                 agent.push_ready(ticket)  # all of it: the request has finished
             except NotFoundError:  # nobody wants any of it; its event says so
                 pass
+
+    def _cancel(self, ticket: int) -> None:
+        assert self._agent is not None
+        try:
+            self._agent.cancel(ticket)
+        except NotFoundError:  # it has ended, and its event says so
+            pass
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
@@ -179,10 +250,17 @@ class Worker:
     def _refused(self, kind: InstructionKind, request: str) -> None:
         """Nothing was begun, so nothing will be reported by an event."""
         if kind in SENDS:
-            self._results.finished_sending.add(request)
+            self._sent(request)
         elif kind in LOADS:
             self._results.finished_recving.add(request)
             self._results.failed_recving.add(request)
+
+    def _sent(self, request: str) -> None:
+        """vLLM frees the blocks of a request that is reported: it must have ended."""
+        if request in self._early:
+            self._early[request] = True
+        else:
+            self._results.finished_sending.add(request)
 
     def take_results(self) -> KVConnectorTransferResults:
         """What has ended since the last call."""
@@ -242,8 +320,10 @@ class Worker:
         del self._jobs[event.ticket]
         if self._tickets.get((job.kind, job.request)) == event.ticket:
             del self._tickets[job.kind, job.request]
+        if job.lost:
+            return
         if job.kind in SENDS:
-            self._results.finished_sending.add(job.request)
+            self._sent(job.request)
         elif job.kind in LOADS:
             self._results.finished_recving.add(job.request)
             if job.failed and not job.named:
@@ -251,6 +331,9 @@ class Worker:
 
     def close(self) -> None:
         """The engine ends."""
+        if self._layers is not None:
+            self._layers.close()
+            self._layers = None
         if self._agent is not None:
             self._agent.close()
             self._agent = None

@@ -1,0 +1,60 @@
+"""When a device has computed what was queued on it: descriptors that an agent can wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+
+class Waitable(Protocol):
+    """An event of a device."""
+
+    def record(self) -> None:
+        """It happens when the device has done all that is queued now."""
+
+    def synchronize(self) -> None:
+        """Waits until it has happened."""
+
+
+class DeviceMarks:
+    """Marks in what is queued on a device. A thread of its own waits for them, one after the other.
+
+    Args:
+        device: a module such as torch.cuda: its Event() is a Waitable
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._queue: queue.SimpleQueue[tuple[Waitable, int] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._wait, name="kvferry marks", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def mark(self) -> Iterator[int]:
+        """A descriptor that is readable when the device has come to here. Closed afterwards: duplicate it."""
+        event: Waitable = self._device.Event()
+        event.record()
+        descriptor = os.eventfd(0)
+        try:
+            self._queue.put((event, os.dup(descriptor)))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Ends the thread, when what was marked before has been computed."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _wait(self) -> None:
+        while (item := self._queue.get()) is not None:
+            event, descriptor = item
+            try:
+                event.synchronize()
+                os.eventfd_write(descriptor, 1)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,321 @@
+"""Writing a request while it is computed: chunk by chunk, and within a chunk layer by layer.
+
+Where the decode server was asked at the same time as the prefill server, both know the name of the transfer
+before there is anything to write: the decode server announces its blocks, and the prefill server opens the
+push with the first chunk. What is computed then moves while the rest is being computed. The scheduler's half
+says which tokens a step computes and in which blocks (EarlyPushes); a worker says to its agent how much of them
+is ready (LayerPushes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvferry.agent import Agent
+from kvferry.aggregator import Aggregate, RequestKey
+from kvferry.errors import KvferryError, NotFoundError
+from kvferry.model import GroupKind
+from kvferry.plan import CostModel, Plan
+from kvferry.request import BlockTable
+from kvferry.scheduler import Instruction, InstructionKind, Schedule
+from kvferry.shard import Engine
+from kvferry.vllm.compat import init_logger
+from kvferry.vllm.geometry import GroupGeometry
+from kvferry.vllm.layers import place_layer
+from kvferry.vllm.marks import DeviceMarks
+from kvferry.vllm.messages import Chunk
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvferry")
+
+#: The tables of a group, of block ids by vLLM's group, as the scheduler's half makes them.
+TableOf = Callable[[GroupGeometry, Sequence[int]], BlockTable]
+
+
+# ---- beside the scheduler
+
+
+@dataclass
+class _Early:
+    """A request that is written while it is computed.
+
+    Attributes:
+        opened: the workers have been told of the push
+        brought: blocks up to this token have gone to the workers
+        needed: of each group, the first token that a consumer needs
+    """
+
+    request: Request
+    key: RequestKey
+    opened: bool = False
+    brought: int = 0
+    needed: list[int] = field(default_factory=list)
+
+
+class EarlyPushes:
+    """The requests that are written while they are computed, in the scheduler's half."""
+
+    def __init__(self, schedule: Schedule, groups: Sequence[GroupGeometry], table_of: TableOf) -> None:
+        self._schedule = schedule
+        self._groups = groups
+        self._table_of = table_of
+        self._all: dict[str, _Early] = {}
+        self._ended: list[str] = []
+        self._lost: list[str] = []
+
+    def add(self, request: Request, key: RequestKey) -> None:
+        """A request whose consumer has been asked at the same time."""
+        self._all[request.request_id] = _Early(request, key)
+
+    def open(self, output: SchedulerOutput) -> None:
+        """Opens the pushes of requests of which this step computes the first tokens."""
+        for name in output.num_scheduled_tokens:
+            early = self._all.get(name)
+            if early is None or early.opened:
+                continue
+            try:
+                self._schedule.push(early.key, None, early.request.num_prompt_tokens)
+                early.opened = True
+            except KvferryError as error:
+                logger.error("request %s is pushed when it has finished: %s", name, error)
+                del self._all[name]
+
+    def chunks(
+        self,
+        output: SchedulerOutput,
+        instructions: Sequence[Instruction],
+        blocks: KVCacheManager,
+    ) -> list[Chunk]:
+        """What this step computes of them."""
+        for item in instructions:
+            early = self._all.get(item.request.id.decode())
+            if early is not None and item.kind == InstructionKind.PUSH:
+                early.needed = [group.begin for group in item.groups]
+        found = []
+        for name, count in output.num_scheduled_tokens.items():
+            early = self._all.get(name)
+            if early is None:
+                continue
+            begin, prompt = early.request.num_computed_tokens, early.request.num_prompt_tokens
+            if begin < prompt:  # after its prompt a request computes what nobody else wants
+                end = min(begin + count, prompt)
+                found.append(Chunk(name, begin, end, self._tables(early, end, blocks.get_block_ids(name))))
+                early.brought = end
+        return found
+
+    def _tables(self, early: _Early, end: int, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
+        """The blocks that workers do not know yet: of tokens up to `end`; a state's with the last of them."""
+        tables = []
+        for group, needed in zip(self._groups, early.needed, strict=True):
+            whole = self._table_of(group, block_ids[group.source])
+            if group.kind == GroupKind.STATE:
+                tables.append(whole if end == early.request.num_prompt_tokens else _NOTHING)
+                continue
+            first = max(early.brought, needed) // group.tokens_per_block
+            last = -(-end // group.tokens_per_block)
+            tables.append(BlockTable(whole.ids[first:last], first) if first < last else _NOTHING)
+        return tables
+
+    def preempted(self, name: str) -> None:
+        """A request loses its blocks. What was written of it is void; it is computed again and not written."""
+        early = self._all.pop(name, None)
+        if early is not None and early.opened:
+            self._lost.append(name)
+
+    def finished(self, name: str, kept: bool) -> None:
+        """A request has finished or was aborted; its blocks are kept until its push is over, or not at all."""
+        early = self._all.pop(name, None)
+        if early is not None and early.opened:
+            (self._ended if kept else self._lost).append(name)
+
+    def take_ended(self) -> list[str]:
+        """Those that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_lost(self, keys: Mapping[str, RequestKey]) -> list[str]:
+        """Those that have lost their blocks since the last call, when their cancellation has been taken.
+
+        vLLM has the blocks already: nobody waits for a report, which the schedule gets here.
+        """
+        lost, self._lost = self._lost, []
+        gone = tuple(keys[name] for name in lost if name in keys)
+        if gone:
+            self._schedule.update(Aggregate(output=0, expected=0, sent=gone, received=(), failed=()))
+        return lost
+
+
+_NOTHING = BlockTable(np.empty(0, np.uint32))
+
+
+# ---- in a worker
+
+
+class LayerOrder:
+    """How many model layers are complete when a layer's attention has run.
+
+    Only attention calls a hook, after it has run, and layers run in the order of their numbers. So a layer is
+    complete with its own hook where it has one cache. Where it has more, as with an indexer or with attention
+    beside a state, and where it has none with a hook, it is complete when a later layer has run, or the step.
+    """
+
+    def __init__(self, config: VllmConfig, names: Sequence[str]) -> None:
+        places = {name: place_layer(config, name) for name in names}
+        numbers = [place.number for place in places.values()]
+        self.layers = range(min(numbers), max(numbers) + 1)
+        self._complete = {
+            name: place.number + (numbers.count(place.number) == 1)
+            for name, place in places.items()
+            if not place.draft  # which runs several times over, and ends with the step
+        }
+
+    def complete(self, name: str) -> int:
+        """All layers with a lower number; 0: not known."""
+        return self._complete.get(name, 0)
+
+
+class Pieces:
+    """In how many pieces the layers of a chunk go.
+
+    With `n` pieces, what is still to be moved when the last layer has been computed is an n-th of the chunk,
+    and moving costs the price of a piece n times. The sum is least at the root of (the chunk's time / a piece's
+    price); below 4 prices that is one piece, and the chunk goes as a whole.
+
+    What the consumer's shape is does not matter much here: the chunk's time is that of moving it to an engine
+    like this one.
+    """
+
+    def __init__(self, engine: Engine, rank: int, layers: range) -> None:
+        self._engine = engine
+        self._rank = rank
+        self._layers = layers
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return Plan(self._engine.shard(self._rank), self._engine)
+
+    def layers_each(self, tokens: int, cost: CostModel) -> int:
+        """How many layers a piece of a chunk of so many tokens has."""
+        moving = CostModel(cost.ns_per_run, cost.ns_per_byte)
+        whole = sum(self._plan.predict(i, tokens, moving).ns for i in range(len(self._plan.sources)))
+        pieces = min(len(self._layers), max(1, math.isqrt(int(whole / cost.ns_per_source))))
+        return -(-len(self._layers) // pieces)
+
+
+@dataclass
+class _Word:
+    """What the agent was told of a chunk.
+
+    Attributes:
+        each: layers that go at a time
+        said: layers that were said to be ready
+    """
+
+    ticket: int
+    chunk: Chunk
+    each: int
+    said: int
+
+
+class LayerPushes:
+    """What a step computes of requests that are pushed, as it becomes ready."""
+
+    def __init__(
+        self, agent: Agent, order: LayerOrder, pieces: Pieces, transport: str, marks: DeviceMarks | None = None
+    ) -> None:
+        self._agent = agent
+        self._order = order
+        self._pieces = pieces
+        self._transport = transport
+        self._marks = marks
+        self._words: list[_Word] = []
+
+    def close(self) -> None:
+        """The engine ends."""
+        if self._marks is not None:
+            self._marks.close()
+
+    def begin(self, chunks: Sequence[Chunk], tickets: Mapping[str, int]) -> None:
+        """The step begins; the blocks of its chunks are the agent's from here on."""
+        known = [
+            chunk for chunk in chunks if chunk.request in tickets
+        ]  # the others were refused, or have ended
+        if not known:
+            return
+        cost = CostModel.assumed(self._fabric())
+        with self._computed() as after:  # the tokens before the chunks
+            for chunk in known:
+                each = self._pieces.layers_each(chunk.end - chunk.begin, cost)
+                word = _Word(tickets[chunk.request], chunk, each, self._order.layers.start)
+                if self._say(word, 0, chunk.tables, after):
+                    self._words.append(word)
+
+    def layer_done(self, name: str) -> None:
+        """A layer's attention has run, for all tokens of the step."""
+        if not self._words:
+            return
+        layers = self._order.complete(name)
+        if layers >= self._order.layers.stop:  # seal() comes next
+            return
+        words = [word for word in self._words if word.said + word.each <= layers]
+        if words:
+            with self._computed() as after:
+                for word in words:
+                    self._say(word, layers, None, after)
+                    word.said = layers
+
+    def seal(self) -> None:
+        """The step has ended: everything of its chunks is ready, also what has no hook."""
+        words, self._words = self._words, []
+        if words:
+            with self._computed() as after:
+                for word in words:
+                    self._say(word, None, None, after)
+
+    def _computed(self) -> contextlib.AbstractContextManager[int | None]:
+        """What to wait for until all called for is in memory; None: it is when the call returns."""
+        return contextlib.nullcontext() if self._marks is None else self._marks.mark()
+
+    def _fabric(self) -> str:
+        """What serves those who were written to; the kind of the settings where nobody was."""
+        return next((peer.fabric for peer in self._agent.peers() if peer.fabric), self._transport)
+
+    def _say(
+        self,
+        word: _Word,
+        layers: int | None,
+        blocks: Sequence[BlockTable] | None,
+        after: int | None,
+    ) -> bool:
+        """Says that so many layers of a chunk are ready; None: all. False: the push is over, or ends now."""
+        chunk = (word.chunk.begin, word.chunk.end)
+        try:
+            if layers is None:
+                self._agent.push_ready(word.ticket, chunk, after=after)
+            else:
+                self._agent.push_ready(word.ticket, chunk, layers, blocks=blocks, after=after)
+        except NotFoundError:  # its event says why
+            return False
+        except KvferryError as error:
+            logger.error("request %s: tokens %d to %d: %s", word.chunk.request, *chunk, error)
+            self._cancel(word.ticket)
+            return False
+        return True
+
+    def _cancel(self, ticket: int) -> None:
+        try:
+            self._agent.cancel(ticket)
+        except NotFoundError:
+            pass

@@ -1,0 +1,226 @@
+"""Engines of several ranks without servers that compute: what vLLM's engine would call, layer by layer.
+
+Caches are laid out by vLLM's own functions (layouts.py). What a model would compute is random bytes, made
+before: a step copies those of its tokens into the caches, layer after layer, and calls the hooks that vLLM
+calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from cells import Cells, join_cells
+from halves import STEP_SECONDS, a_request, blocks_of
+from layouts import Layout, Rank
+from vllm.v1.kv_cache_interface import MambaSpec
+
+from kvferry.vllm import worker as worker_module
+from kvferry.vllm.messages import KvferryStep
+from kvferry.vllm.scheduling import Scheduling
+from kvferry.vllm.worker import Worker
+
+#: Is asked after the hook of each layer, with the layer's name; true: nothing more happens in this step.
+Between = Callable[[str], bool]
+
+
+class Computing:
+    """One engine: a scheduler's half and a worker for each rank.
+
+    Args:
+        model: what the connector reads of vLLM's model configuration
+        unhooked: names of layers that call no hook
+        extra: settings of the connector
+    """
+
+    def __init__(
+        self, layout: Layout, model: Any, name: str, unhooked: Sequence[str] = (), **extra: Any
+    ) -> None:
+        self.layout, self._unhooked = layout, set(unhooked)
+        ranks, cache = layout.ranks, layout.ranks[0].cache
+        config: Any = SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
+            parallel_config=SimpleNamespace(
+                tensor_parallel_size=len(ranks),
+                pipeline_parallel_size=1,
+                decode_context_parallel_size=1,
+                prefill_context_parallel_size=1,
+                data_parallel_index=0,
+            ),
+            device_config=SimpleNamespace(device_type="other"),
+            model_config=model,
+            speculative_config=None,
+            num_prefill_lookahead_tokens=0,
+        )
+        self.scheduling = Scheduling(config, cache)
+        self.workers = [self._worker(config, rank) for rank in ranks]
+        found = {(0, i): worker.handshake() for i, worker in enumerate(self.workers)}
+        self.scheduling.introduce({where: told for where, told in found.items() if told is not None})
+        self.scheduling.bind(SimpleNamespace(get_block_ids=lambda request: self.tables[request]))  # type: ignore[arg-type]
+        self.tables: dict[str, list[list[int]]] = {}
+        self.requests: dict[str, Any] = {}
+        self.results = [dict[str, set[str]](sent=set(), received=set(), failed=set()) for _ in ranks]
+        self.content = [
+            {
+                layer: torch.randint(1, 255, whole.shape, dtype=torch.uint8)
+                for layer, whole in bytes_of(rank).items()
+            }
+            for rank in ranks
+        ]
+
+    def _worker(self, config: Any, rank: Rank) -> Worker:
+        def gather(everyone: list[Any], *_: Any, **__: Any) -> None:
+            everyone[:] = [each.geometry for each in self.layout.ranks]
+
+        group = SimpleNamespace(
+            rank_in_group=rank.geometry.tp_rank, world_size=len(self.layout.ranks), cpu_group=None
+        )
+        worker = Worker(config, rank.cache)
+        with (
+            mock.patch.multiple(
+                worker_module,
+                get_tp_group=lambda: group,
+                get_pp_group=lambda: SimpleNamespace(rank_in_group=0, world_size=1),
+                get_world_group=lambda: group,
+            ),
+            mock.patch("torch.distributed.all_gather_object", gather),
+        ):
+            worker.register(rank.caches)
+        return worker
+
+    def close(self) -> None:
+        """Ends it."""
+        for worker in self.workers:
+            worker.close()
+        self.scheduling.close()
+
+    # ---- requests
+
+    def add(self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any]) -> Any:
+        """A request has arrived."""
+        self.tables[name] = tables
+        request = self.requests[name] = a_request(name, tokens, params)
+        self.scheduling.add(request)
+        return request
+
+    def want(
+        self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any], computed: int = 0
+    ) -> int:
+        """A request whose cache another engine has or will have; how many tokens vLLM would wait for."""
+        request = self.add(name, tokens, tables, params)
+        load, _ = self.scheduling.match(request, computed)
+        self.scheduling.allocated(request, blocks_of(*tables), load)
+        return load
+
+    def finish(self, name: str, well: bool = True) -> tuple[bool, dict[str, Any] | None]:
+        """A request has finished, or was aborted."""
+        return self.scheduling.finished(self.requests[name], self.tables[name], well)
+
+    # ---- steps
+
+    def step(
+        self, compute: dict[str, int] | None = None, lost: Sequence[str] = (), between: Between | None = None
+    ) -> None:
+        """One step, in vLLM's order.
+
+        Args:
+            compute: how many tokens of which requests
+            lost: requests that lose their blocks
+        """
+        chunks = dict(compute or {})
+        step = self.scheduling.step(
+            SimpleNamespace(
+                preempted_req_ids=set(lost),
+                num_scheduled_tokens=chunks,
+                total_num_scheduled_tokens=sum(chunks.values()),
+            )
+        )
+        for worker in self.workers:
+            worker.give_up(step)
+        if self._forward(step, chunks, between):
+            for name, count in chunks.items():
+                self.requests[name].num_computed_tokens += count
+            self._end(step)
+
+    def _forward(self, step: KvferryStep, chunks: dict[str, int], between: Between | None) -> bool:
+        for layer in sorted(self.layout.ranks[0].caches, key=number_of) if chunks else ():
+            for rank in range(len(self.workers)):
+                for name, count in chunks.items():
+                    begin = self.requests[name].num_computed_tokens
+                    self._compute(rank, layer, name, range(begin, begin + count))
+            if layer not in self._unhooked:
+                for worker in self.workers:
+                    worker.layer_done(step, layer)
+            if between is not None and between(layer):
+                return False
+        return True
+
+    def _compute(self, rank: int, layer: str, name: str, tokens: range) -> None:
+        """The bytes of some tokens of a layer; of a state those after the last of them."""
+        group, spec = self.layout.ranks[rank].specs()[layer]
+        table = self.tables[name][group]
+        cache, content = bytes_of(self.layout.ranks[rank])[layer], self.content[rank][layer]
+        if isinstance(spec, MambaSpec):
+            whole = tokens.stop == self.requests[name].num_prompt_tokens
+            cache[table[-1]] = content[table[-1]] if whole else 255 - content[table[-1]]
+            return
+        each = cache.shape[0] // self.layout.ranks[rank].cache.num_blocks
+        page = spec.block_size // each
+        for token in tokens:
+            block, at = divmod(token, spec.block_size)
+            row = table[block] * each + at // page
+            cache[row, :, at % page] = content[row, :, at % page]
+
+    def _end(self, step: KvferryStep) -> None:
+        told = []
+        for worker, found in zip(self.workers, self.results, strict=True):
+            worker.start(step)
+            worker.seal(step)
+            results = worker.take_results()
+            worker.take_invalid()
+            found["sent"] |= results.finished_sending
+            found["received"] |= results.finished_recving
+            found["failed"] |= results.failed_recving
+            told.append(results)
+        # vLLM adds up what its workers report; here the scheduler's half hears what the last of them has said.
+        news = {key: set.intersection(*(found[key] for found in self.results)) for key in ("sent", "received")}
+        failed = set.union(*(found["failed"] for found in self.results))
+        self.scheduling.update(
+            SimpleNamespace(
+                finished_sending=news["sent"], finished_recving=news["received"], failed_recving=failed
+            )
+        )
+
+    def all_have(self, what: str, name: str) -> bool:
+        """Whether every rank has reported a request."""
+        return all(name in found[what] for found in self.results)
+
+    # ---- bytes
+
+    def cells(self, name: str, fields: dict[str, Any], tokens: int) -> Cells:
+        """What the caches hold of a request."""
+        return join_cells(self.layout.readouts(self.tables[name]), fields, tokens)
+
+
+def number_of(layer: str) -> int:
+    """Which layer it is."""
+    (number,) = (int(word) for word in layer.split(".") if word.isdecimal())
+    return number
+
+
+def bytes_of(rank: Rank) -> dict[str, torch.Tensor]:
+    """The caches of a rank, as bytes."""
+    return {layer: cache.view(torch.uint8) for layer, cache in rank.caches.items()}
+
+
+def steps(*engines: Computing, until: Callable[[], bool]) -> None:
+    """Steps of all engines by turns, in which nothing is computed, until something holds."""
+    end = time.monotonic() + STEP_SECONDS
+    while not until():
+        assert time.monotonic() < end, "what was waited for has not happened"
+        for engine in engines:
+            engine.step()

@@ -1,0 +1,510 @@
+"""Requests that are written while they are computed, without servers: layer by layer and chunk by chunk.
+
+The decode engine announces its blocks first. The prefill engine computes, over caches that vLLM lays out, and
+what has arrived is looked at between its layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import unittest
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import latent_state_test as kimi
+import torch
+from computing import Computing, bytes_of, steps
+from halves import Layers
+from layouts import Layout, Specs, lay_out
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from kvferry.plan import CostModel
+from kvferry.vllm.connector import KvferryConnector
+from kvferry.vllm.marks import DeviceMarks
+from kvferry.vllm.pushing import LayerOrder, Pieces
+
+LOGGER = "vllm.kvferry"
+LAYERS, HEADS, SIZE = 4, 2, 8
+TOKENS = 100
+WAIT_SECONDS = 20.0
+TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "kvferry_transfer_id": "ab12"}
+THERE, HERE = [3, 7, 5, 1], [9, 2, 4, 8, 6, 10, 11]  # blocks of 32 and of 16 tokens
+
+
+def dense_model() -> Any:
+    """What the connector reads of vLLM's configuration."""
+    return SimpleNamespace(
+        model_arch_config=Layers(LAYERS),
+        hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
+    )
+
+
+def dense(tp: int, block: int, name: str, window: int = 0) -> Layout:
+    """Grouped-query attention; with a window, the odd layers have it."""
+
+    def specs(ranks: int) -> Specs:
+        common: Any = {
+            "num_kv_heads": HEADS // ranks,
+            "head_size": SIZE,
+            "dtype": torch.float32,
+            "block_size": block,
+        }
+        full, slides = FullAttentionSpec(**common), SlidingWindowSpec(**common, sliding_window=window or 1)
+        return {f"model.layers.{i}.self_attn.attn": slides if window and i % 2 else full for i in range(LAYERS)}
+
+    return lay_out(dense_model(), specs, tp, name, blocks=16)
+
+
+def tokens_of(engine: Computing, name: str, layer: str, tokens: range) -> list[bytes]:
+    """The bytes of some tokens of a layer, of all ranks' heads."""
+    found = []
+    for token in tokens:
+        heads = []
+        for rank in engine.layout.ranks:
+            group, spec = rank.specs()[layer]
+            block, at = divmod(token, spec.block_size)
+            heads.append(bytes_of(rank)[layer][engine.tables[name][group][block], :, at])
+        found.append(bytes(torch.cat(heads).flatten().tolist()))
+    return found
+
+
+class Pairs(unittest.TestCase):
+    def start(self, layout: Layout, model: Any, name: str, unhooked: Any = (), **extra: Any) -> Computing:
+        engine = Computing(layout, model, name, unhooked, transfer_mode="push", **extra)
+        self.addCleanup(engine.close)
+        return engine
+
+    def pair(self, there: int = 1, here: int = 1, window: int = 0, **extra: Any) -> tuple[Computing, Computing]:
+        return (
+            self.start(dense(there, 32, "prefill", window), dense_model(), "prefill", **extra),
+            self.start(dense(here, 16, "decode", window), dense_model(), "decode", **extra),
+        )
+
+    @contextlib.contextmanager
+    def layers_each(self, count: int) -> Iterator[None]:
+        """So many layers go at a time, whatever that costs."""
+        with mock.patch.object(Pieces, "layers_each", lambda *_: count):
+            yield
+
+    def announced(self, prefill: Computing, name: str = "r", **changed: Any) -> dict[str, Any]:
+        """What a proxy that asks both servers at once tells the decode server."""
+        known = prefill.scheduling
+        assert known._directory is not None
+        host, _, port = known._directory.endpoint.removeprefix("tcp://").rpartition(":")
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": "prefill",
+            "remote_request_id": name,
+            "remote_host": host,
+            "remote_port": int(port),
+            "transfer_mode": "push",
+            "kvferry_transfer_id": TO_PREFILL["kvferry_transfer_id"],
+            **changed,
+        }
+
+    def begin(self, prefill: Computing, decode: Computing, there: Any, here: Any, tokens: int = TOKENS) -> None:
+        """The decode engine announces its blocks, and the prefill engine gets the request."""
+        prefill.add("r", tokens, there, dict(TO_PREFILL))
+        self.assertEqual(decode.want("r", tokens, here, self.announced(prefill)), tokens)
+        decode.step()
+
+    def end(self, prefill: Computing, decode: Computing) -> None:
+        """All of it was computed: vLLM finishes the request, and the blocks are kept until they are written."""
+        self.assertFalse(prefill.all_have("sent", "r"), "vLLM would free blocks of a request that runs")
+        keep, params = prefill.finish("r")
+        self.assertTrue(keep)
+        assert params is not None
+        self.assertEqual(params["kvferry_transfer_id"], TO_PREFILL["kvferry_transfer_id"])
+        steps(prefill, decode, until=lambda: self.both_ended(prefill, decode))
+        self.assertFalse(any(found["failed"] for found in decode.results))
+
+    @staticmethod
+    def both_ended(prefill: Computing, decode: Computing, name: str = "r") -> bool:
+        return prefill.all_have("sent", name) and decode.all_have("received", name)
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """The agents move bytes by themselves; nobody steps meanwhile."""
+        until = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), until, what)
+            time.sleep(0.001)
+
+    def same(self, prefill: Computing, decode: Computing, layer: str, tokens: range) -> bool:
+        return tokens_of(prefill, "r", layer, tokens) == tokens_of(decode, "r", layer, tokens)
+
+    def arrives(self, prefill: Computing, decode: Computing, layer: str, tokens: range) -> None:
+        self.wait(lambda: self.same(prefill, decode, layer, tokens), f"{layer}, {tokens} did not come")
+
+    def untouched(self, decode: Computing, layer: str, tokens: range) -> bool:
+        return not any(map(any, tokens_of(decode, "r", layer, tokens)))
+
+
+def names(engine: Computing) -> list[str]:
+    """The layers, in order."""
+    return sorted(engine.layout.ranks[0].caches)
+
+
+class LayerByLayer(Pairs):
+    def test_a_layer_has_arrived_before_the_next_is_computed(self) -> None:
+        for there, here in ((1, 1), (2, 1), (1, 2)):
+            with self.subTest(there=there, here=here), self.layers_each(1):
+                self.layers_arrive(*self.pair(there, here))
+
+    def layers_arrive(self, prefill: Computing, decode: Computing) -> None:
+        self.begin(prefill, decode, [THERE], [HERE])
+        every, seen = range(TOKENS), []
+
+        def between(layer: str) -> bool:
+            at = names(prefill).index(layer)
+            if at < LAYERS - 1:  # the last one goes with the end of the step
+                self.arrives(prefill, decode, layer, every)
+                seen.append(layer)
+            for later in names(prefill)[at + 1 :]:
+                self.assertTrue(self.untouched(decode, later, every), f"{later} came too early")
+            return False
+
+        prefill.step({"r": TOKENS}, between=between)
+        self.assertEqual(len(seen), LAYERS - 1)
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, every))
+
+    def test_short_prompts_go_as_one(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        (worker,) = prefill.workers
+        assert worker._agent is not None
+        with mock.patch.object(worker._agent, "push_ready", wraps=worker._agent.push_ready) as said:
+            prefill.step({"r": TOKENS})
+        self.assertEqual(len(said.mock_calls), 2)  # its blocks, and its end
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
+    def test_a_changed_byte_is_noticed(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.step({"r": TOKENS})
+        self.end(prefill, decode)
+        layer = names(decode)[1]
+        bytes_of(decode.layout.ranks[0])[layer][HERE[-1], 0, 0, 0] ^= 1
+        self.assertFalse(self.same(prefill, decode, layer, range(TOKENS)))
+
+    def test_two_requests_of_a_step(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
+        decode.want("s", 40, [[12, 13, 14]], self.announced(prefill, "s", kvferry_transfer_id="cd"))
+        decode.step()
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS, "s": 40})
+        prefill.finish("s")
+        self.end(prefill, decode)
+        steps(prefill, decode, until=lambda: self.both_ended(prefill, decode, "s"))
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+            self.assertEqual(
+                tokens_of(prefill, "s", layer, range(40)), tokens_of(decode, "s", layer, range(40))
+            )
+
+    def test_nobody_has_announced_anything_yet(self) -> None:
+        prefill, decode = self.pair()
+        prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS})
+        decode.want("r", TOKENS, [HERE], self.announced(prefill))
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
+
+class ChunkByChunk(Pairs):
+    def test_a_chunk_has_arrived_before_the_next_is_computed(self) -> None:
+        """Blocks of later chunks are given to the request only then; chunks end within blocks."""
+        for each in (1, LAYERS):
+            with self.subTest(layers_each=each), self.layers_each(each):
+                prefill, decode = self.pair()
+                self.begin(prefill, decode, [THERE[:2]], [HERE])
+                done = 0
+                for count, blocks in ((40, 2), (40, 3), (20, 4)):
+                    prefill.tables["r"] = [THERE[:blocks]]
+                    prefill.step({"r": count})
+                    done += count
+                    for layer in names(prefill):
+                        self.arrives(prefill, decode, layer, range(done))
+                        self.assertTrue(self.untouched(decode, layer, range(done, TOKENS)))
+                self.end(prefill, decode)
+
+    def test_a_prefix_that_is_cached_goes_with_the_first_chunk(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.requests["r"].num_computed_tokens = 0
+        for layer in names(prefill):
+            prefill._compute(0, layer, "r", range(64))
+        prefill.requests["r"].num_computed_tokens = 64
+        prefill.step({"r": 36})
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
+    def test_windows_whose_blocks_vllm_takes_away(self) -> None:
+        prefill, decode = self.pair(window=32)
+        groups = prefill.layout.ranks[0].specs()
+        full = groups[names(prefill)[0]][0]
+        window = groups[names(prefill)[1]][0]
+
+        def tables(whole: list[int], slides: list[int]) -> list[list[int]]:
+            return [whole if group == full else slides for group in range(2)]
+
+        prefill.add("r", TOKENS, tables(THERE, [4, 6, 8, 9]), dict(TO_PREFILL))
+        here = tables(HERE, [0, 0, 0, 0, 12, 13, 14])
+        self.assertEqual(decode.want("r", TOKENS, here, self.announced(prefill)), TOKENS)
+        decode.step()
+        with self.layers_each(1):
+            prefill.step({"r": 70})
+            prefill.tables["r"] = tables(THERE, [0, 6, 8, 9])
+            prefill.step({"r": 20})
+            prefill.tables["r"] = tables(THERE, [0, 0, 8, 9])
+            prefill.step({"r": 10})
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            needed = range(TOKENS - 32 if groups[layer][0] == window else 0, TOKENS)
+            self.assertTrue(self.same(prefill, decode, layer, needed))
+            self.assertFalse(bytes_of(decode.layout.ranks[0])[layer][0].any(), "the null block was written")
+
+
+class StatesAndLatents(Pairs):
+    """In the shape of Kimi Linear: its states have no hook."""
+
+    def hand_over(self, there: int, here: int, chunks: list[int]) -> tuple[Computing, Computing]:
+        prefill, decode = (
+            self.start(kimi.engine(tp, block, "SD", name), kimi.model(), name, kimi.STATES)
+            for tp, block, name in ((there, 64, "prefill"), (here, 48, "decode"))
+        )
+        for content in prefill.content[1:]:  # latents are the same on all ranks
+            content.update({name: prefill.content[0][name] for name in kimi.LATENTS})
+        tables = [self.tables(engine, latents) for engine, latents in ((prefill, [2, 1]), (decode, [1, 2]))]
+        prompt = kimi.TOKENS + 1  # the last token is left to the decode engine
+        request = prefill.add("r", prompt, tables[0], dict(TO_PREFILL))
+        self.assertEqual(request.num_prompt_tokens, kimi.TOKENS)
+        self.assertEqual(decode.want("r", prompt, tables[1], self.announced(prefill)), kimi.TOKENS)
+        decode.step()
+        with self.layers_each(1):
+            for count in chunks:
+                prefill.step({"r": count})
+        self.end(prefill, decode)
+        return prefill, decode
+
+    @staticmethod
+    def tables(engine: Computing, latents: list[int]) -> list[list[int]]:
+        groups = {
+            group: [3] if name in kimi.STATES else latents
+            for name, (group, _) in engine.layout.ranks[0].specs().items()
+        }
+        return [groups[group] for group in sorted(groups)]
+
+    def test_every_cell_arrives(self) -> None:
+        for there, here in ((1, 1), (2, 1), (1, 2)):
+            for chunks in ([kimi.TOKENS], [30, 40]):
+                with self.subTest(there=there, here=here, chunks=chunks):
+                    prefill, decode = self.hand_over(there, here, chunks)
+                    sent = prefill.cells("r", kimi.FIELDS, kimi.TOKENS)
+                    self.assertEqual(
+                        sent.keys(),
+                        kimi.expected_cells(kimi.FIELDS, kimi.STATES | kimi.LATENTS, kimi.STATES),
+                    )
+                    self.assertEqual(decode.cells("r", kimi.FIELDS, kimi.TOKENS), sent)
+                    self.assertTrue(all(map(any, sent.values())))
+
+    def test_a_changed_byte_is_noticed(self) -> None:
+        prefill, decode = self.hand_over(1, 1, [kimi.TOKENS])
+        sent = prefill.cells("r", kimi.FIELDS, kimi.TOKENS)
+        for layer in (min(kimi.STATES), min(kimi.LATENTS)):
+            group, _ = decode.layout.ranks[0].specs()[layer]
+            page = bytes_of(decode.layout.ranks[0])[layer][decode.tables["r"][group][0]]
+            page[(0,) * page.dim()] ^= 1
+            self.assertNotEqual(decode.cells("r", kimi.FIELDS, kimi.TOKENS), sent)
+            page[(0,) * page.dim()] ^= 1
+
+
+class Ends(Pairs):
+    def stop_within(self, prefill: Computing, at: int = 1) -> Callable[[str], bool]:
+        """The prefill engine ends in the middle of a step, when a layer has arrived."""
+
+        def between(layer: str) -> bool:
+            return names(prefill).index(layer) == at
+
+        return between
+
+    def test_the_prefill_engine_goes_in_the_middle_of_its_layers(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS}, between=self.stop_within(prefill))
+        self.wait(lambda: self.same(prefill, decode, names(prefill)[0], range(TOKENS)), "no layer came")
+        for worker in prefill.workers:
+            worker.close()
+        with self.assertLogs(LOGGER, "WARNING"):
+            steps(decode, until=lambda: decode.all_have("received", "r"))
+        (worker,) = decode.workers
+        self.assertEqual(worker._jobs, {})
+
+    def test_the_request_is_aborted_in_the_middle_of_its_chunks(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1):
+            prefill.step({"r": 40})
+        keep, params = prefill.finish("r", well=False)
+        self.assertEqual((keep, params), (True, None))
+        with self.assertLogs(LOGGER, "WARNING"):
+            steps(
+                prefill,
+                decode,
+                until=lambda: self.both_ended(prefill, decode),
+            )
+        self.assertEqual(prefill.workers[0]._jobs, {})
+
+    def test_the_decode_engine_wants_it_no_more_and_the_request_goes_on(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1), self.assertLogs(LOGGER, "WARNING"):
+            prefill.step({"r": 40})
+            self.wait(lambda: self.same(prefill, decode, names(prefill)[0], range(40)), "nothing came")
+            decode.finish("r", well=False)
+            steps(decode, until=lambda: decode.all_have("received", "r"))
+            self.wait(lambda: bool(prefill.workers[0]._tickets) and self.over(prefill), "the push goes on")
+            prefill.step({"r": 60})
+        self.assertFalse(prefill.all_have("sent", "r"), "vLLM would free blocks of a request that runs")
+        keep, _ = prefill.finish("r")
+        self.assertTrue(keep)
+        steps(prefill, until=lambda: prefill.all_have("sent", "r"))
+
+    @staticmethod
+    def over(engine: Computing) -> bool:
+        """Whether an event waits to be taken."""
+        agent = engine.workers[0]._agent
+        assert agent is not None
+        return agent.wait(0)
+
+    def test_everything_is_cached_at_the_decode_engine(self) -> None:
+        prefill, decode = self.pair()
+        prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
+        self.assertEqual(decode.want("r", TOKENS, [HERE], self.announced(prefill), computed=TOKENS), 0)
+        decode.step()
+        with self.layers_each(1):
+            prefill.step({"r": 40})
+            prefill.step({"r": 60})
+        self.assertFalse(prefill.all_have("sent", "r"))
+        self.assertTrue(prefill.finish("r")[0])
+        steps(prefill, decode, until=lambda: prefill.all_have("sent", "r"))
+        self.assertTrue(self.untouched(decode, names(decode)[0], range(TOKENS)))
+
+    def test_a_request_that_loses_its_blocks_is_not_written_any_more(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1):
+            prefill.step({"r": 40})
+            prefill.requests["r"].num_computed_tokens = 0
+            with self.assertLogs(LOGGER, "WARNING"):
+                prefill.step(lost=["r"])
+                steps(prefill, decode, until=lambda: decode.all_have("received", "r"))
+            prefill.tables["r"] = [[2, 4, 6, 8]]
+            prefill.step({"r": TOKENS})
+        self.assertEqual(prefill.finish("r"), (False, None))
+        for _ in range(3):
+            prefill.step()
+        self.assertFalse(prefill.all_have("sent", "r"), "vLLM has freed these blocks before")
+
+    def test_an_id_that_is_in_use_is_refused_and_the_other_request_goes_on(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.step({"r": 40})
+        prefill.add("s", 40, [[8, 9]], dict(TO_PREFILL))
+        with self.assertLogs(LOGGER, "ERROR") as log:
+            prefill.step({"r": 60, "s": 40})
+        self.assertIn("s: PUSH: a request of this id is being pushed already", log.output[0])
+        self.assertFalse(prefill.all_have("sent", "s"))
+        self.assertTrue(prefill.finish("s")[0])
+        self.end(prefill, decode)
+        steps(prefill, until=lambda: prefill.all_have("sent", "s"))
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
+    def test_ids_that_are_no_ids(self) -> None:
+        prefill, _ = self.pair()
+        with self.assertLogs(LOGGER, "ERROR") as log:
+            prefill.add("r", TOKENS, [THERE], {**TO_PREFILL, "kvferry_transfer_id": "not hexadecimal"})
+        self.assertIn("kvferry_transfer_id is 'not hexadecimal'", log.output[0])
+        prefill.step({"r": TOKENS})
+        self.assertEqual(prefill.finish("r"), (False, None))
+
+
+class HowMuchAtATime(unittest.TestCase):
+    def pieces(self, tokens: int, price: float) -> int:
+        layout = dense(1, 16, "prefill")
+        found = Pieces(layout.engine, 0, range(LAYERS))
+        return found.layers_each(tokens, CostModel(0.0, 1.0, price))
+
+    def test_pieces_are_the_root_of_time_over_price(self) -> None:
+        whole = 64 * LAYERS * 2 * HEADS * SIZE * 4  # bytes, a nanosecond each
+        self.assertEqual(self.pieces(64, whole), LAYERS)
+        self.assertEqual(self.pieces(64, whole / 3.9), LAYERS)
+        self.assertEqual(self.pieces(64, whole / 4), LAYERS // 2)
+        self.assertEqual(self.pieces(64, whole / 15.9), LAYERS // 2)
+        self.assertEqual(self.pieces(64, whole / 16), 1)
+        self.assertEqual(self.pieces(64, 1.0), 1)
+
+    def test_layers_are_complete_with_the_last_of_their_caches_that_calls_a_hook(self) -> None:
+        config: Any = SimpleNamespace(speculative_config=None, model_config=None)
+        order = LayerOrder(
+            config,
+            ["model.layers.0.attn", "model.layers.1.mamba", "model.layers.2.attn", "model.layers.2.indexer"],
+        )
+        self.assertEqual(order.layers, range(3))
+        self.assertEqual(order.complete("model.layers.0.attn"), 1)
+        self.assertEqual(order.complete("model.layers.2.attn"), 2)
+        self.assertEqual(order.complete("model.layers.7.attn"), 0)
+
+    def test_pieces_of_graphs_are_asked_for_where_layers_are_written(self) -> None:
+        self.assertTrue(KvferryConnector.requires_piecewise_for_cudagraph({"transfer_mode": "push"}))
+        self.assertFalse(KvferryConnector.requires_piecewise_for_cudagraph({}))
+
+
+class Devices(Pairs):
+    def test_what_a_device_computes_later_is_waited_for(self) -> None:
+        """The device is a list of events, which happen one by one when the test says so."""
+        events: list[threading.Event] = []
+
+        class Mark:
+            def record(self) -> None:
+                self.happened = threading.Event()
+                events.append(self.happened)
+
+            def synchronize(self) -> None:
+                self.happened.wait(WAIT_SECONDS)
+
+        prefill, decode = self.pair()
+        (worker,) = prefill.workers
+        assert worker._layers is not None
+        worker._layers._marks = DeviceMarks(SimpleNamespace(Event=Mark))
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS})
+        self.assertEqual(len(events), 1 + LAYERS)  # the blocks, each layer but the last, the step
+        for i, event in enumerate(events):
+            for layer in names(prefill)[max(0, i - 1) :]:
+                self.assertTrue(self.untouched(decode, layer, range(TOKENS)), f"{layer} before event {i}")
+            event.set()
+            if 0 < i < LAYERS:
+                layer = names(prefill)[i - 1]
+                self.arrives(prefill, decode, layer, range(TOKENS))
+        self.end(prefill, decode)
+
+
+if __name__ == "__main__":
+    unittest.main()
