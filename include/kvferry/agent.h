@@ -316,19 +316,22 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
 typedef enum kvf_ready_kind {
     KVF_READY_NOW = 0, /**< it is */
     KVF_READY_FD = 1,  /**< a file descriptor that becomes readable then, and stays so: an eventfd, a pipe */
-    KVF_READY_CUDA_EVENT = 2, /**< an event of a CUDA stream. Reserved: refused with KVF_E_UNSUPPORTED */
+    KVF_READY_CUDA_EVENT = 2, /**< an event of a CUDA stream, recorded before the call */
 } kvf_ready_kind;
 
 /**
  * An event to wait for before blocks are read, for engines whose device writes them after the call. Copied during
  * the call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it
- * readable until the request's event. Waiting costs a descriptor.
+ * readable until the request's event. Waiting costs a descriptor. Of an event of a CUDA stream counts what it stands for
+ * during the call: the caller may record it anew or destroy it at once. Waiting costs a stream of the device, which is looked
+ * at after pauses of at most 1 ms. What is read or written for a request is there, for any stream, when its event says DONE.
  */
 typedef struct kvf_ready_event {
     size_t struct_size; /**< sizeof(kvf_ready_event) */
     kvf_ready_kind kind;
     int fd;             /**< KVF_READY_FD: anything that epoll takes; not a file on a disk */
-    void *device_event; /**< KVF_READY_CUDA_EVENT: a cudaEvent_t */
+    void *device_event; /**< KVF_READY_CUDA_EVENT: a cudaEvent_t, which is a CUevent */
+    uint32_t device;    /**< KVF_READY_CUDA_EVENT: whose event it is, by its number */
 } kvf_ready_event;
 
 typedef struct kvf_agent_request {

@@ -12,8 +12,8 @@
  *
  *   "inproc"  the peer is in this process: plain copies
  *   "cuda"    the peer is on this host, and the memory of both is CUDA devices': kernels of who reads copy from mapped
- *             memory of the owner's. Nothing is written so: only an owner's own kernels write its memory, for one that is
- *             stopped could not be shut out. Memory must be of cuMemAlloc() or one of its like, wherever in an
+ *             memory of the owner's. What is written is read by the owner, when it makes progress: only an owner's own
+ *             kernels write its memory, for one that is stopped could not be shut out. Memory must be of cuMemAlloc() or one of its like, wherever in an
  *             allocation it lies. Has run over a stand-in for the driver, and on no device yet; see docs/devices.md
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a

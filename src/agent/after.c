@@ -1,8 +1,9 @@
 /*
- * What is waited for before memory is read: descriptors of the engine's.
+ * What is waited for before memory is read: descriptors of the engine's, and events of its devices' streams.
  *
  * Each is duplicated and put into what the agent sleeps on, and all are polled once a round. A descriptor of the
- * agent's own makes it no matter what the engine does with its own meanwhile, or how often it gives the same one.
+ * agent's own makes it no matter what the engine does with its own meanwhile, or how often it gives the same one. The
+ * driver tells nobody that an event has happened: a timer has the agent look.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,12 +20,12 @@ static kvf_status check(const kvf_ready_event *event) {
     case KVF_READY_FD:
         return event->fd >= 0 ? KVF_OK : kvf_fail(KVF_E_INVALID, "after: fd is %d", event->fd);
     case KVF_READY_CUDA_EVENT:
-        return kvf_fail(KVF_E_UNSUPPORTED,
-                        "after: kind is 2 (an event of a CUDA stream), which this build cannot wait "
-                        "for; it can for 1 (a file descriptor)");
+        return KVF_OK;
     }
-    return kvf_fail(KVF_E_INVALID, "after: kind is %d; allowed are 0 (now) and 1 (a file descriptor)",
-                    (int)event->kind);
+    return kvf_fail(
+        KVF_E_INVALID,
+        "after: kind is %d; allowed are 0 (now), 1 (a file descriptor) and 2 (an event of a CUDA stream)",
+        (int)event->kind);
 }
 
 static kvf_status make_room(kvf_agent *agent) {
@@ -52,6 +53,28 @@ static kvf_status watch(const kvf_agent *agent, int fd, int *own) {
                     "after: fd %d cannot be waited for: %s", fd, strerror(error));
 }
 
+/* The timer is of the agent's first event of a device. */
+static kvf_status open_looks(kvf_agent *agent) {
+    struct epoll_event event = {.events = EPOLLIN};
+    kvf_status status = agent->looks.fd < 0 ? kvf_looks_open(&agent->looks) : KVF_E_EXISTS;
+    if (status)
+        return status == KVF_E_EXISTS ? KVF_OK : status;
+    if (epoll_ctl(agent->poll_fd, EPOLL_CTL_ADD, agent->looks.fd, &event) == 0)
+        return KVF_OK;
+    status = kvf_fail(KVF_E_IO, "after: epoll_ctl: %s", strerror(errno));
+    kvf_looks_close(&agent->looks);
+    return status;
+}
+
+static kvf_status take_moment(kvf_agent *agent, const kvf_ready_event *event, kvf_after *after) {
+    after->fd = -1;
+    kvf_status status = open_looks(agent);
+    if (status)
+        return status;
+    status = kvf_moment_take(event->device, event->device_event, &after->moment);
+    return status ? kvf_fail_in(status, "after: ") : KVF_OK;
+}
+
 kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_after **out) {
     kvf_agent *agent = ticket->agent;
     kvf_ready_event event = {0};
@@ -64,7 +87,8 @@ kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_
     kvf_after *after = kvf_alloc0(1, sizeof *after);
     status = after ? make_room(agent) : kvf_nomem("an event to wait for");
     if (!status)
-        status = watch(agent, event.fd, &after->fd);
+        status = event.kind == KVF_READY_FD ? watch(agent, event.fd, &after->fd)
+                                            : take_moment(agent, &event, after);
     if (status) {
         kvf_free(after);
         return status;
@@ -82,10 +106,15 @@ void kvf_after_drop(kvf_after *after) {
     if (!after)
         return;
     kvf_agent *agent = after->ticket->agent;
-    (void)epoll_ctl(agent->poll_fd, EPOLL_CTL_DEL, after->fd, NULL);
-    (void)close(after->fd);
+    if (after->fd >= 0) {
+        (void)epoll_ctl(agent->poll_fd, EPOLL_CTL_DEL, after->fd, NULL);
+        (void)close(after->fd);
+    }
+    kvf_moment_drop(after->moment);
     DL_DELETE(agent->afters, after);
     agent->after_count--;
+    if (agent->after_count == 0 && agent->looks.fd >= 0)
+        kvf_looks_set(&agent->looks, false, false);
     kvf_free(after);
 }
 
@@ -101,30 +130,44 @@ static kvf_after *first_seen(const kvf_agent *agent) {
 /* What hangs up without having been readable will never be. */
 static void tell(kvf_after *after) {
     kvf_ticket *ticket = after->ticket;
-    bool happened = after->seen & POLLIN;
+    const kvf_status status = after->moment ? kvf_moment_status(after->moment)
+                              : after->seen & POLLIN
+                                  ? KVF_OK
+                                  : kvf_fail(KVF_E_IO, "the event to wait for will never come: the "
+                                                       "other end of its descriptor was closed");
     after->seen = 0;
-    if (happened)
+    if (status == KVF_OK)
         ticket->ops->ready(ticket, after);
-    else
-        kvf_ticket_fail(ticket, KVF_E_IO,
-                        "the event to wait for will never come: the other end of its descriptor was closed",
-                        NULL);
+    else if (status != KVF_IN_PROGRESS)
+        kvf_ticket_fail(ticket, status, kvf_error_detail(), NULL);
+}
+
+/* What poll() would say of it, if there were a descriptor. */
+static short look_at(const kvf_after *after) {
+    const kvf_status status = kvf_moment_status(after->moment);
+    return status == KVF_IN_PROGRESS ? 0 : status ? POLLERR : POLLIN;
 }
 
 void kvf_afters_look(kvf_agent *agent) {
-    uint32_t count = 0;
+    uint32_t count = 0, waiting = 0;
+    bool changed = false;
     kvf_after *after;
     if (agent->after_count == 0)
         return;
     DL_FOREACH(agent->afters, after) {
-        agent->after_polls[count++] = (struct pollfd){after->fd, POLLIN, 0};
+        agent->after_polls[count++] = (struct pollfd){after->fd, POLLIN, 0}; /* of -1 it says nothing */
     }
-    if (poll(agent->after_polls, count, 0) <= 0)
+    if (poll(agent->after_polls, count, 0) < 0)
         return;
     count = 0;
     DL_FOREACH(agent->afters, after) {
-        after->seen = agent->after_polls[count++].revents;
+        after->seen = after->moment ? look_at(after) : agent->after_polls[count].revents;
+        changed = changed || (after->moment && after->seen);
+        waiting += after->moment && !after->seen;
+        count++;
     }
+    if (agent->looks.fd >= 0)
+        kvf_looks_set(&agent->looks, waiting > 0, changed);
     while ((after = first_seen(agent))) /* a ticket may drop others of its own */
         tell(after);
 }

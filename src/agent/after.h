@@ -5,11 +5,13 @@
 #define KVF_AGENT_AFTER_H
 
 #include "agent/ticket.h"
+#include "cuda/moment.h"
 
-/** An event that a ticket waits for. */
+/** An event that a ticket waits for: a descriptor, or a moment of a device. */
 struct kvf_after {
     kvf_ticket *ticket;
-    int fd;
+    int fd; /* -1: a moment */
+    kvf_moment *moment;
     short seen;             /* what poll() said of it */
     kvf_after *prev, *next; /* agent->afters */
 };

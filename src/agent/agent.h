@@ -50,6 +50,7 @@
 #include "base/fork.h"
 #include "base/tables.h"
 #include "base/wake.h"
+#include "cuda/looks.h"
 #include "link/link.h"
 #include "wire/wire.h"
 
@@ -232,6 +233,7 @@ struct kvf_agent {
     kvf_after *afters; /* events that are waited for */
     struct pollfd *after_polls;
     uint32_t after_count, after_room;
+    kvf_looks looks; /* at those of devices; opened with the first */
     kvf_agent_stats stats;
 };
 

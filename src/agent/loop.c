@@ -39,7 +39,7 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
     agent->process = getpid();
     agent->forks = kvf_fork_count();
     agent->due = agent->armed = agent->pace_due = UINT64_MAX;
-    agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
+    agent->told_wake.fd = agent->wake.fd = agent->poll_fd = agent->looks.fd = -1;
     agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     kvf_status status =
         agent->timer_fd < 0 ? kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno)) : KVF_OK;
@@ -75,6 +75,7 @@ void kvf_loop_close(kvf_agent *agent) {
             (void)close(fds[i]);
     kvf_wake_close(&agent->wake);
     kvf_wake_close(&agent->told_wake);
+    kvf_looks_close(&agent->looks);
     (void)pthread_cond_destroy(&agent->worked);
     (void)pthread_cond_destroy(&agent->turn);
     (void)pthread_mutex_destroy(&agent->lock);

@@ -16,6 +16,9 @@ FAKE_API void fake_cuda_fail(const char *function, int result, unsigned times);
 /** Everything that is put on a stream from now on is done so much later at the earliest. */
 FAKE_API void fake_cuda_delay(uint64_t ns);
 
+/** What is on streams now is late no more. */
+FAKE_API void fake_cuda_hasten(void);
+
 /** Where the host finds what a device has at an address; NULL: nothing is there. */
 FAKE_API void *fake_cuda_look(uint64_t address);
 

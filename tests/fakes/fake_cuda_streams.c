@@ -7,7 +7,9 @@
 typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, RELEASE } action_kind;
 
 struct CUevent_st {
-    unsigned pending; /* records on streams that have not been reached */
+    uint64_t recorded, reached; /* records that were put on streams, and those that have come */
+    unsigned waits;             /* on streams */
+    bool destroyed;             /* by who made it; it stays as long as something is on a stream */
 };
 
 struct CUfunc_st {
@@ -21,6 +23,7 @@ typedef struct action {
     size_t bytes;
     unsigned char value;
     CUevent event;
+    uint64_t record; /* of the event, that is waited for */
     CUfunction function;
     uint32_t count, tiles, blocks;
     struct action *next;
@@ -28,6 +31,7 @@ typedef struct action {
 
 struct CUstream_st {
     action *first, **last;
+    bool destroyed; /* what is on it is still done */
     struct CUstream_st *next;
 };
 
@@ -109,10 +113,15 @@ static void fill(const action *todo) {
         memset(target, todo->value, todo->bytes);
 }
 
+static void let_go(CUevent event) {
+    if (event->destroyed && event->waits == 0 && event->reached == event->recorded)
+        free(event);
+}
+
 /* Does the first thing of a stream; false: it cannot be done yet. */
 static bool step(CUstream stream, uint64_t now) {
     action *todo = stream->first;
-    if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->pending > 0))
+    if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->reached < todo->record))
         return false;
     if (!fake.stuck) {
         switch (todo->kind) {
@@ -134,7 +143,11 @@ static bool step(CUstream stream, uint64_t now) {
         }
     }
     if (todo->kind == RECORD)
-        todo->event->pending--;
+        todo->event->reached++;
+    if (todo->kind == WAIT)
+        todo->event->waits--;
+    if (todo->event)
+        let_go(todo->event);
     stream->first = todo->next;
     if (!stream->first)
         stream->last = &stream->first;
@@ -149,6 +162,22 @@ void fake_advance(void) {
         for (CUstream at = streams; at; at = at->next)
             moved |= step(at, now);
     }
+    for (CUstream *at = &streams, gone; (gone = *at);) {
+        if (!gone->destroyed || gone->first) {
+            at = &gone->next;
+            continue;
+        }
+        *at = gone->next;
+        free(gone);
+    }
+}
+
+void fake_cuda_hasten(void) {
+    (void)pthread_mutex_lock(&fake.lock);
+    for (CUstream at = streams; at; at = at->next)
+        for (action *todo = at->first; todo; todo = todo->next)
+            todo->due_ns = 0;
+    (void)pthread_mutex_unlock(&fake.lock);
 }
 
 static CUresult put(CUstream stream, action given) {
@@ -161,7 +190,11 @@ static CUresult put(CUstream stream, action given) {
     given.next = NULL;
     *made = given;
     if (given.kind == RECORD)
-        given.event->pending++;
+        given.event->recorded++;
+    if (given.kind == WAIT) {
+        made->record = given.event->recorded;
+        given.event->waits++;
+    }
     *stream->last = made;
     stream->last = &made->next;
     (void)pthread_mutex_unlock(&fake.lock);
@@ -200,19 +233,14 @@ CUresult cuStreamSynchronize(CUstream stream) {
     }
 }
 
-/* As the driver: what is on the stream is still done. */
+/* As the driver: it does not wait, and what is on the stream is still done. */
 CUresult cuStreamDestroy_v2(CUstream stream) {
-    const CUresult result = cuStreamSynchronize(stream);
-    if (result)
-        return result;
+    BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
-    CUstream *at = &streams;
-    while (*at != stream)
-        at = &(*at)->next;
-    *at = stream->next;
+    stream->destroyed = true;
     fake.left--;
+    fake_advance();
     (void)pthread_mutex_unlock(&fake.lock);
-    free(stream);
     return 0;
 }
 
@@ -281,8 +309,11 @@ CUresult cuEventCreate(CUevent *event, unsigned flags) {
 
 CUresult cuEventDestroy_v2(CUevent event) {
     BEGIN;
-    free(event);
+    (void)pthread_mutex_lock(&fake.lock);
+    event->destroyed = true;
     fake.left--;
+    let_go(event);
+    (void)pthread_mutex_unlock(&fake.lock);
     return 0;
 }
 
@@ -295,7 +326,7 @@ CUresult cuEventQuery(CUevent event) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
     fake_advance();
-    const bool pending = event->pending > 0;
+    const bool pending = event->reached < event->recorded;
     (void)pthread_mutex_unlock(&fake.lock);
     return fake.stuck ? fake.stuck : pending ? CUDA_NOT_READY : 0;
 }

@@ -399,12 +399,12 @@ static void events_that_cannot_be_waited_for_are_refused_by_name(void **state) {
         kvf_status status;
         const char *text;
     } cases[] = {
-        {{sizeof(kvf_ready_event), KVF_READY_CUDA_EVENT, 0, &s}, KVF_E_UNSUPPORTED, "CUDA"},
-        {{sizeof(kvf_ready_event), (kvf_ready_kind)7, 0, NULL}, KVF_E_INVALID, "kind is 7"},
-        {{sizeof(kvf_ready_event), KVF_READY_FD, -1, NULL}, KVF_E_INVALID, "fd is -1"},
-        {{sizeof(kvf_ready_event), KVF_READY_FD, 1000000, NULL}, KVF_E_INVALID, "fd 1000000"},
-        {{sizeof(kvf_ready_event), KVF_READY_FD, file, NULL}, KVF_E_INVALID, "cannot be waited for"},
-        {{0, KVF_READY_FD, s.fd, NULL}, KVF_E_INVALID, "struct_size"},
+        {{sizeof(kvf_ready_event), KVF_READY_CUDA_EVENT, 0, NULL, 0}, KVF_E_INVALID, "the event is NULL"},
+        {{sizeof(kvf_ready_event), (kvf_ready_kind)7, 0, NULL, 0}, KVF_E_INVALID, "kind is 7"},
+        {{sizeof(kvf_ready_event), KVF_READY_FD, -1, NULL, 0}, KVF_E_INVALID, "fd is -1"},
+        {{sizeof(kvf_ready_event), KVF_READY_FD, 1000000, NULL, 0}, KVF_E_INVALID, "fd 1000000"},
+        {{sizeof(kvf_ready_event), KVF_READY_FD, file, NULL, 0}, KVF_E_INVALID, "cannot be waited for"},
+        {{0, KVF_READY_FD, s.fd, NULL, 0}, KVF_E_INVALID, "struct_size"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         s.event = cases[i].event;

@@ -79,21 +79,26 @@ static void a_pull_goes_from_host_to_device(void **state) {
     close_all(&w);
 }
 
+static void push_everything(world *w, const kvf_agent_options *options) {
+    world_request held, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
+    world_open_model(w, attention(4, 8, 8), TP2, TP4, options);
+    world_request_make(w, &w->p, "a push", 50, 0, 1, &held);
+    world_request_make(w, &w->d, "a push", 50, 0, 1, &wanted);
+    world_fill(w, &w->p, &held, 1);
+    assert_true(world_wrong_cells(w, &w->d, &wanted, 1) > 0);
+    world_expect(&w->d, &wanted, &w->p, expected);
+    world_push(&w->p, &held, pushes);
+    world_ready(&w->p, pushes);
+    world_all_done(w, &w->d, expected);
+    world_all_done(w, &w->p, pushes);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 1), 0);
+}
+
 static void a_push_goes_from_device_to_device(void **state) {
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
     world w;
-    world_request held, wanted;
-    uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
-    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
-    world_request_make(&w, &w.p, "a push", 50, 0, 1, &held);
-    world_request_make(&w, &w.d, "a push", 50, 0, 1, &wanted);
-    world_fill(&w, &w.p, &held, 1);
-    world_expect(&w.d, &wanted, &w.p, expected);
-    world_push(&w.p, &held, pushes);
-    world_ready(&w.p, pushes);
-    world_all_done(&w, &w.d, expected);
-    world_all_done(&w, &w.p, pushes);
-    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    push_everything(&w, &options);
     close_all(&w);
 }
 
@@ -109,23 +114,143 @@ static void a_pull_reads_the_producers_device_directly(void **state) {
     close_all(&w);
 }
 
-static void a_push_does_not_write_into_a_device_of_another(void **state) {
+static void a_push_is_read_by_the_consumers_device(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    shown = true;
+    push_everything(&w, &options);
+    assert_int_equal(world_stats(w.p.agents[0]).bytes_packed, 0);
+    assert_true(world_stats(w.p.agents[0]).bytes_written > 0);
+    close_all(&w);
+}
+
+/* ---- events of streams ---------------------------------------------------------------------------- */
+
+#define HOUR_NS 3600000000000ull
+#define ILLEGAL_ADDRESS 700
+#define OLD 9u
+#define NEW 2u
+
+/* Something that a device is to do, after which the blocks are written. */
+typedef struct work_on_stream {
+    const kvf_cuda *cuda;
+    CUstream stream;
+    CUevent event;
+    kvf_ready_event ready;
+} work_on_stream;
+
+static void work_begin(work_on_stream *work) {
+    assert_int_equal(kvf_cuda_enter(0, &work->cuda), KVF_OK);
+    assert_int_equal(work->cuda->cuStreamCreateWithPriority(&work->stream, CU_STREAM_NON_BLOCKING, 0), 0);
+    assert_int_equal(work->cuda->cuEventCreate(&work->event, CU_EVENT_DISABLE_TIMING), 0);
+    devices_delay(HOUR_NS);
+    assert_int_equal(work->cuda->cuEventRecord(work->event, work->stream), 0);
+    devices_delay(0);
+    kvf_cuda_leave(work->cuda);
+    work->ready = (kvf_ready_event){
+        .struct_size = sizeof work->ready, .kind = KVF_READY_CUDA_EVENT, .device_event = work->event};
+}
+
+/* The engine uses the event for something else that never ends, and then has no more use for it. */
+static void event_drop(work_on_stream *work) {
+    CUstream other = NULL;
+    assert_int_equal(kvf_cuda_enter(0, &work->cuda), KVF_OK);
+    assert_int_equal(work->cuda->cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0), 0);
+    devices_delay(HOUR_NS);
+    assert_int_equal(work->cuda->cuEventRecord(work->event, other), 0);
+    devices_delay(0);
+    assert_int_equal(work->cuda->cuEventDestroy_v2(work->event), 0);
+    assert_int_equal(work->cuda->cuStreamDestroy_v2(other), 0);
+    kvf_cuda_leave(work->cuda);
+}
+
+static void work_end(work_on_stream *work) {
+    assert_int_equal(kvf_cuda_enter(0, &work->cuda), KVF_OK);
+    assert_int_equal(work->cuda->cuStreamDestroy_v2(work->stream), 0);
+    kvf_cuda_leave(work->cuda);
+}
+
+static void a_hold_is_not_read_before_an_event_of_a_stream(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    const size_t left = devices_left();
+    world w;
+    world_request held, wanted;
+    work_on_stream work;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    shown = strcmp(options.transport, "cuda") == 0;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_fill(&w, &w.p, &held, OLD);
+    work_begin(&work);
+    held.request.after = &work.ready;
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, SECOND);
+    assert_int_equal(world_stats(w.d.agents[0]).bytes_read, 0);
+    world_fill(&w, &w.p, &held, NEW);
+    devices_hasten();
+    event_drop(&work); /* what it stood for then counts */
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, NEW), 0);
+    work_end(&work);
+    close_all(&w);
+    devices_hasten();
+    assert_int_equal(devices_left(), left);
+}
+
+static void a_push_does_not_begin_before_an_event_of_a_stream(void **state) {
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
     world w;
     world_request held, wanted;
+    work_on_stream work;
     uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
-    shown = true;
+    DEVICES_ARE_STAND_INS();
+    shown = strcmp(options.transport, "cuda") == 0;
     world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
-    world_request_make(&w, &w.p, "a push", 50, 0, 1, &held);
-    world_request_make(&w, &w.d, "a push", 50, 0, 1, &wanted);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_fill(&w, &w.p, &held, OLD);
+    work_begin(&work);
+    held.request.after = &work.ready;
     world_expect(&w.d, &wanted, &w.p, expected);
     world_push(&w.p, &held, pushes);
     world_ready(&w.p, pushes);
+    world_run_for(&w, SECOND);
+    assert_int_equal(world_stats(w.p.agents[0]).bytes_written, 0);
+    world_fill(&w, &w.p, &held, NEW);
+    devices_hasten();
+    world_all_done(&w, &w.d, expected);
+    world_all_done(&w, &w.p, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, NEW), 0);
+    event_drop(&work);
+    work_end(&work);
+    close_all(&w);
+}
+
+static void an_error_of_the_device_ends_what_waits_for_its_event(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    world w;
+    world_request held;
+    work_on_stream work;
+    uint64_t holds[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    work_begin(&work);
+    held.request.after = &work.ready;
+    world_hold(&w.p, &held, holds);
+    devices_stick(ILLEGAL_ADDRESS);
     for (uint32_t r = 0; r < w.p.rank_count; r++)
-        assert_non_null(strstr(world_failed(&w, w.p.agents[r], pushes[r], KVF_E_UNSUPPORTED)->detail,
-                               "cuda does not write"));
-    for (uint32_t r = 0; r < w.d.rank_count; r++)
-        (void)world_next(&w, w.d.agents[r], expected[r]);
+        assert_non_null(strstr(world_failed(&w, w.p.agents[r], holds[r], KVF_E_IO)->detail,
+                               "this process cannot use the device any more"));
+    devices_stick(0);
+    devices_hasten();
+    event_drop(&work);
+    work_end(&work);
     close_all(&w);
 }
 
@@ -173,8 +298,19 @@ int main(void) {
          NULL, NULL, cuda},
         {"a_pull_reads_the_producers_device_directly (auto)", a_pull_reads_the_producers_device_directly,
          NULL, NULL, automatic},
-        {"a_push_does_not_write_into_a_device_of_another (cuda)",
-         a_push_does_not_write_into_a_device_of_another, NULL, NULL, cuda},
+        {"a_push_is_read_by_the_consumers_device (cuda)", a_push_is_read_by_the_consumers_device, NULL, NULL,
+         cuda},
+        {"a_push_is_read_by_the_consumers_device (auto)", a_push_is_read_by_the_consumers_device, NULL, NULL,
+         automatic},
+        {"a_hold_is_not_read_before_an_event_of_a_stream (shm)",
+         a_hold_is_not_read_before_an_event_of_a_stream, NULL, NULL, shm},
+        {"a_hold_is_not_read_before_an_event_of_a_stream (cuda)",
+         a_hold_is_not_read_before_an_event_of_a_stream, NULL, NULL, cuda},
+        {"a_push_does_not_begin_before_an_event_of_a_stream (shm)",
+         a_push_does_not_begin_before_an_event_of_a_stream, NULL, NULL, shm},
+        {"a_push_does_not_begin_before_an_event_of_a_stream (cuda)",
+         a_push_does_not_begin_before_an_event_of_a_stream, NULL, NULL, cuda},
+        cmocka_unit_test(an_error_of_the_device_ends_what_waits_for_its_event),
         {"cells_of_a_device_are_not_verified (shm)", cells_of_a_device_are_not_verified, NULL, NULL, shm},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

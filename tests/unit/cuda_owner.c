@@ -9,6 +9,7 @@
 
 #define LEAD 512u /* of the allocation, before the first region and between them */
 #define TOKENS 150u
+#define HEADS 4u
 
 void engines_open(device_engines *known) {
     const kvf_engine_spec here = {.struct_size = sizeof here,
@@ -17,7 +18,7 @@ void engines_open(device_engines *known) {
                           there = {.struct_size = sizeof there,
                                    .tp_size = 1,
                                    .all = {.tokens_per_block = 16, .block_count = 20, .order = "L|BPHN"}};
-    known->engines = pair_of(attention(3, 4, 24), &here, &there);
+    known->engines = pair_of(attention(3, HEADS, 24), &here, &there);
     sequence_open(&known->here, kvf_engine_shard(known->engines.local, 0), TOKENS, 1);
     sequence_open(&known->there, kvf_engine_shard(known->engines.remote, 0), TOKENS, 2);
 }
@@ -135,11 +136,11 @@ void owner_start(owner_process *owner, const char *kind) {
     read_all(owner->answers, owner->card, owner->card_bytes);
 }
 
-void owner_tell(const owner_process *owner, char what) {
-    char answer = 0;
+uint64_t owner_tell(const owner_process *owner, char what) {
+    uint64_t answer = UINT64_MAX;
     assert_int_equal(write(owner->control, &what, 1), 1);
-    read_all(owner->answers, &answer, 1);
-    assert_int_equal(answer, what);
+    read_all(owner->answers, &answer, sizeof answer);
+    return answer;
 }
 
 void owner_end(owner_process *owner, bool killed) {
@@ -158,11 +159,22 @@ static void spoil(void *context, const cell_rank *rank, cell_place at, kvf_cell_
         ((unsigned char *)rank->regions[where.region].address)[where.offset + 5] ^= 0x10;
 }
 
-static void obey(device_cache *cache, char what) {
+/* Rank 0 of 2 has the first half of the heads. */
+static void compare_pushed(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
+    comparison *found = context;
+    found->seed = at.unit < HEADS / 2 ? 2 : 1;
+    compare(context, rank, at, where);
+}
+
+static uint64_t obey(device_cache *cache, char what) {
+    comparison found = {0};
     if (what == 's')
         each_cell(&cache->cells, all_layers(cache->cells.shard), spoil, NULL);
     if (what == 'f')
         free_memory(cache);
+    if (what == 'c')
+        each_cell(&cache->cells, all_layers(cache->cells.shard), compare_pushed, &found);
+    return found.wrong;
 }
 
 static void serve(device_cache *cache, int control, int answers) {
@@ -175,8 +187,8 @@ static void serve(device_cache *cache, int control, int answers) {
             continue;
         if (read(control, &what, 1) != 1)
             return;
-        obey(cache, what);
-        (void)!write(answers, &what, 1);
+        const uint64_t answer = obey(cache, what);
+        (void)!write(answers, &answer, sizeof answer);
     }
 }
 

@@ -50,8 +50,8 @@ typedef struct owner_process {
 void owner_start(owner_process *owner, const char *kind);
 
 /** Has it do something, and waits for it: 's' spoils a byte of one cell that rank 0 of 2 reads, 'f' frees the memory though
- * it is registered. */
-void owner_tell(const owner_process *owner, char what);
+ * it is registered, 'c' counts the cells that are not as a push of rank 0 of 2 with seed 2 leaves them. Returns that count. */
+uint64_t owner_tell(const owner_process *owner, char what);
 
 /** Ends it: by itself, or by SIGKILL. */
 void owner_end(owner_process *owner, bool killed);

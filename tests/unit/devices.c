@@ -16,6 +16,7 @@
 static struct {
     void (*refuse)(const char *function, int result, unsigned times);
     void (*delay)(uint64_t ns);
+    void (*hasten)(void);
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
@@ -42,8 +43,9 @@ static bool find(void *library, const char *name, void *out) {
 static bool find_all(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
-           find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
-           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_vmm", &fake.vmm);
+           find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
+           find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
+           find(library, "fake_cuda_vmm", &fake.vmm);
 }
 
 void devices_open(void) {
@@ -114,6 +116,11 @@ size_t devices_left(void) {
 void devices_delay(uint64_t ns) {
     if (fake.delay)
         fake.delay(ns);
+}
+
+void devices_hasten(void) {
+    if (fake.hasten)
+        fake.hasten();
 }
 
 void devices_fail(const char *function, int result, unsigned times) {

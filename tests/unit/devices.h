@@ -46,6 +46,7 @@ size_t devices_left(void);
 
 /** See fake_cuda.h; of a real driver none but the last does anything. */
 void devices_delay(uint64_t ns);
+void devices_hasten(void);
 void devices_fail(const char *function, int result, unsigned times);
 void devices_stick(int result);
 void *devices_look(uint64_t address);

@@ -4,6 +4,7 @@
  * transport_conformance_test.
  */
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -69,9 +70,9 @@ static void scene_close(test_scene *scene, bool killed) {
     free(scene);
 }
 
-static kvf_transfer *begin_pull(const test_scene *scene) {
+static kvf_transfer *begin(const test_scene *scene, kvf_direction direction) {
     kvf_transfer *transfer = NULL;
-    assert_ok(kvf_transfer_start(scene->request, KVF_READ, &scene->peer, &transfer));
+    assert_ok(kvf_transfer_start(scene->request, direction, &scene->peer, &transfer));
     return transfer;
 }
 
@@ -81,14 +82,24 @@ static void step(const test_scene *scene) {
     assert_ok(kvf_transport_progress(scene->here.transport, NULL));
 }
 
-static kvf_status pull(const test_scene *scene, char detail[512]) {
-    kvf_transfer *transfer = begin_pull(scene);
+static kvf_status move(const test_scene *scene, kvf_direction direction, char detail[512]) {
+    kvf_transfer *transfer = begin(scene, direction);
     kvf_status status;
     while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
         step(scene);
     (void)snprintf(detail, 512, "%s", kvf_transfer_detail(transfer));
     kvf_transfer_free(transfer);
     return status;
+}
+
+static kvf_status pull(const test_scene *scene, char detail[512]) {
+    return move(scene, KVF_READ, detail);
+}
+
+/* Fills our cells anew, and writes them into the owner's memory. */
+static kvf_status push(const test_scene *scene, char detail[512]) {
+    rank_fill(&scene->here.cells, all_layers(scene->here.cells.shard), 2);
+    return move(scene, KVF_WRITE, detail);
 }
 
 /* ---- moving ------------------------------------------------------------------------------------- */
@@ -106,20 +117,81 @@ static void cells_of_another_process_arrive_in_our_order(void **state) {
     assert_ok(pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
     /* A byte that is other at its owner is noticed, in its cell and nowhere else. */
-    owner_tell(&scene->owner, 's');
+    (void)owner_tell(&scene->owner, 's');
     assert_ok(pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
     scene_close(scene, false);
     assert_int_equal(devices_left(), left);
 }
 
-static void nothing_is_written_into_memory_of_another_process(void **state) {
-    (void)state;
-    test_scene *scene = scene_open("cuda", NULL);
-    kvf_transfer *transfer = NULL;
+static void what_is_written_is_read_by_its_owner(void **state) {
+    char detail[512];
+    const size_t left = devices_left();
+    test_scene *scene = scene_open(*state, NULL);
     assert_ok(scene_connect(scene));
-    assert_fails(kvf_transfer_start(scene->request, KVF_WRITE, &scene->peer, &transfer), KVF_E_UNSUPPORTED,
-                 "cuda does not write");
+    assert_true(owner_tell(&scene->owner, 'c') > 500);
+    assert_ok(push(scene, detail));
+    assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+    (void)owner_tell(&scene->owner, 's'); /* the control */
+    assert_int_equal(owner_tell(&scene->owner, 'c'), 1);
+    assert_ok(push(scene, detail));
+    assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+    assert_ok(pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 2), 0);
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+}
+
+static void unregister(const test_scene *scene, uint32_t region) {
+    kvf_status status;
+    while ((status = kvf_transport_unregister_region(scene->here.transport, region)) == KVF_E_AGAIN)
+        step(scene);
+    assert_ok(status);
+}
+
+/* The owner has what is written from mapped: it lets go of that, and is told of what there is then. */
+static void memory_that_was_written_from_can_be_taken_back(void **state) {
+    (void)state;
+    char detail[512];
+    void *seen;
+    test_scene *scene = scene_open("cuda", NULL);
+    const size_t left = devices_left();
+    assert_ok(scene_connect(scene));
+    assert_ok(push(scene, detail));
+    const kvf_memory more = device_memory(1, 4096, &seen);
+    const uint32_t number = kvf_shard_get(scene->here.cells.shard)->region_count;
+    kvf_memory shown = more;
+    shown.withheld = false;
+    for (uint32_t round = 0; round < 3; round++) {
+        assert_ok(kvf_transport_register_region(scene->here.transport, number, &shown));
+        assert_ok(push(scene, detail));
+        assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+        unregister(scene, number);
+        (void)owner_tell(&scene->owner, 's');
+        assert_ok(push(scene, detail));
+        assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+    }
+    kvf_peer_close(scene->peer);
+    devices_free();
+    assert_int_equal(devices_left(), left);
+    scene_close(scene, false);
+}
+
+/* Our memory is freed while it is registered, so the owner cannot map it. */
+static void what_the_owner_cannot_read_is_not_written(void **state) {
+    (void)state;
+    char detail[512];
+    test_scene *scene = scene_open("cuda", NULL);
+    const kvf_cuda *cuda;
+    assert_ok(scene_connect(scene));
+    assert_ok(kvf_cuda_enter(1, &cuda));
+    assert_int_equal(cuda->cuMemFree_v2(scene->here.base), 0);
+    kvf_cuda_leave(cuda);
+    scene->here.base = 0;
+    assert_int_equal(move(scene, KVF_WRITE, detail), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(detail, "cuda: writing to "));
+    assert_non_null(strstr(detail, "its owner could not read it: region 0 is freed"));
+    assert_true(owner_tell(&scene->owner, 'c') > 500);
     scene_close(scene, false);
 }
 
@@ -140,7 +212,7 @@ static void memory_that_its_owner_has_freed_is_not_mapped(void **state) {
     (void)state;
     test_scene *scene = scene_open("cuda", NULL);
     const size_t left = devices_left();
-    owner_tell(&scene->owner, 'f');
+    (void)owner_tell(&scene->owner, 'f');
     assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED, "region 0 is freed");
     assert_int_equal(devices_left(), left);
     scene_close(scene, false);
@@ -309,7 +381,7 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     assert_ok(scene_connect(scene));
     assert_ok(pull(scene, detail));
     devices_delay(1000000);
-    kvf_transfer *transfer = begin_pull(scene);
+    kvf_transfer *transfer = begin(scene, KVF_READ);
     owner_end(&scene->owner, true);
     while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
         step(scene);
@@ -329,6 +401,23 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     scene->owner = other;
     scene_close(scene, false);
     assert_int_equal(devices_left(), left);
+}
+
+static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda", NULL);
+    assert_ok(scene_connect(scene));
+    assert_int_equal(kill(scene->owner.process, SIGSTOP), 0);
+    kvf_transfer *transfer = begin(scene, KVF_WRITE);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_ok(kvf_transport_progress(scene->here.transport, NULL));
+    assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
+    owner_end(&scene->owner, true);
+    while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
+        step(scene);
+    assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
+    kvf_transfer_free(transfer);
+    scene_close(scene, true);
 }
 
 static void an_error_that_stays_with_the_device_ends_batches_with_a_sentence(void **state) {
@@ -443,7 +532,13 @@ int main(int argument_count, char **arguments) {
          NULL, NULL, cuda},
         {"cells_of_another_process_arrive_in_our_order (auto)", cells_of_another_process_arrive_in_our_order,
          NULL, NULL, automatic},
-        cmocka_unit_test(nothing_is_written_into_memory_of_another_process),
+        {"what_is_written_is_read_by_its_owner (cuda)", what_is_written_is_read_by_its_owner, NULL, NULL,
+         cuda},
+        {"what_is_written_is_read_by_its_owner (auto)", what_is_written_is_read_by_its_owner, NULL, NULL,
+         automatic},
+        cmocka_unit_test(memory_that_was_written_from_can_be_taken_back),
+        cmocka_unit_test(what_the_owner_cannot_read_is_not_written),
+        cmocka_unit_test(an_owner_that_dies_while_it_reads_is_lost),
         {"a_handle_that_is_refused_is_named (cuda)", a_handle_that_is_refused_is_named, NULL, NULL, cuda},
         {"a_handle_that_is_refused_is_named (auto)", a_handle_that_is_refused_is_named, NULL, NULL,
          automatic},

@@ -281,12 +281,14 @@ static kvf_status cuda_register(void *self, uint32_t region, const kvf_memory *m
         return status;
     endpoint->regions[region] = described;
     endpoint->devices[region] = memory->device;
+    endpoint->version++;
     return KVF_OK;
 }
 
 static kvf_status cuda_unregister(void *self, uint32_t region) {
     kvf_cuda_endpoint *endpoint = self;
     endpoint->regions[region] = (kvf_cuda_region){0};
+    endpoint->version++;
     return kvf_cuda_owner_take_back(endpoint);
 }
 
@@ -339,7 +341,7 @@ static uint32_t move_links(kvf_cuda_endpoint *endpoint) {
     endpoint->first_to_go = first ? first->following : NULL;
     while (link) {
         kvf_cuda_copy_move(link);
-        under_way += kvf_cuda_copy_count(link);
+        under_way += kvf_cuda_copy_waits(link);
         link = link->following ? link->following : endpoint->links;
         if (link == first)
             break;
@@ -360,8 +362,10 @@ static kvf_status cuda_progress(void *self, bool *busy) {
     const uint32_t under_way = move_links(endpoint);
     kvf_looks_set(&endpoint->looks, under_way > 0, endpoint->changed);
     kvf_wake_set(&endpoint->wake, more);
-    for (kvf_cuda_link *link = endpoint->links; link; link = link->following)
+    for (kvf_cuda_link *link = endpoint->links, *following; link; link = following) {
+        following = link->following;
         kvf_cuda_link_report(link);
+    }
     *busy = more;
     return KVF_OK;
 }
@@ -377,8 +381,9 @@ const kvf_fabric kvf_fabric_cuda = {
             .reach = KVF_REACH_HOST,
             .memory_kinds = 1u << KVF_MEMORY_CUDA,
             .allocates = 1u << KVF_MEMORY_CUDA,
-            .directions = 1u << KVF_READ,
+            .directions = 1u << KVF_READ | 1u << KVF_WRITE,
             .one_sided = true,
+            .served = true, /* what is written: the owner reads it */
             .lists = true,
             .fences = true,
             .in_flight = CUDA_COPIES,

@@ -6,11 +6,13 @@
  *   cuda_link.c    the reader's side: connecting, and what the owner tells
  *   cuda_map.c     memory of another process, mapped here
  *   cuda_copy.c    runs of batches, copied by kernels
+ *   cuda_write.c   writing: the owner is asked to, and reads
  *   cuda_wire.c    messages
  *
  * Who reads maps the owner's memory and copies by kernels of its own, on a stream of its own, from the peer's pages into
  * its own: one job for thousands of runs, whatever order the two sides keep their pages in. Nobody but an owner writes its
- * memory, so there is no writing: a kernel of a process that is stopped could not be shut out of it.
+ * memory: a kernel of a process that is stopped could not be shut out of it. So who wants to write says what, and the owner
+ * connects back to him as a reader, and reads.
  *
  * An owner takes memory back by telling its readers, which hang up when their kernels are over and nothing is mapped.
  */
@@ -42,6 +44,8 @@ typedef struct kvf_cuda_allocation {
     struct kvf_cuda_allocation *following;
 } kvf_cuda_allocation;
 
+typedef struct kvf_cuda_link kvf_cuda_link;
+
 /** A reader that is connected to us. */
 typedef struct kvf_cuda_client {
     struct kvf_cuda_endpoint *endpoint;
@@ -50,14 +54,22 @@ typedef struct kvf_cuda_client {
     pid_t process;
     bool known;   /* has shown the key */
     bool refused; /* waited for until it hangs up */
+    bool gone;    /* has hung up, but kernels of ours that read for it are under way */
     uint64_t refused_ns;
     uint64_t generation;
     unsigned char from[CUDA_ID_BYTES];
     char name[CUDA_NAME_BYTES];
+    /* What it writes from: as far as it has been told, and our connection to it. */
+    kvf_cuda_card told_card;
+    uint64_t told_generation;
+    kvf_cuda_region *told;
+    uint32_t told_count;
+    kvf_cuda_link *back;    /* NULL: there is none, or it is lost */
+    kvf_status back_failed; /* why there is none */
+    char back_why[CUDA_REASON_BYTES];
+    uint32_t asked; /* writes not answered yet */
     struct kvf_cuda_client *previous, *following;
 } kvf_cuda_client;
-
-typedef struct kvf_cuda_link kvf_cuda_link;
 
 typedef struct kvf_cuda_endpoint {
     kvf_transport *transport;
@@ -69,6 +81,7 @@ typedef struct kvf_cuda_endpoint {
     kvf_cuda_region *regions; /* by number, as the card has them; all zero: none */
     uint32_t *devices;        /* of regions */
     uint32_t region_count;
+    uint64_t version;                          /* of the regions: counts their changes */
     kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
     kvf_cuda_allocation *allocations;
     kvf_cuda_client *clients;
@@ -89,27 +102,39 @@ typedef struct kvf_cuda_map {
     struct kvf_cuda_map *following;
 } kvf_cuda_map;
 
-/** A job of a device for a batch. */
+/** A job of a device for a batch, or a part of a batch that its owner is asked to read. */
 typedef struct kvf_cuda_copy {
-    kvf_copy_job *job; /* NULL: none */
-    kvf_batch *batch;
+    kvf_batch *batch;  /* NULL: nothing is under way here */
+    kvf_copy_job *job; /* NULL: the owner is asked */
     uint64_t started_ns;
+    bool sent; /* to the owner */
+    uint64_t number;
+    kvf_slice slice;
 } kvf_cuda_copy;
 
-/** Our connection to an owner. */
+/** Our connection to an owner, of whom we read: for a peer, or for a client of ours that writes to us. */
 struct kvf_cuda_link {
     kvf_cuda_endpoint *endpoint;
-    kvf_peer *peer; /* NULL once it was reported lost */
+    kvf_peer *peer;          /* NULL once it was reported lost */
+    kvf_cuda_client *client; /* NULL: for a peer, or left by its client */
+    bool left;
+    uint64_t generation; /* of the owner's memory */
     kvf_cuda_watch watch;
     int fd;
     int process_fd; /* a pidfd, or -1 */
     bool same_process;
     bool ready;
     bool lost;
+    bool stale;                 /* lost because the memory is of another generation by now */
     char why[KVF_REASON_BYTES]; /* it was lost */
     kvf_cuda_map *maps;
     kvf_slices slices;
     kvf_cuda_copy copies[CUDA_COPIES];
+    uint64_t last_number;
+    uint64_t told_version; /* of our regions, that the owner knows */
+    uint64_t telling_version;
+    uint32_t told_next;                  /* region to tell it of */
+    kvf_batch *asked_first, *asked_last; /* of a client, in order */
     struct kvf_cuda_link *previous, *following;
 };
 
@@ -134,6 +159,10 @@ kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint);
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);
 void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint);
+/** Refuses a client, for what it has said. */
+void kvf_cuda_owner_refuse(kvf_cuda_client *client);
+/** Forgets a client that is gone: nothing is under way for it any more. */
+void kvf_cuda_owner_drop(kvf_cuda_client *client);
 
 /* cuda_link.c */
 
@@ -141,13 +170,17 @@ kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf
 kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes);
 const char *kvf_cuda_link_way(const void *self);
 void kvf_cuda_link_disconnect(void *self);
+/** Connects back to a client, as it has told. @return as kvf_cuda_link_connect() */
+kvf_status kvf_cuda_link_back(kvf_cuda_client *client);
+/** A link back that its client has no more use for; ended at the end of this progress(), for it may have events until then. */
+void kvf_cuda_link_leave(kvf_cuda_link *back);
 /** Takes what the owner has told. */
 void kvf_cuda_link_read(kvf_cuda_link *link);
 /** Notes that the link is lost, and how; the first reason stays. */
 void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why);
 /** Whether the owner is there no more; then the link is lost. */
 bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link);
-/** Ends a lost link once none of its copies is under way, and tells the front. */
+/** Ends a lost link once none of its copies is under way, and tells the front; one for a client is then freed. */
 void kvf_cuda_link_report(kvf_cuda_link *link);
 
 /* cuda_map.c */
@@ -170,9 +203,32 @@ kvf_status kvf_cuda_copy_submit(void *self, kvf_batch *batch);
 void kvf_cuda_copy_cancel(void *self, kvf_batch *batch);
 /** Ends what is over and starts what can be; what is under way is looked at again after a pause. */
 void kvf_cuda_copy_move(kvf_cuda_link *link);
-/** Copies under way. */
+/** Copies under way, by kernels of ours. */
 uint32_t kvf_cuda_copy_count(const kvf_cuda_link *link);
+/** Whether it has to be looked at again after a pause. */
+bool kvf_cuda_copy_waits(const kvf_cuda_link *link);
 /** Ends copies that are over, and nothing else. */
 void kvf_cuda_copy_poll(kvf_cuda_link *link);
+/** Ends one copy; of a failure the detail says why. */
+void kvf_cuda_copy_end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status);
+
+/* cuda_write.c: of who writes */
+
+/** Takes what comes next of a batch that writes. */
+void kvf_cuda_write_start(kvf_cuda_link *link, kvf_cuda_copy *copy);
+/** Says to the owner what it was not told yet, as far as it takes it. */
+void kvf_cuda_write_send(kvf_cuda_link *link);
+/** The owner has answered. False: that makes no sense. */
+bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet);
+
+/* cuda_write.c: of the owner */
+
+/** A client says what it writes from, or what it writes. False: that makes no sense. */
+bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet);
+bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet);
+/** One batch that a client asked for has ended, well unless it has failed. */
+void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch);
+/** The link back to a client is lost, and nothing of it is under way: all it was asked for has failed. */
+void kvf_cuda_write_lost(kvf_cuda_link *back);
 
 #endif

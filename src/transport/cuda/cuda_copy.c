@@ -86,12 +86,19 @@ static const kvf_cuda_map *map_for(const kvf_cuda_link *link, uint32_t device) {
     return map;
 }
 
+static void end_batch(kvf_cuda_link *link, kvf_batch *batch) {
+    if (link->client)
+        kvf_cuda_write_ended(link, batch);
+    else
+        kvf_batch_end(batch);
+}
+
 /* No more of it is started; it ends once nothing of it is under way. */
 static void fail_current(kvf_cuda_link *link, kvf_status status, const char *why) {
     kvf_batch *batch = kvf_slices_drop_current(&link->slices);
     kvf_batch_fail(batch, status, why);
     if (batch->in_flight == 0)
-        kvf_batch_end(batch);
+        end_batch(link, batch);
 }
 
 /* The owner is there when a kernel is started: see kvf_cuda_gate_enter(). KVF_E_PEER_LOST: it is not, the job is gone. */
@@ -106,7 +113,7 @@ static kvf_status launch(kvf_cuda_link *link, kvf_copy_job *job) {
     return status;
 }
 
-/* Starts a copy of what comes next. False: none was, or the batch has failed. */
+/* Starts a copy of what comes next, by a kernel of ours. False: none was, or the batch has failed. */
 static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     kvf_cuda_endpoint *endpoint = link->endpoint;
     kvf_batch *batch = link->slices.current;
@@ -135,7 +142,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
         return false;
     }
     slice.count = slice.count ? count : 0;
-    *copy = (kvf_cuda_copy){job, batch, kvf_cuda_now_ns()};
+    *copy = (kvf_cuda_copy){.batch = batch, .job = job, .started_ns = kvf_cuda_now_ns()};
     batch->in_flight++;
     endpoint->changed = true;
     (void)kvf_slices_advance(&link->slices, &slice);
@@ -143,7 +150,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
 }
 
 /* A batch has moved only if its owner was there behind its last copy: what is mapped outlives it. */
-static void end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status) {
+void kvf_cuda_copy_end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status) {
     kvf_batch *batch = copy->batch;
     *copy = (kvf_cuda_copy){0};
     batch->in_flight--;
@@ -159,7 +166,7 @@ static void end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status) {
     if (batch->cancelled && batch->next < batch->count)
         kvf_slices_end_cancelled(batch);
     else
-        kvf_batch_end(batch);
+        end_batch(link, batch);
 }
 
 void kvf_cuda_copy_poll(kvf_cuda_link *link) {
@@ -167,7 +174,7 @@ void kvf_cuda_copy_poll(kvf_cuda_link *link) {
         kvf_cuda_copy *copy = &link->copies[i];
         kvf_status status = copy->job ? kvf_copy_job_poll(copy->job) : KVF_IN_PROGRESS;
         if (status != KVF_IN_PROGRESS)
-            end(link, copy, status);
+            kvf_cuda_copy_end(link, copy, status);
     }
 }
 
@@ -176,6 +183,13 @@ uint32_t kvf_cuda_copy_count(const kvf_cuda_link *link) {
     for (uint32_t i = 0; i < CUDA_COPIES; i++)
         count += link->copies[i].job != NULL;
     return count;
+}
+
+bool kvf_cuda_copy_waits(const kvf_cuda_link *link) {
+    for (uint32_t i = 0; i < CUDA_COPIES; i++)
+        if (link->copies[i].job || (link->copies[i].batch && !link->copies[i].sent))
+            return true;
+    return false;
 }
 
 /* ---- batches ----------------------------------------------------------------------------------- */
@@ -201,14 +215,20 @@ static void fail_all(kvf_cuda_link *link) {
 
 void kvf_cuda_copy_move(kvf_cuda_link *link) {
     kvf_cuda_copy_poll(link);
-    if (link->lost || !link->peer)
+    if (link->lost)
         return;
     kvf_slices_reap(&link->slices);
     if (is_late(link))
         fail_all(link);
-    for (uint32_t i = 0; i < CUDA_COPIES && link->ready && link->slices.current && !link->lost; i++)
-        if (!link->copies[i].job && !start(link, &link->copies[i]))
+    for (uint32_t i = 0; i < CUDA_COPIES && link->ready && link->slices.current && !link->lost; i++) {
+        if (link->copies[i].batch)
+            continue;
+        if (link->slices.current->direction == KVF_WRITE)
+            kvf_cuda_write_start(link, &link->copies[i]);
+        else if (!start(link, &link->copies[i]))
             break;
+    }
+    kvf_cuda_write_send(link);
 }
 
 kvf_status kvf_cuda_copy_submit(void *self, kvf_batch *batch) {

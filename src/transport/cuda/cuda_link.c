@@ -40,8 +40,8 @@ static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
         (void)snprintf(
             text, sizeof text,
             "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
-            (unsigned long long)kvf_peer_generation(link->peer),
-            (unsigned long long)packet->as.refused.number);
+            (unsigned long long)link->generation, (unsigned long long)packet->as.refused.number);
+        link->stale = true;
         kvf_cuda_link_lose(link, text);
         return;
     }
@@ -61,6 +61,8 @@ void kvf_cuda_link_read(kvf_cuda_link *link) {
             take_refusal(link, packet);
         else if (packet->as.header.kind == CUDA_READY)
             link->ready = true;
+        else if (packet->as.header.kind == CUDA_WRITTEN && kvf_cuda_write_answered(link, packet))
+            continue;
         else
             kvf_cuda_link_lose(link, "a message of its makes no sense");
     }
@@ -124,9 +126,8 @@ static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
 }
 
 static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
-    kvf_cuda_hello hello = {.header = {CUDA_HELLO, 0},
-                            .version = CUDA_WIRE_VERSION,
-                            .generation = kvf_peer_generation(link->peer)};
+    kvf_cuda_hello hello = {
+        .header = {CUDA_HELLO, 0}, .version = CUDA_WIRE_VERSION, .generation = link->generation};
     memcpy(hello.key, card->key, CUDA_ID_BYTES);
     memcpy(hello.from, link->endpoint->card.name, CUDA_ID_BYTES);
     (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
@@ -179,6 +180,31 @@ static bool has_memory(const kvf_cuda_endpoint *endpoint) {
     return false;
 }
 
+/* A link for nobody yet. */
+static kvf_status open_link(kvf_cuda_endpoint *endpoint, const kvf_cuda_card *card,
+                            const kvf_cuda_region *regions, uint64_t generation, kvf_cuda_link **out) {
+    kvf_status status = check_place(endpoint, card);
+    kvf_cuda_link *link = status ? NULL : kvf_alloc0(1, sizeof *link);
+    if (!link)
+        return status ? status : kvf_nomem("a connection");
+    *link =
+        (kvf_cuda_link){.endpoint = endpoint,
+                        .generation = generation,
+                        .fd = -1,
+                        .process_fd = -1,
+                        .same_process = memcmp(card->process, endpoint->card.process, CUDA_ID_BYTES) == 0};
+    link->watch = (kvf_cuda_watch){CUDA_WATCH_LINK, link};
+    status = reach(link, card, regions);
+    if (status) {
+        free_link(link);
+        kvf_free(link);
+        return status;
+    }
+    KVF_LIST_ADD(endpoint->links, link);
+    *out = link;
+    return KVF_OK;
+}
+
 kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
     kvf_cuda_endpoint *endpoint = self;
     kvf_cuda_card card;
@@ -191,31 +217,25 @@ kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf
     if ((bytes - sizeof card) / sizeof(kvf_cuda_region) != card.region_count)
         return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes for %u regions", bytes,
                         card.region_count);
+    kvf_cuda_link *link = NULL;
     kvf_cuda_region *regions = kvf_copy((const char *)data + sizeof card, card.region_count, sizeof *regions);
-    kvf_cuda_link *link = kvf_alloc0(1, sizeof *link);
-    kvf_status status = regions && link ? check_place(endpoint, &card) : kvf_nomem("a peer");
+    kvf_status status = regions ? check_sizes(&card, regions, peer) : kvf_nomem("a peer");
     if (!status)
-        status = check_sizes(&card, regions, peer);
-    if (!status) {
-        *link =
-            (kvf_cuda_link){.endpoint = endpoint,
-                            .peer = peer,
-                            .fd = -1,
-                            .process_fd = -1,
-                            .same_process = memcmp(card.process, endpoint->card.process, CUDA_ID_BYTES) == 0};
-        link->watch = (kvf_cuda_watch){CUDA_WATCH_LINK, link};
-        status = reach(link, &card, regions);
-        if (status)
-            free_link(link);
-    }
+        status = open_link(endpoint, &card, regions, kvf_peer_generation(peer), &link);
     kvf_free(regions);
-    if (status) {
-        kvf_free(link);
+    if (status)
         return status;
-    }
-    KVF_LIST_ADD(endpoint->links, link);
+    link->peer = peer;
     *out = link;
     return KVF_OK;
+}
+
+kvf_status kvf_cuda_link_back(kvf_cuda_client *client) {
+    kvf_status status =
+        open_link(client->endpoint, &client->told_card, client->told, client->told_generation, &client->back);
+    if (!status)
+        client->back->client = client;
+    return status;
 }
 
 /* ---- a link ------------------------------------------------------------------------------------- */
@@ -233,14 +253,30 @@ kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes) {
     return kvf_cuda_wire_send(link->fd, &notice, offsetof(kvf_cuda_notice, data) + bytes);
 }
 
+static void unlist(kvf_cuda_link *link) {
+    kvf_cuda_endpoint *endpoint = link->endpoint;
+    if (endpoint->first_to_go == link)
+        endpoint->first_to_go = link->following;
+    KVF_LIST_REMOVE(endpoint->links, link);
+}
+
 void kvf_cuda_link_report(kvf_cuda_link *link) {
     kvf_peer *peer = link->peer;
-    if (!link->lost || !peer || kvf_cuda_copy_count(link) > 0)
+    if (!link->lost || kvf_cuda_copy_count(link) > 0)
         return;
-    link->peer = NULL;
-    link->slices = (kvf_slices){0};
-    free_link(link);
-    kvf_peer_lost(peer, link->why);
+    if (link->client || link->left) {
+        unlist(link);
+        free_link(link);
+        if (link->client)
+            kvf_cuda_write_lost(link);
+        kvf_free(link);
+    } else if (peer) {
+        link->peer = NULL;
+        link->slices = (kvf_slices){0};
+        memset(link->copies, 0, sizeof link->copies);
+        free_link(link);
+        kvf_peer_lost(peer, link->why);
+    }
 }
 
 /* Kernels of ours end by themselves, unless the device does nothing any more: then it is not waited for for ever, and what
@@ -268,12 +304,16 @@ static void abandon(kvf_cuda_link *link) {
     kvf_cuda_gate_leave();
 }
 
+void kvf_cuda_link_leave(kvf_cuda_link *back) {
+    KVF_ASSERT(!back->asked_first);
+    back->client = NULL;
+    back->left = true;
+    kvf_cuda_link_lose(back, "its client has other memory now");
+}
+
 void kvf_cuda_link_disconnect(void *self) {
     kvf_cuda_link *link = self;
-    kvf_cuda_endpoint *endpoint = link->endpoint;
-    if (endpoint->first_to_go == link)
-        endpoint->first_to_go = link->following;
-    KVF_LIST_REMOVE(endpoint->links, link);
+    unlist(link);
     if (link->fd >= 0 && !settle(link)) {
         abandon(link);
         return;

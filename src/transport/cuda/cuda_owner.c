@@ -14,12 +14,31 @@ _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their
 
 /* ---- who is connected --------------------------------------------------------------------------- */
 
-static void drop(kvf_cuda_client *client) {
+void kvf_cuda_owner_drop(kvf_cuda_client *client) {
     kvf_cuda_endpoint *endpoint = client->endpoint;
+    KVF_ASSERT(!client->back);
     KVF_LIST_REMOVE(endpoint->clients, client);
     endpoint->client_count--;
     (void)close(client->fd);
+    kvf_free(client->told);
     kvf_free(client);
+}
+
+/* What our kernels read for it is under way, or not begun; what is not will not be. */
+static void stop_reading(const kvf_cuda_client *client, const char *why) {
+    if (client->back)
+        kvf_cuda_link_lose(client->back, why);
+}
+
+/* It stays until nothing is under way for it: then the link back to it drops it. */
+static void hung_up(kvf_cuda_client *client) {
+    if (!client->back) {
+        kvf_cuda_owner_drop(client);
+        return;
+    }
+    client->gone = true;
+    (void)epoll_ctl(client->endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
+    stop_reading(client, "who writes has closed the connection");
 }
 
 static void say_refused(int fd, kvf_cuda_refusal why, uint64_t number) {
@@ -34,6 +53,11 @@ static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t numbe
     client->refused = true;
     client->refused_ns = kvf_cuda_now_ns();
     say_refused(client->fd, why, number);
+    stop_reading(client, "who writes is refused");
+}
+
+void kvf_cuda_owner_refuse(kvf_cuda_client *client) {
+    refuse(client, CUDA_REFUSED_PROTOCOL, 0);
 }
 
 static bool take_in(kvf_cuda_endpoint *endpoint, int fd) {
@@ -114,7 +138,7 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
         if (status == KVF_E_AGAIN)
             return false;
         if (status == KVF_E_PEER_LOST) {
-            drop(client);
+            hung_up(client);
             return false;
         }
         if (client->refused)
@@ -123,6 +147,12 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
             take_hello(client, packet);
         else if (status == KVF_OK && packet->as.header.kind == CUDA_NOTICE)
             take_notice(client, packet);
+        else if (status == KVF_OK && client->known && packet->as.header.kind == CUDA_MEMORY &&
+                 kvf_cuda_write_told(client, packet))
+            continue;
+        else if (status == KVF_OK && client->known && packet->as.header.kind == CUDA_WRITE &&
+                 kvf_cuda_write_asked(client, packet))
+            continue;
         else
             refuse(client, CUDA_REFUSED_PROTOCOL, 0);
     }
@@ -156,7 +186,7 @@ static kvf_status name_in(const void *part, size_t bytes, unsigned char name[CUD
     return KVF_OK;
 }
 
-/* A reader writes nothing, so there is nothing to wait for. */
+/* A reader writes nothing. What was read for one who writes is written by kernels of ours, which end soon. */
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
     kvf_cuda_endpoint *endpoint = self;
     unsigned char name[CUDA_ID_BYTES];
@@ -167,9 +197,20 @@ kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
         status = kvf_fences_add(&endpoint->fences, name);
     if (status)
         return status;
-    for (kvf_cuda_client *client = endpoint->clients; client; client = client->following)
-        if (client->known && memcmp(client->from, name, CUDA_ID_BYTES) == 0)
-            refuse(client, CUDA_REFUSED_FENCED, 0);
+    for (kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
+        if (!client->known || memcmp(client->from, name, CUDA_ID_BYTES) != 0)
+            continue;
+        refuse(client, CUDA_REFUSED_FENCED, 0);
+        if (client->back && kvf_cuda_copy_count(client->back) > 0)
+            status =
+                kvf_fail(KVF_E_AGAIN,
+                         "what %s, process %ld, has asked to be written is being copied by kernels of this "
+                         "process, for %.1f s since it was shut out",
+                         client->name, (long)client->process,
+                         (double)(kvf_cuda_now_ns() - client->refused_ns) / SECOND_NS);
+    }
+    if (status)
+        return status;
     return kvf_fences_seen(&endpoint->fences, name) ? KVF_OK : KVF_E_NOT_FOUND;
 }
 
@@ -184,9 +225,15 @@ kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes) {
 }
 
 void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint) {
+    for (kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
+        kvf_cuda_link *back = client->back;
+        client->back = NULL;
+        if (back)
+            kvf_cuda_link_disconnect(back);
+    }
     kvf_cuda_gate_enter();
     while (endpoint->clients)
-        drop(endpoint->clients);
+        kvf_cuda_owner_drop(endpoint->clients);
     if (endpoint->listen_fd >= 0)
         (void)close(endpoint->listen_fd);
     endpoint->listen_fd = -1;

@@ -6,6 +6,9 @@
  *     HELLO key                    ->     checks it
  *                                  <-     READY; or REFUSED why, at any time
  *     (its kernels read the owner's memory, without a word)
+ *     MEMORY regions, in parts     ->     what WRITE is from; said again when it has changed
+ *     WRITE number, runs           ->     its kernels read the other's memory, as a reader that connects there
+ *                                  <-     WRITTEN number, status
  *     NOTICE bytes                 ->
  *     hangs up                            its kernels are over, and the memory is not mapped there any more
  *
@@ -19,17 +22,26 @@
 
 #include "cuda/driver.h"
 #include "transport/neighbour.h"
+#include "transport/transport.h"
 
-#define CUDA_WIRE_VERSION 1u
+#define CUDA_WIRE_VERSION 2u
 #define CUDA_ID_BYTES 16
 #define CUDA_NAME_BYTES 256
 #define CUDA_NOTICE_MAX 4096u
+#define CUDA_MEMORY_PART 128u      /* regions of one message */
+#define CUDA_MEMORY_REGIONS 16384u /* of one that writes, in all */
+#define CUDA_WRITE_RUNS 1024u      /* of one message */
+#define CUDA_WRITES 2u             /* of one connection, that are not answered yet */
+#define CUDA_REASON_BYTES 256u
 
 typedef enum kvf_cuda_kind {
     CUDA_HELLO = 1,
     CUDA_READY = 2,
     CUDA_NOTICE = 3,
-    CUDA_REFUSED = 4
+    CUDA_REFUSED = 4,
+    CUDA_MEMORY = 5,
+    CUDA_WRITE = 6,
+    CUDA_WRITTEN = 7
 } kvf_cuda_kind;
 
 /** Why an owner does not talk to a reader. */
@@ -45,7 +57,7 @@ typedef enum kvf_cuda_refusal {
 
 typedef struct kvf_cuda_header {
     uint32_t kind;
-    uint32_t count; /**< bytes of a notice, or a kvf_cuda_refusal; else 0 */
+    uint32_t count; /**< bytes of a notice, regions, runs, a kvf_cuda_refusal, or a kvf_status; else 0 */
 } kvf_cuda_header;
 
 typedef struct kvf_cuda_hello {
@@ -67,17 +79,6 @@ typedef struct kvf_cuda_notice {
     unsigned char data[CUDA_NOTICE_MAX]; /**< only header.count are sent */
 } kvf_cuda_notice;
 
-/** A message that came in. */
-typedef struct kvf_cuda_packet {
-    union {
-        kvf_cuda_header header;
-        kvf_cuda_hello hello;
-        kvf_cuda_refused refused;
-        kvf_cuda_notice notice;
-    } as;
-    size_t bytes;
-} kvf_cuda_packet;
-
 /** This fabric's part of a card: this, and `region_count` regions. */
 typedef struct kvf_cuda_card {
     unsigned char host[CUDA_ID_BYTES];
@@ -97,6 +98,43 @@ typedef struct kvf_cuda_region {
     uint64_t offset;
     uint64_t bytes;
 } kvf_cuda_region;
+
+/** Regions of the sender's, from the `first` on. */
+typedef struct kvf_cuda_memory {
+    kvf_cuda_header header;
+    uint32_t first, unused;
+    uint64_t generation;                       /**< of its memory */
+    kvf_cuda_card card;                        /**< its own, with the number of all regions */
+    kvf_cuda_region regions[CUDA_MEMORY_PART]; /**< only header.count are sent */
+} kvf_cuda_memory;
+
+/** Runs that the owner is to copy to itself; local is the sender's side, remote the owner's. */
+typedef struct kvf_cuda_write {
+    kvf_cuda_header header;
+    uint64_t number; /**< that the answer has */
+    kvf_run runs[CUDA_WRITE_RUNS];
+} kvf_cuda_write;
+
+/** KVF_E_AGAIN: nothing is wrong, but the memory has to be told anew. */
+typedef struct kvf_cuda_written {
+    kvf_cuda_header header;
+    uint64_t number;
+    char reason[CUDA_REASON_BYTES]; /**< of a failure, with its NUL */
+} kvf_cuda_written;
+
+/** A message that came in. */
+typedef struct kvf_cuda_packet {
+    union {
+        kvf_cuda_header header;
+        kvf_cuda_hello hello;
+        kvf_cuda_refused refused;
+        kvf_cuda_notice notice;
+        kvf_cuda_memory memory;
+        kvf_cuda_write write;
+        kvf_cuda_written written;
+    } as;
+    size_t bytes;
+} kvf_cuda_packet;
 
 /** Makes the socket that a card names; it listens. */
 kvf_status kvf_cuda_wire_listen(const unsigned char name[CUDA_ID_BYTES], int *out);

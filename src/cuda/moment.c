@@ -1,0 +1,67 @@
+#include "cuda/moment.h"
+
+struct kvf_moment {
+    uint32_t device;
+    CUstream stream;
+    CUevent event; /* behind the other's, on the stream */
+};
+
+static kvf_status follow(const kvf_cuda *cuda, kvf_moment *moment, CUevent event) {
+    CUresult result = cuda->cuStreamCreateWithPriority(&moment->stream, CU_STREAM_NON_BLOCKING, 0);
+    if (!result)
+        result = cuda->cuEventCreate(&moment->event, CU_EVENT_DISABLE_TIMING);
+    if (!result)
+        result = cuda->cuStreamWaitEvent(moment->stream, event, 0);
+    if (!result)
+        result = cuda->cuEventRecord(moment->event, moment->stream);
+    return kvf_cuda_status(cuda, result, "waiting for an event");
+}
+
+/* The driver keeps what is under way of them. */
+static void let_go(const kvf_cuda *cuda, const kvf_moment *moment) {
+    if (moment->event)
+        (void)cuda->cuEventDestroy_v2(moment->event);
+    if (moment->stream)
+        (void)cuda->cuStreamDestroy_v2(moment->stream);
+}
+
+kvf_status kvf_moment_take(uint32_t device, CUevent event, kvf_moment **out) {
+    const kvf_cuda *cuda;
+    if (!event)
+        return kvf_fail(KVF_E_INVALID, "the event is NULL, as one is that was not recorded yet");
+    kvf_moment *moment = kvf_alloc0(1, sizeof *moment);
+    kvf_status status = moment ? kvf_cuda_enter(device, &cuda) : kvf_nomem("an event");
+    if (!status) {
+        moment->device = device;
+        status = follow(cuda, moment, event);
+        if (status)
+            let_go(cuda, moment);
+        kvf_cuda_leave(cuda);
+    }
+    if (status)
+        kvf_free(moment);
+    else
+        *out = moment;
+    return status;
+}
+
+kvf_status kvf_moment_status(const kvf_moment *moment) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(moment->device, &cuda);
+    if (status)
+        return status;
+    status = kvf_cuda_status(cuda, cuda->cuEventQuery(moment->event), "waiting for an event");
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+void kvf_moment_drop(kvf_moment *moment) {
+    const kvf_cuda *cuda;
+    if (!moment)
+        return;
+    if (kvf_cuda_enter(moment->device, &cuda) == KVF_OK) {
+        let_go(cuda, moment);
+        kvf_cuda_leave(cuda);
+    }
+    kvf_free(moment);
+}

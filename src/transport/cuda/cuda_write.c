@@ -1,0 +1,256 @@
+/*
+ * Writing: who wants to write tells the owner what, and the owner reads it, by a connection back as any reader has. So the
+ * memory of either side is touched by kernels of its readers and of its owner only, and whatever ends reading ends this.
+ *
+ * Who writes has a part of a batch in a place for a copy, until the owner has answered. With the owner it is a batch of its
+ * link back, whose runs are turned round.
+ */
+#include "transport/cuda/cuda.h"
+
+#include <stdio.h>
+
+_Static_assert(CUDA_WRITES >= CUDA_COPIES, "an owner takes all that one link may have under way");
+
+/* ---- who writes -------------------------------------------------------------------------------- */
+
+void kvf_cuda_write_start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
+    *copy = (kvf_cuda_copy){.batch = link->slices.current, .number = ++link->last_number};
+    kvf_slices_peek(&link->slices, CUDA_COPY_BYTES, CUDA_WRITE_RUNS, &copy->slice);
+    copy->batch->in_flight++;
+    link->endpoint->changed = true;
+    (void)kvf_slices_advance(&link->slices, &copy->slice);
+}
+
+static bool is_asked(const kvf_cuda_link *link) {
+    for (uint32_t i = 0; i < CUDA_COPIES; i++)
+        if (link->copies[i].batch && link->copies[i].sent)
+            return true;
+    return false;
+}
+
+/* Tells the owner of our regions, as far as it takes it; while nothing is asked of it that speaks of older ones. */
+static kvf_status tell_memory(kvf_cuda_link *link) {
+    const kvf_cuda_endpoint *endpoint = link->endpoint;
+    kvf_status status = KVF_OK;
+    if (link->told_version == endpoint->version)
+        return KVF_OK;
+    if (is_asked(link))
+        return KVF_E_AGAIN;
+    if (link->telling_version != endpoint->version)
+        link->told_next = 0;
+    link->telling_version = endpoint->version;
+    while (!status && link->told_next < endpoint->region_count) {
+        const uint32_t left = endpoint->region_count - link->told_next;
+        kvf_cuda_memory part = {.header = {CUDA_MEMORY, left < CUDA_MEMORY_PART ? left : CUDA_MEMORY_PART},
+                                .first = link->told_next,
+                                .generation = kvf_transport_oldest(endpoint->transport),
+                                .card = endpoint->card};
+        part.card.region_count = endpoint->region_count;
+        memcpy(part.regions, &endpoint->regions[part.first], part.header.count * sizeof *part.regions);
+        status = kvf_cuda_wire_send(
+            link->fd, &part, offsetof(kvf_cuda_memory, regions) + part.header.count * sizeof *part.regions);
+        if (!status)
+            link->told_next += part.header.count;
+    }
+    if (!status)
+        link->told_version = endpoint->version;
+    return status;
+}
+
+static kvf_status ask(const kvf_cuda_link *link, const kvf_cuda_copy *copy) {
+    size_t count;
+    const kvf_run *runs = kvf_slice_runs(&copy->slice, &count);
+    kvf_cuda_write write = {.header = {CUDA_WRITE, (uint32_t)count}, .number = copy->number};
+    memcpy(write.runs, runs, count * sizeof *runs);
+    return kvf_cuda_wire_send(link->fd, &write, offsetof(kvf_cuda_write, runs) + count * sizeof *runs);
+}
+
+/* False: not now. */
+static bool send_one(kvf_cuda_link *link, kvf_cuda_copy *copy) {
+    kvf_status status = KVF_OK;
+    if (copy->batch->cancelled)
+        status = kvf_fail(KVF_E_CANCELLED, KVF_REASON_CANCELLED);
+    else if (link->endpoint->region_count > CUDA_MEMORY_REGIONS)
+        status = kvf_fail(KVF_E_LIMIT, "this side has %u regions; who writes may have %u",
+                          link->endpoint->region_count, CUDA_MEMORY_REGIONS);
+    if (status) {
+        kvf_cuda_copy_end(link, copy, status);
+        return true;
+    }
+    status = tell_memory(link);
+    if (!status)
+        status = ask(link, copy);
+    copy->sent = !status;
+    if (status && status != KVF_E_AGAIN)
+        kvf_cuda_link_lose(link, kvf_error_detail());
+    return !status;
+}
+
+void kvf_cuda_write_send(kvf_cuda_link *link) {
+    for (uint32_t i = 0; i < CUDA_COPIES && !link->lost; i++) {
+        kvf_cuda_copy *copy = &link->copies[i];
+        if (copy->batch && !copy->job && !copy->sent && !send_one(link, copy))
+            return;
+    }
+}
+
+static kvf_status answer_of(kvf_cuda_packet *packet) {
+    kvf_cuda_written *written = &packet->as.written;
+    written->reason[sizeof written->reason - 1] = '\0';
+    switch (written->header.count) {
+    case KVF_OK:
+        return KVF_OK;
+    case KVF_E_AGAIN:
+        return KVF_E_AGAIN;
+    case KVF_E_UNSUPPORTED:
+        return kvf_fail(KVF_E_UNSUPPORTED, "its owner could not read it: %s", written->reason);
+    default:
+        return kvf_fail(KVF_E_IO, "its owner could not read it: %s", written->reason);
+    }
+}
+
+bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet) {
+    if (packet->bytes != sizeof packet->as.written)
+        return false;
+    for (uint32_t i = 0; i < CUDA_COPIES; i++) {
+        kvf_cuda_copy *copy = &link->copies[i];
+        if (!copy->batch || !copy->sent || copy->number != packet->as.written.number)
+            continue;
+        const kvf_status status = answer_of(packet);
+        if (status == KVF_E_AGAIN) {
+            copy->sent = false;
+            link->told_version = 0; /* those of an endpoint begin at 1 */
+        } else {
+            kvf_cuda_copy_end(link, copy, status);
+        }
+        return true;
+    }
+    return false;
+}
+
+/* ---- the owner --------------------------------------------------------------------------------- */
+
+static void answer(kvf_cuda_client *client, uint64_t number, kvf_status status, const char *reason) {
+    kvf_cuda_written written = {.header = {CUDA_WRITTEN, status}, .number = number};
+    (void)snprintf(written.reason, sizeof written.reason, "%s", reason);
+    KVF_ASSERT(client->asked > 0);
+    client->asked--;
+    if (!client->refused && !client->gone && kvf_cuda_wire_send(client->fd, &written, sizeof written))
+        kvf_cuda_owner_refuse(client); /* it takes fewer answers than it asks for */
+}
+
+static void connect_back(kvf_cuda_client *client) {
+    client->back_failed = kvf_cuda_link_back(client);
+    (void)snprintf(client->back_why, sizeof client->back_why, "%s",
+                   client->back_failed ? kvf_error_detail() : "");
+}
+
+bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
+    const kvf_cuda_memory *part = &packet->as.memory;
+    const uint32_t count = part->header.count;
+    if (packet->bytes < offsetof(kvf_cuda_memory, regions) || count < 1 || count > CUDA_MEMORY_PART ||
+        packet->bytes != offsetof(kvf_cuda_memory, regions) + count * sizeof *part->regions || client->asked)
+        return false;
+    const uint32_t all = part->card.region_count;
+    if (part->first == 0) {
+        if (client->back)
+            kvf_cuda_link_leave(client->back); /* nothing of it is under way */
+        client->back = NULL;
+        kvf_free(client->told);
+        client->told_card = part->card;
+        client->told_generation = part->generation;
+        client->told_count = 0;
+        client->told = all <= CUDA_MEMORY_REGIONS ? kvf_alloc(all, sizeof *client->told) : NULL;
+    }
+    if (!client->told || part->first != client->told_count || all != client->told_card.region_count ||
+        count > all - client->told_count)
+        return false;
+    memcpy(&client->told[part->first], part->regions, count * sizeof *part->regions);
+    client->told_count += count;
+    if (client->told_count == all)
+        connect_back(client);
+    return true;
+}
+
+/* A batch of ours, with its runs behind it. */
+typedef struct asked_batch {
+    kvf_batch batch; /* first, so that the two can be cast */
+    uint64_t number;
+    kvf_run runs[];
+} asked_batch;
+
+static bool is_inside(uint64_t offset, uint64_t bytes, uint64_t region_bytes) {
+    return region_bytes > 0 && offset <= region_bytes && bytes <= region_bytes - offset;
+}
+
+/* Turns the runs round: local is ours. False: one of them is outside of the regions. */
+static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write, asked_batch *asked) {
+    uint32_t own_count;
+    const kvf_memory *own = kvf_transport_regions(client->endpoint->transport, &own_count);
+    for (uint32_t i = 0; i < write->header.count; i++) {
+        const kvf_run *run = &write->runs[i];
+        if (run->remote_region >= own_count || run->local_region >= client->told_count ||
+            !is_inside(run->remote_offset, run->bytes, own[run->remote_region].bytes) ||
+            !is_inside(run->local_offset, run->bytes, client->told[run->local_region].bytes))
+            return false;
+        asked->runs[i] = (kvf_run){.local_offset = run->remote_offset,
+                                   .remote_offset = run->local_offset,
+                                   .bytes = run->bytes,
+                                   .local_region = run->remote_region,
+                                   .remote_region = run->local_region};
+        asked->batch.bytes += run->bytes;
+    }
+    return true;
+}
+
+bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
+    const kvf_cuda_write *write = &packet->as.write;
+    const uint32_t count = write->header.count;
+    if (count < 1 || count > CUDA_WRITE_RUNS || client->asked == CUDA_WRITES || client->told_count == 0 ||
+        client->told_count != client->told_card.region_count ||
+        packet->bytes != offsetof(kvf_cuda_write, runs) + count * sizeof *write->runs)
+        return false;
+    asked_batch *asked = kvf_alloc0(1, sizeof *asked + count * sizeof *asked->runs);
+    if (asked && !take_runs(client, write, asked)) {
+        kvf_free(asked);
+        return false;
+    }
+    client->asked++;
+    if (!asked || !client->back || client->back->lost) {
+        kvf_free(asked);
+        answer(client, write->number,
+               !asked                ? KVF_E_NOMEM
+               : client->back_failed ? client->back_failed
+                                     : KVF_E_AGAIN,
+               asked ? client->back_why : "there is no memory for it");
+        return true;
+    }
+    asked->number = write->number;
+    asked->batch.direction = KVF_READ;
+    asked->batch.runs = asked->runs;
+    asked->batch.count = count;
+    KVF_QUEUE_ADD(client->back->asked_first, client->back->asked_last, &asked->batch);
+    kvf_slices_add(&client->back->slices, &asked->batch);
+    return true;
+}
+
+void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch) {
+    KVF_QUEUE_REMOVE(back->asked_first, back->asked_last, batch);
+    answer(back->client, ((asked_batch *)batch)->number, batch->failed, batch->reason);
+    kvf_free(batch);
+}
+
+void kvf_cuda_write_lost(kvf_cuda_link *back) {
+    kvf_cuda_client *client = back->client;
+    client->back = NULL;
+    client->back_failed = back->stale ? KVF_OK : KVF_E_PEER_LOST;
+    (void)snprintf(client->back_why, sizeof client->back_why, "%s", back->why);
+    while (back->asked_first) {
+        kvf_batch *batch = back->asked_first;
+        batch->failed = KVF_OK; /* what is known of it is of no interest any more */
+        kvf_batch_fail(batch, back->stale ? KVF_E_AGAIN : KVF_E_PEER_LOST, back->why);
+        kvf_cuda_write_ended(back, batch);
+    }
+    if (client->gone)
+        kvf_cuda_owner_drop(client);
+}
