@@ -36,7 +36,8 @@ typedef struct kvf_stage kvf_stage;
 typedef enum kvf_way {
     /** What is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" do), unless
      * it is memory of this host that cannot be mapped, that of callers, or memory that is withheld from peers (by
-     * `kvf_memory.withheld`; and all but the arena of an agent that names a "ucx" without RDMA). */
+     * `kvf_memory.withheld`; and all but the arena of an agent that names a "ucx" without RDMA), or the two sides keep
+     * cells in other pieces, as keys channel by channel beside whole ones. */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,

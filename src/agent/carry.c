@@ -21,13 +21,13 @@ kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan) {
     return plan && kvf_plan_converts(plan) ? KVF_WAY_PACKED : kvf_way_of(ticket);
 }
 
-bool kvf_way_uses_stage(kvf_session *session, kvf_way way) {
+bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan) {
     /* The analyser does not know that every source that is read has a session. */
     const kvf_agent *agent = session->agent; /* NOLINT(clang-analyzer-core.NullDereference) */
     kvf_peer *peer = session->peer;
     if (!agent->stage || way == KVF_WAY_DIRECT)
         return false;
-    if (way == KVF_WAY_PACKED)
+    if (way == KVF_WAY_PACKED || kvf_cost_may_pack(plan, true))
         return true;
     const bool near = session->same_host && kvf_transport_is_near(agent->transport);
     if (!peer && !kvf_work_is_ours(agent))
@@ -110,7 +110,7 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
         status = choose_way(ticket, kvf_request_plan(request), peers, count, kvf_way_of(ticket), &way);
     bool staged = !status && count > 0 && way == KVF_WAY_PACKED;
     for (uint32_t i = 0; i < count && !status && !staged; i++)
-        staged = kvf_way_uses_stage(sessions[i], way);
+        staged = kvf_way_uses_stage(sessions[i], way, kvf_request_plan(request));
     const kvf_session *without = staged ? find_mates(sessions, count, mates) : NULL;
     if (way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
@@ -138,7 +138,7 @@ kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, con
     if (status)
         return status;
     const kvf_move_options options = options_of(ticket, way, &permission);
-    return mate && kvf_way_uses_stage(session, way)
+    return mate && kvf_way_uses_stage(session, way, kvf_request_plan(request))
                ? kvf_stage_push_held(agent->stage, request, source, mate, &options, held, &carry->move)
                : kvf_transfer_push_held(request, source, peer, held, &carry->transfer);
 }

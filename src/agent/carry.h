@@ -30,10 +30,10 @@ kvf_way kvf_way_of(const kvf_ticket *ticket);
 /** The same for what a plan says, which may be NULL: what it converts goes packed, whatever was asked for. */
 kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan);
 
-/** Whether what moves between us and the peer of a session may go packed, where this way is wanted: a stage is here,
- * and where the way is chosen the peer is on another machine, or has memory that cannot be mapped. The session's
- * connection is made. */
-bool kvf_way_uses_stage(kvf_session *session, kvf_way way);
+/** Whether what a plan moves between us and the peer of a session may go packed, where this way is wanted: a stage is
+ * here, and where the way is chosen the peer is on another machine, or has memory that cannot be mapped, or cuts cells
+ * otherwise than we do. The session's connection is made. */
+bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan);
 
 /**
  * Starts reading.

@@ -280,7 +280,8 @@ static bool waits_to_join(kvf_pull *pull) {
     for (uint32_t i = 0; i < pull->asker.source_count && remote->alike; i++) {
         const kvf_source *source = &pull->asker.sources[i];
         kvf_session *session = source->session;
-        if (source->target->source == UINT32_MAX || session->join_failed || !kvf_way_uses_stage(session, way))
+        if (source->target->source == UINT32_MAX || session->join_failed ||
+            !kvf_way_uses_stage(session, way, remote->plan))
             continue;
         session->join_failed = kvf_session_join(session, true) != KVF_OK;
         waits = waits || session->joining || session->join_wanted;

@@ -371,6 +371,7 @@ static kvf_status add_layer(fusion *f, const kvf_plan_cut *cut, uint32_t walk, u
               .local = {l->block_stride, l->row_stride, l->unit_stride},
               .remote = {r->block_stride, r->row_stride, r->unit_stride},
               .remote_tokens = cut->tokens};
+    f->plan->cuts_cells = f->plan->cuts_cells || l->pieces != r->pieces;
     if (l->pieces > 1 || r->pieces > 1)
         return add_stretches(f, part, l, r, &n, &s);
     return add_lane(f, &n, &s);

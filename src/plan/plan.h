@@ -40,6 +40,7 @@ struct kvf_plan {
     const kvf_engine *given; /* what the caller gave */
     bool *asked;             /* [group]: whether the plan is to fill it */
     bool converts;           /* some of it is of another type there: then there are walks, and no rules */
+    bool cuts_cells; /* of some cells the two sides keep other pieces: their runs are parts of a cell */
     kvf_plan_options options;
     uint32_t *source_ranks; /* ascending */
     kvf_range *source_rules;

@@ -4,6 +4,7 @@
 
 #include "base/list.h"
 #include "model/model.h"
+#include "plan/plan.h"
 #include "stage/message.h"
 #include "stage/stream.h"
 
@@ -17,6 +18,7 @@
 #define NS_PER_DRIVER_CALL 2300.0     /* FlexKV, pull request 193 */
 #define DRIVER_CALLS_PER_SLOT 4.0     /* boxes brought, kernel launched, event recorded and asked */
 #define DRIVER_CALLS_PER_SOURCE 2.0   /* table allocated and brought */
+#define TRANSPOSED_BYTES 16u          /* that one step of transposing takes and writes */
 #define WEIGHT 0.25                   /* of one transfer in the average */
 #define FACTOR_MAX 16.0               /* a transfer that took longer was disturbed by something else */
 #define SURPRISE_MAX 4.0              /* likewise, where a class is known */
@@ -64,6 +66,14 @@ void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes
     cost->packed.ns_per_byte +=
         2 * copying.ns_per_byte + operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
     cost->packed.ns_per_source += NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+}
+
+uint64_t kvf_cost_copies(const kvf_plan *plan, uint64_t pieces, uint64_t bytes) {
+    return plan->cuts_cells ? kvf_min_u64(pieces, bytes / TRANSPOSED_BYTES) : pieces;
+}
+
+bool kvf_cost_may_pack(const kvf_plan *plan, bool has_lists) {
+    return !has_lists || plan->cuts_cells;
 }
 
 static kvf_prices prices_of(const kvf_cost_model *cost) {
@@ -257,10 +267,11 @@ kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t to
     const bool packed_only =
         kvf_plan_converts(plan) || (needed & ~fabric_of(assumed, &apart).memory_kinds) != 0;
     found.direct_ns = packed_only ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
-    const bool gains = !kvf_cost_has_lists(assumed);
+    const bool gains = kvf_cost_may_pack(plan, kvf_cost_has_lists(assumed));
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
                        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
-    found.packed_ns = alike ? kvf_cost_predict(&packed, found.pieces, found.bytes) : 0;
+    const uint64_t copies = kvf_cost_copies(plan, found.pieces, found.bytes);
+    found.packed_ns = alike ? kvf_cost_predict(&packed, copies, found.bytes) : 0;
     if (packed_only || (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns))
         found.way = KVF_WAY_PACKED;
     kvf_fill_out(out, &found, sizeof found);

@@ -40,7 +40,7 @@ typedef struct kvf_way_cost {
     uint64_t transfers;           /**< of all classes */
 } kvf_way_cost;
 
-/** The two ways. `runs` of the packed one are pieces. */
+/** The two ways. `runs` of the packed one are copies: kvf_cost_copies(). */
 typedef struct kvf_peer_cost {
     kvf_way_cost direct, packed;
 } kvf_peer_cost;
@@ -85,6 +85,14 @@ void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes
 /** Whether a kind of transport moves many runs in one operation: then there is nothing left for us to pack. Not where
  * memory of this host cannot be mapped: its runs cost more than copies. */
 bool kvf_cost_has_lists(const char *kind);
+
+/** How many copies the pieces of a packed source are on each side: those of cells that are cut unlike are transposed,
+ * many at a time (kernel/box_fast.h). */
+uint64_t kvf_cost_copies(const kvf_plan *plan, uint64_t pieces, uint64_t bytes);
+
+/** Whether packing may be chosen for what it saves: over a fabric that takes lists of runs only where cells are cut unlike,
+ * for there runs have some bytes each, and else as many as the pieces of the packed stream. */
+bool kvf_cost_may_pack(const kvf_plan *plan, bool has_lists);
 
 /** Prices as users are told them. */
 static inline kvf_cost_model kvf_cost_model_of(const kvf_prices *prices) {

@@ -113,7 +113,7 @@ struct kvf_stage_peer {
     kvf_slot_share share;
     kvf_known_cost *known; /**< NULL: it has left */
     kvf_peer_cost *costs;  /**< by direction, of `known` */
-    bool has_lists; /**< one operation takes many runs, and then they cost little: nothing is packed for it */
+    bool has_lists; /**< one operation takes many runs, and then they cost little: kvf_cost_may_pack() */
     kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< whose opening is coming in */
     uint32_t flows[2];     /**< that are not over: [0] it has opened, [1] we have, without those that wait */

@@ -19,7 +19,7 @@ typedef struct leg {
     kvf_direction direction;
     kvf_transfer *transfer;
     kvf_stage_flow *flow;
-    uint64_t bytes, runs, pieces;
+    uint64_t bytes, runs, copies;
     uint64_t began_ns;
     bool over;
     bool was_held; /* what it took says nothing of its way */
@@ -123,16 +123,17 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
     uint64_t bytes = 0;
     spans_of(by->request, spans);
-    kvf_plan_count(kvf_request_plan(by->request), by->source, spans, &bytes, &out->runs);
+    const kvf_plan *plan = kvf_request_plan(by->request);
+    kvf_plan_count(plan, by->source, spans, &bytes, &out->runs);
     KVF_ASSERT(bytes == out->bytes);
-    out->pieces = kvf_stream_map_size(shape->map, spans).pieces;
-    const bool converts = kvf_plan_converts(kvf_request_plan(by->request)); /* then there are no runs */
+    out->copies = kvf_cost_copies(plan, kvf_stream_map_size(shape->map, spans).pieces, bytes);
+    const bool converts = kvf_plan_converts(plan); /* then there are no runs */
     const double direct = converts ? 0 : kvf_way_cost_predict(&cost->direct, out->runs, out->bytes);
-    const double packed = kvf_way_cost_predict(&cost->packed, out->pieces, out->bytes);
+    const double packed = kvf_way_cost_predict(&cost->packed, out->copies, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
     const bool withheld = kvf_peer_withholds(by->peer) || kvf_transport_withholds(move->stage->transport);
-    const bool gains = withheld || (packed < direct && !peer->has_lists);
+    const bool gains = withheld || (packed < direct && kvf_cost_may_pack(plan, peer->has_lists));
     return converts          ? KVF_WAY_PACKED
            : by->options.way ? by->options.way
            : gains           ? KVF_WAY_PACKED
@@ -307,7 +308,7 @@ static void learn(kvf_move *move, const leg *at) {
         return;
     kvf_peer_cost *cost = &peer->costs[at->direction];
     if (at->flow)
-        kvf_way_cost_learn(&cost->packed, at->pieces, at->bytes, (double)at->flow->took_ns);
+        kvf_way_cost_learn(&cost->packed, at->copies, at->bytes, (double)at->flow->took_ns);
     else
         kvf_way_cost_learn(&cost->direct, at->runs, at->bytes,
                            (double)(kvf_now(stage->clock) - at->began_ns));

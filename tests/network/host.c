@@ -24,7 +24,7 @@
 
 #include "content.h"
 
-#define SLOTS 16u
+#define SLOTS 32u
 #define TOKENS 64u
 #define GROUPS 4u
 #define SECOND 1000000000ull

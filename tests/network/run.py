@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ FABRICS = {
     "ucx": Fabric("ucx", environment={"UCX_TLS": "tcp"}, only_eth0=("--ucx-devices", "eth0"), short=True),
 }
 
+TCP_RTO_MAX_MS = 44
 RECOVERY_S = 2.0  # until the next request is done, once the link is back
 LONG = ("--prefill", "tp=1,block=16,order=hnd"), ("--decode", "tp=1,block=16,order=hnd")
 SHORT_RUNS = ("--prefill", "tp=2,block=16,order=nhd"), ("--decode", "tp=1,block=24,order=hnd")
@@ -67,6 +69,7 @@ class Case:
         self.fabric = fabric
         self.network = network
         self.notes: list[str] = []
+        self.often = fabric.kind == "messages" and tries_often()
         self.environment = dict(fabric.environment)
         self.how = ["--transport", fabric.kind, "--move", fabric.way]
         if fabric.keys:
@@ -379,6 +382,63 @@ case("a link that is down for 10 s of a lease of 30 s")(short_outage(10, 30000))
 case("a link that is down for 20 s of a lease of 30 s")(short_outage(20, 30000))
 case("one direction, to the consumer, is down for 5 s of a lease of 30 s")(short_outage(5, 30000, "ab"))
 case("one direction, to the producer, is down for 5 s of a lease of 30 s")(short_outage(5, 30000, "ba"))
+
+
+def tries_often() -> bool:
+    """Whether TCP can be told here not to wait for long before it tries again."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
+        except OSError:
+            return False
+    return True
+
+
+def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
+    """Many requests share a slow link, and are under way when that goes down. Shorter than the lease: all are done when
+    TCP has tried again. Longer: those that were under way fail, and the next works soon after the link is back."""
+
+    def check(self: Case) -> None:
+        a, b, wire = self.network.wire(self.programs.wire)
+        pair = self.pair(a, b, lease_ms)
+        pair.move()
+        pair.move(writes=True)
+        wire.tell(rate=1, delay=0.2)
+        for writes in (False, True):
+            kind = "expect" if writes else "pull"
+            numbers = [pair.begin(writes, deadline_ms=60000) for _ in range(12)]
+            time.sleep(1)  # of at least four that they take at this rate
+            wire.cut(direction)
+            time.sleep(0.2)  # what is on its way arrives
+            cut = [number for number in numbers if (kind, number) not in pair.consumer.ended]
+            assert cut, "all of them were done before the link was cut"
+            time.sleep(seconds)
+            wire.tell(rate=1000)
+            wire.heal()
+            healed = time.monotonic()
+            if seconds > lease_ms / 1000:
+                for number in cut:
+                    when, words = pair.consumer.wait(kind, number, 1)
+                    assert words[0] == "failed" and when < healed, " ".join(words)
+                cut = [pair.begin(writes)]
+            last = healed
+            for number in cut:
+                when, words = pair.consumer.wait(kind, number, 60)
+                assert words[0] == "done" and words[4] == "0", " ".join(words)
+                last = max(last, when)
+            self.notes.append(f"{len(cut)} by {kind} were done {last - healed:.2f} s after the link was back")
+            waits = 0.0 if seconds > lease_ms / 1000 else seconds / 2 if self.often else seconds
+            assert last - healed <= waits + RECOVERY_S, self.notes[-1]
+            wire.tell(rate=1)
+
+    return check
+
+
+case("bytes are under way when a link goes down for 25 s of a lease of 50 s")(bytes_under_way(25, 50000))
+case("bytes are under way when one direction, to the consumer, goes down for 25 s of a lease of 50 s")(
+    bytes_under_way(25, 50000, "ab")
+)
+case("bytes are under way when a link goes down for 14 s of a lease of 6 s")(bytes_under_way(14, 6000))
 
 
 @case("a request that waits while the link is down for 25 s of a lease of 30 s")

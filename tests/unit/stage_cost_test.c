@@ -3,6 +3,7 @@
  */
 #include <math.h>
 
+#include "channel_wise.h"
 #include "stage_world.h"
 
 #include "stage/cost.h"
@@ -97,6 +98,28 @@ static void the_kind_of_transport_decides_the_way(void **state) {
     assert_fails(kvf_way_predict(NULL, 0, 1000, "inproc", &found), KVF_E_INVALID, "plan is NULL");
     kvf_plan_free(plan);
     free_pair(&engines);
+}
+
+/* A run of such a plan is one element, where the packed way transposes; where both keep their cells alike, lists of runs
+ * leave nothing to pack. */
+static void keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too(void **state) {
+    (void)state;
+    kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
+    kvf_engine *whole = channel_wise(model, 1, 8, 1, "whole");
+    kvf_engine *cut = channel_wise(model, 1, 8, CHANNELS, "cut");
+    kvf_engine *holders[] = {whole, cut};
+    for (int unlike = 0; unlike < 2; unlike++) {
+        kvf_plan *plan = NULL;
+        kvf_way_prediction found = {.struct_size = sizeof found};
+        assert_ok(kvf_plan_build(kvf_engine_shard(whole, 0), holders[unlike], NULL, &plan));
+        assert_ok(kvf_way_predict(plan, 0, 300, "messages", &found));
+        assert_int_equal(found.way, unlike ? KVF_WAY_PACKED : KVF_WAY_DIRECT);
+        assert_true(!unlike || found.packed_ns < found.direct_ns);
+        kvf_plan_free(plan);
+    }
+    kvf_engine_free(whole);
+    kvf_engine_free(cut);
+    kvf_model_free(model);
 }
 
 /* Memory of this host that cannot be mapped, and UCX that emulates: kinds of their own. */
@@ -475,6 +498,7 @@ int main(void) {
         cmocka_unit_test(one_transfer_that_was_disturbed_moves_little),
         cmocka_unit_test(transfers_are_predicted_from_those_like_them),
         cmocka_unit_test(the_kind_of_transport_decides_the_way),
+        cmocka_unit_test(keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too),
         cmocka_unit_test(memory_of_another_sort_has_prices_of_its_own),
         cmocka_unit_test(what_cannot_be_measured_stays_as_it_was),
         cmocka_unit_test(peers_of_one_machine_share_what_was_seen),

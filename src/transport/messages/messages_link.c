@@ -175,6 +175,7 @@ static const char *why_failed(const kvf_messages_link *link, uint32_t event, uin
 static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) {
     if (event == ZMQ_EVENT_CONNECTED) {
         link->connected = true;
+        kvf_tcp_try_often_at((int)value, link->card.port);
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
         greet(link);
         say_early(link);

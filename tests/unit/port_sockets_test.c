@@ -1,0 +1,72 @@
+/* What connections are told of TCP. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "port/sockets.h"
+#include "shapes.h"
+
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+
+/* A connection over the loopback; `port` receives where it leads. */
+static int connection(int *listener, uint16_t *port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    *listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(*listener >= 0);
+    assert_return_code(bind(*listener, (struct sockaddr *)&address, bytes), 0);
+    assert_return_code(listen(*listener, 1), 0);
+    assert_return_code(getsockname(*listener, (struct sockaddr *)&address, &bytes), 0);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_return_code(connect(fd, (struct sockaddr *)&address, bytes), 0);
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+/* -1: this kernel does not know it. */
+static int longest_wait(int fd) {
+    int ms = -1;
+    socklen_t bytes = sizeof ms;
+    return getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, &bytes) ? -1 : ms;
+}
+
+static void a_connection_tries_each_second_and_no_other_does(void **state) {
+    (void)state;
+    uint16_t port;
+    int listener, fd = connection(&listener, &port);
+    const int before = longest_wait(fd);
+    if (before < 0)
+        skip(); /* before Linux 6.15 */
+    assert_true(before > 1000);
+    kvf_tcp_try_often_at(fd, (uint16_t)(port + 1)); /* that descriptor is another's by now */
+    assert_int_equal(longest_wait(fd), before);
+    kvf_tcp_try_often_at(fd, port);
+    assert_int_equal(longest_wait(fd), 1000);
+    (void)close(fd);
+    (void)close(listener);
+}
+
+static void what_is_no_connection_is_left_alone(void **state) {
+    (void)state;
+    int ends[2];
+    assert_return_code(pipe(ends), 0);
+    kvf_tcp_try_often_at(ends[0], 80);
+    kvf_tcp_try_often(ends[0]);
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    kvf_tcp_try_often_at(ends[0], 80); /* closed */
+    kvf_tcp_try_often_at(-1, 80);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_connection_tries_each_second_and_no_other_does),
+        cmocka_unit_test(what_is_no_connection_is_left_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
