@@ -90,7 +90,7 @@ class LogLine(NamedTuple):
     text: str
 
     def write(self, form: LogForm = LogForm.TEXT) -> str:
-        """The line with its time and level, for files and collectors of logs: as text, or as an object of JSON."""
+        """The line with its time and level, for files: as text, or as an object of JSON."""
         line = ffi.new("kvf_log_line *")
         text = ffi.new("char[]", self.text.encode())
         line.struct_size = ffi.sizeof("kvf_log_line")

@@ -3,12 +3,13 @@
     python -m kvferry.trace prefill.json decode.json -o both.json
     python -m kvferry.trace prefill.json decode.json --otlp -o spans.json
 
-Each file is what kvf_agent_trace() or Agent.trace() gave. The first is the trace whose clock the others are brought to;
-Perfetto (ui.perfetto.dev) and chrome://tracing open the result. `--otlp` writes OpenTelemetry's spans as its JSON for
-collectors, and send_spans() hands them to the OpenTelemetry that the process has set up.
+Each file is what kvf_agent_trace() or Agent.trace() gave. The others are brought to the clock of the first;
+Perfetto (ui.perfetto.dev) and chrome://tracing open the result. `--otlp` writes OpenTelemetry's spans as its
+JSON for collectors, and send_spans() hands them to the OpenTelemetry that the process has set up.
 
-Clocks are joined by what agents say of each other's: the offset by the smallest round trip of their messages. Where no
-file says anything of another one's clock, even over a third, both agents' wall clocks are taken, and a note says so.
+Clocks are joined by what agents say of each other's: the offset by the smallest round trip of their messages.
+Where no file says anything of another one's clock, even over a third, the wall clocks of both agents are taken,
+and a note says so.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
 # ---- joining
 
 
-def _arrows(sides: Sequence[Side], events: Sequence[TraceEvent], kinds: Mapping[tuple[int, int], str]) -> Iterator[TraceEvent]:
+def _arrows(
+    sides: Sequence[Side], events: Sequence[TraceEvent], kinds: Mapping[tuple[int, int], str]
+) -> Iterator[TraceEvent]:
     """From what one side says to where the other hears it."""
     places = {side.name: i + 1 for i, side in enumerate(sides)}
     said: dict[tuple[str, str, int, int], list[tuple[str, TraceEvent]]] = {}
@@ -272,10 +275,9 @@ def _otlp_span(span: _Span, request: str, parent: str | None, number: object) ->
 
 
 def otlp(joined: Joined) -> str:
-    """The spans as OTLP's JSON (an ExportTraceServiceRequest): a trace is a request, on all sides that have its id.
+    """The spans as OTLP's JSON (an ExportTraceServiceRequest): a trace is a request, on all sides.
 
-    A request of the same id on both sides has one trace id, which follows from the request's id alone: so traces that
-    are sent by each side for itself come together, too.
+    The trace id follows from the request's id alone: traces that each side sends for itself come together, too.
     """
     resources: dict[Name, list[dict[str, Any]]] = {side: [] for side in joined.sides}
     for span in _spans(joined):
@@ -300,9 +302,10 @@ def otlp(joined: Joined) -> str:
 
 
 def send_spans(joined: Joined) -> int:
-    """Hands the spans to the OpenTelemetry that this process has set up, by its tracer "kvferry"; how many there were.
+    """Hands the spans to the OpenTelemetry that this process has set up, by its tracer "kvferry".
 
-    Ids are that OpenTelemetry's own; the request's id is the attribute "kvferry.request".
+    Returns how many there were. Ids are that OpenTelemetry's own; that of the request is the attribute
+    "kvferry.request".
 
     Raises ImportError: the package opentelemetry-api is not installed.
     """

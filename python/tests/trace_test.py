@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from coordinates import DECODE_TABLE, PREFILL_TABLE, TOKENS, decode_engine, fill, prefill_engine, small_model, wrong_cells
+from coordinates import (
+    DECODE_TABLE,
+    PREFILL_TABLE,
+    TOKENS,
+    decode_engine,
+    fill,
+    prefill_engine,
+    small_model,
+    wrong_cells,
+)
 from kvferry import Agent, EventKind, GroupSteps, InvalidError, LogForm, LogLevel, LogLine
 from kvferry.trace import Joined, join, otlp, read, send_spans
 
@@ -109,7 +118,9 @@ def test_a_joined_trace_has_what_perfetto_needs(traces: tuple[str, str], tmp_pat
     trace = json.loads((tmp_path / "both.json").read_text())
     arrows: dict[str, list[Any]] = {"s": [], "f": []}
     for event in trace["traceEvents"]:
-        assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert (
+            isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        )
         if event["ph"] == "M":
             assert isinstance(event["args"]["name"], str)
             continue
@@ -130,7 +141,7 @@ def test_clocks_that_differ_are_joined_by_what_agents_say_of_them(traces: tuple[
     there, here = join([read(skewed[1]), read(skewed[0])]), join([read(prefill), read(decode)])
     assert moments(there, "pulled") == pytest.approx(moments(here, "pulled"), abs=0.01)
     assert all(order(there))
-    # Where nobody says anything of the other's clock, nothing but the wall clocks is left, and these may be wrong.
+    # Where nobody says anything of the other's clock, only wall clocks are left, and these may be wrong.
     wrong = on_another_clock(without_clocks(decode), ahead, -ahead, 0)
     blind = join([read(without_clocks(prefill)), read(wrong)])
     assert "wall clocks" in blind.notes[0]
@@ -162,7 +173,9 @@ def test_spans_are_those_of_otlp(traces: tuple[str, str]) -> None:
 
 def test_spans_go_to_the_opentelemetry_of_the_process(traces: tuple[str, str]) -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
+    export = pytest.importorskip(
+        "opentelemetry.sdk.trace.export.in_memory_span_exporter"
+    ).InMemorySpanExporter()
     from opentelemetry import trace
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
@@ -193,7 +206,10 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert ran.returncode == 1 and "no trace of an agent" in ran.stderr
-    with Agent(prefill_engine(small_model(), tp_size=1)) as agent, pytest.raises(InvalidError, match="trace_requests"):
+    with (
+        Agent(prefill_engine(small_model(), tp_size=1)) as agent,
+        pytest.raises(InvalidError, match="trace_requests"),
+    ):
         agent.trace()
 
 

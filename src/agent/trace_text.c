@@ -17,7 +17,7 @@ static const word words[KVF_MOMENTS] = {
     [KVF_MOMENT_MET] = {"met", "asking"},          [KVF_MOMENT_GRANTED] = {"granted", "waiting"},
     [KVF_MOMENT_EXPECTED] = {"expected", NULL},    [KVF_MOMENT_BEGUN] = {"begun", "planning"},
     [KVF_MOMENT_PLANNED] = {"planned", "posting"}, [KVF_MOMENT_POSTED] = {"posted", "moving"},
-    [KVF_MOMENT_MOVED] = {"moved", "arrived"},      [KVF_MOMENT_CHECKING] = {"checking", "verifying"},
+    [KVF_MOMENT_MOVED] = {"moved", "arrived"},     [KVF_MOMENT_CHECKING] = {"checking", "verifying"},
     [KVF_MOMENT_CHECKED] = {"checked", "ending"},  [KVF_MOMENT_WRITTEN] = {"written", NULL},
     [KVF_MOMENT_RELEASED] = {"released", NULL},    [KVF_MOMENT_EXPIRED] = {"expired", NULL},
     [KVF_MOMENT_TOLD] = {"told", "noticing"},      [KVF_MOMENT_FREED] = {"freed", NULL},
@@ -184,43 +184,67 @@ static struct json_object *who(writer *w) {
     return data;
 }
 
-static void say_all(writer *w, kvf_text *out) {
-    struct json_object *all = json_object_new_object();
+/* So many at a time: while they are written, nothing moves. */
+#define AT_ONCE 64u
+
+/* What all have in common; has the lock. */
+static void say_head(writer *w, struct json_object *all) {
     w->events = json_object_new_array();
-    if (w->events) {
-        struct json_object *args = add_event(w, "M", "process_name", 0);
-        char name[300];
-        (void)snprintf(name, sizeof name, "%.255s rank %u", w->agent->name ? w->agent->name : "",
-                       w->agent->rank);
-        add_text(w, args, "name", name);
-        const kvf_trace *trace, *next;
-        HASH_ITER(hh, w->agent->traces, trace, next) {
-            say_request(w, trace);
-        }
-    }
     add(w, all, "traceEvents", w->events);
     add(w, all, "otherData", who(w));
     add_text(w, all, "displayTimeUnit", "ns");
-    const char *text = w->failed ? NULL : json_object_to_json_string_ext(all, JSON_C_TO_STRING_PLAIN);
-    if (text)
-        kvf_text_add(out, "%s\n", text);
-    out->failed |= !text;
-    json_object_put(all);
+    if (w->failed)
+        return;
+    char name[300];
+    (void)snprintf(name, sizeof name, "%.255s rank %u", w->agent->name ? w->agent->name : "", w->agent->rank);
+    add_text(w, add_event(w, "M", "process_name", 0), "name", name);
+}
+
+/* The next requests behind the ticket `last`, which is moved on; whether there are more. Has the lock. */
+static bool say_some(writer *w, uint64_t *last) {
+    uint32_t count = 0;
+    for (const kvf_trace *trace = w->agent->traces; trace && !w->failed; trace = trace->hh.next) {
+        if (trace->ticket <= *last)
+            continue;
+        if (count++ == AT_ONCE)
+            return true;
+        say_request(w, trace);
+        *last = trace->ticket;
+    }
+    return false;
+}
+
+static kvf_status say_all(kvf_agent *agent, struct json_object *all) {
+    writer w = {.agent = agent};
+    uint64_t last = 0;
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    w.now = kvf_agent_now(agent);
+    say_head(&w, all);
+    while (say_some(&w, &last)) {
+        kvf_turn_give(agent); /* who waits for the lock goes first */
+        w.now = kvf_agent_now(agent);
+    }
+    kvf_agent_unlock(agent);
+    return w.failed ? kvf_nomem("a trace") : KVF_OK;
 }
 
 kvf_status kvf_agent_trace(kvf_agent *agent, char *text, size_t text_bytes, size_t *length) {
     if (!agent || (!text && text_bytes))
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "text");
-    kvf_status status = kvf_agent_lock(agent);
-    if (status)
-        return status;
-    kvf_text words_of_all = {0};
-    if (!agent->options.trace_requests) {
-        status = kvf_fail(KVF_E_INVALID, "trace_requests of this agent is 0: it keeps no times");
-    } else {
-        writer w = {.agent = agent, .now = kvf_agent_now(agent)};
-        say_all(&w, &words_of_all);
+    if (!agent->options.trace_requests)
+        return kvf_fail(KVF_E_INVALID, "trace_requests of this agent is 0: it keeps no times");
+    struct json_object *all = json_object_new_object();
+    kvf_text out = {0};
+    kvf_status status = all ? say_all(agent, all) : kvf_nomem("a trace");
+    if (!status) {
+        const char *words_of_all = json_object_to_json_string_ext(all, JSON_C_TO_STRING_PLAIN);
+        if (words_of_all)
+            kvf_text_add(&out, "%s\n", words_of_all);
+        out.failed |= !words_of_all;
+        status = kvf_text_give(&out, text, text_bytes, length);
     }
-    kvf_agent_unlock(agent);
-    return status ? status : kvf_text_give(&words_of_all, text, text_bytes, length);
+    json_object_put(all);
+    return status;
 }

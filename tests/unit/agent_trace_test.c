@@ -6,6 +6,7 @@
 #include "push_scene.h"
 
 #define FEW 2u
+#define MANY 150u
 
 /* ---- reading a trace ------------------------------------------------------------------------- */
 
@@ -260,6 +261,31 @@ static void only_the_latest_requests_are_kept(void **state) {
     world_close(&w);
 }
 
+/* They are written some at a time. */
+static void many_requests_are_all_told_once(void **state) {
+    (void)state;
+    const kvf_agent_options lots = {.struct_size = sizeof lots, .trace_requests = 2 * MANY};
+    world w;
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64}), &lots);
+    for (uint32_t i = 0; i < MANY; i++)
+        world_pull_everything(&w, "again", 10, i);
+    trace d = trace_of(w.d.agents[0]);
+    check_form(&d);
+    uint64_t last = 0, count = 0;
+    for (size_t i = 0; i < event_count(&d); i++) {
+        if (!is(event_at(&d, i), "cat", "request"))
+            continue;
+        uint64_t ticket = json_object_get_uint64(member(event_at(&d, i), "tid", json_type_int));
+        assert_true(ticket > last);
+        last = ticket;
+        count++;
+    }
+    assert_int_equal(count, MANY);
+    json_object_put(d.all);
+    world_close(&w);
+}
+
 static void an_agent_that_keeps_no_times_says_so(void **state) {
     (void)state;
     const kvf_agent_options many = {.struct_size = sizeof many, .listen = "", .trace_requests = 65537};
@@ -315,6 +341,7 @@ int main(void) {
         cmocka_unit_test(a_moment_says_how_far_the_peers_clock_is_off),
         cmocka_unit_test(a_request_that_does_not_move_says_what_it_waits_for),
         cmocka_unit_test(only_the_latest_requests_are_kept),
+        cmocka_unit_test(many_requests_are_all_told_once),
         cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
         cmocka_unit_test(a_line_of_the_log_is_written_as_text_or_json),
     };
