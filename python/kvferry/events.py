@@ -94,7 +94,7 @@ class LogLine(NamedTuple):
         line = ffi.new("kvf_log_line *")
         text = ffi.new("char[]", self.text.encode())
         line.struct_size = ffi.sizeof("kvf_log_line")
-        line.level, line.time_ns, line.text = self.level, round(self.time * 1e9), text
+        line.level, line.time_ns, line.text = self.level, round(self.time * 1e6) * 1000, text
         length = ffi.new("size_t *")
         call(lib.kvf_log_write, line, form, ffi.NULL, 0, length)
         out = ffi.new("char[]", length[0] + 1)
