@@ -6,7 +6,7 @@
 #include "push_scene.h"
 
 #define FEW 2u
-#define MANY 150u
+#define MANY 70u
 
 /* ---- reading a trace ------------------------------------------------------------------------- */
 
