@@ -345,5 +345,5 @@ int main(void) {
         cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
         cmocka_unit_test(a_line_of_the_log_is_written_as_text_or_json),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("agent_trace", tests, world_is_simulated, world_is_real);
 }
