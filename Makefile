@@ -7,7 +7,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
-	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install clean
+	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install uninstall clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -35,6 +35,7 @@ help:
 	@echo 'make abi-record       after a change of the public interface that is meant: record what make check compares with'
 	@echo 'make debug            build into build/debug'
 	@echo 'make install          install into $(DESTDIR)$(PREFIX); PREFIX and DESTDIR may be set'
+	@echo 'make uninstall        remove what the last make install has put there; DESTDIR as it was then'
 	@echo 'make setup            only install the packages that the above need'
 	@echo 'make clean            remove build/'
 
@@ -163,8 +164,11 @@ abi-record:
 
 install:
 	@scripts/setup build
-	@scripts/build release -DCMAKE_INSTALL_PREFIX='$(PREFIX)'
+	@scripts/build release -DCMAKE_INSTALL_PREFIX='$(PREFIX)' --target kvferry kvferry_static kvferry_command
 	DESTDIR='$(DESTDIR)' cmake --install build/release
+
+uninstall:
+	@DESTDIR='$(DESTDIR)' scripts/uninstall build/release
 
 clean:
 	rm -rf build

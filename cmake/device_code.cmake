@@ -24,6 +24,7 @@ function(kvf_embed_device_code variable)
     get_filename_component(folder ${compiler} DIRECTORY)
   endif()
   set(output ${PROJECT_BINARY_DIR}/generated/device_code.c)
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/generated) # Ninja makes the folders of outputs, make does not
   add_executable(device_code tools/device/device_code.c)
   target_compile_definitions(device_code PRIVATE _GNU_SOURCE)
   target_link_libraries(device_code PRIVATE ${CMAKE_DL_LIBS})

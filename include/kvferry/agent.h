@@ -71,6 +71,27 @@ typedef struct kvf_log_line {
     const char *text; /**< without a newline */
 } kvf_log_line;
 
+/** How a line of the log is written out. */
+typedef enum kvf_log_form {
+    KVF_LOG_TEXT = 0, /**< time, level and text: "2026-11-22T20:05:01.123456Z WARNING ..." */
+    /** An object of JSON: "time" and "level" as above, and "text"; a failure's members stand in the place of "text". */
+    KVF_LOG_JSON = 1,
+} kvf_log_form;
+
+/**
+ * Writes a line of the log out, with its time and level, for files and collectors of logs.
+ *
+ * @param line    as `log` in the agent's options was given it
+ * @param out     receives one line without a newline, cut to fit and ended by a zero byte; may be NULL where out_bytes
+ *                is 0
+ * @param length  receives the bytes of the whole line without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a line that was cut; KVF_E_INVALID (a form that does not exist; a NULL), KVF_E_NOMEM
+ *
+ * Thread safety: any thread.
+ */
+KVF_API kvf_status kvf_log_write(const kvf_log_line *line, kvf_log_form form, char *out, size_t out_bytes,
+                                 size_t *length);
+
 /**
  * A key that may connect, and whom its holders may say they are. A name that any grant names is only for the keys of
  * those grants; a key may have several.
@@ -160,6 +181,9 @@ typedef struct kvf_agent_options {
      */
     uint64_t remember_ns;
     bool assumed_costs; /**< of the stage, see kvf_stage_options [calibrated] */
+    /** Of how many requests, the latest, the times are kept for kvf_agent_trace(): some 400 bytes each, and 100 for
+     * each rank of a peer; up to 65536 [none] */
+    uint32_t trace_requests;
 } kvf_agent_options;
 
 /**
@@ -700,6 +724,33 @@ KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats)
  * @return KVF_OK, also for a text that was cut; KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_metrics(kvf_agent *agent, char *text, size_t text_bytes, size_t *length);
+
+/**
+ * The times of the latest requests (`trace_requests` in the options), those under way too, as a trace that Perfetto and
+ * chrome://tracing open: an object of JSON with "traceEvents", where a process is this agent and a thread one request.
+ *
+ * A request is one span, and below it are its phases, each named after what it waits for:
+ *
+ *   pull    meeting, asking (for leases), waiting (for blocks of its own), planning, posting, moving, arrived, and
+ *           where checksums are compared verifying, ending
+ *   expect  meeting, asking, moving, arrived, and likewise
+ *   hold    preparing (until the event of `after`), held
+ *   push    preparing (until all is said to be ready), writing
+ *   all     noticing: until the engine has taken the event
+ *
+ * What concerns one rank of a peer is a moment: "granted" and "released" (a lease, on both sides), "expired", "expected"
+ * and "written" (a push, on both sides), "posted" (the first bytes for it). Moments tell the peer, its clock minus ours
+ * by the smallest round trip, and how far off that may be. `python -m kvferry.trace` joins the traces of several agents
+ * by these and by the ids of requests. A lender cannot see single reads of its memory: its "granted" and "released" are
+ * their bounds.
+ *
+ * Times are in microseconds since the agent was opened; "otherData" says what that is on its clock and since 1970.
+ *
+ * @param text    receives the text, cut to fit and ended by a zero byte; may be NULL where text_bytes is 0
+ * @param length  receives the bytes of the whole text without the zero byte, as of snprintf(); may be NULL
+ * @return KVF_OK, also for a text that was cut; KVF_E_INVALID (no requests are traced), KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_trace(kvf_agent *agent, char *text, size_t text_bytes, size_t *length);
 
 /**
  * A peer's clock minus ours, in nanoseconds, by the smallest round trip seen, and how far off this may be at most.

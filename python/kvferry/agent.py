@@ -209,6 +209,7 @@ class Agent:
         convert_groups: the groups for which that holds; None: all
         remember: seconds for which a request that was held or pushed is remembered when it has ended: who asks
             for it then is refused at once, and does not wait for a request of that id; None: not at all
+        trace_requests: of how many requests, the latest, the times are kept for trace(); up to 65536
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -247,6 +248,7 @@ class Agent:
         convert: Iterable[DtypeLike] = (),
         convert_groups: Sequence[str] | None = None,
         remember: float | None = None,
+        trace_requests: int = 0,
     ) -> None:
         session = _Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -287,6 +289,7 @@ class Agent:
             workers=workers,
             convert=dtype_set(convert),
             remember_ns=nanoseconds(remember),
+            trace_requests=trace_requests,
         )
         if convert_groups is not None:
             names = [arena.text(name) for name in convert_groups]
@@ -824,6 +827,13 @@ class Agent:
     def metrics(self) -> str:
         """What the agent has counted, as text for Prometheus, to be put on the engine's page of metrics."""
         return self._text(lib.kvf_agent_metrics)
+
+    def trace(self) -> str:
+        """The times of the latest requests, also of those under way, as a file that Perfetto opens.
+
+        kvferry.trace joins those of several agents. Raises InvalidError: `trace_requests` was 0.
+        """
+        return self._text(lib.kvf_agent_trace)
 
     def _text(self, function: Any, *arguments: Any) -> str:
         """A text that a function of the library writes into a buffer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
-from kvferry._native import id_out, string
+from kvferry._native import call, id_out, string
 from kvferry.errors import KvferryError, Status, error_of
 
 NO_RANK = 0xFFFFFFFF
@@ -68,6 +68,13 @@ class LogLevel(enum.IntEnum):
     WARNING = lib.KVF_LOG_WARNING
 
 
+class LogForm(enum.IntEnum):
+    """How a line of the log is written out."""
+
+    TEXT = lib.KVF_LOG_TEXT
+    JSON = lib.KVF_LOG_JSON
+
+
 class LogLine(NamedTuple):
     """A line of an agent's log.
 
@@ -81,6 +88,18 @@ class LogLine(NamedTuple):
     level: LogLevel
     time: float
     text: str
+
+    def write(self, form: LogForm = LogForm.TEXT) -> str:
+        """The line with its time and level, for files: as text, or as an object of JSON."""
+        line = ffi.new("kvf_log_line *")
+        text = ffi.new("char[]", self.text.encode())
+        line.struct_size = ffi.sizeof("kvf_log_line")
+        line.level, line.time_ns, line.text = self.level, round(self.time * 1e6) * 1000, text
+        length = ffi.new("size_t *")
+        call(lib.kvf_log_write, line, form, ffi.NULL, 0, length)
+        out = ffi.new("char[]", length[0] + 1)
+        call(lib.kvf_log_write, line, form, out, length[0] + 1, ffi.NULL)
+        return string(out)
 
 
 def read_line(line: Any) -> LogLine:

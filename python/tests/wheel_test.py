@@ -71,6 +71,9 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
 
     quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
     run(*quiet, str(wheel))
+    for command in (["-m", "kvferry"], [str(python.parent / "kvferry")]):  # the command is in it
+        assert run(*command, "--version").startswith("kvferry ")
+        assert "llama-3.1-8b" in run(*command, "models")
     environment["PYTHONPATH"] = str(Path(__file__).parent)
     environment["UCX_NET_DEVICES"] = "lo"
     assert run("-c", SMOKE, "machine") == "works\n"

@@ -12,13 +12,14 @@
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/stage.h"
-#include "agent/ticket.h"
+#include "agent/trace.h"
 #include "link/link_endpoint.h"
 #include "port/door.h"
 
 #include "transport/transport.h"
 
 #define KVF_DAY (86400 * KVF_SECOND)
+#define MOST_TRACED 65536u
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
@@ -76,6 +77,9 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
         return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed is from lease_ns, %llu, to a year",
                         (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
+    if (o->trace_requests > MOST_TRACED)
+        return kvf_fail(KVF_E_RANGE, "trace_requests is %u; allowed is up to %u", o->trace_requests,
+                        MOST_TRACED);
     if (o->remember_ns > KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed is up to a day",
                         (unsigned long long)o->remember_ns);
@@ -307,6 +311,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
     agent->hooks = &kvf_agent_hooks;
     agent->rank = KVF_NO_RANK;
     agent->clock = surroundings->clock ? *surroundings->clock : kvf_monotonic;
+    agent->opened = kvf_agent_now(agent);
     kvf_status status = kvf_loop_open(agent);
     if (!status && sodium_init() < 0)
         status = kvf_fail(KVF_E_UNSUPPORTED, "libsodium cannot be initialised");
@@ -374,6 +379,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_flow_free(agent->flows);
     free_tickets(agent);
     kvf_past_free(agent);
+    kvf_traces_free(agent);
     while (agent->early)
         kvf_early_free(agent->early);
     while (agent->all_remotes)

@@ -15,6 +15,7 @@
  *   past.h     what was held or pushed, and is no more           past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
+ *   trace.h    when what happened to it                          trace.c, trace_text.c
  *   after.h    what is waited for before memory is read          after.c
  *   hold.h     blocks others read            (producer)          hold.c
  *   push.h     writing to others             (producer)          push.c, flow.c
@@ -81,6 +82,7 @@ typedef struct kvf_departed kvf_departed;
 typedef struct kvf_past kvf_past;
 typedef struct kvf_event_node kvf_event_node;
 typedef struct kvf_log_entry kvf_log_entry;
+typedef struct kvf_trace kvf_trace;
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
@@ -204,6 +206,8 @@ struct kvf_agent {
     kvf_ticket *holds, *pushes; /* by id */
     kvf_ticket *pulls;          /* by the name of the engine that is read, and id */
     kvf_past *past;
+    kvf_trace *traces; /* of the latest requests, by ticket, the oldest first */
+    uint64_t opened;   /* what their times are counted from */
     kvf_reader *leases;
     kvf_waiting *waiting; /* what came early, by request id */
     kvf_early *early;
@@ -302,6 +306,8 @@ void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 
 /** The word of the log and of metrics, such as "pull". */
 const char *kvf_request_kind_name(kvf_request_kind kind);
+/** A request id, which is any bytes, as a text of JSON: those that are not printable ASCII are shown as \xNN. */
+struct json_object *kvf_visible_id(const void *id, size_t bytes);
 
 /** KVF_E_INVALID: it is NULL, or a directory, which has no memory. */
 kvf_status kvf_agent_needs_memory(const kvf_agent *agent);

@@ -4,7 +4,7 @@
 #include <json.h>
 
 #include "agent/peers.h"
-#include "agent/ticket.h"
+#include "agent/trace.h"
 
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
@@ -92,6 +92,10 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
                                                      : "";
     size_t bytes = lists * sizeof(kvf_block_list) + ids * sizeof(uint32_t) + ticket->id_bytes +
                    text_bytes(engine) + text_bytes(ticket->detail);
+    if (kind != KVF_EVENT_BLOCKS_FREE)
+        kvf_trace_told(ticket, engine);
+    if (blocks_free)
+        kvf_trace_reach(ticket, KVF_MOMENT_FREED);
     node->event =
         (kvf_event){.kind = kind,
                     .request_kind = ticket->kind,
@@ -150,6 +154,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
         return false;
     DL_DELETE(agent->events, node);
     agent->told = node;
+    kvf_trace_noticed(agent, &node->event);
     kvf_fill_out(out, &node->event, sizeof node->event);
     if (!agent->events && !agent->stopping) /* those who wait are to see that it ends */
         kvf_wake_set(&agent->told_wake, false);
@@ -161,23 +166,6 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
 static void add(struct json_object *line, const char *name, struct json_object *value) {
     if (!value || json_object_object_add(line, name, value) != 0)
         json_object_put(value);
-}
-
-/* A request id is any bytes: those that are not printable ASCII are shown as \xNN. */
-static struct json_object *visible(const void *id, size_t bytes) {
-    kvf_text text = {0};
-    const unsigned char *at = id;
-    for (size_t i = 0; i < bytes; i++)
-        kvf_text_add(&text, at[i] >= 0x20 && at[i] < 0x7f && at[i] != '\\' ? "%c" : "\\x%02x", at[i]);
-    struct json_object *value = text.failed ? NULL : json_object_new_string(text.data ? text.data : "");
-    kvf_text_free(&text);
-    return value;
-}
-
-const char *kvf_request_kind_name(kvf_request_kind kind) {
-    static const char *const names[] = {"none", "hold", "pull", "push", "expect", "connect"};
-    KVF_ASSERT(kind >= 0 && (size_t)kind < sizeof names / sizeof *names);
-    return names[kind];
 }
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
@@ -195,7 +183,7 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
     if (ticket) {
         add(line, "kind", json_object_new_string(kvf_request_kind_name(ticket->kind)));
         add(line, "ticket", json_object_new_uint64(ticket->number));
-        add(line, "request", visible(ticket->id, ticket->id_bytes));
+        add(line, "request", kvf_visible_id(ticket->id, ticket->id_bytes));
         add(line, "bytes", json_object_new_uint64(ticket->bytes));
         add(line, "age_ms",
             json_object_new_uint64((kvf_agent_now(agent) - ticket->created) / KVF_MILLISECOND));

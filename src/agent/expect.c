@@ -12,6 +12,7 @@
 #include "agent/histogram.h"
 #include "agent/push.h"
 #include "agent/terms.h"
+#include "agent/trace.h"
 #include "agent/verify.h"
 #include "model/model.h"
 #include "plan/plan.h"
@@ -121,6 +122,7 @@ static kvf_status ask(kvf_source *source) {
         status = say_tables(source, until);
     if (!status) {
         source->until = until;
+        kvf_trace_reach_peer(&expect->base, KVF_MOMENT_EXPECTED, session);
         session->next_beat =
             kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) + session->heartbeat_ns);
         kvf_agent_due(expect->base.agent, session->next_beat);
@@ -154,6 +156,7 @@ static void ask_all(kvf_asker *expect) {
         return;
     }
     expect->posted = kvf_agent_now(expect->base.agent);
+    kvf_trace_reach(&expect->base, KVF_MOMENT_POSTED);
     kvf_histogram_add(&expect->base.agent->stats.queue, expect->posted - expect->base.created);
     expect_check(expect);
 }
@@ -191,6 +194,7 @@ static void expect_check(kvf_asker *expect) {
     for (uint32_t i = 0; i < expect->source_count; i++)
         if (!expect->sources[i].written)
             return;
+    kvf_trace_reach(&expect->base, KVF_MOMENT_MOVED);
     if (expect->base.agent->options.verify)
         kvf_verify_start(expect);
     else
@@ -258,6 +262,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_call_drop(source->call); /* EXPECT, if its answer was lost: it has been heard */
     source->call = NULL;
     source->written = true;
+    kvf_trace_reach_peer(&expect->base, KVF_MOMENT_WRITTEN, session);
     expect->base.bytes += call->bytes;
     session->bytes_received += call->bytes;
     expect_check(expect);

@@ -14,6 +14,7 @@
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/push_shape.h"
+#include "agent/trace.h"
 #include "model/model.h"
 #include "shard/shard.h"
 
@@ -415,8 +416,12 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
         status = kvf_carry_push(&flow->carry, &flow->push->base,
                                 flow->packed ? KVF_WAY_PACKED : kvf_way_of(&flow->push->base), flow->request,
                                 plan->source, session, flow->generation, kvf_pace_start(&flow->push->base));
-    if (kvf_carry_is_there(&flow->carry))
+    if (kvf_carry_is_there(&flow->carry)) {
         DL_APPEND2(session->agent->moving_flows, flow, moving_prev, moving_next);
+        if (!flow->posted)
+            kvf_trace_reach_peer(&flow->push->base, KVF_MOMENT_POSTED, session);
+        flow->posted = true;
+    }
     if (status) {
         kvf_request_free(flow->request);
         flow->request = NULL;
@@ -472,6 +477,8 @@ static void tell(kvf_flow *flow) {
     }
     if (flow->withdrawn || flow->told || flow->heard)
         return;
+    if (flow->push && flow->groups)
+        kvf_trace_reach_peer(&flow->push->base, KVF_MOMENT_WRITTEN, session);
     kvf_call_body body = {.request = {flow->id, flow->id_bytes},
                           .generation = flow->generation,
                           .status = flow->status,

@@ -13,6 +13,7 @@
 #include "agent/early.h"
 #include "agent/hold.h"
 #include "agent/past.h"
+#include "agent/trace.h"
 #include "model/model.h"
 
 #define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
@@ -102,6 +103,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
     DL_APPEND(hold->readers, reader);
     DL_APPEND2(session->readers, reader, session_prev, session_next);
     session->reader_count++;
+    kvf_trace_reach_peer(&hold->base, KVF_MOMENT_GRANTED, session);
     *out = reader;
     return KVF_OK;
 }
@@ -198,8 +200,10 @@ static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t expecte
     if (outcome && (!hold->reader_failed || is_last_word(outcome)))
         hold->reader_failed = outcome;
     kvf_reader *reader = reader_of(hold, session);
-    if (reader)
+    if (reader) {
+        kvf_trace_reach_peer(&hold->base, KVF_MOMENT_RELEASED, session);
         kvf_reader_drop(reader);
+    }
     hold->lease_until =
         kvf_max_u64(hold->lease_until, kvf_agent_now(hold->base.agent) + hold->base.agent->options.lease_ns);
     end_if_complete(hold);
@@ -301,6 +305,7 @@ static void hold_ready(kvf_ticket *ticket, kvf_after *after) {
         return;
     uint64_t lease = hold->base.deadline - hold->base.created;
     hold->base.state = KVF_TICKET_HELD;
+    kvf_trace_reach(ticket, KVF_MOMENT_READY);
     if (!kvf_add(kvf_agent_now(hold->base.agent), lease, &hold->lease_until))
         hold->lease_until = UINT64_MAX;
     kvf_agent_due(hold->base.agent, hold->lease_until);
@@ -319,6 +324,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
                             KVF_E_TIMEOUT, "the reader gave no sign of life for the length of its lease");
             /* It may have read; its time to be counted from ends here. */
             hold->lease_until = kvf_max_u64(hold->lease_until, reader->until);
+            kvf_trace_reach_peer(&hold->base, KVF_MOMENT_EXPIRED, reader->session);
             kvf_reader_drop(reader);
         } else {
             until = kvf_max_u64(until, reader->until);
@@ -383,6 +389,8 @@ static kvf_status start_hold(kvf_agent *agent, const kvf_agent_request *request,
         *out = made->number;
     hold->base.state = hold->after ? KVF_TICKET_WAITING : KVF_TICKET_HELD;
     hold->lease_until = hold->base.deadline;
+    if (!hold->after)
+        kvf_trace_reach(made, KVF_MOMENT_READY);
     serve_early(hold);
     return KVF_OK;
 }

@@ -1,6 +1,8 @@
 /*
- * The log: lines with a level and a time, for whoever opened the agent.
+ * The log: lines with a level and a time, for whoever opened the agent, and the words in them.
  */
+#include <json.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "agent/agent.h"
@@ -26,4 +28,84 @@ void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text) {
         if (one[0])
             kvf_log_line_add(agent, level, time_ns, one);
     kvf_free(copy);
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+struct json_object *kvf_visible_id(const void *id, size_t bytes) {
+    kvf_text text = {0};
+    const unsigned char *at = id;
+    for (size_t i = 0; i < bytes; i++)
+        kvf_text_add(&text, at[i] >= 0x20 && at[i] < 0x7f && at[i] != '\\' ? "%c" : "\\x%02x", at[i]);
+    struct json_object *value = text.failed ? NULL : json_object_new_string(text.data ? text.data : "");
+    kvf_text_free(&text);
+    return value;
+}
+
+const char *kvf_request_kind_name(kvf_request_kind kind) {
+    static const char *const names[] = {"none", "hold", "pull", "push", "expect", "connect"};
+    KVF_ASSERT(kind >= 0 && (size_t)kind < sizeof names / sizeof *names);
+    return names[kind];
+}
+
+/* ---- lines for files ------------------------------------------------------------------------- */
+
+#define TIME_BYTES 40
+
+/* RFC 3339, UTC, microseconds. */
+static void write_time(uint64_t time_ns, char out[TIME_BYTES]) {
+    time_t seconds = (time_t)(time_ns / KVF_SECOND);
+    struct tm parts;
+    char date[32] = "";
+    if (gmtime_r(&seconds, &parts))
+        (void)strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
+    (void)snprintf(out, TIME_BYTES, "%s.%06lluZ", date, (unsigned long long)(time_ns % KVF_SECOND / 1000));
+}
+
+static const char *level_name(kvf_log_level level) {
+    return level >= KVF_LOG_WARNING ? "WARNING" : level >= KVF_LOG_INFO ? "INFO" : "DEBUG";
+}
+
+/* The members of a failure, or the text as one member. */
+static bool add_members(struct json_object *line, const char *text) {
+    struct json_object *failure = text[0] == '{' ? json_tokener_parse(text) : NULL;
+    if (!json_object_is_type(failure, json_type_object)) {
+        json_object_put(failure);
+        struct json_object *value = json_object_new_string(text);
+        return value && json_object_object_add(line, "text", value) == 0;
+    }
+    bool all = true;
+    json_object_object_foreach(failure, name, value) {
+        all = all && json_object_object_add(line, name, json_object_get(value)) == 0;
+    }
+    json_object_put(failure);
+    return all;
+}
+
+static void write_json(kvf_text *out, const char *when, const char *level, const char *text) {
+    struct json_object *line = json_object_new_object(), *time = json_object_new_string(when),
+                       *name = json_object_new_string(level);
+    bool all = line && time && name && json_object_object_add(line, "time", time) == 0 &&
+               json_object_object_add(line, "level", name) == 0 && add_members(line, text);
+    const char *words = all ? json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN) : NULL;
+    if (words)
+        kvf_text_add(out, "%s", words);
+    out->failed |= !words;
+    json_object_put(line);
+}
+
+kvf_status kvf_log_write(const kvf_log_line *line, kvf_log_form form, char *out, size_t out_bytes,
+                         size_t *length) {
+    if (!line || !line->text || (!out && out_bytes))
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !line ? "line" : !line->text ? "line->text" : "out");
+    if (form != KVF_LOG_TEXT && form != KVF_LOG_JSON)
+        return kvf_fail(KVF_E_INVALID, "form is %d; allowed are 0 (text) and 1 (JSON)", (int)form);
+    char when[TIME_BYTES];
+    kvf_text words = {0};
+    write_time(line->time_ns, when);
+    if (form == KVF_LOG_JSON)
+        write_json(&words, when, level_name(line->level), line->text);
+    else
+        kvf_text_add(&words, "%s %s %s", when, level_name(line->level), line->text);
+    return kvf_text_give(&words, out, out_bytes, length);
 }

@@ -17,6 +17,7 @@
 #include "agent/peers.h"
 #include "agent/pull.h"
 #include "agent/terms.h"
+#include "agent/trace.h"
 #include "agent/verify.h"
 #include "model/model.h"
 
@@ -73,6 +74,7 @@ static kvf_status take_tables(kvf_source *source, const kvf_answer *answer) {
 static void pull_move(kvf_pull *pull);
 
 static void all_granted(kvf_pull *pull) {
+    kvf_trace_reach(&pull->base, KVF_MOMENT_GRANTED);
     pull->base.state = KVF_TICKET_RESERVED;
     if (pull->base.groups)
         pull_move(pull);
@@ -81,6 +83,7 @@ static void all_granted(kvf_pull *pull) {
 void kvf_pull_granted(kvf_source *source) {
     kvf_pull *pull = pull_of(&source->ticket->base);
     source->settled = true;
+    kvf_trace_reach_peer(&pull->base, KVF_MOMENT_GRANTED, source->session);
     kvf_agent_due(pull->base.agent, source->until);
     for (uint32_t i = 0; i < pull->asker.source_count; i++)
         if (!pull->asker.sources[i].settled)
@@ -161,6 +164,8 @@ static void release_all(kvf_pull *pull, kvf_status outcome) {
         kvf_source *source = &pull->asker.sources[i];
         if (!source->session || source->session->state == KVF_SESSION_LOST)
             continue;
+        if (source->generation)
+            kvf_trace_reach_peer(&pull->base, KVF_MOMENT_RELEASED, source->session);
         kvf_call_body body = {.request = {pull->base.id, pull->base.id_bytes},
                               .rank_count = source->target->expected_ranks,
                               .generation = source->generation,
@@ -253,7 +258,9 @@ static void list_sources(const kvf_pull *pull, kvf_session **sessions, uint64_t 
 }
 
 static kvf_status start_carry(kvf_pull *pull) {
+    kvf_trace_reach(&pull->base, KVF_MOMENT_BEGUN);
     kvf_status status = set_request(pull);
+    kvf_trace_reach(&pull->base, KVF_MOMENT_PLANNED);
     uint32_t count = kvf_plan_source_count(pull->asker.remote->plan);
     kvf_session **sessions = kvf_alloc0(count, sizeof(*sessions));
     uint64_t *permissions = kvf_alloc0(count, sizeof *permissions);
@@ -306,6 +313,7 @@ static void pull_move(kvf_pull *pull) {
     }
     kvf_histogram_add(&agent->stats.queue, pull->asker.posted - pull->base.created);
     kvf_histogram_add(&agent->stats.post, kvf_agent_now(agent) - pull->asker.posted);
+    kvf_trace_reach(&pull->base, KVF_MOMENT_POSTED);
     agent->again = true;
 }
 
@@ -371,6 +379,8 @@ void kvf_pull_poll(kvf_pull *pull) {
     char why[512], detail[1024];
     (void)snprintf(why, sizeof why, "%s", status ? kvf_error_detail() : "");
     end_carry(pull);
+    if (!status)
+        kvf_trace_reach(&pull->base, KVF_MOMENT_MOVED);
     (void)snprintf(detail, sizeof detail, "reading from %s failed with %s after %llu bytes: %s",
                    pull->asker.remote ? pull->asker.remote->name : "a producer", kvf_status_name(status),
                    (unsigned long long)pull->base.bytes, why);

@@ -13,6 +13,7 @@
 #include "agent/early.h"
 #include "agent/past.h"
 #include "agent/push.h"
+#include "agent/trace.h"
 
 static kvf_push *push_of(kvf_ticket *ticket) {
     return (kvf_push *)ticket;
@@ -70,10 +71,12 @@ static void take(kvf_push *push, kvf_flow *flow) {
     flow->push = push;
     push->base.agent->due = 0; /* when it ends is the push's to see to now */
     DL_APPEND(push->flows, flow);
-    if (flow->groups)
+    if (flow->groups) {
+        kvf_trace_reach_peer(&push->base, KVF_MOMENT_EXPECTED, flow->session);
         kvf_flow_pump(flow);
-    else
+    } else {
         served(flow);
+    }
 }
 
 static kvf_status check_expect(const kvf_session *session, const kvf_call_body *call) {
@@ -159,6 +162,8 @@ static void hear_words(kvf_push *push) {
         push->ready = push->words->ready;
         drop_word(push, push->words);
     }
+    if (push->ready.tokens >= push->total_tokens)
+        kvf_trace_reach(&push->base, KVF_MOMENT_READY);
     kvf_flow *flow, *next;
     if (news)
         DL_FOREACH_SAFE(push->flows, flow, next) {

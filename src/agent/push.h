@@ -55,6 +55,7 @@ struct kvf_flow {
     kvf_request *request;
     kvf_carry carry;
     uint64_t bytes, bytes_packed, runs;
+    bool posted;       /* some of it was under way */
     bool packed;       /* so the consumer wants it: it is written in no other way */
     bool over;         /* nothing will be written any more */
     kvf_status status; /* why it failed */

@@ -5,7 +5,7 @@
 
 #include "agent/past.h"
 #include "agent/terms.h"
-#include "agent/ticket.h"
+#include "agent/trace.h"
 
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
 
@@ -185,6 +185,7 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
         return status;
     }
     agent->next_ticket = ticket->number;
+    kvf_trace_begin(ticket);
     agent->stats.requests_now[kind]++;
     kvf_agent_due(agent, ticket->deadline);
     *out = ticket;
@@ -239,6 +240,7 @@ static void free_asker(kvf_asker *ticket) {
 
 void kvf_ticket_free(kvf_ticket *ticket) {
     kvf_agent *agent = ticket->agent;
+    kvf_trace_end(ticket);
     kvf_ticket_unlist(ticket);
     if (ticket->state == KVF_TICKET_OVER)
         DL_DELETE2(agent->over, ticket, over_prev, over_next);
@@ -383,6 +385,7 @@ kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64
 }
 
 void kvf_ticket_met(kvf_asker *ticket) {
+    kvf_trace_reach(&ticket->base, KVF_MOMENT_MET);
     kvf_status status = kvf_ticket_attach(ticket);
     if (!status)
         status = kvf_terms_check(ticket->remote, ticket->base.groups);

@@ -13,6 +13,7 @@
 #include "agent/push.h"
 #include "agent/push_shape.h"
 #include "agent/terms.h"
+#include "agent/trace.h"
 #include "agent/verify.h"
 #include "model/model.h"
 #include "shard/shard.h"
@@ -57,6 +58,7 @@ static void fail(struct kvf_check *check, kvf_status status) {
 
 static void passed(kvf_asker *ticket) {
     kvf_verify_stop(ticket);
+    kvf_trace_reach(&ticket->base, KVF_MOMENT_CHECKED);
     ticket->base.ops->verified(&ticket->base);
 }
 
@@ -243,6 +245,7 @@ static void ask_next(struct kvf_check *check) {
 }
 
 void kvf_verify_start(kvf_asker *ticket) {
+    kvf_trace_reach(&ticket->base, KVF_MOMENT_CHECKING);
     ticket->base.state = KVF_TICKET_VERIFYING;
     struct kvf_check *check = kvf_alloc0(1, sizeof *check);
     uint64_t *theirs = kvf_alloc(STEPS_AT_ONCE, sizeof *theirs);

@@ -55,3 +55,13 @@ if [ -x "$root/bin/kvferry" ]; then
     "$root/bin/kvferry" --version
 fi
 echo "ok: names and command"
+
+# What was installed goes again, and what others have put there stays.
+touch "$root/include/others.h"
+DESTDIR=$work/stage "$here/../../scripts/uninstall" "$build" >"$work/uninstall.log"
+left=$(find "$work/stage" \( -type f -o -type l -o -name 'kvferry*' \))
+if [ "$left" != "$root/include/others.h" ]; then
+    echo "left by uninstall: $left"
+    exit 1
+fi
+echo "ok: uninstalled"

@@ -1,0 +1,364 @@
+"""Joins the traces of several agents: one request's times on both sides, on one clock.
+
+    python -m kvferry.trace prefill.json decode.json -o both.json
+    python -m kvferry.trace prefill.json decode.json --otlp -o spans.json
+
+Each file is what kvf_agent_trace() or Agent.trace() gave. The others are brought to the clock of the first;
+Perfetto (ui.perfetto.dev) and chrome://tracing open the result. `--otlp` writes OpenTelemetry's spans as its
+JSON for collectors, and send_spans() hands them to the OpenTelemetry that the process has set up.
+
+Clocks are joined by what agents say of each other's: the offset by the smallest round trip of their messages.
+Where no file says anything of another one's clock, even over a third, the wall clocks of both agents are taken,
+and a note says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Joined", "Side", "join", "otlp", "read", "send_spans"]
+
+# What one side says and the other hears of the same thing: (name, kind that says it, kind that hears it).
+ARROWS = (
+    ("granted", "hold", "pull"),
+    ("released", "pull", "hold"),
+    ("expected", "expect", "push"),
+    ("written", "push", "expect"),
+)
+
+Name = tuple[str, int]  # an engine and a rank
+TraceEvent = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The trace of one agent.
+
+    Attributes:
+        name: its engine and rank
+        origin: nanoseconds of its clock at time 0 of the trace
+        unix: the same moment since 1970, by its wall clock
+        events: as in the file
+        clocks: of each rank of a peer its clock minus ours, and how far off that may be, in nanoseconds
+    """
+
+    name: Name
+    origin: int
+    unix: int
+    events: list[TraceEvent]
+    clocks: dict[Name, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several traces on the clock of the first.
+
+    Attributes:
+        events: of all of them, in Chrome's format; a process is a trace, by its place in the list
+        unix: nanoseconds since 1970 at time 0
+        sides: their names
+        notes: what makes times less sure
+    """
+
+    events: list[TraceEvent]
+    unix: int
+    sides: list[Name]
+    notes: list[str]
+
+    def chrome(self) -> str:
+        """The text of a file that Perfetto opens."""
+        data = {"origin_unix_ns": self.unix, "notes": self.notes}
+        return json.dumps({"traceEvents": self.events, "otherData": data, "displayTimeUnit": "ns"}) + "\n"
+
+
+def _nanoseconds(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def read(text: str) -> Side:
+    """Reads what Agent.trace() gave. ValueError: it is no such trace, and why."""
+    try:
+        trace = json.loads(text)
+        data, events = trace["otherData"], trace["traceEvents"]
+        clocks: dict[Name, tuple[int, int]] = {}
+        for event in events:
+            known = event["args"]
+            if event.get("cat") == "peer" and "clock_error_ns" in known:
+                peer = (str(known["engine"]), int(known["rank"]))
+                found = (int(known["clock_offset_ns"]), int(known["clock_error_ns"]))
+                clocks[peer] = min(found, clocks.get(peer, found), key=lambda clock: clock[1])
+        return Side(
+            (str(data["engine"]), int(data["rank"])),
+            int(data["origin_ns"]),
+            int(data["origin_unix_ns"]),
+            events,
+            clocks,
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"no trace of an agent: {type(error).__name__} {error}") from error
+
+
+# ---- clocks
+
+
+def _offset(one: Side, other: Side) -> tuple[int, int] | None:
+    """What is added to the other's clock for ours, and how far off that may be; None: neither knows."""
+    found = []
+    if other.name in one.clocks:
+        offset, error = one.clocks[other.name]
+        found.append((-offset, error))
+    if one.name in other.clocks:
+        found.append(other.clocks[one.name])
+    return min(found, key=lambda clock: clock[1], default=None)
+
+
+def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
+    """What is added to each one's clock for the first's, and notes on those that could not be joined."""
+    known: dict[int, tuple[int, int]] = {0: (0, 0)}
+    while True:  # from those that are known to the next, by the surest step
+        steps = [
+            (known[a][1] + step[1], b, known[a][0] + step[0])
+            for a in known
+            for b in range(len(sides))
+            if b not in known and (step := _offset(sides[a], sides[b])) is not None
+        ]
+        if not steps:
+            break
+        error, b, offset = min(steps)
+        known[b] = (offset, error)
+    offsets, notes = [], []
+    for i, side in enumerate(sides):
+        wall = (side.unix - side.origin) - (sides[0].unix - sides[0].origin)
+        if i not in known:
+            notes.append(f"{side.name[0]} rank {side.name[1]}: joined by wall clocks, for nobody met it")
+        elif i > 0:
+            notes.append(f"{side.name[0]} rank {side.name[1]}: its clock to within {known[i][1]} ns")
+        offsets.append(known.get(i, (wall, 0))[0])
+    return offsets, notes
+
+
+# ---- joining
+
+
+def _arrows(
+    sides: Sequence[Side], events: Sequence[TraceEvent], kinds: Mapping[tuple[int, int], str]
+) -> Iterator[TraceEvent]:
+    """From what one side says to where the other hears it."""
+    places = {side.name: i + 1 for i, side in enumerate(sides)}
+    said: dict[tuple[str, str, int, int], list[tuple[str, TraceEvent]]] = {}
+    for event in events:
+        if event.get("cat") != "peer":
+            continue
+        args = event["args"]
+        peer = places.get((args["engine"], args["rank"]))
+        if peer is not None:
+            kind = kinds[event["pid"], event["tid"]]
+            said.setdefault((event["name"], args["request"], event["pid"], peer), []).append((kind, event))
+    number = 0
+    for name, says, hears in ARROWS:
+        for (moment, request, one, other), begun in said.items():
+            begins = [event for kind, event in begun if moment == name and kind == says]
+            ends = [event for kind, event in said.get((name, request, other, one), []) if kind == hears]
+            for begin, end in zip(begins, ends, strict=False):
+                number += 1
+                common = {"cat": "peer", "name": name, "id": number, "args": {"request": request}}
+                for phase, at in (("s", begin), ("f", end)):
+                    arrow = {"ph": phase, **common, "pid": at["pid"], "tid": at["tid"], "ts": at["ts"]}
+                    yield {**arrow, "bp": "e"} if phase == "f" else arrow
+
+
+def join(sides: Sequence[Side]) -> Joined:
+    """Brings traces to the clock of the first, with arrows between the two sides of a request."""
+    if not sides:
+        raise ValueError("no trace is given")
+    offsets, notes = _offsets(sides)
+    starts = [side.origin + offset for side, offset in zip(sides, offsets, strict=True)]
+    origin = min(starts)
+    events: list[TraceEvent] = []
+    kinds: dict[tuple[int, int], str] = {}
+    for place, (side, start) in enumerate(zip(sides, starts, strict=True), 1):
+        for event in side.events:
+            moved = {**event, "pid": place}
+            if "ts" in event:
+                moved["ts"] = (_nanoseconds(event["ts"]) + start - origin) / 1000
+            if event.get("cat") == "request":
+                kinds[place, event["tid"]] = event["name"]
+            events.append(moved)
+    events += list(_arrows(sides, events, kinds))
+    unix = sides[0].unix - sides[0].origin + origin
+    return Joined(events, unix, [side.name for side in sides], notes)
+
+
+# ---- OpenTelemetry
+
+
+@dataclass
+class _Span:
+    name: str
+    side: Name
+    begin: int  # nanoseconds since 1970
+    end: int
+    attributes: dict[str, str | int]
+    moments: list[tuple[int, str, dict[str, str | int]]]
+    phases: list[_Span]
+
+
+def _spans(joined: Joined) -> list[_Span]:
+    """The requests, each with its phases."""
+    requests: dict[tuple[int, int], _Span] = {}
+    rest: list[TraceEvent] = []
+    for event in joined.events:
+        if event.get("cat") == "request":
+            requests[event["pid"], event["tid"]] = _span(joined, event)
+        elif event.get("cat") in ("phase", "peer", "blocks") and event["ph"] in "Xi":
+            rest.append(event)
+    for event in rest:
+        request = requests[event["pid"], event["tid"]]
+        if event["cat"] == "phase":
+            request.phases.append(_span(joined, event))
+        else:
+            at = joined.unix + _nanoseconds(event["ts"])
+            request.moments.append((at, event["name"], _attributes(event)))
+    return list(requests.values())
+
+
+def _attributes(event: TraceEvent) -> dict[str, str | int]:
+    return {f"kvferry.{name}": value for name, value in event["args"].items()}
+
+
+def _span(joined: Joined, event: TraceEvent) -> _Span:
+    begin = joined.unix + _nanoseconds(event["ts"])
+    end = begin + _nanoseconds(event["dur"])
+    side = joined.sides[event["pid"] - 1]
+    return _Span(event["name"], side, begin, end, _attributes(event), [], [])
+
+
+def _digest(length: int, *words: object) -> str:
+    text = "\0".join(str(word) for word in words)
+    return hashlib.blake2b(text.encode(), digest_size=length).hexdigest()
+
+
+def _otlp_attributes(attributes: Mapping[str, str | int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": key,
+            "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)},
+        }
+        for key, value in attributes.items()
+    ]
+
+
+def _otlp_span(span: _Span, request: str, parent: str | None, number: object) -> dict[str, Any]:
+    failed = str(span.attributes.get("kvferry.status", "KVF_OK")) not in ("KVF_OK", "KVF_IN_PROGRESS")
+    written = {
+        "traceId": _digest(16, request),
+        "spanId": _digest(8, request, *span.side, number),
+        "name": span.name,
+        "kind": 1,  # internal
+        "startTimeUnixNano": str(span.begin),
+        "endTimeUnixNano": str(span.end),
+        "attributes": _otlp_attributes(span.attributes),
+        "events": [
+            {"timeUnixNano": str(at), "name": name, "attributes": _otlp_attributes(attributes)}
+            for at, name, attributes in span.moments
+        ],
+        "status": {"code": 2, "message": span.attributes.get("kvferry.detail", "")} if failed else {},
+    }
+    return {**written, "parentSpanId": parent} if parent else written
+
+
+def otlp(joined: Joined) -> str:
+    """The spans as OTLP's JSON (an ExportTraceServiceRequest): a trace is a request, on all sides.
+
+    The trace id follows from the request's id alone: traces that each side sends for itself come together, too.
+    """
+    resources: dict[Name, list[dict[str, Any]]] = {side: [] for side in joined.sides}
+    for span in _spans(joined):
+        request = str(span.attributes["kvferry.request"])
+        top = _otlp_span(span, request, None, span.attributes["kvferry.ticket"])
+        resources[span.side].append(top)
+        for i, phase in enumerate(span.phases):
+            number = f"{span.attributes['kvferry.ticket']} {i}"
+            resources[span.side].append(_otlp_span(phase, request, top["spanId"], number))
+    written = [
+        {
+            "resource": {
+                "attributes": _otlp_attributes(
+                    {"service.name": "kvferry", "kvferry.engine": engine, "kvferry.rank": rank}
+                )
+            },
+            "scopeSpans": [{"scope": {"name": "kvferry"}, "spans": spans}],
+        }
+        for (engine, rank), spans in resources.items()
+    ]
+    return json.dumps({"resourceSpans": written}) + "\n"
+
+
+def send_spans(joined: Joined) -> int:
+    """Hands the spans to the OpenTelemetry that this process has set up, by its tracer "kvferry".
+
+    Returns how many there were. Ids are that OpenTelemetry's own; that of the request is the attribute
+    "kvferry.request".
+
+    Raises ImportError: the package opentelemetry-api is not installed.
+    """
+    from opentelemetry import trace
+
+    tracer = trace.get_tracer("kvferry")
+    count = 0
+    for span in _spans(joined):
+        attributes = {**span.attributes, "kvferry.engine": span.side[0], "kvferry.rank": span.side[1]}
+        top = tracer.start_span(span.name, start_time=span.begin, attributes=attributes)
+        for at, name, told in span.moments:
+            top.add_event(name, told, timestamp=at)
+        if "kvferry.detail" in attributes:
+            top.set_status(trace.StatusCode.ERROR, str(attributes["kvferry.detail"]))
+        context = trace.set_span_in_context(top)
+        for phase in span.phases:
+            tracer.start_span(phase.name, context, start_time=phase.begin).end(phase.end)
+        top.end(span.end)
+        count += 1 + len(span.phases)
+    return count
+
+
+# ---- the command
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kvferry.trace", description="Joins the traces of agents.")
+    parser.add_argument("trace", nargs="+", type=Path, help="a file of Agent.trace() or kvf_agent_trace()")
+    parser.add_argument("-o", "--output", type=Path, help="where to; otherwise the standard output")
+    parser.add_argument("--otlp", action="store_true", help="OpenTelemetry's spans as OTLP JSON")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """The command: 0, or 1 with a sentence on the standard error."""
+    arguments = _arguments(given)
+    sides = []
+    for path in arguments.trace:
+        try:
+            sides.append(read(path.read_text()))
+        except (OSError, ValueError) as error:
+            print(f"kvferry.trace: {path}: {error}", file=sys.stderr)
+            return 1
+    joined = join(sides)
+    for note in joined.notes:
+        print(f"kvferry.trace: {note}", file=sys.stderr)
+    text = otlp(joined) if arguments.otlp else joined.chrome()
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        arguments.output.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The times of requests on both sides, joined: real pulls and pushes between two agents."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinates import (
+    DECODE_TABLE,
+    PREFILL_TABLE,
+    TOKENS,
+    decode_engine,
+    fill,
+    prefill_engine,
+    small_model,
+    wrong_cells,
+)
+from kvferry import Agent, EventKind, GroupSteps, InvalidError, LogForm, LogLevel, LogLine
+from kvferry.trace import Joined, join, otlp, read, send_spans
+
+HELD = [GroupSteps(PREFILL_TABLE, 0, TOKENS)]
+WANTED = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
+SECOND = 1_000_000_000
+
+
+def ended(agent: Agent, ticket: int) -> None:
+    while True:
+        event = agent.wait_event(30)
+        assert event is not None
+        if event.ticket == ticket:
+            assert event.kind is EventKind.DONE, event
+            return
+
+
+@pytest.fixture(scope="module")
+def traces() -> tuple[str, str]:
+    """Of a producer and a consumer, between which "pulled" was pulled and "pushed" was pushed."""
+    model = small_model()
+    prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
+    with Agent(prefill, trace_requests=8) as producer, Agent(decode, trace_requests=8) as consumer:
+        theirs, ours = producer.allocate_regions(), consumer.allocate_regions()
+        producer.register(theirs)
+        consumer.register(ours)
+        for request in ("pulled", "pushed"):
+            fill(prefill.shard(0), theirs, PREFILL_TABLE)
+            ours[0][:] = 0
+            if request == "pulled":
+                giving = producer.hold(request, HELD)
+                taking = consumer.pull(request, producer.contact, WANTED)
+            else:
+                taking = consumer.expect(request, producer.contact, WANTED)
+                giving = producer.push(request, HELD)
+                producer.push_ready(giving)
+            ended(consumer, taking)
+            ended(producer, giving)
+            assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
+        return producer.trace(), consumer.trace()
+
+
+def moments(joined: Joined, request: str) -> dict[tuple[str, str], float]:
+    """By engine and name, of what the two said of each other."""
+    found = {}
+    for event in joined.events:
+        if event["ph"] == "i" and event["args"].get("request") == request:
+            found[joined.sides[event["pid"] - 1][0], event["name"]] = event["ts"]
+    return found
+
+
+def sure_to(*texts: str) -> float:
+    """Microseconds that a joined clock may be off, at most."""
+    return max(error for text in texts for _, error in read(text).clocks.values()) / 1000
+
+
+def order(joined: Joined, sure: float) -> list[bool]:
+    """Whether each thing was said before it was heard, as far as the clocks can tell."""
+    pulled, pushed = moments(joined, "pulled"), moments(joined, "pushed")
+    return [
+        pulled["prefill", "granted"] <= pulled["decode", "granted"] + sure,
+        pulled["decode", "granted"] <= pulled["decode", "released"],
+        pulled["decode", "released"] <= pulled["prefill", "released"] + sure,
+        pushed["decode", "expected"] <= pushed["prefill", "expected"] + sure,
+        pushed["prefill", "expected"] <= pushed["prefill", "posted"],
+        pushed["prefill", "posted"] <= pushed["prefill", "written"],
+        pushed["prefill", "written"] <= pushed["decode", "written"] + sure,
+    ]
+
+
+def without_clocks(text: str) -> str:
+    trace = json.loads(text)
+    for event in trace["traceEvents"]:
+        event["args"].pop("clock_error_ns", None)
+    return json.dumps(trace)
+
+
+def on_another_clock(text: str, ahead: int, wall: int, seen: int) -> str:
+    """As if the agent's clock were ahead, its wall clock too, and its peers' seen from there."""
+    trace = json.loads(text)
+    trace["otherData"]["origin_ns"] += ahead
+    trace["otherData"]["origin_unix_ns"] += wall
+    for event in trace["traceEvents"]:
+        if "clock_offset_ns" in event["args"]:
+            event["args"]["clock_offset_ns"] += seen
+    return json.dumps(trace)
+
+
+def test_both_sides_of_a_pull_and_a_push_are_in_order(traces: tuple[str, str]) -> None:
+    joined = join([read(trace) for trace in traces])
+    assert joined.sides == [("prefill", 0), ("decode", 0)]
+    sure = sure_to(*traces)
+    assert all(order(joined, sure)), order(joined, sure)
+
+
+def test_a_joined_trace_has_what_perfetto_needs(traces: tuple[str, str], tmp_path: Path) -> None:
+    files = [tmp_path / "prefill.json", tmp_path / "decode.json"]
+    for file, trace in zip(files, traces, strict=True):
+        file.write_text(trace)
+    command = [sys.executable, "-m", "kvferry.trace", *map(str, files), "-o", str(tmp_path / "both.json")]
+    subprocess.run(command, check=True, timeout=60, cwd=tmp_path)
+    trace = json.loads((tmp_path / "both.json").read_text())
+    arrows: dict[str, list[Any]] = {"s": [], "f": []}
+    for event in trace["traceEvents"]:
+        assert (
+            isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        )
+        if event["ph"] == "M":
+            assert isinstance(event["args"]["name"], str)
+            continue
+        assert event["ts"] >= 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] in "Xisf"
+        arrows.get(event["ph"], []).append(event)
+    assert {event["pid"] for event in trace["traceEvents"]} == {1, 2}
+    assert [event["name"] for event in arrows["s"]] == ["granted", "released", "expected", "written"]
+    for begin, end in zip(arrows["s"], arrows["f"], strict=True):
+        assert (
+            begin["id"] == end["id"]
+            and begin["pid"] != end["pid"]
+            and begin["ts"] <= end["ts"] + sure_to(*traces)
+        )
+
+
+def test_clocks_that_differ_are_joined_by_what_agents_say_of_them(traces: tuple[str, str]) -> None:
+    prefill, decode = traces
+    ahead = 3600 * SECOND
+    skewed = on_another_clock(decode, ahead, 0, -ahead), on_another_clock(prefill, 0, 0, ahead)
+    there, here = join([read(skewed[1]), read(skewed[0])]), join([read(prefill), read(decode)])
+    assert moments(there, "pulled") == pytest.approx(moments(here, "pulled"), abs=0.01)
+    assert all(order(there, sure_to(*traces)))
+    # Where nobody says anything of the other's clock, only wall clocks are left, and these may be wrong.
+    wrong = on_another_clock(without_clocks(decode), ahead, -ahead, 0)
+    blind = join([read(without_clocks(prefill)), read(wrong)])
+    assert "wall clocks" in blind.notes[0]
+    assert not all(order(blind, sure_to(*traces)))
+
+
+def test_spans_are_those_of_otlp(traces: tuple[str, str]) -> None:
+    joined = join([read(trace) for trace in traces])
+    spans = [
+        span
+        for resource in json.loads(otlp(joined))["resourceSpans"]
+        for span in resource["scopeSpans"][0]["spans"]
+    ]
+    assert len({span["spanId"] for span in spans}) == len(spans)
+    by_id = {span["spanId"]: span for span in spans}
+    tops = [span for span in spans if "parentSpanId" not in span]
+    assert sorted(span["name"] for span in tops) == ["expect", "hold", "pull", "push"]
+    traced = {span["name"]: span["traceId"] for span in tops}
+    assert traced["hold"] == traced["pull"] != traced["push"] == traced["expect"]
+    for span in spans:
+        assert len(span["traceId"]) == 32 and len(span["spanId"]) == 16
+        assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
+        if "parentSpanId" in span:
+            parent = by_id[span["parentSpanId"]]
+            assert parent["traceId"] == span["traceId"]
+            assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
+            assert int(span["endTimeUnixNano"]) <= int(parent["endTimeUnixNano"])
+
+
+def test_spans_go_to_the_opentelemetry_of_the_process(traces: tuple[str, str]) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip(
+        "opentelemetry.sdk.trace.export.in_memory_span_exporter"
+    ).InMemorySpanExporter()
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(export))
+    trace.set_tracer_provider(provider)
+    joined = join([read(text) for text in traces])
+    assert send_spans(joined) == len(export.get_finished_spans())
+    spans = {span.name: span for span in export.get_finished_spans()}
+    pull, moving = spans["pull"], spans["planning"]
+    assert moving.parent.span_id == pull.context.span_id
+    assert pull.start_time <= moving.start_time <= moving.end_time <= pull.end_time
+    assert pull.attributes["kvferry.request"] == "pulled"
+    assert [event.name for event in pull.events if event.name != "freed"] == ["granted", "released"]
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="otherData"):
+        read("{}")
+    with pytest.raises(ValueError, match="no trace is given"):
+        join([])
+    (tmp_path / "text").write_text("text")
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvferry.trace", str(tmp_path / "text")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 1 and "no trace of an agent" in ran.stderr
+    with (
+        Agent(prefill_engine(small_model(), tp_size=1)) as agent,
+        pytest.raises(InvalidError, match="trace_requests"),
+    ):
+        agent.trace()
+
+
+def test_a_line_of_the_log_is_text_or_json() -> None:
+    line = LogLine(LogLevel.WARNING, 1795377901.25, '{"failure":"request"}')
+    assert line.write() == '2026-11-22T20:05:01.250000Z WARNING {"failure":"request"}'
+    assert json.loads(line.write(LogForm.JSON)) == {
+        "time": "2026-11-22T20:05:01.250000Z",
+        "level": "WARNING",
+        "failure": "request",
+    }

@@ -1,0 +1,349 @@
+/* The times of a request on both sides, as a trace; and lines of the log for files. */
+#include <json.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "push_scene.h"
+
+#define FEW 2u
+#define MANY 70u
+
+/* ---- reading a trace ------------------------------------------------------------------------- */
+
+typedef struct trace {
+    struct json_object *all;
+    int64_t origin_ns;
+} trace;
+
+static struct json_object *member(struct json_object *object, const char *name, json_type type) {
+    struct json_object *value = NULL;
+    if (!json_object_object_get_ex(object, name, &value) || !json_object_is_type(value, type))
+        fail_msg("no %s \"%s\" in %s", json_type_to_name(type), name, json_object_to_json_string(object));
+    return value;
+}
+
+static const char *text_of(struct json_object *object, const char *name) {
+    return json_object_get_string(member(object, name, json_type_string));
+}
+
+static bool is(struct json_object *object, const char *name, const char *text) {
+    struct json_object *value = NULL;
+    return json_object_object_get_ex(object, name, &value) &&
+           strcmp(json_object_get_string(value), text) == 0;
+}
+
+static trace trace_of(kvf_agent *agent) {
+    size_t length, again;
+    assert_ok(kvf_agent_trace(agent, NULL, 0, &length));
+    char *text = malloc(length + 1024); /* what is under way becomes longer */
+    assert_ok(kvf_agent_trace(agent, text, length + 1024, &again));
+    assert_int_equal(again, strlen(text));
+    trace t = {.all = json_tokener_parse(text)};
+    assert_non_null(t.all);
+    t.origin_ns = json_object_get_int64(
+        member(member(t.all, "otherData", json_type_object), "origin_ns", json_type_int));
+    free(text);
+    return t;
+}
+
+static size_t event_count(const trace *t) {
+    return json_object_array_length(member(t->all, "traceEvents", json_type_array));
+}
+
+static struct json_object *event_at(const trace *t, size_t i) {
+    return json_object_array_get_idx(member(t->all, "traceEvents", json_type_array), i);
+}
+
+/* The first event of that category and name whose thread is a ticket; NULL: there is none. */
+static struct json_object *find(const trace *t, uint64_t ticket, const char *category, const char *name) {
+    for (size_t i = 0; i < event_count(t); i++) {
+        struct json_object *event = event_at(t, i);
+        if (is(event, "cat", category) && is(event, "name", name) &&
+            json_object_get_uint64(member(event, "tid", json_type_int)) == ticket)
+            return event;
+    }
+    return NULL;
+}
+
+/* Nanoseconds of the machine's clock: that of both sides, in one process. */
+static int64_t time_of(const trace *t, struct json_object *event) {
+    assert_non_null(event);
+    double us = json_object_get_double(member(event, "ts", json_type_double));
+    return t->origin_ns + (int64_t)(us * 1000 + 0.5);
+}
+
+static int64_t end_of(const trace *t, struct json_object *event) {
+    double us = json_object_get_double(member(event, "dur", json_type_double));
+    return time_of(t, event) + (int64_t)(us * 1000 + 0.5);
+}
+
+/* When a thing happened between a request and rank 0 of the peer. */
+static int64_t moment(const trace *t, uint64_t ticket, const char *name) {
+    for (size_t i = 0; i < event_count(t); i++) {
+        struct json_object *event = event_at(t, i);
+        if (is(event, "cat", "peer") && is(event, "name", name) &&
+            is(member(event, "args", json_type_object), "rank", "0") &&
+            json_object_get_uint64(member(event, "tid", json_type_int)) == ticket)
+            return time_of(t, event);
+    }
+    fail_msg("ticket %llu has no \"%s\" in %s", (unsigned long long)ticket, name,
+             json_object_to_json_string(t->all));
+    return 0;
+}
+
+/* Phases follow each other without a gap, in this order, from the beginning of the request to its end. */
+static void check_phases(const trace *t, uint64_t ticket, const char *kind, const char *const *phases) {
+    struct json_object *request = find(t, ticket, "request", kind);
+    int64_t at = time_of(t, request);
+    for (; *phases; phases++) {
+        struct json_object *phase = find(t, ticket, "phase", *phases);
+        if (!phase)
+            fail_msg("no phase \"%s\"", *phases);
+        if (time_of(t, phase) != at)
+            fail_msg("phase \"%s\" begins at %lld, and the one before ended at %lld: %s", *phases,
+                     (long long)time_of(t, phase), (long long)at, json_object_to_json_string(t->all));
+        at = end_of(t, phase);
+        assert_true(at >= time_of(t, phase));
+    }
+    assert_int_equal(at, end_of(t, request));
+}
+
+/* What Perfetto and others need of each event. */
+static void check_form(const trace *t) {
+    for (size_t i = 0; i < event_count(t); i++) {
+        struct json_object *event = event_at(t, i);
+        const char *ph = text_of(event, "ph");
+        (void)text_of(event, "name");
+        (void)member(event, "pid", json_type_int);
+        (void)member(event, "tid", json_type_int);
+        (void)member(event, "args", json_type_object);
+        if (strcmp(ph, "M") == 0)
+            continue;
+        assert_true(json_object_get_double(member(event, "ts", json_type_double)) >= 0);
+        if (strcmp(ph, "X") == 0)
+            assert_true(json_object_get_double(member(event, "dur", json_type_double)) >= 0);
+        else
+            assert_string_equal(text_of(event, "s"), "t");
+    }
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static const kvf_agent_options traced = {.struct_size = sizeof traced, .trace_requests = 64};
+
+/* All is there and right; the agents are still open. */
+static void finish(push_scene *v) {
+    world_all_done(&v->w, &v->w.d, v->expects);
+    world_all_done(&v->w, &v->w.p, v->pushes);
+    assert_int_equal(world_wrong_cells(&v->w, &v->w.d, &v->wanted, 2), 0);
+    world_quiet(&v->w);
+}
+
+static void a_pull_is_told_on_both_sides_and_in_order(void **state) {
+    (void)state;
+    static const char *const pull[] = {"meeting", "asking",  "waiting",  "planning", "posting",
+                                       "moving",  "arrived", "noticing", NULL};
+    static const char *const hold[] = {"preparing", "held", "noticing", NULL};
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &traced);
+    world_hold(&v.w.p, &v.given, v.pushes);
+    world_pull(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    finish(&v);
+    trace p = trace_of(v.w.p.agents[0]), d = trace_of(v.w.d.agents[0]);
+    check_form(&p);
+    check_form(&d);
+    check_phases(&d, v.expects[0], "pull", pull);
+    check_phases(&p, v.pushes[0], "hold", hold);
+    int64_t lent = moment(&p, v.pushes[0], "granted"), back = moment(&p, v.pushes[0], "released");
+    int64_t moving = time_of(&d, find(&d, v.expects[0], "phase", "moving"));
+    int64_t moved = end_of(&d, find(&d, v.expects[0], "phase", "moving"));
+    assert_true(lent <= moment(&d, v.expects[0], "granted"));
+    assert_true(moment(&d, v.expects[0], "granted") <= moving && moving <= moved);
+    assert_true(moved <= moment(&d, v.expects[0], "released"));
+    assert_true(moment(&d, v.expects[0], "released") <= back);
+    struct json_object *args = member(find(&d, v.expects[0], "request", "pull"), "args", json_type_object);
+    assert_string_equal(text_of(args, "request"), "push");
+    assert_string_equal(text_of(args, "status"), "KVF_OK");
+    assert_true(json_object_get_uint64(member(args, "bytes", json_type_int)) > 0);
+    json_object_put(p.all);
+    json_object_put(d.all);
+    world_close(&v.w);
+}
+
+static void a_push_is_told_on_both_sides_and_in_order(void **state) {
+    (void)state;
+    static const char *const expect[] = {"meeting",   "asking", "moving",   "arrived",
+                                         "verifying", "ending", "noticing", NULL};
+    static const char *const push[] = {"preparing", "writing", "noticing", NULL};
+    kvf_agent_options verified = traced;
+    verified.verify = true;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &verified);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_ready(&v.w.p, v.pushes);
+    finish(&v);
+    trace p = trace_of(v.w.p.agents[0]), d = trace_of(v.w.d.agents[0]);
+    check_form(&p);
+    check_form(&d);
+    check_phases(&p, v.pushes[0], "push", push);
+    check_phases(&d, v.expects[0], "expect", expect);
+    assert_true(moment(&d, v.expects[0], "expected") <= moment(&p, v.pushes[0], "expected"));
+    assert_true(moment(&p, v.pushes[0], "expected") <= moment(&p, v.pushes[0], "posted"));
+    assert_true(moment(&p, v.pushes[0], "posted") <= moment(&p, v.pushes[0], "written"));
+    assert_true(moment(&p, v.pushes[0], "written") <= moment(&d, v.expects[0], "written"));
+    json_object_put(p.all);
+    json_object_put(d.all);
+    world_close(&v.w);
+}
+
+/* The clocks of two agents of one process are one: what each knows of the other's is off by no more than it says. */
+static void a_moment_says_how_far_the_peers_clock_is_off(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &traced);
+    world_hold(&v.w.p, &v.given, v.pushes);
+    world_pull(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    finish(&v);
+    trace d = trace_of(v.w.d.agents[0]);
+    struct json_object *args = member(find(&d, v.expects[0], "peer", "granted"), "args", json_type_object);
+    assert_string_equal(text_of(args, "engine"), "P");
+    int64_t off = json_object_get_int64(member(args, "clock_offset_ns", json_type_int));
+    int64_t error = json_object_get_int64(member(args, "clock_error_ns", json_type_int));
+    assert_true(error > 0 && llabs(off) <= error);
+    json_object_put(d.all);
+    world_close(&v.w);
+}
+
+static void a_request_that_does_not_move_says_what_it_waits_for(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &traced);
+    world_pull(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    trace d = trace_of(v.w.d.agents[0]);
+    struct json_object *args = member(find(&d, v.expects[0], "request", "pull"), "args", json_type_object);
+    assert_string_equal(text_of(args, "status"), "KVF_IN_PROGRESS");
+    json_object_put(d.all);
+    for (uint32_t r = 0; r < v.w.d.rank_count; r++) {
+        assert_ok(kvf_agent_cancel(v.w.d.agents[r], v.expects[r]));
+        (void)world_failed(&v.w, v.w.d.agents[r], v.expects[r], KVF_E_CANCELLED);
+    }
+    d = trace_of(v.w.d.agents[0]);
+    args = member(find(&d, v.expects[0], "request", "pull"), "args", json_type_object);
+    assert_string_equal(text_of(args, "status"), "KVF_E_CANCELLED");
+    assert_string_equal(text_of(args, "detail"), "cancelled by its engine");
+    assert_null(find(&d, v.expects[0], "phase", "moving"));
+    assert_non_null(find(&d, v.expects[0], "phase", "noticing"));
+    json_object_put(d.all);
+    world_close(&v.w);
+}
+
+static void only_the_latest_requests_are_kept(void **state) {
+    (void)state;
+    const kvf_agent_options few = {.struct_size = sizeof few, .trace_requests = FEW};
+    world w;
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64}), &few);
+    world_pull_everything(&w, "one", 40, 1);
+    world_pull_everything(&w, "two", 40, 2);
+    world_pull_everything(&w, "\x01\\", 40, 3);
+    trace d = trace_of(w.d.agents[0]);
+    uint32_t requests = 0;
+    for (size_t i = 0; i < event_count(&d); i++) {
+        if (!is(event_at(&d, i), "cat", "request"))
+            continue;
+        struct json_object *args = member(event_at(&d, i), "args", json_type_object);
+        assert_string_equal(text_of(args, "request"), requests == 0 ? "two" : "\\x01\\x5c");
+        requests++;
+    }
+    assert_int_equal(requests, FEW);
+    json_object_put(d.all);
+    world_close(&w);
+}
+
+/* They are written some at a time. */
+static void many_requests_are_all_told_once(void **state) {
+    (void)state;
+    const kvf_agent_options lots = {.struct_size = sizeof lots, .trace_requests = 2 * MANY};
+    world w;
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64}), &lots);
+    for (uint32_t i = 0; i < MANY; i++)
+        world_pull_everything(&w, "again", 10, i);
+    trace d = trace_of(w.d.agents[0]);
+    check_form(&d);
+    uint64_t last = 0, count = 0;
+    for (size_t i = 0; i < event_count(&d); i++) {
+        if (!is(event_at(&d, i), "cat", "request"))
+            continue;
+        uint64_t ticket = json_object_get_uint64(member(event_at(&d, i), "tid", json_type_int));
+        assert_true(ticket > last);
+        last = ticket;
+        count++;
+    }
+    assert_int_equal(count, MANY);
+    json_object_put(d.all);
+    world_close(&w);
+}
+
+static void an_agent_that_keeps_no_times_says_so(void **state) {
+    (void)state;
+    const kvf_agent_options many = {.struct_size = sizeof many, .listen = "", .trace_requests = 65537};
+    char text[16];
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
+    assert_fails(kvf_agent_trace(v.w.d.agents[0], text, sizeof text, NULL), KVF_E_INVALID, "trace_requests");
+    assert_fails(kvf_agent_trace(NULL, text, sizeof text, NULL), KVF_E_INVALID, "agent");
+    assert_fails(kvf_agent_trace(v.w.d.agents[0], NULL, 1, NULL), KVF_E_INVALID, "text");
+    kvf_agent *none;
+    assert_fails(kvf_agent_open(NULL, 0, &many, &none), KVF_E_RANGE, "trace_requests is 65537");
+    world_close(&v.w);
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+static const kvf_log_line met = {sizeof met, KVF_LOG_INFO, 1795377901123456789ull, "met \"P\""};
+static const kvf_log_line failed = {sizeof failed, KVF_LOG_WARNING, 1795377901000000999ull,
+                                    "{\"failure\":\"request\",\"rank\":3}"};
+
+static void check_line(const kvf_log_line *line, kvf_log_form form, const char *wanted) {
+    char text[256];
+    size_t length;
+    assert_ok(kvf_log_write(line, form, text, sizeof text, &length));
+    assert_string_equal(text, wanted);
+    assert_int_equal(length, strlen(wanted));
+}
+
+static void a_line_of_the_log_is_written_as_text_or_json(void **state) {
+    (void)state;
+    check_line(&met, KVF_LOG_TEXT, "2026-11-22T20:05:01.123456Z INFO met \"P\"");
+    check_line(&met, KVF_LOG_JSON,
+               "{\"time\":\"2026-11-22T20:05:01.123456Z\",\"level\":\"INFO\",\"text\":\"met \\\"P\\\"\"}");
+    check_line(&failed, KVF_LOG_TEXT,
+               "2026-11-22T20:05:01.000000Z WARNING {\"failure\":\"request\",\"rank\":3}");
+    check_line(&failed, KVF_LOG_JSON,
+               "{\"time\":\"2026-11-22T20:05:01.000000Z\",\"level\":\"WARNING\",\"failure\":\"request\","
+               "\"rank\":3}");
+    const kvf_log_line broken = {sizeof broken, KVF_LOG_DEBUG, 0, "{ no object"};
+    check_line(&broken, KVF_LOG_JSON,
+               "{\"time\":\"1970-01-01T00:00:00.000000Z\",\"level\":\"DEBUG\",\"text\":\"{ no object\"}");
+    char few[8];
+    assert_ok(kvf_log_write(&met, KVF_LOG_TEXT, few, sizeof few, NULL));
+    assert_string_equal(few, "2026-11");
+    assert_fails(kvf_log_write(&met, (kvf_log_form)2, few, sizeof few, NULL), KVF_E_INVALID, "form is 2");
+    assert_fails(kvf_log_write(NULL, KVF_LOG_TEXT, few, sizeof few, NULL), KVF_E_INVALID, "line is NULL");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pull_is_told_on_both_sides_and_in_order),
+        cmocka_unit_test(a_push_is_told_on_both_sides_and_in_order),
+        cmocka_unit_test(a_moment_says_how_far_the_peers_clock_is_off),
+        cmocka_unit_test(a_request_that_does_not_move_says_what_it_waits_for),
+        cmocka_unit_test(only_the_latest_requests_are_kept),
+        cmocka_unit_test(many_requests_are_all_told_once),
+        cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
+        cmocka_unit_test(a_line_of_the_log_is_written_as_text_or_json),
+    };
+    return cmocka_run_group_tests_name("agent_trace", tests, world_is_simulated, world_is_real);
+}
