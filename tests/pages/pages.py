@@ -57,17 +57,26 @@ def numbers(rect):
     return left, top, left + width, top + height
 
 
-def colour_at(rank, across, down):
-    """The colour of a point of a rank's box, given in fractions of it; None where no cell is."""
-    box = next(rect for rect in rank.iter("rect") if rect.get("class") == "box")
-    left, top, right, bottom = numbers(box)
-    x, y = left + across * (right - left), top + down * (bottom - top)
-    for rect in rank.iter("rect"):
-        if rect.get("class") != "cells":
-            continue
+def cells_of(rank):
+    """The cells of a rank's box: left, top, right and bottom in fractions of the box, and the colour."""
+    rects = {
+        kind: [rect for rect in rank.iter("rect") if rect.get("class") == kind] for kind in ("box", "cells")
+    }
+    left, top, right, bottom = numbers(rects["box"][0])
+    cells = []
+    for rect in rects["cells"]:
         begin, above, end, below = numbers(rect)
-        if begin <= x < end and above <= y < below:
-            return rect.get("fill")
+        width, height = right - left, bottom - top
+        edges = (begin - left) / width, (above - top) / height, (end - left) / width, (below - top) / height
+        cells.append((*edges, rect.get("fill")))
+    return cells
+
+
+def colour_at(cells, across, down):
+    """The colour of a point of a rank's box; None where no cell is."""
+    for left, top, right, bottom, colour in cells:
+        if left <= across < right and top <= down < bottom:
+            return colour
     return None
 
 
@@ -115,13 +124,14 @@ def check_cells(picture, plan, group, part):
     """Every cell of every decode rank, and every place where it has none."""
     cells, layers, units, shares = expected_cells(plan, group, part)
     colours = colours_of(picture)
-    step = max(1, units // 512)  # channels of a state are many
+    step = max(1, units // 128)  # channels of a state are many
     for rank, box in ranks_of(picture, "decode").items():
+        shown = cells_of(box)
         for layer in range(layers):
             for unit in range(0, units, step):
                 for share in range(shares):
                     across = (unit + (share + 0.5) / shares) / units
-                    drawn = colours.get(colour_at(box, across, (layer + 0.5) / layers))
+                    drawn = colours.get(colour_at(shown, across, (layer + 0.5) / layers))
                     wanted = cells.get((rank, layer, unit, share))
                     if drawn != wanted:
                         raise Wrong(
