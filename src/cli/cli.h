@@ -55,7 +55,7 @@ enum {
     COMMAND_FETCH = 256,
     COMMAND_PING = 512,
     COMMAND_KEYS = 1024,
-    COMMAND_SWEEP = 2048,
+    COMMAND_SWEEP = 4096,
 };
 
 int run_plan(int argc, char **argv);
