@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-python check-vllm wheel fuzz \
+.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-page check-python check-vllm wheel fuzz \
 	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install uninstall clean
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make check-ucx        the UCX transport over several versions of UCX, which are downloaded into build/ucx (100 MB)'
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated'
+	@echo 'make check-page       the pages of kvferry plan and sweep in a real browser, which is installed for it (100 MB)'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make check-cuda       the tests of devices on a GPU; says "skipped: no GPU" where there is none'
@@ -103,6 +104,11 @@ check-long:
 fuzz:
 	@scripts/setup build fuzz
 	@scripts/fuzz
+
+check-page:
+	@scripts/setup build page
+	@scripts/build release --target kvferry_command
+	@scripts/check-page
 
 check-python:
 	@scripts/setup build python device

@@ -1,6 +1,6 @@
 /*
  * The README's example: who reads what from whom when a prefill engine with four ranks and small NHD blocks
- * feeds one rank of a decode engine with two ranks and larger HND blocks.
+ * feeds one rank of a decode engine with two ranks and larger HND blocks. It is C++20, too.
  */
 #include <stdio.h>
 
@@ -15,9 +15,14 @@ int main(void) {
     kvf_engine *prefill, *decode;
     kvf_plan *plan;
     kvf_request *request;
-    kvf_engine_spec p = {sizeof p, "prefill", .tp_size = 4,
-                         .all = {16, .block_count = 64, .order = "L|BPNH"}};
-    kvf_engine_spec d = {sizeof d, "decode", .tp_size = 2, .all = {24, .block_count = 64, .order = "L|BPHN"}};
+    kvf_engine_spec p = {.struct_size = sizeof p,
+                         .name = "prefill",
+                         .tp_size = 4,
+                         .all = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPNH"}};
+    kvf_engine_spec d = {.struct_size = sizeof d,
+                         .name = "decode",
+                         .tp_size = 2,
+                         .all = {.tokens_per_block = 24, .block_count = 64, .order = "L|BPHN"}};
     TRY(kvf_model_load("llama-3.1-8b", NULL, &model));
     TRY(kvf_engine_build(model, &p, &prefill));
     TRY(kvf_engine_build(model, &d, &decode));
@@ -27,8 +32,9 @@ int main(void) {
 
     /* 40 tokens: blocks 7, 3, 9 there, blocks 5, 1 here. */
     uint32_t theirs[] = {7, 3, 9}, ours[] = {5, 1};
-    TRY(kvf_request_set(request, &(kvf_group_request){.local = {ours, 2}, .remote = {theirs, 3}, .end = 40},
-                        1));
+    kvf_group_request wanted = {
+        .local = {.ids = ours, .count = 2}, .remote = {.ids = theirs, .count = 3}, .end = 40};
+    TRY(kvf_request_set(request, &wanted, 1));
     for (uint32_t s = 0; s < kvf_plan_source_count(plan); s++)
         printf("rank %u sends %llu bytes in %llu runs\n", kvf_plan_source_rank(plan, s),
                (unsigned long long)kvf_request_bytes(request, s),

@@ -55,9 +55,11 @@ enum {
     COMMAND_FETCH = 256,
     COMMAND_PING = 512,
     COMMAND_KEYS = 1024,
+    COMMAND_SWEEP = 4096,
 };
 
 int run_plan(int argc, char **argv);
+int run_sweep(int argc, char **argv);
 int run_demo(int argc, char **argv);
 int run_bench(int argc, char **argv);
 int run_models(int argc, char **argv);

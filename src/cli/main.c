@@ -16,6 +16,8 @@
 
 static const command commands[] = {
     {"plan", "", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
+    {"sweep", "", "compare shapes: what each pair of them takes, as CSV and as a map", COMMAND_SWEEP,
+     run_sweep},
     {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO,
      WITH_AGENT(run_demo)},
     {"serve", "", "hold a cache that another machine can fetch", COMMAND_SERVE, WITH_AGENT(run_serve)},

@@ -10,7 +10,8 @@
 #include "shape.h"
 
 enum {
-    ALL_SHAPES = COMMAND_PLAN | COMMAND_DEMO | COMMAND_BENCH,
+    PREDICTING = COMMAND_PLAN | COMMAND_SWEEP,
+    ALL_SHAPES = PREDICTING | COMMAND_DEMO | COMMAND_BENCH,
     MOVING = COMMAND_DEMO | COMMAND_BENCH,
     LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
     PLANNING = ALL_SHAPES | COMMAND_EXPLAIN,
@@ -48,6 +49,7 @@ enum option_id {
     OPTION_CUDA_MEMORY,
     OPTION_JSON,
     OPTION_JSON_FILE,
+    OPTION_HTML,
     OPTION_CORRUPT,
     OPTION_DIE,
     OPTION_HANG,
@@ -80,17 +82,23 @@ static const option_row rows[] = {
     {"state-dtype", "NAME", "element type of recurrent state", OPTION_STATE_DTYPE, EITHER | COMMAND_MODELS},
     {"scales", "NAME[/head]", "keep quantisation scales of this type: one a token, or one a token and head",
      OPTION_SCALES, EITHER | COMMAND_MODELS},
-    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL, HOLDING},
-    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE, WANTING},
+    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL,
+     HOLDING & ~COMMAND_SWEEP},
+    {"prefill", "SHAPES", "engines that have the cache, with / between values (tp=1/2/4/8,order=nhd/hnd)",
+     OPTION_PREFILL, COMMAND_SWEEP},
+    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE,
+     WANTING & ~COMMAND_SWEEP},
+    {"decode", "SHAPES", "engines that need it (tp=1/2/4/8,block=16/64,order=nhd/hnd)", OPTION_DECODE,
+     COMMAND_SWEEP},
     {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, HOLDING},
     {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS,
      MOVING | COMMAND_SERVE},
-    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER & ~COMMAND_PLAN},
+    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER & ~PREDICTING},
     {"transport", "KIND", "whose costs are taken; also shm/brought or ucx/emulated (auto)", OPTION_COSTS_OF,
-     COMMAND_PLAN},
+     PREDICTING},
     {"fabrics", NULL, "say also what each kind of transport would take", OPTION_FABRICS, COMMAND_PLAN},
     {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", OPTION_CALIBRATE,
-     COMMAND_PLAN},
+     PREDICTING},
     {"move", "WAY", "auto, direct or packed (auto)", OPTION_MOVE, MOVING | COMMAND_SERVE | COMMAND_FETCH},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS,
      MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
@@ -122,12 +130,14 @@ static const option_row rows[] = {
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED,
      MOVING | COMMAND_SERVE},
     {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
-     OPTION_REPLICAS, COMMAND_PLAN | COMMAND_EXPLAIN},
+     OPTION_REPLICAS, PREDICTING | COMMAND_EXPLAIN},
     {"cuda-memory", "prefill|decode|both", "the engines whose caches are in memory of CUDA devices (none)",
-     OPTION_CUDA_MEMORY, COMMAND_PLAN | COMMAND_EXPLAIN},
+     OPTION_CUDA_MEMORY, PREDICTING | COMMAND_EXPLAIN},
     {"json", NULL, "print JSON instead of text", OPTION_JSON,
      COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_SERVE | VISITING | LOOKING},
     {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},
+    {"html", "FILE", "draw it as a page that stands by itself into FILE as well; - is the output",
+     OPTION_HTML, PREDICTING},
     {"corrupt", "COORDINATE", NULL, OPTION_CORRUPT, COMMAND_DEMO | COMMAND_SERVE},
     {"die", "RANK", NULL, OPTION_DIE, COMMAND_DEMO},
     {"hang", "RANK", NULL, OPTION_HANG, COMMAND_DEMO},
@@ -345,6 +355,9 @@ static int take(enum option_id id, const char *text, options *out) {
     case OPTION_JSON_FILE:
         out->json_file = text;
         return EXIT_DONE;
+    case OPTION_HTML:
+        out->html = text;
+        return EXIT_DONE;
     case OPTION_CORRUPT:
         out->corrupt = text;
         return EXIT_DONE;
@@ -404,6 +417,10 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     if (command_bit == COMMAND_FETCH) {
         out->prefill = NULL;
         out->listen = ""; /* who reads connects */
+    }
+    if (command_bit == COMMAND_SWEEP) {
+        out->prefill = "tp=1/2/4/8,order=nhd/hnd";
+        out->decode = "tp=1/2/4/8,block=16/64,order=nhd/hnd";
     }
     if (command_bit == COMMAND_SERVE) {
         out->decode = NULL;

@@ -46,6 +46,7 @@ typedef struct options {
     kvf_memory_kind prefill_memory, decode_memory; /* for predictions */
     bool json;
     const char *json_file;
+    const char *html;    /* the file of a page; NULL: none */
     const char *corrupt; /* a coordinate, see corrupt.h */
     fault_kind fault;
     const char *fault_rank; /* such as "decode:1" */

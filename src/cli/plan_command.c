@@ -1,10 +1,12 @@
 /*
- * kvferry plan: who reads what from whom, as a table or as JSON.
+ * kvferry plan: who reads what from whom, as a table, as JSON or as a page.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "engines.h"
 #include "json.h"
+#include "plan_page.h"
 #include "report.h"
 
 static int print_json(const engines *all, report *plans) {
@@ -18,9 +20,11 @@ static int report_engines(const engines *all, const options *asked) {
     report plans;
     report_start(&plans, asked, all->prefill, all->decode);
     int result = report_make(&plans);
+    if (!result && asked->html)
+        result = plan_page_write(&plans, asked->html);
     if (!result && asked->json) {
         result = print_json(all, &plans);
-    } else if (!result) {
+    } else if (!result && !(asked->html && strcmp(asked->html, "-") == 0)) {
         engines_print(all);
         result = engines_print_regions(all->prefill, all->decode) ? report_print(&plans)
                                                                   : failure("not enough memory");
@@ -35,6 +39,8 @@ int run_plan(int argc, char **argv) {
     int result = options_parse(argc, argv, COMMAND_PLAN, &asked);
     if (result)
         return result;
+    if (asked.json && asked.html && strcmp(asked.html, "-") == 0)
+        return usage_error("--json and --html - would both print; give --html the name of a file");
     if (asked.tokens == 0)
         asked.tokens = REPORT_TOKENS;
     result = engines_read(&asked, &all);

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <kvferry/transport.h>
@@ -40,6 +41,11 @@ void report_start(report *to, const options *asked, const kvf_engine *prefill, c
 void report_free(report *to) {
     json_object_put(to->ranks);
     table_free(&to->list);
+    for (uint32_t rank = 0; to->planned && rank < kvf_engine_rank_count(to->decode); rank++) {
+        kvf_plan_free(to->planned[rank].plan);
+        free(to->planned[rank].sources);
+    }
+    free(to->planned);
     *to = (report){0};
 }
 
@@ -122,7 +128,7 @@ static void add_source_rows(report *to, const kvf_plan *plan, uint32_t rank, uin
     }
 }
 
-static double cheaper(const kvf_way_prediction *cost) {
+double report_cheaper(const kvf_way_prediction *cost) {
     return cost->way == KVF_WAY_PACKED ? cost->packed_ns : cost->direct_ns;
 }
 
@@ -136,7 +142,7 @@ static struct json_object *json_source(const report *to, const kvf_plan *plan, u
     json_real(out, "direct_ns", cost->direct_ns);
     json_real(out, "packed_ns", cost->packed_ns);
     json_text(out, "way", name_way(cost->way));
-    json_real(out, "predicted_ns", cheaper(cost));
+    json_real(out, "predicted_ns", report_cheaper(cost));
     for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
         const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
         if (cut->source != source)
@@ -190,7 +196,7 @@ static kvf_status add_fabric(const report *to, const kvf_plan *plan, report_fabr
             return status;
         direct += cost.direct_ns;
         packed += cost.packed_ns;
-        chosen += cheaper(&cost);
+        chosen += report_cheaper(&cost);
         fabric->direct += cost.way == KVF_WAY_DIRECT;
         fabric->packed += cost.way == KVF_WAY_PACKED;
     }
@@ -209,28 +215,41 @@ static int report_fabrics(report *to, const kvf_plan *plan, uint32_t rank) {
     return EXIT_DONE;
 }
 
-static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
+static int predict(const report *to, report_rank *planned, uint32_t rank) {
+    const uint32_t count = kvf_plan_source_count(planned->plan);
+    planned->sources = calloc(count + 1, sizeof *planned->sources);
+    if (!planned->sources)
+        return failure("not enough memory");
+    for (uint32_t source = 0; source < count; source++) {
+        planned->sources[source].struct_size = sizeof *planned->sources;
+        kvf_status status = kvf_way_predict_in(planned->plan, source, to->asked->tokens, to->cost_kind,
+                                               to->asked->decode_memory, to->asked->prefill_memory,
+                                               &planned->sources[source]);
+        if (status)
+            return library_failure(status, "decode rank %u", rank);
+    }
+    return EXIT_DONE;
+}
+
+static void report_plan(report *to, const report_rank *planned, uint32_t rank) {
+    const kvf_plan *plan = planned->plan;
     report_whole whole = {0};
     struct json_object *sources = to->ranks ? json_object_new_array() : NULL;
     for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {
-        kvf_way_prediction cost = {.struct_size = sizeof cost};
-        kvf_status status = kvf_way_predict_in(plan, source, to->asked->tokens, to->cost_kind,
-                                               to->asked->decode_memory, to->asked->prefill_memory, &cost);
-        if (status) {
-            json_object_put(sources);
-            return library_failure(status, "decode rank %u", rank);
-        }
-        whole.bytes += cost.bytes;
-        whole.runs += cost.runs;
-        whole.ns += cheaper(&cost);
+        const kvf_way_prediction *cost = &planned->sources[source];
+        whole.bytes += cost->bytes;
+        whole.runs += cost->runs;
+        whole.ns += report_cheaper(cost);
+        to->sum.direct += cost->way == KVF_WAY_DIRECT;
+        to->sum.packed += cost->way == KVF_WAY_PACKED;
         if (sources)
-            json_object_array_add(sources, json_source(to, plan, source, &cost));
-        else
-            add_source_rows(to, plan, rank, source, &cost);
+            json_object_array_add(sources, json_source(to, plan, source, cost));
+        if (!sources || to->asked->html)
+            add_source_rows(to, plan, rank, source, cost);
     }
     add_totals(&to->sum, plan, &whole);
     if (!sources)
-        return EXIT_DONE;
+        return;
     struct json_object *one = json_object_new_object();
     json_count(one, "decode_rank", rank);
     json_count(one, "rules", kvf_plan_rule_count(plan));
@@ -241,21 +260,23 @@ static int report_plan(report *to, const kvf_plan *plan, uint32_t rank) {
     json_object_object_add(one, "verified", json_object_new_boolean(true));
     json_object_object_add(one, "sources", sources);
     json_object_array_add(to->ranks, one);
-    return EXIT_DONE;
 }
 
 int report_make(report *to) {
-    int result = EXIT_DONE;
-    for (uint32_t rank = 0; rank < kvf_engine_rank_count(to->decode) && !result; rank++) {
-        kvf_plan *plan = NULL;
-        result = engines_plan(to->decode, rank, to->prefill, to->asked, &plan);
+    const uint32_t count = kvf_engine_rank_count(to->decode);
+    to->planned = calloc(count + 1, sizeof *to->planned);
+    int result = to->planned ? EXIT_DONE : failure("not enough memory");
+    for (uint32_t rank = 0; rank < count && !result; rank++) {
+        report_rank *planned = &to->planned[rank];
+        result = engines_plan(to->decode, rank, to->prefill, to->asked, &planned->plan);
         if (!result)
-            result = engines_verify(plan, rank);
+            result = engines_verify(planned->plan, rank);
         if (!result)
-            result = report_plan(to, plan, rank);
+            result = predict(to, planned, rank);
         if (!result)
-            result = report_fabrics(to, plan, rank);
-        kvf_plan_free(plan);
+            result = report_fabrics(to, planned->plan, rank);
+        if (!result)
+            report_plan(to, planned, rank);
     }
     return result;
 }
@@ -264,22 +285,26 @@ static const char *name_ways(const report_fabric *fabric) {
     return fabric->direct && fabric->packed ? "direct and packed" : fabric->packed ? "packed" : "direct";
 }
 
+void report_list_fabrics(const report *to, table *out) {
+    table_start(out, "transport|>direct|>packed|>chosen|way|>a run|>GB/s|>a source");
+    for (const report_fabric *at = to->fabrics; at < to->fabrics + REPORT_FABRICS && at->kind; at++) {
+        kvf_cost_model cost;
+        table_cell(out, kvf_cost_assumed(at->kind, &cost));
+        table_cell(out, at->direct_ns > 0 ? text_time(at->direct_ns).text : "");
+        table_cell(out, at->packed_ns > 0 ? text_time(at->packed_ns).text : "");
+        table_cell(out, text_time(at->chosen_ns).text);
+        table_cell(out, name_ways(at));
+        table_cell(out, text_time(cost.ns_per_run).text);
+        table_cell(out, text_format("%.1f", 1 / cost.ns_per_byte).text);
+        table_cell(out, text_time(cost.ns_per_source).text);
+    }
+}
+
 static bool print_fabrics(const report *to) {
     table list;
     if (!to->fabrics[0].kind)
         return true;
-    table_start(&list, "transport|>direct|>packed|>chosen|way|>a run|>GB/s|>a source");
-    for (const report_fabric *at = to->fabrics; at < to->fabrics + REPORT_FABRICS && at->kind; at++) {
-        kvf_cost_model cost;
-        table_cell(&list, kvf_cost_assumed(at->kind, &cost));
-        table_cell(&list, at->direct_ns > 0 ? text_time(at->direct_ns).text : "");
-        table_cell(&list, at->packed_ns > 0 ? text_time(at->packed_ns).text : "");
-        table_cell(&list, text_time(at->chosen_ns).text);
-        table_cell(&list, name_ways(at));
-        table_cell(&list, text_time(cost.ns_per_run).text);
-        table_cell(&list, text_format("%.1f", 1 / cost.ns_per_byte).text);
-        table_cell(&list, text_time(cost.ns_per_source).text);
-    }
+    report_list_fabrics(to, &list);
     printf("\nThe slowest rank, by transport:\n\n");
     return table_print(&list, 0);
 }
@@ -296,13 +321,20 @@ static void print_places(const options *asked) {
                memory_word(asked->prefill_memory), memory_word(asked->decode_memory));
 }
 
+void report_say_costs(const report *of, char *out, size_t bytes) {
+    (void)snprintf(
+        out, bytes,
+        "A request of %llu tokens, blocks scattered; time as %s for %s: %.3g ns a run, %.3g GB/s, %s a "
+        "source",
+        (unsigned long long)of->asked->tokens, of->asked->calibrate ? "calibrated" : "assumed", of->cost_kind,
+        of->cost.ns_per_run, 1 / of->cost.ns_per_byte, text_time(of->cost.ns_per_source).text);
+}
+
 int report_print(report *to) {
     const report_totals *sum = &to->sum;
-    printf("\nA request of %llu tokens, blocks scattered; time as %s for %s: %.3g ns a run, %.3g GB/s, %s a "
-           "source\n\n",
-           (unsigned long long)to->asked->tokens, to->asked->calibrate ? "calibrated" : "assumed",
-           to->cost_kind, to->cost.ns_per_run, 1 / to->cost.ns_per_byte,
-           text_time(to->cost.ns_per_source).text);
+    char costs[256];
+    report_say_costs(to, costs, sizeof costs);
+    printf("\n%s\n\n", costs);
     print_places(to->asked);
     if (!table_print(&to->list, 0) || !print_fabrics(to))
         return failure("not enough memory");

@@ -16,7 +16,8 @@ enum { REPORT_TOKENS = 1024 };
 /** Sums over all decode ranks. */
 typedef struct report_totals {
     uint64_t bytes, runs;
-    double slowest_ns; /* by the cheaper way of each source */
+    double slowest_ns;       /* by the cheaper way of each source */
+    uint32_t direct, packed; /* sources, by the way that would be chosen */
     uint32_t plans, fewest_rules, most_rules;
     size_t least_memory, most_memory;
 } report_totals;
@@ -31,11 +32,18 @@ typedef struct report_fabric {
     uint32_t direct, packed; /* sources of all ranks, by the way that would be chosen */
 } report_fabric;
 
+/** One decode rank's plan, and what each of its sources takes. */
+typedef struct report_rank {
+    kvf_plan *plan;
+    kvf_way_prediction *sources;
+} report_rank;
+
 typedef struct report {
     const options *asked;
     const kvf_engine *prefill, *decode;
     const char *cost_kind; /* of the transport whose costs are assumed */
     kvf_cost_model cost;
+    report_rank *planned; /* owned; of each decode rank, from report_make() on */
     table list;
     struct json_object *ranks; /* NULL: text is wanted */
     report_totals sum;
@@ -47,6 +55,15 @@ void report_start(report *to, const options *asked, const kvf_engine *prefill, c
 
 /** Plans for every decode rank, and proves the plans; says what is wrong with one. */
 int report_make(report *to);
+
+/** What a source takes by the way that would be chosen. */
+double report_cheaper(const kvf_way_prediction *source);
+
+/** Says in one line what was predicted, and with which costs. */
+void report_say_costs(const report *of, char *out, size_t bytes);
+
+/** A table of what the kinds of transport would take; without rows where it was not asked for. Free it. */
+void report_list_fabrics(const report *of, table *out);
 
 /** Prints what was made: the costs that are assumed, the table, and what it comes to. */
 int report_print(report *to);

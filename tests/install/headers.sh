@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every public header compiles alone, as C11 and as C++17, without a warning: headers.sh INCLUDE_DIR CC
+# Every public header compiles alone, as C11 and as C++17, without a warning, and the README's example as C++20:
+# headers.sh INCLUDE_DIR CC
 set -euo pipefail
 include=$1
 cc=$2
@@ -18,4 +19,8 @@ for name in "${names[@]}"; do
         fi
     done
 done
+if ! "$cc" -x c++ -std=c++20 -Wall -Werror -pedantic -fsyntax-only -I "$include" "$include/../examples/explain.c"; then
+    echo "examples/explain.c does not compile as C++20"
+    bad=1
+fi
 exit "$bad"

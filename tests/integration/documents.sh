@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the documents say is so: lines that begin with "kvferry" exit with 0, and print what stands behind their "#",
-# whatever the spaces; excerpts are in the example they are of; sentences of the library are the library's.
+# whatever the spaces; excerpts are in the example they are of; the README's chart is that of the measured table; links
+# lead somewhere; sentences of the library are the library's.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -34,22 +35,42 @@ is_so() {
     if "$@" >"$output" 2>"$errors"; then pass "$name"; else fail "$name" "it is not so"; fi
 }
 
-# Each block of C stands in the example, in one piece. Spaces are as they are there.
-excerpts=0
-excerpt=
-inside=no
-while IFS= read -r line; do
-    if [ "$line" = '```c' ]; then
-        inside=yes excerpt=
-    elif [ "$line" = '```' ] && [ "$inside" = yes ]; then
-        inside=no excerpts=$((excerpts + 1))
-        example=$(<"$root/examples/agents.c")
-        is_so "embedding: excerpt $excerpts is in examples/agents.c" test "${example/"$excerpt"/}" != "$example"
-    elif [ "$inside" = yes ]; then
-        excerpt+=$line$'\n'
-    fi
-done <"$folder/embedding.md"
-is_so "embedding has excerpts" test "$excerpts" -ge 1
+# excerpts_of NAME DOCUMENT EXAMPLE: each block of C of the document stands in the example, in one piece.
+excerpts_of() {
+    local name=$1 document=$2 example excerpts=0 excerpt='' inside=no
+    example=$(<"$3")
+    while IFS= read -r line; do
+        if [ "$line" = '```c' ]; then
+            inside=yes excerpt=
+        elif [ "$line" = '```' ] && [ "$inside" = yes ]; then
+            inside=no excerpts=$((excerpts + 1))
+            is_so "$name: excerpt $excerpts is in ${3##*/}" test "${example/"$excerpt"/}" != "$example"
+        elif [ "$inside" = yes ]; then
+            excerpt+=$line$'\n'
+        fi
+    done <"$document"
+    is_so "$name has excerpts" test "$excerpts" -ge 1
+}
+excerpts_of embedding "$folder/embedding.md" "$root/examples/agents.c"
+excerpts_of README "$root/README.md" "$root/examples/explain.c"
+
+# The README's chart is drawn from the table of performance.md, and its links lead somewhere.
+chart_is_true() {
+    local chart readme
+    readme=$(<"$root/README.md")
+    chart=$("$root/scripts/handover-chart") && [ "${readme/"$chart"/}" != "$readme" ]
+}
+if command -v python3 >/dev/null; then
+    is_so "README: the chart is that of the table in performance" chart_is_true
+fi
+links=0
+for document in "$root/README.md" "$folder"/*.md; do
+    while IFS= read -r link; do
+        links=$((links + 1))
+        [ -e "$(dirname "$document")/$link" ] || fail "${document##*/} has a link to $link" "there is nothing"
+    done < <(grep -oE '\]\([^)#]+' "$document" | cut -c3- | grep -v '://')
+done
+is_so "documents have links, and all lead somewhere" test "$links" -ge 30
 
 sentences=0
 while IFS= read -r sentence; do

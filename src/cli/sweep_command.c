@@ -1,0 +1,98 @@
+/*
+ * kvferry sweep: what each pair of shapes takes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engines.h"
+#include "sweep.h"
+
+/* Makes the engine of one shape. One that the library refuses has been named on stderr, and is left out. */
+static int make_engine(const char *side, const char *wanted, const kvf_model *model, kvf_engine **out) {
+    engine_shape shape;
+    int result = shape_parse(side, wanted, model, &shape);
+    if (!result) {
+        shape_fill_blocks(&shape, model);
+        result = shape_build(&shape, model, out);
+        if (result == EXIT_USAGE) {
+            notice("warning: --%s %s is left out", side, wanted);
+            result = EXIT_DONE;
+        }
+    }
+    shape_free(&shape);
+    return result;
+}
+
+static int make_side(const char *name, const char *wanted, const kvf_model *model, sweep_side *out) {
+    out->name = name;
+    int result = alternatives_expand(name, wanted, &out->list);
+    if (result)
+        return result;
+    out->engines = calloc(out->list.count, sizeof *out->engines);
+    if (!out->engines)
+        return failure("not enough memory");
+    uint32_t made = 0;
+    for (uint32_t i = 0; i < out->list.count && !result; i++) {
+        result = make_engine(name, out->list.shapes[i], model, &out->engines[i]);
+        made += out->engines[i] != NULL;
+    }
+    return result || made ? result : usage_error("--%s: none of the shapes is possible for this model", name);
+}
+
+static void free_side(sweep_side *side) {
+    for (uint32_t i = 0; side->engines && i < side->list.count; i++)
+        kvf_engine_free(side->engines[i]);
+    free(side->engines);
+    alternatives_free(&side->list);
+}
+
+static int compare_pair(sweep *of, const kvf_engine *prefill, const kvf_engine *decode, report_totals *out) {
+    report plans;
+    report_start(&plans, of->asked, prefill, decode);
+    int result = report_make(&plans);
+    *out = plans.sum;
+    of->cost_kind = text_format("%s", plans.cost_kind);
+    report_free(&plans);
+    return result;
+}
+
+static int compare_all(sweep *of) {
+    of->pairs = calloc((size_t)of->prefill.list.count * of->decode.list.count, sizeof *of->pairs);
+    int result = of->pairs ? EXIT_DONE : failure("not enough memory");
+    for (uint32_t p = 0; p < of->prefill.list.count && !result; p++)
+        for (uint32_t d = 0; d < of->decode.list.count && !result; d++)
+            if (of->prefill.engines[p] && of->decode.engines[d])
+                result = compare_pair(of, of->prefill.engines[p], of->decode.engines[d],
+                                      &of->pairs[(size_t)p * of->decode.list.count + d]);
+    return result;
+}
+
+const report_totals *sweep_pair(const sweep *of, uint32_t prefill, uint32_t decode) {
+    return &of->pairs[(size_t)prefill * of->decode.list.count + decode];
+}
+
+int run_sweep(int argc, char **argv) {
+    options asked;
+    sweep all = {.asked = &asked};
+    int result = options_parse(argc, argv, COMMAND_SWEEP, &asked);
+    if (result)
+        return result;
+    if (asked.tokens == 0)
+        asked.tokens = REPORT_TOKENS;
+    result = options_load_model(&asked, &all.model);
+    if (!result)
+        result = make_side("prefill", asked.prefill, all.model, &all.prefill);
+    if (!result)
+        result = make_side("decode", asked.decode, all.model, &all.decode);
+    if (!result)
+        result = compare_all(&all);
+    if (!result && asked.html)
+        result = sweep_write_page(&all, asked.html);
+    if (!result && !(asked.html && strcmp(asked.html, "-") == 0))
+        sweep_print_csv(&all);
+    free(all.pairs);
+    free_side(&all.decode);
+    free_side(&all.prefill);
+    kvf_model_free(all.model);
+    return result;
+}

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# What kvferry plan --html and kvferry sweep write. The cells of the pictures are compared by tests/pages/pages.py.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+folder=$(mktemp -d)
+trap 'rm -rf "$output" "$errors" "$folder"' EXIT
+
+succeeds "a page is written beside the text" '^In all 128\.0 MiB' plan --html "$folder/plan.html"
+succeeds "a page can be the output, and is all of it" '^<!DOCTYPE html>' plan --html -
+refuses "JSON and a page do not share the output" 2 '^kvferry: --json and --html - would both print' plan --json --html -
+refuses "a page that cannot be written is named" 1 "$folder/none/plan.html: No such file" \
+    plan --html "$folder/none/plan.html"
+cp "$(dirname "$0")/../../models/llama-3.1-8b.json" "$folder/a<b>&\"c.json"
+succeeds "names are escaped" '<h1>kvferry plan: a&lt;b&gt;&amp;&quot;c.json</h1>' \
+    plan --html - --model "$folder/a<b>&\"c.json"
+
+succeeds "a sweep has a line for each pair" '^"tp=2,order=nhd","tp=1,block=16",2,1,134217728,131072,1024,' \
+    sweep --prefill tp=1/2,order=nhd/hnd --decode tp=1,block=16/64
+succeeds "alternatives stand for all of their combinations" '^"pp-layers=20\+12,tp=4","tp=1"' \
+    sweep --prefill pp-layers=16+16/20+12,tp=2/4 --decode tp=1
+run sweep --prefill tp=1/2,order=nhd/hnd --decode tp=1,block=16/64
+if [ "$(wc -l <"$output")" -eq 9 ]; then
+    pass "every pair is there once"
+else
+    fail "every pair is there once" "not 8 lines and the titles"
+fi
+succeeds "a shape that is impossible for the model is refused by itself" '^"tp=1,dcp=2","tp=1",,,,,,,refused$' \
+    sweep --prefill tp=1/16,dcp=2 --decode tp=1
+refuses "an empty alternative is refused" 2 '--prefill is "tp=1//2"; an alternative is empty' sweep --prefill tp=1//2
+refuses "too many shapes are refused" 2 'which is more than 256 shapes' \
+    sweep --prefill tp=1/2/3/4/5/6/7/8,block=1/2/3/4/5/6/7/8,pp=1/2/3/4/5
+refuses "a key that there is not is refused" 2 'there is no key "blox"' sweep --prefill blox=1/2
+
+# Cells, lines and times of the pictures, by a parser of XML.
+if command -v python3 >/dev/null; then
+    while IFS= read -r line; do
+        case $line in
+            "[       OK ] "*) pass "${line#*\] }" ;;
+            "[  FAILED  ] "*" test(s)") ;;
+            "[  FAILED  ] "*) fail "${line#*\] }" "see its own words" ;;
+        esac
+    done < <(python3 "$(dirname "$0")/../pages/pages.py" "$KVFERRY" 2>"$errors" ||
+        echo "[  FAILED  ] pages.py ended badly")
+else
+    echo "[  SKIPPED ] the cells of the pictures: there is no python3 here"
+fi
+
+finish
