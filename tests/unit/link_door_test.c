@@ -5,9 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "endless.h"
 #include "link_ends.h"
 
 #define MOST 6u
+#define SECOND UINT64_C(1000000000)
 #define CROWD 20u
 
 static uint64_t passed_ns; /* beside the machine's time */
@@ -105,6 +107,45 @@ static void silent_connections_make_room(void **state) {
     kvf_link_close(server.link);
 }
 
+/* A clock that stands still until time is let pass. */
+static uint64_t stopped_now(void *context) {
+    (void)context;
+    return SECOND + passed_ns;
+}
+
+/* ZeroMQ keeps what has come of a message until its end. Between two looks at the connection come 8 MiB. */
+static void who_never_ends_a_message_is_hung_up(void **state) {
+    (void)state;
+    const uint64_t most = 66u << 20,
+                   between = 8u << 20; /* messages that may wait, with what is added to each */
+    const kvf_clock clock = {stopped_now, NULL};
+    end server, client;
+    endless_talk flood;
+    passed_ns = 0;
+    open_end(&server, (kvf_link_options){.clock = &clock});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    const char *endpoint = kvf_link_endpoint(server.link);
+    kvf_route route = connect_end(&client, endpoint);
+    assert_true(endless_open(&flood, (uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10)));
+
+    const time_t begun = time(NULL);
+    while (endless_go_on(&flood)) {
+        progress_all((end *[]){&server}, 1);
+        passed_ns = flood.sent / between * SECOND / 10;
+        if (time(NULL) - begun > PATIENCE_S)
+            fail_msg("never hung up on, after %llu bytes", (unsigned long long)flood.sent);
+    }
+
+    assert_true(flood.sent > most);
+    assert_true(passed_ns < 15 * SECOND); /* it was not for silence */
+    assert_int_equal(kvf_link_count(server.link).closed, 1);
+    (void)close(flood.fd);
+    send_text(&client, route, "still here");
+    work_until(has_message(&server, "still here"), &server, &client);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
 static void who_says_nothing_is_hung_up(void **state) {
     (void)state;
     char endpoints[3][64] = {"tcp://127.0.0.1:*"};
@@ -163,6 +204,7 @@ static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(silent_connections_make_room),
+        cmocka_unit_test(who_never_ends_a_message_is_hung_up),
         cmocka_unit_test(who_says_nothing_is_hung_up),
         cmocka_unit_test(a_descriptor_that_is_somebody_elses_is_left_alone),
     };
