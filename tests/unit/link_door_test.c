@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "endless.h"
 #include "link_ends.h"
 
 #define MOST 6u
@@ -115,35 +114,6 @@ static void silent_connections_make_room(void **state) {
     kvf_link_close(server.link);
 }
 
-/* ZeroMQ keeps what has come of a message until its end. Between two looks at the connection come 8 MiB. */
-static void who_never_ends_a_message_is_hung_up(void **state) {
-    (void)state;
-    const uint64_t most = 66u << 20,
-                   between = 8u << 20; /* messages that may wait, with what is added to each */
-    end server, client;
-    endless_talk flood;
-    passed_ns = 0;
-    open_end(&server, (kvf_link_options){.clock = &clock_stopped});
-    open_end(&client, (kvf_link_options){.listen = ""});
-    const char *endpoint = kvf_link_endpoint(server.link);
-    kvf_route route = connect_end(&client, endpoint);
-    assert_true(endless_open(&flood, (uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10)));
-
-    while (endless_go_on(&flood)) {
-        progress_all((end *[]){&server}, 1);
-        passed_ns = flood.sent / between * SECOND / 10;
-    }
-
-    assert_true(flood.sent > most);
-    assert_true(passed_ns < 15 * SECOND); /* it was not for silence */
-    assert_int_equal(kvf_link_count(server.link).closed, 1);
-    (void)close(flood.fd);
-    send_text(&client, route, "still here");
-    work_until(has_message(&server, "still here"), &server, &client);
-    kvf_link_close(client.link);
-    kvf_link_close(server.link);
-}
-
 static void who_says_nothing_is_hung_up(void **state) {
     (void)state;
     char endpoints[3][64] = {"tcp://127.0.0.1:*"};
@@ -202,7 +172,6 @@ static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(silent_connections_make_room),
-        cmocka_unit_test(who_never_ends_a_message_is_hung_up),
         cmocka_unit_test(who_says_nothing_is_hung_up),
         cmocka_unit_test(a_descriptor_that_is_somebody_elses_is_left_alone),
     };
