@@ -77,6 +77,7 @@ struct kvf_stage_flow {
 
     unsigned char *opening; /**< mover: to be sent; lender: as far as it has come. NULL: all of it was */
     uint32_t opening_bytes, opening_at;
+    bool whole;    /**< lender: it has come and is to be read in a turn of the stage */
     bool open;     /**< lender: it has come and was accepted; mover: the lender has said so */
     bool accepted; /**< lender: that is said */
 
@@ -230,6 +231,8 @@ bool kvf_lender_waits(const kvf_stage_flow *flow);
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns);
 /** A part of an opening: the first makes the flow. */
 void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message);
+/** Reads one opening of those that have come and are long; whether there are more. */
+bool kvf_lender_read_one(kvf_stage *stage);
 
 bool kvf_mover_step(kvf_stage_flow *flow);
 void kvf_mover_copied(kvf_credit *credit);

@@ -3,6 +3,8 @@
  */
 #include "stage/flow.h"
 
+#define READ_AT_ONCE                                                                                         \
+    (64u << 10) /* longer openings are read one in a turn of the stage: they take milliseconds */
 #define OPENED_BYTES                                                                                         \
     (64u << 20) /* of one peer's openings: what comes from elsewhere must not fill our memory */
 
@@ -81,6 +83,7 @@ static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     return make_stream(flow, opening);
 }
 
+/* An opening has come whole: what it asks for is looked at. */
 static void finish_opening(kvf_stage_flow *flow) {
     kvf_opening opening;
     kvf_status status = kvf_stage_read_opening(flow->opening, flow->opening_bytes, &opening);
@@ -94,7 +97,6 @@ static void finish_opening(kvf_stage_flow *flow) {
     }
     kvf_free(flow->opening);
     flow->opening = NULL;
-    flow->peer->incoming = NULL;
     flow->open = true;
     kvf_stage_flow_line_up(flow);
 }
@@ -154,7 +156,8 @@ void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stag
     kvf_stage_flow *flow = flow_of_part(stage, peer, message);
     if (!flow || flow->ended)
         return;
-    if (!flow->opening || message->at != flow->opening_at || message->opening_bytes != flow->opening_bytes) {
+    if (!flow->opening || flow->whole || message->at != flow->opening_at ||
+        message->opening_bytes != flow->opening_bytes) {
         kvf_stage_flow_blame(flow, kvf_fail(KVF_E_PARSE, "part %u of an opening of %u; expected %u of %u",
                                             message->at, message->opening_bytes, flow->opening_at,
                                             flow->opening_bytes));
@@ -163,8 +166,29 @@ void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stag
     flow->heard_ns = kvf_now(stage->clock);
     memcpy(flow->opening + message->at, message->part, message->part_bytes);
     flow->opening_at += (uint32_t)message->part_bytes;
-    if (flow->opening_at == flow->opening_bytes)
+    if (flow->opening_at < flow->opening_bytes)
+        return;
+    flow->peer->incoming = NULL;
+    if (flow->opening_bytes <= READ_AT_ONCE)
         finish_opening(flow);
+    else
+        flow->whole = true;
+}
+
+static kvf_stage_flow *next_whole(kvf_stage_flow *flow) {
+    while (flow && (!flow->whole || flow->ended))
+        flow = flow->following;
+    return flow;
+}
+
+bool kvf_lender_read_one(kvf_stage *stage) {
+    kvf_stage_flow *flow = next_whole(stage->first);
+    if (!flow)
+        return false;
+    const bool more = next_whole(flow->following) != NULL;
+    flow->whole = false;
+    finish_opening(flow);
+    return more;
 }
 
 /* ---- lending --------------------------------------------------------------------------------- */

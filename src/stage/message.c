@@ -272,8 +272,9 @@ static uint32_t *read_table(kvf_byte_reader *from, uint32_t *ids, kvf_block_tabl
     table->ids = ids;
     if (from->cut_off || table->count > from->left / 4)
         return NULL;
-    for (uint32_t i = 0; i < table->count; i++)
-        ids[i] = (uint32_t)kvf_take_number(from, 4);
+    const unsigned char *at = kvf_take_bytes(from, (size_t)table->count * 4);
+    for (uint32_t i = 0; i < table->count; i++, at += 4) /* there may be millions */
+        ids[i] = at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
     return ids + table->count;
 }
 

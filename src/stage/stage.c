@@ -487,7 +487,8 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
     take_copied(stage);
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         talk(flow);
-    bool more = take_turns(stage);
+    bool more = kvf_lender_read_one(stage);
+    more = take_turns(stage) || more;
     free_flows(stage);
     free_peers(stage);
     if (busy)

@@ -8,6 +8,7 @@
 #include "link_ends.h"
 
 #define MOST 6u
+#define SECOND UINT64_C(1000000000)
 #define CROWD 20u
 
 static uint64_t passed_ns; /* beside the machine's time */
@@ -18,6 +19,14 @@ static uint64_t clock_now(void *context) {
 }
 
 static const kvf_clock clock_ahead = {clock_now, NULL};
+
+/* A clock that stands still until time is let pass: a link that hears nothing for long dials no second time. */
+static uint64_t stopped_now(void *context) {
+    (void)context;
+    return SECOND + passed_ns;
+}
+
+static const kvf_clock clock_stopped = {stopped_now, NULL};
 
 static uint64_t known_route;
 static uint32_t told;
@@ -84,7 +93,7 @@ static void silent_connections_make_room(void **state) {
     assert_int_equal(kvf_link_count(server.link).now, MOST);
     assert_int_equal(kvf_link_count(server.link).refused, CROWD - MOST);
     /* One who speaks gets in, and stays when others come and it is somebody. */
-    open_end(&client, (kvf_link_options){.listen = ""});
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock_stopped});
     kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
     send_text(&client, route, "here I am");
     work_until(has_message(&server, "here I am"), &server, &client);

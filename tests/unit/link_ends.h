@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "link/link.h"
 #include "shapes.h"
@@ -83,6 +84,17 @@ static inline void open_end(end *self, kvf_link_options options) {
     assert_ok(try_open_end(self, options));
 }
 
+#define OWN_PLACE_BYTES 32u
+
+/** Where an end listens by TCP that is to be followed by another in the same place: at a loopback address that is this
+ * process's own. At 127.0.0.1 any connection on the machine may get the port meanwhile. */
+static inline const char *own_place(char out[OWN_PLACE_BYTES]) {
+    const unsigned id = (unsigned)getpid();
+    (void)snprintf(out, OWN_PLACE_BYTES, "tcp://127.%u.%u.%u:*", 64 + (id >> 16) % 64, (id >> 8) % 256,
+                   id % 256);
+    return out;
+}
+
 static inline kvf_route connect_end(end *self, const char *endpoint) {
     kvf_route route = 0;
     assert_ok(kvf_link_connect(self->link, endpoint, NULL, &route));
@@ -137,6 +149,20 @@ static inline bool has_message(const end *self, const char *text) {
             return true;
     }
     return false;
+}
+
+/** What is sent while a connection comes and goes may be lost: it is sent until an answer comes, which may be often. Only
+ * so many answers are kept, so the client begins without any. */
+static inline void ask_until_answered(end *client, end *server, kvf_route route, const char *text) {
+    const time_t begun = time(NULL);
+    server->answers = true;
+    client->message_count = 0;
+    while (!has_message(client, text)) {
+        if (time(NULL) - begun > PATIENCE_S)
+            fail_msg("never: an answer to \"%s\", and %u breaks", text, client->broken_count);
+        send_text(client, route, text);
+        progress_all((end *[]){server, client}, 2);
+    }
 }
 
 #endif

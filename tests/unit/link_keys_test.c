@@ -197,8 +197,8 @@ static void a_peer_that_comes_back_with_its_key_is_reached_by_the_same_route(voi
     end server, client;
     keys of_server = make_keys(), of_client = make_keys();
     const char *allowed[] = {of_client.open};
-    kvf_link_options options = with_keys(&of_server, NULL);
-    char endpoint[128], text[32];
+    char endpoint[128], text[32], place[OWN_PLACE_BYTES];
+    kvf_link_options options = with_keys(&of_server, own_place(place));
     options.allowed_keys = allowed;
     options.allowed_key_count = 1;
     open_end(&server, options);
@@ -209,11 +209,7 @@ static void a_peer_that_comes_back_with_its_key_is_reached_by_the_same_route(voi
 
     for (int life = 0; life < 3; life++) {
         (void)snprintf(text, sizeof text, "life %d", life);
-        server.answers = true;
-        while (!has_message(&client, text)) {
-            send_text(&client, route, text);
-            progress_all((end *[]){&server, &client}, 2);
-        }
+        ask_until_answered(&client, &server, route, text);
         uint32_t before = client.broken_count;
         kvf_link_close(server.link);
         work_until(client.broken_count > before, &client);

@@ -7,6 +7,12 @@
 
 #include "link_ends.h"
 
+/* A clock that stands still until it is set: then a link that hears nothing for long dials no second time, on whatever
+ * machine. */
+static uint64_t set_now(void *now_ns) {
+    return *(const uint64_t *)now_ns;
+}
+
 /* ---- messages -------------------------------------------------------------------------------- */
 
 static void a_message_arrives_and_its_route_is_good_for_an_answer(void **state) {
@@ -120,9 +126,11 @@ static void a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_eve
 
 static void messages_of_several_frames_and_clients_with_names_are_ignored(void **state) {
     (void)state;
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
     end server, client;
     open_end(&server, (kvf_link_options){.listen = NULL});
-    open_end(&client, (kvf_link_options){.listen = ""});
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
     void *zmq = zmq_ctx_new();
     void *named = zmq_socket(zmq, ZMQ_DEALER);
     void *wordy = zmq_socket(zmq, ZMQ_DEALER);
@@ -201,8 +209,8 @@ static void a_port_that_speaks_something_else_is_told_and_tried_again(void **sta
 static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is(void **state) {
     (void)state;
     end server, client;
-    char endpoint[128];
-    open_end(&server, (kvf_link_options){.listen = NULL}); /* finds a free port */
+    char endpoint[128], place[OWN_PLACE_BYTES];
+    open_end(&server, (kvf_link_options){.listen = own_place(place)}); /* finds a free port */
     (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_link_endpoint(server.link));
     kvf_link_close(server.link);
     open_end(&client, (kvf_link_options){.listen = ""});
@@ -258,17 +266,7 @@ static void check_restarts(const char *listen) {
 
     for (int life = 0; life < 4; life++) {
         (void)snprintf(text, sizeof text, "life %d", life);
-        server.answers = true;
-        /* What is sent while a connection comes and goes may be lost: it is sent until it arrives, which may be often.
-         * Only so many answers are kept, so each life begins without any. */
-        client.message_count = 0;
-        time_t begun = time(NULL);
-        while (!has_message(&client, text)) {
-            if (time(NULL) - begun > PATIENCE_S)
-                fail_msg("never: an answer in life %d, and %u breaks", life, client.broken_count);
-            send_text(&client, route, text);
-            progress_all((end *[]){&server, &client}, 2);
-        }
+        ask_until_answered(&client, &server, route, text);
         for (uint32_t i = 0; i < client.message_count && i < KEPT_MESSAGES; i++)
             assert_int_equal(client.messages[i].route, route);
         uint32_t before = client.broken_count;
@@ -283,7 +281,8 @@ static void check_restarts(const char *listen) {
 
 static void a_peer_that_comes_back_on_its_endpoint_is_reached_by_the_same_route(void **state) {
     (void)state;
-    check_restarts("tcp://127.0.0.1:*");
+    char place[OWN_PLACE_BYTES];
+    check_restarts(own_place(place));
 }
 
 static void the_same_over_ipc(void **state) {
@@ -372,16 +371,6 @@ static void connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_tw
     kvf_link_close(server.link);
 }
 
-/* The machine's clock, put forward. */
-static uint64_t later_now(void *ahead_ns) {
-    return kvf_now(&kvf_monotonic) + *(const uint64_t *)ahead_ns;
-}
-
-/* A clock that stands still until it is set. */
-static uint64_t set_now(void *now_ns) {
-    return *(const uint64_t *)now_ns;
-}
-
 /* Two ends, of which the client has said something and heard nothing for so long that it has a second connection; then
  * says something more, over both. Returns the routes by which the server knows them, the first one first. */
 static kvf_route fall_silent(end *server, end *client, uint64_t *now_ns, kvf_route incoming[2]) {
@@ -461,8 +450,8 @@ static void where_one_of_two_connections_ends_the_other_goes_on(void **state) {
 
 static void a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said(void **state) {
     (void)state;
-    uint64_t ahead_ns = 0;
-    const kvf_clock clock = {later_now, &ahead_ns};
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
     end server, client;
     open_end(&server, (kvf_link_options){.listen = NULL});
     open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
@@ -471,7 +460,7 @@ static void a_connection_over_which_an_answer_came_stays_however_long_nothing_is
 
     send_text(&client, route, "first");
     work_until(client.message_count == 1, &server, &client);
-    ahead_ns = UINT64_C(60000000000);
+    now_ns += UINT64_C(60000000000);
     work_until(kvf_link_due(client.link) == UINT64_MAX, &server, &client);
     send_text(&client, route, "second");
     work_until(client.message_count == 2, &server, &client);

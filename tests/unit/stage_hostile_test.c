@@ -399,6 +399,59 @@ static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
     scene_close(&s);
 }
 
+/* A long opening of another model, which is refused when it is read. The stage has no turn meanwhile. */
+static void say_long(scene *s, uint64_t flow) {
+    static const uint32_t ids[40000];
+    kvf_group_steps steps;
+    kvf_opening opening = opening_of(s, KVF_READ, &steps);
+    opening.model ^= 1;
+    steps.table = (kvf_block_table){ids, COUNT_OF(ids), 0};
+    unsigned char *data;
+    size_t bytes;
+    assert_ok(kvf_stage_write_opening(&opening, &data, &bytes));
+    for (size_t at = 0; at < bytes; at += kvf_stage_part_max()) {
+        const size_t left = bytes - at, most = kvf_stage_part_max();
+        const kvf_stage_message message = {.word = KVF_STAGE_OPEN,
+                                           .flow = flow,
+                                           .opening_bytes = (uint32_t)bytes,
+                                           .at = (uint32_t)at,
+                                           .part = data + at,
+                                           .part_bytes = left < most ? left : most};
+        say(s, &message);
+        assert_ok(kvf_transport_progress(s->p->transport, NULL));
+    }
+    kvf_free(data);
+}
+
+/* Each may take milliseconds, and whoever progresses the stage has other things to do. */
+static void long_openings_are_read_one_in_a_turn(void **state) {
+    (void)state;
+    scene s = scene_open();
+    attacker_join(&s);
+    for (uint64_t flow = 1; flow <= 3; flow++)
+        say_long(&s, flow);
+    assert_int_equal(s.p->events, 0);
+    /* One that has come whole takes no more parts, and is not read where it has ended. */
+    const unsigned char more[4] = {0};
+    const kvf_stage_message behind = {.word = KVF_STAGE_OPEN,
+                                      .flow = 2,
+                                      .opening_bytes = 200000,
+                                      .at = 160100,
+                                      .part = more,
+                                      .part_bytes = sizeof more};
+    say(&s, &behind);
+    assert_ok(kvf_transport_progress(s.p->transport, NULL));
+    assert_event(&s, 1, KVF_E_PARSE, "part", false);
+    for (uint32_t turn = 1; turn <= 2; turn++) {
+        bool busy = false;
+        assert_ok(kvf_stage_progress(s.p->stage, &busy));
+        assert_event(&s, 1 + turn, KVF_E_MISMATCH, "other groups, layers or parts", false);
+        assert_true(busy || turn == 2);
+    }
+    assert_unharmed(&s);
+    scene_close(&s);
+}
+
 static void parts_that_never_come(void **state) {
     (void)state;
     scene s = scene_open();
@@ -721,6 +774,7 @@ int main(void) {
         cmocka_unit_test(the_same_flow_opened_twice),
         cmocka_unit_test(more_flows_than_a_peer_may_have),
         cmocka_unit_test(more_bytes_of_openings_than_a_peer_may_have),
+        cmocka_unit_test(long_openings_are_read_one_in_a_turn),
         cmocka_unit_test(parts_that_never_come),
         cmocka_unit_test(openings_that_are_not_ours),
         cmocka_unit_test(slots_and_credits_that_do_not_exist),
