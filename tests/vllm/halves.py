@@ -72,6 +72,7 @@ class Half:
             pipeline_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            cp_kv_cache_interleave_size=1,
             data_parallel_index=0,
         )
         self.config: Any = SimpleNamespace(

@@ -11,10 +11,16 @@ from kvferry.vllm.geometry import RankGeometry
 
 @dataclass
 class KvferryHandshake(KVConnectorHandshakeMetadata):
-    """What the scheduler's half learns from a rank when the caches are there."""
+    """What the scheduler's half learns from a rank when the caches are there.
+
+    Attributes:
+        others: what all ranks say, where vLLM does not pass on what each says: it knows ranks by pipeline
+            stage and tensor-parallel rank, which several have under prefill context parallelism
+    """
 
     introduction: bytes
     geometry: RankGeometry
+    others: tuple[KvferryHandshake, ...] = ()
 
 
 @dataclass

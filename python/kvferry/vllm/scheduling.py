@@ -59,7 +59,8 @@ class Scheduling:
         """The workers' caches are there: the engine can be met from here on."""
         transfer = self._config.kv_transfer_config
         assert transfer is not None
-        geometries = [ranks[where].geometry for where in sorted(ranks)]
+        known = {said.geometry.rank: said for given in ranks.values() for said in (given, *given.others)}
+        geometries = [known[rank].geometry for rank in sorted(known)]
         self._directory = Agent.directory(
             listen=self._settings.meeting,
             keys=self._settings.keys,
@@ -67,14 +68,14 @@ class Scheduling:
             insecure=self._settings.insecure,
             **log_options(logger),
         )
-        for where in sorted(ranks):
-            self._directory.introduce(ranks[where].introduction)
+        for rank in sorted(known):
+            self._directory.introduce(known[rank].introduction)
         self._groups = group_order(geometries)
         model = build_model(geometries)
         self._draft = draft_cells(model)
         self._schedule = Schedule(
             model,
-            [1 if g.kind == GroupKind.STATE else g.tokens_per_block for g in self._groups],
+            [group.steps_per_entry for group in self._groups],
             engine=transfer.engine_id,
             endpoint=self._directory.endpoint,
             public_key=self._settings.keys.public_key if self._settings.keys else None,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from kvferry.agent import Agent, Contact
-from kvferry.errors import KvferryError, NotFoundError
+from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind
 from kvferry.model import Dtype, GroupKind
 from kvferry.request import GroupSteps
@@ -16,6 +16,8 @@ from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.vllm.compat import (
     KVCacheConfig,
     KVConnectorTransferResults,
+    get_dcp_group,
+    get_pcp_group,
     get_pp_group,
     get_tp_group,
     get_world_group,
@@ -24,12 +26,15 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.geometry import RankGeometry, build_engine
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.statistics import KvferryStats, counted
-from kvferry.vllm.tensors import Ranks, describe
+from kvferry.vllm.tensors import describe
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
+
+Gathered = TypeVar("Gathered")
 
 logger = init_logger("vllm.kvferry")
 
@@ -57,6 +62,42 @@ class _Job:
     named: bool = False  # what failed was named block by block
 
 
+def find_ranks(parallel: ParallelConfig) -> Ranks:
+    """Where this process stands in its engine.
+
+    Raises UnsupportedError where vLLM shares tokens out in another order than the one we know.
+    """
+    tp, pp = get_tp_group(), get_pp_group()
+    pcp_size, dcp_size = parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size
+    ranks = Ranks(
+        tp.rank_in_group,
+        tp.world_size,
+        pp.rank_in_group,
+        pp.world_size,
+        pcp_rank=get_pcp_group().rank_in_group if pcp_size > 1 else 0,
+        pcp_size=pcp_size,
+        dcp_size=dcp_size,
+        interleave=parallel.cp_kv_cache_interleave_size,
+    )
+    share = get_dcp_group().rank_in_group if dcp_size > 1 else 0
+    if share != ranks.place % dcp_size:
+        raise UnsupportedError(
+            f"tensor-parallel rank {ranks.tp_rank} and prefill context rank {ranks.pcp_rank} keeps token share "
+            f"{share} of {dcp_size}; kvferry knows an order in which that is {ranks.place % dcp_size}"
+        )
+    return ranks
+
+
+def gather(own: Gathered) -> list[Gathered]:
+    """What every rank says, by their numbers. All call it at the same time."""
+    world = get_world_group()
+    if world.world_size == 1:
+        return [own]
+    found: list[Any] = [None] * world.world_size
+    torch.distributed.all_gather_object(found, own, group=world.cpu_group)
+    return found
+
+
 class Worker:
     """What one rank does."""
 
@@ -66,6 +107,7 @@ class Worker:
         self._settings = read_settings(config)
         self._agent: Agent | None = None
         self._geometry: RankGeometry | None = None
+        self._others: tuple[KvferryHandshake, ...] = ()
         self._jobs: dict[int, _Job] = {}
         self._tickets: dict[tuple[InstructionKind, str], int] = {}
         self._results = KVConnectorTransferResults()
@@ -77,16 +119,9 @@ class Worker:
 
     def register(self, caches: dict[str, Any]) -> None:
         """The caches are there: the rank can be met from here on. Every rank calls this at the same time."""
-        parallel = self._config.parallel_config
-        if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-            raise ValueError("KvferryConnector does not support context parallelism yet")
-        tp, pp, world = get_tp_group(), get_pp_group(), get_world_group()
-        ranks = Ranks(tp.rank_in_group, tp.world_size, pp.rank_in_group, pp.world_size)
+        ranks = find_ranks(self._config.parallel_config)
         geometry, memory = describe(self._config, self._cache, caches, ranks)
-        everyone: list[RankGeometry] = [geometry]
-        if world.world_size > 1:
-            everyone = [None] * world.world_size  # type: ignore[list-item]
-            torch.distributed.all_gather_object(everyone, geometry, group=world.cpu_group)
+        everyone = gather(geometry)
         transfer = self._config.kv_transfer_config
         assert transfer is not None and transfer.engine_id is not None
         engine = build_engine(everyone, transfer.engine_id)
@@ -107,13 +142,15 @@ class Worker:
         )
         self._agent.register(memory)
         self._geometry = geometry
+        if ranks.pcp_size > 1:
+            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry)))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
 
     def handshake(self) -> KvferryHandshake | None:
         """What the scheduler's half needs to know of this rank."""
         if self._agent is None or self._geometry is None:
             return None
-        return KvferryHandshake(self._agent.introduction, self._geometry)
+        return KvferryHandshake(self._agent.introduction, self._geometry, self._others)
 
     def start(self, step: KvferryStep) -> None:
         """Does what the scheduler's half said."""
