@@ -333,7 +333,8 @@ class BadInput(Pairs):
                 ("kvferry_transfer_id", "xyz", "kvferry_transfer_id is 'xyz'"),
                 ("kvferry_transfer_id", 17, "kvferry_transfer_id is 17"),
                 ("kvferry_transfer_id", "00" * 2000, "1024"),
-                ("remote_registration_generation", 2, "remote_registration_generation is 2; allowed: 0 to 0"),
+                ("remote_registration_generation", -1, "remote_registration_generation is -1; allowed: 0 to"),
+                ("remote_registration_generation", "last", "remote_registration_generation is 'last'"),
                 ("transfer_mode", "carry", "transfer_mode is 'carry'; allowed: pull, push"),
             ]
         ):

@@ -97,6 +97,14 @@ class Half:
         self.layers = {f"model.layers.{i}.attn": torch.zeros(shape) for i in held}
         self.scheduling = Scheduling(self.config, self.cache)
         self.worker = Worker(self.config, self.cache)
+        self.register()
+        self.sent: set[str] = set()
+        self.received: set[str] = set()
+        self.failed: set[str] = set()
+        self.invalid: set[int] = set()
+
+    def register(self) -> None:
+        """The caches are there, as vLLM says it to all of its parts: for the first time, or again."""
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
         with mock.patch.multiple(
             worker_module,
@@ -108,10 +116,6 @@ class Half:
         introduction = self.worker.handshake()
         assert introduction is not None
         self.scheduling.introduce({(0, 0): introduction})
-        self.sent: set[str] = set()
-        self.received: set[str] = set()
-        self.failed: set[str] = set()
-        self.invalid: set[int] = set()
 
     @staticmethod
     def _group(kind: Any, layers: range, block_size: int, **more: Any) -> KVCacheGroupSpec:

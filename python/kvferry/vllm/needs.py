@@ -209,7 +209,7 @@ LEFT_ALONE = frozenset(
     }
 )
 
-# Methods that not every vLLM has: sleeping, with which caches go away and come back elsewhere. It is refused.
+# Methods that not every vLLM has: for sleep, with which caches go and come back. Without them it is refused.
 SLEEP = frozenset({"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"})
 
 

@@ -34,6 +34,7 @@ logger = init_logger("vllm.kvferry")
 
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
 MAX_TOKENS = 2**31 - 1  # more than any sequence has
+MAX_GENERATION = 2**31 - 1
 
 
 class Scheduling:
@@ -50,13 +51,17 @@ class Scheduling:
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache when match() was asked last
         self._void: list[str] = []
+        self._generation = 0  # how often the caches have come back
         self._draft = ""  # what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
 
     # ---- meeting
 
     def introduce(self, ranks: dict[tuple[int, int], KvferryHandshake]) -> None:
-        """The workers' caches are there: the engine can be met from here on."""
+        """The workers' caches are there: the engine can be met from here on; or they are there again."""
+        if self._directory is not None:
+            self._generation += 1
+            return
         transfer = self._config.kv_transfer_config
         assert transfer is not None
         known = {said.geometry.rank: said for given in ranks.values() for said in (given, *given.others)}
@@ -253,9 +258,7 @@ class Scheduling:
         if missing:
             raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
         port = _number(params, "remote_port", 1, 65535)
-        _number(
-            params, "remote_registration_generation", 0, 0
-        )  # others count the sleeps of an engine; ours has none
+        _number(params, "remote_registration_generation", 0, MAX_GENERATION)  # agents see by themselves
         return TransferParams(
             engine=str(params["remote_engine_id"]),
             id=_transfer_id(params),
@@ -283,7 +286,7 @@ class Scheduling:
             "dcp_size": parallel.decode_context_parallel_size,
             "remote_num_tokens": params.tokens,
             "remote_blocks_expiry_time": None,
-            "remote_registration_generation": 0,
+            "remote_registration_generation": self._generation,
             "transfer_mode": "push" if params.push else "pull",
             "kvferry_transfer_id": params.id.hex(),
             "kvferry_public_key": params.public_key or None,

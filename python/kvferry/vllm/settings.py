@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # A host may be busy for seconds; where a wrong address is given, somebody waits as long as this.
 PATIENCE = 30.0
+# What is under way mostly takes less than this.
+DRAIN = 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -31,6 +33,7 @@ class Settings:
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which it fails when nobody is met who has the request
+        drain: seconds for which what is under way may go on when the caches' memory goes
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
@@ -46,6 +49,7 @@ class Settings:
     lease: float | None
     deadline: float | None
     patience: float
+    drain: float
     convert: bool
     verify: bool
     insecure: bool
@@ -98,6 +102,7 @@ def read_settings(config: VllmConfig) -> Settings:
         lease=_seconds(extra, "kv_lease_duration"),
         deadline=_seconds(extra, "kv_load_deadline"),
         patience=_seconds(extra, "kv_load_patience") or PATIENCE,
+        drain=_seconds(extra, "kv_drain_duration") or DRAIN,
         convert=bool(extra.get("convert", False)),
         verify=bool(extra.get("verify", False)),
         insecure=insecure,

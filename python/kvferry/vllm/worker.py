@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,7 @@ from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
+from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import KvferryStats, counted
 from kvferry.vllm.tensors import describe
 
@@ -47,6 +49,9 @@ IDLE_SECONDS = 0.01
 
 # For so long it is known what was handed over: who brings its parameters once more is told at once.
 REMEMBERED_SECONDS = 600.0
+
+# The agent's lease where the settings name none.
+LEASE_SECONDS = 30.0
 
 SENDS = (InstructionKind.HOLD, InstructionKind.PUSH)
 LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
@@ -107,6 +112,7 @@ class Worker:
         self._settings = read_settings(config)
         self._agent: Agent | None = None
         self._geometry: RankGeometry | None = None
+        self._caches: Caches | None = None
         self._others: tuple[KvferryHandshake, ...] = ()
         self._jobs: dict[int, _Job] = {}
         self._tickets: dict[tuple[InstructionKind, str], int] = {}
@@ -118,9 +124,20 @@ class Worker:
         self._news = False
 
     def register(self, caches: dict[str, Any]) -> None:
-        """The caches are there: the rank can be met from here on. Every rank calls this at the same time."""
+        """The caches are there: the rank can be met from here on. Every rank calls this at the same time.
+
+        Caches that come again take the place of those that were there.
+
+        Raises UnsupportedError (they have another layout than those), AgainError as of sleep().
+        """
         ranks = find_ranks(self._config.parallel_config)
         geometry, memory = describe(self._config, self._cache, caches, ranks)
+        if self._caches is not None:
+            if geometry != self._geometry:
+                raise UnsupportedError("the caches come back in another layout; allowed: that which they had")
+            self.sleep()
+            self.wake(memory)
+            return
         everyone = gather(geometry)
         transfer = self._config.kv_transfer_config
         assert transfer is not None and transfer.engine_id is not None
@@ -140,11 +157,26 @@ class Worker:
             remember=REMEMBERED_SECONDS,
             **log_options(logger),
         )
-        self._agent.register(memory)
+        self._caches = Caches(self._agent, memory, self._jobs, self._note)
         self._geometry = geometry
         if ranks.pcp_size > 1:
             self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry)))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
+
+    def sleep(self) -> None:
+        """The memory of the caches goes. Peers are refused until wake(), and meet this rank anew after it.
+
+        Raises AgainError, which names what still uses the memory: it must not go.
+        """
+        if self._caches is not None and self._caches.are_here:
+            self._caches.leave(self._settings.drain, self._settings.lease or LEASE_SECONDS)
+            logger.info("the caches are unregistered: this rank of kvferry sleeps")
+
+    def wake(self, memory: Sequence[torch.Tensor] | None = None) -> None:
+        """The memory is there again: where it was, or elsewhere."""
+        if self._caches is not None and not self._caches.are_here:
+            self._caches.come(memory)
+            logger.info("the caches are registered anew: this rank of kvferry is awake")
 
     def handshake(self) -> KvferryHandshake | None:
         """What the scheduler's half needs to know of this rank."""
@@ -290,4 +322,4 @@ class Worker:
         """The engine ends."""
         if self._agent is not None:
             self._agent.close()
-            self._agent = None
+            self._agent = self._caches = None
