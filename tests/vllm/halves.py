@@ -80,6 +80,7 @@ class Half:
             parallel_config=parallel,
             device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
             model_config=SimpleNamespace(
+                model="tiny",
                 model_arch_config=Layers(LAYERS),
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
             ),

@@ -161,6 +161,7 @@ class ManyRanks:
             ),
             device_config=SimpleNamespace(device_type="other"),
             model_config=SimpleNamespace(
+                model="tiny",
                 model_arch_config=stated,
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": self.heads}),
             ),

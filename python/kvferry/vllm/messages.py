@@ -14,12 +14,14 @@ class KvferryHandshake(KVConnectorHandshakeMetadata):
     """What the scheduler's half learns from a rank when the caches are there.
 
     Attributes:
+        weights: their identity; "" where they are not compared
         others: what all ranks say, where vLLM does not pass on what each says: it knows ranks by pipeline
             stage and tensor-parallel rank, which several have under prefill context parallelism
     """
 
     introduction: bytes
     geometry: RankGeometry
+    weights: str = ""
     others: tuple[KvferryHandshake, ...] = ()
 
 

@@ -19,6 +19,7 @@ from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, Schedule, TransferParams
 from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
+from kvferry.vllm.identity import VERSIONS, check_versions, check_weights
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.settings import is_push, read_settings
@@ -52,6 +53,7 @@ class Scheduling:
         self._matched: dict[str, int] = {}  # tokens in the prefix cache when match() was asked last
         self._void: list[str] = []
         self._generation = 0  # how often the caches have come back
+        self._weights = ""  # which we have
         self._draft = ""  # what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
 
@@ -78,6 +80,7 @@ class Scheduling:
         self._groups = group_order(geometries)
         model = build_model(geometries)
         self._draft = draft_cells(model)
+        self._weights = known[0].weights
         self._schedule = Schedule(
             model,
             [group.steps_per_entry for group in self._groups],
@@ -257,6 +260,8 @@ class Scheduling:
         ]
         if missing:
             raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
+        check_versions(params.get("kvferry_versions"))
+        check_weights(params.get("kvferry_weights"), self._weights)
         port = _number(params, "remote_port", 1, 65535)
         _number(params, "remote_registration_generation", 0, MAX_GENERATION)  # agents see by themselves
         return TransferParams(
@@ -291,6 +296,8 @@ class Scheduling:
             "kvferry_transfer_id": params.id.hex(),
             "kvferry_public_key": params.public_key or None,
             "kvferry_draft": self._draft or None,
+            "kvferry_weights": self._weights or None,
+            "kvferry_versions": list(VERSIONS),
         }
 
 

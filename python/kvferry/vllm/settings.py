@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PATIENCE = 30.0
 # What is under way mostly takes less than this.
 DRAIN = 5.0
+LONGEST_NAME = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -37,6 +38,7 @@ class Settings:
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
+        weights: what the weights are called; "checkpoint": find out; "": they are not compared
         push: as a producer, write to consumers rather than wait until they read
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows ours
@@ -53,6 +55,7 @@ class Settings:
     convert: bool
     verify: bool
     insecure: bool
+    weights: str
     push: bool
     keys: KeyPair | None
     allowed_keys: tuple[str, ...]
@@ -106,6 +109,7 @@ def read_settings(config: VllmConfig) -> Settings:
         convert=bool(extra.get("convert", False)),
         verify=bool(extra.get("verify", False)),
         insecure=insecure,
+        weights=_name(extra, "weights"),
         push=is_push(extra.get("transfer_mode", "pull")),
         keys=keys,
         allowed_keys=tuple(allowed),
@@ -140,6 +144,13 @@ def _keys(path: Any) -> KeyPair | None:
             f"key_file {path} cannot be used ({type(error).__name__}: {error}); allowed: a file with an object "
             "of public_key and secret_key, both Z85"
         ) from None
+
+
+def _name(extra: dict[str, Any], name: str) -> str:
+    value = extra.get(name, "")
+    if not isinstance(value, str) or len(value) > LONGEST_NAME or not value.isprintable():
+        raise InvalidError(f"{name} is {value!r}; allowed: up to {LONGEST_NAME} printable characters")
+    return value
 
 
 def _seconds(extra: dict[str, Any], name: str) -> float | None:

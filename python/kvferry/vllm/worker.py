@@ -25,6 +25,7 @@ from kvferry.vllm.compat import (
     init_logger,
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine
+from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.ranks import Ranks
@@ -113,6 +114,7 @@ class Worker:
         self._agent: Agent | None = None
         self._geometry: RankGeometry | None = None
         self._caches: Caches | None = None
+        self._weights = weights_of(self._settings.weights, config.model_config.model)
         self._others: tuple[KvferryHandshake, ...] = ()
         self._jobs: dict[int, _Job] = {}
         self._tickets: dict[tuple[InstructionKind, str], int] = {}
@@ -155,12 +157,13 @@ class Worker:
             verify=self._settings.verify,
             insecure=self._settings.insecure,
             remember=REMEMBERED_SECONDS,
+            facts={"weights": self._weights} if self._weights else None,
             **log_options(logger),
         )
         self._caches = Caches(self._agent, memory, self._jobs, self._note)
         self._geometry = geometry
         if ranks.pcp_size > 1:
-            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry)))
+            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry, self._weights)))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
 
     def sleep(self) -> None:
@@ -182,7 +185,7 @@ class Worker:
         """What the scheduler's half needs to know of this rank."""
         if self._agent is None or self._geometry is None:
             return None
-        return KvferryHandshake(self._agent.introduction, self._geometry, self._others)
+        return KvferryHandshake(self._agent.introduction, self._geometry, self._weights, self._others)
 
     def start(self, step: KvferryStep) -> None:
         """Does what the scheduler's half said."""
