@@ -140,7 +140,7 @@ class Moving(unittest.TestCase):
         decode = self.engine("decode", **spec("latent", 4, tp=2, dcp=2))
         decode.write(HERE, range(TOKENS))
         self.assertEqual(decode.wrong(HERE, range(TOKENS)), 0)
-        decode.caches[1][decode.names[1]][HERE[0], 0, 0, 3] += 1
+        decode.caches[1][decode.layers[1][0]][HERE[0], 0, 0, 3] += 1
         self.assertEqual(decode.wrong(HERE, range(TOKENS)), 1)
 
     def test_blocks_that_failed_are_named_by_the_tokens_of_all_ranks(self) -> None:

@@ -115,6 +115,14 @@ class _Gathering:
                 raise error
 
 
+class Stated(list[Any]):
+    """What vLLM's configuration says of the layers of a model."""
+
+    def __init__(self, count: int, heads: int) -> None:
+        super().__init__([SimpleNamespace(total_num_kv_heads=heads, total_num_attention_heads=heads)] * count)
+        self.total_num_hidden_layers = count
+
+
 class ManyRanks:
     """One engine."""
 
@@ -131,24 +139,39 @@ class ManyRanks:
         latent: bool = False,
         blocks: int = 16,
         said_interleave: int = 0,
+        draft_heads: int = 0,
+        draft_shared: bool = True,
         **extra: Any,
     ) -> None:
         """
         Args:
             latent: the layers keep latents, which every rank has, and not keys and values of heads
+            draft_heads: of the one layer of a draft model, which is in a group of its own; 0: there is none
+            draft_shared: its tokens are shared out as those of the model
             said_interleave: what the connector is told, where that is not true
         """
         self.tp, self.pcp, self.dcp, self.interleave = tp, pcp, dcp, interleave
         self.heads, self.block_size = 1 if latent else heads, block_size
+        self.layers = [(f"model.layers.{layer}.attn", self.heads, dcp) for layer in range(LAYERS)]
+        if draft_heads:
+            self.layers.append((f"model.layers.{LAYERS}.attn", draft_heads, dcp if draft_shared else 1))
         self.groups = groups_of_ranks(tp, pcp, dcp)
         local = max(1, self.heads // tp)
         size = 2 * SIZE if latent else SIZE
         kind = MLAAttentionSpec if latent else FullAttentionSpec
         spec = kind(block_size=block_size, num_kv_heads=local, head_size=size, dtype=torch.float32)
-        self.names = [f"model.layers.{layer}.attn" for layer in range(LAYERS)]
-        self.cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(self.names, spec)])
-        layer = SimpleNamespace(total_num_kv_heads=self.heads, total_num_attention_heads=self.heads)
-        stated = [layer] * LAYERS
+        groups = [KVCacheGroupSpec([name for name, *_ in self.layers[:LAYERS]], spec)]
+        if draft_heads:
+            local = max(1, draft_heads // tp)
+            spec = FullAttentionSpec(
+                block_size=block_size,
+                num_kv_heads=local,
+                head_size=SIZE,
+                dtype=torch.float32,
+                dcp_sharded=draft_shared,
+            )
+            groups.insert(0, KVCacheGroupSpec([self.layers[LAYERS][0]], spec))  # as vLLM may have it
+        self.cache = KVCacheConfig(blocks, [], groups)
         self.config: Any = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
             parallel_config=SimpleNamespace(
@@ -162,15 +185,27 @@ class ManyRanks:
             device_config=SimpleNamespace(device_type="other"),
             model_config=SimpleNamespace(
                 model="tiny",
-                model_arch_config=stated,
+                model_arch_config=Stated(LAYERS, self.heads),
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": self.heads}),
             ),
-            speculative_config=None,
+            speculative_config=SimpleNamespace(
+                draft_model_config=SimpleNamespace(
+                    model_arch_config=Stated(1, draft_heads),
+                    hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": draft_heads}),
+                )
+            )
+            if draft_heads
+            else None,
             num_prefill_lookahead_tokens=0,
         )
-        shape = (blocks, local, block_size, 2 * SIZE)
         self.ranks = range(tp * pcp)
-        self.caches = [{name: torch.full(shape, EMPTY) for name in self.names} for _ in self.ranks]
+        self.caches = [
+            {
+                name: torch.full((blocks, max(1, heads // tp), block_size, 2 * SIZE), EMPTY)
+                for name, heads, _ in self.layers
+            }
+            for _ in self.ranks
+        ]
         self.scheduling = Scheduling(self.config, self.cache)
         self.workers = [Worker(self.config, self.cache) for _ in self.ranks]
         self.sent: set[str] = set()
@@ -230,7 +265,7 @@ class ManyRanks:
         request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False})
         self.scheduling.add(request)
         request.num_computed_tokens = tokens
-        keep, params = self.scheduling.finished(request, [table], True)
+        keep, params = self.scheduling.finished(request, self.tables(table), True)
         assert keep and params is not None
         return params
 
@@ -239,23 +274,30 @@ class ManyRanks:
         request = a_request(name, tokens, params)
         self.scheduling.add(request)
         load, _ = self.scheduling.match(request, computed)
-        self.scheduling.allocated(request, blocks_of(table), load)
+        self.scheduling.allocated(request, blocks_of(*self.tables(table)), load)
         return load
+
+    def tables(self, table: list[int]) -> list[list[int]]:
+        """The same blocks in each of vLLM's groups: they are other memory there."""
+        return [table] * len(self.cache.kv_cache_groups)
 
     # ---- bytes
 
-    def cells(self, table: list[int], tokens: range) -> Iterator[tuple[torch.Tensor, int, int, int]]:
+    def cells(
+        self, table: list[int], tokens: range, layers: range | None = None
+    ) -> Iterator[tuple[torch.Tensor, int, int, int]]:
         """Each cell where vLLM's kernels look for it on each rank that keeps it: layer, token, head."""
         for rank in self.ranks:
             (group,) = (ranks for ranks in self.groups["dcp"] if rank in ranks)
-            rows = rows_of(tokens.stop, self.dcp, group.index(rank), self.interleave)
-            first = rank % self.tp * self.heads // self.tp
-            for token, row in enumerate(rows):
-                if token not in tokens or row is None:
+            for layer, (name, heads, dcp) in enumerate(self.layers):
+                if layers is not None and layer not in layers:
                     continue
-                block, at = table[row // self.block_size], row % self.block_size
-                for layer, name in enumerate(self.names):
-                    page = self.caches[rank][name][block, :, at]
+                first = rank % self.tp * heads // self.tp
+                rows = rows_of(tokens.stop, dcp, group.index(rank) % dcp, self.interleave)
+                for token, row in enumerate(rows):
+                    if token not in tokens or row is None:
+                        continue
+                    page = self.caches[rank][name][table[row // self.block_size], :, row % self.block_size]
                     for local in range(page.shape[0]):
                         yield page[local], layer, token, first + local
 
@@ -264,11 +306,11 @@ class ManyRanks:
         for cell, *where in self.cells(table, tokens):
             cell[:] = content(*where)
 
-    def wrong(self, table: list[int], tokens: range) -> int:
-        """How many cells are not what write() wrote."""
+    def wrong(self, table: list[int], tokens: range, layers: range | None = None) -> int:
+        """How many cells, of these layers or all, are not what write() wrote."""
         return sum(
             not torch.equal(cell, content(layer, token, head))
-            for cell, layer, token, head in self.cells(table, tokens)
+            for cell, layer, token, head in self.cells(table, tokens, layers)
         )
 
     def stray(self, table: list[int], tokens: range) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvferry.errors import MismatchError
 from kvferry.model import Group, GroupKind, Model, Part
@@ -84,6 +84,27 @@ class RankGeometry:
     def rank(self) -> int:
         """Its number in the engine, which is vLLM's."""
         return (self.pp_rank * self.pcp_size + self.pcp_rank) * self.tp_size + self.tp_rank
+
+
+def number_groups(ranks: Sequence[RankGeometry]) -> list[RankGeometry]:
+    """All ranks, with the model's groups named as if vLLM had none that only a draft model's layers are in.
+
+    Groups of two engines are the same by their names, and the other engine may have no draft.
+    """
+    sources = sorted({group.source for rank in ranks for group in rank.groups if not group.is_draft})
+    number = {source: i for i, source in enumerate(sources)}
+
+    def named(group: GroupGeometry) -> GroupGeometry:
+        if group.is_draft:
+            return group
+        return replace(group, name=own_group_name(number[group.source], group.name.rpartition(".")[2]))
+
+    return [replace(rank, groups=tuple(named(group) for group in rank.groups)) for rank in ranks]
+
+
+def own_group_name(number: int, kind: int | str) -> str:
+    """The name of a group of the model's own: of vLLM's group of this number, the layers of one kind."""
+    return f"{number:03}.{kind}"
 
 
 def build_model(ranks: Sequence[RankGeometry]) -> Model:

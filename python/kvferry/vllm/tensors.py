@@ -27,7 +27,13 @@ from kvferry.vllm.compat import (
     UniformTypeKVCacheSpecs,
     write_cpu_page,
 )
-from kvferry.vllm.geometry import DRAFT_PREFIX, GroupGeometry, LayerGeometry, RankGeometry
+from kvferry.vllm.geometry import (
+    DRAFT_PREFIX,
+    GroupGeometry,
+    LayerGeometry,
+    RankGeometry,
+    own_group_name,
+)
 from kvferry.vllm.heads import total_kv_heads
 from kvferry.vllm.layers import LayerPlace, place_layer
 from kvferry.vllm.ranks import ALL_TOKENS, Ranks
@@ -192,6 +198,7 @@ def describe(
     """What this rank caches, and the memory of its regions."""
     regions = Regions()
     groups: list[GroupGeometry] = []
+    drafts = 0
     orders: dict[tuple[Any, ...], str] = {}
     for source in cache.transfer_group_ids:
         group = cache.kv_cache_groups[source]
@@ -201,9 +208,12 @@ def describe(
             place = place_layer(config, name)
             layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
             kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
-        for whose, prefix in zip(kinds, ("", DRAFT_PREFIX), strict=True):
-            for kind, (parts, layers) in enumerate(whose.items()):
-                groups.append(_group(cache, source, f"{prefix}{source:03}.{kind}", parts, layers))
+        for kind, (parts, layers) in enumerate(kinds[False].items()):
+            groups.append(_group(cache, source, own_group_name(source, kind), parts, layers))
+        # In which of vLLM's groups a draft's layers are may not be the same in both engines.
+        for parts, layers in kinds[True].items():
+            groups.append(_group(cache, source, f"{DRAFT_PREFIX}{drafts:03}", parts, layers))
+            drafts += 1
     held = [layer.layer for group in groups for layer in group.layers]
     return (
         RankGeometry(

@@ -24,7 +24,7 @@ from kvferry.vllm.compat import (
     get_world_group,
     init_logger,
 )
-from kvferry.vllm.geometry import RankGeometry, build_engine
+from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
 from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
@@ -133,14 +133,15 @@ class Worker:
         Raises UnsupportedError (they have another layout than those), AgainError as of sleep().
         """
         ranks = find_ranks(self._config.parallel_config)
-        geometry, memory = describe(self._config, self._cache, caches, ranks)
+        described, memory = describe(self._config, self._cache, caches, ranks)
+        everyone = number_groups(gather(described))
+        (geometry,) = (rank for rank in everyone if rank.rank == described.rank)
         if self._caches is not None:
             if geometry != self._geometry:
                 raise UnsupportedError("the caches come back in another layout; allowed: that which they had")
             self.sleep()
             self.wake(memory)
             return
-        everyone = gather(geometry)
         transfer = self._config.kv_transfer_config
         assert transfer is not None and transfer.engine_id is not None
         engine = build_engine(everyone, transfer.engine_id)
