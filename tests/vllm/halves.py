@@ -152,9 +152,10 @@ class Half:
 
     # ---- requests
 
-    def serve(self, name: str, tokens: int, *tables: list[int]) -> dict[str, Any]:
+    def serve(self, name: str, tokens: int, *tables: list[int], **asked: Any) -> dict[str, Any]:
         """A request of which another engine wants the cache, and which has finished here; what a proxy gets."""
-        request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False})
+        said = {f"kvferry_{key}": value for key, value in asked.items()}
+        request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False, **said})
         self.scheduling.add(request)
         request.num_computed_tokens = tokens
         keep, params = self.scheduling.finished(request, tables, True)

@@ -36,6 +36,7 @@ logger = init_logger("vllm.kvferry")
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
 MAX_TOKENS = 2**31 - 1  # more than any sequence has
 MAX_GENERATION = 2**31 - 1
+MAX_USES = 64
 
 
 class Scheduling:
@@ -122,6 +123,7 @@ class Scheduling:
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
+                consumers=(_number(params, "kvferry_uses", 0, MAX_USES) if serves else 0) or 1,
                 push=serves and self._settings.push,
             )
         except (KvferryError, TypeError, ValueError) as error:
