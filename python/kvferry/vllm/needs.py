@@ -160,6 +160,7 @@ NEEDS = (
         "vllm.config.model_arch:ModelArchitectureConfig.total_num_hidden_layers",
         "telling a draft model's layers from the model's",
     ),
+    Need("vllm.config:ModelConfig.model", "finding out which weights there are"),
     Need("vllm.config:ModelConfig.model_arch_config", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.__getitem__", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.total_num_kv_heads", "the KV heads of each layer"),
