@@ -151,7 +151,11 @@ static kvf_status session_of(kvf_agent *agent, const kvf_letter *letter, const k
 static kvf_status check_ready(const kvf_agent *agent, const kvf_message *message) {
     if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0)
         return kvf_fail(KVF_E_MISMATCH, "has other facts than those of the greeting");
-    return agent->card ? KVF_OK : kvf_fail(KVF_E_AGAIN, "has no memory registered yet");
+    if (agent->card)
+        return KVF_OK;
+    return kvf_fail(KVF_E_AGAIN, agent->with_facts.data
+                                     ? "has taken its memory back, as an engine does that sleeps"
+                                     : "has no memory registered yet");
 }
 
 static void answer_card(kvf_agent *agent, const kvf_letter *letter, const kvf_message *message) {

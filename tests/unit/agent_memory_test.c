@@ -128,6 +128,21 @@ static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
     tear_down(&s);
 }
 
+static void who_waits_for_a_producer_that_sleeps_is_told_so(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    take_back(&s, &s.w.p);
+    s.wanted.request.patience_ns = 500 * MS;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    assert_non_null(strstr(failed->detail, "has taken its memory back"));
+    give_anew(&s, &s.w.p);
+    s.wanted.request.patience_ns = 0;
+    hold_and_pull(&s, 3);
+    tear_down(&s);
+}
+
 /* Its consumer takes the end of its own connection for nothing more than that: shutting it out would end what it reads
  * from there by a connection of its own. */
 static void an_engine_that_takes_memory_back_goes_on_reading(void **state) {
@@ -191,6 +206,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
+        cmocka_unit_test(who_waits_for_a_producer_that_sleeps_is_told_so),
         cmocka_unit_test(mistakes_with_regions_are_refused),
     };
     const struct CMUnitTest real[] = {

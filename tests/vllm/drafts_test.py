@@ -7,9 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from halves import LAYERS, Half, steps
+from many_ranks import ManyRanks
+from vllm.distributed.kv_transfer.kv_connector.utils import clip_ssm_state_blocks
 
 from kvferry.errors import UnsupportedError
+from kvferry.model import GroupKind
 from kvferry.vllm.layers import place_layer
+from kvferry.vllm.scheduling import _table
 
 TOKENS = 21
 THERE, HERE = [3, 1, 7], [5, 2, 6, 4, 8, 9]
@@ -83,7 +87,7 @@ class Drafts(unittest.TestCase):
         introduction = d.worker.handshake()
         assert introduction is not None
         groups = introduction.geometry.groups
-        self.assertEqual([group.name for group in groups], ["000.0", "draft.000.0"])
+        self.assertEqual([group.name for group in groups], ["000.0", "draft.000"])
         self.assertEqual([[layer.layer for layer in group.layers] for group in groups], [[0, 1, 2], [3]])
         self.assertEqual([group.source for group in groups], [0, 0])
 
@@ -111,6 +115,65 @@ class Drafts(unittest.TestCase):
         p, d = self.pair(1, 2)
         self.move(p, d)
         self.assertTrue(self.untouched(d, LAYERS) and self.untouched(d, LAYERS + 1))
+
+
+class Slots(unittest.TestCase):
+    """Under speculative decoding a state has further slots behind it, for tokens that are not accepted yet."""
+
+    def test_the_state_that_is_taken_is_the_public_connectors(self) -> None:
+        for slots in (0, 1, 3):
+            group: Any = SimpleNamespace(kind=GroupKind.STATE, speculative_blocks=slots)
+            for before in ([], [0], [0, 0, 4], [4]):
+                blocks = [*before, 7, *range(10, 10 + slots)]
+                with self.subTest(blocks=blocks, slots=slots):
+                    self.assertEqual(clip_ssm_state_blocks(blocks, slots), [7])
+                    self.assertEqual(list(_table(group, blocks).ids), [7])
+
+
+class Ranks(unittest.TestCase):
+    """Drafts with heads of their own, over several ranks, in a group of vLLM's of their own."""
+
+    def hand_over(self, there: dict[str, Any], here: dict[str, Any], moved: bool) -> None:
+        """Moves a request; the model's cells must be there, and the draft's where both have the same."""
+        p = ManyRanks("prefill", 8, **there)
+        self.addCleanup(p.close)
+        d = ManyRanks("decode", 4, **here)
+        self.addCleanup(d.close)
+        for engine in (p, d):
+            engine.start()
+        p.write(THERE, range(TOKENS))
+        own, draft = range(LAYERS), range(LAYERS, LAYERS + 1)
+        drafts = d.wrong(HERE, range(TOKENS), draft)
+        self.assertGreater(d.wrong(HERE, range(TOKENS), own), 0)
+        self.assertEqual(d.want("a", TOKENS, p.serve("a", TOKENS, THERE), HERE), TOKENS)
+        steps(p, d, until=lambda: "a" in d.received and "a" in p.sent)
+        self.assertEqual((d.failed, d.invalid), (set(), set()))
+        self.assertEqual(d.wrong(HERE, range(TOKENS), own), 0)
+        self.assertEqual(d.wrong(HERE, range(TOKENS), draft), 0 if moved else drafts)
+
+    def test_a_draft_has_heads_of_its_own(self) -> None:
+        for heads in (1, 4):
+            with self.subTest(heads=heads):
+                self.hand_over({"tp": 2, "draft_heads": heads}, {"draft_heads": heads}, moved=True)
+                self.hand_over({"draft_heads": heads}, {"tp": 2, "draft_heads": heads}, moved=True)
+
+    def test_a_draft_with_other_heads_is_left_alone(self) -> None:
+        self.hand_over({"tp": 2, "draft_heads": 4}, {"draft_heads": 2}, moved=False)
+        self.hand_over({"draft_heads": 4}, {"tp": 2, "draft_heads": 1}, moved=False)
+
+    def test_a_draft_of_keys_and_values_beside_latents(self) -> None:
+        alone = {"latent": True, "draft_heads": 2}
+        self.hand_over({"tp": 2, **alone}, alone, moved=True)
+
+    def test_a_draft_keeps_all_tokens_where_the_model_shares_them_out(self) -> None:
+        shared = {"tp": 2, "dcp": 2, "latent": True, "draft_heads": 2, "draft_shared": False}
+        alone = {"latent": True, "draft_heads": 2}
+        self.hand_over(shared, alone, moved=True)
+        self.hand_over(alone, shared, moved=True)
+
+    def test_one_side_has_a_draft_in_a_group_before_the_models(self) -> None:
+        self.hand_over({"draft_heads": 4}, {"tp": 2}, moved=False)
+        self.hand_over({"tp": 2}, {"draft_heads": 4}, moved=False)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ class Half:
             pipeline_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            cp_kv_cache_interleave_size=1,
             data_parallel_index=0,
         )
         self.config: Any = SimpleNamespace(
@@ -79,6 +80,7 @@ class Half:
             parallel_config=parallel,
             device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
             model_config=SimpleNamespace(
+                model="tiny",
                 model_arch_config=Layers(LAYERS),
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
             ),
@@ -96,6 +98,14 @@ class Half:
         self.layers = {f"model.layers.{i}.attn": torch.zeros(shape) for i in held}
         self.scheduling = Scheduling(self.config, self.cache)
         self.worker = Worker(self.config, self.cache)
+        self.register()
+        self.sent: set[str] = set()
+        self.received: set[str] = set()
+        self.failed: set[str] = set()
+        self.invalid: set[int] = set()
+
+    def register(self) -> None:
+        """The caches are there, as vLLM says it to all of its parts: for the first time, or again."""
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
         with mock.patch.multiple(
             worker_module,
@@ -107,10 +117,6 @@ class Half:
         introduction = self.worker.handshake()
         assert introduction is not None
         self.scheduling.introduce({(0, 0): introduction})
-        self.sent: set[str] = set()
-        self.received: set[str] = set()
-        self.failed: set[str] = set()
-        self.invalid: set[int] = set()
 
     @staticmethod
     def _group(kind: Any, layers: range, block_size: int, **more: Any) -> KVCacheGroupSpec:
@@ -146,9 +152,10 @@ class Half:
 
     # ---- requests
 
-    def serve(self, name: str, tokens: int, *tables: list[int]) -> dict[str, Any]:
+    def serve(self, name: str, tokens: int, *tables: list[int], **asked: Any) -> dict[str, Any]:
         """A request of which another engine wants the cache, and which has finished here; what a proxy gets."""
-        request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False})
+        said = {f"kvferry_{key}": value for key, value in asked.items()}
+        request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False, **said})
         self.scheduling.add(request)
         request.num_computed_tokens = tokens
         keep, params = self.scheduling.finished(request, tables, True)

@@ -25,7 +25,8 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvferry import Engine, GroupRequest, Plan, Request
 from kvferry.vllm.geometry import RankGeometry, build_engine, group_order
-from kvferry.vllm.tensors import Ranks, describe
+from kvferry.vllm.ranks import Ranks
+from kvferry.vllm.tensors import describe
 
 Specs = dict[str, KVCacheSpec]  # of one rank, by vLLM's names of the layers
 BLOCKS = 4

@@ -17,7 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
+from vllm.distributed.parallel_state import (
+    get_dcp_group,
+    get_pcp_group,
+    get_pp_group,
+    get_tp_group,
+    get_world_group,
+)
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.v1.kv_cache_interface import (
@@ -61,6 +67,8 @@ __all__ = [
     "SupportsHMA",
     "UniformTypeKVCacheSpecs",
     "create_metric_per_engine",
+    "get_dcp_group",
+    "get_pcp_group",
     "get_pp_group",
     "get_tp_group",
     "get_world_group",

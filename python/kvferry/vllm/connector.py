@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvferry")
 
-NO_SLEEP = "the caches stay registered until the engine ends; sleep is not supported"
+# Engines can sleep where vLLM says when memory goes. Before 0.33 it took the memory away without a word.
+CAN_SLEEP = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
 
 
 class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
@@ -48,8 +49,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     _cache_hit_source = CacheHitSource.P2P
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        if vllm_config.model_config.enable_sleep_mode:
-            raise UnsupportedError(f"enable_sleep_mode is set, and KvferryConnector: {NO_SLEEP}")
+        if vllm_config.model_config.enable_sleep_mode and not CAN_SLEEP:
+            raise UnsupportedError(
+                "enable_sleep_mode is set, and this vLLM does not tell connectors when memory goes: "
+                "KVConnectorBase_V1 has no unregister_kv_caches"
+            )
         super().__init__(vllm_config, role, kv_cache_config)
         scheduler = role == KVConnectorRole.SCHEDULER
         newer = unknown_hooks(KVConnectorBase_V1)
@@ -205,16 +209,16 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """Not yet: caches that go away and come back elsewhere cannot be registered anew."""
-        return False
+        """Caches may go away and come back."""
+        return CAN_SLEEP
 
     def unregister_kv_caches(self) -> None:
-        """Refused, see supports_sleep_mode()."""
-        raise UnsupportedError(f"KvferryConnector: {NO_SLEEP}")
+        """The memory of the caches goes."""
+        self.worker.sleep()
 
     def restore_kv_caches(self) -> None:
-        """Refused, see supports_sleep_mode()."""
-        raise UnsupportedError(f"KvferryConnector: {NO_SLEEP}")
+        """It is there again."""
+        self.worker.wake()
 
     def shutdown(self) -> None:
         """The engine ends."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvferry.errors import MismatchError
 from kvferry.model import Group, GroupKind, Model, Part
-from kvferry.shard import Engine, GroupShard, PartShare, Placement, Shard
+from kvferry.shard import Engine, GroupShard, PartShare, Placement, Shard, TokenShare
+from kvferry.vllm.ranks import ALL_TOKENS
 
 #: What the names of groups of a draft model's layers begin with.
 DRAFT_PREFIX = "draft."
@@ -34,6 +35,8 @@ class GroupGeometry:
     Attributes:
         source: index of vLLM's group, whose block table it has
         shares: what the rank holds of each part
+        tokens_per_block: for which a block has room on each rank
+        tokens: which of them the rank keeps
         speculative_blocks: state groups: blocks that follow the one of the state
     """
 
@@ -49,6 +52,12 @@ class GroupGeometry:
     window_tokens: int = 0
     chunk_tokens: int = 0
     speculative_blocks: int = 0
+    tokens: TokenShare = ALL_TOKENS
+
+    @property
+    def steps_per_entry(self) -> int:
+        """Tokens for which an entry of a block table stands, on all ranks that share them; 1 of states."""
+        return 1 if self.kind == GroupKind.STATE else self.tokens_per_block * self.tokens.count
 
     @property
     def is_draft(self) -> bool:
@@ -68,11 +77,34 @@ class RankGeometry:
     layers: range
     region_bytes: tuple[int, ...]
     groups: tuple[GroupGeometry, ...]
+    pcp_rank: int = 0
+    pcp_size: int = 1
 
     @property
     def rank(self) -> int:
-        """Its number in the engine."""
-        return self.pp_rank * self.tp_size + self.tp_rank
+        """Its number in the engine, which is vLLM's."""
+        return (self.pp_rank * self.pcp_size + self.pcp_rank) * self.tp_size + self.tp_rank
+
+
+def number_groups(ranks: Sequence[RankGeometry]) -> list[RankGeometry]:
+    """All ranks, with the model's groups named as if vLLM had none that only a draft model's layers are in.
+
+    Groups of two engines are the same by their names, and the other engine may have no draft.
+    """
+    sources = sorted({group.source for rank in ranks for group in rank.groups if not group.is_draft})
+    number = {source: i for i, source in enumerate(sources)}
+
+    def named(group: GroupGeometry) -> GroupGeometry:
+        if group.is_draft:
+            return group
+        return replace(group, name=own_group_name(number[group.source], group.name.rpartition(".")[2]))
+
+    return [replace(rank, groups=tuple(named(group) for group in rank.groups)) for rank in ranks]
+
+
+def own_group_name(number: int, kind: int | str) -> str:
+    """The name of a group of the model's own: of vLLM's group of this number, the layers of one kind."""
+    return f"{number:03}.{kind}"
 
 
 def build_model(ranks: Sequence[RankGeometry]) -> Model:
@@ -146,5 +178,6 @@ def _group_shard(group: GroupGeometry | None, sample: GroupGeometry) -> GroupSha
         placements=tuple(layer.placements for layer in sorted(group.layers, key=lambda layer: layer.layer))
         if group
         else (),
+        tokens=have.tokens,
         kernel_blocks_per_block=have.kernel_blocks_per_block,
     )

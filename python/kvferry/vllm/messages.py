@@ -12,10 +12,18 @@ from kvferry.vllm.geometry import RankGeometry
 
 @dataclass
 class KvferryHandshake(KVConnectorHandshakeMetadata):
-    """What the scheduler's half learns from a rank when the caches are there."""
+    """What the scheduler's half learns from a rank when the caches are there.
+
+    Attributes:
+        weights: their identity; "" where they are not compared
+        others: what all ranks say, where vLLM does not pass on what each says: it knows ranks by pipeline
+            stage and tensor-parallel rank, which several have under prefill context parallelism
+    """
 
     introduction: bytes
     geometry: RankGeometry
+    weights: str = ""
+    others: tuple[KvferryHandshake, ...] = ()
 
 
 @dataclass(frozen=True)

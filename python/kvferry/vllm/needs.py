@@ -138,6 +138,7 @@ NEEDS = (
     Need(f"{_CACHE}:KVCacheSpec.prefix_replay_tokens", "skipping what vLLM would compute again"),
     Need(f"{_CACHE}:AttentionSpec.num_kv_heads", "heads"),
     Need(f"{_CACHE}:AttentionSpec.head_size", "heads"),
+    Need(f"{_CACHE}:AttentionSpec.dcp_sharded", "which tokens the rank keeps"),
     Need(f"{_CACHE}:FullAttentionSpec.head_size_v", "heads"),
     Need(f"{_CACHE}:ChunkedLocalAttentionSpec.attention_chunk_size", "chunked attention"),
     Need(f"{_CACHE}:SlidingWindowSpec.sliding_window", "sliding windows"),
@@ -153,6 +154,8 @@ NEEDS = (
     ),
     Need(f"{_GROUPS}:get_tp_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:get_pp_group", "the rank's place in the engine"),
+    Need(f"{_GROUPS}:get_dcp_group", "which tokens the rank keeps"),
+    Need(f"{_GROUPS}:get_pcp_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:get_world_group", "telling all ranks of each other"),
     Need(f"{_GROUPS}:GroupCoordinator.rank_in_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.world_size", "the rank's place in the engine"),
@@ -164,12 +167,14 @@ NEEDS = (
         "vllm.config.model_arch:ModelArchitectureConfig.total_num_hidden_layers",
         "telling a draft model's layers from the model's",
     ),
+    Need("vllm.config:ModelConfig.model", "finding out which weights there are"),
     Need("vllm.config:ModelConfig.model_arch_config", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.__getitem__", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.total_num_kv_heads", "the KV heads of each layer"),
     Need("vllm.config:ParallelConfig.data_parallel_index", "ports of data-parallel engines"),
-    Need("vllm.config:ParallelConfig.decode_context_parallel_size", "refusing context parallelism"),
-    Need("vllm.config:ParallelConfig.prefill_context_parallel_size", "refusing context parallelism"),
+    Need("vllm.config:ParallelConfig.decode_context_parallel_size", "which tokens the rank keeps"),
+    Need("vllm.config:ParallelConfig.prefill_context_parallel_size", "the rank's place in the engine"),
+    Need("vllm.config:ParallelConfig.cp_kv_cache_interleave_size", "which tokens the rank keeps"),
     Need("vllm.logger:init_logger", "the log"),
 )
 
@@ -209,7 +214,7 @@ LEFT_ALONE = frozenset(
     }
 )
 
-# Methods that not every vLLM has: sleeping, with which caches go away and come back elsewhere. It is refused.
+# Methods that not every vLLM has: for sleep, with which caches go and come back. Without them it is refused.
 SLEEP = frozenset({"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"})
 
 

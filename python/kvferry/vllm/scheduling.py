@@ -19,6 +19,7 @@ from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, Schedule, TransferParams
 from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
+from kvferry.vllm.identity import VERSIONS, check_versions, check_weights
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
@@ -35,6 +36,8 @@ logger = init_logger("vllm.kvferry")
 
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
 MAX_TOKENS = 2**31 - 1  # more than any sequence has
+MAX_GENERATION = 2**31 - 1
+MAX_USES = 64
 
 
 class Scheduling:
@@ -51,6 +54,8 @@ class Scheduling:
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache when match() was asked last
         self._void: list[str] = []
+        self._generation = 0  # how often the caches have come back
+        self._weights = ""  # which we have
         self._draft = ""  # what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
         self._early: EarlyPushes | None = None
@@ -59,10 +64,14 @@ class Scheduling:
     # ---- meeting
 
     def introduce(self, ranks: dict[tuple[int, int], KvferryHandshake]) -> None:
-        """The workers' caches are there: the engine can be met from here on."""
+        """The workers' caches are there: the engine can be met from here on; or they are there again."""
+        if self._directory is not None:
+            self._generation += 1
+            return
         transfer = self._config.kv_transfer_config
         assert transfer is not None
-        geometries = [ranks[where].geometry for where in sorted(ranks)]
+        known = {said.geometry.rank: said for given in ranks.values() for said in (given, *given.others)}
+        geometries = [known[rank].geometry for rank in sorted(known)]
         self._directory = Agent.directory(
             listen=self._settings.meeting,
             keys=self._settings.keys,
@@ -70,14 +79,15 @@ class Scheduling:
             insecure=self._settings.insecure,
             **log_options(logger),
         )
-        for where in sorted(ranks):
-            self._directory.introduce(ranks[where].introduction)
+        for rank in sorted(known):
+            self._directory.introduce(known[rank].introduction)
         self._groups = group_order(geometries)
         model = build_model(geometries)
         self._draft = draft_cells(model)
+        self._weights = known[0].weights
         self._schedule = Schedule(
             model,
-            [1 if g.kind == GroupKind.STATE else g.tokens_per_block for g in self._groups],
+            [group.steps_per_entry for group in self._groups],
             engine=transfer.engine_id,
             endpoint=self._directory.endpoint,
             public_key=self._settings.keys.public_key if self._settings.keys else None,
@@ -124,6 +134,7 @@ class Scheduling:
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
+                consumers=(_number(params, "kvferry_uses", 0, MAX_USES) if serves else 0) or 1,
                 push=push,
                 push_id=_given_id(params) if announced else None,
             )
@@ -290,10 +301,10 @@ class Scheduling:
         ]
         if missing:
             raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
+        check_versions(params.get("kvferry_versions"))
+        check_weights(params.get("kvferry_weights"), self._weights)
         port = _number(params, "remote_port", 1, 65535)
-        _number(
-            params, "remote_registration_generation", 0, 0
-        )  # others count the sleeps of an engine; ours has none
+        _number(params, "remote_registration_generation", 0, MAX_GENERATION)  # agents see by themselves
         return TransferParams(
             engine=str(params["remote_engine_id"]),
             id=_transfer_id(params),
@@ -321,11 +332,13 @@ class Scheduling:
             "dcp_size": parallel.decode_context_parallel_size,
             "remote_num_tokens": params.tokens,
             "remote_blocks_expiry_time": None,
-            "remote_registration_generation": 0,
+            "remote_registration_generation": self._generation,
             "transfer_mode": "push" if params.push else "pull",
             "kvferry_transfer_id": params.id.hex(),
             "kvferry_public_key": params.public_key or None,
             "kvferry_draft": self._draft or None,
+            "kvferry_weights": self._weights or None,
+            "kvferry_versions": list(VERSIONS),
         }
 
 

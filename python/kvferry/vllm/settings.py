@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # A host may be busy for seconds; where a wrong address is given, somebody waits as long as this.
 PATIENCE = 30.0
+# What is under way mostly takes less than this.
+DRAIN = 5.0
+LONGEST_NAME = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -31,9 +34,11 @@ class Settings:
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which it fails when nobody is met who has the request
+        drain: seconds for which what is under way may go on when the caches' memory goes
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
+        weights: what the weights are called; "checkpoint": find out; "": they are not compared
         push: as a producer, write to consumers rather than wait until they read
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows ours
@@ -46,9 +51,11 @@ class Settings:
     lease: float | None
     deadline: float | None
     patience: float
+    drain: float
     convert: bool
     verify: bool
     insecure: bool
+    weights: str
     push: bool
     keys: KeyPair | None
     allowed_keys: tuple[str, ...]
@@ -98,9 +105,11 @@ def read_settings(config: VllmConfig) -> Settings:
         lease=_seconds(extra, "kv_lease_duration"),
         deadline=_seconds(extra, "kv_load_deadline"),
         patience=_seconds(extra, "kv_load_patience") or PATIENCE,
+        drain=_seconds(extra, "kv_drain_duration") or DRAIN,
         convert=bool(extra.get("convert", False)),
         verify=bool(extra.get("verify", False)),
         insecure=insecure,
+        weights=_name(extra, "weights"),
         push=is_push(extra.get("transfer_mode", "pull")),
         keys=keys,
         allowed_keys=tuple(allowed),
@@ -135,6 +144,13 @@ def _keys(path: Any) -> KeyPair | None:
             f"key_file {path} cannot be used ({type(error).__name__}: {error}); allowed: a file with an object "
             "of public_key and secret_key, both Z85"
         ) from None
+
+
+def _name(extra: dict[str, Any], name: str) -> str:
+    value = extra.get(name, "")
+    if not isinstance(value, str) or len(value) > LONGEST_NAME or not value.isprintable():
+        raise InvalidError(f"{name} is {value!r}; allowed: up to {LONGEST_NAME} printable characters")
+    return value
 
 
 def _seconds(extra: dict[str, Any], name: str) -> float | None:

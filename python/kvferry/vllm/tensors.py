@@ -14,7 +14,7 @@ import torch
 
 from kvferry.errors import UnsupportedError
 from kvferry.model import Dtype, GroupKind, Part, TpRule
-from kvferry.shard import PartShare, Placement
+from kvferry.shard import PartShare, Placement, TokenShare
 from kvferry.vllm.compat import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -27,9 +27,16 @@ from kvferry.vllm.compat import (
     UniformTypeKVCacheSpecs,
     write_cpu_page,
 )
-from kvferry.vllm.geometry import DRAFT_PREFIX, GroupGeometry, LayerGeometry, RankGeometry
+from kvferry.vllm.geometry import (
+    DRAFT_PREFIX,
+    GroupGeometry,
+    LayerGeometry,
+    RankGeometry,
+    own_group_name,
+)
 from kvferry.vllm.heads import total_kv_heads
 from kvferry.vllm.layers import LayerPlace, place_layer
+from kvferry.vllm.ranks import ALL_TOKENS, Ranks
 from kvferry.vllm.state_layers import configured_model, place_state, state_parts
 
 if TYPE_CHECKING:
@@ -55,22 +62,6 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Where a rank stands in its engine."""
-
-    tp_rank: int
-    tp_size: int
-    pp_rank: int
-    pp_size: int
-
-    def share(self, units: int, shards: int) -> PartShare:
-        """What the rank holds of a part whose units are in so many different shards."""
-        copies = self.tp_size // shards
-        each, shard = units // shards, self.tp_rank // copies
-        return PartShare(range(shard * each, (shard + 1) * each), self.tp_rank % copies, copies)
-
-
-@dataclass(frozen=True)
 class _Layer:
     """A layer and its parts: layers with the same parts are of one kind."""
 
@@ -78,6 +69,7 @@ class _Layer:
     shares: tuple[PartShare, ...]
     placements: tuple[Placement, ...]
     kernel_blocks: int
+    tokens: TokenShare = ALL_TOKENS
 
 
 #: Layers of each kind, which is known by their parts, with their numbers.
@@ -106,13 +98,19 @@ def _page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     return block, head, token
 
 
-def _latent_layer(tensor: torch.Tensor, ranks: Ranks, regions: Regions) -> _Layer:
-    """Every rank holds all of a latent."""
+def _kept_tokens(spec: AttentionSpec, ranks: Ranks) -> TokenShare:
+    """The tokens that a rank keeps: of some caches, as those of a draft model, every rank keeps all."""
+    return ranks.tokens(spec.block_size) if spec.dcp_sharded else ALL_TOKENS
+
+
+def _latent_layer(spec: AttentionSpec, tensor: torch.Tensor, ranks: Ranks, regions: Regions) -> _Layer:
+    """Every rank holds all of a latent, of the tokens that it keeps."""
     block, head, token = _page_strides(tensor)
     region, offset = regions.place(tensor)
     part = Part("latent", dtype_of(tensor.dtype), 1, tensor.shape[3], tp_rule=TpRule.REPLICATE)
-    share = PartShare(range(1), ranks.tp_rank, ranks.tp_size)
-    return _Layer((part,), (share,), (Placement(region, offset, block, token, head),), tensor.shape[0])
+    tokens = _kept_tokens(spec, ranks)
+    place = Placement(region, offset, block, token, head)
+    return _Layer((part,), (ranks.share(1, 1, tokens),), (place,), tensor.shape[0], tokens)
 
 
 def _attention_layer(
@@ -130,7 +128,8 @@ def _attention_layer(
             f"and {size} + {size_v}"
         )
     values = Part("v", dtype, heads, size_v)
-    share = ranks.share(heads, min(ranks.tp_size, heads))
+    kept = _kept_tokens(spec, ranks)
+    share = ranks.share(heads, min(ranks.tp_size, heads), kept)
     if key_order == "packed":
         return _Layer(
             (Part("k", dtype, heads, size), values),
@@ -140,6 +139,7 @@ def _attention_layer(
                 Placement(region, offset + size * item, block, token, head),
             ),
             tensor.shape[0],
+            kept,
         )
     # Head by head: all keys, channel by channel, then all values, token by token.
     if token != content * item or size != size_v:
@@ -152,6 +152,7 @@ def _attention_layer(
             Placement(region, offset + tokens * size * item, block, size * item, head),
         ),
         tensor.shape[0],
+        kept,
     )
 
 
@@ -197,6 +198,7 @@ def describe(
     """What this rank caches, and the memory of its regions."""
     regions = Regions()
     groups: list[GroupGeometry] = []
+    drafts = 0
     orders: dict[tuple[Any, ...], str] = {}
     for source in cache.transfer_group_ids:
         group = cache.kv_cache_groups[source]
@@ -206,9 +208,12 @@ def describe(
             place = place_layer(config, name)
             layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
             kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
-        for whose, prefix in zip(kinds, ("", DRAFT_PREFIX), strict=True):
-            for kind, (parts, layers) in enumerate(whose.items()):
-                groups.append(_group(cache, source, f"{prefix}{source:03}.{kind}", parts, layers))
+        for kind, (parts, layers) in enumerate(kinds[False].items()):
+            groups.append(_group(cache, source, own_group_name(source, kind), parts, layers))
+        # In which of vLLM's groups a draft's layers are may not be the same in both engines.
+        for parts, layers in kinds[True].items():
+            groups.append(_group(cache, source, f"{DRAFT_PREFIX}{drafts:03}", parts, layers))
+            drafts += 1
     held = [layer.layer for group in groups for layer in group.layers]
     return (
         RankGeometry(
@@ -220,6 +225,8 @@ def describe(
             layers=range(min(held), max(held) + 1),
             region_bytes=tuple(tensor.numel() for tensor in regions.tensors),
             groups=tuple(groups),
+            pcp_rank=ranks.pcp_rank,
+            pcp_size=ranks.pcp_size,
         ),
         regions.tensors,
     )
@@ -236,7 +243,7 @@ def _describe_layer(
     orders: dict[tuple[Any, ...], str],
 ) -> _Layer:
     if isinstance(spec, MLAAttentionSpec):
-        return _latent_layer(cache, ranks, regions)
+        return _latent_layer(spec, cache, ranks, regions)
     if isinstance(spec, AttentionSpec):
         asked = (spec.dtype, cache.shape[2], spec.head_size)
         if asked not in orders:
@@ -244,6 +251,8 @@ def _describe_layer(
         heads = total_kv_heads(place.model, name, place.index, spec.num_kv_heads, ranks.tp_size)
         return _attention_layer(spec, cache, heads, ranks, regions, orders[asked])
     if isinstance(spec, MambaSpec):
+        if ranks.pcp_size > 1:
+            raise UnsupportedError(f"layer {name} keeps a state, under prefill context parallelism")
         model = configured_model(place.model)
         region, offset = regions.place(cache)
         parts, shares, places = place_state(
@@ -282,4 +291,5 @@ def _group(
         window_tokens=window,
         chunk_tokens=chunk,
         speculative_blocks=spec.num_speculative_blocks if isinstance(spec, MambaSpec) else 0,
+        tokens=first.tokens,
     )

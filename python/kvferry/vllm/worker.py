@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from kvferry.agent import Agent, Contact
-from kvferry.errors import KvferryError, NotFoundError
+from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind
 from kvferry.model import Dtype, GroupKind
 from kvferry.request import GroupSteps
@@ -16,22 +17,29 @@ from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.vllm.compat import (
     KVCacheConfig,
     KVConnectorTransferResults,
+    get_dcp_group,
+    get_pcp_group,
     get_pp_group,
     get_tp_group,
     get_world_group,
     init_logger,
 )
-from kvferry.vllm.geometry import RankGeometry, build_engine
+from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
+from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
 from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
+from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
+from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import KvferryStats, counted
-from kvferry.vllm.tensors import Ranks, describe
+from kvferry.vllm.tensors import describe
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
+
+Gathered = TypeVar("Gathered")
 
 logger = init_logger("vllm.kvferry")
 
@@ -44,6 +52,9 @@ IDLE_SECONDS = 0.01
 
 # For so long it is known what was handed over: who brings its parameters once more is told at once.
 REMEMBERED_SECONDS = 600.0
+
+# The agent's lease where the settings name none.
+LEASE_SECONDS = 30.0
 
 SENDS = (InstructionKind.HOLD, InstructionKind.PUSH)
 LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
@@ -60,6 +71,42 @@ class _Job:
     lost: bool = False  # its blocks are vLLM's already: nobody waits for its end
 
 
+def find_ranks(parallel: ParallelConfig) -> Ranks:
+    """Where this process stands in its engine.
+
+    Raises UnsupportedError where vLLM shares tokens out in another order than the one we know.
+    """
+    tp, pp = get_tp_group(), get_pp_group()
+    pcp_size, dcp_size = parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size
+    ranks = Ranks(
+        tp.rank_in_group,
+        tp.world_size,
+        pp.rank_in_group,
+        pp.world_size,
+        pcp_rank=get_pcp_group().rank_in_group if pcp_size > 1 else 0,
+        pcp_size=pcp_size,
+        dcp_size=dcp_size,
+        interleave=parallel.cp_kv_cache_interleave_size,
+    )
+    share = get_dcp_group().rank_in_group if dcp_size > 1 else 0
+    if share != ranks.place % dcp_size:
+        raise UnsupportedError(
+            f"tensor-parallel rank {ranks.tp_rank} and prefill context rank {ranks.pcp_rank} keeps token share "
+            f"{share} of {dcp_size}; kvferry knows an order in which that is {ranks.place % dcp_size}"
+        )
+    return ranks
+
+
+def gather(own: Gathered) -> list[Gathered]:
+    """What every rank says, by their numbers. All call it at the same time."""
+    world = get_world_group()
+    if world.world_size == 1:
+        return [own]
+    found: list[Any] = [None] * world.world_size
+    torch.distributed.all_gather_object(found, own, group=world.cpu_group)
+    return found
+
+
 class Worker:
     """What one rank does."""
 
@@ -69,6 +116,9 @@ class Worker:
         self._settings = read_settings(config)
         self._agent: Agent | None = None
         self._geometry: RankGeometry | None = None
+        self._caches: Caches | None = None
+        self._weights = weights_of(self._settings.weights, config.model_config.model)
+        self._others: tuple[KvferryHandshake, ...] = ()
         self._jobs: dict[int, _Job] = {}
         self._tickets: dict[tuple[InstructionKind, str], int] = {}
         self._results = KVConnectorTransferResults()
@@ -82,17 +132,22 @@ class Worker:
         self._early: dict[str, bool] = {}  # requests that are pushed and not ended; whether the push is over
 
     def register(self, caches: dict[str, Any]) -> None:
-        """The caches are there: the rank can be met from here on. Every rank calls this at the same time."""
-        parallel = self._config.parallel_config
-        if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-            raise ValueError("KvferryConnector does not support context parallelism yet")
-        tp, pp, world = get_tp_group(), get_pp_group(), get_world_group()
-        ranks = Ranks(tp.rank_in_group, tp.world_size, pp.rank_in_group, pp.world_size)
-        geometry, memory = describe(self._config, self._cache, caches, ranks)
-        everyone: list[RankGeometry] = [geometry]
-        if world.world_size > 1:
-            everyone = [None] * world.world_size  # type: ignore[list-item]
-            torch.distributed.all_gather_object(everyone, geometry, group=world.cpu_group)
+        """The caches are there: the rank can be met from here on. Every rank calls this at the same time.
+
+        Caches that come again take the place of those that were there.
+
+        Raises UnsupportedError (they have another layout than those), AgainError as of sleep().
+        """
+        ranks = find_ranks(self._config.parallel_config)
+        described, memory = describe(self._config, self._cache, caches, ranks)
+        everyone = number_groups(gather(described))
+        (geometry,) = (rank for rank in everyone if rank.rank == described.rank)
+        if self._caches is not None:
+            if geometry != self._geometry:
+                raise UnsupportedError("the caches come back in another layout; allowed: that which they had")
+            self.sleep()
+            self.wake(memory)
+            return
         transfer = self._config.kv_transfer_config
         assert transfer is not None and transfer.engine_id is not None
         engine = build_engine(everyone, transfer.engine_id)
@@ -109,9 +164,10 @@ class Worker:
             verify=self._settings.verify,
             insecure=self._settings.insecure,
             remember=REMEMBERED_SECONDS,
+            facts={"weights": self._weights} if self._weights else None,
             **log_options(logger),
         )
-        self._agent.register(memory)
+        self._caches = Caches(self._agent, memory, self._jobs, self._note)
         self._geometry = geometry
         if self._settings.push:
             device = memory[0].device.type
@@ -122,7 +178,24 @@ class Worker:
                 self._settings.transport,
                 None if device == "cpu" else DeviceMarks(torch.get_device_module(device)),
             )
+        if ranks.pcp_size > 1:
+            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry, self._weights)))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
+
+    def sleep(self) -> None:
+        """The memory of the caches goes. Peers are refused until wake(), and meet this rank anew after it.
+
+        Raises AgainError, which names what still uses the memory: it must not go.
+        """
+        if self._caches is not None and self._caches.are_here:
+            self._caches.leave(self._settings.drain, self._settings.lease or LEASE_SECONDS)
+            logger.info("the caches are unregistered: this rank of kvferry sleeps")
+
+    def wake(self, memory: Sequence[torch.Tensor] | None = None) -> None:
+        """The memory is there again: where it was, or elsewhere."""
+        if self._caches is not None and not self._caches.are_here:
+            self._caches.come(memory)
+            logger.info("the caches are registered anew: this rank of kvferry is awake")
 
     def _cache_names(self) -> list[str]:
         """The layers of all groups that are transferred."""
@@ -133,7 +206,7 @@ class Worker:
         """What the scheduler's half needs to know of this rank."""
         if self._agent is None or self._geometry is None:
             return None
-        return KvferryHandshake(self._agent.introduction, self._geometry)
+        return KvferryHandshake(self._agent.introduction, self._geometry, self._weights, self._others)
 
     # ---- steps
 
@@ -336,4 +409,4 @@ class Worker:
             self._layers = None
         if self._agent is not None:
             self._agent.close()
-            self._agent = None
+            self._agent = self._caches = None

@@ -1,0 +1,95 @@
+"""What two engines must agree in beyond their caches: the weights, and what connectors say to each other.
+
+Caches of other weights have the same shapes, and other content: nobody would notice. So an engine may say which
+weights it has, and one with others is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvferry.errors import InvalidError, MismatchError
+
+#: What is said in kv_transfer_params and in names of groups: the oldest and the newest form that this connector
+#: understands. Engines work together where these ranges meet.
+VERSIONS = (1, 1)
+
+#: The setting with which the weights are told from the files of the checkpoint.
+CHECKPOINT = "checkpoint"
+SAMPLE_BYTES = 64
+LONGEST_HEADER = 100 << 20
+
+
+def weights_of(setting: str, model: str) -> str:
+    """The identity of the weights: what the operator gives, or that of the checkpoint; "": none is asked for.
+
+    Args:
+        model: where the checkpoint is
+
+    Raises InvalidError: there are no safetensors files, or one that is none.
+    """
+    if setting != CHECKPOINT:
+        return setting
+    files = sorted(pathlib.Path(model).glob("*.safetensors"))
+    if not files:
+        raise InvalidError(
+            f"weights is {CHECKPOINT!r}, and {model} is no folder with safetensors files; "
+            "give the weights a name"
+        )
+    tensors = sorted(tensor for file in files for tensor in _tensors(file))
+    return hashlib.sha256(repr(tensors).encode()).hexdigest()[:32]
+
+
+def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:
+    """Name, element type, shape and a sample of each tensor: its first bytes, and those in its middle."""
+    with file.open("rb") as content:
+        try:
+            size = int.from_bytes(content.read(8), "little")
+            if not 2 <= size <= LONGEST_HEADER:
+                raise ValueError(f"its header has {size} bytes; allowed: 2 to {LONGEST_HEADER}")
+            header: dict[str, Any] = json.loads(content.read(size))
+            header.pop("__metadata__", None)
+            for name, tensor in header.items():
+                begin, end = tensor["data_offsets"]
+                if not 0 <= begin <= end:
+                    raise ValueError(f"{name} is at {begin} to {end}")
+                sample = b""
+                for at in (begin, (begin + end) // 2):
+                    content.seek(8 + size + at)
+                    sample += content.read(min(SAMPLE_BYTES, end - at))
+                yield name, str(tensor["dtype"]), str(tensor["shape"]), sample
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidError(f"{file} is no file of safetensors: {error}") from None
+
+
+def check_weights(theirs: object, ours: str) -> None:
+    """Raises MismatchError where the weights that parameters speak of are others than ours."""
+    if (theirs or "") != ours:
+        raise MismatchError(
+            f"kvferry_weights is {theirs or None!r}; this engine's weights are {ours or None!r}"
+        )
+
+
+def check_versions(theirs: object) -> None:
+    """Raises MismatchError where no form of the parameters is understood by both; none said is the first.
+
+    Raises InvalidError: this is no range.
+    """
+    oldest, newest = VERSIONS
+    said = (1, 1) if theirs is None else theirs
+    if not (
+        isinstance(said, Sequence)
+        and len(said) == 2
+        and all(isinstance(number, int) for number in said)
+        and 1 <= said[0] <= said[1]
+    ):
+        raise InvalidError(f"kvferry_versions is {theirs!r}; allowed: the oldest and the newest, from 1 on")
+    if said[1] < oldest or said[0] > newest:
+        raise MismatchError(
+            f"kvferry_versions is {said[0]} to {said[1]}; this connector understands {oldest} to {newest}: "
+            "update the older of the two engines"
+        )

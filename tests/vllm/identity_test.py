@@ -1,0 +1,142 @@
+"""Which weights an engine has, and which forms of the parameters it understands: others are refused by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+import tempfile
+import unittest
+from typing import Any
+
+from halves import LAYERS, Half, steps
+
+from kvferry.errors import InvalidError
+from kvferry.vllm.identity import VERSIONS, weights_of
+
+TOKENS = 40
+THERE, HERE = [3, 7], [9, 2, 4]  # blocks of 32 and of 16 tokens
+LOGGER = "vllm.kvferry"
+
+
+def save(file: pathlib.Path, tensors: dict[str, bytes], dtype: str = "U8") -> None:
+    """Writes a file of safetensors."""
+    header, at = {}, 0
+    for name, content in tensors.items():
+        header[name] = {"dtype": dtype, "shape": [len(content)], "data_offsets": [at, at + len(content)]}
+        at += len(content)
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensors.values()))
+
+
+class Checkpoints(unittest.TestCase):
+    def folder(self, **files: dict[str, bytes]) -> str:
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        for name, tensors in files.items():
+            save(pathlib.Path(made.name) / f"{name}.safetensors", tensors)
+        return made.name
+
+    def test_the_same_tensors_in_other_files_are_the_same_weights(self) -> None:
+        a, b = bytes(range(200)), bytes(300)
+        whole = weights_of("checkpoint", self.folder(model={"a": a, "b": b}))
+        self.assertEqual(weights_of("checkpoint", self.folder(one={"b": b}, two={"a": a})), whole)
+        self.assertEqual(len(whole), 32)
+
+    def test_other_names_shapes_and_content_are_other_weights(self) -> None:
+        a = bytes(range(200))
+        found = {
+            weights_of("checkpoint", self.folder(model=tensors))
+            for tensors in (
+                {"a": a},
+                {"b": a},
+                {"a": a + b"\0"},
+                {"a": b"\1" + a[1:]},
+                {"a": a[:100] + b"\1" + a[101:]},
+                {"a": a, "c": b""},
+            )
+        }
+        self.assertEqual(len(found), 6)
+
+    def test_what_the_operator_says_is_taken_as_it_is(self) -> None:
+        self.assertEqual(weights_of("v7", "no such folder"), "v7")
+        self.assertEqual(weights_of("", "no such folder"), "")
+
+    def test_what_is_no_checkpoint_is_refused(self) -> None:
+        with self.assertRaisesRegex(InvalidError, "tiny is no folder with safetensors files"):
+            Half("engine", 16, weights="checkpoint")
+        wrong = (
+            b"[]",
+            b'{"a":{}}',
+            b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,1]}}',
+            b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[4,1]}}',
+        )
+        for content in (b"", b"\xff" * 64, *(len(text).to_bytes(8, "little") + text for text in wrong)):
+            folder = self.folder()
+            (pathlib.Path(folder) / "model.safetensors").write_bytes(content)
+            with self.subTest(content), self.assertRaisesRegex(InvalidError, "no file of safetensors"):
+                weights_of("checkpoint", folder)
+        with self.assertRaisesRegex(InvalidError, "weights is 7; allowed"):
+            Half("engine", 16, weights=7)
+
+
+class Meeting(unittest.TestCase):
+    def pair(self, there: str, here: str) -> tuple[Half, Half, dict[str, Any]]:
+        """Two engines with such weights, and a request of the first."""
+        pair = Half("prefill", 32, weights=there), Half("decode", 16, weights=here)
+        for half in pair:
+            self.addCleanup(half.close)
+        for layer in range(LAYERS):
+            pair[0].write(layer, THERE, range(TOKENS))
+        return *pair, pair[0].serve("r", TOKENS, THERE)
+
+    def test_the_same_weights_hand_over(self) -> None:
+        prefill, decode, params = self.pair("v1", "v1")
+        self.assertEqual((params["kvferry_weights"], params["kvferry_versions"]), ("v1", list(VERSIONS)))
+        decode.want("r", TOKENS, params, HERE)
+        steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertEqual((decode.failed, decode.invalid), (set(), set()))
+        for layer in range(LAYERS):
+            self.assertEqual(decode.wrong(layer, HERE, range(TOKENS)), 0)
+
+    def test_other_weights_are_refused_before_anything_is_asked(self) -> None:
+        for there, here, text in (
+            ("v1", "v2", "kvferry_weights is 'v1'; this engine's weights are 'v2'"),
+            ("", "v2", "kvferry_weights is None; this engine's weights are 'v2'"),
+            ("v1", "", "kvferry_weights is 'v1'; this engine's weights are None"),
+        ):
+            with self.subTest(there=there, here=here), self.assertLogs(LOGGER, logging.ERROR) as log:
+                _, decode, params = self.pair(there, here)
+                self.assertEqual(decode.want("r", TOKENS, params, HERE), 0)
+                self.assertIn(text, log.output[-1])
+
+    def test_engines_refuse_each_other_whatever_parameters_say(self) -> None:
+        for there, here in (("v1", "v2"), ("", "v2"), ("v1", "")):
+            with self.subTest(there=there, here=here):
+                prefill, decode, params = self.pair(there, here)
+                with self.assertLogs(LOGGER, logging.WARNING) as log:
+                    decode.want("r", TOKENS, {**params, "kvferry_weights": here}, HERE)
+                    steps(prefill, decode, until=lambda decode=decode: "r" in decode.received)
+                self.assertEqual(decode.invalid, set(HERE))
+                self.assertTrue(any("weights" in line for line in log.output), log.output)
+                self.assertFalse(any(tensor.any() for tensor in decode.layers.values()))
+
+    def test_versions_that_do_not_meet_are_refused(self) -> None:
+        _, decode, params = self.pair("", "")
+        newest = VERSIONS[1]
+        for said, text in (
+            ([newest + 1, newest + 2], f"kvferry_versions is {newest + 1} to {newest + 2}; this connector"),
+            ([2, 1], "kvferry_versions is [2, 1]; allowed"),
+            ([0, 1], "kvferry_versions is [0, 1]; allowed"),
+            ("1-2", "kvferry_versions is '1-2'; allowed"),
+            (["1", 2], "kvferry_versions is ['1', 2]; allowed"),
+        ):
+            with self.subTest(said=said), self.assertLogs(LOGGER, logging.ERROR) as log:
+                self.assertEqual(decode.want("r", TOKENS, {**params, "kvferry_versions": said}, HERE), 0)
+                self.assertIn(text, log.output[-1])
+        for i, said in enumerate(([1, newest + 5], None)):  # those from before there were versions say none
+            self.assertEqual(decode.want(f"s{i}", TOKENS, {**params, "kvferry_versions": said}, HERE), TOKENS)
+
+
+if __name__ == "__main__":
+    unittest.main()
