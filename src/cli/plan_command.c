@@ -7,24 +7,26 @@
 #include "json.h"
 #include "report.h"
 
-static int print_json(const engines *all, report *plans) {
+static int write_json(const engines *all, report *plans) {
     struct json_object *out = json_object_new_object();
     engines_add_json(all, out);
     report_add_json(plans, out);
-    return json_write(out, "-");
+    return json_write(out, plans->asked->json);
 }
 
 static int report_engines(const engines *all, const options *asked) {
     report plans;
     report_start(&plans, asked, all->prefill, all->decode);
     int result = report_make(&plans);
-    if (!result && asked->json) {
-        result = print_json(all, &plans);
-    } else if (!result) {
+    if (!result && options_want_text(asked)) {
         engines_print(all);
         result = engines_print_regions(all->prefill, all->decode) ? report_print(&plans)
                                                                   : failure("not enough memory");
     }
+    if (!result && asked->json)
+        result = write_json(all, &plans);
+    if (!result)
+        report_warn(&plans);
     report_free(&plans);
     return result;
 }
