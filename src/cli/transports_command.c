@@ -62,7 +62,10 @@ static void print_devices(void) {
     char words[512];
     kvf_device_info device = {.struct_size = sizeof device};
     if (kvf_device_count(KVF_MEMORY_CUDA, &count)) {
-        printf("\nno memory of devices: %s\n", kvf_error_detail());
+        char why[512];
+        (void)snprintf(why, sizeof why, "%s", kvf_error_detail());
+        printf("\n");
+        print_paragraph("no memory of devices: %s", why);
         return;
     }
     printf("\nmemory of devices moves packed, by every kind:\n");
