@@ -164,6 +164,12 @@ KVF_API kvf_status kvf_model_load(const char *path_or_name, const kvf_config_opt
 /** The name of the i-th model that comes with the library, such as "llama-3.1-8b"; NULL past the last. */
 KVF_API const char *kvf_builtin_model_name(uint32_t i);
 
+/**
+ * The values of `model_type` that name the i-th family whose configurations are read, with a space between them; NULL
+ * past the last. What is of none of them can be described by hand, see kvf_model_create().
+ */
+KVF_API const char *kvf_config_family(uint32_t i);
+
 /** Adds an owner. Each owner calls kvf_model_free() once. Any thread. */
 KVF_API kvf_model *kvf_model_retain(const kvf_model *model);
 

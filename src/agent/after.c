@@ -71,7 +71,7 @@ static kvf_status take_moment(kvf_agent *agent, const kvf_ready_event *event, kv
     kvf_status status = open_looks(agent);
     if (status)
         return status;
-    status = kvf_moment_take(event->device, event->device_event, &after->moment);
+    status = kvf_cuda_moment_take(event->device, event->device_event, &after->moment);
     return status ? kvf_fail_in(status, "after: ") : KVF_OK;
 }
 
@@ -110,7 +110,7 @@ void kvf_after_drop(kvf_after *after) {
         (void)epoll_ctl(agent->poll_fd, EPOLL_CTL_DEL, after->fd, NULL);
         (void)close(after->fd);
     }
-    kvf_moment_drop(after->moment);
+    kvf_cuda_moment_drop(after->moment);
     DL_DELETE(agent->afters, after);
     agent->after_count--;
     if (agent->after_count == 0 && agent->looks.fd >= 0)
@@ -130,7 +130,7 @@ static kvf_after *first_seen(const kvf_agent *agent) {
 /* What hangs up without having been readable will never be. */
 static void tell(kvf_after *after) {
     kvf_ticket *ticket = after->ticket;
-    const kvf_status status = after->moment ? kvf_moment_status(after->moment)
+    const kvf_status status = after->moment ? kvf_cuda_moment_status(after->moment)
                               : after->seen & POLLIN
                                   ? KVF_OK
                                   : kvf_fail(KVF_E_IO, "the event to wait for will never come: the "
@@ -144,7 +144,7 @@ static void tell(kvf_after *after) {
 
 /* What poll() would say of it, if there were a descriptor. */
 static short look_at(const kvf_after *after) {
-    const kvf_status status = kvf_moment_status(after->moment);
+    const kvf_status status = kvf_cuda_moment_status(after->moment);
     return status == KVF_IN_PROGRESS ? 0 : status ? POLLERR : POLLIN;
 }
 

@@ -11,7 +11,7 @@
 struct kvf_after {
     kvf_ticket *ticket;
     int fd; /* -1: a moment */
-    kvf_moment *moment;
+    kvf_cuda_moment *moment;
     short seen;             /* what poll() said of it */
     kvf_after *prev, *next; /* agent->afters */
 };

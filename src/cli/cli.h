@@ -43,6 +43,9 @@ typedef struct command {
     int (*run)(int argc, char **argv); /* NULL: this build has not what it needs */
 } command;
 
+/** The i-th subcommand; NULL past the last. */
+const command *command_get(uint32_t i);
+
 enum {
     COMMAND_PLAN = 1,
     COMMAND_DEMO = 2,
@@ -55,6 +58,7 @@ enum {
     COMMAND_FETCH = 256,
     COMMAND_PING = 512,
     COMMAND_KEYS = 1024,
+    COMMAND_COMPLETION = 2048,
     COMMAND_SWEEP = 4096,
 };
 
@@ -70,6 +74,7 @@ int run_serve(int argc, char **argv);
 int run_fetch(int argc, char **argv);
 int run_ping(int argc, char **argv);
 int run_keys(int argc, char **argv);
+int run_completion(int argc, char **argv);
 
 /** Prints what `kvferry help COMMAND` says. */
 void print_command_help(uint32_t command_bit);

@@ -18,6 +18,7 @@
 #include <kvferry/transport.h>
 
 #include "device_words.h"
+#include "folding.h"
 #include "json.h"
 #include "options.h"
 #include "table.h"
@@ -132,13 +133,14 @@ static size_t count_files(const char *pattern) {
 
 static void check_locked_memory(examination *all) {
     struct rlimit limit;
-    text words;
+    text soft, hard;
     const size_t devices = count_files("/sys/class/infiniband/*");
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
         return;
     check *at = add(all, "locked memory", devices == 0 || limit.rlim_cur == RLIM_INFINITY,
                     "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity): RDMA locks the whole cache");
-    say_found(at, "%s, RDMA devices: %zu", limit_words(limit.rlim_cur, true, &words), devices);
+    say_found(at, "%s, at most %s, RDMA devices: %zu", limit_words(limit.rlim_cur, true, &soft),
+              limit_words(limit.rlim_max, true, &hard), devices);
 }
 
 static void check_shared_memory(examination *all) {
@@ -247,8 +249,10 @@ static int print_all(const examination *all) {
     if (!table_print(&list, 0))
         return failure("not enough memory");
     for (size_t i = 0; i < all->count; i++)
-        if (!all->checks[i].good)
-            printf("\n%s: %s\n", all->checks[i].name, all->checks[i].advice);
+        if (!all->checks[i].good) {
+            printf("\n");
+            print_paragraph("%s: %s", all->checks[i].name, all->checks[i].advice);
+        }
     return EXIT_DONE;
 }
 
@@ -285,7 +289,9 @@ int run_doctor(int argc, char **argv) {
     check_locked_memory(&all);
     check_shared_memory(&all);
     check_clocks(&all);
-    result = asked.json ? json_write(json_all(&all), "-") : print_all(&all);
+    result = options_want_text(&asked) ? print_all(&all) : EXIT_DONE;
+    if (!result && asked.json)
+        result = json_write(json_all(&all), asked.json);
     for (size_t i = 0; i < all.count; i++)
         json_object_put(all.checks[i].device);
     return result;

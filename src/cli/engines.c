@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "folding.h"
 #include "json.h"
 #include "regions.h"
 #include "shape_types.h"
@@ -50,40 +51,56 @@ uint64_t engine_bytes(const kvf_engine *engine) {
     return bytes;
 }
 
-static void print_model(const kvf_model *model) {
-    printf("model    %s, %u layers", kvf_model_name(model), kvf_model_layer_count(model));
+enum { LABEL = 9 }; /* characters before a line's words */
+
+/* "; full 32 x (k 8 x 128 bf16, v 8 x 128 bf16)" of each group. */
+static void describe_model(const kvf_model *model, char *out, size_t bytes) {
+    size_t length =
+        (size_t)snprintf(out, bytes, "%s, %u layers", kvf_model_name(model), kvf_model_layer_count(model));
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
-        printf("; %s %u x (", group->name, group->layer_count);
-        for (uint32_t p = 0; p < group->part_count; p++) {
+        for (uint32_t p = 0; p < group->part_count && length < bytes; p++) {
             const kvf_part_desc *part = &group->parts[p];
-            printf("%s%s %u x %u %s", p ? ", " : "", part->name, part->units, part->cell_elements,
-                   kvf_dtype_name(part->dtype));
+            char begin[160];
+            (void)snprintf(begin, sizeof begin, "; %s %u x (", group->name, group->layer_count);
+            length += (size_t)snprintf(out + length, bytes - length, "%s%s %u x %u %s%s", p ? ", " : begin,
+                                       part->name, part->units, part->cell_elements,
+                                       kvf_dtype_name(part->dtype), p + 1 == group->part_count ? ")" : "");
         }
-        printf(")");
-        if (group->window_tokens)
-            printf(" window %u", group->window_tokens);
-        if (group->chunk_tokens)
-            printf(" chunks of %u", group->chunk_tokens);
+        if (group->window_tokens && length < bytes)
+            length += (size_t)snprintf(out + length, bytes - length, " window %u", group->window_tokens);
+        if (group->chunk_tokens && length < bytes)
+            length += (size_t)snprintf(out + length, bytes - length, " chunks of %u", group->chunk_tokens);
     }
-    printf("\n");
+}
+
+static void print_model(const kvf_model *model) {
+    char words[1024];
+    describe_model(model, words, sizeof words);
+    printf("%-*s", LABEL, "model");
+    print_folded(LABEL, LABEL, words);
 }
 
 static void print_engine(const engine_shape *shape, const kvf_engine *engine) {
     const kvf_model *model = kvf_engine_model(engine);
     uint32_t ranks = kvf_engine_rank_count(engine);
-    char groups[256];
+    char groups[256], stages[256], pages[64] = "", pp[320] = "", dcp[64] = "", words[1024];
     shape_describe_groups(shape, model, groups, sizeof groups);
-    printf("%-8s %u rank%s: tp %u", shape->side, ranks, ranks == 1 ? "" : "s", shape->tp);
+    shape_describe_stages(shape, engine, stages, sizeof stages);
     if (shape->pp > 1)
-        printf(", pp %u", shape->pp);
+        (void)snprintf(pp, sizeof pp, ", pp %u%s%s%s", shape->pp, stages[0] ? " (" : "", stages,
+                       stages[0] ? " layers)" : "");
     if (shape->dcp > 1)
-        printf(", dcp %u", shape->dcp);
+        (void)snprintf(dcp, sizeof dcp, ", dcp %u", shape->dcp);
     if (shape->dcp > 1 && shape->dcp_width > 1)
-        printf(" by %u tokens", shape->dcp_width);
+        (void)snprintf(dcp, sizeof dcp, ", dcp %u by %u tokens", shape->dcp, shape->dcp_width);
     if (shape->share_pages)
-        printf(", shared pages of %llu bytes", (unsigned long long)shared_page_bytes(shape));
-    printf("; tokens a block and order: %s\n", groups);
+        (void)snprintf(pages, sizeof pages, ", shared pages of %llu bytes",
+                       (unsigned long long)shared_page_bytes(shape));
+    (void)snprintf(words, sizeof words, "%u rank%s: tp %u%s%s%s; tokens a block and order: %s", ranks,
+                   ranks == 1 ? "" : "s", shape->tp, pp, dcp, pages, groups);
+    printf("%-*s", LABEL, shape->side);
+    print_folded(LABEL, LABEL, words);
 }
 
 void engines_print(const engines *all) {
@@ -113,7 +130,7 @@ static struct json_object *json_ranks(const kvf_engine *engine) {
 }
 
 static void add_engine_json(struct json_object *out, const engine_shape *shape, const kvf_engine *engine) {
-    struct json_object *one = json_shape(shape, kvf_engine_model(engine), kvf_engine_rank_count(engine));
+    struct json_object *one = json_shape(shape, engine);
     json_object_object_add(one, "regions_by_rank", json_ranks(engine));
     json_object_object_add(out, shape->side, one);
 }

@@ -164,30 +164,34 @@ static void add_side(struct json_object *out, const char *key, const side *one) 
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static int explain_one(const options *asked, const side *only) {
-    if (!asked->json)
-        return print_side(only);
+    int result = options_want_text(asked) ? print_side(only) : EXIT_DONE;
+    if (result || !asked->json)
+        return result;
     struct json_object *out = json_object_new_object();
     add_side(out, "engine", only);
-    return json_write(out, "-");
+    return json_write(out, asked->json);
 }
 
 static int explain_pair(const options *asked, const side *prefill, const side *decode) {
     report plans;
     report_start(&plans, asked, prefill->engine, decode->engine);
     int result = report_make(&plans);
-    if (!result && asked->json) {
-        struct json_object *out = json_object_new_object();
-        add_side(out, "prefill", prefill);
-        add_side(out, "decode", decode);
-        report_add_json(&plans, out);
-        result = json_write(out, "-");
-    } else if (!result) {
+    if (!result && options_want_text(asked)) {
         result = print_side(prefill);
         if (!result)
             result = print_side(decode);
         if (!result)
             result = report_print(&plans);
     }
+    if (!result && asked->json) {
+        struct json_object *out = json_object_new_object();
+        add_side(out, "prefill", prefill);
+        add_side(out, "decode", decode);
+        report_add_json(&plans, out);
+        result = json_write(out, asked->json);
+    }
+    if (!result)
+        report_warn(&plans);
     report_free(&plans);
     return result;
 }

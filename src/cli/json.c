@@ -34,11 +34,15 @@ void json_notes(struct json_object *object, const char *key, const kvf_model *mo
     json_object_object_add(object, key, notes);
 }
 
-struct json_object *json_shape(const engine_shape *shape, const kvf_model *model, uint32_t ranks) {
-    struct json_object *out = json_object_new_object();
-    json_count(out, "ranks", ranks);
+struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engine) {
+    const kvf_model *model = kvf_engine_model(engine);
+    struct json_object *out = json_object_new_object(), *stages = json_object_new_array();
+    json_count(out, "ranks", kvf_engine_rank_count(engine));
     json_count(out, "tp", shape->tp);
     json_count(out, "pp", shape->pp);
+    for (uint32_t stage = 0; stage < shape->pp; stage++)
+        json_object_array_add(stages, json_object_new_int64(shape_stage_layers(shape, engine, stage)));
+    json_object_object_add(out, "pp_layers", stages);
     json_count(out, "dcp", shape->dcp);
     json_count(out, "dcp_width", shape->dcp_width);
     json_object_object_add(out, "share_pages", json_object_new_boolean(shape->share_pages));

@@ -22,7 +22,7 @@ void json_range(struct json_object *object, const char *key, kvf_range range);
 void json_notes(struct json_object *object, const char *key, const kvf_model *model);
 
 /** The numbers of a shape. */
-struct json_object *json_shape(const engine_shape *shape, const kvf_model *model, uint32_t ranks);
+struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engine);
 
 /** Says what is wrong with a file that json_write() could not write to; makes it. */
 int json_check_file(const char *file);

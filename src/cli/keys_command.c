@@ -3,6 +3,7 @@
  */
 #include <kvferry/agent.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "json.h"
 #include "options.h"
@@ -10,6 +11,7 @@
 int run_keys(int argc, char **argv) {
     options asked;
     char public_key[41], secret_key[41];
+    (void)umask(S_IRWXG | S_IRWXO); /* a file with a secret is its owner's alone */
     int result = options_parse(argc, argv, COMMAND_KEYS, &asked);
     if (result)
         return result;
@@ -20,5 +22,5 @@ int run_keys(int argc, char **argv) {
     json_text(out, "public_key", public_key);
     json_text(out, "secret_key", secret_key);
     memset(secret_key, 0, sizeof secret_key);
-    return json_write(out, "-");
+    return json_write(out, asked.json ? asked.json : "-");
 }

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "cli.h"
+#include "folding.h"
+#include "words.h"
 
 /* What speaks with agents: NULL in a build that has none. */
 #ifdef KVF_WITHOUT_AGENT
@@ -34,6 +36,9 @@ static const command commands[] = {
      COMMAND_DOCTOR, run_doctor},
     {"explain", " ENDPOINT[,KEY] [ENDPOINT[,KEY]]",
      "say who running engines are, and who reads what from whom", COMMAND_EXPLAIN, WITH_AGENT(run_explain)},
+    {"completion", " bash|zsh|fish",
+     "print what a shell needs to complete commands, options and their values", COMMAND_COMPLETION,
+     run_completion},
 };
 
 static const size_t command_count = sizeof commands / sizeof *commands;
@@ -92,6 +97,10 @@ int library_failure(kvf_status status, const char *context, ...) {
     return EXIT_FAILED;
 }
 
+const command *command_get(uint32_t i) {
+    return i < command_count ? &commands[i] : NULL;
+}
+
 static const command *find(const char *name) {
     for (size_t i = 0; i < command_count; i++)
         if (strcmp(commands[i].name, name) == 0)
@@ -99,13 +108,23 @@ static const command *find(const char *name) {
     return NULL;
 }
 
+static const char *command_word(const void *set, uint32_t i) {
+    (void)set;
+    return i < command_count ? commands[i].name : i == command_count ? "help" : NULL;
+}
+
 static int unknown(const char *name) {
-    char names[128] = "";
-    for (size_t i = 0; i < command_count; i++) {
-        size_t length = strlen(names);
-        (void)snprintf(names + length, sizeof names - length, "%s, ", commands[i].name);
-    }
-    return usage_error("there is no command \"%s\"; the commands are %shelp", name, names);
+    const words names = {command_word, NULL};
+    char list[160];
+    words_list(names, list, sizeof list);
+    return usage_error("there is no command \"%s\"; the commands are %s%s", name, list,
+                       words_hint(names, name).text);
+}
+
+static void print_summary(const char *name, const char *summary) {
+    enum { LEFT = 13 };
+    printf("  %-*s", LEFT - 2, name);
+    print_folded(LEFT, LEFT, summary);
 }
 
 static int print_help(void) {
@@ -113,9 +132,9 @@ static int print_help(void) {
            "Moves KV caches between LLM inference engines of different shape.\n\n"
            "Commands:\n");
     for (size_t i = 0; i < command_count; i++)
-        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
-    printf("  %-10s %s\n\n", "help", "say how a command is used: kvferry help COMMAND");
-    printf("  --help       this text\n"
+        print_summary(commands[i].name, commands[i].summary);
+    print_summary("help", "say how a command is used: kvferry help COMMAND");
+    printf("\n  --help       this text\n"
            "  --version    the version of the library\n");
     return EXIT_DONE;
 }
@@ -128,6 +147,14 @@ static int print_help_about(const char *name) {
            about->summary[0] - 'a' + 'A', about->summary + 1);
     print_command_help(about->bit);
     return EXIT_DONE;
+}
+
+/* "--help" anywhere among the options. */
+static bool asks_for_help(int argc, char **argv) {
+    bool asks = false;
+    for (int i = 2; i < argc && strcmp(argv[i], "--") != 0; i++)
+        asks = asks || strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
+    return asks;
 }
 
 int main(int argc, char **argv) {
@@ -145,7 +172,7 @@ int main(int argc, char **argv) {
     const command *chosen = find(name);
     if (!chosen)
         return unknown(name);
-    if (argc > 2 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0))
+    if (asks_for_help(argc, argv))
         return print_help_about(name);
     if (!chosen->run)
         return failure("%s needs agents, and this build has none: it was made with KVF_WITH_AGENT=OFF", name);

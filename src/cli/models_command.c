@@ -1,19 +1,30 @@
 /*
- * kvferry models: what comes with the library, and what a token and a sequence cost in it.
+ * kvferry models: what comes with the library, or one model, and what a token and a sequence cost in it; or the
+ * families whose configurations are read.
  */
 #include <stdio.h>
+#include <string.h>
 
+#include "groups_file.h"
 #include "json.h"
 #include "options.h"
 #include "table.h"
 #include "text.h"
 
-/* The groups in a few words: "full 32 x (k 8 x 128, v 8 x 128)". */
+/* ---- models ---------------------------------------------------------------------------------- */
+
+/* What is listed. */
+typedef struct listing {
+    table list;
+    struct json_object *all;
+} listing;
+
+/* A group in a few words: "full: 32 layers, k 8x128 bf16, v 8x128 bf16". */
 static void describe_group(const kvf_group_desc *group, char *out, size_t bytes) {
     size_t length = (size_t)snprintf(out, bytes, "%s: %u layers, ", group->name, group->layer_count);
     for (uint32_t p = 0; p < group->part_count && length < bytes; p++) {
         const kvf_part_desc *part = &group->parts[p];
-        length += (size_t)snprintf(out + length, bytes - length, "%s%s %u x %u %s", p ? ", " : "", part->name,
+        length += (size_t)snprintf(out + length, bytes - length, "%s%s %ux%u %s", p ? ", " : "", part->name,
                                    part->units, part->cell_elements, kvf_dtype_name(part->dtype));
     }
     if (group->window_tokens && length < bytes)
@@ -46,68 +57,95 @@ static void add_rows(table *list, const char *name, const kvf_model *model) {
 }
 
 static struct json_object *json_model(const char *name, const kvf_model *model) {
-    struct json_object *out = json_object_new_object();
+    struct json_object *out = groups_file_json(name, model);
     uint64_t token_bytes, state_bytes;
     measure(model, &token_bytes, &state_bytes);
-    json_text(out, "name", name);
-    json_count(out, "layers", kvf_model_layer_count(model));
     json_count(out, "token_bytes", token_bytes);
     json_count(out, "state_bytes", state_bytes);
-    struct json_object *groups = json_object_new_array();
-    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
-        const kvf_group_desc *group = kvf_model_group(model, g);
-        struct json_object *one = json_object_new_object();
-        json_text(one, "name", group->name);
-        json_text(one, "kind", group->kind == KVF_GROUP_STATE ? "state" : "tokens");
-        json_count(one, "layers", group->layer_count);
-        json_count(one, "window_tokens", group->window_tokens);
-        json_count(one, "chunk_tokens", group->chunk_tokens);
-        struct json_object *parts = json_object_new_array();
-        for (uint32_t p = 0; p < group->part_count; p++) {
-            struct json_object *part = json_object_new_object();
-            json_text(part, "name", group->parts[p].name);
-            json_count(part, "units", group->parts[p].units);
-            json_count(part, "cell_elements", group->parts[p].cell_elements);
-            json_text(part, "dtype", kvf_dtype_name(group->parts[p].dtype));
-            json_object_array_add(parts, part);
-        }
-        json_object_object_add(one, "parts", parts);
-        json_object_array_add(groups, one);
-    }
-    json_object_object_add(out, "groups", groups);
     json_notes(out, "notes", model);
     return out;
+}
+
+static int add_model(const options *asked, listing *to) {
+    kvf_model *model = NULL;
+    int result = options_load_model(asked, &model);
+    if (!result) {
+        const char *name = kvf_model_name(model);
+        add_rows(&to->list, name, model);
+        json_object_array_add(to->all, json_model(name, model));
+    }
+    kvf_model_free(model);
+    return result;
+}
+
+/* Each by itself, as if it alone had been asked for; state types may suit some only. */
+static int add_builtin(const options *asked, listing *to) {
+    int result = EXIT_DONE;
+    const char *name;
+    for (uint32_t i = 0; !result && (name = kvf_builtin_model_name(i)) != NULL; i++) {
+        kvf_model *model = NULL;
+        kvf_status status = kvf_model_load(name, &asked->config, &model);
+        if (status)
+            return library_error(status, "model %s", name);
+        options_say_notes(name, model);
+        add_rows(&to->list, name, model);
+        json_object_array_add(to->all, json_model(name, model));
+        kvf_model_free(model);
+    }
+    return result;
+}
+
+/* One model that was asked for is an object of its own: what --groups takes. */
+static struct json_object *json_listed(const options *asked, struct json_object *all) {
+    return json_object_get(asked->model || asked->groups ? json_object_array_get_idx(all, 0) : all);
+}
+
+static int list_models(const options *asked) {
+    listing to = {.all = json_object_new_array()};
+    table_start(&to.list, "model|>layers|>a token|>a state|groups");
+    int result = asked->model || asked->groups ? add_model(asked, &to) : add_builtin(asked, &to);
+    if (!result && options_want_text(asked) && !table_print(&to.list, 0))
+        result = failure("not enough memory");
+    if (!result && asked->json)
+        result = json_write(json_listed(asked, to.all), asked->json);
+    json_object_put(to.all);
+    table_free(&to.list);
+    return result;
+}
+
+/* ---- families -------------------------------------------------------------------------------- */
+
+static void add_family(const char *model_types, table *list, struct json_object *all) {
+    struct json_object *family = json_object_new_array();
+    table_cell(list, model_types);
+    for (size_t length; *model_types; model_types += length + (model_types[length] == ' ')) {
+        length = strcspn(model_types, " ");
+        json_object_array_add(family, json_object_new_string_len(model_types, (int)length));
+    }
+    json_object_array_add(all, family);
+}
+
+static int list_families(const options *asked) {
+    table list;
+    struct json_object *all = json_object_new_array();
+    const char *model_types;
+    int result = EXIT_DONE;
+    table_start(&list, "model_type in config.json; those of a line are cached alike");
+    for (uint32_t i = 0; (model_types = kvf_config_family(i)) != NULL; i++)
+        add_family(model_types, &list, all);
+    if (options_want_text(asked) && !table_print(&list, 0))
+        result = failure("not enough memory");
+    if (!result && asked->json)
+        result = json_write(json_object_get(all), asked->json);
+    json_object_put(all);
+    table_free(&list);
+    return result;
 }
 
 int run_models(int argc, char **argv) {
     options asked;
     int result = options_parse(argc, argv, COMMAND_MODELS, &asked);
-    if (result)
-        return result;
-    table list;
-    table_start(&list, "model|>layers|>a token|>a state|groups");
-    struct json_object *all = json_object_new_array();
-    const char *name;
-    for (uint32_t i = 0; !result && (name = kvf_builtin_model_name(i)) != NULL; i++) {
-        kvf_model *model = NULL;
-        kvf_status status = kvf_model_load(name, &asked.config, &model);
-        if (status) {
-            result = library_error(status, "model %s", name);
-            break;
-        }
-        options_say_notes(name, model);
-        add_rows(&list, name, model);
-        json_object_array_add(all, json_model(name, model));
-        kvf_model_free(model);
-    }
-    if (!result && asked.json) {
-        table_free(&list);
-        return json_write(all, "-");
-    }
-    json_object_put(all);
-    if (result) {
-        table_free(&list);
-        return result;
-    }
-    return table_print(&list, 0) ? EXIT_DONE : failure("not enough memory");
+    if (!result)
+        result = asked.families ? list_families(&asked) : list_models(&asked);
+    return result;
 }

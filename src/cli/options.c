@@ -1,450 +1,145 @@
 #include "options.h"
 
-#include <ctype.h>
-#include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "folding.h"
+#include "groups_file.h"
+#include "json.h"
+#include "option_table.h"
 #include "shape.h"
 
-enum {
-    PREDICTING = COMMAND_PLAN | COMMAND_SWEEP,
-    ALL_SHAPES = PREDICTING | COMMAND_DEMO | COMMAND_BENCH,
-    MOVING = COMMAND_DEMO | COMMAND_BENCH,
-    LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
-    PLANNING = ALL_SHAPES | COMMAND_EXPLAIN,
-    HOLDING = PLANNING | COMMAND_SERVE, /* what has a prefill engine */
-    WANTING = PLANNING | COMMAND_FETCH, /* what has a decode engine */
-    EITHER = HOLDING | WANTING,
-    VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH,
-};
+/* ---- reading --------------------------------------------------------------------------------- */
 
-enum option_id {
-    OPTION_MODEL = 1,
-    OPTION_DTYPE,
-    OPTION_STATE_DTYPE,
-    OPTION_SCALES,
-    OPTION_PREFILL,
-    OPTION_DECODE,
-    OPTION_TOKENS,
-    OPTION_REQUESTS,
-    OPTION_TRANSPORT,
-    OPTION_COSTS_OF,
-    OPTION_FABRICS,
-    OPTION_CALIBRATE,
-    OPTION_MOVE,
-    OPTION_UCX_TLS,
-    OPTION_UCX_LIBRARY,
-    OPTION_UCX_DEVICES,
-    OPTION_BROUGHT_MEMORY,
-    OPTION_NO_DIRECT_READ,
-    OPTION_MEMORY_LIMIT,
-    OPTION_IN_FLIGHT,
-    OPTION_ROUNDS,
-    OPTION_TIMEOUT,
-    OPTION_SEED,
-    OPTION_REPLICAS,
-    OPTION_CUDA_MEMORY,
-    OPTION_JSON,
-    OPTION_JSON_FILE,
-    OPTION_HTML,
-    OPTION_CORRUPT,
-    OPTION_DIE,
-    OPTION_HANG,
-    OPTION_KEY_FILE,
-    OPTION_LISTEN,
-    OPTION_ALLOW,
-    OPTION_INSECURE,
-    OPTION_COUNT,
-};
+/* What is left of the arguments. */
+typedef struct reader {
+    char **next; /* ends with NULL, as argv does */
+    const char *command;
+    bool only_operands; /* "--" was met */
+} reader;
 
-typedef struct option_row {
-    const char *name;
-    const char *argument; /* NULL: takes none */
-    const char *help;     /* NULL: not shown */
-    enum option_id id;
-    uint32_t commands;
-} option_row;
-
-static const option_row rows[] = {
-    {"listen", "ENDPOINT", "where to be met, such as tcp://10.0.0.1:5555 (tcp://127.0.0.1:*)", OPTION_LISTEN,
-     COMMAND_SERVE},
-    {"listen", "ENDPOINT", "where the engine is met, for packed messages, such as tcp://10.0.0.2:* (nowhere)",
-     OPTION_LISTEN, COMMAND_FETCH},
-    {"model", "NAME|FILE", "a model that \"kvferry models\" lists, or a config.json (llama-3.1-8b)",
-     OPTION_MODEL, HOLDING},
-    {"model", "NAME|FILE", "what the engine there must cache (whatever it does)", OPTION_MODEL,
-     COMMAND_FETCH},
-    {"dtype", "NAME", "element type of the attention cache, such as bf16 or fp8", OPTION_DTYPE,
-     EITHER | COMMAND_MODELS},
-    {"state-dtype", "NAME", "element type of recurrent state", OPTION_STATE_DTYPE, EITHER | COMMAND_MODELS},
-    {"scales", "NAME[/head]", "keep quantisation scales of this type: one a token, or one a token and head",
-     OPTION_SCALES, EITHER | COMMAND_MODELS},
-    {"prefill", "SHAPE", "the engine that has the cache (tp=4,block=16,order=nhd)", OPTION_PREFILL,
-     HOLDING & ~COMMAND_SWEEP},
-    {"prefill", "SHAPES", "engines that have the cache, with / between values (tp=1/2/4/8,order=nhd/hnd)",
-     OPTION_PREFILL, COMMAND_SWEEP},
-    {"decode", "SHAPE", "the engine that needs it (tp=2,block=24,order=hnd)", OPTION_DECODE,
-     WANTING & ~COMMAND_SWEEP},
-    {"decode", "SHAPES", "engines that need it (tp=1/2/4/8,block=16/64,order=nhd/hnd)", OPTION_DECODE,
-     COMMAND_SWEEP},
-    {"tokens", "N", "tokens of the longest prompt", OPTION_TOKENS, HOLDING},
-    {"requests", "N", "how many requests; as many as memory allows, up to 64", OPTION_REQUESTS,
-     MOVING | COMMAND_SERVE},
-    {"transport", "KIND", "auto, or one kind of transport (auto)", OPTION_TRANSPORT, EITHER & ~PREDICTING},
-    {"transport", "KIND", "whose costs are taken; also shm/brought or ucx/emulated (auto)", OPTION_COSTS_OF,
-     PREDICTING},
-    {"fabrics", NULL, "say also what each kind of transport would take", OPTION_FABRICS, COMMAND_PLAN},
-    {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", OPTION_CALIBRATE,
-     PREDICTING},
-    {"move", "WAY", "auto, direct or packed (auto)", OPTION_MOVE, MOVING | COMMAND_SERVE | COMMAND_FETCH},
-    {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", OPTION_UCX_TLS,
-     MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
-    {"ucx-library", "FILES", "the UCX to load: the first of these libucp that works (libucp.so.0)",
-     OPTION_UCX_LIBRARY, MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
-    {"ucx-devices", "LIST", "the interfaces UCX may use, as in UCX_NET_DEVICES", OPTION_UCX_DEVICES,
-     MOVING | COMMAND_SERVE | COMMAND_FETCH | LOOKING},
-    {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
-     OPTION_BROUGHT_MEMORY, MOVING | COMMAND_SERVE | COMMAND_FETCH},
-    {"no-direct-read", NULL, "do as if the kernel forbade reading another process's memory",
-     OPTION_NO_DIRECT_READ, MOVING},
-    {"memory-limit", "BYTES", "caches of both engines together (4g)", OPTION_MEMORY_LIMIT, MOVING},
-    {"memory-limit", "BYTES", "caches of this engine (512m)", OPTION_MEMORY_LIMIT, COMMAND_SERVE},
-    {"memory-limit", "BYTES", "caches of this engine (4g)", OPTION_MEMORY_LIMIT, COMMAND_FETCH},
-    {"in-flight", "N", "requests that a decode rank has in flight at once (4)", OPTION_IN_FLIGHT,
-     MOVING | COMMAND_FETCH},
-    {"rounds", "N", "how often all requests are moved and verified", OPTION_ROUNDS, MOVING | COMMAND_FETCH},
-    {"count", "N", "how many round trips to measure (5)", OPTION_COUNT, COMMAND_PING},
-    {"timeout", "SECONDS", "how long a rank may be silent (60)", OPTION_TIMEOUT, MOVING},
-    {"timeout", "SECONDS", "how long to wait for an answer (5)", OPTION_TIMEOUT,
-     COMMAND_EXPLAIN | COMMAND_PING},
-    {"timeout", "SECONDS", "how long meeting the engine, and each request, may take (60)", OPTION_TIMEOUT,
-     COMMAND_FETCH},
-    {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", OPTION_KEY_FILE,
-     VISITING | COMMAND_SERVE},
-    {"allow", "KEY", "a public key that may connect, several times if need be (everyone)", OPTION_ALLOW,
-     COMMAND_SERVE},
-    {"insecure", NULL, "listen beyond loopback without keys", OPTION_INSECURE, COMMAND_SERVE | COMMAND_FETCH},
-    {"seed", "N", "chooses prompt lengths, prefix hits and block tables (1)", OPTION_SEED,
-     MOVING | COMMAND_SERVE},
-    {"replicas", "spread|first", "which of several ranks with the same cells is read (spread)",
-     OPTION_REPLICAS, PREDICTING | COMMAND_EXPLAIN},
-    {"cuda-memory", "prefill|decode|both", "the engines whose caches are in memory of CUDA devices (none)",
-     OPTION_CUDA_MEMORY, PREDICTING | COMMAND_EXPLAIN},
-    {"json", NULL, "print JSON instead of text", OPTION_JSON,
-     COMMAND_PLAN | COMMAND_DEMO | COMMAND_MODELS | COMMAND_SERVE | VISITING | LOOKING},
-    {"json", "FILE", "write the figures to FILE as well; - is the output", OPTION_JSON_FILE, COMMAND_BENCH},
-    {"html", "FILE", "draw it as a page that stands by itself into FILE as well; - is the output",
-     OPTION_HTML, PREDICTING},
-    {"corrupt", "COORDINATE", NULL, OPTION_CORRUPT, COMMAND_DEMO | COMMAND_SERVE},
-    {"die", "RANK", NULL, OPTION_DIE, COMMAND_DEMO},
-    {"hang", "RANK", NULL, OPTION_HANG, COMMAND_DEMO},
-};
-
-static const size_t row_count = sizeof rows / sizeof *rows;
-
-bool parse_number(const char *text, uint64_t *out) {
-    if (!isdigit((unsigned char)text[0]))
-        return false;
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno || *end)
-        return false;
-    *out = value;
-    return true;
+static bool may_be_left_out(const option_row *row) {
+    return row->argument && row->argument[0] == '[';
 }
 
-bool parse_bytes(const char *text, uint64_t *out) {
-    if (!isdigit((unsigned char)text[0]))
-        return false;
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno)
-        return false;
-    static const char suffixes[] = "kmgt";
-    const char *suffix = *end ? strchr(suffixes, tolower((unsigned char)*end)) : NULL;
-    if (*end && (!suffix || end[1]))
-        return false;
-    unsigned shift = suffix ? 10 * (unsigned)(suffix - suffixes + 1) : 0;
-    if (value > UINT64_MAX >> shift)
-        return false;
-    *out = (uint64_t)value << shift;
-    return true;
+/* Whether a word is the file of an option that may have one: no option, and no endpoint of a command that takes those
+ * ("--json=FILE" is whatever it is). */
+static bool is_file(const char *word) {
+    return word && (word[0] != '-' || !word[1]) && !strstr(word, "://");
 }
 
-static int take_number(const char *name, const char *text, uint64_t most, uint64_t *out) {
-    uint64_t value;
-    if (!parse_number(text, &value) || value == 0 || value > most)
-        return usage_error("--%s is \"%s\"; allowed is a whole number from 1 to %llu", name, text,
-                           (unsigned long long)most);
-    *out = value;
+/* The value of an option: behind its '=', or the next word. NULL, and says so, where it lacks one. */
+static const char *read_value(reader *from, const option_row *row, const char *behind) {
+    if (!row->argument && behind)
+        (void)usage_error("--%s takes no value; see \"kvferry help %s\"", row->name, from->command);
+    if (!row->argument)
+        return behind ? NULL : "";
+    if (behind)
+        return behind;
+    if (may_be_left_out(row))
+        return is_file(*from->next) ? *from->next++ : "-";
+    if (!*from->next)
+        (void)usage_error("--%s needs a value; see \"kvferry help %s\"", row->name, from->command);
+    return *from->next ? *from->next++ : NULL;
+}
+
+/* Who else takes an option. */
+static const char *commands_word(const void *name, uint32_t i) {
+    const command *at;
+    for (uint32_t n = 0; (at = command_get(n)) != NULL; n++)
+        if (option_row_find(at->bit, name, NULL) && i-- == 0)
+            return at->name;
+    return NULL;
+}
+
+static int refuse_option(const reader *from, const char *name, const options *out) {
+    char commands[160];
+    words_list((words){commands_word, name}, commands, sizeof commands);
+    if (commands[0])
+        return usage_error("--%s is no option of %s, but of %s", name, from->command, commands);
+    return usage_error("--%s is no option of %s%s; see \"kvferry help %s\"", name, from->command,
+                       words_hint(option_names(&out->command), name).text, from->command);
+}
+
+static int read_option(reader *from, const char *word, options *out) {
+    char name[64];
+    const char *behind = strchr(word, '=');
+    uint32_t number = 0;
+    (void)snprintf(name, sizeof name, "%.*s", (int)(behind ? behind - word : (long)strlen(word)), word);
+    const option_row *row = option_row_find(out->command, name, &number);
+    if (!row)
+        return refuse_option(from, name, out);
+    const char *value = read_value(from, row, behind ? behind + 1 : NULL);
+    if (!value)
+        return EXIT_USAGE;
+    out->given[number] = true;
+    return row->take(row, value, out);
+}
+
+static int read_word(reader *from, options *out) {
+    const char *word = *from->next++;
+    if (!from->only_operands && strcmp(word, "--") == 0) {
+        from->only_operands = true;
+        return EXIT_DONE;
+    }
+    if (!from->only_operands && strncmp(word, "--", 2) == 0)
+        return read_option(from, word + 2, out);
+    if (!from->only_operands && word[0] == '-' && word[1])
+        return usage_error("%s is no option of %s: options begin with --; see \"kvferry help %s\"", word,
+                           from->command, from->command);
+    if (out->operand_count == option_most_operands(out->command))
+        return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", word, from->command);
+    out->operands[out->operand_count++] = word;
     return EXIT_DONE;
 }
 
-static int take_number32(const char *name, const char *text, uint32_t most, uint32_t *out) {
-    uint64_t value = 0;
-    int result = take_number(name, text, most, &value);
-    if (!result)
-        *out = (uint32_t)value;
+static int take_standards(options *out) {
+    int result = EXIT_DONE;
+    const option_row *row;
+    for (uint32_t i = 0; (row = option_row_get(i)) != NULL && !result; i++)
+        if (row->commands & out->command && row->standard)
+            result = row->take(row, row->standard, out);
     return result;
 }
 
-static int take_dtype(const char *name, const char *text, kvf_dtype *out) {
-    if (kvf_dtype_by_name(text, out))
-        return usage_error(
-            "--%s is \"%s\"; allowed are names such as f32, bf16, f16, fp8, fp8_e5m2, int8 and "
-            "f4_e2m1",
-            name, text);
-    return EXIT_DONE;
-}
-
-static int take_scales(const char *text, kvf_config_options *config) {
-    char dtype[32];
-    const char *slash = strchr(text, '/');
-    size_t length = slash ? (size_t)(slash - text) : strlen(text);
-    if (length >= sizeof dtype || (slash && strcmp(slash, "/head") != 0))
-        return usage_error("--scales is \"%s\"; allowed is an element type, and /head after it", text);
-    memcpy(dtype, text, length);
-    dtype[length] = '\0';
-    config->scale_per_head = slash != NULL;
-    return take_dtype("scales", dtype, &config->scale_dtype);
-}
-
-static int take_transport(const char *text, const char **out) {
-    char known[256] = "auto";
-    const char *kind = "auto";
-    for (uint32_t i = 0; kind; kind = kvf_transport_kind_name(i++)) {
-        if (strcmp(text, kind) == 0) {
-            *out = kind;
-            return EXIT_DONE;
-        }
-        size_t used = strlen(known);
-        if (i > 0)
-            (void)snprintf(known + used, sizeof known - used, ", %s", kind);
-    }
-    return usage_error("--transport is \"%s\"; allowed are %s", text, known);
-}
-
-static int take_costs_of(const char *text, const char **out) {
-    kvf_cost_model cost;
-    if (strcmp(kvf_cost_assumed(text, &cost), text) != 0)
-        return take_transport(text, out);
-    *out = text;
-    return EXIT_DONE;
-}
-
-static int take_way(const char *text, kvf_way *out) {
-    static const char *const names[] = {"auto", "direct", "packed"};
-    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *out = (kvf_way)i;
-            return EXIT_DONE;
-        }
-    }
-    return usage_error("--move is \"%s\"; allowed are auto, direct, packed", text);
-}
-
-static int take_replicas(const char *text, bool *first) {
-    *first = strcmp(text, "first") == 0;
-    if (*first || strcmp(text, "spread") == 0)
-        return EXIT_DONE;
-    return usage_error("--replicas is \"%s\"; allowed are spread and first", text);
-}
-
-static int take_cuda_memory(const char *text, options *out) {
-    const bool both = strcmp(text, "both") == 0, prefill = both || strcmp(text, "prefill") == 0,
-               decode = both || strcmp(text, "decode") == 0;
-    if (!prefill && !decode)
-        return usage_error("--cuda-memory is \"%s\"; allowed are prefill, decode and both", text);
-    out->prefill_memory = prefill ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
-    out->decode_memory = decode ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
-    return EXIT_DONE;
-}
-
-static int take_memory_limit(const char *text, uint64_t *out) {
-    if (parse_bytes(text, out) && *out)
-        return EXIT_DONE;
-    return usage_error(
-        "--memory-limit is \"%s\"; allowed is a number of bytes, or of k, m, g or t, such as 4g", text);
-}
-
-static int take_fault(fault_kind kind, const char *rank, options *out) {
-    out->fault = kind;
-    out->fault_rank = rank;
-    return EXIT_DONE;
-}
-
-static int take_key(const char *text, options *out) {
-    if (out->allowed_key_count == OPTIONS_MAX_KEYS)
-        return usage_error("--allow is given more than %d times", OPTIONS_MAX_KEYS);
-    out->allowed_keys[out->allowed_key_count++] = text;
-    return EXIT_DONE;
-}
-
-static int take(enum option_id id, const char *text, options *out) {
-    switch (id) {
-    case OPTION_MODEL:
-        out->model = text;
-        return EXIT_DONE;
-    case OPTION_DTYPE:
-        return take_dtype("dtype", text, &out->config.cache_dtype);
-    case OPTION_STATE_DTYPE:
-        return take_dtype("state-dtype", text, &out->config.state_dtype);
-    case OPTION_SCALES:
-        return take_scales(text, &out->config);
-    case OPTION_PREFILL:
-        out->prefill = text;
-        return EXIT_DONE;
-    case OPTION_DECODE:
-        out->decode = text;
-        return EXIT_DONE;
-    case OPTION_TOKENS:
-        return take_number("tokens", text, 1u << 30, &out->tokens);
-    case OPTION_REQUESTS:
-        return take_number("requests", text, 1u << 20, &out->requests);
-    case OPTION_TRANSPORT:
-        return take_transport(text, &out->transport);
-    case OPTION_COSTS_OF:
-        return take_costs_of(text, &out->transport);
-    case OPTION_FABRICS:
-        out->fabrics = true;
-        return EXIT_DONE;
-    case OPTION_CALIBRATE:
-        out->calibrate = true;
-        return EXIT_DONE;
-    case OPTION_MOVE:
-        return take_way(text, &out->way);
-    case OPTION_UCX_TLS:
-        out->ucx_tls = text;
-        return EXIT_DONE;
-    case OPTION_UCX_LIBRARY:
-        out->ucx_library = text;
-        return EXIT_DONE;
-    case OPTION_UCX_DEVICES:
-        out->ucx_devices = text;
-        return EXIT_DONE;
-    case OPTION_BROUGHT_MEMORY:
-        out->brought_memory = true;
-        return EXIT_DONE;
-    case OPTION_NO_DIRECT_READ:
-        out->no_direct_read = true;
-        return EXIT_DONE;
-    case OPTION_MEMORY_LIMIT:
-        return take_memory_limit(text, &out->memory_limit);
-    case OPTION_IN_FLIGHT:
-        return take_number32("in-flight", text, 1024, &out->in_flight);
-    case OPTION_ROUNDS:
-        return take_number32("rounds", text, 1000, &out->rounds);
-    case OPTION_TIMEOUT:
-        return take_number32("timeout", text, 86400, &out->timeout_s);
-    case OPTION_SEED:
-        if (parse_number(text, &out->seed))
-            return EXIT_DONE;
-        return usage_error("--seed is \"%s\"; allowed is a whole number", text);
-    case OPTION_REPLICAS:
-        return take_replicas(text, &out->first_replica);
-    case OPTION_CUDA_MEMORY:
-        return take_cuda_memory(text, out);
-    case OPTION_JSON:
-        out->json = true;
-        return EXIT_DONE;
-    case OPTION_JSON_FILE:
-        out->json_file = text;
-        return EXIT_DONE;
-    case OPTION_HTML:
-        out->html = text;
-        return EXIT_DONE;
-    case OPTION_CORRUPT:
-        out->corrupt = text;
-        return EXIT_DONE;
-    case OPTION_DIE:
-        return take_fault(FAULT_DIE, text, out);
-    case OPTION_HANG:
-        return take_fault(FAULT_HANG, text, out);
-    case OPTION_KEY_FILE:
-        out->key_file = text;
-        return EXIT_DONE;
-    case OPTION_LISTEN:
-        out->listen = text;
-        return EXIT_DONE;
-    case OPTION_ALLOW:
-        return take_key(text, out);
-    case OPTION_INSECURE:
-        out->insecure = true;
-        return EXIT_DONE;
-    case OPTION_COUNT:
-        return take_number32("count", text, 1000, &out->count);
+static int refuse_idle(const options *asked) {
+    const option_row *row;
+    for (uint32_t i = 0; (row = option_row_get(i)) != NULL; i++) {
+        const char *why = asked->given[i] && row->idle ? row->idle(asked) : NULL;
+        if (why)
+            return usage_error("--%s has no effect: %s", row->name, why);
     }
     return EXIT_DONE;
-}
-
-/* The command's options as getopt_long() wants them, in `list`, which has room for all and an end. */
-static void collect(uint32_t command_bit, struct option *list) {
-    size_t n = 0;
-    for (size_t i = 0; i < row_count; i++)
-        if (rows[i].commands & command_bit)
-            list[n++] = (struct option){rows[i].name, rows[i].argument ? required_argument : no_argument,
-                                        NULL, (int)rows[i].id};
-    list[n] = (struct option){0};
 }
 
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
-    struct option list[sizeof rows / sizeof *rows + 1];
-    collect(command_bit, list);
-    *out = (options){
-        .model = "llama-3.1-8b",
-        .config = {.struct_size = sizeof out->config},
-        .prefill = "tp=4,block=16,order=nhd",
-        .decode = "tp=2,block=24,order=hnd",
-        .transport = "auto",
-        .memory_limit = (uint64_t)4 << 30,
-        .in_flight = 4,
-        .timeout_s = 60,
-        .seed = 1,
-        .listen = "tcp://127.0.0.1:*",
-        .count = 5,
-    };
-    if (command_bit & VISITING)
-        out->model = NULL;
-    if (command_bit & (COMMAND_EXPLAIN | COMMAND_PING)) {
-        out->prefill = out->decode = NULL;
-        out->timeout_s = 5;
-    }
-    if (command_bit == COMMAND_FETCH) {
-        out->prefill = NULL;
-        out->listen = ""; /* who reads connects */
-    }
-    if (command_bit == COMMAND_SWEEP) {
-        out->prefill = "tp=1/2/4/8,order=nhd/hnd";
-        out->decode = "tp=1/2/4/8,block=16/64,order=nhd/hnd";
-    }
-    if (command_bit == COMMAND_SERVE) {
-        out->decode = NULL;
-        out->memory_limit = (uint64_t)512 << 20;
-    }
-    opterr = 0;
-    optind = 1;
-    for (int id; (id = getopt_long(argc, argv, ":", list, NULL)) != -1;) {
-        if (id == ':')
-            return usage_error("%s needs a value; see \"kvferry help %s\"", argv[optind - 1], argv[0]);
-        if (id == '?')
-            return usage_error("%s is no option of %s, or not as it is written; see \"kvferry help %s\"",
-                               argv[optind - 1], argv[0], argv[0]);
-        int result = take((enum option_id)id, optarg, out);
-        if (result)
-            return result;
-    }
-    out->operands = argv + optind;
-    out->operand_count = (uint32_t)(argc - optind);
-    uint32_t most = command_bit == COMMAND_EXPLAIN ? OPTIONS_MAX_OPERANDS : command_bit & VISITING ? 1 : 0;
-    if (out->operand_count > most)
-        return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", out->operands[most], argv[0]);
-    return EXIT_DONE;
+    *out = (options){.command = command_bit,
+                     .config = {.struct_size = sizeof out->config},
+                     .transport = "auto",
+                     .timeout_s = 60};
+    reader from = {.next = argv + 1, .command = argv[0]};
+    int result = take_standards(out);
+    while (!result && from.next < argv + argc)
+        result = read_word(&from, out);
+    if (!result && out->groups && options_given(out, "model"))
+        result = usage_error("--model and --groups both say what is cached; give one of them");
+    if (!result && out->json && out->html && strcmp(out->json, "-") == 0 && strcmp(out->html, "-") == 0)
+        result = usage_error("--json and --html - would both print; give --html the name of a file");
+    if (!result)
+        result = refuse_idle(out);
+    return result || !out->json ? result : json_check_file(out->json);
 }
+
+bool options_given(const options *asked, const char *name) {
+    uint32_t number;
+    return option_row_find(asked->command, name, &number) && asked->given[number];
+}
+
+bool options_want_text(const options *asked) {
+    return !(asked->json && strcmp(asked->json, "-") == 0) && !(asked->html && strcmp(asked->html, "-") == 0);
+}
+
+/* ---- what was asked for ---------------------------------------------------------------------- */
 
 uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]) {
     uint32_t count = 0;
@@ -467,18 +162,49 @@ int options_open_transport(const options *asked, bool emulated, kvf_transport **
     return status ? library_error(status, "transports") : EXIT_DONE;
 }
 
+static const char *any_model(const void *set, uint32_t i) {
+    (void)set;
+    return kvf_builtin_model_name(i);
+}
+
+static bool has_state(const kvf_model *model) {
+    bool state = false;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        state = state || kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
+    return state;
+}
+
+static int load_model(const options *asked, const kvf_config_options *config, kvf_model **out) {
+    kvf_status status = kvf_model_load(asked->model, config, out);
+    switch (status) {
+    case KVF_OK:
+        return EXIT_DONE;
+    case KVF_E_NOT_FOUND:
+        return usage_error("--model is \"%s\", which is neither a file nor one of the models that \"kvferry "
+                           "models\" lists%s",
+                           asked->model, words_hint((words){any_model, NULL}, asked->model).text);
+    case KVF_E_UNSUPPORTED:
+        return usage_error(
+            "--model: %s; \"kvferry models --families\" lists the families, and --groups takes a "
+            "model of groups made by hand (docs/groups.schema.json)",
+            kvf_error_detail());
+    default:
+        return library_error(status, "--model");
+    }
+}
+
 int options_load_model(const options *asked, kvf_model **out) {
     kvf_config_options config = asked->config;
+    if (asked->groups)
+        return groups_file_load(asked->groups, out);
     const char *slash = strrchr(asked->model, '/');
     config.name = slash && slash[1] ? slash + 1 : asked->model;
-    kvf_status status = kvf_model_load(asked->model, &config, out);
-    if (status == KVF_E_NOT_FOUND)
-        return usage_error("--model is \"%s\", which is neither a file nor one of the models that \"kvferry "
-                           "models\" lists",
-                           asked->model);
-    if (status)
-        return library_error(status, "--model");
+    int result = load_model(asked, &config, out);
+    if (result)
+        return result;
     options_say_notes(config.name, *out);
+    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !has_state(*out))
+        return usage_error("--state-dtype has no effect: %s keeps no state", config.name);
     return EXIT_DONE;
 }
 
@@ -488,16 +214,26 @@ void options_say_notes(const char *name, const kvf_model *model) {
         notice("warning: %s: %s", name, note);
 }
 
+/* ---- help ------------------------------------------------------------------------------------ */
+
 void print_command_help(uint32_t command_bit) {
+    enum { LEFT = 26 };
     printf("Options:\n");
-    for (size_t i = 0; i < row_count; i++) {
-        if (!(rows[i].commands & command_bit) || !rows[i].help)
+    const option_row *row;
+    for (uint32_t i = 0; (row = option_row_get(i)) != NULL; i++) {
+        if (!(row->commands & command_bit) || !row->help)
             continue;
-        char left[40];
-        (void)snprintf(left, sizeof left, "--%s%s%s", rows[i].name, rows[i].argument ? " " : "",
-                       rows[i].argument ? rows[i].argument : "");
-        printf("  %-24s %s\n", left, rows[i].help);
+        char left[48], right[256];
+        bool has_standard = row->standard && row->standard[0];
+        (void)snprintf(left, sizeof left, "  --%s%s%s", row->name, row->argument ? " " : "",
+                       row->argument ? row->argument : "");
+        (void)snprintf(right, sizeof right, "%s%s%s%s", row->help, has_standard ? " (" : "",
+                       has_standard ? row->standard : "", has_standard ? ")" : "");
+        printf("%-*s", LEFT, left);
+        if (strlen(left) >= LEFT)
+            printf("\n%*s", LEFT, "");
+        print_folded(LEFT, LEFT, right);
     }
-    if (command_bit & EITHER)
+    if (option_row_find(command_bit, "prefill", NULL) || option_row_find(command_bit, "decode", NULL))
         print_shape_help();
 }

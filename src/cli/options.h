@@ -1,5 +1,5 @@
 /*
- * The options of all commands: one table says which command takes which.
+ * The options of all commands, as they were asked for. What a command takes is in one table, see option_table.h.
  */
 #ifndef KVFERRY_CLI_OPTIONS_H
 #define KVFERRY_CLI_OPTIONS_H
@@ -16,13 +16,15 @@ typedef enum fault_kind {
     FAULT_HANG,
 } fault_kind;
 
-/** The most operands that a command takes, and keys that it may be given to allow. */
-enum { OPTIONS_MAX_OPERANDS = 2, OPTIONS_MAX_KEYS = 64 };
+/** The most operands that a command takes, keys that it may be given to allow, and rows of the table of options. */
+enum { OPTIONS_MAX_OPERANDS = 2, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
 
 /** What was asked for. Texts belong to argv. What speaks with running engines has no shapes and no model but those
  * asked for. */
 typedef struct options {
+    uint32_t command; /* its bit */
     const char *model;
+    const char *groups; /* a file of groups made by hand; NULL: none */
     kvf_config_options config;
     const char *prefill; /* engine shapes, see shape.h */
     const char *decode;
@@ -37,6 +39,7 @@ typedef struct options {
     kvf_way way;
     bool brought_memory;
     bool no_direct_read;
+    bool families;         /* list families, not models */
     uint64_t memory_limit; /* bytes */
     uint32_t in_flight;    /* requests at once */
     uint32_t rounds;
@@ -44,10 +47,9 @@ typedef struct options {
     uint64_t seed;
     bool first_replica;
     kvf_memory_kind prefill_memory, decode_memory; /* for predictions */
-    bool json;
-    const char *json_file;
-    const char *html;    /* the file of a page; NULL: none */
-    const char *corrupt; /* a coordinate, see corrupt.h */
+    const char *json;                              /* a file, "-": instead of text; NULL: no JSON */
+    const char *html;                              /* the file of a page; NULL: none */
+    const char *corrupt;                           /* a coordinate, see corrupt.h */
     fault_kind fault;
     const char *fault_rank; /* such as "decode:1" */
     const char *key_file;
@@ -55,17 +57,27 @@ typedef struct options {
     const char *allowed_keys[OPTIONS_MAX_KEYS]; /* public keys that may connect */
     uint32_t allowed_key_count;                 /* 0: everyone */
     bool insecure;
-    uint32_t count;        /* of greetings */
-    char *const *operands; /* what is no option */
+    uint32_t count;                             /* of greetings */
+    const char *operands[OPTIONS_MAX_OPERANDS]; /* what is no option */
     uint32_t operand_count;
+    bool given[OPTIONS_MAX_ROWS]; /* by row of the table */
 } options;
 
 /**
- * Reads a command's options. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE.
+ * Reads a command's options. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE; EXIT_FAILED where the
+ * file that JSON is to go to cannot be written.
  *
- * @param command_bit  which command: options that it does not take are errors
+ * Options that the command does not take, and those that have no effect beside the others, are errors.
+ *
+ * @param command_bit  which command
  */
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
+
+/** Whether an option was given: "tokens". */
+bool options_given(const options *asked, const char *name);
+
+/** Whether text is printed: always, unless JSON goes to the standard output instead. */
+bool options_want_text(const options *asked);
 
 enum { UCX_SETTINGS_MAX = 3 };
 
@@ -84,11 +96,5 @@ int options_load_model(const options *asked, kvf_model **out);
 
 /** Says on stderr what is to be known of how a model was read. */
 void options_say_notes(const char *name, const kvf_model *model);
-
-/** Reads a whole number with an optional suffix k, m, g or t (KiB and so on). */
-bool parse_bytes(const char *text, uint64_t *out);
-
-/** Reads a whole number without a sign. */
-bool parse_number(const char *text, uint64_t *out);
 
 #endif

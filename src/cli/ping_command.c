@@ -49,7 +49,8 @@ static int print_line(const meeting_place *place, const kvf_visited *visited, di
     return EXIT_DONE;
 }
 
-static int print_json(const meeting_place *place, const kvf_visited *visited, distance far) {
+static int write_json(const meeting_place *place, const kvf_visited *visited, distance far,
+                      const char *file) {
     const kvf_engine *engine = kvf_visited_engine(visited);
     struct json_object *out = json_object_new_object();
     json_text(out, "endpoint", place->endpoint);
@@ -61,7 +62,7 @@ static int print_json(const meeting_place *place, const kvf_visited *visited, di
     json_real(out, "round_trip_ns", far.median);
     json_real(out, "least_ns", far.least);
     json_real(out, "most_ns", far.most);
-    return json_write(out, "-");
+    return json_write(out, file);
 }
 
 int run_ping(int argc, char **argv) {
@@ -75,8 +76,10 @@ int run_ping(int argc, char **argv) {
         result = place_read(asked.operands[0], &place);
     if (!result)
         result = place_visit(&asked, "ping", &place, asked.timeout_s, asked.count, &visited);
-    if (!result)
-        result = (asked.json ? print_json : print_line)(&place, visited, distance_of(visited));
+    if (!result && options_want_text(&asked))
+        result = print_line(&place, visited, distance_of(visited));
+    if (!result && asked.json)
+        result = write_json(&place, visited, distance_of(visited), asked.json);
     kvf_visited_free(visited);
     place_free(&place);
     return result;

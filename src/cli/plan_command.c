@@ -9,11 +9,11 @@
 #include "plan_page.h"
 #include "report.h"
 
-static int print_json(const engines *all, report *plans) {
+static int write_json(const engines *all, report *plans) {
     struct json_object *out = json_object_new_object();
     engines_add_json(all, out);
     report_add_json(plans, out);
-    return json_write(out, "-");
+    return json_write(out, plans->asked->json);
 }
 
 static int report_engines(const engines *all, const options *asked) {
@@ -22,13 +22,15 @@ static int report_engines(const engines *all, const options *asked) {
     int result = report_make(&plans);
     if (!result && asked->html)
         result = plan_page_write(&plans, asked->html);
-    if (!result && asked->json) {
-        result = print_json(all, &plans);
-    } else if (!result && !(asked->html && strcmp(asked->html, "-") == 0)) {
+    if (!result && options_want_text(asked)) {
         engines_print(all);
         result = engines_print_regions(all->prefill, all->decode) ? report_print(&plans)
                                                                   : failure("not enough memory");
     }
+    if (!result && asked->json)
+        result = write_json(all, &plans);
+    if (!result)
+        report_warn(&plans);
     report_free(&plans);
     return result;
 }
@@ -39,8 +41,6 @@ int run_plan(int argc, char **argv) {
     int result = options_parse(argc, argv, COMMAND_PLAN, &asked);
     if (result)
         return result;
-    if (asked.json && asked.html && strcmp(asked.html, "-") == 0)
-        return usage_error("--json and --html - would both print; give --html the name of a file");
     if (asked.tokens == 0)
         asked.tokens = REPORT_TOKENS;
     result = engines_read(&asked, &all);

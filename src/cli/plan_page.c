@@ -62,7 +62,7 @@ int plan_page_write(const report *plans, const char *file) {
     int result = page_open(file, title, &to);
     if (result)
         return result;
-    to.failed = plans->list.failed;
+    to.failed = plans->list.failed || plans->sources.failed;
     add_summary(&to, plans);
     page_markup(
         &to,
@@ -77,6 +77,7 @@ int plan_page_write(const report *plans, const char *file) {
     plan_picture_times(&to, plans);
     page_markup(&to, "<h2>Each source</h2>\n");
     page_table(&to, &plans->list);
+    page_table(&to, &plans->sources);
     add_fabrics(&to, plans);
     add_regions(&to, plans);
     return page_close(&to);

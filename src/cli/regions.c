@@ -75,12 +75,12 @@ static text order_of(const kvf_region_view *view) {
 static text lengths_of(const kvf_region_view *view) {
     text out = {""};
     for (uint32_t i = 0; i < view->axis_count; i++)
-        out = text_format("%s%s%llu", out.text, i ? " x " : "", (unsigned long long)view->axes[i].length);
+        out = text_format("%s%s%llu", out.text, i ? "x" : "", (unsigned long long)view->axes[i].length);
     return out;
 }
 
 void regions_start(table *list) {
-    table_start(list, "side|>regions|>bytes each|group|layers|parts|order|lengths|type");
+    table_start(list, "side|>regions|>bytes|group|layers|parts|order|lengths|type");
 }
 
 void regions_add(table *list, const char *side, const kvf_shard *shard) {

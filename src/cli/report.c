@@ -8,6 +8,7 @@
 #include <kvferry/transport.h>
 
 #include "engines.h"
+#include "folding.h"
 #include "json.h"
 #include "text.h"
 
@@ -33,14 +34,15 @@ void report_start(report *to, const options *asked, const kvf_engine *prefill, c
     if (asked->fabrics)
         list_fabrics(to->fabrics);
     to->cost_kind = kvf_cost_assumed(asked->transport, &to->cost);
-    table_start(&to->list,
-                ">decode|>prefill|group|parts|layers|units|tokens|>bytes|>runs|>direct|>packed|way");
+    table_start(&to->list, ">decode|>prefill|group|parts|layers|units|tokens");
+    table_start(&to->sources, ">decode|>prefill|>bytes|>runs|>a run|>direct|>packed|way");
     to->ranks = asked->json ? json_object_new_array() : NULL;
 }
 
 void report_free(report *to) {
     json_object_put(to->ranks);
     table_free(&to->list);
+    table_free(&to->sources);
     for (uint32_t rank = 0; to->planned && rank < kvf_engine_rank_count(to->decode); rank++) {
         kvf_plan_free(to->planned[rank].plan);
         free(to->planned[rank].sources);
@@ -53,6 +55,7 @@ void report_free(report *to) {
 typedef struct report_whole {
     uint64_t bytes, runs;
     double ns;
+    double long_ns; /* in runs so long that only their bytes count */
 } report_whole;
 
 static bool same_cells(const kvf_plan_cut *a, const kvf_plan_cut *b) {
@@ -102,8 +105,20 @@ static const char *name_way(kvf_way way) {
     return way == KVF_WAY_PACKED ? "packed" : "direct";
 }
 
-static void add_source_rows(report *to, const kvf_plan *plan, uint32_t rank, uint32_t source,
-                            const kvf_way_prediction *cost) {
+static void add_cost_row(report *to, const kvf_plan *plan, uint32_t rank, uint32_t source,
+                         const kvf_way_prediction *cost) {
+    table *list = &to->sources;
+    table_cell(list, source == 0 ? text_format("%u", rank).text : "");
+    table_cell(list, text_format("%u", kvf_plan_source_rank(plan, source)).text);
+    table_cell(list, text_bytes(cost->bytes).text);
+    table_cell(list, text_count(cost->runs).text);
+    table_cell(list, cost->runs ? text_bytes(cost->bytes / cost->runs).text : "");
+    table_cell(list, cost->direct_ns > 0 ? text_time(cost->direct_ns).text : "");
+    table_cell(list, cost->packed_ns > 0 ? text_time(cost->packed_ns).text : "");
+    table_cell(list, name_way(cost->way));
+}
+
+static void add_cut_rows(report *to, const kvf_plan *plan, uint32_t rank, uint32_t source) {
     bool first = true;
     for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
         const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
@@ -119,11 +134,6 @@ static void add_source_rows(report *to, const kvf_plan *plan, uint32_t rank, uin
         table_cell(&to->list, text_layers(group, cut->layers).text);
         table_cell(&to->list, name_units(group, cut).text);
         table_cell(&to->list, name_tokens(cut).text);
-        table_cell(&to->list, first ? text_bytes(cost->bytes).text : "");
-        table_cell(&to->list, first ? text_count(cost->runs).text : "");
-        table_cell(&to->list, first && cost->direct_ns > 0 ? text_time(cost->direct_ns).text : "");
-        table_cell(&to->list, first && cost->packed_ns > 0 ? text_time(cost->packed_ns).text : "");
-        table_cell(&to->list, first ? name_way(cost->way) : "");
         first = false;
     }
 }
@@ -179,8 +189,10 @@ static void add_totals(report_totals *sum, const kvf_plan *plan, const report_wh
         sum->most_rules = rules;
     if (memory > sum->most_memory)
         sum->most_memory = memory;
-    if (whole->ns > sum->slowest_ns)
+    if (whole->ns > sum->slowest_ns) {
         sum->slowest_ns = whole->ns;
+        sum->long_ns = whole->long_ns;
+    }
     sum->bytes += whole->bytes;
     sum->runs += whole->runs;
     sum->plans++;
@@ -240,12 +252,13 @@ static void report_plan(report *to, const report_rank *planned, uint32_t rank) {
         whole.bytes += cost->bytes;
         whole.runs += cost->runs;
         whole.ns += report_cheaper(cost);
+        whole.long_ns += to->cost.ns_per_source + (double)cost->bytes * to->cost.ns_per_byte;
         to->sum.direct += cost->way == KVF_WAY_DIRECT;
         to->sum.packed += cost->way == KVF_WAY_PACKED;
+        add_cut_rows(to, plan, rank, source);
+        add_cost_row(to, plan, rank, source, cost);
         if (sources)
             json_object_array_add(sources, json_source(to, plan, source, cost));
-        if (!sources || to->asked->html)
-            add_source_rows(to, plan, rank, source, cost);
     }
     add_totals(&to->sum, plan, &whole);
     if (!sources)
@@ -315,10 +328,10 @@ static const char *memory_word(kvf_memory_kind kind) {
 
 static void print_places(const options *asked) {
     if (asked->prefill_memory != KVF_MEMORY_HOST || asked->decode_memory != KVF_MEMORY_HOST)
-        printf("Memory: prefill %s, decode %s; what devices take is assumed from figures that others "
-               "published, and "
-               "was not measured\n\n",
-               memory_word(asked->prefill_memory), memory_word(asked->decode_memory));
+        print_paragraph(
+            "Memory: prefill %s, decode %s; what devices take is assumed from figures that others "
+            "published, and was not measured\n",
+            memory_word(asked->prefill_memory), memory_word(asked->decode_memory));
 }
 
 void report_say_costs(const report *of, char *out, size_t bytes) {
@@ -334,27 +347,45 @@ int report_print(report *to) {
     const report_totals *sum = &to->sum;
     char costs[256];
     report_say_costs(to, costs, sizeof costs);
-    printf("\n%s\n\n", costs);
+    print_paragraph("\n%s\n", costs);
     print_places(to->asked);
-    if (!table_print(&to->list, 0) || !print_fabrics(to))
+    bool printed = table_print(&to->list, 0);
+    printf("\n");
+    if (!table_print(&to->sources, 0) || !printed || !print_fabrics(to))
         return failure("not enough memory");
-    printf("\nIn all %s in %s runs; the slowest rank takes %s by the cheaper ways.\n",
-           text_bytes(sum->bytes).text, text_count(sum->runs).text, text_time(sum->slowest_ns).text);
+    print_paragraph("\nIn all %s in %s runs; the slowest rank takes %s by the cheaper ways.",
+                    text_bytes(sum->bytes).text, text_count(sum->runs).text, text_time(sum->slowest_ns).text);
     if (sum->most_rules == 0 && sum->bytes > 0) {
-        printf("%u plan%s: elements are converted on the way, and so go packed.\n", sum->plans,
-               sum->plans == 1 ? "" : "s");
+        print_paragraph("%u plan%s: elements are converted on the way, and so go packed.", sum->plans,
+                        sum->plans == 1 ? "" : "s");
         return EXIT_DONE;
     }
-    printf("%u plan%s, each verified: every cell that is wanted is written once, from the same cell.\n",
-           sum->plans, sum->plans == 1 ? "" : "s");
+    print_paragraph(
+        "%u plan%s, each verified: every cell that is wanted is written once, from the same cell.",
+        sum->plans, sum->plans == 1 ? "" : "s");
     if (sum->fewest_rules == sum->most_rules && sum->least_memory == sum->most_memory)
-        printf("A plan has %u copy rules and takes %s, whatever the number of blocks.\n", sum->most_rules,
-               text_bytes(sum->most_memory).text);
+        print_paragraph("A plan has %u copy rules and takes %s, whatever the number of blocks.",
+                        sum->most_rules, text_bytes(sum->most_memory).text);
     else
-        printf("A plan has %u to %u copy rules and takes %s to %s, whatever the number of blocks.\n",
-               sum->fewest_rules, sum->most_rules, text_bytes(sum->least_memory).text,
-               text_bytes(sum->most_memory).text);
+        print_paragraph("A plan has %u to %u copy rules and takes %s to %s, whatever the number of blocks.",
+                        sum->fewest_rules, sum->most_rules, text_bytes(sum->least_memory).text,
+                        text_bytes(sum->most_memory).text);
     return EXIT_DONE;
+}
+
+static bool runs_are_short(const report *to) {
+    return to->sum.runs > 0 && to->sum.slowest_ns > 2 * to->sum.long_ns;
+}
+
+void report_warn(const report *to) {
+    const report_totals *sum = &to->sum;
+    if (!runs_are_short(to))
+        return;
+    notice("warning: runs are short for %s, %s on average: %s for the slowest rank, where long runs would "
+           "take %s; the "
+           "same order on both sides makes them longer, with unlike tp order=hnd, or longer blocks",
+           to->cost_kind, text_bytes(sum->bytes / sum->runs).text, text_time(sum->slowest_ns).text,
+           text_time(sum->long_ns).text);
 }
 
 static struct json_object *json_fabrics(const report *to) {
@@ -390,5 +421,7 @@ void report_add_json(report *to, struct json_object *out) {
     json_count(total, "bytes", to->sum.bytes);
     json_count(total, "runs", to->sum.runs);
     json_real(total, "slowest_rank_ns", to->sum.slowest_ns);
+    json_real(total, "slowest_rank_long_runs_ns", to->sum.long_ns);
+    json_object_object_add(total, "runs_are_short", json_object_new_boolean(runs_are_short(to)));
     json_object_object_add(out, "total", total);
 }

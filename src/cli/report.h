@@ -17,6 +17,7 @@ enum { REPORT_TOKENS = 1024 };
 typedef struct report_totals {
     uint64_t bytes, runs;
     double slowest_ns;       /* by the cheaper way of each source */
+    double long_ns;          /* and what the same rank would take in long runs */
     uint32_t direct, packed; /* sources, by the way that would be chosen */
     uint32_t plans, fewest_rules, most_rules;
     size_t least_memory, most_memory;
@@ -43,9 +44,10 @@ typedef struct report {
     const kvf_engine *prefill, *decode;
     const char *cost_kind; /* of the transport whose costs are assumed */
     kvf_cost_model cost;
-    report_rank *planned; /* owned; of each decode rank, from report_make() on */
-    table list;
-    struct json_object *ranks; /* NULL: text is wanted */
+    report_rank *planned;      /* owned; of each decode rank, from report_make() on */
+    table list;                /* who reads what from whom */
+    table sources;             /* and what it costs, by source */
+    struct json_object *ranks; /* NULL: not wanted */
     report_totals sum;
     report_fabric fabrics[REPORT_FABRICS];
 } report;
@@ -67,6 +69,12 @@ void report_list_fabrics(const report *of, table *out);
 
 /** Prints what was made: the costs that are assumed, the table, and what it comes to. */
 int report_print(report *to);
+
+/**
+ * Says on stderr where runs are short for the transport: where more than half of the time that is predicted goes into
+ * how many runs there are (or into packing them), not into their bytes.
+ */
+void report_warn(const report *to);
 
 /** Adds what was made: "tokens", "cost", "ranks", "total", and "fabrics" where they were asked for. */
 void report_add_json(report *to, struct json_object *out);

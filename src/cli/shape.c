@@ -1,12 +1,15 @@
 #include "shape.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "options.h"
+#include "folding.h"
+#include "numbers.h"
 #include "shape_types.h"
 #include "shared_pages.h"
+#include "words.h"
 
 enum { PLANNED_BLOCKS = 64 };
 
@@ -28,6 +31,8 @@ static const order_name orders[] = {
     {"sd", "L|BTNPH", "state: step before channel, the projections of a step side by side"},
 };
 
+enum { ORDER_NHD = 0, ORDER_DS = 7 }; /* of token groups and of state groups where none is asked for */
+
 static const size_t order_count = sizeof orders / sizeof *orders;
 
 const char *shape_order_name(const char *order) {
@@ -37,46 +42,64 @@ const char *shape_order_name(const char *order) {
     return order;
 }
 
-static const char *order_of(const char *value) {
-    for (size_t i = 0; i < order_count; i++)
-        if (strcmp(orders[i].name, value) == 0)
-            return orders[i].order;
+static const char *order_word(const void *set, uint32_t i) {
+    (void)set;
+    return i < order_count ? orders[i].name : NULL;
+}
+
+/* An order by its name, or by its axes in capitals or not, with or without the elements of a cell (D) at its end; the
+ * axes are put straight in place. NULL: it is neither. */
+static const char *order_of(char *value) {
+    uint32_t number;
+    if (words_find((words){order_word, NULL}, value, &number))
+        return orders[number].order;
+    size_t length = strlen(value);
+    for (size_t i = 0; i < length; i++)
+        if (!strchr("LBTPHN|", toupper((unsigned char)value[i])) &&
+            (i == 0 || i + 1 < length || toupper((unsigned char)value[i]) != 'D'))
+            return NULL;
+    for (size_t i = 0; i < length; i++)
+        value[i] = (char)toupper((unsigned char)value[i]);
+    if (length && value[length - 1] == 'D')
+        value[length - 1] = '\0';
     return value;
 }
 
 void print_shape_help(void) {
-    printf(
-        "\nA SHAPE is KEY=VALUE,... with the keys\n"
-        "  tp, pp, dcp        tensor, pipeline and decode-context parallel sizes (1)\n"
-        "  pp-layers=A+B+..   layers of each pipeline stage\n"
-        "  dcp-width=N        neighbouring tokens that stay on one rank (1)\n"
-        "  share-pages=yes    all groups keep their blocks in the same memory: a block table entry is a "
-        "block\n"
-        "                     of any group, and pages are as large as the largest group needs (no)\n"
-        "  block=N            tokens of a logical block (16)\n"
-        "  kernel=N           kernel blocks of a logical block (1)\n"
-        "  blocks=N           logical blocks of the cache (chosen)\n"
-        "  page, page-align   bytes of a page, and what they are rounded up to a multiple of\n"
-        "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
-        "  dtype=NAME         f32, f16 or bf16, into which what is cached is converted on the way (the "
-        "model's)\n"
-        "The keys from block on may be set for one group, GROUP.KEY, or for all state groups, state.KEY.\n\n"
-        "An ORDER nests L layer, B block, T tensor, P part, H head or channel, N token or step from the\n"
-        "outside in; what stands before | has buffers of its own. Some have names:\n");
-    for (size_t i = 0; i < order_count; i++)
-        printf("  %-13s %-8s %s\n", orders[i].name, orders[i].order, orders[i].meaning);
+    printf("\nA SHAPE is KEY=VALUE,... with the keys\n"
+           "  tp, pp, dcp        tensor, pipeline and decode-context parallel sizes (1)\n"
+           "  pp-layers=A+B+..   layers of each pipeline stage\n"
+           "  dcp-width=N        neighbouring tokens that stay on one rank (1)\n"
+           "  share-pages=yes    all groups keep their blocks in the same memory: an entry\n"
+           "                     of a block table is a block of any group, and pages are as\n"
+           "                     large as the largest group needs (no)\n"
+           "  block=N            tokens of a logical block (16)\n"
+           "  kernel=N           kernel blocks of a logical block (1)\n"
+           "  blocks=N           logical blocks of the cache (chosen)\n"
+           "  page, page-align   bytes of a page, and what they are rounded up to a multiple\n"
+           "                     of\n"
+           "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
+           "  dtype=NAME         f32, f16 or bf16, into which what is cached is converted on\n"
+           "                     the way (the model's)\n"
+           "The keys from block on may be set for one group, GROUP.KEY, or for all state\n"
+           "groups, state.KEY. Numbers may end with k, m, g or t: 1024 of it, and so on.\n\n"
+           "An ORDER nests L layer, B block, T tensor, P part, H head or channel, N token or\n"
+           "step from the outside in; what stands before | has buffers of its own. Some have\n"
+           "names, in capitals or not:\n");
+    for (size_t i = 0; i < order_count; i++) {
+        printf("  %-13s %-8s ", orders[i].name, orders[i].order);
+        print_folded(25, 25, orders[i].meaning);
+    }
 }
 
 /* ---- cutting the text ------------------------------------------------------------------------ */
 
-static bool is_key(const char *key) {
-    static const char *const keys[] = {"tp",          "pp",    "pp-layers", "dcp",    "dcp-width",
-                                       "share-pages", "block", "kernel",    "blocks", "page",
-                                       "page-align",  "order", "dtype"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (strcmp(key, keys[i]) == 0)
-            return true;
-    return false;
+static const char *const keys[] = {"tp",          "pp",    "pp-layers", "dcp",    "dcp-width",
+                                   "share-pages", "block", "kernel",    "blocks", "page",
+                                   "page-align",  "order", "dtype",     NULL};
+
+const char *shape_key(uint32_t i) {
+    return i < sizeof keys / sizeof *keys ? keys[i] : NULL;
 }
 
 static int cut_setting(engine_shape *shape, char *piece) {
@@ -94,11 +117,14 @@ static int cut_setting(engine_shape *shape, char *piece) {
         setting->group = piece;
         setting->key = dot + 1;
     }
-    if (!is_key(setting->key))
-        return usage_error(
-            "--%s: there is no key \"%s\"; allowed are tp, pp, pp-layers, dcp, dcp-width, share-pages, "
-            "block, kernel, blocks, page, page-align, order and dtype",
-            shape->side, setting->key);
+    const char *known = words_find(words_of_array(keys), setting->key, NULL);
+    if (!known) {
+        char list[160];
+        words_list(words_of_array(keys), list, sizeof list);
+        return usage_error("--%s: there is no key \"%s\"; allowed are %s%s", shape->side, setting->key, list,
+                           words_hint(words_of_array(keys), setting->key).text);
+    }
+    setting->key = known;
     return EXIT_DONE;
 }
 
@@ -154,13 +180,13 @@ static int read_stages(engine_shape *shape, const char *value) {
     }
     free(shape->pp_layers);
     shape->pp_layers = layers;
-    shape->pp = count;
+    shape->pp_stages = count;
     return EXIT_DONE;
 }
 
 static int read_share_pages(engine_shape *shape, const char *value) {
-    shape->share_pages = strcmp(value, "yes") == 0;
-    if (shape->share_pages || strcmp(value, "no") == 0)
+    shape->share_pages = words_same(value, "yes");
+    if (shape->share_pages || words_same(value, "no"))
         return EXIT_DONE;
     return usage_error("--%s: share-pages is \"%s\"; allowed are yes and no", shape->side, value);
 }
@@ -170,26 +196,38 @@ static int read_engine_key(engine_shape *shape, const shape_setting *setting, bo
     struct {
         const char *key;
         uint32_t *field;
-    } keys[] = {
+    } sizes[] = {
         {"tp", &shape->tp}, {"pp", &shape->pp}, {"dcp", &shape->dcp}, {"dcp-width", &shape->dcp_width}};
     *known = true;
     if (strcmp(setting->key, "pp-layers") == 0)
         return read_stages(shape, setting->value);
     if (strcmp(setting->key, "share-pages") == 0)
         return read_share_pages(shape, setting->value);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        if (strcmp(setting->key, keys[i].key) != 0)
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (strcmp(setting->key, sizes[i].key) != 0)
             continue;
         uint64_t number = 0;
         int result = read_number(shape, setting, 65536, &number);
-        *keys[i].field = (uint32_t)number;
+        *sizes[i].field = (uint32_t)number;
+        shape->pp_given = shape->pp_given || sizes[i].field == &shape->pp;
         return result;
     }
     *known = false;
     return EXIT_DONE;
 }
 
-/* ---- numbers of a group ---------------------------------------------------------------------- */
+/* ---- what a group may have of its own -------------------------------------------------------- */
+
+static int read_order(const engine_shape *shape, char *value, const char **out) {
+    char list[160];
+    const words names = {order_word, NULL};
+    *out = order_of(value);
+    if (*out)
+        return EXIT_DONE;
+    words_list(names, list, sizeof list);
+    return usage_error("--%s: order is \"%s\"; allowed are %s, and axes such as L|BPNH%s", shape->side, value,
+                       list, words_hint(names, value).text);
+}
 
 static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dtype *out) {
     shape->retyped = true;
@@ -203,7 +241,7 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
     uint64_t number = 0;
     int result = EXIT_DONE;
     if (strcmp(setting->key, "order") == 0) {
-        spec->order = order_of(setting->value);
+        result = read_order(shape, setting->value, &spec->order);
     } else if (strcmp(setting->key, "block") == 0) {
         result = read_number(shape, setting, UINT32_MAX, &number);
         spec->tokens_per_block = (uint32_t)number;
@@ -236,20 +274,50 @@ static int closeness(const shape_setting *setting, const kvf_group_desc *group) 
     return is_state && strcmp(setting->group, "state") == 0 ? 2 : 0;
 }
 
-static int check_group_names(const engine_shape *shape, const kvf_model *model) {
+static const char *group_word(const void *model, uint32_t i) {
+    const kvf_group_desc *group = kvf_model_group(model, i);
+    return group ? group->name : NULL;
+}
+
+static bool keeps_state(const kvf_model *model) {
+    bool keeps = false;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
+        keeps = keeps || kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
+    return keeps;
+}
+
+static int check_group_names(engine_shape *shape, const kvf_model *model) {
+    const words groups = {group_word, model};
+    char list[256];
     for (uint32_t i = 0; i < shape->setting_count; i++) {
-        const char *name = shape->settings[i].group;
-        bool found = !name || strcmp(name, "state") == 0;
-        char names[256] = "";
-        for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
-            const char *known = kvf_model_group(model, g)->name;
-            found = found || strcmp(name, known) == 0;
-            size_t length = strlen(names);
-            (void)snprintf(names + length, sizeof names - length, "%s%s", g ? ", " : "", known);
-        }
-        if (!found)
-            return usage_error("--%s: there is no group \"%s\"; the model has %s", shape->side, name, names);
+        shape_setting *setting = &shape->settings[i];
+        const char *name = setting->group ? words_find(groups, setting->group, NULL) : NULL;
+        if (name)
+            setting->group = name;
+        if (name || !setting->group)
+            continue;
+        words_list(groups, list, sizeof list);
+        if (strcmp(setting->group, "state") != 0)
+            return usage_error("--%s: there is no group \"%s\"; the model has %s%s", shape->side,
+                               setting->group, list, words_hint(groups, setting->group).text);
+        if (!keeps_state(model))
+            return usage_error("--%s: state.%s has no effect: the model keeps no state, and has %s",
+                               shape->side, setting->key, list);
     }
+    return EXIT_DONE;
+}
+
+/* Keys of the engine that only mean something together. */
+static int check_together(engine_shape *shape) {
+    if (shape->pp_layers && shape->pp_given && shape->pp != shape->pp_stages)
+        return usage_error("--%s: pp is %u, but pp-layers has %u stages; leave pp out, or let the two agree",
+                           shape->side, shape->pp, shape->pp_stages);
+    if (shape->pp_layers)
+        shape->pp = shape->pp_stages;
+    for (uint32_t i = 0; i < shape->setting_count; i++)
+        if (shape->dcp == 1 && strcmp(shape->settings[i].key, "dcp-width") == 0)
+            return usage_error("--%s: dcp-width has no effect without dcp=2 or more: no tokens are dealt out",
+                               shape->side);
     return EXIT_DONE;
 }
 
@@ -263,12 +331,15 @@ static int apply(engine_shape *shape, const kvf_model *model) {
             return result;
         engine_wide[i] = known ? setting : NULL;
     }
+    int together = check_together(shape);
+    if (together)
+        return together;
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         bool is_state = group->kind == KVF_GROUP_STATE;
         shape->groups[g] = (kvf_group_spec){.tokens_per_block = is_state ? 1 : 16,
                                             .kernel_blocks_per_block = 1,
-                                            .order = order_of(is_state ? "ds" : "nhd")};
+                                            .order = orders[is_state ? ORDER_DS : ORDER_NHD].order};
         for (int close = 1; close <= 3; close++)
             for (uint32_t i = 0; i < shape->setting_count; i++) {
                 const shape_setting *setting = &shape->settings[i];
@@ -284,10 +355,10 @@ static int apply(engine_shape *shape, const kvf_model *model) {
 
 /* ---- whole shapes ---------------------------------------------------------------------------- */
 
-int shape_parse(const char *side, const char *text, const kvf_model *model, engine_shape *out) {
+int shape_parse(const char *side, const char *written, const kvf_model *model, engine_shape *out) {
     uint32_t groups = kvf_model_group_count(model);
     *out = (engine_shape){.side = side, .tp = 1, .pp = 1, .dcp = 1, .dcp_width = 1};
-    out->text = strdup(text);
+    out->text = strdup(written);
     out->groups = calloc(groups, sizeof *out->groups);
     out->fixed_blocks = calloc(groups, sizeof *out->fixed_blocks);
     out->types = calloc(groups, sizeof *out->types);
@@ -336,6 +407,26 @@ int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **
         status = kvf_engine_build(retyped ? retyped : model, &spec, out);
     kvf_model_free(retyped);
     return status ? library_error(status, "--%s", shape->side) : EXIT_DONE;
+}
+
+uint32_t shape_stage_layers(const engine_shape *shape, const kvf_engine *engine, uint32_t stage) {
+    /* Ranks are numbered stage by stage. */
+    const uint32_t rank = stage * (kvf_engine_rank_count(engine) / shape->pp);
+    const kvf_range layers = kvf_shard_get(kvf_engine_shard(engine, rank))->layers;
+    return layers.end - layers.begin;
+}
+
+void shape_describe_stages(const engine_shape *shape, const kvf_engine *engine, char *out, size_t bytes) {
+    size_t length = 0;
+    bool uneven = false;
+    out[0] = '\0';
+    for (uint32_t stage = 0; stage < shape->pp && length < bytes; stage++) {
+        uint32_t layers = shape_stage_layers(shape, engine, stage);
+        uneven = uneven || layers != shape_stage_layers(shape, engine, 0);
+        length += (size_t)snprintf(out + length, bytes - length, "%s%u", stage ? "+" : "", layers);
+    }
+    if (!uneven)
+        out[0] = '\0';
 }
 
 void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes) {

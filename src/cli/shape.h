@@ -17,7 +17,7 @@ enum { SHAPE_MAX_SETTINGS = 64 };
 typedef struct shape_setting {
     const char *group; /* before the dot; NULL: none */
     const char *key;
-    const char *value;
+    char *value;
 } shape_setting;
 
 typedef struct engine_shape {
@@ -27,7 +27,9 @@ typedef struct engine_shape {
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;
     uint32_t tp, pp, dcp, dcp_width;
+    bool pp_given;
     uint32_t *pp_layers;    /* owned; NULL: split as evenly as possible */
+    uint32_t pp_stages;     /* how many there are of them */
     kvf_group_spec *groups; /* owned; one for each group of the model */
     bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
     bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
@@ -39,7 +41,7 @@ typedef struct engine_shape {
  * Reads a shape for a model. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE. Free it with
  * shape_free() in either case. The numbers of blocks are those asked for, or 0.
  */
-int shape_parse(const char *side, const char *text, const kvf_model *model, engine_shape *out);
+int shape_parse(const char *side, const char *written, const kvf_model *model, engine_shape *out);
 
 void shape_free(engine_shape *shape);
 
@@ -54,6 +56,15 @@ const char *shape_order_name(const char *order);
 
 /** Writes how the groups' blocks and orders are, in short: "16 nhd", "16 nhd, ssm 1 sd". */
 void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes);
+
+/** "20+12": the layers of each pipeline stage where some have more than others, or "" where all have as many. */
+void shape_describe_stages(const engine_shape *shape, const kvf_engine *engine, char *out, size_t bytes);
+
+/** Layers of a pipeline stage. */
+uint32_t shape_stage_layers(const engine_shape *shape, const kvf_engine *engine, uint32_t stage);
+
+/** The i-th key: "tp", then "pp" ...; NULL past the last. */
+const char *shape_key(uint32_t i);
 
 /** The part of the help that says how shapes are written. */
 void print_shape_help(void);

@@ -88,7 +88,7 @@ int run_sweep(int argc, char **argv) {
         result = compare_all(&all);
     if (!result && asked.html)
         result = sweep_write_page(&all, asked.html);
-    if (!result && !(asked.html && strcmp(asked.html, "-") == 0))
+    if (!result && options_want_text(&asked))
         sweep_print_csv(&all);
     free(all.pairs);
     free_side(&all.decode);

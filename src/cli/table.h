@@ -1,5 +1,5 @@
 /*
- * A table of text: columns as wide as their widest cell.
+ * A table of text: columns as wide as their widest cell, or folded where the whole would be wider than a line.
  */
 #ifndef KVFERRY_CLI_TABLE_H
 #define KVFERRY_CLI_TABLE_H

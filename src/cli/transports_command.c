@@ -8,6 +8,7 @@
 #include <kvferry/transport.h>
 
 #include "device_words.h"
+#include "folding.h"
 #include "json.h"
 #include "options.h"
 #include "table.h"
@@ -36,17 +37,23 @@ static void add_row(table *list, const kvf_transport_kind *kind, const kvf_trans
 }
 
 static void print_details(const kvf_transport_finding *found) {
-    if (found->ways[0])
-        printf("\n%s finds %s\n", found->kind, found->ways);
-    if (found->why_not[0])
-        printf("\n%s does not work here: %s\n", found->kind, found->why_not);
+    if (found->ways[0]) {
+        printf("\n");
+        print_paragraph("%s finds %s", found->kind, found->ways);
+    }
+    if (found->why_not[0]) {
+        printf("\n");
+        print_paragraph("%s does not work here: %s", found->kind, found->why_not);
+    }
 }
 
 /* Those that work, and that "auto" does without. */
 static void print_left_out(kvf_transport *automatic, const kvf_transport_finding *found, uint32_t i) {
     kvf_transport_finding taken = {.struct_size = sizeof taken};
-    if (found->works && kvf_transport_find(automatic, i, &taken) == KVF_OK && !taken.works)
-        printf("\n\"auto\" goes without %s: %s\n", taken.kind, taken.why_not);
+    if (!found->works || kvf_transport_find(automatic, i, &taken) || taken.works)
+        return;
+    printf("\n");
+    print_paragraph("\"auto\" goes without %s: %s", taken.kind, taken.why_not);
 }
 
 /* Memory of devices needs no kind that serves it: it moves packed, where the device has our code. */
@@ -55,7 +62,10 @@ static void print_devices(void) {
     char words[512];
     kvf_device_info device = {.struct_size = sizeof device};
     if (kvf_device_count(KVF_MEMORY_CUDA, &count)) {
-        printf("\nno memory of devices: %s\n", kvf_error_detail());
+        char why[512];
+        (void)snprintf(why, sizeof why, "%s", kvf_error_detail());
+        printf("\n");
+        print_paragraph("no memory of devices: %s", why);
         return;
     }
     printf("\nmemory of devices moves packed, by every kind:\n");
@@ -138,9 +148,10 @@ int run_transports(int argc, char **argv) {
     result = options_open_transport(&asked, true, &transport);
     if (!result)
         result = options_open_transport(&asked, false, &automatic);
-    if (!result)
-        result =
-            asked.json ? json_write(json_all(transport, automatic), "-") : print_all(transport, automatic);
+    if (!result && options_want_text(&asked))
+        result = print_all(transport, automatic);
+    if (!result && asked.json)
+        result = json_write(json_all(transport, automatic), asked.json);
     kvf_transport_close(automatic);
     kvf_transport_close(transport);
     return result;

@@ -1,12 +1,12 @@
 #include "cuda/moment.h"
 
-struct kvf_moment {
+struct kvf_cuda_moment {
     uint32_t device;
     CUstream stream;
     CUevent event; /* behind the other's, on the stream */
 };
 
-static kvf_status follow(const kvf_cuda *cuda, kvf_moment *moment, CUevent event) {
+static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent event) {
     CUresult result = cuda->cuStreamCreateWithPriority(&moment->stream, CU_STREAM_NON_BLOCKING, 0);
     if (!result)
         result = cuda->cuEventCreate(&moment->event, CU_EVENT_DISABLE_TIMING);
@@ -18,18 +18,18 @@ static kvf_status follow(const kvf_cuda *cuda, kvf_moment *moment, CUevent event
 }
 
 /* The driver keeps what is under way of them. */
-static void let_go(const kvf_cuda *cuda, const kvf_moment *moment) {
+static void let_go(const kvf_cuda *cuda, const kvf_cuda_moment *moment) {
     if (moment->event)
         (void)cuda->cuEventDestroy_v2(moment->event);
     if (moment->stream)
         (void)cuda->cuStreamDestroy_v2(moment->stream);
 }
 
-kvf_status kvf_moment_take(uint32_t device, CUevent event, kvf_moment **out) {
+kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment **out) {
     const kvf_cuda *cuda;
     if (!event)
         return kvf_fail(KVF_E_INVALID, "the event is NULL, as one is that was not recorded yet");
-    kvf_moment *moment = kvf_alloc0(1, sizeof *moment);
+    kvf_cuda_moment *moment = kvf_alloc0(1, sizeof *moment);
     kvf_status status = moment ? kvf_cuda_enter(device, &cuda) : kvf_nomem("an event");
     if (!status) {
         moment->device = device;
@@ -45,7 +45,7 @@ kvf_status kvf_moment_take(uint32_t device, CUevent event, kvf_moment **out) {
     return status;
 }
 
-kvf_status kvf_moment_status(const kvf_moment *moment) {
+kvf_status kvf_cuda_moment_status(const kvf_cuda_moment *moment) {
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_enter(moment->device, &cuda);
     if (status)
@@ -55,7 +55,7 @@ kvf_status kvf_moment_status(const kvf_moment *moment) {
     return status;
 }
 
-void kvf_moment_drop(kvf_moment *moment) {
+void kvf_cuda_moment_drop(kvf_cuda_moment *moment) {
     const kvf_cuda *cuda;
     if (!moment)
         return;

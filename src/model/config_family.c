@@ -373,6 +373,10 @@ bool kvf_config_is_among(const char *word, const char *words) {
     return false;
 }
 
+const char *kvf_config_family(uint32_t i) {
+    return i < sizeof families / sizeof families[0] ? families[i].model_types : NULL;
+}
+
 const kvf_family *kvf_family_find(const char *model_type) {
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
         if (kvf_config_is_among(model_type, families[i].model_types))

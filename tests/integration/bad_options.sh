@@ -39,7 +39,7 @@ refused "an unknown group" '--decode: there is no group "swa"; the model has ful
 refused "a key of the engine set for a group" 'tp is a key of the whole engine' plan --decode full.tp=2
 refused "a size of zero" '--prefill: tp is "0"; allowed is a whole number from 1 to 65536' plan --prefill tp=0
 refused "a size that is no number" '--prefill: block is "x"' plan --prefill block=x
-refused "an unknown order" '--decode: group full: order is "zzz"' plan --decode order=zzz
+refused "an unknown order" '--decode: order is "zzz"; allowed are nhd, hnd, .*, and axes such as L\|BPNH$' plan --decode order=zzz
 refused "more stages than layers" '--prefill: pp_size is 99; allowed is 1 to 32' plan --prefill pp=99
 refused "stages that do not sum to the layers" '--decode: pp_layers sums to 33; the model has 32' \
     plan --decode pp-layers=16+17

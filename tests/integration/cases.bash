@@ -3,6 +3,7 @@
 # KVFERRY is the path of the command. Results are printed as CMocka prints them.
 
 : "${KVFERRY:?must be the path of the kvferry command}"
+export COLUMNS=1000 # tables in whole lines
 passed=0
 failed=0
 output=$(mktemp)

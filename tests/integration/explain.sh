@@ -39,7 +39,7 @@ succeeds "its shape is read off its introductions" \
     '^  full: layers 0-31; k v 8 heads x 128 bf16 \(2 a rank\); 2 blocks of 16 tokens; order L\|BPNH$' explain "$prefill"
 succeeds "its ranks are listed" '^ +3  tcp://127.0.0.1:[0-9]+ +no +0-31 +full 6-7 +1.0 MiB$' explain "$prefill"
 succeeds "the plan of a running pair is shown" \
-    '^ +1 +2 +full +k v +0-31 +heads 4-5 +all +32.0 MiB +131 072 +12.06 ms +15.85 ms +direct$' explain "$prefill" "$decode"
+    '^ +1 +2 +32.0 MiB +131 072 +256 B +12.06 ms +15.85 ms +direct$' explain "$prefill" "$decode"
 succeeds "plans of a running pair are verified" '2 plans, each verified' explain "$prefill" "$decode"
 succeeds "the plan is of the two as they stand" '^ +0 +0 +full +k v +0-31 +heads 0-1 ' explain "$decode" "$prefill"
 succeeds "a shape can take the part of the decode engine" '^ +2 +2 +full +k v +0-31 +head 5 ' \

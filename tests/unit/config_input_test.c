@@ -200,8 +200,9 @@ static void fields_that_contradict_each_other_are_refused(void **state) {
 
 static void values_of_the_wrong_type_or_unknown_are_refused(void **state) {
     (void)state;
-    assert_refused("{\"model_type\": \"alexnet\"}", KVF_E_UNSUPPORTED,
-                   "model_type is \"alexnet\", a family that is not known");
+    assert_refused(
+        "{\"model_type\": \"alexnet\"}", KVF_E_UNSUPPORTED,
+        "model_type is \"alexnet\", a family that is not known; its groups can be described by hand");
     assert_refused("{\"model_type\": \"llama mamba\"}", KVF_E_UNSUPPORTED, "a family that is not known");
     assert_refused("{\"model_type\": \"\"}", KVF_E_UNSUPPORTED, "a family that is not known");
     assert_refused("{\"model_type\": 3}", KVF_E_INVALID, "model_type is 3; it must be a text");

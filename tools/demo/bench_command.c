@@ -225,7 +225,7 @@ static int write_json(const demo_job *job, const figures *f) {
     json_text(out, "copy_method", f->moved.copy_method);
     json_spread(out, "copy_gb_per_s", &copy);
     json_spread(out, "of_copy", &ratio);
-    return json_write(out, job->asked->json_file);
+    return json_write(out, job->asked->json);
 }
 
 int run_bench(int argc, char **argv) {
@@ -233,8 +233,6 @@ int run_bench(int argc, char **argv) {
     demo_job job = {0};
     figures measured = {0};
     int result = options_parse(argc, argv, COMMAND_BENCH, &asked);
-    if (!result && asked.json_file)
-        result = json_check_file(asked.json_file);
     if (!result)
         result = demo_prepare(&asked, ROUNDS, &job);
     for (uint32_t i = 0; i < job.decode_ranks && !result; i++)
@@ -243,10 +241,9 @@ int run_bench(int argc, char **argv) {
         result = measure_runs(&job, &measured.runs);
     if (!result)
         result = demo_run(&job, &measured.moved);
-    bool only_json = asked.json_file && strcmp(asked.json_file, "-") == 0;
-    if (!result && !only_json)
+    if (!result && options_want_text(&asked))
         result = print_table(&job, &measured);
-    if (!result && asked.json_file)
+    if (!result && asked.json)
         result = write_json(&job, &measured);
     demo_result_free(&measured.moved);
     demo_free(&job);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "options.h"
+#include "numbers.h"
 
 enum { FIELDS = 6 };
 

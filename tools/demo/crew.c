@@ -98,7 +98,8 @@ static bool open_channels(crew *of, rank_seat *seats) {
 
 int crew_start(crew *out, const demo_job *job) {
     uint32_t count = job->prefill_ranks + job->decode_ranks;
-    *out = (crew){.job = job, .count = count, .shows_progress = isatty(STDERR_FILENO) == 1};
+    *out = (crew){
+        .job = job, .count = count, .shows_progress = isatty(STDERR_FILENO) == 1, .begin_ns = now_ns()};
     out->members = calloc(count, sizeof *out->members);
     rank_seat *seats = calloc(count, sizeof *seats);
     if (!out->members || !seats) {
@@ -218,9 +219,8 @@ void crew_send(crew *to, crew_part whom, message_type type, const void *data, si
             (void)channel_send(&to->members[i].to, type, data, bytes);
 }
 
-static void show_progress(const crew *of, crew_part whom, const char *doing) {
-    if (!of->shows_progress)
-        return;
+/* How much of a step its ranks have done. */
+static double share_of_step(const crew *of, crew_part whom) {
     double done = 0;
     uint32_t ranks = 0;
     for (uint32_t i = 0; i < of->count; i++) {
@@ -231,7 +231,22 @@ static void show_progress(const crew *of, crew_part whom, const char *doing) {
         ranks++;
         done += !of->members[i].awaited || share > 1 ? 1 : share;
     }
-    (void)fprintf(stderr, "\r\033[K%s %3.0f%%", doing, ranks ? 100 * done / ranks : 100);
+    return ranks ? done / ranks : 1;
+}
+
+static void show_progress(crew *of, crew_part whom, const char *doing) {
+    const uint32_t steps = of->job->steps > of->step ? of->job->steps : of->step;
+    if (!of->shows_progress)
+        return;
+    const double share = (of->step - 1 + share_of_step(of, whom)) / steps;
+    if (share > of->furthest)
+        of->furthest = share;
+    (void)fprintf(stderr, "\r\033[K%s, step %u of %u, %.0f%% of all", doing, of->step, steps,
+                  100 * of->furthest);
+    if (of->furthest > 0) {
+        double ns = (double)(now_ns() - of->begin_ns) * (1 - of->furthest) / of->furthest;
+        (void)fprintf(stderr, ", about %.0f s left", ns / 1e9);
+    }
 }
 
 static void clear_progress(const crew *of) {
@@ -297,6 +312,7 @@ int crew_await(crew *of, crew_part whom, message_type type, const char *doing, c
     if (!sources)
         return failure("not enough memory");
     int result = EXIT_DONE;
+    of->step++;
     for (uint32_t i = 0; i < of->count && !result; i++) {
         of->members[i].awaited = belongs(of, i, whom);
         of->members[i].heard_ns = now_ns();

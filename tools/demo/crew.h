@@ -24,6 +24,9 @@ typedef struct crew {
     crew_member *members; /* prefill ranks, then decode ranks */
     uint32_t count;
     bool shows_progress;
+    uint64_t begin_ns;
+    uint32_t step;   /* of job->steps, the one under way; 0: none yet */
+    double furthest; /* the largest share of all steps that was shown */
 } crew;
 
 /** Starts all ranks; says what failed. */
@@ -43,7 +46,8 @@ void crew_send(crew *to, crew_part whom, message_type type, const void *data, si
 typedef bool (*crew_handler)(void *context, demo_side side, uint32_t index, const message *from);
 
 /**
- * Waits until each of several ranks has sent one message of a type, showing progress meanwhile.
+ * Waits until each of several ranks has sent one message of a type, showing progress meanwhile: which step of how many,
+ * the share of the whole, which never becomes less, and about how much time is left if the other steps take as long.
  *
  * @param doing   what they do, for messages: "moving"
  * @param handle  may be NULL

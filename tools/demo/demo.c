@@ -10,6 +10,7 @@
 
 #include "copy_limit.h"
 #include "moving.h"
+#include "numbers.h"
 #include "rank.h"
 #include "text.h"
 
@@ -63,6 +64,9 @@ int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
      * for nothing here frees blocks early; a peer that closed is let go of at once. */
     out->patience_ns = (asked->timeout_s + UINT64_C(60)) * 1000000000u;
     out->silence_s = asked->timeout_s;
+    out->steps =
+        5 + 3 * out->rounds; /* filling, connecting, both sides' parting, the memory to copy from; and in each
+                                         round moving, verifying and copying */
     out->agents = (kvf_agent_options){.struct_size = sizeof out->agents,
                                       .lease_ns = out->patience_ns,
                                       .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};

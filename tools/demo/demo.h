@@ -26,6 +26,7 @@ typedef struct demo_job {
     bool standing;                        /* every request is held again once it was fetched */
     uint64_t patience_ns;                 /* how long ranks wait for each other */
     uint32_t silence_s;                   /* how long a rank may say nothing */
+    uint32_t steps;                       /* how often the ranks are waited for in all, see crew_await() */
     uint32_t fault_rank;                  /* counted over prefill, then decode ranks; UINT32_MAX: none */
     uint8_t **copy_source; /* by prefill rank: memory as large as its regions together, to measure copying */
     uint64_t *copy_bytes;

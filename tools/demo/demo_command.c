@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "demo.h"
+#include "folding.h"
 #include "json.h"
 #include "table.h"
 #include "text.h"
@@ -22,32 +23,17 @@ static void print_work(const demo_job *job) {
     (void)fflush(stdout);
 }
 
-/* "tp 4, 16 nhd": an engine in a cell. */
-static text shape_text(const engine_shape *shape, const kvf_model *model) {
-    char groups[64], pp[24] = "", dcp[24] = "";
-    shape_describe_groups(shape, model, groups, sizeof groups);
-    if (shape->pp > 1)
-        (void)snprintf(pp, sizeof pp, ", pp %u", shape->pp);
-    if (shape->dcp > 1)
-        (void)snprintf(dcp, sizeof dcp, ", dcp %u", shape->dcp);
-    return text_format("tp %u%s%s, %s", shape->tp, pp, dcp, groups);
-}
-
 static int print_rounds(const demo_job *job, const demo_result *result) {
     table list;
     char titles[160], transport[64];
     demo_describe_transport(job, result, transport, sizeof transport);
-    (void)snprintf(titles, sizeof titles,
-                   "round|prefill|decode|transport|>requests|>bytes|>runs|>a run|>time|>GB/s|>%s GB/s|>of it",
+    (void)snprintf(titles, sizeof titles, "round|transport|>bytes|>runs|>a run|>time|>GB/s|>%s GB/s|>of it",
                    result->copy_method);
     table_start(&list, titles);
     for (uint32_t round = 0; round < job->rounds; round++) {
         double rate = demo_rate(result, round), limit = demo_copy_rate(result, round);
         table_cell(&list, round == 0 ? "first" : text_format("%u", round + 1).text);
-        table_cell(&list, shape_text(&job->all.prefill_shape, job->all.model).text);
-        table_cell(&list, shape_text(&job->all.decode_shape, job->all.model).text);
         table_cell(&list, transport);
-        table_cell(&list, text_format("%u", job->work.request_count).text);
         table_cell(&list, text_bytes(result->bytes).text);
         table_cell(&list, text_count(result->runs).text);
         table_cell(&list, text_bytes(result->runs ? result->bytes / result->runs : 0).text);
@@ -64,19 +50,20 @@ static int print_text(const demo_job *job, const demo_result *result) {
     int printed = print_rounds(job, result);
     if (printed)
         return printed;
-    printf("\nVerified after each round: all %s that were to arrive, by their coordinates, and that the "
-           "other %s "
-           "did not change.\n",
-           text_bytes(result->verified_bytes / job->rounds).text,
-           text_bytes(result->untouched_bytes / job->rounds).text);
-    printf(
+    printf("\n");
+    print_paragraph(
+        "Verified after each round: all %s that were to arrive, by their coordinates, and that the other %s "
+        "did not change.",
+        text_bytes(result->verified_bytes / job->rounds).text,
+        text_bytes(result->untouched_bytes / job->rounds).text);
+    print_paragraph(
         "%s GB/s is the same runs copied by the same number of processes without a transport. All took %.1f "
-        "s.\n",
+        "s.",
         result->copy_method, result->wall_seconds);
     return EXIT_DONE;
 }
 
-static int print_json(const demo_job *job, const demo_result *result) {
+static int write_json(const demo_job *job, const demo_result *result) {
     struct json_object *out = json_object_new_object(), *rounds = json_object_new_array();
     engines_add_json(&job->all, out);
     json_text(out, "transport", result->transport);
@@ -105,7 +92,7 @@ static int print_json(const demo_job *job, const demo_result *result) {
     json_count(out, "verified_bytes", result->verified_bytes);
     json_count(out, "untouched_bytes", result->untouched_bytes);
     json_real(out, "wall_seconds", result->wall_seconds);
-    return json_write(out, "-");
+    return json_write(out, job->asked->json);
 }
 
 int run_demo(int argc, char **argv) {
@@ -115,12 +102,14 @@ int run_demo(int argc, char **argv) {
     int result = options_parse(argc, argv, COMMAND_DEMO, &asked);
     if (!result)
         result = demo_prepare(&asked, ROUNDS, &job);
-    if (!result && !asked.json)
+    if (!result && options_want_text(&asked))
         print_work(&job);
     if (!result)
         result = demo_run(&job, &result_of);
-    if (!result)
-        result = asked.json ? print_json(&job, &result_of) : print_text(&job, &result_of);
+    if (!result && options_want_text(&asked))
+        result = print_text(&job, &result_of);
+    if (!result && asked.json)
+        result = write_json(&job, &result_of);
     demo_result_free(&result_of);
     demo_free(&job);
     return result;

@@ -93,6 +93,7 @@ static int prepare(fetch *self) {
     *job = (demo_job){.asked = &self->asked,
                       .standing = true,
                       .rounds = self->asked.rounds ? self->asked.rounds : ROUNDS,
+                      .steps = 2 + 2 * (self->asked.rounds ? self->asked.rounds : ROUNDS),
                       .patience_ns = (uint64_t)self->asked.timeout_s * 1000000000u,
                       .silence_s = self->asked.timeout_s + 60, /* the ranks say better what is wrong */
                       .fault_rank = UINT32_MAX};
@@ -221,7 +222,7 @@ static int print_text(const fetch *self, const rates *of) {
     return EXIT_DONE;
 }
 
-static int print_json(const fetch *self, const rates *of) {
+static int write_json(const fetch *self, const rates *of) {
     struct json_object *out = json_object_new_object(), *rounds = json_object_new_array();
     json_text(out, "endpoint", self->place.endpoint);
     json_text(out, "producer", self->job.producer.engine);
@@ -245,13 +246,17 @@ static int print_json(const fetch *self, const rates *of) {
     json_real(out, "of_stream", of->ratio);
     json_count(out, "verified_bytes", self->sum.verified_bytes);
     json_count(out, "untouched_bytes", self->sum.untouched_bytes);
-    return json_write(out, "-");
+    return json_write(out, self->asked.json);
 }
 
 static int report(const fetch *self) {
     rates of = {0};
     int result = rates_of(self, &of);
-    return result ? result : (self->asked.json ? print_json : print_text)(self, &of);
+    if (!result && options_want_text(&self->asked))
+        result = print_text(self, &of);
+    if (!result && self->asked.json)
+        result = write_json(self, &of);
+    return result;
 }
 
 int run_fetch(int argc, char **argv) {

@@ -10,6 +10,7 @@
 
 #include "crew.h"
 #include "json.h"
+#include "numbers.h"
 #include "pattern_facts.h"
 #include "stream.h"
 #include "text.h"
@@ -94,6 +95,7 @@ static int prepare(service *self) {
     demo_job *job = &self->job;
     *job = (demo_job){.asked = &self->asked,
                       .standing = true,
+                      .steps = 1,
                       .silence_s = self->asked.timeout_s,
                       .fault_rank = UINT32_MAX};
     int result = engines_read(&self->asked, &job->all);
@@ -162,15 +164,16 @@ static int start(service *self) {
 static int say(const service *self) {
     const workload *work = &self->job.work;
     const char *endpoint = kvf_agent_endpoint(self->directory);
-    if (!self->asked.json) {
+    if (options_want_text(&self->asked)) {
         engines_print(&self->job.all);
         printf("work     %u request%s of up to %llu tokens (%llu in all), %s of caches\n",
                work->request_count, work->request_count == 1 ? "" : "s",
                (unsigned long long)work->longest_tokens, (unsigned long long)work->tokens,
                text_bytes(work->cache_bytes).text);
         printf("met at   %s%s%s\n", endpoint, self->keys.public_key[0] ? "," : "", self->keys.public_key);
-        return fflush(stdout) ? failure("writing to standard output failed") : EXIT_DONE;
     }
+    if (!self->asked.json)
+        return fflush(stdout) ? failure("writing to standard output failed") : EXIT_DONE;
     struct json_object *out = json_object_new_object();
     json_text(out, "endpoint", endpoint);
     json_text(out, "public_key", self->keys.public_key);
@@ -181,7 +184,7 @@ static int say(const service *self) {
     json_count(out, "cache_bytes", work->cache_bytes);
     json_count(out, "seed", self->asked.seed);
     json_count(out, "stream_port", self->stream.port);
-    int result = json_write(out, "-");
+    int result = json_write(out, self->asked.json);
     return result || fflush(stdout) == 0 ? result : failure("writing to standard output failed");
 }
 

@@ -1,0 +1,228 @@
+#include "option_table.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "option_values.h"
+
+enum {
+    MOVING = COMMAND_DEMO | COMMAND_BENCH,
+    PREDICTING = COMMAND_PLAN | COMMAND_SWEEP,
+    SHAPED = COMMAND_PLAN | MOVING, /* both engines are laid out by their shapes */
+    LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
+    HERE = SHAPED | COMMAND_SERVE | COMMAND_SWEEP, /* the model is known without asking an engine */
+    THERE = COMMAND_EXPLAIN | COMMAND_FETCH, /* it is a running engine's, unless it is named */
+    EITHER = HERE | THERE,
+    VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH,
+    LIVE = MOVING | COMMAND_SERVE | COMMAND_FETCH, /* agents are opened */
+    ALL = EITHER | LOOKING | VISITING | COMMAND_MODELS | COMMAND_KEYS,
+};
+
+/* ---- options that have no effect ------------------------------------------------------------- */
+
+static const char *is_no_ucx(const options *asked) {
+    const bool may_be = strcmp(asked->transport, "auto") == 0 || strcmp(asked->transport, "ucx") == 0;
+    return may_be ? NULL : "the transport that --transport names does not load UCX";
+}
+
+static const char *is_not_read(const options *asked) {
+    if (!asked->brought_memory)
+        return "only memory of --brought-memory is read that way; other memory is mapped";
+    const bool may_be = strcmp(asked->transport, "auto") == 0 || strcmp(asked->transport, "shm") == 0;
+    return may_be ? NULL : "the transport that --transport names does not read other processes";
+}
+
+static const char *has_own_types(const options *asked) {
+    return asked->groups ? "the file of --groups says the type of each part" : NULL;
+}
+
+static const char *has_no_model(const options *asked) {
+    if (!asked->model && !asked->groups)
+        return "the engine's own model is taken unless --model or --groups is given";
+    return has_own_types(asked);
+}
+
+static const char *is_keyed(const options *asked) {
+    return asked->key_file ? "with --key-file everything is encrypted" : NULL;
+}
+
+static const char *is_alone(const options *asked) {
+    if (asked->command == COMMAND_EXPLAIN && asked->operand_count < 2 && !asked->prefill && !asked->decode)
+        return "one engine is explained, and nothing is planned: name another one, or give --prefill or "
+               "--decode";
+    return NULL;
+}
+
+static const char *is_not_laid_out(const options *asked) {
+    if (asked->command == COMMAND_EXPLAIN && !asked->prefill && !asked->decode)
+        return "it is for the engine of --prefill or --decode, and neither is given";
+    return NULL;
+}
+
+static const char *has_one_group(const options *asked) {
+    return asked->families ? "families are listed, not models" : has_own_types(asked);
+}
+
+static const char *lists_families(const options *asked) {
+    return asked->families ? "families are listed, not models" : NULL;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+#define GOES_TO(member) .field = offsetof(options, member), .field_bytes = sizeof(((options *)0)->member)
+#define TEXT(member) .take = take_text, GOES_TO(member)
+#define FLAG(member) .take = take_flag, GOES_TO(member)
+#define NUMBER(member, largest) .take = take_number, GOES_TO(member), .most = (largest)
+#define WORD(member, all) .take = take_word, GOES_TO(member), .words = (all)
+#define NAME(member, all) .take = take_name, GOES_TO(member), .words = (all)
+#define DTYPE(member) .take = take_dtype, GOES_TO(member), .words = dtype_word
+
+#define TYPES_OF_MODEL "element type of the attention cache, such as bf16 or fp8"
+#define TYPES_OF_STATE "element type of recurrent state"
+#define TYPES_OF_SCALES "keep quantisation scales of this type: one a token, or one a token and head"
+
+/* clang-format off: one row a paragraph: name, value, help, standard; commands; how it is read, and the rest */
+static const option_row rows[] = {
+    {"listen", "ENDPOINT", "where to be met, such as tcp://10.0.0.1:5555", "tcp://127.0.0.1:*", COMMAND_SERVE,
+     TEXT(listen)},
+    {"listen", "ENDPOINT", "where the engine is met, for packed messages, such as tcp://10.0.0.2:* (nowhere)",
+     "", COMMAND_FETCH, TEXT(listen)},
+    {"model", "NAME|FILE", "a model that \"kvferry models\" lists, or a config.json", "llama-3.1-8b", HERE,
+     TEXT(model), .words = model_word, .file = true},
+    {"model", "NAME|FILE", "what the engine there must cache (whatever it does)", NULL, THERE, TEXT(model),
+     .words = model_word, .file = true, .idle = is_not_laid_out},
+    {"model", "NAME|FILE", "only this one, or that of a config.json", NULL, COMMAND_MODELS, TEXT(model),
+     .words = model_word, .file = true, .idle = lists_families},
+    {"groups", "FILE", "instead of --model: groups made by hand, as JSON (docs/groups.schema.json)", NULL,
+     EITHER, TEXT(groups), .file = true, .idle = is_not_laid_out},
+    {"groups", "FILE", "only the model of this file, of groups made by hand", NULL, COMMAND_MODELS,
+     TEXT(groups), .file = true, .idle = lists_families},
+    {"families", NULL, "list the families whose config.json is read (model_type), not models", NULL,
+     COMMAND_MODELS, FLAG(families)},
+    {"dtype", "NAME", TYPES_OF_MODEL, NULL, HERE, DTYPE(config.cache_dtype), .idle = has_own_types},
+    {"dtype", "NAME", TYPES_OF_MODEL, NULL, THERE, DTYPE(config.cache_dtype), .idle = has_no_model},
+    {"dtype", "NAME", TYPES_OF_MODEL, NULL, COMMAND_MODELS, DTYPE(config.cache_dtype), .idle = has_one_group},
+    {"state-dtype", "NAME", TYPES_OF_STATE, NULL, HERE, DTYPE(config.state_dtype), .idle = has_own_types},
+    {"state-dtype", "NAME", TYPES_OF_STATE, NULL, THERE, DTYPE(config.state_dtype), .idle = has_no_model},
+    {"state-dtype", "NAME", TYPES_OF_STATE, NULL, COMMAND_MODELS, DTYPE(config.state_dtype),
+     .idle = has_one_group},
+    {"scales", "NAME[/head]", TYPES_OF_SCALES, NULL, HERE, .take = take_scales, .words = dtype_word,
+     .idle = has_own_types},
+    {"scales", "NAME[/head]", TYPES_OF_SCALES, NULL, THERE, .take = take_scales, .words = dtype_word,
+     .idle = has_no_model},
+    {"scales", "NAME[/head]", TYPES_OF_SCALES, NULL, COMMAND_MODELS, .take = take_scales, .words = dtype_word,
+     .idle = has_one_group},
+    {"prefill", "SHAPE", "the engine that has the cache", "tp=4,block=16,order=nhd", HERE & ~COMMAND_SWEEP,
+     TEXT(prefill), .words = shape_word, .keys = true},
+    {"prefill", "SHAPES", "engines that have the cache, with / between values", "tp=1/2/4/8,order=nhd/hnd",
+     COMMAND_SWEEP, TEXT(prefill), .words = shape_word, .keys = true},
+    {"prefill", "SHAPE", "an engine that would have the cache, for the one that runs", NULL, COMMAND_EXPLAIN,
+     TEXT(prefill), .words = shape_word, .keys = true},
+    {"decode", "SHAPE", "the engine that needs it", "tp=2,block=24,order=hnd", SHAPED | COMMAND_FETCH,
+     TEXT(decode), .words = shape_word, .keys = true},
+    {"decode", "SHAPES", "engines that need it", "tp=1/2/4/8,block=16/64,order=nhd/hnd", COMMAND_SWEEP,
+     TEXT(decode), .words = shape_word, .keys = true},
+    {"decode", "SHAPE", "an engine that would need the cache of the one that runs", NULL, COMMAND_EXPLAIN,
+     TEXT(decode), .words = shape_word, .keys = true},
+    {"tokens", "N", "tokens of the longest prompt", NULL, HERE | COMMAND_EXPLAIN, NUMBER(tokens, 1u << 30),
+     .idle = is_alone},
+    {"requests", "N", "how many requests; as many as memory allows, up to 64", NULL, MOVING | COMMAND_SERVE,
+     NUMBER(requests, 1u << 20)},
+    {"transport", "KIND", "auto, or one kind of transport", "auto", LIVE, NAME(transport, transport_word)},
+    {"transport", "KIND", "whose costs are taken; also shm/brought or ucx/emulated", "auto",
+     PREDICTING | COMMAND_EXPLAIN, NAME(transport, costs_word), .idle = is_alone},
+    {"fabrics", NULL, "say also what each kind of transport would take", NULL, COMMAND_PLAN, FLAG(fabrics)},
+    {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", NULL,
+     PREDICTING, FLAG(calibrate)},
+    {"move", "WAY", "auto, direct or packed", "auto", LIVE, WORD(way, way_word)},
+    {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", NULL, LIVE | LOOKING, TEXT(ucx_tls),
+     .idle = is_no_ucx},
+    {"ucx-library", "FILES", "the UCX to load: the first of these libucp that works (libucp.so.0)", NULL,
+     LIVE | LOOKING, TEXT(ucx_library), .file = true, .idle = is_no_ucx},
+    {"ucx-devices", "LIST", "the interfaces UCX may use, as in UCX_NET_DEVICES", NULL, LIVE | LOOKING,
+     TEXT(ucx_devices), .idle = is_no_ucx},
+    {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
+     NULL, LIVE, FLAG(brought_memory)},
+    {"no-direct-read", NULL, "do as if the kernel forbade reading another process's memory", NULL, MOVING,
+     FLAG(no_direct_read), .idle = is_not_read},
+    {"memory-limit", "BYTES", "caches of both engines together", "4g", MOVING,
+     NUMBER(memory_limit, UINT64_MAX)},
+    {"memory-limit", "BYTES", "caches of this engine", "512m", COMMAND_SERVE,
+     NUMBER(memory_limit, UINT64_MAX)},
+    {"memory-limit", "BYTES", "caches of this engine", "4g", COMMAND_FETCH, NUMBER(memory_limit, UINT64_MAX)},
+    {"in-flight", "N", "requests that a decode rank has in flight at once", "4", MOVING | COMMAND_FETCH,
+     NUMBER(in_flight, 1024)},
+    {"rounds", "N", "how often all requests are moved and verified", NULL, MOVING | COMMAND_FETCH,
+     NUMBER(rounds, 1000)},
+    {"count", "N", "how many round trips to measure", "5", COMMAND_PING, NUMBER(count, 1000)},
+    {"timeout", "SECONDS", "how long a rank may be silent", "60", MOVING, NUMBER(timeout_s, 86400)},
+    {"timeout", "SECONDS", "how long to wait for an answer", "5", COMMAND_EXPLAIN | COMMAND_PING,
+     NUMBER(timeout_s, 86400)},
+    {"timeout", "SECONDS", "how long meeting the engine, and each request, may take", "60", COMMAND_FETCH,
+     NUMBER(timeout_s, 86400)},
+    {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
+     TEXT(key_file), .file = true},
+    {"allow", "KEY", "a public key that may connect, several times if need be (everyone)", NULL,
+     COMMAND_SERVE, .take = take_key},
+    {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
+     FLAG(insecure), .idle = is_keyed},
+    {"seed", "N", "chooses prompt lengths, prefix hits and block tables", "1", MOVING | COMMAND_SERVE,
+     .take = take_seed, GOES_TO(seed)},
+    {"replicas", "spread|first", "which of several ranks with the same cells is read", "spread",
+     PREDICTING | COMMAND_EXPLAIN, WORD(first_replica, replicas_word), .idle = is_alone},
+    {"cuda-memory", "prefill|decode|both", "the engines whose caches are in memory of CUDA devices (none)",
+     NULL, PREDICTING | COMMAND_EXPLAIN, .take = take_cuda_memory, .words = cuda_memory_word,
+     .idle = is_alone},
+    {"json", "[FILE]", "write JSON to FILE, beside the text; without FILE, or with -, instead of it", NULL,
+     ALL & ~(COMMAND_KEYS | COMMAND_SWEEP), TEXT(json), .file = true},
+    {"json", "[FILE]", "write the keys to FILE; without it, or with -, to the standard output as ever", NULL,
+     COMMAND_KEYS, TEXT(json), .file = true},
+    {"html", "FILE", "draw it as a page that stands by itself into FILE as well; - is the output", NULL,
+     PREDICTING, TEXT(html), .file = true},
+    {"corrupt", "COORDINATE", NULL, NULL, COMMAND_DEMO | COMMAND_SERVE, TEXT(corrupt)},
+    {"die", "RANK", NULL, NULL, COMMAND_DEMO, .take = take_die, GOES_TO(fault_rank)},
+    {"hang", "RANK", NULL, NULL, COMMAND_DEMO, .take = take_hang, GOES_TO(fault_rank)},
+};
+/* clang-format on */
+
+_Static_assert(sizeof rows / sizeof *rows <= OPTIONS_MAX_ROWS, "options.given has room for every row");
+
+const option_row *option_row_get(uint32_t i) {
+    return i < sizeof rows / sizeof *rows ? &rows[i] : NULL;
+}
+
+const option_row *option_row_find(uint32_t command_bit, const char *name, uint32_t *number) {
+    for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (!(rows[i].commands & command_bit) || strcmp(rows[i].name, name) != 0)
+            continue;
+        if (number)
+            *number = i;
+        return &rows[i];
+    }
+    return NULL;
+}
+
+static const char *shown_name(const void *set, uint32_t i) {
+    const uint32_t *command_bit = set;
+    for (size_t at = 0; at < sizeof rows / sizeof *rows; at++)
+        if (rows[at].commands & *command_bit && rows[at].help && i-- == 0)
+            return rows[at].name;
+    return NULL;
+}
+
+words option_names(const uint32_t *command_bit) {
+    return (words){shown_name, command_bit};
+}
+
+uint32_t option_most_operands(uint32_t command_bit) {
+    switch (command_bit) {
+    case COMMAND_EXPLAIN:
+        return 2;
+    case COMMAND_PING:
+    case COMMAND_FETCH:
+    case COMMAND_COMPLETION:
+        return 1;
+    default:
+        return 0;
+    }
+}

@@ -1,0 +1,49 @@
+/*
+ * How values of options are read: each function is an option_take, see option_table.h. Numbers and names go to the
+ * field that the row names.
+ */
+#ifndef KVFERRY_CLI_OPTION_VALUES_H
+#define KVFERRY_CLI_OPTION_VALUES_H
+
+#include "option_table.h"
+
+int take_text(const option_row *row, const char *written, options *out);
+int take_flag(const option_row *row, const char *written, options *out);
+
+/** A number from 1 to row->most. */
+int take_number(const option_row *row, const char *written, options *out);
+
+/** Any number. */
+int take_seed(const option_row *row, const char *written, options *out);
+
+/** One of row->words, by its number. */
+int take_word(const option_row *row, const char *written, options *out);
+
+int take_dtype(const option_row *row, const char *written, options *out);
+int take_scales(const option_row *row, const char *written, options *out);
+
+/** One of row->words, as a text. */
+int take_name(const option_row *row, const char *written, options *out);
+
+int take_cuda_memory(const option_row *row, const char *written, options *out);
+int take_die(const option_row *row, const char *written, options *out);
+int take_hang(const option_row *row, const char *written, options *out);
+int take_key(const option_row *row, const char *written, options *out);
+
+/* ---- values that there are: each a word_of whose set is not looked at --------------------------- */
+
+const char *way_word(const void *set, uint32_t i);
+const char *replicas_word(const void *set, uint32_t i);
+const char *cuda_memory_word(const void *set, uint32_t i);
+const char *dtype_word(const void *set, uint32_t i);
+const char *transport_word(const void *set, uint32_t i);
+
+/** The same, and those that only have costs. */
+const char *costs_word(const void *set, uint32_t i);
+
+const char *model_word(const void *set, uint32_t i);
+
+/** "tp" and so on. */
+const char *shape_word(const void *set, uint32_t i);
+
+#endif

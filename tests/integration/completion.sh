@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Completions of shells and manual pages say what the parser takes.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+pages=$(dirname "$0")/../../docs/man
+folder=$(mktemp -d)
+trap 'rm -rf "$output" "$errors" "$folder"' EXIT
+
+# options_of COMMAND: as its help lists them.
+options_of() {
+    "$KVFERRY" help "$1" | sed -n 's/^  --\([a-z-]*\).*/\1/p'
+}
+commands=$("$KVFERRY" help | sed -n 's/^  \([a-z]\+\)  .*/\1/p' | grep -v '^help$')
+
+# is_so NAME COMMAND...: a case that any command decides.
+is_so() {
+    local name=$1
+    shift
+    if "$@" >"$output" 2>"$errors"; then pass "$name"; else fail "$name" "it is not so"; fi
+}
+
+# ---- manual pages
+
+for command in $commands; do
+    page=$pages/kvferry-$command.1
+    [ -e "$page" ] || page=$pages/kvferry.1
+    options_of "$command" | sort >"$folder/taken"
+    grep -o 'Fl -[a-z-]*' "$page" | sed 's/Fl -//' | sort -u >"$folder/told"
+    is_so "the page of $command tells all of its options" test -z "$(comm -23 "$folder/taken" "$folder/told")"
+    [ "$page" != "$pages/kvferry.1" ] || continue
+    sed -n '/^\.Sh SYNOPSIS/,/^\.Sh DESC/s/^\.Op Fl -\([a-z-]*\).*/\1/p' "$page" | sort >"$folder/synopsis"
+    is_so "the synopsis of $command has these and no others" diff "$folder/taken" "$folder/synopsis"
+done
+for command in $commands; do
+    is_so "kvferry.1 names $command" grep -Eq "^\.It Cm .*\b$command\b" "$pages/kvferry.1"
+done
+
+# ---- bash, which is here
+
+# completes WORDS...: what follows the last word, by bash itself; one a line.
+completes() {
+    "$KVFERRY" completion bash >"$folder/kvferry.bash"
+    bash --norc -c '
+        . "$1"; shift
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=${#COMP_LINE}
+        COMP_POINT=${#COMP_LINE}
+        _kvferry
+        printf "%s\n" "${COMPREPLY[@]}"' bash "$folder/kvferry.bash" "$@"
+}
+offers() { # offers NAME WORD WORDS...: the word is among what completes the words
+    local name=$1 word=$2
+    shift 2
+    completes "$@" >"$output" 2>"$errors"
+    if grep -qxF -- "$word" "$output"; then pass "$name"; else fail "$name" "no \"$word\""; fi
+}
+offers "commands are completed" transports kvferry tr
+offers "options are completed" --tokens kvferry plan --to
+offers "values are completed" packed kvferry demo --move pa
+offers "models are completed" llama-3.1-70b kvferry plan --model llama-3.1-7
+offers "keys of shapes are completed" order= kvferry plan --prefill or
+offers "also after others" tp=4,order= kvferry plan --prefill tp=4,or
+offers "shells are completed" fish kvferry completion f
+offers "commands are completed after help" doctor kvferry help do
+cd "$folder" && touch config.json
+offers "files are completed" config.json kvferry plan --model conf
+for command in $commands; do
+    completes kvferry "$command" -- | sed -n 's/^--//p' | grep -vx help | sort >"$folder/offered"
+    options_of "$command" | sort >"$folder/taken"
+    is_so "what bash offers for $command is what it takes" diff "$folder/taken" "$folder/offered"
+done
+
+# ---- the others: every option stands in them, and a shell that is here reads them
+
+for shell in zsh fish; do
+    "$KVFERRY" completion "$shell" >"$folder/$shell"
+    for command in $commands; do
+        for option in $(options_of "$command"); do
+            grep -Eq -- "(--| -l )$option\b" "$folder/$shell" || echo "$command: $option"
+        done
+    done >"$folder/missing"
+    is_so "$shell knows all options" test ! -s "$folder/missing"
+    if command -v "$shell" >/dev/null; then is_so "$shell reads them" "$shell" -n "$folder/$shell"; fi
+done
+refuses "a shell that there is not" 2 'no completion for "fsh"; allowed are bash, zsh and fish \(do you mean' completion fsh
+refuses "no shell" 2 'completion needs the name of a shell' completion
+
+finish

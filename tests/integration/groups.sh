@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Models of groups made by hand, families, and a way out where a family is not known.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+folder=$(mktemp -d)
+trap 'rm -rf "$output" "$errors" "$folder"' EXIT
+
+# What is written of a model is read as that model again.
+for model in llama-3.1-8b deepseek-v3.2 gemma-3-27b nemotron-3-nano-30b; do
+    "$KVFERRY" models --model "$model" --json "$folder/$model.json" >"$folder/before"
+    run models --groups "$folder/$model.json" --json "$folder/again.json"
+    if [ "$code" -eq 0 ] && cmp -s "$output" "$folder/before" && cmp -s "$folder/$model.json" "$folder/again.json"; then
+        pass "$model is what its groups say"
+    else
+        fail "$model is what its groups say" "exit code $code, or another model"
+    fi
+done
+"$KVFERRY" plan --json 2>/dev/null | sed 's/"notes".*//' >"$folder/named"
+"$KVFERRY" plan --json --groups "$folder/llama-3.1-8b.json" 2>/dev/null | sed 's/"notes".*//' >"$folder/described"
+if cmp -s "$folder/named" "$folder/described"; then
+    pass "a plan of described groups is that of the model"
+else
+    fail "a plan of described groups is that of the model" "they differ"
+fi
+
+file=$folder/toy.json
+toy() { # toy GROUPS: a file of two layers
+    echo "{\"name\": \"toy\", \"layers\": 2, \"groups\": [$1]}" >"$file"
+}
+k='{"name": "k", "dtype": "bf16", "units": 4, "cell_elements": 64}'
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [$k]}"
+succeeds "what may be left out is left out" '^toy +2 +1.0 KiB +full: 2 layers, k 4x64 bf16$' models --groups "$file"
+succeeds "a demo moves it" 'Verified after each round' \
+    demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 20 --requests 2 --rounds 1 --memory-limit 16m
+refuses "types that the file says already" 2 '--dtype has no effect: the file of --groups' \
+    plan --groups "$file" --dtype fp8
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"part\": [$k]}"
+refuses "a key with a letter left out" 2 'toy.json: group 0: there is no key "part"; allowed are .*do you mean parts\?' \
+    plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [${k/64/0}]}"
+refuses "an empty cell" 2 'toy.json: group full, part 0: cell_elements is 0; allowed is a whole number from 1' \
+    plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [${k/bf16/bf17}]}"
+refuses "an unknown type" 2 'group full, part 0: dtype is "bf17"; allowed are' plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, 9], \"parts\": [$k]}"
+refuses "a layer that the model has not" 2 'toy.json: .*layers' plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, -1], \"parts\": [$k]}"
+refuses "no number of a layer" 2 'group full: layers has -1' plan --groups "$file"
+toy "{\"name\": \"full\", \"kind\": \"token\", \"layers\": [0], \"parts\": [$k]}"
+refuses "an unknown kind" 2 'kind is "token"; allowed are tokens and state' plan --groups "$file"
+echo '{"layers": 2, ' >"$file"
+refuses "what is no JSON" 2 'toy.json is not JSON, at byte' plan --groups "$file"
+refuses "no file" 1 '/nonexistent: No such file' plan --groups /nonexistent
+
+succeeds "families are listed" '^llama .*granite' models --families
+run models --families --json
+if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"nemotron_h"' "$output"; then
+    pass "and in JSON"
+else
+    fail "and in JSON" "exit code $code, or not JSON"
+fi
+refuses "a type of families" 2 '--dtype has no effect: families are listed' models --families --dtype fp8
+echo '{"model_type": "alexnet"}' >"$file"
+refuses "an unknown family has a way out" 2 \
+    'model_type is "alexnet", .*"kvferry models --families" lists .* --groups takes a model of groups made by hand' \
+    plan --model "$file"
+
+finish
