@@ -10,7 +10,7 @@ succeeds "UCX without RDMA goes packed" ' packed$' plan --transport ucx/emulated
 succeeds "memory that was brought goes packed in short runs" ' packed$' \
     plan --transport shm/brought --prefill order=hnd,tp=1 --decode order=nhd,tp=1
 succeeds "every transport has its prediction" '^shm/brought +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s ' plan --fabrics
-succeeds "what copies cost is measured" 'time as calibrated for shm:$' plan --calibrate
+succeeds "what copies cost is measured" 'time as calibrated for shm: ' plan --calibrate
 succeeds "memory of devices goes packed" '^ +0 +0 .* packed$' plan --transport shm --cuda-memory both
 succeeds "what devices are assumed to take is said not to be measured" \
     '^Memory: prefill cuda, decode host; .* not measured' plan --cuda-memory prefill
