@@ -29,15 +29,6 @@
 /* Of the descriptors that this process may have, for connections that others make, and as many for ours. */
 #define KVF_LINK_SIXTEENTHS 8u
 
-/* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
- * KVF_WIRE_MAX_BYTES; with a fourth of it, a peer that has a hundred requests under way is stopped and woken so often
- * that a third fewer get through. */
-#define KVF_LINK_RECEIVE_LIMIT 64
-/* Of one message, with what encryption adds. */
-#define KVF_LINK_LONGEST (KVF_WIRE_MAX_BYTES + 256)
-/* What a connection may have brought and nobody have heard: those messages, one that is taken apart, and some. */
-#define KVF_LINK_UNHEARD ((KVF_LINK_RECEIVE_LIMIT + 2) * (uint64_t)KVF_LINK_LONGEST)
-
 /* How much one round of progress takes in from one socket: messages, and bytes of them. */
 #define KVF_LINK_BATCH 64u
 #define KVF_LINK_BATCH_BYTES (2u << 20)

@@ -7,6 +7,13 @@
 
 #include "link/link_inside.h"
 
+/* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
+ * KVF_WIRE_MAX_BYTES; with a fourth of it, a peer that has a hundred requests under way is stopped and woken so often
+ * that a third fewer get through. */
+#define RECEIVE_LIMIT 64
+/* What encryption adds to a message. */
+#define SEALED_BYTES 256
+
 #define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
 #define RECONNECT_MS 20
 #define RECONNECT_MAX_MS 500
@@ -77,7 +84,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
     } numbers[] = {
         {ZMQ_LINGER, 0},
         {ZMQ_ROUTER_MANDATORY, 1}, /* says which routes are no more */
-        {ZMQ_RCVHWM, KVF_LINK_RECEIVE_LIMIT},
+        {ZMQ_RCVHWM, RECEIVE_LIMIT},
         {ZMQ_SNDHWM, send_limit},
         {ZMQ_BACKLOG, BACKLOG},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
@@ -89,7 +96,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
         {ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S},
         {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
     };
-    const int64_t longest = KVF_LINK_LONGEST;
+    const int64_t longest = KVF_WIRE_MAX_BYTES + SEALED_BYTES;
     void *router = zmq_socket(link->zmq, ZMQ_ROUTER);
     if (!router)
         return kvf_zmq_fail("zmq_socket");

@@ -17,7 +17,6 @@ static kvf_guests limits_of(const kvf_link_options *options) {
                    address = options->max_connections_per_address;
     return (kvf_guests){.most = most,
                         .most_of_address = address ? address : most - most / 4,
-                        .most_unheard = KVF_LINK_UNHEARD,
                         .is_known = options->is_known,
                         .on_crowded = options->on_crowded,
                         .context = options->context};

@@ -11,12 +11,10 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -86,20 +84,6 @@ static void hang_up(void *owner, kvf_guest *guest) {
     look_away(door);
 }
 
-/* As the kernel counts what came by TCP, without what ZeroMQ has not taken yet. No duplicate is needed: where the number is
- * something else's by now, its guest is gone, and hanging up looks at it. */
-static uint64_t brought(void *owner, const kvf_guest *guest) {
-    struct tcp_info info = {0};
-    socklen_t bytes = sizeof info;
-    int unread = 0;
-    const int fd = (int)guest->id;
-    (void)owner;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) || ioctl(fd, FIONREAD, &unread))
-        return 0;
-    const uint64_t received = info.tcpi_bytes_received; /* 0 where the kernel is older than it */
-    return received - kvf_min_u64(received, (uint64_t)unread);
-}
-
 /* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
 
 /* False: there is no memory to watch it with now. */
@@ -157,7 +141,6 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
     door->guests = *limits;
     door->guests.owner = door;
     door->guests.hang_up = hang_up;
-    door->guests.brought = brought;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
     if (door->spare_fd < 0)

@@ -80,8 +80,6 @@ void kvf_guests_leave(kvf_guests *guests, uint64_t id) {
         guests->on_left(guests->context, guest->route);
     stop_counting(guests, guest);
     forget_route(guests, guest);
-    if (guests->weighed == guest)
-        guests->weighed = guest->by_id.next;
     HASH_DELETE(by_id, guests->by_id, guest);
     kvf_free(guest);
 }
@@ -185,7 +183,6 @@ kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, con
     list(guests, guest);
     guests->count++;
     host->count++;
-    guests->weigh_ns = kvf_min_u64(guests->weigh_ns, now + KVF_GUEST_WEIGH_NS);
     make_room(guests, guest, now);
     return KVF_OK;
 }
@@ -200,11 +197,9 @@ static kvf_guest *find_route(const kvf_guests *guests, uint64_t route) {
 
 bool kvf_guests_hear(kvf_guests *guests, uint64_t route, uint64_t now) {
     kvf_guest *guest = find_route(guests, route);
-    if (!guest)
-        return false;
-    guest->heard = true;
-    put_last(guests, guest, now);
-    return true;
+    if (guest)
+        put_last(guests, guest, now);
+    return guest != NULL;
 }
 
 bool kvf_guests_has(const kvf_guests *guests, uint64_t route) {
@@ -242,54 +237,20 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
     if (!guest || guest->leaving || guest->route)
         return; /* one that had this place before, or has it now, and we have not heard so yet */
     guest->route = route;
-    guest->heard = true;
     HASH_ADD(by_route, guests->by_route, route, sizeof guest->route, guest);
     put_last(guests, guest, now);
 }
 
-/* Whether it has brought more than what may wait to be heard since something was: what was heard is forgotten, so all
- * that came until then counts as that. */
-static bool is_endless(const kvf_guests *guests, kvf_guest *guest) {
-    const uint64_t brought = guests->brought(guests->owner, guest);
-    if (guest->heard)
-        guest->brought = brought;
-    guest->heard = false;
-    return brought > guest->brought + guests->most_unheard;
-}
-
-static bool weighs(const kvf_guests *guests) {
-    return guests->brought && guests->most_unheard && guests->present;
-}
-
-static void weigh(kvf_guests *guests, uint64_t now) {
-    kvf_guest *guest = guests->weighed ? guests->weighed : guests->by_id;
-    for (uint32_t i = 0; i < LOOKED_AT && guest; i++) {
-        kvf_guest *next = guest->by_id.next;
-        if (!guest->leaving && is_endless(guests, guest))
-            dismiss(guests, guest);
-        guest = next;
-    }
-    const bool all_known = !guest && guests->count == guests->known;
-    guests->weighed = guest;
-    guests->weigh_ns = now + (all_known ? KVF_GUEST_WEIGH_KNOWN_NS : KVF_GUEST_WEIGH_NS);
-}
-
-/* Silence is noticed at whole seconds, so that not each message moves it. */
-static uint64_t silence_due(const kvf_guests *guests) {
+/* At whole seconds, so that not each message moves it. */
+uint64_t kvf_guests_due(const kvf_guests *guests) {
     if (!guests->present)
         return UINT64_MAX;
     uint64_t due = guests->present->heard_ns + KVF_GUEST_SILENT_NS;
     return due + (SECOND - due % SECOND) % SECOND;
 }
 
-uint64_t kvf_guests_due(const kvf_guests *guests) {
-    return kvf_min_u64(silence_due(guests), weighs(guests) ? guests->weigh_ns : UINT64_MAX);
-}
-
 void kvf_guests_tick(kvf_guests *guests, uint64_t now) {
-    if (weighs(guests) && guests->weigh_ns <= now)
-        weigh(guests, now);
-    for (uint32_t i = 0; i < LOOKED_AT && silence_due(guests) <= now; i++) {
+    for (uint32_t i = 0; i < LOOKED_AT && kvf_guests_due(guests) <= now; i++) {
         kvf_guest *first = guests->present;
         if (is_known(guests, first))
             put_last(guests, first, now);

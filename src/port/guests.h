@@ -3,11 +3,7 @@
  *
  * A guest is known while somebody is met over it, and a stranger otherwise. Where there are as many guests as may be,
  * in all, from one address, or of strangers, the stranger that has been silent for longest goes: it may be the one that has just
- * come. A stranger that says nothing for KVF_GUEST_SILENT_NS goes in any case. Who is known is hung up for one thing only:
- *
- * A guest that brings more than may be unheard goes, known or not: it sends a message that it does not end, of which
- * ZeroMQ keeps all that has come. Guests are looked at for that in turn, KVF_GUEST_WEIGH_NS apart while there are
- * strangers, and KVF_GUEST_WEIGH_KNOWN_NS where all are known.
+ * come. A stranger that says nothing for KVF_GUEST_SILENT_NS goes in any case. Who is known is never hung up.
  *
  * This is the policy alone: whoever has the connections tells what happens to them, and closes those it is told to.
  */
@@ -18,8 +14,6 @@
 
 #define KVF_GUEST_SILENT_NS UINT64_C(15000000000)
 #define KVF_GUEST_PARTING_NS UINT64_C(100000000)
-#define KVF_GUEST_WEIGH_NS UINT64_C(100000000)
-#define KVF_GUEST_WEIGH_KNOWN_NS UINT64_C(1000000000)
 #define KVF_GUEST_ADDRESS_BYTES 64u
 
 typedef struct kvf_guest_host kvf_guest_host;
@@ -29,8 +23,6 @@ typedef struct kvf_guest {
     uint64_t mark;     /* the owner's */
     uint64_t route;    /* 0: nothing was heard over it yet */
     uint64_t heard_ns; /* when something was, or it came, or was last looked at */
-    uint64_t brought;  /* what it had when it was first weighed after something was heard */
-    bool heard;        /* something was since it was weighed */
     kvf_guest_host *host;
     bool known;   /* when it was last looked at */
     bool parting; /* see kvf_guests_part() */
@@ -47,9 +39,6 @@ typedef struct kvf_guests {
     bool (*is_known)(void *context, uint64_t route);
     /** Closes the connection of a guest, for kvf_guests_leave() some time later. It may be gone already. */
     void (*hang_up)(void *owner, kvf_guest *guest);
-    /** So many bytes has the connection of a guest brought into this process; 0: nobody knows. NULL: nobody ever does. */
-    uint64_t (*brought)(void *owner, const kvf_guest *guest);
-    uint64_t most_unheard; /* bytes that may have come of which nothing was heard yet; 0: any number */
     /** A connection has ended over which something was heard. NULL: nobody wants to know. */
     void (*on_left)(void *context, uint64_t route);
     /** There was no room: tells who did not get it. NULL: nobody wants to know. */
@@ -62,8 +51,6 @@ typedef struct kvf_guests {
     uint32_t count, known; /* present, and of these not strangers when they were last looked at */
     uint64_t closed;       /* so many were told to go */
     uint64_t refused;      /* of these, for want of room */
-    kvf_guest *weighed;    /* the next to be; NULL: the first */
-    uint64_t weigh_ns;     /* when that is */
 } kvf_guests;
 
 /** A connection was made. KVF_OK, also where it is to go at once; KVF_E_NOMEM: it is not listed, to be tried again. */
@@ -88,7 +75,7 @@ bool kvf_guests_is_parting(const kvf_guests *guests, uint64_t route);
 /** Whether a route is of one that is listed. */
 bool kvf_guests_has(const kvf_guests *guests, uint64_t route);
 
-/** Lets strangers go that have been silent for too long, and guests that do not end what they say, a bounded number. */
+/** Lets strangers go that have been silent for too long, a bounded number. */
 void kvf_guests_tick(kvf_guests *guests, uint64_t now);
 /** When that is to be called; UINT64_MAX: not before something happens. */
 uint64_t kvf_guests_due(const kvf_guests *guests);

@@ -24,10 +24,6 @@ LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB o
 GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
 )  # of ZMTP: signature and version, of which the rest is missing
-PART = 64 << 10
-ZMTP_NULL = (  # greeting without keys, and READY
-    b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
-)
 
 
 @dataclass
@@ -188,30 +184,6 @@ def large_frames(wire: Wire) -> Iterator[int]:
         yield send(wire.open[i % len(wire.open)], data)
 
 
-def endless(wire: Wire, said: bytes = b"") -> Iterator[int]:
-    """A message without an end, 64 MB a second of it; again as soon as that is hung up on. Not with keys, which would have
-    to be proved by hand."""
-    part = b"\x03" + struct.pack(">Q", PART) + bytes(PART)
-    while True:
-        made = wire.raw()
-        try:
-            if made:
-                made.setblocking(True)
-                made.settimeout(1.0)
-                made.send(ZMTP_NULL)
-                made.recv(65, socket.MSG_WAITALL)
-                made.send(said)
-            while made:
-                made.sendall(part)
-                time.sleep(0.001)
-                yield 1
-        except OSError:
-            pass
-        if made:
-            made.close()
-        yield 0
-
-
 # ---- with the card -----------------------------------------------------------------------------
 
 
@@ -275,19 +247,12 @@ def notices(wire: Wire) -> Iterator[int]:
         yield send(dealer, bytes([NOTICE]) + os.urandom(4096))
 
 
-def endless_client(wire: Wire) -> Iterator[int]:
-    """The same by one who is let in."""
-    hello = wire.hello()
-    return endless(wire, bytes([0, len(hello)]) + hello)
-
-
 STRANGERS: dict[str, Callable[[Wire], Iterator[int]]] = {
     "idle": idle,
     "half_handshake": half_handshake,
     "noise": noise,
     "frames": frames,
     "large_frames": large_frames,
-    "endless": endless,
 }
 HOLDERS: dict[str, Callable[[Wire], Iterator[int]]] = {
     "many": many,
@@ -295,7 +260,6 @@ HOLDERS: dict[str, Callable[[Wire], Iterator[int]]] = {
     "unread": unread,
     "hoard": hoard,
     "notices": notices,
-    "endless_client": endless_client,
 }
 
 

@@ -11,9 +11,7 @@ typedef struct house {
     uint64_t gone[64], gone_count;
     uint64_t known_below; /* routes below it are somebody's */
     char crowded[256];
-    uint32_t looked;      /* how often somebody asked who is known */
-    uint64_t brought[64]; /* by the connections of the first of them */
-    uint32_t weighed;     /* how often somebody asked that */
+    uint32_t looked; /* how often somebody asked who is known */
 } house;
 
 static bool is_known(void *context, uint64_t route) {
@@ -26,12 +24,6 @@ static void hang_up(void *owner, kvf_guest *guest) {
     house *h = owner;
     assert_true(h->gone_count < COUNT_OF(h->gone));
     h->gone[h->gone_count++] = guest->id;
-}
-
-static uint64_t brought(void *owner, const kvf_guest *guest) {
-    house *h = owner;
-    h->weighed++;
-    return guest->id < COUNT_OF(h->brought) ? h->brought[guest->id] : 0;
 }
 
 static void on_crowded(void *context, const char *detail) {
@@ -227,88 +219,6 @@ static void looking_for_room_takes_bounded_steps(void **state) {
     kvf_guests_free(&h.guests);
 }
 
-static void open_weighing(house *h) {
-    open_house(h, 0, 0);
-    h->guests.brought = brought;
-    h->guests.most_unheard = 1000;
-}
-
-static void who_does_not_end_what_it_says_goes_known_or_not(void **state) {
-    (void)state;
-    house h;
-    open_weighing(&h);
-    h.known_below = 102;
-    for (uint64_t id = 1; id <= 3; id++)
-        arrive(&h, id, "a", SECONDS(1));
-    kvf_guests_name(&h.guests, 1, 101, SECONDS(1)); /* is known; 2 and 3 never say anything */
-    assert_int_equal(kvf_guests_due(&h.guests), 0);
-    kvf_guests_tick(&h.guests, SECONDS(1));
-    assert_int_equal(kvf_guests_due(&h.guests), SECONDS(1) + KVF_GUEST_WEIGH_NS);
-    h.brought[1] = h.brought[2] = 1000;
-    h.brought[3] = 1001;
-    kvf_guests_tick(&h.guests, SECONDS(1) + KVF_GUEST_WEIGH_NS - 1); /* not yet */
-    assert_int_equal(h.gone_count, 0);
-    kvf_guests_tick(&h.guests, SECONDS(1) + KVF_GUEST_WEIGH_NS);
-    assert_int_equal(h.gone_count, 1);
-    assert_int_equal(h.gone[0], 3);
-    h.brought[1] = 1001;
-    kvf_guests_tick(&h.guests, SECONDS(2));
-    assert_int_equal(h.gone_count, 2);
-    assert_int_equal(h.gone[1], 1);
-    assert_int_equal(h.guests.closed, 2);
-    assert_int_equal(h.guests.refused, 0);
-    kvf_guests_free(&h.guests);
-}
-
-static void what_was_heard_does_not_count(void **state) {
-    (void)state;
-    house h;
-    open_weighing(&h);
-    arrive(&h, 1, "a", SECONDS(1));
-    kvf_guests_name(&h.guests, 1, 101, SECONDS(1));
-    for (uint64_t i = 1; i <= 10; i++) { /* each time as much as may be unheard */
-        h.brought[1] += 1000;
-        kvf_guests_tick(&h.guests, SECONDS(i));
-        assert_true(kvf_guests_hear(&h.guests, 101, SECONDS(i)));
-        h.brought[1] += 1000;
-        kvf_guests_tick(&h.guests, SECONDS(i) + SECONDS(1) / 2);
-    }
-    assert_int_equal(h.gone_count, 0);
-    h.brought[1] += 1001;
-    kvf_guests_tick(&h.guests, SECONDS(11));
-    assert_int_equal(h.gone_count, 1);
-    kvf_guests_free(&h.guests);
-}
-
-static void guests_are_weighed_in_turn_and_seldom_where_all_are_known(void **state) {
-    (void)state;
-    house h;
-    open_weighing(&h);
-    h.known_below = UINT64_MAX;
-    for (uint64_t id = 1; id <= 150; id++)
-        arrive(&h, id, "a", SECONDS(1));
-    uint64_t now = SECONDS(1);
-    for (uint32_t weighed = 64; weighed <= 128; weighed += 64) {
-        kvf_guests_tick(&h.guests, now);
-        assert_int_equal(h.weighed, weighed);
-        now += KVF_GUEST_WEIGH_NS;
-    }
-    kvf_guests_leave(&h.guests, 129); /* whose turn it is */
-    kvf_guests_tick(&h.guests, now);
-    assert_int_equal(h.weighed, 149);
-    assert_int_equal(kvf_guests_due(&h.guests), now + KVF_GUEST_WEIGH_NS); /* strangers */
-    for (uint64_t id = 1; id <= 150; id++)
-        kvf_guests_name(&h.guests, id, 1000 + id, now);
-    now += SECONDS(16);
-    for (int i = 0; i < 6; i++) /* they turn out to be known */
-        kvf_guests_tick(&h.guests, now += KVF_GUEST_WEIGH_NS);
-    assert_int_equal(h.gone_count, 0);
-    assert_int_equal(kvf_guests_due(&h.guests), now + KVF_GUEST_WEIGH_KNOWN_NS);
-    arrive(&h, 151, "a", now);
-    assert_int_equal(kvf_guests_due(&h.guests), now + KVF_GUEST_WEIGH_NS);
-    kvf_guests_free(&h.guests);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_stranger_that_was_silent_longest_goes),
@@ -319,9 +229,6 @@ int main(void) {
         cmocka_unit_test(who_was_refused_goes_first_and_soon_and_at_once_when_refused_again),
         cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
         cmocka_unit_test(looking_for_room_takes_bounded_steps),
-        cmocka_unit_test(who_does_not_end_what_it_says_goes_known_or_not),
-        cmocka_unit_test(what_was_heard_does_not_count),
-        cmocka_unit_test(guests_are_weighed_in_turn_and_seldom_where_all_are_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

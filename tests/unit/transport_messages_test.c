@@ -17,7 +17,6 @@
 
 #include <cmocka.h>
 
-#include "endless.h"
 #include "transport/front.h"
 #include "transport_pair.h"
 
@@ -545,35 +544,6 @@ static void connections_that_come_and_go_are_forgotten(void **state) {
     side_close(&there);
 }
 
-/* ZeroMQ keeps what has come of a message until its end; who is let in is hung up on for that as well as a stranger. */
-static void who_never_ends_a_message_is_hung_up_on(void **state) {
-    (void)state;
-    for (int greets = 0; greets < 2; greets++) {
-        static endless_talk flood;
-        test_side here, there;
-        side_open(&here, &plain, 1);
-        side_open(&there, &plain, 2);
-        kvf_peer *peer = side_connect(&here, &there);
-        kvf_messages_hello hello = {.generation = 1000, .name = "endless", .id = "endless"};
-        unsigned char frame[2 + MESSAGES_HELLO_BYTES_MAX] = {0};
-        memcpy(hello.secret, part_of(&there).secret, sizeof hello.secret);
-        frame[1] = (unsigned char)kvf_messages_hello_write(&hello, frame + 2);
-        assert_true(endless_open(&flood, part_of(&there).port));
-        if (greets)
-            assert_int_equal(send(flood.fd, frame, 2u + frame[1], MSG_NOSIGNAL), 2 + frame[1]);
-
-        while (endless_go_on(&flood))
-            assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
-        assert_true(flood.sent > MESSAGES_UNHEARD);
-        await_closed(&there, 1);
-        (void)close(flood.fd);
-        kvf_run run = {0, 0, 1u << 20, 0, 0};
-        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
-        side_close(&here);
-        side_close(&there);
-    }
-}
-
 /* Connections that say nothing, garbage, or the beginning of a handshake, and stay. */
 static void half_open_connections_do_not_disturb_others(void **state) {
     (void)state;
@@ -794,7 +764,6 @@ int main(void) {
         cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
         cmocka_unit_test(who_takes_no_answers_gives_its_slots_back_to_others),
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
-        cmocka_unit_test(who_never_ends_a_message_is_hung_up_on),
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(strangers_do_not_fill_the_port),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),

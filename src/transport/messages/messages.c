@@ -34,6 +34,7 @@
 #define UNACKNOWLEDGED_MS 60000
 #define HANDSHAKE_MS 15000
 #define BACKLOG 1024
+#define SEALED_BYTES 256 /* what encryption adds to a message */
 
 /* ---- ZeroMQ ---------------------------------------------------------------------------------- */
 
@@ -51,7 +52,7 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
         {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
         {ZMQ_TCP_MAXRT, UNACKNOWLEDGED_MS},
     };
-    const int64_t longest = MESSAGES_LONGEST;
+    const int64_t longest = MESSAGES_BYTES_MAX + SEALED_BYTES;
     bool good = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         good = good &&

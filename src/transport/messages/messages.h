@@ -31,14 +31,11 @@
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
 
-#define MESSAGES_SLOTS_MAX 128u                     /* of an endpoint: what it can have on its way */
-#define MESSAGES_PEER_SLOTS 8u                      /* of them, for one peer */
-#define MESSAGES_PEER_SLOTS_LEAST 2u                /* when more than half of them are on their way */
-#define MESSAGES_WINDOW_DEFAULT 8u                  /* requests under way on one connection */
-#define MESSAGES_RECEIVE_LIMIT 6                    /* messages of one connection that wait to be looked at */
-#define MESSAGES_LONGEST (MESSAGES_BYTES_MAX + 256) /* with what encryption adds */
-/* What a connection may have brought and nobody have heard: those messages, one that is taken apart, and some. */
-#define MESSAGES_UNHEARD ((MESSAGES_RECEIVE_LIMIT + 2) * (uint64_t)MESSAGES_LONGEST)
+#define MESSAGES_SLOTS_MAX 128u       /* of an endpoint: what it can have on its way */
+#define MESSAGES_PEER_SLOTS 8u        /* of them, for one peer */
+#define MESSAGES_PEER_SLOTS_LEAST 2u  /* when more than half of them are on their way */
+#define MESSAGES_WINDOW_DEFAULT 8u    /* requests under way on one connection */
+#define MESSAGES_RECEIVE_LIMIT 6      /* messages of one connection that wait to be looked at */
 #define MESSAGES_SEND_LIMIT 256       /* more than are ever due to one that keeps to the protocol */
 #define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
 #define MESSAGES_STRANGE_BYTES 65536u /* a longer message of a stranger ends its connection at once */

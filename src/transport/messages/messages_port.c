@@ -165,7 +165,6 @@ static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
 
 static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     kvf_guests limits = endpoint->door.guests;
-    limits.most_unheard = MESSAGES_UNHEARD;
     limits.is_known = is_known;
     limits.on_left = on_left;
     limits.context = endpoint;
