@@ -8,6 +8,7 @@
 #include "link_ends.h"
 
 #define MOST 6u
+#define SECOND UINT64_C(1000000000)
 #define CROWD 20u
 
 static uint64_t passed_ns; /* beside the machine's time */
