@@ -78,6 +78,8 @@ void kvf_guests_leave(kvf_guests *guests, uint64_t id) {
         return;
     if (guest->route && guests->on_left)
         guests->on_left(guests->context, guest->route);
+    if (guest->route)
+        guests->left[guests->next_left++ % KVF_GUESTS_LEFT] = guest->route;
     stop_counting(guests, guest);
     forget_route(guests, guest);
     HASH_DELETE(by_id, guests->by_id, guest);
@@ -232,9 +234,16 @@ bool kvf_guests_is_parting(const kvf_guests *guests, uint64_t route) {
     return guest && guest->parting;
 }
 
+static bool has_left(const kvf_guests *guests, uint64_t route) {
+    for (uint32_t i = 0; i < KVF_GUESTS_LEFT; i++)
+        if (guests->left[i] == route)
+            return true;
+    return false;
+}
+
 void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t now) {
     kvf_guest *guest = find(guests, id);
-    if (!guest || guest->leaving || guest->route)
+    if (!guest || guest->leaving || guest->route || has_left(guests, route))
         return; /* one that had this place before, or has it now, and we have not heard so yet */
     guest->route = route;
     HASH_ADD(by_route, guests->by_route, route, sizeof guest->route, guest);

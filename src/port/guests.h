@@ -15,6 +15,7 @@
 #define KVF_GUEST_SILENT_NS UINT64_C(15000000000)
 #define KVF_GUEST_PARTING_NS UINT64_C(100000000)
 #define KVF_GUEST_ADDRESS_BYTES 64u
+#define KVF_GUESTS_LEFT 256u
 
 typedef struct kvf_guest_host kvf_guest_host;
 
@@ -49,6 +50,9 @@ typedef struct kvf_guests {
     kvf_guest *by_id, *by_route, *present;
     kvf_guest_host *hosts;
     uint32_t count, known; /* present, and of these not strangers when they were last looked at */
+    /* Routes of those that left last, a ring: what they said may be read after somebody else has their place. */
+    uint64_t left[KVF_GUESTS_LEFT];
+    uint32_t next_left;
     uint64_t closed;       /* so many were told to go */
     uint64_t refused;      /* of these, for want of room */
 } kvf_guests;
@@ -61,7 +65,7 @@ void kvf_guests_leave(kvf_guests *guests, uint64_t id);
 
 /** Something came over the connection that has a route; whether it is listed. */
 bool kvf_guests_hear(kvf_guests *guests, uint64_t route, uint64_t now);
-/** What a route is: something has come over this connection. */
+/** What a route is: something has come over this connection. One that has left is not taken for who has its place. */
 void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t now);
 
 /** What came over the connection that has a route is nothing for us: it goes at once. */

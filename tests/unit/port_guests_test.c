@@ -198,6 +198,26 @@ static void a_place_that_was_taken_again_is_another_guest(void **state) {
 }
 
 /* A newcomer among thousands that are known costs as much as among a few. */
+/* What it said last is read when another connection has its descriptor: that one is not hung up for it. */
+static void what_is_left_of_one_that_left_is_not_of_who_has_its_place(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 0, 0);
+    arrive(&h, 7, "a", 1);
+    kvf_guests_name(&h.guests, 7, 101, 1);
+    kvf_guests_leave(&h.guests, 7);
+    arrive(&h, 7, "a", 2);
+    kvf_guests_name(&h.guests, 7, 101, 3);
+    assert_false(kvf_guests_has(&h.guests, 101));
+    kvf_guests_dismiss(&h.guests, 101);
+    kvf_guests_part(&h.guests, 101, 3);
+    assert_int_equal(h.gone_count, 0);
+    kvf_guests_name(&h.guests, 7, 102, 4);
+    assert_true(kvf_guests_has(&h.guests, 102));
+    assert_false(kvf_guests_is_parting(&h.guests, 102));
+    kvf_guests_free(&h.guests);
+}
+
 static void looking_for_room_takes_bounded_steps(void **state) {
     (void)state;
     house h;
@@ -228,6 +248,7 @@ int main(void) {
         cmocka_unit_test(strangers_have_places_of_their_own_and_those_who_are_met_give_theirs_back),
         cmocka_unit_test(who_was_refused_goes_first_and_soon_and_at_once_when_refused_again),
         cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
+        cmocka_unit_test(what_is_left_of_one_that_left_is_not_of_who_has_its_place),
         cmocka_unit_test(looking_for_room_takes_bounded_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
