@@ -223,6 +223,7 @@ void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now) {
         return;
     }
     guest->parting = true;
+    guest->met = is_known(guests, guest);
     unlist(guests, guest);
     DL_PREPEND(guests->present, guest);
     DL_PREPEND2(guest->host->present, guest, host_prev, host_next);
@@ -232,6 +233,11 @@ void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now) {
 bool kvf_guests_is_parting(const kvf_guests *guests, uint64_t route) {
     const kvf_guest *guest = find_route(guests, route);
     return guest && guest->parting;
+}
+
+bool kvf_guests_was_met(const kvf_guests *guests, uint64_t route) {
+    const kvf_guest *guest = find_route(guests, route);
+    return guest && guest->met;
 }
 
 static bool has_left(const kvf_guests *guests, uint64_t route) {

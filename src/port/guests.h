@@ -27,6 +27,7 @@ typedef struct kvf_guest {
     kvf_guest_host *host;
     bool known;   /* when it was last looked at */
     bool parting; /* see kvf_guests_part() */
+    bool met;     /* parting: it was known until then */
     bool leaving; /* its owner was told to close it */
     UT_hash_handle by_id, by_route;
     struct kvf_guest *prev, *next;           /* guests->present: who has been silent for longest is first */
@@ -75,6 +76,8 @@ void kvf_guests_dismiss(kvf_guests *guests, uint64_t route);
 void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now);
 /** Whether it was. */
 bool kvf_guests_is_parting(const kvf_guests *guests, uint64_t route);
+/** Whether it was, and was known until then: much of what it was asked for, or asked, may be on its way. */
+bool kvf_guests_was_met(const kvf_guests *guests, uint64_t route);
 
 /** Whether a route is of one that is listed. */
 bool kvf_guests_has(const kvf_guests *guests, uint64_t route);

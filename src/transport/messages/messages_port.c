@@ -81,6 +81,10 @@ bool kvf_messages_is_parting(const kvf_messages_endpoint *endpoint, uint32_t num
     return kvf_guests_is_parting(&endpoint->door.guests, route_of(number));
 }
 
+bool kvf_messages_was_met(const kvf_messages_endpoint *endpoint, uint32_t number) {
+    return kvf_guests_was_met(&endpoint->door.guests, route_of(number));
+}
+
 void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number) {
     kvf_guests_dismiss(&endpoint->door.guests, route_of(number));
 }

@@ -297,13 +297,15 @@ static bool hear_again(kvf_messages_endpoint *endpoint) {
     return true;
 }
 
-/* Somebody who is no client says who he is, or goes. Who was refused may still say what was on its way. */
+/* Somebody who is no client says who he is, or goes. What was on its way of one who was refused is passed over until he
+ * goes, for hung up on at once he would not learn why; that is long only of one who was a client. */
 static void take_strange(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     const unsigned char *data = zmq_msg_data(message);
     const size_t bytes = zmq_msg_size(message);
     if (bytes > 0 && bytes <= MESSAGES_HELLO_BYTES_MAX && data[0] == MESSAGES_HELLO)
         hear(endpoint, number, message);
-    else if (bytes > MESSAGES_STRANGE_BYTES || !kvf_messages_is_parting(endpoint, number))
+    else if (bytes > MESSAGES_STRANGE_BYTES ? !kvf_messages_was_met(endpoint, number)
+                                            : !kvf_messages_is_parting(endpoint, number))
         kvf_messages_dismiss(endpoint, number);
 }
 
