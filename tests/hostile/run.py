@@ -244,7 +244,8 @@ def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> li
     """What has not come back though there was time, and what took too much of it."""
     faults = []
     last = pair.producer.last
-    allocators = SLACK_TRIMMED if last.get("trimmed") else SLACK_BYTES
+    sanitized = 2 if last.get("slower", 1) > 1 else 1  # its allocator keeps what lies around each allocation, too
+    allocators = SLACK_TRIMMED if last.get("trimmed") else SLACK_BYTES * sanitized
     for name, slack in (("resident", allocators), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
