@@ -11,7 +11,7 @@ enum {
     SHAPED = COMMAND_PLAN | MOVING, /* both engines are laid out by their shapes */
     LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
     HERE = SHAPED | COMMAND_SERVE | COMMAND_SWEEP, /* the model is known without asking an engine */
-    THERE = COMMAND_EXPLAIN | COMMAND_FETCH, /* it is a running engine's, unless it is named */
+    THERE = COMMAND_EXPLAIN | COMMAND_FETCH,       /* it is a running engine's, unless it is named */
     EITHER = HERE | THERE,
     VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH,
     LIVE = MOVING | COMMAND_SERVE | COMMAND_FETCH, /* agents are opened */
@@ -132,8 +132,8 @@ static const option_row rows[] = {
     {"transport", "KIND", "whose costs are taken; also shm/brought or ucx/emulated", "auto",
      PREDICTING | COMMAND_EXPLAIN, NAME(transport, costs_word), .idle = is_alone},
     {"fabrics", NULL, "say also what each kind of transport would take", NULL, COMMAND_PLAN, FLAG(fabrics)},
-    {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", NULL,
-     PREDICTING, FLAG(calibrate)},
+    {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", NULL, PREDICTING,
+     FLAG(calibrate)},
     {"move", "WAY", "auto, direct or packed", "auto", LIVE, WORD(way, way_word)},
     {"ucx-tls", "LIST", "the transports UCX may use, as in UCX_TLS", NULL, LIVE | LOOKING, TEXT(ucx_tls),
      .idle = is_no_ucx},

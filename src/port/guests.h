@@ -54,8 +54,8 @@ typedef struct kvf_guests {
     /* Routes of those that left last, a ring: what they said may be read after somebody else has their place. */
     uint64_t left[KVF_GUESTS_LEFT];
     uint32_t next_left;
-    uint64_t closed;       /* so many were told to go */
-    uint64_t refused;      /* of these, for want of room */
+    uint64_t closed;  /* so many were told to go */
+    uint64_t refused; /* of these, for want of room */
 } kvf_guests;
 
 /** A connection was made. KVF_OK, also where it is to go at once; KVF_E_NOMEM: it is not listed, to be tried again. */

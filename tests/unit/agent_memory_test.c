@@ -138,7 +138,8 @@ static void who_waits_for_a_producer_that_sleeps_is_told_so(void **state) {
     const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
     assert_non_null(strstr(failed->detail, "has taken its memory back"));
     give_anew(&s, &s.w.p);
-    world_run_for(&s.w, 2000 * MS); /* until they have met: P is told that D gave the request up, which ends a hold */
+    world_run_for(
+        &s.w, 2000 * MS); /* until they have met: P is told that D gave the request up, which ends a hold */
     s.wanted.request.patience_ns = 0;
     hold_and_pull(&s, 3);
     tear_down(&s);

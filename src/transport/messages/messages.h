@@ -172,7 +172,8 @@ void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool c
 /** Hangs up when somebody who was refused has had time to read why. */
 void kvf_messages_part(kvf_messages_endpoint *endpoint, uint32_t number);
 bool kvf_messages_is_parting(const kvf_messages_endpoint *endpoint, uint32_t number);
-bool kvf_messages_was_met(const kvf_messages_endpoint *endpoint, uint32_t number); /**< and was a client until then */
+bool kvf_messages_was_met(const kvf_messages_endpoint *endpoint,
+                          uint32_t number); /**< and was a client until then */
 
 /** Hangs up. */
 void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number);
