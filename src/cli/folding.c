@@ -12,8 +12,9 @@ enum { USUAL_WIDTH = 80, LEAST_WIDTH = 40, MOST_WIDTH = 100000 };
 static size_t width_of_terminal(void) {
     const char *told = getenv("COLUMNS");
     struct winsize size = {0};
-    if (told && atol(told) > 0)
-        return (size_t)atol(told);
+    const long columns = told ? strtol(told, NULL, 10) : 0;
+    if (columns > 0)
+        return (size_t)columns;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
         return size.ws_col;
     return USUAL_WIDTH;

@@ -187,9 +187,14 @@ static int read_group(object *of, kvf_group_desc *out, group_memory *memory) {
 
 static int make(const object *whole, struct json_object *list, size_t count, kvf_model_desc *desc,
                 kvf_model **out) {
-    kvf_group_desc *groups = calloc(count, sizeof *groups);
-    group_memory *memory = calloc(count, sizeof *memory);
-    int result = groups && memory ? EXIT_DONE : failure("not enough memory");
+    kvf_group_desc *groups = calloc(count + 1, sizeof *groups);
+    group_memory *memory = calloc(count + 1, sizeof *memory);
+    if (!groups || !memory) {
+        free(groups);
+        free(memory);
+        return failure("not enough memory");
+    }
+    int result = EXIT_DONE;
     for (size_t i = 0; i < count && !result; i++) {
         object group = {.path = whole->path, .json = json_object_array_get_idx(list, i)};
         (void)snprintf(group.where, sizeof group.where, "group %zu: ", i);
@@ -200,7 +205,7 @@ static int make(const object *whole, struct json_object *list, size_t count, kvf
     kvf_status status = result ? KVF_OK : kvf_model_create(desc, out);
     if (status)
         result = library_error(status, "%s", whole->path);
-    for (size_t i = 0; i < count && memory; i++) {
+    for (size_t i = 0; i < count; i++) {
         free(memory[i].layers);
         free(memory[i].parts);
     }

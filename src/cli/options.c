@@ -119,7 +119,7 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
                      .timeout_s = 60};
     reader from = {.next = argv + 1, .command = argv[0]};
     int result = take_standards(out);
-    while (!result && from.next < argv + argc)
+    while (!result && from.next < argv + argc && *from.next)
         result = read_word(&from, out);
     if (!result && out->groups && options_given(out, "model"))
         result = usage_error("--model and --groups both say what is cached; give one of them");

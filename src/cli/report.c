@@ -278,7 +278,9 @@ static void report_plan(report *to, const report_rank *planned, uint32_t rank) {
 int report_make(report *to) {
     const uint32_t count = kvf_engine_rank_count(to->decode);
     to->planned = calloc(count + 1, sizeof *to->planned);
-    int result = to->planned ? EXIT_DONE : failure("not enough memory");
+    if (!to->planned)
+        return failure("not enough memory");
+    int result = EXIT_DONE;
     for (uint32_t rank = 0; rank < count && !result; rank++) {
         report_rank *planned = &to->planned[rank];
         result = engines_plan(to->decode, rank, to->prefill, to->asked, &planned->plan);

@@ -59,13 +59,13 @@ void report_start(report *to, const options *asked, const kvf_engine *prefill, c
 int report_make(report *to);
 
 /** What a source takes by the way that would be chosen. */
-double report_cheaper(const kvf_way_prediction *source);
+double report_cheaper(const kvf_way_prediction *cost);
 
 /** Says in one line what was predicted, and with which costs. */
 void report_say_costs(const report *of, char *out, size_t bytes);
 
 /** A table of what the kinds of transport would take; without rows where it was not asked for. Free it. */
-void report_list_fabrics(const report *of, table *out);
+void report_list_fabrics(const report *to, table *out);
 
 /** Prints what was made: the costs that are assumed, the table, and what it comes to. */
 int report_print(report *to);

@@ -49,10 +49,11 @@ class Computing:
                 pipeline_parallel_size=1,
                 decode_context_parallel_size=1,
                 prefill_context_parallel_size=1,
+                cp_kv_cache_interleave_size=1,
                 data_parallel_index=0,
             ),
             device_config=SimpleNamespace(device_type="other"),
-            model_config=model,
+            model_config=SimpleNamespace(**vars(model), model=name),
             speculative_config=None,
             num_prefill_lookahead_tokens=0,
         )
