@@ -128,6 +128,13 @@ static void take_notice(kvf_cuda_client *client, const kvf_cuda_packet *packet) 
         (void)kvf_deliver(client->endpoint->transport, client->name, packet->as.notice.data, count);
 }
 
+/* What has to do with writing; false: it is something else, or not as it must be. */
+static bool take_write(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
+    if (packet->as.header.kind == CUDA_MEMORY)
+        return kvf_cuda_write_told(client, packet);
+    return packet->as.header.kind == CUDA_WRITE && kvf_cuda_write_asked(client, packet);
+}
+
 bool kvf_cuda_owner_read(kvf_cuda_client *client) {
     kvf_cuda_endpoint *endpoint = client->endpoint;
     kvf_cuda_packet *packet = &endpoint->packet;
@@ -147,13 +154,7 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
             take_hello(client, packet);
         else if (status == KVF_OK && packet->as.header.kind == CUDA_NOTICE)
             take_notice(client, packet);
-        else if (status == KVF_OK && client->known && packet->as.header.kind == CUDA_MEMORY &&
-                 kvf_cuda_write_told(client, packet))
-            continue;
-        else if (status == KVF_OK && client->known && packet->as.header.kind == CUDA_WRITE &&
-                 kvf_cuda_write_asked(client, packet))
-            continue;
-        else
+        else if (status != KVF_OK || !client->known || !take_write(client, packet))
             refuse(client, CUDA_REFUSED_PROTOCOL, 0);
     }
     return true;
