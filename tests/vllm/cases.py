@@ -83,10 +83,9 @@ CASES = {
         "granite", Side(arguments=CHUNKS), Side(), has_state=True, mode="push", at_once=True
     ),
     # Cells are the prefill server's, widened bit for bit. It computes in bfloat16, so the first token's
-    # log-probability is another than where the decode server computes all of it; the prefill server's own is, too.
-    "llama-bf16-f32": Case(
-        "llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST
-    ),
+    # log-probability is another than where the decode server computes all of it; the prefill server's own is,
+    # too.
+    "llama-bf16-f32": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST),
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
     "gemma3-tp1-tp2": Case("gemma3", Side(64), Side(32, tp=2)),

@@ -27,8 +27,8 @@ from pair import Answer, Pair, answer
 NEW_TOKENS = 12
 LENGTHS = (5, 64, 100, 193, 300)
 SHORT_LENGTHS = (64, 193)
-# Log-probabilities through both servers, whose types differ, beside those of the prefill server alone: how many times
-# as far from the decode server's they may lie.
+# Log-probabilities through both servers, whose types differ, beside those of the prefill server alone: how many
+# times as far from the decode server's they may lie.
 CONVERTED_DISTANCE = 1.5
 Judge = Callable[..., None]
 
@@ -135,7 +135,7 @@ class HandOver:
             self._judge(self._name, f"{what}: same first token{limit}", good, f"off by {off}")
 
     def _judge_distance(self) -> None:
-        """How far the first token may lie off is what the prefill server's own type makes of it on this machine."""
+        """How far the first token may lie off is what the prefill server's own type makes of it here."""
         limit = CONVERTED_DISTANCE * self._apart
         self._judge(
             self._name,
