@@ -172,8 +172,12 @@ class FakeServer:
             "remote_request_id": f"{self.name}-{next(self._numbers)}",
             "remote_host": "127.0.0.1",
             "remote_port": 1,
+            "remote_num_tokens": 7,
+            "remote_blocks_expiry_time": None,
             "transfer_mode": self.mode,
             "kvferry_transfer_id": name,
+            "kvferry_weights": "w1",
+            "kvferry_versions": [1, 1],
         }
 
     def _source(self, params: dict[str, Any]) -> str:

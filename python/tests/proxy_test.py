@@ -145,6 +145,8 @@ async def test_both_servers_are_asked_at_once_when_the_engine_is_known(scene: Sc
         "remote_request_id": told["remote_request_id"],
         "transfer_mode": "push",
         "kvferry_transfer_id": name,
+        "kvferry_weights": "w1",
+        "kvferry_versions": [1, 1],
     }
 
 

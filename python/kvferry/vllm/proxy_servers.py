@@ -25,18 +25,17 @@ CHUNK_BYTES = 512
 MOST_CHUNKS = 65536
 #: What a request costs beyond its prompt.
 REQUEST_BYTES = 64
-#: Of the parameters that a prefill server answers with, those that are the same in all its answers.
-OF_ENGINE = (
-    "remote_engine_id",
-    "remote_host",
-    "remote_port",
-    "remote_registration_generation",
-    "tp_size",
-    "pp_size",
-    "dcp_size",
-    "transfer_mode",
-    "kvferry_public_key",
-    "kvferry_draft",
+#: Of the parameters that a prefill server answers with, those of a request. The others speak of its engine.
+OF_REQUEST = frozenset(
+    {
+        "do_remote_prefill",
+        "do_remote_decode",
+        "remote_block_ids",
+        "remote_request_id",
+        "remote_num_tokens",
+        "remote_blocks_expiry_time",
+        "kvferry_transfer_id",
+    }
 )
 
 
@@ -94,7 +93,7 @@ class Server:
 
     def learn(self, params: dict[str, Any]) -> None:
         """From the parameters of an answer. Where several engines take turns, who is next is not known."""
-        engine = {name: params.get(name) for name in OF_ENGINE}
+        engine = {name: value for name, value in params.items() if name not in OF_REQUEST}
         self._several |= self.engine is not None and self.engine != engine
         writes = params.get("transfer_mode") == "push" and params.get("kvferry_transfer_id")
         self.engine = engine if writes and not self._several else None
