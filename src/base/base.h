@@ -43,6 +43,11 @@ void kvf_error_restore(const char *text);
 
 _Noreturn void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function);
 
+/** Whether so many bytes from an offset on lie inside of something; nothing lies inside of what is empty. */
+static inline bool kvf_lies_inside(uint64_t offset, uint64_t bytes, uint64_t all) {
+    return all > 0 && offset <= all && bytes <= all - offset;
+}
+
 /* Arithmetic on numbers from outside. Each returns false on overflow, leaving `out` undefined. */
 static inline bool kvf_add(uint64_t a, uint64_t b, uint64_t *out) {
     return !__builtin_add_overflow(a, b, out);

@@ -121,10 +121,10 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
         *bytes += run->bytes;
         uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
         uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
-        if (here == 0 || run->local_offset > here || run->bytes > here - run->local_offset)
+        if (!kvf_lies_inside(run->local_offset, run->bytes, here))
             return refuse(run, i, "local", run->local_region, run->local_offset, here,
                           run->local_region < local_count && own[run->local_region].withheld, local_count);
-        if (there == 0 || run->remote_offset > there || run->bytes > there - run->remote_offset)
+        if (!kvf_lies_inside(run->remote_offset, run->bytes, there))
             return refuse(run, i, "remote", run->remote_region, run->remote_offset, there,
                           run->remote_region < remote_count && peer->region_withheld[run->remote_region],
                           remote_count);

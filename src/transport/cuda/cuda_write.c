@@ -179,10 +179,6 @@ typedef struct asked_batch {
     kvf_run runs[];
 } asked_batch;
 
-static bool is_inside(uint64_t offset, uint64_t bytes, uint64_t region_bytes) {
-    return region_bytes > 0 && offset <= region_bytes && bytes <= region_bytes - offset;
-}
-
 /* Turns the runs round: local is ours. False: one of them is outside of the regions. */
 static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write, asked_batch *asked) {
     uint32_t own_count;
@@ -190,8 +186,8 @@ static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write
     for (uint32_t i = 0; i < write->header.count; i++) {
         const kvf_run *run = &write->runs[i];
         if (run->remote_region >= own_count || run->local_region >= client->told_count ||
-            !is_inside(run->remote_offset, run->bytes, own[run->remote_region].bytes) ||
-            !is_inside(run->local_offset, run->bytes, client->told[run->local_region].bytes))
+            !kvf_lies_inside(run->remote_offset, run->bytes, own[run->remote_region].bytes) ||
+            !kvf_lies_inside(run->local_offset, run->bytes, client->told[run->local_region].bytes))
             return false;
         asked->runs[i] = (kvf_run){.local_offset = run->remote_offset,
                                    .remote_offset = run->local_offset,
