@@ -133,7 +133,7 @@ static void print_quoted(const char *sentence) {
 
 static void zsh_option(const command *of, const option_row *row) {
     (void)of;
-    const bool may_be_left_out = row->argument && row->argument[0] == '[';
+    const bool may_be_left_out = option_value_may_be_left_out(row);
     printf("        '*--%s%s[", row->name, row->argument ? "=" : "");
     print_quoted(row->help);
     printf("]%s", row->argument ? may_be_left_out ? "::" : ":" : "");
@@ -207,7 +207,7 @@ static void print_fish_text(const char *sentence) {
 }
 
 static void fish_option(const command *of, const option_row *row) {
-    const bool may_be_left_out = row->argument && row->argument[0] == '[';
+    const bool may_be_left_out = option_value_may_be_left_out(row);
     printf("complete -c kvferry -n '__fish_seen_subcommand_from %s' -l %s%s%s", of->name, row->name,
            row->argument && !may_be_left_out ? " -r" : "", row->file ? " -F" : " -f");
     if (row->words) {

@@ -202,6 +202,10 @@ const option_row *option_row_find(uint32_t command_bit, const char *name, uint32
     return NULL;
 }
 
+bool option_value_may_be_left_out(const option_row *row) {
+    return row->argument && row->argument[0] == '[';
+}
+
 static const char *shown_name(const void *set, uint32_t i) {
     const uint32_t *command_bit = set;
     for (size_t at = 0; at < sizeof rows / sizeof *rows; at++)

@@ -38,6 +38,9 @@ const option_row *option_row_get(uint32_t i);
 /** The row of a command's option; NULL: it has none of this name. `number` (may be NULL) is which. */
 const option_row *option_row_find(uint32_t command_bit, const char *name, uint32_t *number);
 
+/** Whether an option may be given without its value. */
+bool option_value_may_be_left_out(const option_row *row);
+
 /** The names of the options that a command shows. */
 words option_names(const uint32_t *command_bit);
 

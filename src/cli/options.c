@@ -18,10 +18,6 @@ typedef struct reader {
     bool only_operands; /* "--" was met */
 } reader;
 
-static bool may_be_left_out(const option_row *row) {
-    return row->argument && row->argument[0] == '[';
-}
-
 /* Whether a word is the file of an option that may have one: no option, and no endpoint of a command that takes those
  * ("--json=FILE" is whatever it is). */
 static bool is_file(const char *word) {
@@ -36,7 +32,7 @@ static const char *read_value(reader *from, const option_row *row, const char *b
         return behind ? NULL : "";
     if (behind)
         return behind;
-    if (may_be_left_out(row))
+    if (option_value_may_be_left_out(row))
         return is_file(*from->next) ? *from->next++ : "-";
     if (!*from->next)
         (void)usage_error("--%s needs a value; see \"kvferry help %s\"", row->name, from->command);
