@@ -24,7 +24,7 @@ static const word words[KVF_MOMENTS] = {
     [KVF_MOMENT_NOTICED] = {"noticed", NULL},
 };
 
-/* What is written, and for whom. */
+/* The trace that is being written, and its agent. */
 typedef struct writer {
     const kvf_agent *agent;
     struct json_object *events;
@@ -86,6 +86,18 @@ static struct json_object *add_span(writer *w, const char *category, const char 
     return args;
 }
 
+/* A moment on a request's thread; its "args". */
+static struct json_object *add_instant(writer *w, const char *category, const char *name,
+                                       const kvf_trace *trace, uint64_t when) {
+    struct json_object *args = add_event(w, "i", name, trace->ticket);
+    if (!args)
+        return NULL;
+    add_text(w, last_event(w), "cat", category);
+    add_text(w, last_event(w), "s", "t"); /* on its thread only */
+    add_time(w, last_event(w), "ts", when - w->agent->opened);
+    return args;
+}
+
 /* ---- one request ----------------------------------------------------------------------------- */
 
 /* When it was over; for what is not, now. */
@@ -117,12 +129,9 @@ static void say_phases(writer *w, const kvf_trace *trace, uint64_t end) {
 }
 
 static void say_peer(writer *w, const kvf_trace *trace, const kvf_trace_peer *peer) {
-    struct json_object *args = add_event(w, "i", words[peer->moment].name, trace->ticket);
+    struct json_object *args = add_instant(w, "peer", words[peer->moment].name, trace, peer->time);
     if (!args)
         return;
-    add_text(w, last_event(w), "cat", "peer");
-    add_text(w, last_event(w), "s", "t"); /* on its thread only */
-    add_time(w, last_event(w), "ts", peer->time - w->agent->opened);
     add(w, args, "request", kvf_visible_id(trace->id, trace->id_bytes));
     add_text(w, args, "engine", peer->engine ? peer->engine : "");
     add_number(w, args, "rank", peer->rank);
@@ -163,11 +172,8 @@ static void say_request(writer *w, const kvf_trace *trace) {
     say_phases(w, trace, end);
     for (uint32_t i = 0; i < trace->peer_count; i++)
         say_peer(w, trace, &trace->peers[i]);
-    if (trace->at[KVF_MOMENT_FREED] && add_event(w, "i", words[KVF_MOMENT_FREED].name, trace->ticket)) {
-        add_text(w, last_event(w), "cat", "blocks");
-        add_text(w, last_event(w), "s", "t");
-        add_time(w, last_event(w), "ts", trace->at[KVF_MOMENT_FREED] - w->agent->opened);
-    }
+    if (trace->at[KVF_MOMENT_FREED])
+        (void)add_instant(w, "blocks", words[KVF_MOMENT_FREED].name, trace, trace->at[KVF_MOMENT_FREED]);
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
@@ -203,7 +209,10 @@ static void say_head(writer *w, struct json_object *all) {
 /* The next requests behind the ticket `last`, which is moved on; whether there are more. Has the lock. */
 static bool say_some(writer *w, uint64_t *last) {
     uint32_t count = 0;
-    for (const kvf_trace *trace = w->agent->traces; trace && !w->failed; trace = trace->hh.next) {
+    const kvf_trace *trace = NULL;
+    HASH_FIND(hh, w->agent->traces, last, sizeof *last,
+              trace); /* NULL: none yet, or it was forgotten since */
+    for (trace = trace ? trace : w->agent->traces; trace && !w->failed; trace = trace->hh.next) {
         if (trace->ticket <= *last)
             continue;
         if (count++ == AT_ONCE)
