@@ -74,8 +74,8 @@ static kvf_status check_keys(const kvf_ucx_link *link, const kvf_batch *batch) {
             return kvf_fail(KVF_E_PERMISSION,
                             "submit: region %u: its owner withholds it, for its UCX would emulate one-sided "
                             "operations: it moves packed, or over messages, or with ucx.emulated \"on\" "
-                            "there; packed, its "
-                            "stage must reach us: the setting ucx.devices says which interfaces to use",
+                            "there; packed, its stage must reach us: the setting ucx.devices says which "
+                            "interfaces to use",
                             region);
     }
     return KVF_OK;
