@@ -9,11 +9,9 @@
 #define TRY_BYTES (512u << 20)       /* then the way that was not used is used, to know what it takes; ... */
 #define TRY_FIRST_BYTES (64u << 20)  /* ... when nothing is known of it */
 #define SLOWER 3.0f /* nothing is tried that cannot be better: reads take at most so much less alone */
-#define MEASURE_NS 1000000u /* of one way */
-#define CLEARLY 0.9f        /* better */
-#define WEIGHT 0.125f       /* of a new measurement */
-#define WEIGHT_AFTER_TRY 0.5f
-#define SURPRISE_MAX 4.0f /* what takes longer was somebody else's doing, in part */
+#define MEASURE_NS 1000000u              /* of one way */
+#define TRIES (SHM_MEASUREMENTS / 2 + 1) /* measurements of one try: as many as move the median */
+#define CLEARLY 0.9f                     /* better */
 #define LEARN_BYTES_MIN 1024u
 #define WINDOW_MAX 7u
 
@@ -29,7 +27,7 @@ static uint32_t length_class(const kvf_slice *slice) {
 
 /* Until it was measured: a system call finds each run's pages, a copy misses the caches. */
 static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way) {
-    float measured = choice->lengths[size_class].ns_per_byte[way];
+    float measured = choice->lengths[size_class].ways[way].median;
     float run_bytes = (float)(48u << size_class);
     if (measured > 0)
         return measured;
@@ -38,7 +36,7 @@ static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way
 
 /* What a read takes, also while the owner is at work. */
 static float reading(const kvf_shm_choice *choice, uint32_t size_class) {
-    float measured = choice->lengths[size_class].read_ns_per_byte;
+    float measured = choice->lengths[size_class].reads.median;
     return measured > 0 ? measured : cost(choice, size_class, SHM_WAY_DIRECT);
 }
 
@@ -56,8 +54,9 @@ static bool is_due(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_wa
     if (way == SHM_WAY_DIRECT &&
         reading(choice, size_class) > SLOWER * cost(choice, size_class, SHM_WAY_SERVED))
         return false;
-    bool known = choice->lengths[size_class].ns_per_byte[way] > 0;
-    return choice->lengths[size_class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
+    bool known = choice->lengths[size_class].ways[way].measured > 0;
+    return choice->lengths[size_class].tries[way] > 0 ||
+           choice->lengths[size_class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
 }
 
 static bool should_ask(const kvf_shm_choice *choice, uint32_t size_class) {
@@ -95,15 +94,28 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
     return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
 }
 
-static void average(float *known, float now, float weight) {
-    if (*known > 0 && now > SURPRISE_MAX * *known)
-        now = SURPRISE_MAX * *known;
-    *known = *known > 0 ? *known + weight * (now - *known) : now;
+/* Where fewer were measured than are kept, the rest is what was believed: one alone is not believed. */
+static void add(kvf_shm_price *price, float believed, float now) {
+    float sorted[SHM_MEASUREMENTS];
+    for (uint32_t i = price->measured; i < SHM_MEASUREMENTS; i++)
+        price->last[i] = believed;
+    price->last[price->measured % SHM_MEASUREMENTS] = now;
+    price->measured++;
+    for (uint32_t i = 0; i < SHM_MEASUREMENTS; i++) {
+        uint32_t at = i;
+        for (; at > 0 && sorted[at - 1] > price->last[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = price->last[i];
+    }
+    price->median = sorted[SHM_MEASUREMENTS / 2];
 }
 
+/* A try goes on while it shows the other way to be the better one: nothing makes a measurement shorter than it is. */
 static void learn(kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way, float now) {
-    average(&choice->lengths[size_class].ns_per_byte[way], now,
-            is_due(choice, size_class, way) ? WEIGHT_AFTER_TRY : WEIGHT);
+    uint32_t *tries = &choice->lengths[size_class].tries[way];
+    bool promises = now < CLEARLY * cost(choice, size_class, other(way));
+    *tries = is_due(choice, size_class, way) && promises ? (*tries + 1) % TRIES : 0;
+    add(&choice->lengths[size_class].ways[way], cost(choice, size_class, way), now);
     choice->lengths[size_class].unused_bytes[way] = 0;
     choice->lengths[size_class].better = better_way(choice, size_class);
 }
@@ -127,9 +139,9 @@ static void count(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_n
 }
 
 void kvf_shm_choice_read(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t ns, uint64_t now_ns) {
+    uint32_t size_class = length_class(slice);
     if (slice->bytes >= LEARN_BYTES_MIN)
-        average(&choice->lengths[length_class(slice)].read_ns_per_byte, (float)ns / (float)slice->bytes,
-                WEIGHT);
+        add(&choice->lengths[size_class].reads, reading(choice, size_class), (float)ns / (float)slice->bytes);
     count(choice, slice, now_ns);
 }
 
