@@ -602,13 +602,18 @@ static bool is_in_use(const kvf_session *session) {
            session->early_count > 0;
 }
 
-/* Nothing is under way, and it was not used for long, or its client has gone. */
+static bool is_unused_for_long(const kvf_session *session, uint64_t now) {
+    return now - session->last_used >= session->agent->options.idle_ns;
+}
+
+/* Nothing is under way, here or by its connection, and it was not used for long, or its client has gone. */
 static bool is_idle(const kvf_session *session, uint64_t now) {
     if (is_in_use(session))
         return false;
-    return now - session->last_used >= session->agent->options.idle_ns ||
-           (session->incoming && now >= kvf_budget_silent_at(session) &&
-            kvf_link_has_ended(session->agent->link, session->route));
+    bool ends =
+        is_unused_for_long(session, now) || (session->incoming && now >= kvf_budget_silent_at(session) &&
+                                             kvf_link_has_ended(session->agent->link, session->route));
+    return ends && !kvf_session_carries(session);
 }
 
 /* Has it been silent for longer than a living peer would be? Only those we want something from are asked. */
@@ -662,7 +667,8 @@ static void tick_session(kvf_session *session, uint64_t now) {
         session->state = KVF_SESSION_LOST;
     } else {
         /* However long it is in use: a time that has passed would come again and again. */
-        kvf_agent_due(agent, (is_in_use(session) ? now : session->last_used) + agent->options.idle_ns);
+        bool again = is_in_use(session) || is_unused_for_long(session, now);
+        kvf_agent_due(agent, (again ? now : session->last_used) + agent->options.idle_ns);
         if (session->incoming && kvf_budget_silent_at(session) > now)
             kvf_agent_due(agent, kvf_budget_silent_at(session));
     }

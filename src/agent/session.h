@@ -156,6 +156,9 @@ kvf_peer *kvf_session_mate(const kvf_session *session);
 /** Whether our stage takes flows that the peer opens. */
 bool kvf_session_takes_flows(const kvf_session *session);
 
+/** Whether flows go by its connection, which may be those of another session with the same endpoint. */
+bool kvf_session_carries(const kvf_session *session);
+
 /** Ends the transport's connection, if there is one: what moves by it has ended after this. */
 void kvf_session_disconnect(kvf_session *session);
 

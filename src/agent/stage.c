@@ -166,6 +166,11 @@ kvf_peer *kvf_session_mate(const kvf_session *session) {
     return kvf_stage_peer_named(session->agent->stage, name);
 }
 
+bool kvf_session_carries(const kvf_session *session) {
+    return session->agent->stage && session->peer &&
+           kvf_stage_peer_moves(session->agent->stage, session->peer);
+}
+
 bool kvf_session_takes_flows(const kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);

@@ -310,6 +310,11 @@ kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
     return peer ? peer->peer : NULL;
 }
 
+bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer) {
+    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
+    return joined && (joined->flows[0] > 0 || joined->flows[1] > 0 || joined->outgoing || joined->incoming);
+}
+
 bool kvf_stage_is_idle(const kvf_stage *stage) {
     return !stage->first;
 }
