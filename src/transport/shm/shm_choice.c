@@ -6,8 +6,10 @@
 #define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
 #define LATE_NS 200000u              /* an answer where reads are slow */
 #define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
-#define TRY_BYTES (512u << 20)       /* then the way that was not used is used, to know what it takes; ... */
-#define TRY_FIRST_BYTES (64u << 20)  /* ... when nothing is known of it */
+#define WHOLE_BYTES_MAX                                                                                      \
+    (256u << 10)                    /* of a run of which no part is read: its rest would be asked for alone */
+#define TRY_BYTES (512u << 20)      /* then the way that was not used is used, to know what it takes; ... */
+#define TRY_FIRST_BYTES (64u << 20) /* ... when nothing is known of it */
 #define SLOWER 3.0f /* nothing is tried that cannot be better: reads take at most so much less alone */
 #define MEASURE_NS 1000000u              /* of one way */
 #define TRIES (SHM_MEASUREMENTS / 2 + 1) /* measurements of one try: as many as move the median */
@@ -15,8 +17,12 @@
 #define LEARN_BYTES_MIN 1024u
 #define WINDOW_MAX 7u
 
+static uint64_t mean_run(const kvf_slice *slice) {
+    return slice->bytes / (slice->count ? slice->count : 1);
+}
+
 static uint32_t length_class(const kvf_slice *slice) {
-    uint64_t bytes = slice->bytes / (slice->count ? slice->count : 1) / 64;
+    uint64_t bytes = mean_run(slice) / 64;
     uint32_t size_class = 0;
     while (bytes > 0 && size_class < SHM_LENGTHS - 1) {
         bytes /= 2;
@@ -66,7 +72,8 @@ static bool should_ask(const kvf_shm_choice *choice, uint32_t size_class) {
 
 /* While the owner is at work. Where reads are so much slower that they would only keep us from the answers of one that
  * is awake, they begin when an answer is late. */
-static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t size_class, uint64_t now_ns) {
+static kvf_shm_step meanwhile(const kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
+    uint32_t size_class = length_class(slice);
     float together = cost(choice, size_class, SHM_WAY_SERVED), alone = reading(choice, size_class);
     if (alone > SLOWER * together && choice->window > 0) {
         uint64_t late_ns = choice->since_ns + LATE_NS;
@@ -74,8 +81,9 @@ static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t size_class,
             return (kvf_shm_step){SHM_WAY_DIRECT, 0, late_ns};
     }
     float ns = (float)kvf_max_u64(LOOK_NS, (now_ns - choice->since_ns) / LOOK_SHARE);
-    float fits = ns / alone;
-    return (kvf_shm_step){SHM_WAY_DIRECT, fits < SHM_SLOT_BYTES ? (uint64_t)fits + 1 : SHM_SLOT_BYTES, 0};
+    uint64_t fits = kvf_min_u64((uint64_t)(ns / alone) + 1, SHM_SLOT_BYTES), run = mean_run(slice);
+    bool whole = fits < run && run <= WHOLE_BYTES_MAX;
+    return (kvf_shm_step){SHM_WAY_DIRECT, whole ? run : fits, 0};
 }
 
 kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *slice,
@@ -90,7 +98,7 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
     if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, size_class))
         return (kvf_shm_step){SHM_WAY_SERVED, most, 0};
     if (load->waiting > 0)
-        return meanwhile(choice, size_class, now_ns);
+        return meanwhile(choice, slice, now_ns);
     return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
 }
 
