@@ -6,16 +6,17 @@
 #define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
 #define LATE_NS 200000u              /* an answer where reads are slow */
 #define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
-#define WHOLE_BYTES_MAX                                                                                      \
-    (256u << 10)                    /* of a run of which no part is read: its rest would be asked for alone */
-#define TRY_BYTES (512u << 20)      /* then the way that was not used is used, to know what it takes; ... */
-#define TRY_FIRST_BYTES (64u << 20) /* ... when nothing is known of it */
-#define SLOWER 3.0f /* nothing is tried that cannot be better: reads take at most so much less alone */
-#define MEASURE_NS 1000000u              /* of one way */
-#define TRIES (SHM_MEASUREMENTS / 2 + 1) /* measurements of one try: as many as move the median */
-#define CLEARLY 0.9f                     /* better */
+#define WHOLE_BYTES_MAX (256u << 10) /* a run is read whole: a rest of it would be asked for alone */
+#define TRY_BYTES (512u << 20)       /* then the way that was not used is used, to know what it takes; ... */
+#define TRY_FIRST_BYTES (64u << 20)  /* ... when nothing is known of it */
+#define MEASURE_NS 1000000u          /* of one way */
+#define CLEARLY 0.9f                 /* better */
 #define LEARN_BYTES_MIN 1024u
 #define WINDOW_MAX 7u
+/* Nothing is tried that cannot be better: reads take at most so much less alone. */
+#define SLOWER 3.0f
+/* Measurements of one try: as many as move the median. */
+#define TRIES (SHM_MEASUREMENTS / 2 + 1)
 
 static uint64_t mean_run(const kvf_slice *slice) {
     return slice->bytes / (slice->count ? slice->count : 1);
@@ -81,9 +82,9 @@ static kvf_shm_step meanwhile(const kvf_shm_choice *choice, const kvf_slice *sli
             return (kvf_shm_step){SHM_WAY_DIRECT, 0, late_ns};
     }
     float ns = (float)kvf_max_u64(LOOK_NS, (now_ns - choice->since_ns) / LOOK_SHARE);
-    uint64_t fits = kvf_min_u64((uint64_t)(ns / alone) + 1, SHM_SLOT_BYTES), run = mean_run(slice);
-    bool whole = fits < run && run <= WHOLE_BYTES_MAX;
-    return (kvf_shm_step){SHM_WAY_DIRECT, whole ? run : fits, 0};
+    float fits = ns / alone;
+    uint64_t bytes = fits < SHM_SLOT_BYTES ? (uint64_t)fits + 1 : SHM_SLOT_BYTES, run = mean_run(slice);
+    return (kvf_shm_step){SHM_WAY_DIRECT, bytes < run && run <= WHOLE_BYTES_MAX ? run : bytes, 0};
 }
 
 kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *slice,
