@@ -205,7 +205,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
     session->hello_pause =
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;
-    kvf_agent_due(session->agent, session->hello_next);
+    kvf_sessions_due(session->agent, session->hello_next);
     kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
@@ -570,7 +570,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;
         kvf_session_hello(session, session->broken_since);
-        kvf_agent_due(agent, session->broken_since + agent->options.peer_timeout_ns);
+        kvf_sessions_due(agent, session->broken_since + agent->options.peer_timeout_ns);
     }
 }
 
@@ -626,14 +626,14 @@ static void check_life(kvf_session *session, uint64_t now) {
                              session->broken_detail ? session->broken_detail : "the connection broke");
             return;
         }
-        kvf_agent_due(agent, end);
+        kvf_sessions_due(agent, end);
     }
     if (session->state == KVF_SESSION_OPEN && session->sources && !session->incoming) {
         uint64_t end = session->last_heard + agent->options.lease_ns + agent->options.peer_timeout_ns;
         if (now >= end)
             kvf_session_lose(session, KVF_E_PEER_LOST, "it has not been heard of for the length of a lease");
         else
-            kvf_agent_due(agent, end);
+            kvf_sessions_due(agent, end);
     }
 }
 
@@ -655,7 +655,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
         if (now >= session->hello_next)
             kvf_session_hello(session, now);
         else
-            kvf_agent_due(agent, session->hello_next);
+            kvf_sessions_due(agent, session->hello_next);
     }
     if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
         agent->hooks->join(session);
@@ -665,12 +665,13 @@ static void tick_session(kvf_session *session, uint64_t now) {
         agent->stats.peers_evicted++;
         hide(session, false);
         session->state = KVF_SESSION_LOST;
+        agent->due = 0; /* what is known of its engine may be forgotten with the last of them */
     } else {
         /* However long it is in use: a time that has passed would come again and again. */
         bool again = is_in_use(session) || is_unused_for_long(session, now);
-        kvf_agent_due(agent, (again ? now : session->last_used) + agent->options.idle_ns);
+        kvf_sessions_due(agent, (again ? now : session->last_used) + agent->options.idle_ns);
         if (session->incoming && kvf_budget_silent_at(session) > now)
-            kvf_agent_due(agent, kvf_budget_silent_at(session));
+            kvf_sessions_due(agent, kvf_budget_silent_at(session));
     }
 }
 
